@@ -1,0 +1,148 @@
+/* flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs. The C interface.
+ *
+ *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V          lse = log Σ exp(softmax_scale · Q·Kᵀ +
+ * mask)
+ *
+ * computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608); the score
+ * matrix is never stored.
+ *
+ * How to call it
+ *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
+ *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
+ *   3. flash3_forward() enqueues the work on params.stream (Hopper) or runs it before it returns
+ * (CPU).
+ *
+ * Rules
+ *   - The caller owns every buffer. The library never allocates device memory, synchronises, prints
+ * or exits.
+ *   - Every function returns a flash3_status. After anything but FLASH3_OK, flash3_last_error()
+ * holds a sentence that names the field, both values and the rule; nothing has been launched or
+ * written.
+ *   - Safe from many threads on many streams; calls can be captured into a CUDA graph.
+ *   - Sizes and strides are 64-bit and count elements, never bytes.
+ */
+#ifndef FLASH3_FLASH3_H_
+#define FLASH3_FLASH3_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "flash3/export.h"
+#include "flash3/version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum flash3_status {
+  FLASH3_OK = 0,
+  FLASH3_INVALID_ARGUMENT = 1, /* the call breaks a rule of this header */
+  FLASH3_UNSUPPORTED =
+      2, /* a valid call that no backend on this machine, or not the one asked for, can run */
+  FLASH3_CUDA_ERROR = 3,    /* the CUDA runtime or driver refused; the message holds its words */
+  FLASH3_OUT_OF_MEMORY = 4, /* host memory ran out */
+  FLASH3_INTERNAL_ERROR = 5 /* a bug in flash3 */
+} flash3_status;
+
+typedef enum flash3_dtype {
+  FLASH3_DTYPE_NONE = 0, /* a zero-initialised tensor: not given */
+  FLASH3_FLOAT16 = 1,
+  FLASH3_BFLOAT16 = 2,
+  FLASH3_FLOAT32 = 3
+} flash3_dtype;
+
+typedef enum flash3_backend {
+  FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
+                                Hopper if there is one */
+  FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
+  FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32 */
+} flash3_backend;
+
+/* A strided view of memory that the caller owns. The last dimension's stride must be 1 (any value
+ * if its size is 1). Strides count elements. Where only a question is asked (_supported,
+ * _workspace, _explain), data may be NULL. */
+typedef struct flash3_tensor {
+  void* data;
+  flash3_dtype dtype;
+  int32_t ndim;
+  int64_t shape[4];
+  int64_t stride[4];
+} flash3_tensor;
+
+/* One forward call. Zero-initialise it, then set struct_size = sizeof(flash3_forward_params). */
+typedef struct flash3_forward_params {
+  size_t struct_size;
+
+  /* Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
+   * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
+   * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
+   * one dtype. */
+  flash3_tensor q;   /* [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor k;   /* [batch, seq_k, heads_k, head_dim]   */
+  flash3_tensor v;   /* [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor out; /* [batch, seq_q, heads_q, head_dim_v] */
+  flash3_tensor lse; /* [batch, heads_q, seq_q] float32, natural logarithm; all zero: not wanted */
+
+  float softmax_scale; /* finite and ≥ 0; 0: 1/√head_dim */
+
+  /* The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
+   * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
+   * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
+   * −∞. */
+  int32_t causal;
+  int32_t window; /* 1: window_left and window_right count; 0: they are ignored */
+  int64_t window_left;
+  int64_t window_right;
+
+  int32_t backend;     /* flash3_backend */
+  int32_t num_threads; /* CPU: threads to use; 0: one per core this process may run on */
+  void* stream;        /* Hopper: a cudaStream_t of the current device; NULL: the default stream */
+  void* workspace; /* at least flash3_forward_workspace() bytes, 256-byte aligned, in the tensors'
+                      kind of memory; */
+  size_t workspace_size; /* its contents need not be initialised, and no other call may use it at
+                            the same time */
+} flash3_forward_params;
+
+/* FLASH3_OK if flash3_forward() would run this call; otherwise the status that it would return, and
+ * the reason in flash3_last_error(). Looks at no data and launches nothing. */
+FLASH3_API flash3_status flash3_forward_supported(const flash3_forward_params* params);
+
+/* Bytes of workspace that this call needs. */
+FLASH3_API flash3_status flash3_forward_workspace(const flash3_forward_params* params,
+                                                  size_t* bytes);
+
+/* Computes out and, if given, lse. */
+FLASH3_API flash3_status flash3_forward(const flash3_forward_params* params);
+
+/* Which kernel this call runs and why, as lines of "name: value". Writes at most *size bytes with
+ * the final NUL to buffer (NULL: none) and sets *size to the bytes that the whole text takes. */
+FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
+                                                size_t* size);
+
+/* FLASH3_OK if this backend can run here; otherwise FLASH3_UNSUPPORTED and the reason in
+ * flash3_last_error(). */
+FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
+
+/* What this backend runs on, in words: "NVIDIA H200, 132 SMs", "AVX3_ZEN4, 2 threads". Same buffer
+ * rule as _explain. */
+FLASH3_API flash3_status flash3_backend_describe(flash3_backend backend, char* buffer,
+                                                 size_t* size);
+
+/* Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for a value outside the enum.
+ */
+FLASH3_API const char* flash3_backend_name(flash3_backend backend);
+FLASH3_API const char* flash3_dtype_name(flash3_dtype dtype);
+FLASH3_API const char* flash3_status_name(flash3_status status);
+
+/* The sentence that goes with the last failed call of this thread; "" if none failed. Valid until
+ * this thread's next call. */
+FLASH3_API const char* flash3_last_error(void);
+
+/* "0.1.0" */
+FLASH3_API const char* flash3_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASH3_FLASH3_H_ */

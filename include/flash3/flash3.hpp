@@ -1,0 +1,134 @@
+// flash3 for C++20: a header-only layer over flash3.h.
+//
+//   flash3::forward({.q = q, .k = k, .v = v, .out = out, .causal = true, .stream = stream});
+//
+// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward() throws
+// flash3::Error; try_forward() returns a Result instead. Shapes, rules and units: flash3.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "flash3/flash3.h"
+
+namespace flash3 {
+
+using Tensor = flash3_tensor;
+
+// What went wrong: a code and a sentence.
+class Error : public std::runtime_error {
+ public:
+  Error(flash3_status code, const std::string& message)
+      : std::runtime_error(message), code_(code) {}
+  flash3_status code() const noexcept { return code_; }
+
+ private:
+  flash3_status code_;
+};
+
+// The outcome of a try_ call; true if it went well.
+class [[nodiscard]] Result {
+ public:
+  Result() = default;
+  explicit Result(flash3_status code)
+      : code_(code), message_(code == FLASH3_OK ? "" : flash3_last_error()) {}
+  explicit operator bool() const noexcept { return code_ == FLASH3_OK; }
+  flash3_status code() const noexcept { return code_; }
+  const std::string& message() const noexcept { return message_; }
+  void or_throw() const {
+    if (code_ != FLASH3_OK) throw Error(code_, message_);
+  }
+
+ private:
+  flash3_status code_ = FLASH3_OK;
+  std::string message_;
+};
+
+// A contiguous tensor, for instance tensor(p, FLASH3_BFLOAT16, {batch, seq, heads, dim}).
+inline Tensor tensor(void* data, flash3_dtype dtype, std::array<int64_t, 4> shape) {
+  Tensor t{data, dtype, 4, {shape[0], shape[1], shape[2], shape[3]}, {0, 0, 0, 1}};
+  for (int i = 2; i >= 0; --i) t.stride[i] = t.stride[i + 1] * t.shape[i + 1];
+  return t;
+}
+
+// A contiguous [batch, heads, seq] float32 tensor for the log-sum-exp.
+inline Tensor lse_tensor(float* data, int64_t batch, int64_t heads, int64_t seq) {
+  return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {heads * seq, seq, 1, 0}};
+}
+
+// [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
+inline Tensor heads_first(Tensor t) {
+  std::swap(t.shape[1], t.shape[2]);
+  std::swap(t.stride[1], t.stride[2]);
+  return t;
+}
+
+// The arguments of a forward call; unset optionals take the default in flash3.h.
+struct Forward {
+  Tensor q{}, k{}, v{}, out{};
+  Tensor lse{};                             // not wanted unless set
+  std::optional<float> softmax_scale = {};  // 1/√head_dim
+  bool causal = false;
+  std::optional<int64_t> window_left = {}, window_right = {};  // unbounded
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+
+  flash3_forward_params params() const {
+    flash3_forward_params p{};
+    p.struct_size = sizeof p;
+    p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
+    p.softmax_scale = softmax_scale.value_or(0.f);
+    p.causal = causal;
+    p.window = window_left.has_value() || window_right.has_value();
+    p.window_left = window_left.value_or(-1);
+    p.window_right = window_right.value_or(-1);
+    p.backend = backend;
+    p.num_threads = num_threads;
+    p.stream = stream;
+    p.workspace = workspace;
+    p.workspace_size = workspace_size;
+    return p;
+  }
+};
+
+inline Result try_forward(const Forward& args) {
+  const auto p = args.params();
+  return Result(flash3_forward(&p));
+}
+
+inline void forward(const Forward& args) { try_forward(args).or_throw(); }
+
+// OK if forward() would run this call, else the reason.
+inline Result supported(const Forward& args) {
+  const auto p = args.params();
+  return Result(flash3_forward_supported(&p));
+}
+
+// Bytes of workspace that forward() needs.
+inline size_t workspace(const Forward& args) {
+  const auto p = args.params();
+  size_t bytes = 0;
+  Result(flash3_forward_workspace(&p, &bytes)).or_throw();
+  return bytes;
+}
+
+// Which kernel runs and why, as lines of "name: value".
+inline std::string explain(const Forward& args) {
+  const auto p = args.params();
+  size_t size = 0;
+  Result(flash3_forward_explain(&p, nullptr, &size)).or_throw();
+  std::string text(size, '\0');
+  Result(flash3_forward_explain(&p, text.data(), &size)).or_throw();
+  text.resize(size - 1);  // the final NUL
+  return text;
+}
+
+}  // namespace flash3

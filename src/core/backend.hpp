@@ -1,0 +1,70 @@
+// What a backend answers, and the registry of those built in.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "core/status.hpp"
+
+namespace flash3 {
+
+// "name: value" lines in the order in which they are added.
+class Explanation {
+ public:
+  void add(std::string name, std::string value) {
+    lines_.emplace_back(std::move(name), std::move(value));
+  }
+  std::string text() const {
+    std::string out;
+    for (const auto& [name, value] : lines_) out += name + ": " + value + "\n";
+    return out;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> lines_;
+};
+
+// Stateless; all members may be called from many threads at once.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual flash3_backend id() const = 0;
+  virtual const char* name() const = 0;
+  // Can this machine run it at all? If not, why.
+  virtual Status available() const = 0;
+  // What it runs on, in words.
+  virtual std::string describe() const = 0;
+  // Whether this backend can read and write at address; null counts as yes.
+  virtual bool can_access(const void* address) const = 0;
+
+  // The three questions and the launch all rest on one selection function inside the backend.
+  virtual Status supports(const ForwardProblem& problem) const = 0;
+  virtual size_t workspace_size(
+      const ForwardProblem& problem) const = 0;  // only after supports() said OK
+  virtual void explain(const ForwardProblem& problem, Explanation* out) const = 0;
+  // Workspace size and alignment, and pointer accessibility have been checked by the caller
+  // (core/dispatch).
+  virtual Status forward(const ForwardProblem& problem) const = 0;
+};
+
+// Built-in backends, best first: [hopper,] cpu.
+std::span<const Backend* const> backends();
+
+// The backend by id; null if it was not built in.
+const Backend* find_backend(flash3_backend id);
+
+// The backend that problem.backend asks for, or for auto the first that is available, can access
+// every tensor, and supports the call. On failure *backend is null and the status tells why: for
+// auto, each backend's reason.
+Status select_backend(const ForwardProblem& problem, const Backend** backend);
+
+// Defined by each backend that is built in.
+const Backend& cpu_backend();
+const Backend& hopper_backend();
+
+}  // namespace flash3

@@ -1,0 +1,74 @@
+// The one mask: a band of diagonals. Full, causal, sliding window and both together are bands with
+// other bounds.
+//
+//   query i sees key j  ⇔  i + lo ≤ j ≤ i + hi  and  0 ≤ j < seq_k
+//
+// Bounds come from the user's windows, shifted by seq_k − seq_q so that the band is aligned to the
+// bottom right corner (Band::make). Compiled on the host and, through NVRTC too, on the device:
+// nothing but integers here.
+#pragma once
+
+#if defined(__CUDACC__)
+#define FLASH3_HOST_DEVICE __host__ __device__
+#else
+#define FLASH3_HOST_DEVICE
+#endif
+
+namespace flash3 {
+
+using Index = long long;
+
+// Half-open range [begin, end); empty if begin ≥ end.
+struct Range {
+  Index begin = 0;
+  Index end = 0;
+  FLASH3_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
+  FLASH3_HOST_DEVICE constexpr Index size() const { return empty() ? 0 : end - begin; }
+};
+
+struct Band {
+  // Far outside any tensor (sizes are below 2^31), yet safe to add row numbers to.
+  static constexpr Index kUnbounded = Index(1) << 40;
+
+  Index lo = -kUnbounded;
+  Index hi = kUnbounded;
+
+  // window < 0: unbounded on that side.
+  FLASH3_HOST_DEVICE static constexpr Band make(Index seq_q, Index seq_k, Index window_left,
+                                                Index window_right) {
+    const Index shift = seq_k - seq_q;
+    Band band;
+    if (window_left >= 0 && window_left < kUnbounded) band.lo = shift - window_left;
+    if (window_right >= 0 && window_right < kUnbounded) band.hi = shift + window_right;
+    return band;
+  }
+
+  FLASH3_HOST_DEVICE constexpr bool sees(Index i, Index j) const {
+    return i + lo <= j && j <= i + hi;
+  }
+
+  // True if no pair of a seq_q × seq_k problem is masked.
+  FLASH3_HOST_DEVICE constexpr bool is_full(Index seq_q, Index seq_k) const {
+    return seq_q - 1 + lo <= 0 && hi >= seq_k - 1;
+  }
+
+  // The keys that at least one query of rows sees (the rows must not be empty).
+  FLASH3_HOST_DEVICE constexpr Range keys(Range rows, Index seq_k) const {
+    const Index begin = rows.begin + lo, end = rows.end + hi;  // end − 1 + hi is the last key seen
+    return {begin > 0 ? begin : 0, end < seq_k ? end : seq_k};
+  }
+
+  // The key tiles of width tile_n that hold those keys.
+  FLASH3_HOST_DEVICE constexpr Range key_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Range seen = keys(rows, seq_k);
+    if (seen.empty()) return {0, 0};
+    return {seen.begin / tile_n, (seen.end + tile_n - 1) / tile_n};
+  }
+
+  // True if every query of rows sees every key of [begin, end): such a tile needs no mask.
+  FLASH3_HOST_DEVICE constexpr bool covers(Range rows, Range tile) const {
+    return rows.end - 1 + lo <= tile.begin && tile.end - 1 <= rows.begin + hi;
+  }
+};
+
+}  // namespace flash3

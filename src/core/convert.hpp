@@ -1,0 +1,47 @@
+// 16-bit floats on the host: bits to float, and float to bits rounded to nearest even. NaN stays
+// NaN.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "flash3/flash3.h"
+
+namespace flash3 {
+
+inline float bfloat16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+inline uint16_t float_to_bfloat16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x))
+    return static_cast<uint16_t>((bits >> 16) | 0x40);  // quiet, and never rounded up to infinity
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float float16_to_float(uint16_t bits) {
+  return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+
+inline uint16_t float_to_float16(float x) {
+  return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
+}
+
+// Element `index` of an array of `dtype`.
+inline float load_float(const void* data, flash3_dtype dtype, int64_t index) {
+  switch (dtype) {
+    case FLASH3_FLOAT16: return float16_to_float(static_cast<const uint16_t*>(data)[index]);
+    case FLASH3_BFLOAT16: return bfloat16_to_float(static_cast<const uint16_t*>(data)[index]);
+    default: return static_cast<const float*>(data)[index];
+  }
+}
+
+inline void store_float(void* data, flash3_dtype dtype, int64_t index, float x) {
+  switch (dtype) {
+    case FLASH3_FLOAT16: static_cast<uint16_t*>(data)[index] = float_to_float16(x); break;
+    case FLASH3_BFLOAT16: static_cast<uint16_t*>(data)[index] = float_to_bfloat16(x); break;
+    default: static_cast<float*>(data)[index] = x; break;
+  }
+}
+
+}  // namespace flash3

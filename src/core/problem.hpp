@@ -1,0 +1,63 @@
+// A validated, normalised forward call. Made once, in make_forward_problem; nothing behind it
+// checks user input again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/band.hpp"
+#include "core/status.hpp"
+#include "flash3/flash3.h"
+
+namespace flash3 {
+
+inline constexpr int kMaxHeadDim = 256;
+
+// [batch, seq, head, dim], strides in elements, the last one is 1.
+struct TensorView {
+  void* data = nullptr;
+  int64_t batch = 0, seq = 0, heads = 0, dim = 0;
+  int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
+};
+
+// [batch, head, seq] float32, strides in elements, the last one is 1.
+struct LseView {
+  float* data = nullptr;  // null: no LSE wanted (or the call is only a question)
+  bool wanted = false;
+  int64_t stride_batch = 0, stride_head = 0;
+};
+
+struct ForwardProblem {
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;
+  int64_t batch = 0, seq_q = 0, seq_k = 0, heads_q = 0, heads_k = 0;
+  int head_dim = 0, head_dim_v = 0;
+
+  TensorView q, k, v, out;
+  LseView lse;
+
+  float softmax_scale = 0.f;  // never the "0 = default" of the C interface
+  Band band;
+
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;  // 0: all
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+
+  int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
+  // No output element exists: nothing to run.
+  bool is_empty() const { return batch == 0 || seq_q == 0 || heads_q == 0; }
+};
+
+// Whether data pointers must be there: a launch needs them, a question does not.
+enum class Pointers { kRequired, kOptional };
+
+// Checks every rule of flash3.h and fills *problem. The message names the field, both values and
+// the rule.
+Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,
+                            ForwardProblem* problem);
+
+const char* dtype_name(flash3_dtype dtype);
+int dtype_size(flash3_dtype dtype);  // bytes
+
+}  // namespace flash3

@@ -1,0 +1,30 @@
+// The oracle: attention in float64, straight from the definition, O(n²). Every test leans on it, so
+// it is written to be obviously right. Beside it the plain implementation in the tensors' own
+// precision, whose error is the yardstick: an implementation passes if  |out − ref| ≤ 2·|naive −
+// ref| + ε.
+//
+// These are the internal library flash3_oracle (tests and the command line), not part of the
+// shipped one.
+#pragma once
+
+#include <vector>
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+struct ReferenceForward {
+  std::vector<double> out;  // [batch, seq_q, heads_q, head_dim_v], contiguous
+  std::vector<double> lse;  // [batch, heads_q, seq_q], contiguous; −∞ for a row that sees no key
+};
+
+// Reads q, k, v (host memory, any strides); out and lse of the problem are not touched. num_threads
+// 0: all cores.
+ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
+
+// Writes problem.out and, if it has memory, problem.lse (host memory): scores and probabilities are
+// materialised in the problem's dtype as a plain framework implementation does; sums in float32.
+// Multi-threaded: also the baseline of the CPU benchmark.
+void attention_naive(const ForwardProblem& problem, int num_threads = 0);
+
+}  // namespace flash3

@@ -1,0 +1,222 @@
+// One row at a time, three steps: scores of the keys that the row sees, softmax, weighted sum of V.
+// What little there is besides makes thousands of test cases quick: K and V of a head are converted
+// once, rows go in groups that share the loads, and the vectors are the compiler's own.
+#include "cpu/attention_ref.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "core/convert.hpp"
+#include "cpu/parallel.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr int kRows = 4;  // rows that go together
+
+template <class Real>
+struct Lanes {
+  static constexpr int kCount = 32 / sizeof(Real);
+  typedef Real Vector __attribute__((vector_size(32)));
+  Vector x = {};
+};
+
+// K and V of one (batch, KV head) as Real, in panels of so many keys (K) or columns (V) as a vector
+// has lanes.
+template <class Real>
+class Head {
+ public:
+  using Vector = Lanes<Real>;
+  static constexpr int kLanes = Vector::kCount;
+
+  explicit Head(const ForwardProblem& problem)
+      : problem_(problem),
+        k_((problem.seq_k + kLanes - 1) / kLanes * problem.head_dim),
+        v_((problem.head_dim_v + kLanes - 1) / kLanes * problem.seq_k) {}
+
+  void load(int64_t batch, int64_t head) {
+    if (batch == batch_ && head == head_) return;
+    batch_ = batch, head_ = head;
+    const TensorView &k = problem_.k, &v = problem_.v;
+    const flash3_dtype dtype = problem_.dtype;
+    for (int64_t j = 0; j < problem_.seq_k; ++j) {
+      const int64_t k_row = batch * k.stride_batch + j * k.stride_seq + head * k.stride_head;
+      const int64_t v_row = batch * v.stride_batch + j * v.stride_seq + head * v.stride_head;
+      for (int64_t d = 0; d < k.dim; ++d)
+        k_[j / kLanes * k.dim + d].x[j % kLanes] = load_float(k.data, dtype, k_row + d);
+      for (int64_t d = 0; d < v.dim; ++d)
+        v_[d / kLanes * v.seq + j].x[d % kLanes] = load_float(v.data, dtype, v_row + d);
+    }
+  }
+
+  // scores[row][key] = Σ_d q[row][d] · k[key][d], for the panels that hold these keys.
+  void dot_products(const Real (&q)[kRows][kMaxHeadDim], Range keys,
+                    std::vector<Vector> (&scores)[kRows]) const {
+    if (keys.empty()) return;
+    for (Index panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
+      const Vector* k = &k_[panel * problem_.head_dim];
+      Vector sum[kRows] = {};
+      for (int d = 0; d < problem_.head_dim; ++d)
+        for (int row = 0; row < kRows; ++row) sum[row].x += q[row][d] * k[d].x;
+      for (int row = 0; row < kRows; ++row) scores[row][panel] = sum[row];
+    }
+  }
+
+  // out[row][d] += Σ_key weights[row][key] · v[key][d] for kCount rows from `first`, over exactly
+  // these keys: one that a row does not see must not even be multiplied by zero, as V may be NaN.
+  template <int kCount>
+  void weighted_sum(const Real* const (&weights)[kRows], int first, Range keys,
+                    Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
+    for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
+      const Vector* v = &v_[panel * problem_.seq_k];
+      Vector sum[kCount];
+      for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
+      for (Index j = keys.begin; j < keys.end; ++j)
+        for (int row = 0; row < kCount; ++row) sum[row].x += weights[first + row][j] * v[j].x;
+      for (int row = 0; row < kCount; ++row) out[first + row][panel] = sum[row];
+    }
+  }
+
+ private:
+  const ForwardProblem& problem_;
+  std::vector<Vector> k_, v_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+// Softmax of scores[keys] in place; returns the log-sum-exp. Where every weight is zero they stay
+// zero, and the log-sum-exp is −∞; a score of NaN or +∞ makes the whole row NaN.
+template <class Real>
+Real softmax(Real* scores, Range keys) {
+  constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  Real max = -kInfinity;
+  for (Index j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
+  const Real origin = max == -kInfinity ? 0 : max;
+  double sum = 0;
+  for (Index j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
+  if (sum == 0) return -kInfinity;
+  for (Index j = keys.begin; j < keys.end; ++j) scores[j] = static_cast<Real>(scores[j] / sum);
+  return static_cast<Real>(origin + std::log(sum));
+}
+
+// x as a tensor of this dtype would hold it.
+float rounded(float x, flash3_dtype dtype) {
+  uint32_t element = 0;
+  store_float(&element, dtype, 0, x);
+  return load_float(&element, dtype, 0);
+}
+
+// Computes every row and hands it to store(batch, row, head, out, lse). With kRounded, scores and
+// probabilities pass through the problem's dtype.
+template <class Real, bool kRounded, class Store>
+class Rows {
+ public:
+  Rows(const ForwardProblem& problem, const Store& store)
+      : problem_(problem), store_(store), kv_(problem) {
+    for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
+  }
+
+  // rows: at most kRows of them.
+  void compute(int64_t batch, int64_t head, Range rows) {
+    const ForwardProblem& p = problem_;
+    kv_.load(batch, head / p.queries_per_kv_head());
+    const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
+    for (Index i = rows.begin; i < rows.end; ++i)
+      for (int d = 0; d < p.head_dim; ++d)
+        q_[i - rows.begin][d] = load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
+    kv_.dot_products(q_, p.band.keys(rows, p.seq_k), scores_);
+
+    Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
+    const Real* weights[kRows];
+    Real lse[kRows];
+    for (int row = 0; row < rows.size(); ++row) {
+      Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
+      seen[row] = p.band.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
+      for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j] * p.softmax_scale);
+      lse[row] = softmax(s, seen[row]);
+      for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j]);
+      weights[row] = s;
+      seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
+                     std::min(seen_by_all.end, seen[row].end)};
+    }
+
+    for (auto& row : out_) std::fill(std::begin(row), std::end(row), typename Kv::Vector{});
+    if (!seen_by_all.empty()) kv_.template weighted_sum<kRows>(weights, 0, seen_by_all, out_);
+    for (int row = 0; row < rows.size(); ++row) {
+      if (seen_by_all.empty()) {
+        kv_.template weighted_sum<1>(weights, row, seen[row], out_);
+      } else {
+        kv_.template weighted_sum<1>(weights, row, {seen[row].begin, seen_by_all.begin}, out_);
+        kv_.template weighted_sum<1>(weights, row, {seen_by_all.end, seen[row].end}, out_);
+      }
+      store_(batch, rows.begin + row, head, reinterpret_cast<const Real*>(out_[row]), lse[row]);
+    }
+  }
+
+ private:
+  using Kv = Head<Real>;
+
+  Real round(Real x) const {
+    return kRounded ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype)) : x;
+  }
+
+  const ForwardProblem& problem_;
+  const Store& store_;
+  Kv kv_;
+  std::vector<typename Kv::Vector> scores_[kRows];
+  Real q_[kRows][kMaxHeadDim] = {};
+  typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
+};
+
+template <class Real, bool kRounded, class Store>
+void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
+  if (p.is_empty()) return;
+  // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
+  const int64_t groups = (p.seq_q + kRows - 1) / kRows, tasks = p.batch * p.heads_q * groups;
+  const int64_t run = std::clamp<int64_t>(tasks / 64, 1, 64);
+  const double work = static_cast<double>(tasks) * kRows * static_cast<double>(p.seq_k + 1) *
+                      (p.head_dim + p.head_dim_v + 64);
+  const int threads = num_threads > 0 ? num_threads : available_threads();
+
+  std::atomic<int64_t> next{0};
+  run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
+    Rows<Real, kRounded, Store> rows(p, store);
+    for (int64_t first; (first = next.fetch_add(run)) < tasks;)
+      for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
+        const int64_t begin = task % groups * kRows;
+        rows.compute(task / groups / p.heads_q, task / groups % p.heads_q,
+                     {begin, std::min(begin + kRows, p.seq_q)});
+      }
+  });
+}
+
+}  // namespace
+
+ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
+  ReferenceForward result;
+  result.out.resize(p.batch * p.seq_q * p.heads_q * p.head_dim_v);
+  result.lse.resize(p.batch * p.heads_q * p.seq_q);
+  for_each_row<double, false>(
+      p, num_threads, [&](int64_t batch, int64_t row, int64_t head, const double* out, double lse) {
+        std::copy_n(out, p.head_dim_v,
+                    &result.out[((batch * p.seq_q + row) * p.heads_q + head) * p.head_dim_v]);
+        result.lse[(batch * p.heads_q + head) * p.seq_q + row] = lse;
+      });
+  return result;
+}
+
+void attention_naive(const ForwardProblem& p, int num_threads) {
+  const auto store = [&](int64_t batch, int64_t row, int64_t head, const float* out, float lse) {
+    const int64_t first =
+        batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
+    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.dtype, first + d, out[d]);
+    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
+  };
+  if (p.dtype == FLASH3_FLOAT32)
+    for_each_row<float, false>(p, num_threads, store);
+  else
+    for_each_row<float, true>(p, num_threads, store);
+}
+
+}  // namespace flash3

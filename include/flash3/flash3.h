@@ -1,7 +1,7 @@
 /* flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs. The C interface.
  *
- *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V          lse = log Σ exp(softmax_scale · Q·Kᵀ +
- * mask)
+ *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V
+ *   lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
  * computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608); the score
  * matrix is never stored.
@@ -9,15 +9,15 @@
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
  *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
- *   3. flash3_forward() enqueues the work on params.stream (Hopper) or runs it before it returns
- * (CPU).
+ *   3. flash3_forward() enqueues the work on params.stream (Hopper), or has run it when it returns
+ *      (CPU).
  *
  * Rules
- *   - The caller owns every buffer. The library never allocates device memory, synchronises, prints
- * or exits.
- *   - Every function returns a flash3_status. After anything but FLASH3_OK, flash3_last_error()
- * holds a sentence that names the field, both values and the rule; nothing has been launched or
- * written.
+ *   - The caller owns every buffer. The library never allocates device memory, synchronises,
+ *     prints or exits.
+ *   - Every function that can fail returns a flash3_status. After anything but FLASH3_OK,
+ *     flash3_last_error() holds a sentence that names the field, both values and the rule; nothing
+ *     has been launched or written.
  *   - Safe from many threads on many streams; calls can be captured into a CUDA graph.
  *   - Sizes and strides are 64-bit and count elements, never bytes.
  */
@@ -34,7 +34,15 @@
 extern "C" {
 #endif
 
-typedef enum flash3_status {
+/* C++ and C23 can say that the enums are 32 bits wide and hold any value; other C makes them so
+ * anyway. */
+#if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
+#define FLASH3_INT32 : int32_t
+#else
+#define FLASH3_INT32
+#endif
+
+typedef enum flash3_status FLASH3_INT32 {
   FLASH3_OK = 0,
   FLASH3_INVALID_ARGUMENT = 1, /* the call breaks a rule of this header */
   FLASH3_UNSUPPORTED =
@@ -44,23 +52,26 @@ typedef enum flash3_status {
   FLASH3_INTERNAL_ERROR = 5 /* a bug in flash3 */
 } flash3_status;
 
-typedef enum flash3_dtype {
+typedef enum flash3_dtype FLASH3_INT32 {
   FLASH3_DTYPE_NONE = 0, /* a zero-initialised tensor: not given */
   FLASH3_FLOAT16 = 1,
   FLASH3_BFLOAT16 = 2,
   FLASH3_FLOAT32 = 3
 } flash3_dtype;
 
-typedef enum flash3_backend {
+typedef enum flash3_backend FLASH3_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
                                 Hopper if there is one */
   FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
   FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32 */
 } flash3_backend;
 
-/* A strided view of memory that the caller owns. The last dimension's stride must be 1 (any value
- * if its size is 1). Strides count elements. Where only a question is asked (_supported,
- * _workspace, _explain), data may be NULL. */
+/* A strided view of memory that the caller owns. Strides count elements; the last dimension's must
+ * be 1, none may be negative, and that of a dimension of size 0 or 1 may be anything. Elements of
+ * q, k and v may share memory (stride 0 broadcasts); those of out and lse must not: each
+ * dimension's stride must reach past the dimensions with smaller strides. data must be aligned to
+ * the element, and may be NULL if there are no elements. Where only a question is asked
+ * (_supported, _workspace, _explain), data may be NULL. */
 typedef struct flash3_tensor {
   void* data;
   flash3_dtype dtype;

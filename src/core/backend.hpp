@@ -63,6 +63,18 @@ const Backend* find_backend(flash3_backend id);
 // auto, each backend's reason.
 Status select_backend(const ForwardProblem& problem, const Backend** backend);
 
+// The backend `id` if it is built in and this machine can run it; for auto, the first such.
+Status available_backend(flash3_backend id, const Backend** backend);
+
+// Whether the backend `id` is built in, available, can access every tensor, and supports the call;
+// *backend is set only if so.
+Status check_backend(const ForwardProblem& problem, flash3_backend id, const Backend** backend);
+
+// Whether problem.workspace is what backend needs for this call.
+Status check_workspace(const ForwardProblem& problem, const Backend& backend);
+
+const char* backend_name(flash3_backend id);
+
 // Defined by each backend that is built in.
 const Backend& cpu_backend();
 const Backend& hopper_backend();

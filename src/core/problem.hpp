@@ -13,7 +13,8 @@ namespace flash3 {
 
 inline constexpr int kMaxHeadDim = 256;
 
-// [batch, seq, head, dim], strides in elements, the last one is 1.
+// [batch, seq, head, dim], strides in elements, the last one is 1. The stride of a dimension with
+// fewer than two elements is 0, whatever the caller gave.
 struct TensorView {
   void* data = nullptr;
   int64_t batch = 0, seq = 0, heads = 0, dim = 0;

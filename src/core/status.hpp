@@ -27,4 +27,10 @@ inline Status invalid_argument(std::string message) {
 }
 inline Status unsupported(std::string message) { return {FLASH3_UNSUPPORTED, std::move(message)}; }
 
+// Leaves the enclosing function with the status of `expression` unless that is OK.
+#define FLASH3_CHECK(expression)                                                \
+  do {                                                                          \
+    if (::flash3::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)
+
 }  // namespace flash3

@@ -1,0 +1,215 @@
+// The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "core/backend.hpp"
+#include "core/message.hpp"
+#include "core/problem.hpp"
+
+namespace flash3 {
+namespace {
+
+// The sentence is `text`, or the literal that `fixed` points to where no memory was left for a
+// string.
+struct LastError {
+  std::string text;
+  const char* fixed = nullptr;
+};
+
+LastError& last_error() {
+  thread_local LastError error;
+  return error;
+}
+
+flash3_status fail(flash3_status code, std::string text) noexcept {
+  LastError& error = last_error();
+  error.text = std::move(text);
+  error.fixed = nullptr;
+  return code;
+}
+
+flash3_status fail_literal(flash3_status code, const char* text) noexcept {
+  last_error().fixed = text;
+  return code;
+}
+
+// Runs the body of a C function and turns what it returns or throws into a status.
+template <class Body>
+flash3_status guarded(const Body& body) noexcept {
+  try {
+    Status status = body();
+    return status.ok() ? FLASH3_OK : fail(status.code(), status.message());
+  } catch (const std::bad_alloc&) {
+    return fail_literal(FLASH3_OUT_OF_MEMORY, "host memory ran out");
+  } catch (const std::exception& e) {
+    try {
+      return fail(FLASH3_INTERNAL_ERROR, message("unexpected exception: ", e.what()));
+    } catch (...) {
+      return fail_literal(FLASH3_INTERNAL_ERROR, "unexpected exception");
+    }
+  } catch (...) {
+    return fail_literal(FLASH3_INTERNAL_ERROR, "unexpected exception of unknown type");
+  }
+}
+
+// The buffer rule of flash3.h: at most *size bytes with the final NUL, and *size becomes what the
+// whole text takes.
+Status give_text(const std::string& text, char* buffer, size_t* size) {
+  if (buffer && *size > 0) {
+    const size_t length = std::min(text.size(), *size - 1);
+    std::memcpy(buffer, text.data(), length);
+    buffer[length] = '\0';
+  }
+  *size = text.size() + 1;
+  return {};
+}
+
+Status check_result(const void* pointer, const char* name) {
+  if (pointer) return {};
+  return invalid_argument(message(name, " is null; it must point to where the result goes"));
+}
+
+Status check_backend_id(flash3_backend id) {
+  if (id >= FLASH3_BACKEND_AUTO && id <= FLASH3_BACKEND_CPU) return {};
+  return invalid_argument(message("backend = ", static_cast<int32_t>(id),
+                                  " but it must be 0 (auto), 1 (hopper) or 2 (cpu)"));
+}
+
+// ---- what explain says of the call itself, before the backend's own lines ----
+
+std::string describe_problem(const ForwardProblem& p) {
+  return message(dtype_name(p.dtype), ", batch ", p.batch, ", seq_q ", p.seq_q, ", seq_k ", p.seq_k,
+                 ", heads_q ", p.heads_q, ", heads_k ", p.heads_k, ", head_dim ", p.head_dim,
+                 ", head_dim_v ", p.head_dim_v, p.lse.wanted ? ", with lse" : "");
+}
+
+std::string describe_mask(const ForwardProblem& p) {
+  if (p.band.is_full(p.seq_q, p.seq_k)) return "none";
+  std::string text = "query i sees keys j with ";
+  if (p.band.lo > -Band::kUnbounded) append(text, message("i + ", p.band.lo, " <= "));
+  append(text, "j");
+  if (p.band.hi < Band::kUnbounded) append(text, message(" <= i + ", p.band.hi));
+  return text;
+}
+
+// For auto, why not the better backends.
+std::string describe_choice(const ForwardProblem& p, const Backend& chosen) {
+  std::string text = "auto";
+  for (const flash3_backend id : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
+    if (id == chosen.id()) break;
+    const Backend* unused = nullptr;
+    append(text,
+           message("; not ", backend_name(id), ": ", check_backend(p, id, &unused).message()));
+  }
+  return text;
+}
+
+Status explain(const ForwardProblem& p, std::string* text) {
+  const Backend* backend = nullptr;
+  if (!p.is_empty()) FLASH3_CHECK(select_backend(p, &backend));
+  Explanation lines;
+  lines.add("backend", backend ? backend->name() : "none (the output has no elements)");
+  if (backend && p.backend == FLASH3_BACKEND_AUTO)
+    lines.add("chosen by", describe_choice(p, *backend));
+  lines.add("problem", describe_problem(p));
+  lines.add("mask", describe_mask(p));
+  lines.add("softmax_scale", message(p.softmax_scale));
+  lines.add("workspace", message(backend ? backend->workspace_size(p) : 0, " bytes"));
+  if (backend) backend->explain(p, &lines);
+  *text = lines.text();
+  return {};
+}
+
+}  // namespace
+}  // namespace flash3
+
+// A call with no output element is valid, needs no backend, and does nothing.
+
+flash3_status flash3_forward_supported(const flash3_forward_params* params) {
+  return flash3::guarded([&]() -> flash3::Status {
+    flash3::ForwardProblem problem;
+    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
+    const flash3::Backend* backend = nullptr;
+    return problem.is_empty() ? flash3::Status() : flash3::select_backend(problem, &backend);
+  });
+}
+
+flash3_status flash3_forward_workspace(const flash3_forward_params* params, size_t* bytes) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_result(bytes, "bytes"));
+    flash3::ForwardProblem problem;
+    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
+    const flash3::Backend* backend = nullptr;
+    if (!problem.is_empty()) FLASH3_CHECK(flash3::select_backend(problem, &backend));
+    *bytes = backend ? backend->workspace_size(problem) : 0;
+    return {};
+  });
+}
+
+flash3_status flash3_forward(const flash3_forward_params* params) {
+  return flash3::guarded([&]() -> flash3::Status {
+    flash3::ForwardProblem problem;
+    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kRequired, &problem));
+    if (problem.is_empty()) return {};
+    const flash3::Backend* backend = nullptr;
+    FLASH3_CHECK(flash3::select_backend(problem, &backend));
+    FLASH3_CHECK(flash3::check_workspace(problem, *backend));
+    return backend->forward(problem);
+  });
+}
+
+flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
+                                     size_t* size) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_result(size, "size"));
+    flash3::ForwardProblem problem;
+    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
+    std::string text;
+    FLASH3_CHECK(flash3::explain(problem, &text));
+    return flash3::give_text(text, buffer, size);
+  });
+}
+
+flash3_status flash3_backend_available(flash3_backend id) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_backend_id(id));
+    const flash3::Backend* backend = nullptr;
+    return flash3::available_backend(id, &backend);
+  });
+}
+
+flash3_status flash3_backend_describe(flash3_backend id, char* buffer, size_t* size) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_result(size, "size"));
+    const flash3::Backend* backend = nullptr;
+    FLASH3_CHECK(flash3::check_backend_id(id));
+    FLASH3_CHECK(flash3::available_backend(id, &backend));
+    return flash3::give_text(backend->describe(), buffer, size);
+  });
+}
+
+const char* flash3_backend_name(flash3_backend id) { return flash3::backend_name(id); }
+
+const char* flash3_dtype_name(flash3_dtype dtype) { return flash3::dtype_name(dtype); }
+
+const char* flash3_status_name(flash3_status status) {
+  switch (status) {
+    case FLASH3_OK: return "ok";
+    case FLASH3_INVALID_ARGUMENT: return "invalid argument";
+    case FLASH3_UNSUPPORTED: return "unsupported";
+    case FLASH3_CUDA_ERROR: return "cuda error";
+    case FLASH3_OUT_OF_MEMORY: return "out of memory";
+    case FLASH3_INTERNAL_ERROR: return "internal error";
+  }
+  return "unknown";
+}
+
+const char* flash3_last_error(void) {
+  const flash3::LastError& error = flash3::last_error();
+  return error.fixed ? error.fixed : error.text.c_str();
+}
+
+const char* flash3_version(void) { return FLASH3_VERSION_STRING; }

@@ -1,0 +1,124 @@
+// The registry of backends, and the choice of the one that runs a call.
+#include <array>
+#include <cstdint>
+
+#include "core/backend.hpp"
+#include "core/message.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr size_t kWorkspaceAlignment = 256;
+
+// What auto tries, whether built in or not.
+constexpr flash3_backend kBestFirst[] = {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU};
+
+Status not_built_in(flash3_backend id) {
+  if (id == FLASH3_BACKEND_HOPPER)
+    return unsupported(
+        "the hopper backend is not built into this library; configure it with -DFLASH3_HOPPER=ON, "
+        "which needs a CUDA toolkit >= 12.8");
+  return unsupported(message("the ", backend_name(id), " backend is not built into this library"));
+}
+
+Status check_access(const Backend& backend, const char* field, const void* address,
+                    const char* verb) {
+  if (backend.can_access(address)) return {};
+  const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
+  return invalid_argument(
+      message(field, " is ", memory, ", which the ", backend.name(), " backend cannot ", verb));
+}
+
+}  // namespace
+
+std::span<const Backend* const> backends() {
+  static const std::array list = {
+#if FLASH3_WITH_HOPPER
+      &hopper_backend(),
+#endif
+      &cpu_backend(),
+  };
+  return list;
+}
+
+const Backend* find_backend(flash3_backend id) {
+  for (const Backend* backend : backends())
+    if (backend->id() == id) return backend;
+  return nullptr;
+}
+
+Status available_backend(flash3_backend id, const Backend** backend) {
+  *backend = nullptr;
+  if (id != FLASH3_BACKEND_AUTO) {
+    const Backend* candidate = find_backend(id);
+    if (!candidate) return not_built_in(id);
+    FLASH3_CHECK(candidate->available());
+    *backend = candidate;
+    return {};
+  }
+  std::string reasons = "no backend is available";
+  for (const flash3_backend each : kBestFirst) {
+    const Status status = available_backend(each, backend);
+    if (status.ok()) return {};
+    append(reasons, message("; ", backend_name(each), ": ", status.message()));
+  }
+  return unsupported(std::move(reasons));
+}
+
+Status check_backend(const ForwardProblem& problem, flash3_backend id, const Backend** backend) {
+  *backend = nullptr;
+  const Backend* candidate = nullptr;
+  FLASH3_CHECK(available_backend(id, &candidate));
+  FLASH3_CHECK(check_access(*candidate, "q.data", problem.q.data, "read"));
+  FLASH3_CHECK(check_access(*candidate, "k.data", problem.k.data, "read"));
+  FLASH3_CHECK(check_access(*candidate, "v.data", problem.v.data, "read"));
+  FLASH3_CHECK(check_access(*candidate, "out.data", problem.out.data, "write"));
+  FLASH3_CHECK(check_access(*candidate, "lse.data", problem.lse.data, "write"));
+  FLASH3_CHECK(candidate->supports(problem));
+  *backend = candidate;
+  return {};
+}
+
+Status select_backend(const ForwardProblem& problem, const Backend** backend) {
+  if (problem.backend != FLASH3_BACKEND_AUTO)
+    return check_backend(problem, problem.backend, backend);
+
+  // A call that every backend calls wrong is wrong; one that any of them merely cannot run is
+  // unsupported.
+  flash3_status code = FLASH3_INVALID_ARGUMENT;
+  std::string reasons = "no backend can run this call";
+  for (const flash3_backend id : kBestFirst) {
+    const Status status = check_backend(problem, id, backend);
+    if (status.ok()) return {};
+    if (status.code() != FLASH3_INVALID_ARGUMENT) code = FLASH3_UNSUPPORTED;
+    append(reasons, message("; ", backend_name(id), ": ", status.message()));
+  }
+  return {code, std::move(reasons)};
+}
+
+Status check_workspace(const ForwardProblem& problem, const Backend& backend) {
+  const size_t needed = backend.workspace_size(problem);
+  if (needed == 0) return {};
+  if (!problem.workspace)
+    return invalid_argument(message("workspace is null but this call needs ", needed,
+                                    " bytes, as flash3_forward_workspace tells"));
+  if (problem.workspace_size < needed)
+    return invalid_argument(message("workspace_size = ", problem.workspace_size,
+                                    " but this call needs ", needed,
+                                    " bytes, as flash3_forward_workspace tells"));
+  if (reinterpret_cast<uintptr_t>(problem.workspace) % kWorkspaceAlignment != 0)
+    return invalid_argument(message("workspace = ", static_cast<const void*>(problem.workspace),
+                                    " but it must be a multiple of ", kWorkspaceAlignment));
+  return check_access(backend, "workspace", problem.workspace, "use");
+}
+
+const char* backend_name(flash3_backend id) {
+  switch (id) {
+    case FLASH3_BACKEND_AUTO: return "auto";
+    case FLASH3_BACKEND_HOPPER: return "hopper";
+    case FLASH3_BACKEND_CPU: return "cpu";
+  }
+  return "unknown";
+}
+
+}  // namespace flash3

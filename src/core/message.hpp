@@ -1,0 +1,42 @@
+// Sentences from parts, independent of the process's locale.
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace flash3 {
+
+inline void append(std::string& text, std::string_view part) { text += part; }
+
+template <std::integral Int>
+void append(std::string& text, Int value) {
+  text += std::to_string(value);
+}
+
+// The shortest decimal that reads back as the same float.
+inline void append(std::string& text, float value) {
+  std::array<char, 32> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  text.append(digits.data(), end);
+}
+
+inline void append(std::string& text, const void* address) {
+  std::array<char, 32> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(),
+                                 reinterpret_cast<uintptr_t>(address), 16)
+                       .ptr;
+  text.append("0x").append(digits.data(), end);
+}
+
+template <class... Parts>
+std::string message(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
+
+}  // namespace flash3

@@ -8,11 +8,7 @@
 // nothing but integers here.
 #pragma once
 
-#if defined(__CUDACC__)
-#define FLASH3_HOST_DEVICE __host__ __device__
-#else
-#define FLASH3_HOST_DEVICE
-#endif
+#include "core/host_device.hpp"
 
 namespace flash3 {
 
@@ -63,6 +59,12 @@ struct Band {
     const Range seen = keys(rows, seq_k);
     if (seen.empty()) return {0, 0};
     return {seen.begin / tile_n, (seen.end + tile_n - 1) / tile_n};
+  }
+
+  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this range need one.
+  FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Index begin = rows.end - 1 + lo, last = rows.begin + hi + 1, end = last < seq_k ? last : seq_k;
+    return {begin > 0 ? (begin + tile_n - 1) / tile_n : 0, end > 0 ? end / tile_n : 0};
   }
 
   // True if every query of rows sees every key of [begin, end): such a tile needs no mask.

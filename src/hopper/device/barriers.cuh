@@ -1,0 +1,79 @@
+// Waiting: mbarriers in shared memory (producers and consumers) and the hardware's named barriers
+// (among consumers). In a build with FLASH3_DEBUG_BARRIERS a wait that lasts seconds prints the
+// barrier's name and traps.
+#pragma once
+
+#include <cuda/ptx>
+
+#include "hopper/device/element.cuh"
+
+#if defined(FLASH3_DEBUG_BARRIERS)
+#include <cstdio>
+#endif
+
+namespace flash3::hopper {
+
+// A block's mbarriers, named by what has happened when they complete.
+enum class BarrierName { kQFull, kQEmpty, kKFull, kKEmpty, kVFull, kVEmpty };
+
+#if defined(FLASH3_DEBUG_BARRIERS)
+__device__ inline const char* to_string(BarrierName name) {
+  switch (name) {
+    case BarrierName::kQFull: return "q_full";
+    case BarrierName::kQEmpty: return "q_empty";
+    case BarrierName::kKFull: return "k_full";
+    case BarrierName::kKEmpty: return "k_empty";
+    case BarrierName::kVFull: return "v_full";
+    case BarrierName::kVEmpty: return "v_empty";
+  }
+  return "?";
+}
+#endif
+
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity,
+                                     [[maybe_unused]] BarrierName name) {
+#if defined(FLASH3_DEBUG_BARRIERS)
+  constexpr long long kTimeoutClocks = 4'000'000'000;  // about two seconds
+  const long long start = clock64();
+  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+    if (clock64() - start > kTimeoutClocks) {
+      printf("flash3: stuck on barrier %s: block %d, warp %d, lane %d, parity %u\n",
+             to_string(name), int(blockIdx.x), int(threadIdx.x / 32), int(threadIdx.x % 32),
+             parity);
+      __trap();
+    }
+  }
+#else
+  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  }
+#endif
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
+
+// One arrival, and the bytes that TMA will write before the phase completes.
+__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
+  using namespace cuda::ptx;
+  mbarrier_arrive_expect_tx(sem_release, scope_cta, space_shared, barrier, bytes);
+}
+
+// Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
+// kMaxConsumerWarpgroups ids in a row.
+enum class NamedBarrier : int {
+  kGemmTurn = 1,      // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 4,  // this warpgroup's output tile is in shared memory, or its readers are done
+                      // with what was there
+};
+inline constexpr int kMaxConsumerWarpgroups = 3;
+
+// PTX ISA 9.7.13.1, bar. Among `threads` threads in all, syncing and arriving.
+__device__ __forceinline__ void sync(NamedBarrier barrier, int warpgroup, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(int(barrier) + warpgroup), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void arrive(NamedBarrier barrier, int warpgroup, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(int(barrier) + warpgroup), "r"(threads) : "memory");
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,83 @@
+// Softmax over key tiles that arrive one after the other (Milakov & Gimelshein, arXiv:1805.02867;
+// FlashAttention-2, alg. 1).
+//
+// Scores come unscaled. Each thread keeps two rows; the four threads of a quad hold a row's columns
+// between them.
+//   m' = max(m, max_j s_j)      p_j = 2^(c·s_j − c·m')      α = 2^(c·m − c·m')      l' = α·l + Σ_j
+//   p_j
+// with c = softmax_scale · log2 e, so that scale and maximum fold into one FMA before ex2.
+#pragma once
+
+#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/math.cuh"
+
+namespace flash3::hopper {
+
+inline constexpr float kInfinity = __builtin_huge_valf();
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+struct OnlineSoftmax {
+  float scale_log2;                             // c
+  float row_max[2] = {-kInfinity, -kInfinity};  // m, of unscaled scores
+  float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
+
+  // Turns a tile's scores into probabilities in place; alpha[h] is what row h's earlier output must
+  // be multiplied by.
+  template <int N>
+  __device__ __forceinline__ void update(float (&r_s)[N], float (&alpha)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float tile_max[2] = {r_s[2 * h], r_s[2 * h + 1]};
+#pragma unroll
+      for (int j = 4; j < N; j += 4) {
+        tile_max[0] = fmaxf(tile_max[0], r_s[j + 2 * h]);
+        tile_max[1] = fmaxf(tile_max[1], r_s[j + 2 * h + 1]);
+      }
+      const float new_max = fmaxf(row_max[h], quad_max(fmaxf(tile_max[0], tile_max[1])));
+      // A row that has seen no key yet has maximum −∞; 0 in its place gives p = 0 instead of NaN.
+      const float shift = new_max == -kInfinity ? 0.f : new_max * scale_log2;
+      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -shift));
+      row_max[h] = new_max;
+      float sum = 0.f;
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          r_s[j + e] = exp2_approx(fmaf(r_s[j + e], scale_log2, -shift));
+          sum += r_s[j + e];
+        }
+      }
+      row_sum[h] = fmaf(row_sum[h], alpha[h], sum);
+    }
+  }
+
+  // Multiplies each row of an accumulator by its factor.
+  template <int N>
+  static __device__ __forceinline__ void scale_rows(float (&r_o)[N], const float (&factor)[2]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) r_o[j] *= factor[j / 2 % 2];
+  }
+
+  // After the last tile: the factor that normalises each row, and its natural log-sum-exp. A row
+  // that saw no key: 0, −∞.
+  __device__ __forceinline__ void finish(float softmax_scale, float (&inverse_sum)[2],
+                                         float (&lse)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(row_sum[h]);
+      inverse_sum[h] = sum == 0.f ? 0.f : 1.f / sum;
+      lse[h] = sum == 0.f ? -kInfinity : fmaf(row_max[h], softmax_scale, logf(sum));
+    }
+  }
+};
+
+}  // namespace flash3::hopper

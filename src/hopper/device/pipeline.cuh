@@ -1,0 +1,38 @@
+// A circular buffer of shared-memory stages between one producer thread and the consumer warps.
+//
+// stage s cycles: empty → (producer: expect bytes, TMA) → full → (consumers: read, arrive) → empty
+// … Each side walks with its own PipelineState; the parity that it waits for flips each time round.
+#pragma once
+
+#include "hopper/device/barriers.cuh"
+
+namespace flash3::hopper {
+
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The barriers of one ring, in shared memory.
+template <int kStages>
+struct RingBarriers {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+
+  __device__ void init(int consumer_arrivals) {
+    for (int s = 0; s < kStages; ++s) {
+      cuda::ptx::mbarrier_init(&full[s], 1);
+      cuda::ptx::mbarrier_init(&empty[s], consumer_arrivals);
+    }
+  }
+};
+
+}  // namespace flash3::hopper

@@ -1,0 +1,18 @@
+// Who does what in a block. Warpgroup 0 produces: three of its warps each drive one stream of TMA
+// loads with one thread. Warpgroups 1… consume: 64 query rows each, GEMMs and softmax.
+#pragma once
+
+namespace flash3::hopper {
+
+inline constexpr int kWarpgroupThreads = 128;
+
+enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2 };
+
+__device__ __forceinline__ int warpgroup_index() {
+  return __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);
+}
+__device__ __forceinline__ int warp_in_warpgroup() {
+  return __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
+}
+
+}  // namespace flash3::hopper

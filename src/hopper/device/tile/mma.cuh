@@ -1,0 +1,53 @@
+// The two products of attention on one warpgroup: 64 query rows, accumulators in registers.
+//
+// Accumulator fragment (PTX ISA 9.7.15.5.2.2, m64nN): thread t of the warpgroup holds rows
+// r0 = 16·(t / 32) + t % 32 / 4 and r0 + 8; element 4j + 2h + e is row r0 + 8h, column 8j + 2·(t %
+// 4) + e.
+#pragma once
+
+#include "hopper/device/tile/shared_tile.cuh"
+
+namespace flash3::hopper {
+
+inline constexpr int kWarpgroupRows = 64;
+
+// Issues S = Q·Kᵀ, S [64, QTile, KTile::kRows], and commits it as one group.
+template <Element T, class QTile, class KTile>
+__device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], uint32_t s_q,
+                                         uint32_t s_k) {
+  static_assert(QTile::kCols == KTile::kCols);
+  const uint64_t q = descriptor(QTile::kMajorK, s_q), k = descriptor(KTile::kMajorK, s_k);
+  pin_registers(r_s);
+  wgmma_fence();
+#pragma unroll
+  for (int col = 0; col < QTile::kCols; col += 16) {
+    Wgmma<T, KTile::kRows>::ss(r_s, q + (QTile::k_step(col) >> 4), k + (KTile::k_step(col) >> 4),
+                               col != 0);
+  }
+  wgmma_commit();
+}
+
+// Issues O += P·V, P [64, VTile::kRows] packed by pack_probabilities, and commits it as one group.
+template <Element T, class VTile>
+__device__ __forceinline__ void issue_pv(float (&r_o)[VTile::kCols / 2],
+                                         uint32_t (&r_p)[VTile::kRows / 4], uint32_t s_v) {
+  const uint64_t v = descriptor(VTile::kMajorMN, s_v);
+  pin_registers(r_o);
+  pin_registers(r_p);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < VTile::kRows; row += 16) {
+    Wgmma<T, VTile::kCols>::rs(r_o, &r_p[row / 4], v + (VTile::mn_step(row) >> 4), true);
+  }
+  wgmma_commit();
+}
+
+// The score accumulator is, element for element, the A operand of the next product: only rounding
+// is needed.
+template <Element T, int N>
+__device__ __forceinline__ void pack_probabilities(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) r_p[i] = pack2<T>(r_s[2 * i], r_s[2 * i + 1]);
+}
+
+}  // namespace flash3::hopper

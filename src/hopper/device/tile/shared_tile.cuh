@@ -1,0 +1,49 @@
+// A [rows, cols] tile of 16-bit elements in shared memory, as TMA writes it and wgmma reads it.
+//
+// The columns are cut into chunks as wide as the swizzle (64 elements, or 32 where head_dim is not
+// a multiple of 64); chunk c is a contiguous [rows, chunk] block, its 16-byte pieces permuted
+// within groups of eight rows:
+//
+//   byte(row, col) = (col / kChunk) · rows · swizzle + row · swizzle + 16 · ((col % kChunk / 8) ^
+//   xor(row)) + 2 · (col % 8)
+#pragma once
+
+#include "hopper/device/ptx/wgmma.cuh"
+
+namespace flash3::hopper {
+
+template <int kRows_, int kCols_>
+struct SharedTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kCols = kCols_;
+  static constexpr Swizzle kSwizzle = kCols % 64 == 0 ? Swizzle::k128B : Swizzle::k64B;
+  static constexpr int kRowBytes = swizzle_bytes(kSwizzle);
+  static constexpr int kChunk = kRowBytes / 2;  // columns
+  static constexpr int kChunks = kCols / kChunk;
+  static constexpr int kChunkBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kRows * kCols * 2;
+  static_assert(kCols % kChunk == 0 && kRows % 8 == 0);
+
+  // Descriptor of the operand whose inner (contiguous) dimension is the reduction: Q, and K in
+  // Q·Kᵀ.
+  static constexpr uint64_t kMajorK = descriptor_layout(kSwizzle, 16, 8 * kRowBytes);
+  // Byte offset of the 16 columns that start at col (a multiple of 16).
+  static FLASH3_HOST_DEVICE constexpr int k_step(int col) {
+    return (col / kChunk) * kChunkBytes + (col % kChunk) * 2;
+  }
+
+  // Descriptor of the operand whose rows are the reduction: V in P·V. Leading offset: from one
+  // chunk of columns to the next.
+  static constexpr uint64_t kMajorMN = descriptor_layout(kSwizzle, kChunkBytes, 8 * kRowBytes);
+  // Byte offset of the 16 rows that start at row (a multiple of 16).
+  static FLASH3_HOST_DEVICE constexpr int mn_step(int row) { return row * kRowBytes; }
+
+  // Byte offset of an element; col a multiple of 8.
+  static FLASH3_HOST_DEVICE constexpr int offset(int row, int col) {
+    const int piece = col % kChunk / 8;
+    const int flip = kSwizzle == Swizzle::k128B ? row % 8 : row / 2 % 4;
+    return (col / kChunk) * kChunkBytes + row * kRowBytes + ((piece ^ flip) * 16);
+  }
+};
+
+}  // namespace flash3::hopper

@@ -1,0 +1,81 @@
+// The forward kernel: shared memory, roles, and nothing else. load.cuh is the producer, math.cuh
+// the consumer, store.cuh the consumer's epilogue; README.md draws the schedule.
+#pragma once
+
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/registers.cuh"
+#include "hopper/device/roles.cuh"
+#include "hopper/device/scheduler.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/forward/config.hpp"
+#include "hopper/forward/params.h"
+
+namespace flash3::hopper {
+
+// Everything that the roles of one kernel share, at compile time.
+template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_>
+struct ForwardTraits {
+  static constexpr Element kElement = kElement_;
+  static constexpr bool kBand = kBand_;
+  static constexpr ForwardConfig kConfig = forward_config(kHeadDim, kHeadDimV, kBand);
+  static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
+  static constexpr int kTileM = kConfig.tile_m();
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kWarpgroups = kConfig.warpgroups;
+
+  using QTile = SharedTile<kWarpgroupRows, kHeadDim>;  // one warpgroup's
+  using KTile = SharedTile<kTileN, kHeadDim>;
+  using VTile = SharedTile<kTileN, kHeadDimV>;
+  using OutTile = SharedTile<kWarpgroupRows, kHeadDimV>;  // in the place of QTile
+  using Scheduler = TileScheduler<kTileM, kTileN, kBand>;
+  using KvState = PipelineState<kStages>;
+
+  struct Shared {
+    uint8_t q[kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
+    RingBarriers<kWarpgroups> q_barriers;  // one "stage" per warpgroup, each with its own pace
+    RingBarriers<kStages> k_barriers;
+    RingBarriers<kStages> v_barriers;
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::hopper
+
+#include "hopper/forward/load.cuh"
+#include "hopper/forward/math.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+
+  if (threadIdx.x == 0) {
+    shared.q_barriers.init(1);
+    shared.k_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
+    shared.v_barriers.init(4 * Traits::kWarpgroups);
+    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  }
+  __syncthreads();
+
+  const int warpgroup = warpgroup_index();
+  if (warpgroup == 0) {
+    release_registers<Traits::kConfig.producer_registers()>();
+    const ProducerWarp role{warp_in_warpgroup()};
+    if (threadIdx.x % 32 == 0) {
+      if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
+    }
+  } else {
+    acquire_registers<Traits::kConfig.consumer_registers()>();
+    consume<Traits>(params, shared, warpgroup - 1);
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,88 @@
+#include "hopper/forward/launch.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <numbers>
+
+#include "core/message.hpp"
+#include "hopper/forward/pack.hpp"
+#include "hopper/forward/params.h"
+#include "hopper/tensor_map.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+Status cuda_status(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return {FLASH3_CUDA_ERROR, message(what, " failed: ", cudaGetErrorString(error))};
+}
+
+// Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
+int chunk(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
+
+// The tensor that the kernel loads: the user's, or the copy that is enqueued here.
+Status input_view(const ForwardProblem& problem, const TensorView& source, const PackedCopy& copy,
+                  TensorView* view) {
+  *view = source;
+  if (!copy.needed) return {};
+  *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
+  return cuda_status(launch_pack(source, *view, static_cast<cudaStream_t>(problem.stream)),
+                     "launching the copy");
+}
+
+}  // namespace
+
+Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const ForwardConfig& config = plan.kernel->config;
+  ForwardParams params{};
+
+  TensorView q, k, v;
+  FLASH3_CHECK(input_view(problem, problem.q, plan.q, &q));
+  FLASH3_CHECK(encode_tensor_map(q, 64, chunk(config.head_dim), &params.q));
+  if (problem.seq_k > 0) {
+    FLASH3_CHECK(input_view(problem, problem.k, plan.k, &k));
+    FLASH3_CHECK(input_view(problem, problem.v, plan.v, &v));
+    FLASH3_CHECK(encode_tensor_map(k, config.tile_n, chunk(config.head_dim), &params.k));
+    FLASH3_CHECK(encode_tensor_map(v, config.tile_n, chunk(config.head_dim_v), &params.v));
+  } else {
+    params.k = params.v = params.q;  // valid, and never loaded from
+  }
+  params.out_by_tma = plan.out_by_tma;
+  if (plan.out_by_tma)
+    FLASH3_CHECK(encode_tensor_map(problem.out, 64, chunk(config.head_dim_v), &params.out));
+
+  params.out_data = static_cast<unsigned short*>(problem.out.data);
+  params.out_stride_batch = problem.out.stride_batch;
+  params.out_stride_seq = problem.out.stride_seq;
+  params.out_stride_head = problem.out.stride_head;
+  params.lse = problem.lse.data;
+  params.lse_stride_batch = problem.lse.stride_batch;
+  params.lse_stride_head = problem.lse.stride_head;
+  params.band = problem.band;
+  params.softmax_scale = problem.softmax_scale;
+  params.scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
+  params.seq_q = int(problem.seq_q);
+  params.seq_k = int(problem.seq_k);
+  params.head_dim_v = problem.head_dim_v;
+  params.heads_q = int(problem.heads_q);
+  params.queries_per_kv_head = int(problem.queries_per_kv_head());
+  params.m_tiles = plan.m_tiles;
+  params.heads_in_group = plan.heads_in_group;
+  params.batch_heads = plan.batch_heads;
+  params.tiles = plan.tiles;
+
+  FLASH3_CHECK(cuda_status(
+      cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           config.shared_bytes()),
+      "reserving shared memory"));
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(plan.grid));
+  launch.blockDim = dim3(unsigned(config.threads()));
+  launch.dynamicSmemBytes = size_t(config.shared_bytes());
+  launch.stream = static_cast<cudaStream_t>(problem.stream);
+  void* arguments[] = {&params};
+  return cuda_status(cudaLaunchKernelExC(&launch, plan.kernel->function, arguments),
+                     "launching the forward kernel");
+}
+
+}  // namespace flash3::hopper

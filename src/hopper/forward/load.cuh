@@ -1,0 +1,76 @@
+// The producer: three threads, each with one stream of TMA loads, each as far ahead of the
+// consumers as its buffer allows.
+#pragma once
+
+#include "hopper/device/tma.cuh"
+#include "hopper/forward/kernel.cuh"
+
+namespace flash3::hopper {
+
+// Loads one tile chunk by chunk; the bytes of all of them complete the barrier.
+template <class Tile>
+__device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map, int seq, int head,
+                                          int batch, uint64_t* full) {
+  arrive_expect_bytes(full, Tile::kBytes);
+#pragma unroll
+  for (int c = 0; c < Tile::kChunks; ++c) {
+    tma_load(shared + c * Tile::kChunkBytes, map, {c * Tile::kChunk, seq, head, batch}, full);
+  }
+}
+
+// Q: each warpgroup's rows as soon as that warpgroup has stored its previous output, which lies in
+// the same place.
+template <class Traits>
+__device__ __forceinline__ void load_q(const ForwardParams& params,
+                                       typename Traits::Shared& shared) {
+  const typename Traits::Scheduler scheduler{params};
+  prefetch(&params.q);
+  uint32_t phase = 0;
+  WorkTile work;
+  for (int round = 0; scheduler.tile(round, work); ++round) {
+    if (!work.has_keys()) continue;
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      wait(&shared.q_barriers.empty[w], phase ^ 1, BarrierName::kQEmpty);
+      load_tile<typename Traits::QTile>(shared.q[w], &params.q, work.query + w * kWarpgroupRows,
+                                        work.head, work.batch, &shared.q_barriers.full[w]);
+    }
+    phase ^= 1;
+  }
+}
+
+// K or V: the key tiles of each work tile from the last to the first.
+template <class Traits, class Tile>
+__device__ __forceinline__ void load_key_tiles(const ForwardParams& params, const TensorMap* map,
+                                               uint8_t (&stages)[Traits::kStages][Tile::kBytes],
+                                               RingBarriers<Traits::kStages>& barriers,
+                                               BarrierName empty) {
+  const typename Traits::Scheduler scheduler{params};
+  prefetch(map);
+  typename Traits::KvState state;
+  WorkTile work;
+  for (int round = 0; scheduler.tile(round, work); ++round) {
+    const int head = work.head / params.queries_per_kv_head;
+    for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
+      wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
+      load_tile<Tile>(stages[state.stage], map, n * Traits::kTileN, head, work.batch,
+                      &barriers.full[state.stage]);
+      state.advance();
+    }
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_k(const ForwardParams& params,
+                                       typename Traits::Shared& shared) {
+  load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, shared.k, shared.k_barriers,
+                                                 BarrierName::kKEmpty);
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_v(const ForwardParams& params,
+                                       typename Traits::Shared& shared) {
+  load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, shared.v, shared.v_barriers,
+                                                 BarrierName::kVEmpty);
+}
+
+}  // namespace flash3::hopper

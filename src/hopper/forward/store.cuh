@@ -1,0 +1,96 @@
+// The epilogue of one warpgroup's 64 rows: registers → shared memory, in the place of Q → global
+// memory.
+#pragma once
+
+#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/tma.cuh"
+#include "hopper/forward/kernel.cuh"
+
+namespace flash3::hopper {
+
+struct OutputRows {
+  int first, head, batch;
+};
+
+__device__ __forceinline__ uint16_t* output_row(const ForwardParams& params, const OutputRows& rows,
+                                                int row) {
+  return params.out_data + rows.batch * params.out_stride_batch +
+         rows.head * params.out_stride_head + int64_t(rows.first + row) * params.out_stride_seq;
+}
+
+// lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
+// writes.
+__device__ __forceinline__ void store_lse(const ForwardParams& params, const OutputRows& rows,
+                                          int row_in_warpgroup, const float (&lse)[2]) {
+  if (params.lse == nullptr || threadIdx.x % 4 != 0) return;
+  float* out =
+      params.lse + rows.batch * params.lse_stride_batch + rows.head * params.lse_stride_head;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = rows.first + row_in_warpgroup + 8 * h;
+    if (row < params.seq_q) out[row] = lse[h];
+  }
+}
+
+// Rows that see no key at all: output 0, LSE −∞.
+template <class Traits>
+__device__ __forceinline__ void store_empty(const ForwardParams& params, const OutputRows& rows,
+                                            int thread) {
+  const int count = min(kWarpgroupRows, params.seq_q - rows.first);
+  for (int row = thread / 32; row < count; row += 4) {
+    uint16_t* out = output_row(params, rows, row);
+    for (int col = thread % 32; col < params.head_dim_v; col += 32) out[col] = 0;
+  }
+  if (params.lse != nullptr && thread < count) {
+    params.lse[rows.batch * params.lse_stride_batch + rows.head * params.lse_stride_head +
+               rows.first + thread] = -kInfinity;
+  }
+}
+
+// Returns when shared memory is read out, on thread 0 at least.
+template <class Traits>
+__device__ __forceinline__ void store_output(const ForwardParams& params, const OutputRows& rows,
+                                             uint8_t* staging,
+                                             const float (&r_o)[Traits::OutTile::kCols / 2],
+                                             int warpgroup, int thread) {
+  using OutTile = typename Traits::OutTile;
+  // All four warps have read Q.
+  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+
+  const int lane = thread % 32;
+  const int row = thread / 32 * 16 + lane % 16;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(staging));
+#pragma unroll
+  for (int col = 0; col < OutTile::kCols; col += 16) {
+    const float* r = &r_o[col / 2];
+    stmatrix_x4(base + OutTile::offset(row, col + lane / 16 * 8),
+                pack2<Traits::kElement>(r[0], r[1]), pack2<Traits::kElement>(r[2], r[3]),
+                pack2<Traits::kElement>(r[4], r[5]), pack2<Traits::kElement>(r[6], r[7]));
+  }
+  fence_shared_for_async_proxy();
+  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+
+  if (params.out_by_tma) {
+    if (thread == 0 && rows.first < params.seq_q) {
+#pragma unroll
+      for (int c = 0; c < OutTile::kChunks; ++c) {
+        tma_store(&params.out, {c * OutTile::kChunk, rows.first, rows.head, rows.batch},
+                  staging + c * OutTile::kChunkBytes);
+      }
+      tma_store_wait_read();
+    }
+  } else {
+    // Row strides or a base address that TMA does not take: element by element.
+    const int count = min(kWarpgroupRows, params.seq_q - rows.first);
+    for (int r = thread / 32; r < count; r += 4) {
+      uint16_t* out = output_row(params, rows, r);
+      for (int col = lane; col < params.head_dim_v; col += 32) {
+        out[col] =
+            reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];
+      }
+    }
+    sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  }
+}
+
+}  // namespace flash3::hopper

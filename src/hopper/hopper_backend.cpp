@@ -1,0 +1,104 @@
+// The Hopper backend: what core/backend.hpp asks, answered by forward/select.
+#include <cuda_runtime_api.h>
+
+#include "core/backend.hpp"
+#include "core/message.hpp"
+#include "hopper/device_info.hpp"
+#include "hopper/forward/launch.hpp"
+#include "hopper/forward/select.hpp"
+
+namespace flash3 {
+namespace {
+
+using namespace hopper;
+
+class HopperBackend final : public Backend {
+ public:
+  flash3_backend id() const override { return FLASH3_BACKEND_HOPPER; }
+  const char* name() const override { return "hopper"; }
+
+  Status available() const override {
+    Device device;
+    return current_device(&device);
+  }
+
+  std::string describe() const override {
+    Device device;
+    const Status status = current_device(&device);
+    return status.ok() ? device_name(device) : status.message();
+  }
+
+  bool can_access(const void* address) const override {
+    return address == nullptr || is_device_memory(address);
+  }
+
+  Status supports(const ForwardProblem& problem) const override {
+    ForwardPlan plan;
+    return make_plan(problem, &plan);
+  }
+
+  size_t workspace_size(const ForwardProblem& problem) const override {
+    ForwardPlan plan;
+    return make_plan(problem, &plan).ok() ? plan.workspace_bytes : 0;
+  }
+
+  Status forward(const ForwardProblem& problem) const override {
+    ForwardPlan plan;
+    FLASH3_CHECK(make_plan(problem, &plan));
+    return launch_forward(problem, plan);
+  }
+
+  void explain(const ForwardProblem& problem, Explanation* out) const override {
+    ForwardPlan plan;
+    const Status status = make_plan(problem, &plan);
+    if (!status.ok()) {
+      out->add("unsupported", status.message());
+      return;
+    }
+    const ForwardConfig& c = plan.kernel->config;
+    out->add("kernel", plan.kernel->id);
+    out->add("why", message("the smallest tile that holds head_dim ", problem.head_dim,
+                            " and head_dim_v ", problem.head_dim_v, "; ",
+                            c.band ? "the mask is a band: only tiles on its edges are masked"
+                                   : "no pair is masked"));
+    out->add("tile", message(c.tile_m(), " queries x ", c.tile_n, " keys"));
+    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 queries"));
+    out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
+    out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
+                             plan.tiles, " tiles"));
+    out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
+    out->add("registers", message(c.producer_registers(), " a producer thread, ",
+                                  c.consumer_registers(), " a consumer thread"));
+    out->add("workspace", message(plan.workspace_bytes, " bytes"));
+    const auto explain_copy = [&](const char* name, const PackedCopy& copy) {
+      if (copy.needed) {
+        out->add("copy",
+                 message(name, " first goes to rows of ", copy.row,
+                         " elements: TMA needs a 16-byte aligned base and strides of 16 bytes"));
+      }
+    };
+    explain_copy("q", plan.q);
+    explain_copy("k", plan.k);
+    explain_copy("v", plan.v);
+    out->add("store",
+             plan.out_by_tma
+                 ? "TMA"
+                 : "element by element: out's base or strides are not multiples of 16 bytes");
+  }
+
+ private:
+  static Status make_plan(const ForwardProblem& problem, ForwardPlan* plan) {
+    Device device;
+    FLASH3_CHECK(current_device(&device));
+    return plan_forward(problem, device, plan);
+  }
+};
+
+}  // namespace
+
+const Backend& hopper_backend() {
+  static const HopperBackend backend;
+  return backend;
+}
+
+}  // namespace flash3

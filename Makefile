@@ -1,0 +1,59 @@
+# make run and make test work from a bare clone; both bring what they need first (scripts/setup.sh).
+# CMake does the building: see CMakePresets.json.
+#
+#   FLASH3_HOPPER=OFF    the CPU backend alone
+#   FLASH3_CUDA_ROOT=…   your own CUDA toolkit (12.8 or newer) instead of the pinned wheels
+#   CMAKE_ARGS=…         more arguments for the configure step
+
+CMAKE_ARGS ?=
+configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) $(CMAKE_ARGS)
+INPUT ?= data/minilm_layer0.safetensors
+flash3 = build/release/bin/flash3
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench build setup setup-gates format install clean distclean
+
+help:
+	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
+	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers"
+	@echo "make bench    build, then time the case list on this machine"
+	@echo "make format   clang-format on every source"
+	@echo "make install  build, then install to PREFIX (default /usr/local)"
+	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
+
+setup:
+	@scripts/setup.sh
+
+setup-gates:
+	@scripts/setup.sh gates
+
+build: setup
+	@cmake --preset release $(configure_args)
+	@cmake --build --preset release
+
+run: build
+	$(flash3) run --input $(INPUT) --check
+
+bench: build
+	$(flash3) bench
+
+test: setup-gates
+	@cmake --preset ci $(configure_args)
+	@cmake --build --preset ci
+	@cmake --preset sanitizers
+	@cmake --build --preset sanitizers
+	ctest --preset sanitizers
+	ctest --preset ci
+
+format: setup-gates
+	@python3 tests/gates/check_format.py --fix
+
+PREFIX ?= /usr/local
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+clean:
+	rm -rf build/release build/dev build/cpu-only build/sanitizers build/ci
+
+distclean:
+	rm -rf build

@@ -1,0 +1,14 @@
+# flash3_warnings: link it to get the project's warnings. An INTERFACE target, so that code which
+# takes flash3 in by add_subdirectory keeps its own.
+add_library(flash3_warnings INTERFACE)
+target_compile_options(
+  flash3_warnings
+  INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra>
+            $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)
+if(FLASH3_WERROR)
+  target_compile_options(
+    flash3_warnings
+    INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>
+              "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>"
+              "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")
+endif()

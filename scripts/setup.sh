@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Brings what the build needs, and nothing else:
+#
+#   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
+#   scripts/setup.sh gates   also the tools that the gates of `make test` use
+#
+# The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
+# compiler; it takes seconds and needs no GPU and no driver. They are left out if you point to a toolkit
+# of your own with FLASH3_CUDA_ROOT or CUDACXX, or set FLASH3_HOPPER=OFF. Where they cannot be had,
+# CMake takes an nvcc ≥ 12.8 that is installed, and without one builds the CPU backend alone.
+#
+# What is there already is not touched: a second call does nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+toolchain=$PWD/build/toolchain
+venv=$toolchain/venv
+
+say() { echo "setup: $*"; }
+die() { echo "setup: $*" >&2; exit 1; }
+
+install_system_packages() {
+  local packages missing=() package
+  packages=$(grep -v '^#' scripts/apt-packages.txt)
+  if ! command -v dpkg-query >/dev/null; then
+    check_system_commands
+    return
+  fi
+  for package in $packages; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+
+  local root=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "these packages are missing, and only root can install them: ${missing[*]}"
+    root=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120)
+  "${apt[@]}" update >"$toolchain/apt.log" 2>&1 || say "apt-get update failed; trying with the lists that are here"
+  "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >>"$toolchain/apt.log" 2>&1 || {
+    tail -n 20 "$toolchain/apt.log" >&2
+    die "could not install ${missing[*]} (whole log: $toolchain/apt.log)"
+  }
+}
+
+# Not a Debian: the packages' names differ there, so only look whether the tools are there.
+check_system_commands() {
+  local command missing=()
+  for command in cmake ninja c++ pkg-config python3; do
+    command -v "$command" >/dev/null || missing+=("$command")
+  done
+  [ ${#missing[@]} -eq 0 ] || die "missing: ${missing[*]}; install them, and what scripts/apt-packages.txt names"
+}
+
+make_venv() {
+  [ -x "$venv/bin/pip" ] && "$venv/bin/pip" --version >/dev/null 2>&1 && return
+  local python
+  for python in python3 /usr/bin/python3; do
+    rm -rf "$venv"
+    "$python" -m venv "$venv" >"$toolchain/venv.log" 2>&1 && return
+  done
+  return 1
+}
+
+# install_wheels NAME: what scripts/requirements-NAME.txt lists, unless a stamp says that it is there.
+install_wheels() {
+  local list=scripts/requirements-$1.txt stamp=$toolchain/$1.stamp
+  # The path is part of the stamp: a venv does not survive being moved.
+  local wanted
+  wanted=$({ echo "$venv"; cat "$list"; } | sha256sum)
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+  rm -f "$stamp"
+  say "installing the wheels of $list"
+  if make_venv && "$venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$list" >"$toolchain/$1.log" 2>&1; then
+    echo "$wanted" >"$stamp"
+  else
+    say "the wheels of $list cannot be had here (see $toolchain); going on with what is installed"
+    return 1
+  fi
+}
+
+# link_wheels NAME: build/toolchain/NAME is the wheels' folder, laid out as nvcc expects a toolkit to be.
+link_wheels() {
+  local root
+  root=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
+  ln -sfn lib "$root/lib64"
+  ln -sfn "$root" "$toolchain/$1"
+}
+
+mkdir -p "$toolchain"
+install_system_packages
+if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
+  install_wheels cuda && link_wheels cuda || true
+fi
+if [ "${1:-}" = gates ]; then
+  install_wheels gates && link_wheels gates || true
+fi

@@ -1,0 +1,57 @@
+#!/bin/sh
+# install_and_consume.sh BUILD CMAKE CC CXX
+#
+# Installs BUILD into a fresh prefix, moves that prefix (an installed tree must not know where it was),
+# and builds and runs a C and a C++ program with it: through find_package and through pkg-config, with
+# the shared and with the static library.
+set -eu
+build=$1 cmake=$2 cc=$3 cxx=$4
+consumer=$(cd "$(dirname "$0")" && pwd)/consumer
+work=$build/install_consumer
+rm -rf "$work"
+mkdir -p "$work"
+
+run() {
+  echo "+ $*"
+  "$@"
+}
+
+run "$cmake" --install "$build" --prefix "$work/installed" >"$work/install.log"
+mv "$work/installed" "$work/prefix"
+prefix=$work/prefix
+
+echo "== find_package"
+run "$cmake" -S "$consumer" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" >"$work/configure.log"
+run "$cmake" --build "$work/consumer" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+(cd "$work/consumer" && run ctest --output-on-failure --no-tests=error)
+
+# try_pkg_config PREFIX LINKAGE [--static]
+try_pkg_config() {
+  libdir=$(dirname "$(find "$1" -name flash3.pc)")/..
+  export PKG_CONFIG_PATH="$libdir/pkgconfig"
+  flags=$(pkg-config ${3:-} --cflags --libs flash3)
+  echo "== pkg-config, $2: $flags"
+  # $flags is a list of words on purpose.
+  # shellcheck disable=SC2086
+  "$cc" -std=c11 "$consumer/main.c" -o "$work/c_$2" $flags
+  # shellcheck disable=SC2086
+  "$cxx" -std=c++20 "$consumer/main.cpp" -o "$work/cpp_$2" $flags
+  for program in c cpp; do
+    LD_LIBRARY_PATH="$libdir" "$work/${program}_$2"
+  done
+}
+
+if find "$prefix" -name 'libflash3.so*' | grep -q .; then
+  try_pkg_config "$prefix" shared
+fi
+
+# Where libflash3.so is there too, the linker would take it: a prefix with the archive alone.
+cp -r "$prefix" "$work/static_prefix"
+find "$work/static_prefix" -name 'libflash3.so*' -delete
+try_pkg_config "$work/static_prefix" static --static
+
+if [ -x "$prefix/bin/flash3" ]; then
+  echo "== the installed command line"
+  run "$prefix/bin/flash3" info
+fi

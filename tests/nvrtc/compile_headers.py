@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""NVRTC compiles every device header on its own: so none needs another included first, the host's standard library,
+or anything of nvcc's."""
+import argparse
+import ctypes
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
+
+
+def device_headers():
+    headers = sorted((SRC / "hopper").rglob("*.cuh"))
+    if not headers:
+        raise SystemExit("no device header in src/hopper: the gate looks in the wrong place")
+    return headers
+
+
+class Nvrtc:
+    def __init__(self, path):
+        try:
+            for builtins in pathlib.Path(path).parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(builtins))  # NVRTC opens it by its name alone, and finds it if it is loaded
+            self.lib = ctypes.CDLL(path)
+        except OSError as error:
+            raise SystemExit(f"cannot load NVRTC: {error}; scripts/setup.sh gates brings it") from error
+        self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name, *args):
+        code = getattr(self.lib, name)(*args)
+        if code:
+            raise SystemExit(f"{name}: {self.lib.nvrtcGetErrorString(code).decode()}")
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
+
+    def compile(self, name, source, options):
+        """(whether it compiled, what NVRTC said)"""
+        program = ctypes.c_void_p()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        code = self.lib.nvrtcCompileProgram(program, len(options), array)
+        size = ctypes.c_size_t()
+        self.call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        self.call("nvrtcGetProgramLog", program, log)
+        self.call("nvrtcDestroyProgram", ctypes.byref(program))
+        return code == 0, log.value.decode(errors="replace")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nvrtc", required=True, help="libnvrtc.so")
+    parser.add_argument("--toolkit-include", required=True, help="the folder of cuda_bf16.h")
+    args = parser.parse_args()
+
+    nvrtc = Nvrtc(args.nvrtc)
+    includes = [SRC, ROOT / "include", args.toolkit_include, f"{args.toolkit_include}/cccl"]
+    options = ["--gpu-architecture=sm_90a", "-std=c++20"] + [f"-I{path}" for path in includes]
+    failed = 0
+    headers = device_headers()
+    for header in headers:
+        name = header.relative_to(SRC).as_posix()
+        compiled, log = nvrtc.compile(name + ".cu", f'#include "{name}"\n', options)
+        print(f"{'ok    ' if compiled else 'FAILED'} {name}")
+        if log.strip():
+            print(log)
+        failed += not compiled
+    print(f"NVRTC {nvrtc.version()}: {len(headers) - failed} of {len(headers)} headers compiled")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,7 +107,7 @@ Status check_workspace(const ForwardProblem& problem, const Backend& backend) {
                                     " but this call needs ", needed,
                                     " bytes, as flash3_forward_workspace tells"));
   if (reinterpret_cast<uintptr_t>(problem.workspace) % kWorkspaceAlignment != 0)
-    return invalid_argument(message("workspace = ", static_cast<const void*>(problem.workspace),
+    return invalid_argument(message("workspace = ", hex(problem.workspace),
                                     " but it must be a multiple of ", kWorkspaceAlignment));
   return check_access(backend, "workspace", problem.workspace, "use");
 }

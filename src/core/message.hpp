@@ -24,12 +24,13 @@ inline void append(std::string& text, float value) {
   text.append(digits.data(), end);
 }
 
-inline void append(std::string& text, const void* address) {
-  std::array<char, 32> digits;
+// An address as a part of a message.
+inline std::string hex(const void* address) {
+  std::array<char, 20> digits;
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(),
                                  reinterpret_cast<uintptr_t>(address), 16)
                        .ptr;
-  text.append("0x").append(digits.data(), end);
+  return "0x" + std::string(digits.data(), end);
 }
 
 template <class... Parts>

@@ -1,0 +1,149 @@
+// flash3.hpp: what it makes of its arguments, and the way errors come back.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "call.hpp"
+#include "core/problem.hpp"
+#include "cpu/attention_ref.hpp"
+
+namespace flash3::test {
+namespace {
+
+std::vector<int64_t> shape(const Tensor& t) { return {t.shape, t.shape + t.ndim}; }
+std::vector<int64_t> stride(const Tensor& t) { return {t.stride, t.stride + t.ndim}; }
+using Numbers = std::vector<int64_t>;
+
+TEST(Tensors, Contiguous) {
+  float x = 0;
+  const Tensor t = tensor(&x, FLASH3_BFLOAT16, {2, 3, 4, 5});
+  EXPECT_EQ(t.data, &x);
+  EXPECT_EQ(t.dtype, FLASH3_BFLOAT16);
+  EXPECT_EQ(shape(t), (Numbers{2, 3, 4, 5}));
+  EXPECT_EQ(stride(t), (Numbers{60, 20, 5, 1}));
+}
+
+TEST(Tensors, HeadsFirst) {
+  const Tensor t = heads_first(tensor(nullptr, FLASH3_FLOAT16, {2, 4, 3, 5}));
+  EXPECT_EQ(shape(t), (Numbers{2, 3, 4, 5}));
+  EXPECT_EQ(stride(t), (Numbers{60, 5, 15, 1}));
+}
+
+TEST(Tensors, Lse) {
+  float x = 0;
+  const Tensor t = lse_tensor(&x, 2, 4, 3);
+  EXPECT_EQ(t.data, &x);
+  EXPECT_EQ(t.dtype, FLASH3_FLOAT32);
+  EXPECT_EQ(shape(t), (Numbers{2, 4, 3}));
+  EXPECT_EQ(stride(t), (Numbers{12, 3, 1}));
+}
+
+TEST(ForwardArgs, Defaults) {
+  const auto p = Forward{}.params();
+  EXPECT_EQ(p.struct_size, sizeof(flash3_forward_params));
+  EXPECT_EQ(p.softmax_scale, 0.f);
+  EXPECT_EQ(p.causal, 0);
+  EXPECT_EQ(p.window, 0);
+  EXPECT_EQ(p.backend, FLASH3_BACKEND_AUTO);
+  EXPECT_EQ(p.num_threads, 0);
+  EXPECT_EQ(p.lse.dtype, FLASH3_DTYPE_NONE);
+}
+
+TEST(ForwardArgs, EachReachesItsField) {
+  int stream = 0, workspace = 0;
+  const auto p = Forward{.softmax_scale = 0.5f,
+                         .causal = true,
+                         .window_left = 7,
+                         .backend = FLASH3_BACKEND_CPU,
+                         .num_threads = 3,
+                         .stream = &stream,
+                         .workspace = &workspace,
+                         .workspace_size = 9}
+                     .params();
+  EXPECT_EQ(p.softmax_scale, 0.5f);
+  EXPECT_EQ(p.causal, 1);
+  EXPECT_EQ(p.window, 1);
+  EXPECT_EQ(p.window_left, 7);
+  EXPECT_EQ(p.window_right, -1);
+  EXPECT_EQ(p.backend, FLASH3_BACKEND_CPU);
+  EXPECT_EQ(p.num_threads, 3);
+  EXPECT_EQ(p.stream, &stream);
+  EXPECT_EQ(p.workspace, &workspace);
+  EXPECT_EQ(p.workspace_size, 9u);
+
+  const auto right = Forward{.window_right = 0}.params();
+  EXPECT_EQ(right.window, 1);
+  EXPECT_EQ(right.window_left, -1);
+  EXPECT_EQ(right.window_right, 0);
+}
+
+TEST(Errors, ForwardThrowsAndTryForwardReturns) {
+  Call call;
+  call.args.k.shape[3] = 96;
+  constexpr char kMessage[] =
+      "k.shape[3] = 96 but q.shape[3] = 8; q and k must have the same head_dim";
+  try {
+    forward(call.args);
+    FAIL() << "forward() did not throw";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), FLASH3_INVALID_ARGUMENT);
+    EXPECT_STREQ(e.what(), kMessage);
+  }
+  const Result result = try_forward(call.args);
+  EXPECT_FALSE(result);
+  EXPECT_EQ(result.code(), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(result.message(), kMessage);
+  EXPECT_EQ(supported(call.args).message(), kMessage);
+  EXPECT_THROW(workspace(call.args), Error);
+  EXPECT_THROW(explain(call.args), Error);
+  EXPECT_THROW(result.or_throw(), Error);
+}
+
+TEST(Errors, ResultKeepsItsMessage) {
+  Call call;
+  call.args.num_threads = -1;
+  const Result first = supported(call.args);
+  call.args.num_threads = -2;
+  const Result second = supported(call.args);
+  EXPECT_EQ(first.message().substr(0, 16), "num_threads = -1");
+  EXPECT_EQ(second.message().substr(0, 16), "num_threads = -2");
+}
+
+TEST(Forward, ComputesWhatTheOracleComputes) {
+  Call call;
+  call.args.causal = true;
+  call.args.window_left = 1;
+  EXPECT_TRUE(supported(call.args));
+  std::vector<unsigned char> memory(workspace(call.args) + 256);
+  auto address = reinterpret_cast<uintptr_t>(memory.data());
+  call.args.workspace = memory.data() + (256 - address % 256) % 256;
+  call.args.workspace_size = memory.size() - 256;
+  forward(call.args);
+
+  const auto p = call.params();
+  ForwardProblem problem;
+  ASSERT_TRUE(make_forward_problem(&p, Pointers::kRequired, &problem).ok());
+  const ReferenceForward expected = attention_ref(problem);
+  ASSERT_EQ(expected.out.size(), call.out.size());
+  ASSERT_EQ(expected.lse.size(), call.lse.size());
+  for (size_t i = 0; i < call.out.size(); ++i) ASSERT_NEAR(call.out[i], expected.out[i], 1e-5);
+  for (size_t i = 0; i < call.lse.size(); ++i) ASSERT_NEAR(call.lse[i], expected.lse[i], 1e-5);
+
+  const Result result = try_forward(call.args);
+  EXPECT_TRUE(result);
+  EXPECT_EQ(result.code(), FLASH3_OK);
+  EXPECT_EQ(result.message(), "");
+}
+
+TEST(Forward, ExplainIsTheWholeText) {
+  Call call;
+  const std::string text = explain(call.args);
+  EXPECT_EQ(text.find('\0'), std::string::npos);
+  EXPECT_EQ(text.substr(0, 9), "backend: ");
+  EXPECT_EQ(text.back(), '\n');
+}
+
+}  // namespace
+}  // namespace flash3::test

@@ -11,7 +11,7 @@ INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench build setup setup-gates format install clean distclean
+.PHONY: help run test bench build program setup setup-gates format install clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -31,10 +31,14 @@ build: setup
 	@cmake --preset release $(configure_args)
 	@cmake --build --preset release
 
-run: build
+program: setup
+	@cmake --preset release $(configure_args)
+	@cmake --build --preset release --target flash3
+
+run: program
 	$(flash3) run --input $(INPUT) --check
 
-bench: build
+bench: program
 	$(flash3) bench
 
 test: setup-gates

@@ -15,9 +15,6 @@ if(FLASH3_SHARED)
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(EXPORT flash3_shared_targets NAMESPACE flash3:: DESTINATION ${flash3_package_dir})
 endif()
-if(FLASH3_CLI)
-  install(TARGETS flash3_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
 
 # Who links libflash3.a needs the CUDA runtime it was built against, which may be on no other
 # machine: it travels along, under a name of its own (NVIDIA lists it as redistributable).

@@ -117,7 +117,6 @@ Status explain(const ForwardProblem& p, std::string* text) {
   lines.add("problem", describe_problem(p));
   lines.add("mask", describe_mask(p));
   lines.add("softmax_scale", message(p.softmax_scale));
-  lines.add("workspace", message(backend ? backend->workspace_size(p) : 0, " bytes"));
   if (backend) backend->explain(p, &lines);
   *text = lines.text();
   return {};

@@ -133,7 +133,7 @@ TEST(CApi, ExplainStartsWithTheCall) {
   call.args.window_left = 1;
   call.args.softmax_scale = 0.25f;
   const std::string text = explain(call.args);
-  EXPECT_EQ(text.substr(0, text.find("workspace: ")),
+  EXPECT_EQ(text.substr(0, text.find('\n', text.find("softmax_scale")) + 1),
             "backend: cpu\n"
             "problem: float32, batch 2, seq_q 3, seq_k 5, heads_q 4, heads_k 2, head_dim 8, "
             "head_dim_v 16, with lse\n"

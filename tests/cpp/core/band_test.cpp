@@ -105,6 +105,9 @@ TEST(Band, RowsBeforeTheFirstKeyAndBehindTheLastSeeNothing) {
   EXPECT_EQ(causal.keys({0, 6}, 4).size(), 0);
   EXPECT_TRUE(causal.key_tiles({0, 6}, 4, 2).empty());
   EXPECT_EQ(causal.keys({0, 7}, 4).size(), 1);
+  const Band late{.lo = 5, .hi = 9};
+  EXPECT_TRUE(late.keys({0, 2}, 4).empty());
+  EXPECT_TRUE(late.key_tiles({0, 2}, 4, 8).empty());
   const Band window = Band::make(4, 0, 2, 2);  // no keys at all
   EXPECT_TRUE(window.keys({0, 4}, 0).empty());
   EXPECT_TRUE(window.key_tiles({0, 4}, 0, 64).empty());

@@ -64,8 +64,10 @@ class HopperBackend final : public Backend {
     out->add("tile", message(c.tile_m(), " queries x ", c.tile_n, " keys"));
     out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 queries"));
     out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
-    out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
-                             plan.tiles, " tiles"));
+    out->add(
+        "grid",
+        message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ", plan.tiles,
+                plan.dynamic ? " tiles, longest first, from a counter" : " tiles in turn"));
     out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
     out->add("registers", message(c.producer_registers(), " a producer thread, ",
                                   c.consumer_registers(), " a consumer thread"));

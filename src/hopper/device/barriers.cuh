@@ -14,7 +14,7 @@
 namespace flash3::hopper {
 
 // A block's mbarriers, named by what has happened when they complete.
-enum class BarrierName { kQFull, kQEmpty, kKFull, kKEmpty, kVFull, kVEmpty };
+enum class BarrierName { kQFull, kQEmpty, kKFull, kKEmpty, kVFull, kVEmpty, kTileFull, kTileEmpty };
 
 #if defined(FLASH3_DEBUG_BARRIERS)
 __device__ inline const char* to_string(BarrierName name) {
@@ -25,6 +25,8 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kKEmpty: return "k_empty";
     case BarrierName::kVFull: return "v_full";
     case BarrierName::kVEmpty: return "v_empty";
+    case BarrierName::kTileFull: return "tile_full";
+    case BarrierName::kTileEmpty: return "tile_empty";
   }
   return "?";
 }

@@ -1,12 +1,13 @@
-// Who does what in a block. Warpgroup 0 produces: three of its warps each drive one stream of TMA
-// loads with one thread. Warpgroups 1… consume: 64 query rows each, GEMMs and softmax.
+// Who does what in a block. Warpgroup 0 produces: one thread of each of its warps drives one stream
+// of TMA loads, or hands out the work tiles. Warpgroups 1… consume: 64 query rows each, GEMMs and
+// softmax.
 #pragma once
 
 namespace flash3::hopper {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2 };
+enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 3 };
 
 __device__ __forceinline__ int warpgroup_index() {
   return __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);

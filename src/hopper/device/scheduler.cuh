@@ -1,16 +1,19 @@
-// Which tile of work a block does next. The grid is persistent: block b does the tiles b, b + grid,
-// b + 2·grid, …
+// Which tile of work a block does next. The grid is persistent: one block per SM, and in each block
+// one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory, one
+// tile ahead of them.
 //
 // Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
 // cache: a few heads at a time (heads_in_group), and within such a group
-//   full   all query tiles of one head after the other;
+//   full   all query tiles of one head after the other; block b does b, b + grid, b + 2·grid, …
 //   band   the query tile last in the sequence first (under a causal mask the longest), one of each
-//   head in turn, and every
-//          other round of the grid backwards: so each block gets its share of long and short tiles.
-// Roles of a block walk the same list on their own; nothing is exchanged.
+//   head in turn. Tiles
+//          differ in length, so after its first each block takes the next one from a counter in
+//          global memory.
 #pragma once
 
 #include "core/band.hpp"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/forward/params.h"
 
 namespace flash3::hopper {
@@ -19,46 +22,108 @@ struct WorkTile {
   int query;  // first row
   int head, batch;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
+  bool valid;                        // false: no more work
 
   __device__ __forceinline__ bool has_keys() const { return key_tile_begin < key_tile_end; }
 };
 
+// The index-th tile in the order above.
 template <int kTileM, int kTileN, bool kBand>
-struct TileScheduler {
-  const ForwardParams& params;
+__device__ __forceinline__ WorkTile decode_tile(const ForwardParams& params, int index) {
+  WorkTile work{};
+  work.valid = index < params.tiles;
+  if (!work.valid) return work;
 
-  // The round-th tile of this block; false if there is none.
-  __device__ __forceinline__ bool tile(int round, WorkTile& work) const {
-    const int position = kBand && round % 2 == 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const long long index = (long long)round * gridDim.x + position;
-    if (index >= params.tiles) return false;
+  const int first_head = index / (params.heads_in_group * params.m_tiles) * params.heads_in_group;
+  const int heads = min(params.heads_in_group, params.batch_heads - first_head);
+  const int in_group = index - first_head * params.m_tiles;
+  const int m_tile = kBand ? params.m_tiles - 1 - in_group / heads : in_group % params.m_tiles;
+  const int batch_head = first_head + (kBand ? in_group % heads : in_group / params.m_tiles);
 
-    const int group = int(index) / (params.heads_in_group * params.m_tiles);
-    const int first_head = group * params.heads_in_group;
-    const int heads = min(params.heads_in_group, params.batch_heads - first_head);
-    const int in_group = int(index) - first_head * params.m_tiles;
-    int m_tile, batch_head;
-    if constexpr (kBand) {
-      m_tile = params.m_tiles - 1 - in_group / heads;
-      batch_head = first_head + in_group % heads;
+  work.query = m_tile * kTileM;
+  work.batch = batch_head / params.heads_q;
+  work.head = batch_head % params.heads_q;
+  work.key_tile_end = (params.seq_k + kTileN - 1) / kTileN;
+  if constexpr (kBand) {
+    const Range rows = {work.query, min(work.query + kTileM, params.seq_q)};
+    const Range keys = params.band.key_tiles(rows, params.seq_k, kTileN);
+    work.key_tile_begin = int(keys.begin);
+    work.key_tile_end = int(keys.end);
+  }
+  return work;
+}
+
+// The counter that blocks share when tiles differ in length. It lies in the caller's workspace,
+// uninitialised: block 0 zeroes it and then publishes this launch's ticket; the last block to
+// finish withdraws the ticket, so that a replay of a captured launch, which has the same ticket,
+// starts over. No other launch has it (host: forward/launch.cpp).
+class TileCounter {
+ public:
+  __device__ __forceinline__ TileCounter(TileCounterMemory* memory, unsigned long long ticket)
+      : memory_(memory) {
+    if (memory_ == nullptr) return;
+    if (blockIdx.x == 0) {
+      memory_->next = gridDim.x;  // each block's first tile needs no counter
+      memory_->finished_blocks = 0;
+      store_release(&memory_->ticket, ticket);
     } else {
-      m_tile = in_group % params.m_tiles;
-      batch_head = first_head + in_group / params.m_tiles;
+      while (load_acquire(&memory_->ticket) != ticket) {
+      }
     }
+  }
 
-    work.query = m_tile * kTileM;
-    work.batch = batch_head / params.heads_q;
-    work.head = batch_head % params.heads_q;
-    if constexpr (kBand) {
-      const Range rows = {work.query, min(work.query + kTileM, params.seq_q)};
-      const Range keys = params.band.key_tiles(rows, params.seq_k, kTileN);
-      work.key_tile_begin = int(keys.begin);
-      work.key_tile_end = int(keys.end);
-    } else {
-      work.key_tile_begin = 0;
-      work.key_tile_end = (params.seq_k + kTileN - 1) / kTileN;
-    }
-    return true;
+  // The tile after `index`, which this block took last.
+  __device__ __forceinline__ int next(int index) {
+    return memory_ == nullptr ? index + gridDim.x : atomicAdd(&memory_->next, 1);
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (memory_ == nullptr) return;
+    if (atomicAdd(&memory_->finished_blocks, 1) == int(gridDim.x) - 1)
+      store_release(&memory_->ticket, 0);
+  }
+
+ private:
+  TileCounterMemory* memory_;
+};
+
+// The ring through which the scheduler hands tiles out.
+inline constexpr int kTileSlots = 2;
+struct TileRing {
+  WorkTile tiles[kTileSlots];
+  RingBarriers<kTileSlots> barriers;
+};
+
+// The scheduler's loop.
+template <int kTileM, int kTileN, bool kBand>
+__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, TileRing& ring) {
+  PipelineState<kTileSlots> slot;
+  TileCounter counter(params.tile_counter, params.ticket);
+  for (int index = blockIdx.x;; index = counter.next(index)) {
+    const WorkTile work = decode_tile<kTileM, kTileN, kBand>(params, index);
+    wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
+    ring.tiles[slot.stage] = work;
+    arrive(&ring.barriers.full[slot.stage]);
+    slot.advance();
+    if (!work.valid) break;
+  }
+  counter.finish();
+}
+
+// Any other role's view of the ring: by one thread, or by a whole warp.
+struct TileReader {
+  TileRing& ring;
+  bool whole_warp;
+  PipelineState<kTileSlots> slot = {};
+
+  // False if there is no more work.
+  __device__ __forceinline__ bool next(WorkTile& work) {
+    wait(&ring.barriers.full[slot.stage], slot.phase, BarrierName::kTileFull);
+    work = ring.tiles[slot.stage];
+    if (whole_warp) __syncwarp();
+    if (!whole_warp || threadIdx.x % 32 == 0) arrive(&ring.barriers.empty[slot.stage]);
+    slot.advance();
+    return work.valid;
   }
 };
 

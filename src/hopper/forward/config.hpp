@@ -33,11 +33,13 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * 2; }
   FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * 2; }
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * 2; }
-  FLASH3_HOST_DEVICE constexpr int barrier_bytes() const {
-    return 8 * (2 * warpgroups + 4 * stages);
+  FLASH3_HOST_DEVICE constexpr int control_bytes() const {
+    const int barriers = 2 * warpgroups + 4 * stages;
+    const int tile_ring = 80;  // device/scheduler.cuh
+    return 8 * barriers + tile_ring;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return q_bytes() + stages * (k_bytes() + v_bytes()) + barrier_bytes();
+    return q_bytes() + stages * (k_bytes() + v_bytes()) + control_bytes();
   }
 };
 

@@ -28,7 +28,7 @@ struct ForwardTraits {
   using KTile = SharedTile<kTileN, kHeadDim>;
   using VTile = SharedTile<kTileN, kHeadDimV>;
   using OutTile = SharedTile<kWarpgroupRows, kHeadDimV>;  // in the place of QTile
-  using Scheduler = TileScheduler<kTileM, kTileN, kBand>;
+
   using KvState = PipelineState<kStages>;
 
   struct Shared {
@@ -38,6 +38,7 @@ struct ForwardTraits {
     RingBarriers<kWarpgroups> q_barriers;  // one "stage" per warpgroup, each with its own pace
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
+    TileRing tiles;
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.q_barriers.init(1);
     shared.k_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
+    shared.tiles.barriers.init(3 + 4 * Traits::kWarpgroups);  // loaders, and each consumer warp
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   __syncthreads();
@@ -71,6 +73,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
       if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
       if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
       if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
+      if (role == ProducerWarp::kSchedule) {
+        schedule_tiles<Traits::kTileM, Traits::kTileN, Traits::kBand>(params, shared.tiles);
+      }
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();

@@ -2,7 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <numbers>
+#include <random>
 
 #include "core/message.hpp"
 #include "hopper/forward/pack.hpp"
@@ -15,6 +17,16 @@ namespace {
 Status cuda_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   return {FLASH3_CUDA_ERROR, message(what, " failed: ", cudaGetErrorString(error))};
+}
+
+// A number that no other launch has, and that memory does not hold by chance. A replayed graph
+// repeats it: see TileCounter.
+unsigned long long new_ticket() {
+  static std::atomic<uint64_t> count = std::random_device{}();
+  uint64_t x = count.fetch_add(0x9E3779B97F4A7C15);  // splitmix64
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return (x ^ (x >> 31)) | 1;  // never 0, which withdraws a ticket
 }
 
 // Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
@@ -75,6 +87,12 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
       cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            config.shared_bytes()),
       "reserving shared memory"));
+  if (plan.dynamic) {
+    params.tile_counter = reinterpret_cast<TileCounterMemory*>(
+        static_cast<char*>(problem.workspace) + plan.counter_offset);
+    params.ticket = new_ticket();
+  }
+
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(plan.grid));
   launch.blockDim = dim3(unsigned(config.threads()));

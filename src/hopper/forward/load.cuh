@@ -23,11 +23,11 @@ __device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map,
 template <class Traits>
 __device__ __forceinline__ void load_q(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
-  const typename Traits::Scheduler scheduler{params};
+  TileReader tiles{shared.tiles, false};
   prefetch(&params.q);
   uint32_t phase = 0;
   WorkTile work;
-  for (int round = 0; scheduler.tile(round, work); ++round) {
+  while (tiles.next(work)) {
     if (!work.has_keys()) continue;
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       wait(&shared.q_barriers.empty[w], phase ^ 1, BarrierName::kQEmpty);
@@ -43,12 +43,12 @@ template <class Traits, class Tile>
 __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, const TensorMap* map,
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
-                                               BarrierName empty) {
-  const typename Traits::Scheduler scheduler{params};
+                                               BarrierName empty, TileRing& ring) {
+  TileReader tiles{ring, false};
   prefetch(map);
   typename Traits::KvState state;
   WorkTile work;
-  for (int round = 0; scheduler.tile(round, work); ++round) {
+  while (tiles.next(work)) {
     const int head = work.head / params.queries_per_kv_head;
     for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
@@ -63,14 +63,14 @@ template <class Traits>
 __device__ __forceinline__ void load_k(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, shared.k, shared.k_barriers,
-                                                 BarrierName::kKEmpty);
+                                                 BarrierName::kKEmpty, shared.tiles);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, shared.v, shared.v_barriers,
-                                                 BarrierName::kVEmpty);
+                                                 BarrierName::kVEmpty, shared.tiles);
 }
 
 }  // namespace flash3::hopper

@@ -50,7 +50,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileN = Traits::kTileN;
 
-  const typename Traits::Scheduler scheduler{params};
+  TileReader tiles{shared.tiles, true};
   const GemmTurn<Traits::kWarpgroups> turn{warpgroup};
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
   turn.start();
   WorkTile work;
-  for (int round = 0; scheduler.tile(round, work); ++round) {
+  while (tiles.next(work)) {
     const int first_row = work.query + warpgroup * kWarpgroupRows;
     const OutputRows rows{first_row, work.head, work.batch};
     if (!work.has_keys()) {

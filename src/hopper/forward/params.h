@@ -7,6 +7,13 @@
 
 namespace flash3::hopper {
 
+// See device/scheduler.cuh.
+struct TileCounterMemory {
+  unsigned long long ticket;
+  int next;
+  int finished_blocks;
+};
+
 struct ForwardParams {
   TensorMap q;    // box [64 rows, chunk]: one warpgroup's rows
   TensorMap k;    // box [tile_n, chunk]
@@ -30,6 +37,9 @@ struct ForwardParams {
   int heads_in_group;  // consecutive (batch, head) pairs whose K and V share the L2 cache
   int batch_heads;     // batch · heads_q
   int tiles;           // in all
+  TileCounterMemory* tile_counter;  // null: tiles are dealt out in turn
+  unsigned long long ticket;        // of this launch
+
   bool out_by_tma;
 };
 

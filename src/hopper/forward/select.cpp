@@ -6,6 +6,7 @@
 
 #include "core/message.hpp"
 #include "hopper/forward/instances.hpp"
+#include "hopper/forward/params.h"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -101,6 +102,12 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
 
   plan->heads_in_group = 1;
   if (band) {
+    // Tiles of equal length need no counter, nor does a single round of them.
+    plan->dynamic = plan->tiles > plan->grid;
+    if (plan->dynamic) {
+      plan->counter_offset = plan->workspace_bytes;
+      plan->workspace_bytes += align_up(sizeof(TileCounterMemory));
+    }
     const int64_t kv_bytes =
         std::max<int64_t>(1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
     const int64_t heads =

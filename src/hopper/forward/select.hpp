@@ -33,6 +33,8 @@ struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   PackedCopy q, k, v;
   bool out_by_tma = false;
+  bool dynamic = false;  // blocks take tiles from a counter in the workspace
+  size_t counter_offset = 0;
   size_t workspace_bytes = 0;
 
   int m_tiles = 0;         // query tiles per head

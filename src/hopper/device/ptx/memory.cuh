@@ -1,0 +1,17 @@
+// Ordered accesses to global memory across the GPU. PTX ISA 9.7.9.8 ld, 9.7.9.12 st.
+#pragma once
+
+namespace flash3::hopper {
+
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* address) {
+  unsigned long long value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release(unsigned long long* address,
+                                              unsigned long long value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+}  // namespace flash3::hopper

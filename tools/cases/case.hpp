@@ -1,0 +1,75 @@
+// One attention call to verify or to time, with an id that a person can read and type:
+//
+//   bf16/b2/q129/k1000/h4x2/d128/causal          h<heads_q>x<heads_k> (h4: MHA), d<dim>x<dim_v>
+//   (d64) fp16/b1/q65/k65/h2/d40x72/w100:50/bhsd/outliers/nolse/scale0.5/seed7
+//
+// The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
+// follows it is optional and takes the defaults below.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "flash3/flash3.h"
+
+namespace flash3::cases {
+
+enum class Layout {
+  kBatchSeq,    // "bshd": contiguous [batch, seq, heads, dim]
+  kHeadsFirst,  // "bhsd": contiguous [batch, heads, seq, dim]
+  kPadded,      // "padded": [batch, seq, heads, dim] with gaps of whole 16-byte units
+  kOdd,         // "odd": gaps of odd sizes, and a base address that is aligned to one element only
+};
+
+enum class Distribution {
+  kNormal,    // "normal": N(0, 1)
+  kOutliers,  // "outliers": N(0, 1) + N(0, 100) · Bernoulli(0.001), as in the FlashAttention-3
+              // paper
+  kSpecial,   // "special": N(0, 1) with a few infinities and NaNs
+};
+
+struct Case {
+  flash3_dtype dtype = FLASH3_BFLOAT16;
+  int64_t batch = 1, seq_q = 1, seq_k = 1, heads_q = 1, heads_k = 1;
+  int64_t head_dim = 64, head_dim_v = 64;
+  bool causal = false;
+  bool window = false;  // window_left and window_right count; negative: unbounded
+  int64_t window_left = -1, window_right = -1;
+
+  Layout layout = Layout::kBatchSeq;
+  Distribution distribution = Distribution::kNormal;
+  bool want_lse = true;
+  float softmax_scale = 0.f;  // 0: the default
+  uint64_t seed = 1;
+
+  bool operator==(const Case&) const = default;
+};
+
+std::string to_id(const Case& c);
+
+// The case that id names; nothing, and the reason in *error, if it names none. Checks the spelling
+// only: whether sizes make sense is for the library to say.
+std::optional<Case> parse_id(std::string_view id, std::string* error);
+
+const char* short_name(flash3_dtype dtype);  // "bf16"
+const char* short_name(Layout layout);
+const char* short_name(Distribution distribution);
+std::optional<flash3_dtype> parse_dtype(std::string_view name);  // "bf16" or "bfloat16"
+std::optional<Layout> parse_layout(std::string_view name);
+
+// (query, key) pairs that the mask lets through, in one head.
+int64_t visible_pairs(const Case& c);
+
+// Floating point operations of the two matrix products over the visible pairs, 2·pairs·(D + Dv) a
+// head. By the field's convention a causal square counts as half of the full one.
+double flops(const Case& c);
+
+// Bytes of q, k, v and out, each moved once, and of lse.
+double tensor_bytes(const Case& c);
+
+// Bytes of the score matrix that is never stored.
+double score_matrix_bytes(const Case& c);
+
+}  // namespace flash3::cases

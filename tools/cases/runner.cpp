@@ -1,0 +1,141 @@
+#include "cases/runner.hpp"
+
+#include <chrono>
+
+namespace flash3::cases {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A guarded tensor's bytes, uploaded.
+class Upload {
+ public:
+  Upload(Memory& memory, const GuardedTensor& host)
+      : memory_(memory), host_(host), base_(memory.allocate(host.bytes.size())) {
+    reset();
+  }
+  void reset() { memory_.copy_in(base_.get(), host_.bytes.data(), host_.bytes.size()); }
+  void download(GuardedTensor* to) const {
+    memory_.copy_out(to->bytes.data(), base_.get(), to->bytes.size());
+  }
+  flash3_tensor view() const {
+    return host_.bytes.empty() ? flash3_tensor{} : host_.at(base_.get());
+  }
+
+ private:
+  Memory& memory_;
+  const GuardedTensor& host_;
+  std::shared_ptr<void> base_;
+};
+
+// A copy whose view points into the copy.
+GuardedTensor clone(const GuardedTensor& g) {
+  GuardedTensor copy = g;
+  if (!copy.bytes.empty()) copy.view.data = copy.bytes.data() + copy.offset;
+  return copy;
+}
+
+struct Expected {
+  ReferenceForward ref;
+  GuardedTensor naive_out, naive_lse;
+};
+
+// Empty if the library calls the case invalid; then *failure says why.
+Expected expect(const Case& c, const ForwardTensors& t, int threads, std::string* failure) {
+  Expected e;
+  e.naive_out = clone(t.out);
+  e.naive_lse = clone(t.lse);
+  if (!c.want_lse) e.naive_lse = make_lse(c.batch, c.heads_q, c.seq_q, Layout::kBatchSeq);
+  const auto params =
+      make_params(c, t.q.view, t.k.view, t.v.view, e.naive_out.view, e.naive_lse.view);
+  ForwardProblem problem;
+  if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok()) {
+    *failure = s.message();
+    return e;
+  }
+  e.ref = attention_ref(problem, threads);
+  attention_naive(problem, threads);
+  return e;
+}
+
+std::string last_error(const char* call) { return std::string(call) + ": " + flash3_last_error(); }
+
+}  // namespace
+
+Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
+  Verdict verdict;
+  const ForwardTensors host = make_forward_tensors(c);
+
+  // The library is asked first: no oracle for a call that it refuses.
+  Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
+      lse(memory, host.lse);
+  auto params = make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view());
+  params.backend = options.backend;
+  params.num_threads = options.num_threads;
+  params.stream = memory.stream();
+  if (const auto status = flash3_forward_supported(&params); status != FLASH3_OK) {
+    verdict.unsupported = status == FLASH3_UNSUPPORTED;
+    verdict.failure = last_error("flash3_forward_supported");
+    return verdict;
+  }
+  size_t workspace_bytes = 0;
+  if (flash3_forward_workspace(&params, &workspace_bytes) != FLASH3_OK) {
+    verdict.failure = last_error("flash3_forward_workspace");
+    return verdict;
+  }
+  // Poisoned, and guarded like a tensor of bytes; [1, 1, 1, n/2] of 16-bit elements says the same.
+  const GuardedTensor scratch = make_tensor(
+      FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(workspace_bytes + 1) / 2, Layout::kBatchSeq);
+  Upload workspace(memory, scratch);
+  params.workspace = workspace_bytes > 0 ? workspace.view().data : nullptr;
+  params.workspace_size = workspace_bytes;
+
+  GuardedTensor got_out = clone(host.out), got_lse = clone(host.lse), got_scratch = clone(scratch);
+  for (int run = 0; run < options.repeat; ++run) {
+    if (run > 0) out.reset(), lse.reset(), workspace.reset();
+    const auto start = Clock::now();
+    if (flash3_forward(&params) != FLASH3_OK) {
+      verdict.failure = last_error("flash3_forward");
+      return verdict;
+    }
+    memory.finish();
+    verdict.seconds = seconds_since(start);
+
+    GuardedTensor now_out = clone(host.out), now_lse = clone(host.lse);
+    out.download(&now_out);
+    lse.download(&now_lse);
+    workspace.download(&got_scratch);
+    if (run > 0 && (now_out.bytes != got_out.bytes || now_lse.bytes != got_lse.bytes)) {
+      verdict.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
+      return verdict;
+    }
+    if (run > 0) continue;
+    got_out = clone(now_out);
+    got_lse = clone(now_lse);
+    for (const auto& [name, tensor] : {std::pair{"out", &got_out}, std::pair{"lse", &got_lse},
+                                       std::pair{"workspace", &got_scratch}}) {
+      const std::string damage = tensor->bytes.empty() ? "" : tensor->damage();
+      if (damage.empty()) continue;
+      verdict.failure = std::string(name) + ": " + damage;
+      return verdict;
+    }
+  }
+
+  const auto start = Clock::now();
+  const Expected expected = expect(c, host, options.oracle_threads, &verdict.failure);
+  verdict.oracle_seconds = seconds_since(start);
+  if (!verdict.failure.empty()) return verdict;
+  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref.out);
+  verdict.failure = verdict.out.failure;
+  if (c.want_lse) {
+    verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref.lse);
+    if (verdict.failure.empty()) verdict.failure = verdict.lse.failure;
+  }
+  return verdict;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,187 @@
+#include "cases/table.hpp"
+
+#include <array>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "cases/pairwise.hpp"
+
+namespace flash3::cases {
+namespace {
+
+struct Dims {
+  int64_t qk, v;
+};
+constexpr Dims kDims[] = {{64, 64},   {128, 128}, {96, 96},   {192, 192}, {256, 256}, {192, 128},
+                          {8, 8},     {16, 16},   {32, 32},   {40, 40},   {72, 72},   {80, 80},
+                          {104, 104}, {160, 160}, {224, 224}, {1, 1},     {3, 3},     {33, 33},
+                          {65, 65},   {100, 100}, {127, 127}, {129, 129}, {255, 255}, {64, 128},
+                          {128, 64},  {40, 72},   {256, 33}};
+// Those with a Hopper kernel of exactly this size, at the head of the list above.
+constexpr std::span kNativeDims = std::span(kDims).first(6);
+
+struct Mask {
+  bool causal, window;
+  int64_t left, right;
+};
+constexpr Mask kMasks[] = {{false, false, -1, -1},     // full
+                           {true, false, -1, -1},      // causal
+                           {false, true, 100, 50},     // sliding, both sides
+                           {true, true, 128, -1},      // sliding and causal
+                           {false, true, 64, -1},      // left only
+                           {false, true, -1, 33},      // right only
+                           {false, true, 0, 0},        // the diagonal alone
+                           {false, true, 5000, 5000},  // wider than any sequence
+                           {false, true, 5000, 1}};
+constexpr std::span kMainMasks = std::span(kMasks).first(4);
+
+struct Heads {
+  int64_t q, k;
+};
+constexpr Heads kHeads[] = {{3, 3}, {4, 2}, {8, 2}, {6, 1}};
+
+constexpr int64_t kLengths[] = {129, 1000, 65, 127, 4097, 128, 64, 63, 1, 0};
+constexpr int64_t kShortLengths[] = {129, 300, 65, 127, 128, 64, 63, 1, 0};
+constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded,
+                               Layout::kOdd};
+constexpr int64_t kBatches[] = {1, 2, 3};
+constexpr Distribution kDistributions[] = {Distribution::kNormal, Distribution::kOutliers};
+constexpr float kScales[] = {0.f, 0.3f};
+
+class Table {
+ public:
+  void add(const Case& c) {
+    if (seen_.insert(to_id(c)).second) cases_.push_back(c);
+  }
+  std::vector<Case> take() { return std::move(cases_); }
+
+ private:
+  std::vector<Case> cases_;
+  std::set<std::string> seen_;
+};
+
+Case with(Case c, const Mask& m) {
+  c.causal = m.causal, c.window = m.window, c.window_left = m.left, c.window_right = m.right;
+  return c;
+}
+
+Case make_case(flash3_dtype dtype, Dims dims, int64_t seq_q, int64_t seq_k, Heads heads) {
+  Case c;
+  c.dtype = dtype, c.head_dim = dims.qk, c.head_dim_v = dims.v;
+  c.seq_q = seq_q, c.seq_k = seq_k, c.heads_q = heads.q, c.heads_k = heads.k;
+  return c;
+}
+
+// Every seq_q with every seq_k.
+void add_length_product(flash3_dtype dtype, Dims dims, std::span<const int64_t> lengths,
+                        std::span<const Mask> masks, Table* table) {
+  for (const Mask& mask : masks)
+    for (const int64_t seq_q : lengths)
+      for (const int64_t seq_k : lengths)
+        table->add(with(make_case(dtype, dims, seq_q, seq_k, {2, 1}), mask));
+}
+
+// All factors, pairwise.
+void add_pairwise(std::span<const flash3_dtype> dtypes, std::span<const int64_t> lengths,
+                  Table* table) {
+  const auto n = [](const auto& list) { return static_cast<int>(std::size(list)); };
+  const auto rows = pairwise({n(kDims), n(lengths), n(lengths), n(kMasks), n(kHeads), n(kLayouts),
+                              n(dtypes), n(kBatches), n(kDistributions), n(kScales), 2});
+  for (const auto& row : rows) {
+    const auto level = [&](const auto& list, size_t factor) { return list[size_t(row[factor])]; };
+    Case c = make_case(level(dtypes, 6), level(kDims, 0), level(lengths, 1), level(lengths, 2),
+                       level(kHeads, 4));
+    c = with(c, level(kMasks, 3));
+    c.layout = level(kLayouts, 5);
+    c.batch = level(kBatches, 7);
+    c.distribution = level(kDistributions, 8);
+    c.softmax_scale = level(kScales, 9);
+    c.want_lse = row[10] == 0;
+    if (c.seq_q * c.seq_k > 2'000'000) {  // keeps the oracle's O(n²) work in bounds
+      c.batch = 1;
+      c.heads_q /= c.heads_k;
+      c.heads_k = 1;
+    }
+    table->add(c);
+  }
+}
+
+// Every kernel family with every mask.
+void add_kernels(std::span<const flash3_dtype> dtypes, std::span<const Heads> lengths,
+                 Table* table) {
+  for (const flash3_dtype dtype : dtypes)
+    for (const Dims dims : kNativeDims)
+      for (const Mask& mask : kMasks)
+        for (const auto& [seq_q, seq_k] : lengths)
+          table->add(with(make_case(dtype, dims, seq_q, seq_k, {2, 1}), mask));
+}
+
+// Infinities and NaNs in the inputs.
+void add_specials(std::span<const flash3_dtype> dtypes, std::span<const Dims> dims, Table* table) {
+  for (const flash3_dtype dtype : dtypes)
+    for (const Dims d : dims)
+      for (const Mask& mask : {kMasks[0], kMasks[1], kMasks[7]}) {
+        Case c = with(make_case(dtype, d, 200, 300, {4, 2}), mask);
+        c.batch = 2;
+        c.distribution = Distribution::kSpecial;
+        table->add(c);
+      }
+}
+
+// Shapes that load the scheduler unevenly: many heads, many batches, one row, odd groups.
+void add_shapes(std::span<const flash3_dtype> dtypes, bool large, Table* table) {
+  for (const flash3_dtype dtype : dtypes)
+    for (const Mask& mask : {kMasks[0], kMasks[1]}) {
+      const auto add = [&](int64_t batch, int64_t seq_q, int64_t seq_k, Heads heads, Dims dims) {
+        Case c = with(make_case(dtype, dims, seq_q, seq_k, heads), mask);
+        c.batch = batch;
+        table->add(c);
+      };
+      add(40, 1, 257, {16, 2}, {128, 128});
+      add(1, 130, 190, {64, 8}, {64, 64});
+      add(17, 33, 70, {5, 5}, {96, 96});
+      add(0, 64, 64, {2, 2}, {64, 64});
+      if (!large) continue;
+      add(3, 1000, 1000, {15, 3}, {128, 128});
+      add(2, 500, 1300, {48, 16}, {64, 64});
+      add(200, 7, 40, {9, 3}, {72, 72});
+      add(1, 2048, 2048, {7, 1}, {192, 128});
+    }
+}
+
+}  // namespace
+
+std::optional<Level> parse_level(std::string_view name) {
+  if (name == "quick") return Level::kQuick;
+  if (name == "full") return Level::kFull;
+  return std::nullopt;
+}
+
+std::span<const flash3_dtype> dtypes_of(flash3_backend backend) {
+  static constexpr flash3_dtype kAll[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT32};
+  return backend == FLASH3_BACKEND_HOPPER ? std::span(kAll).first(2) : std::span(kAll);
+}
+
+std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  Table table;
+  const std::span<const Dims> dims(kDims);
+  const flash3_dtype main_dtype = dtypes.front();
+  if (level == Level::kQuick) {
+    add_length_product(main_dtype, {64, 64}, kShortLengths, kMainMasks.first(2), &table);
+    add_pairwise(dtypes, kShortLengths, &table);
+    add_kernels(dtypes.first(1), std::array{Heads{150, 280}}, &table);
+    add_specials(dtypes, dims.first(2), &table);
+    add_shapes(dtypes.first(1), false, &table);
+    return table.take();
+  }
+  add_length_product(main_dtype, {64, 64}, kLengths, kMainMasks, &table);
+  add_length_product(main_dtype, {128, 128}, kLengths, kMainMasks.first(2), &table);
+  add_pairwise(dtypes, kLengths, &table);
+  add_kernels(dtypes, std::array{Heads{129, 1000}, Heads{1000, 129}, Heads{333, 333}}, &table);
+  add_specials(dtypes, dims, &table);
+  add_shapes(dtypes, true, &table);
+  return table.take();
+}
+
+}  // namespace flash3::cases

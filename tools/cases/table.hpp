@@ -1,0 +1,26 @@
+// The case table: what `flash3 verify` and the test suites run. Deterministic.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cases/case.hpp"
+
+namespace flash3::cases {
+
+enum class Level {
+  kQuick,  // "quick": every head dim, mask, layout and head ratio, sequences up to 300
+  kFull,   // "full": all pairs of the sequence lengths 0 … 4097 too, for every kind of mask
+};
+
+std::optional<Level> parse_level(std::string_view name);
+
+// The dtypes that a backend takes.
+std::span<const flash3_dtype> dtypes_of(flash3_backend backend);
+
+// Without duplicates; dtypes must not be empty.
+std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes);
+
+}  // namespace flash3::cases

@@ -1,0 +1,65 @@
+// The subcommands of flash3. main.cpp reads the options; each command is one function in a file of
+// its name and returns the exit code.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace flash3::cli {
+
+inline constexpr int kExitFailure = 1;  // something did not work or did not pass
+inline constexpr int kExitUsage = 2;    // bad arguments or bad files
+
+// The user asked for something that makes no sense; exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct InfoOptions {
+  bool json = false;
+};
+
+struct ExplainOptions {
+  std::vector<std::string> cases;
+  std::string backend = "auto";
+  bool json = false;
+};
+
+struct VerifyOptions {
+  std::string level = "quick", backend = "auto";
+  std::vector<std::string> cases;    // instead of the table
+  std::vector<std::string> filters;  // all must occur in the id
+  int jobs = 0;                      // 0: one per core
+  int threads = 3;                   // of the CPU backend, in each job
+  int repeat = 1;
+  bool quiet = false, list = false;
+};
+
+struct BenchOptions {
+  std::string suite = "quick", backend = "auto";
+  std::vector<std::string> cases, filters;
+  int samples = 30;
+  double sample_ms = 12;
+  int threads = 0;
+  bool naive = false;
+  std::string json_file, csv_file;
+};
+
+struct RunOptions {
+  std::string input, output, backend = "auto", layout;
+  bool causal = false, check = false, json = false;
+  bool has_left = false, has_right = false;
+  long long window_left = -1, window_right = -1;
+  float softmax_scale = 0;
+  int threads = 0;
+};
+
+int info(const InfoOptions& options);
+int explain(const ExplainOptions& options);
+int verify(const VerifyOptions& options);
+int bench(const BenchOptions& options);
+int run(const RunOptions& options);
+
+}  // namespace flash3::cli

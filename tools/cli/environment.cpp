@@ -1,0 +1,141 @@
+#include "cli/environment.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+#include "build_commit.hpp"
+#include "cli/commands.hpp"
+#include "device/monitor.hpp"
+
+namespace flash3::cli {
+namespace {
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
+  return "";
+}
+
+}  // namespace
+
+flash3_backend resolve_backend(const std::string& name) {
+  if (name == "auto")
+    return unavailable(FLASH3_BACKEND_HOPPER).empty() ? FLASH3_BACKEND_HOPPER : FLASH3_BACKEND_CPU;
+  flash3_backend backend;
+  if (name == "hopper")
+    backend = FLASH3_BACKEND_HOPPER;
+  else if (name == "cpu")
+    backend = FLASH3_BACKEND_CPU;
+  else
+    throw UsageError("backend '" + name + "' is not one of auto, hopper, cpu");
+  if (const std::string reason = unavailable(backend); !reason.empty())
+    throw std::runtime_error("the " + name + " backend cannot run here: " + reason);
+  return backend;
+}
+
+std::string unavailable(flash3_backend backend) {
+  return flash3_backend_available(backend) == FLASH3_OK ? "" : flash3_last_error();
+}
+
+std::string describe(flash3_backend backend) {
+  size_t size = 0;
+  if (flash3_backend_describe(backend, nullptr, &size) != FLASH3_OK) return flash3_last_error();
+  std::string text(size, '\0');
+  if (flash3_backend_describe(backend, text.data(), &size) != FLASH3_OK) return flash3_last_error();
+  text.resize(text.find('\0'));
+  return text;
+}
+
+std::unique_ptr<cases::Memory> make_memory(flash3_backend backend) {
+  if (backend == FLASH3_BACKEND_HOPPER) return device::make_device_memory();
+  return std::make_unique<cases::HostMemory>();
+}
+
+std::optional<device::Gpu> gpu_of(flash3_backend backend) {
+  if (backend != FLASH3_BACKEND_HOPPER) return std::nullopt;
+  std::string reason;
+  const auto gpus = device::gpus(&reason);
+  if (gpus.empty()) throw std::runtime_error(reason);
+  return gpus.front();
+}
+
+cases::Case parse_case(const std::string& text) {
+  std::string error;
+  const auto c = cases::parse_id(text, &error);
+  if (!c) throw UsageError(error);
+  return *c;
+}
+
+void keep_matching(const std::vector<std::string>& filters, std::vector<cases::Case>* list) {
+  std::erase_if(*list, [&](const cases::Case& c) {
+    const std::string id = fmt::format("/{}/", to_id(c));
+    return std::any_of(filters.begin(), filters.end(),
+                       [&](const std::string& f) { return id.find(f) == std::string::npos; });
+  });
+  if (list->empty()) throw UsageError("no case matches the filter");
+}
+
+std::string explanation(const flash3_forward_params& params) {
+  size_t size = 0;
+  if (flash3_forward_explain(&params, nullptr, &size) != FLASH3_OK)
+    throw std::runtime_error(flash3_last_error());
+  std::string text(size, '\0');
+  if (flash3_forward_explain(&params, text.data(), &size) != FLASH3_OK)
+    throw std::runtime_error(flash3_last_error());
+  text.resize(text.find('\0'));
+  return text;
+}
+
+std::string value_of(const std::string& text, const std::string& name) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(name + ": ")) return line.substr(name.size() + 2);
+  return "";
+}
+
+nlohmann::ordered_json metadata(flash3_backend backend) {
+  nlohmann::ordered_json m;
+  m["flash3"] = flash3_version();
+  m["commit"] = build_commit();
+  m["date"] = now_utc();
+  m["host"] = host_name();
+  m["cpu"] = cpu_model();
+  m["backend"] = flash3_backend_name(backend);
+  m["device"] = describe(backend);
+  if (const auto gpu = gpu_of(backend)) {
+    m["gpu"] = {{"name", gpu->name},
+                {"sms", gpu->sms},
+                {"max_clock_mhz", gpu->max_clock_hz * 1e-6},
+                {"memory_gib", static_cast<double>(gpu->memory_bytes) / (1 << 30)}};
+    m["cuda_runtime"] = device::cuda_versions().runtime;
+    m["driver"] = device::Monitor(gpu->pci_bus_id).driver_version();
+  }
+  return m;
+}
+
+const char* build_commit() { return kBuildCommit; }
+
+}  // namespace flash3::cli

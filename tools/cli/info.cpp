@@ -1,0 +1,120 @@
+// flash3 info: devices, backends, kernels, versions.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cases/table.hpp"
+#include "cases/tensors.hpp"
+#include "cli/commands.hpp"
+#include "cli/environment.hpp"
+#include "device/monitor.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Kernels and the head dims that each takes, by asking which one would run. Empty if the backend
+// cannot be asked on this machine.
+Json kernels_of(flash3_backend backend) {
+  Json kernels = Json::object();
+  const auto ask = [&](flash3_dtype dtype, int64_t head_dim, int64_t head_dim_v, bool causal) {
+    cases::Case c;
+    c.dtype = dtype, c.batch = 4, c.seq_q = c.seq_k = 4096, c.heads_q = c.heads_k = 16;
+    c.head_dim = head_dim, c.head_dim_v = head_dim_v, c.causal = causal;
+    auto params = cases::make_question(c);
+    params.backend = backend;
+    if (flash3_forward_supported(&params) != FLASH3_OK) return;
+    const std::string kernel = value_of(explanation(params), "kernel");
+    if (kernel.empty()) return;
+    Json& dims = kernels[kernel];
+    const std::string dim = head_dim == head_dim_v ? std::to_string(head_dim)
+                                                   : fmt::format("{}x{}", head_dim, head_dim_v);
+    if (dims.is_null()) dims = Json{{"first", dim}};
+    dims["last"] = dim;
+  };
+  for (const flash3_dtype dtype : cases::dtypes_of(backend))
+    for (const bool causal : {false, true}) {
+      for (int64_t dim = 1; dim <= 256; ++dim) ask(dtype, dim, dim, causal);
+      ask(dtype, 192, 128, causal);
+    }
+  Json list = Json::array();
+  for (const auto& [kernel, dims] : kernels.items()) {
+    const std::string first = dims["first"], last = dims["last"];
+    list.push_back({{"kernel", kernel}, {"head_dim", first == last ? first : first + "-" + last}});
+  }
+  return list;
+}
+
+Json collect() {
+  Json result;
+  result["flash3"] = flash3_version();
+  result["commit"] = build_commit();
+  const auto cuda = device::cuda_versions();
+  std::string no_gpu;
+  const auto gpus = device::gpus(&no_gpu);
+  result["cuda_runtime"] = cuda.runtime;
+  result["cuda_driver"] = cuda.driver;
+  result["devices"] = Json::array();
+  for (const auto& gpu : gpus)
+    result["devices"].push_back(
+        {{"name", gpu.name},
+         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+         {"sms", gpu.sms},
+         {"max_clock_mhz", gpu.max_clock_hz * 1e-6},
+         {"memory_gib", static_cast<double>(gpu.memory_bytes) / (1 << 30)},
+         {"pci_bus_id", gpu.pci_bus_id},
+         {"driver", device::Monitor(gpu.pci_bus_id).driver_version()}});
+  if (gpus.empty()) result["no_device"] = no_gpu;
+  for (const flash3_backend backend : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
+    const std::string reason = unavailable(backend);
+    Json entry{{"name", flash3_backend_name(backend)}, {"available", reason.empty()}};
+    if (reason.empty()) {
+      entry["device"] = describe(backend);
+      entry["kernels"] = kernels_of(backend);
+    } else {
+      entry["reason"] = reason;
+    }
+    result["backends"].push_back(entry);
+  }
+  return result;
+}
+
+std::string text_of(const Json& value) { return value.get<std::string>(); }
+
+}  // namespace
+
+int info(const InfoOptions& options) {
+  const Json all = collect();
+  if (options.json) {
+    fmt::print("{}\n", all.dump(2));
+    return 0;
+  }
+  fmt::print("flash3 {} ({})\n", text_of(all["flash3"]), text_of(all["commit"]));
+  if (!text_of(all["cuda_runtime"]).empty())
+    fmt::print("CUDA runtime {}, driver supports {}\n", text_of(all["cuda_runtime"]),
+               text_of(all["cuda_driver"]).empty() ? "none" : text_of(all["cuda_driver"]));
+
+  fmt::print("\ndevices\n");
+  for (const Json& gpu : all["devices"])
+    fmt::print("  {}, compute capability {}, {} SMs up to {:.0f} MHz, {:.0f} GiB, driver {}\n",
+               text_of(gpu["name"]), text_of(gpu["compute_capability"]), gpu["sms"].get<int>(),
+               gpu["max_clock_mhz"].get<double>(), gpu["memory_gib"].get<double>(),
+               text_of(gpu["driver"]));
+  if (all["devices"].empty()) fmt::print("  no GPU: {}\n", text_of(all["no_device"]));
+
+  fmt::print("\nbackends\n");
+  for (const Json& backend : all["backends"]) {
+    const bool available = backend["available"];
+    fmt::print(
+        "  {:<8} {}\n", text_of(backend["name"]),
+        available ? text_of(backend["device"]) : "not available: " + text_of(backend["reason"]));
+    if (!available) continue;
+    for (const Json& kernel : backend["kernels"])
+      fmt::print("           {:<28} head_dim {}\n", text_of(kernel["kernel"]),
+                 text_of(kernel["head_dim"]));
+  }
+  return 0;
+}
+
+}  // namespace flash3::cli

@@ -1,0 +1,129 @@
+// flash3: the options of its subcommands.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <functional>
+
+#include "cli/commands.hpp"
+#include "cli/environment.hpp"
+#include "cli/safetensors.hpp"
+
+namespace flash3::cli {
+namespace {
+
+constexpr const char* kCaseHelp =
+    "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
+    "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
+    "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
+    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n>";
+constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app("Exact attention for NVIDIA Hopper GPUs and CPUs", "flash3");
+  app.set_version_flag("--version", std::string(flash3_version()) + " (" + build_commit() + ")");
+  app.require_subcommand(1);
+  std::function<int()> command;
+
+  InfoOptions info_options;
+  auto* info_app = app.add_subcommand("info", "Devices, backends, kernels, versions");
+  info_app->add_flag("--json", info_options.json, "Print JSON");
+  info_app->callback([&] { command = [&] { return info(info_options); }; });
+
+  RunOptions run_options;
+  auto* run_app = app.add_subcommand("run", "Attention on Q, K, V from a safetensors file");
+  run_app->add_option("-i,--input", run_options.input, "File with tensors q, k, v")->required();
+  run_app->add_option("-o,--output", run_options.output, "File for out and lse");
+  run_app->add_option("--layout", run_options.layout,
+                      "bshd [batch, seq, heads, dim] or bhsd [batch, heads, seq, dim]; default: "
+                      "the file's metadata 'layout', else bshd");
+  run_app->add_option("--backend", run_options.backend, kBackendHelp)->capture_default_str();
+  run_app->add_flag("--causal", run_options.causal, "Causal mask, aligned to the bottom right");
+  auto* left = run_app->add_option("--window-left", run_options.window_left,
+                                   "Keys seen to the left of the diagonal");
+  auto* right = run_app->add_option("--window-right", run_options.window_right,
+                                    "Keys seen to the right of the diagonal");
+  run_app->add_option("--softmax-scale", run_options.softmax_scale, "Default: 1/sqrt(head_dim)");
+  run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
+      ->check(CLI::NonNegativeNumber);
+  run_app->add_flag("--check", run_options.check, "Compare with the float64 oracle");
+  run_app->add_flag("--json", run_options.json, "Print JSON");
+  run_app->callback([&] {
+    run_options.has_left = left->count() > 0;
+    run_options.has_right = right->count() > 0;
+    command = [&] { return run(run_options); };
+  });
+
+  BenchOptions bench_options;
+  auto* bench_app = app.add_subcommand("bench", "Time cases: TFLOP/s, GB/s, clocks, watts");
+  bench_app->add_option("--suite", bench_options.suite, "quick or forward")->capture_default_str();
+  bench_app->add_option("--case", bench_options.cases, kCaseHelp);
+  bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
+  bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
+  bench_app->add_option("--samples", bench_options.samples, "Samples per case")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  bench_app->add_option("--sample-ms", bench_options.sample_ms, "Back-to-back calls fill this time")
+      ->check(CLI::Range(0.0, 60000.0))
+      ->capture_default_str();
+  bench_app->add_option("--threads", bench_options.threads, "CPU: threads; 0: all cores")
+      ->check(CLI::NonNegativeNumber);
+  bench_app->add_flag("--naive", bench_options.naive,
+                      "CPU: also time the naive implementation and print the ratio");
+  bench_app->add_option("--json", bench_options.json_file, "Write the results to this file");
+  bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file");
+  bench_app->callback([&] { command = [&] { return bench(bench_options); }; });
+
+  VerifyOptions verify_options;
+  auto* verify_app = app.add_subcommand("verify", "The case table against the float64 oracle");
+  verify_app->add_option("--level", verify_options.level, "quick or full")->capture_default_str();
+  verify_app->add_option("--case", verify_options.cases, kCaseHelp);
+  verify_app->add_option(
+      "--filter", verify_options.filters,
+      "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");
+  verify_app->add_option("--backend", verify_options.backend, kBackendHelp)->capture_default_str();
+  verify_app->add_option("--jobs", verify_options.jobs, "Cases at a time; 0: one per core")
+      ->check(CLI::NonNegativeNumber);
+  verify_app->add_option("--threads", verify_options.threads, "CPU: threads of each call")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verify_app
+      ->add_option("--repeat", verify_options.repeat, "Run each case so often; bits must agree")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
+  verify_app->add_flag("--list", verify_options.list, "Print the ids and run nothing");
+  verify_app->callback([&] { command = [&] { return verify(verify_options); }; });
+
+  ExplainOptions explain_options;
+  auto* explain_app = app.add_subcommand("explain", "Which kernel a case runs, and why");
+  explain_app->add_option("case,--case", explain_options.cases, kCaseHelp)->required();
+  explain_app->add_option("--backend", explain_options.backend, kBackendHelp)
+      ->capture_default_str();
+  explain_app->add_flag("--json", explain_options.json, "Print JSON");
+  explain_app->callback([&] { command = [&] { return explain(explain_options); }; });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kExitUsage;
+  }
+  return command();
+}
+
+}  // namespace
+}  // namespace flash3::cli
+
+int main(int argc, char** argv) {
+  try {
+    return flash3::cli::parse_and_run(argc, argv);
+  } catch (const flash3::safetensors::FileError& e) {
+    std::fprintf(stderr, "flash3: %s\n", e.what());
+    return flash3::cli::kExitUsage;
+  } catch (const flash3::cli::UsageError& e) {
+    std::fprintf(stderr, "flash3: %s\n", e.what());
+    return flash3::cli::kExitUsage;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "flash3: %s\n", e.what());
+    return flash3::cli::kExitFailure;
+  }
+}

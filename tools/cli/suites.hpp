@@ -1,0 +1,16 @@
+// The case lists of flash3 bench.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/case.hpp"
+
+namespace flash3::cli {
+
+// "forward": the FlashAttention papers' sweep (a fixed number of tokens, hidden size 2048 on a GPU,
+// head_dim 64, 128, 256, full and causal, sequence lengths 512 … 16k); "quick": one length of it.
+// On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
+std::vector<cases::Case> bench_suite(const std::string& name, flash3_backend backend);
+
+}  // namespace flash3::cli

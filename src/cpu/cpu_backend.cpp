@@ -1,0 +1,93 @@
+// The CPU backend: what core/backend.hpp asks, answered by plan_attention.
+#include <algorithm>
+#include <cctype>
+
+#include "core/backend.hpp"
+#include "core/message.hpp"
+#include "cpu/attention.hpp"
+#include "cpu/parallel.hpp"
+
+namespace flash3 {
+namespace {
+
+const char* short_dtype(flash3_dtype dtype) {
+  switch (dtype) {
+    case FLASH3_FLOAT16: return "fp16";
+    case FLASH3_BFLOAT16: return "bf16";
+    default: return "fp32";
+  }
+}
+
+std::string kernel_id(const ForwardProblem& problem, const AttentionPlan& plan) {
+  std::string target = target_name(plan.target);
+  std::transform(target.begin(), target.end(), target.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return message("cpu_fwd_", short_dtype(problem.dtype), "_", target);
+}
+
+std::string arithmetic(const ForwardProblem& problem, const AttentionPlan& plan) {
+  if (problem.dtype == FLASH3_FLOAT32) return "float32";
+  if (problem.dtype == FLASH3_BFLOAT16 && plan.target == CpuTarget::kAvx3Zen4)
+    return "bfloat16 dot products, summed in float32";
+  return "converted to float32";
+}
+
+class CpuBackend final : public Backend {
+ public:
+  flash3_backend id() const override { return FLASH3_BACKEND_CPU; }
+  const char* name() const override { return "cpu"; }
+  Status available() const override { return {}; }
+
+  std::string describe() const override {
+    return message(target_name(supported_targets().back()), ", ", available_threads(),
+                   available_threads() == 1 ? " thread" : " threads");
+  }
+
+  // That an address is no device memory only the hopper backend can tell; dispatch asks it.
+  bool can_access(const void*) const override { return true; }
+
+  Status supports(const ForwardProblem&) const override { return {}; }
+
+  size_t workspace_size(const ForwardProblem& problem) const override {
+    return plan_attention(problem).workspace_size;
+  }
+
+  void explain(const ForwardProblem& problem, Explanation* out) const override {
+    const AttentionPlan plan = plan_attention(problem);
+    out->add("kernel", kernel_id(problem, plan));
+    out->add("why", plan.why);
+    out->add("instructions", target_name(plan.target));
+    out->add("arithmetic", arithmetic(problem, plan));
+    out->add("tile", message(plan.tile.rows, " rows x ", plan.tile.keys, " keys"));
+    if (problem.queries_per_kv_head() > 1)
+      out->add("rows",
+               message("the ", problem.queries_per_kv_head(),
+                       " query heads of a KV head side by side, so that they share K and V"));
+    out->add("tasks",
+             message(plan.tasks, " on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
+    if (plan.splits > 1)
+      out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
+    out->add("workspace", message(plan.workspace_size, " bytes"));
+  }
+
+  Status forward(const ForwardProblem& problem) const override {
+    AttentionPlan plan = plan_attention(problem);
+    if (plan.workspace_size > problem.workspace_size) {
+      // The process was given more cores since the caller asked for the size: one thread needs
+      // none.
+      ForwardProblem single = problem;
+      single.num_threads = 1;
+      plan = plan_attention(single);
+    }
+    return run_attention(problem, plan);
+  }
+};
+
+}  // namespace
+
+const Backend& cpu_backend() {
+  static const CpuBackend backend;
+  return backend;
+}
+
+}  // namespace flash3

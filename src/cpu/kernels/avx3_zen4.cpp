@@ -1,0 +1,14 @@
+// AVX-512 and the bfloat16 dot products of AVX512_BF16, which this Highway has no target for: the
+// AVX3 target under an attribute more.
+#include <hwy/detect_targets.h>
+#undef HWY_TARGET
+#define HWY_TARGET HWY_AVX3
+#include <hwy/highway.h>
+#undef HWY_TARGET_STR
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
+#define FLASH3_NATIVE_BF16 1
+#include "cpu/kernels/attention-inl.hpp"
+
+namespace flash3 {
+const AttentionKernel kAvx3Zen4Kernel{scratch_bytes, run_task};
+}

@@ -1,0 +1,167 @@
+// The vector vocabulary of the kernels: element loads, exp2, conversions, and the two kinds of
+// operand that a matrix product takes. Included once per instruction set, by attention-inl.hpp.
+//
+// Operands are rows of 32-bit words: one float, or (native bf16) two bfloat16 that neighbour each
+// other along the summed dimension. Everything above them is the same code.
+
+HWY_BEFORE_NAMESPACE();
+namespace flash3 {
+namespace {  // internal linkage: two instruction sets must never share a function
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using U32 = hn::RebindToUnsigned<F32>;
+using U16 = hn::Rebind<uint16_t, F32>;  // as many lanes as F32
+using VecF = hn::Vec<F32>;
+using VecU = hn::Vec<U32>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
+
+// Register blocking of the matrix products: kStripRows × (kPanelVectors · kLanes) accumulators.
+constexpr int kStripRows = 6;
+constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 4 : 2;
+constexpr int kPanel = kPanelVectors * kLanes;
+static_assert(kKeyAlignment % kPanel == 0);
+
+HWY_INLINE VecF set(float x) { return hn::Set(F32(), x); }
+
+// 2^f for |f| ≤ ½, relative error 1.3e-7 (minimax, degree 5, the constant made 1 so that 2^0 = 1).
+HWY_INLINE VecF exp2_of_fraction(VecF f) {
+  auto p = set(1.3276472e-3f);
+  p = hn::MulAdd(p, f, set(9.6755410e-3f));
+  p = hn::MulAdd(p, f, set(5.5507131e-2f));
+  p = hn::MulAdd(p, f, set(2.4022120e-1f));
+  p = hn::MulAdd(p, f, set(6.9314694e-1f));
+  return hn::MulAdd(p, f, set(1.f));
+}
+
+// 2^x for x ≤ 0 or a little above; exactly 0 for −∞, NaN for NaN.
+HWY_INLINE VecF exp2(VecF x) {
+#if HWY_TARGET == HWY_AVX3
+  const VecF fraction{_mm512_reduce_ps(x.raw, 0)};  // x − nearest integer; 0 for ±∞
+  const VecF integer = hn::Sub(x, fraction);        // scalef itself would round down
+  return VecF{_mm512_scalef_ps(exp2_of_fraction(fraction).raw, integer.raw)};
+#else
+  // Below −127 the result is 0. Compare and select rather than Max, which may swallow a NaN.
+  const auto lowest = set(-127.f);
+  x = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+  // Adding 1.5 · 2^23 rounds to an integer and leaves it, biased, in the low mantissa bits.
+  const auto magic = set(12582912.f + 127.f);
+  const auto biased = hn::Add(x, magic);
+  const auto fraction = hn::Sub(x, hn::Sub(biased, magic));
+  const auto power = hn::BitCast(F32(), hn::ShiftLeft<23>(hn::BitCast(U32(), biased)));
+  return hn::Mul(exp2_of_fraction(fraction), power);
+#endif
+}
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+#if HWY_TARGET == HWY_SCALAR
+
+HWY_INLINE VecF load(const float* p) { return set(*p); }
+HWY_INLINE VecF load(const Bf16* p) { return set(bfloat16_to_float(p->bits)); }
+HWY_INLINE VecF load(const Fp16* p) { return set(float16_to_float(p->bits)); }
+HWY_INLINE void store(VecF x, float* p) { *p = hn::GetLane(x); }
+HWY_INLINE void store(VecF x, Bf16* p) { p->bits = float_to_bfloat16(hn::GetLane(x)); }
+HWY_INLINE void store(VecF x, Fp16* p) { p->bits = float_to_float16(hn::GetLane(x)); }
+
+#else
+
+// kLanes elements, as float.
+HWY_INLINE VecF load(const float* p) { return hn::LoadU(F32(), p); }
+HWY_INLINE VecF load(const Bf16* p) {
+  const auto bits = hn::PromoteTo(U32(), hn::LoadU(U16(), &p->bits));
+  return hn::BitCast(F32(), hn::ShiftLeft<16>(bits));
+}
+HWY_INLINE VecF load(const Fp16* p) {
+  const hn::Rebind<hwy::float16_t, F32> f16;
+  return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+// Rounded to nearest even; NaN stays NaN.
+HWY_INLINE void store(VecF x, float* p) { hn::StoreU(x, F32(), p); }
+HWY_INLINE void store(VecF x, Bf16* p) {
+  const auto bits = hn::BitCast(U32(), x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1u));
+  const auto up = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(U32(), 0x7FFFu)), odd));
+  const auto nan = hn::RebindMask(U32(), hn::IsNaN(x));
+  const auto rounded = hn::IfThenElse(nan, hn::Set(U32(), 0x7FC0u), up);
+  const auto narrow = hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), rounded));
+  hn::StoreU(narrow, U16(), &p->bits);
+}
+HWY_INLINE void store(VecF x, Fp16* p) {
+  const hn::Rebind<hwy::float16_t, F32> f16;
+  hn::StoreU(hn::DemoteTo(f16, x), f16, reinterpret_cast<hwy::float16_t*>(p));
+}
+
+#endif
+
+// The same for the first `count` elements only: memory behind them is neither read nor written.
+template <class T>
+HWY_INLINE VecF load_first(const T* p, int count) {
+  if (count >= kLanes) return load(p);
+  T copy[kLanes] = {};
+  std::copy_n(p, count, copy);
+  return load(copy);
+}
+template <class T>
+HWY_INLINE void store_first(VecF x, T* p, int count) {
+  if (count >= kLanes) return store(x, p);
+  T copy[kLanes];
+  store(x, copy);
+  std::copy_n(copy, count, p);
+}
+
+// Words of one float.
+template <class T>
+struct FloatWords {
+  using Element = T;  // of q, k, v and out
+  static constexpr int kElements = 1;
+
+  static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) { return hn::MulAdd(a, b, sum); }
+  // kLanes words of a row, the summed dimension along the row.
+  static HWY_INLINE VecF load_along(const T* p) { return load(p); }
+  // kLanes words, the summed dimension across rows. (One row: next is not used.)
+  static HWY_INLINE VecF load_across(const T* row, const T*) { return load(row); }
+  // 2 · kLanes probabilities as words.
+  static HWY_INLINE void store_weights(VecF first, VecF second, float* p) {
+    hn::StoreU(first, F32(), p);
+    hn::StoreU(second, F32(), p + kLanes);
+  }
+  static HWY_INLINE float weight(const float* words, int64_t j) { return words[j]; }
+};
+
+#if defined(FLASH3_NATIVE_BF16)
+// Words of two bfloat16; products are summed in float32.
+struct Bf16Words {
+  using Element = Bf16;
+  static constexpr int kElements = 2;
+
+  static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) {
+    return VecF{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
+  }
+  static HWY_INLINE VecF load_along(const Bf16* p) {
+    return hn::LoadU(F32(), reinterpret_cast<const float*>(p));
+  }
+  static HWY_INLINE VecF load_across(const Bf16* row, const Bf16* next) {
+    const auto low = hn::PromoteTo(U32(), hn::LoadU(U16(), &row->bits));
+    const auto high = hn::PromoteTo(U32(), hn::LoadU(U16(), &next->bits));
+    return hn::BitCast(F32(), hn::Or(low, hn::ShiftLeft<16>(high)));
+  }
+  static HWY_INLINE void store_weights(VecF first, VecF second, float* p) {
+    _mm512_storeu_ps(p, (__m512)_mm512_cvtne2ps_pbh(second.raw, first.raw));
+  }
+  static HWY_INLINE float weight(const float* words, int64_t j) {
+    return bfloat16_to_float(reinterpret_cast<const uint16_t*>(words)[j]);
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace flash3
+HWY_AFTER_NAMESPACE();

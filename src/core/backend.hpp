@@ -41,6 +41,9 @@ class Backend {
   virtual std::string describe() const = 0;
   // Whether this backend can read and write at address; null counts as yes.
   virtual bool can_access(const void* address) const = 0;
+  // Memory that no other backend can touch: each of them is refused it, since host code cannot tell
+  // device memory from its own.
+  virtual bool owns(const void*) const { return false; }
 
   // The three questions and the launch all rest on one selection function inside the backend.
   virtual Status supports(const ForwardProblem& problem) const = 0;

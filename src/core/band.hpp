@@ -61,9 +61,11 @@ struct Band {
     return {seen.begin / tile_n, (seen.end + tile_n - 1) / tile_n};
   }
 
-  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this range need one.
+  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this
+  // range need one.
   FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
-    const Index begin = rows.end - 1 + lo, last = rows.begin + hi + 1, end = last < seq_k ? last : seq_k;
+    const Index begin = rows.end - 1 + lo, last = rows.begin + hi + 1,
+                end = last < seq_k ? last : seq_k;
     return {begin > 0 ? (begin + tile_n - 1) / tile_n : 0, end > 0 ? end / tile_n : 0};
   }
 

@@ -21,9 +21,15 @@ Status not_built_in(flash3_backend id) {
   return unsupported(message("the ", backend_name(id), " backend is not built into this library"));
 }
 
+bool can_access(const Backend& backend, const void* address) {
+  for (const Backend* other : backends())
+    if (other->id() != backend.id() && other->owns(address)) return false;
+  return backend.can_access(address);
+}
+
 Status check_access(const Backend& backend, const char* field, const void* address,
                     const char* verb) {
-  if (backend.can_access(address)) return {};
+  if (can_access(backend, address)) return {};
   const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
   return invalid_argument(
       message(field, " is ", memory, ", which the ", backend.name(), " backend cannot ", verb));

@@ -43,7 +43,7 @@ class CpuBackend final : public Backend {
                    available_threads() == 1 ? " thread" : " threads");
   }
 
-  // That an address is no device memory only the hopper backend can tell; dispatch asks it.
+  // Only the hopper backend can tell device memory (Backend::owns); dispatch asks it.
   bool can_access(const void*) const override { return true; }
 
   Status supports(const ForwardProblem&) const override { return {}; }

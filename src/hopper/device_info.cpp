@@ -5,6 +5,19 @@
 #include "core/message.hpp"
 
 namespace flash3::hopper {
+namespace {
+
+// With no driver or no GPU all memory is the host's.
+cudaMemoryType memory_type(const void* address) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+    cudaGetLastError();  // not the caller's to find later
+    return cudaMemoryTypeUnregistered;
+  }
+  return attributes.type;
+}
+
+}  // namespace
 
 Status current_device(Device* device) {
   int count = 0;
@@ -39,12 +52,12 @@ std::string device_name(const Device& device) {
 }
 
 bool is_device_memory(const void* address) {
-  cudaPointerAttributes attributes{};
-  if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  const cudaMemoryType type = memory_type(address);
+  return type == cudaMemoryTypeDevice || type == cudaMemoryTypeManaged;
+}
+
+bool is_device_only_memory(const void* address) {
+  return memory_type(address) == cudaMemoryTypeDevice;
 }
 
 }  // namespace flash3::hopper

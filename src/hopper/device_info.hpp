@@ -21,4 +21,7 @@ std::string device_name(const Device& device);
 // Memory that lives on a GPU: device or managed allocations.
 bool is_device_memory(const void* address);
 
+// The device allocations among it, which the host cannot touch.
+bool is_device_only_memory(const void* address);
+
 }  // namespace flash3::hopper

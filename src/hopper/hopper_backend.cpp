@@ -32,6 +32,10 @@ class HopperBackend final : public Backend {
     return address == nullptr || is_device_memory(address);
   }
 
+  bool owns(const void* address) const override {
+    return address != nullptr && is_device_only_memory(address);
+  }
+
   Status supports(const ForwardProblem& problem) const override {
     ForwardPlan plan;
     return make_plan(problem, &plan);

@@ -65,6 +65,7 @@ TEST_F(BandProperty, KeysAndTilesAreExact) {
         ASSERT_EQ(keys.begin <= j && j < keys.end, seen(j)) << "key " << j;
 
       const Range tiles = band.key_tiles(rows, s.seq_k, s.tile_n);
+      const Range full = band.full_tiles(rows, s.seq_k, s.tile_n);
       const Index tile_count = (s.seq_k + s.tile_n - 1) / s.tile_n;
       ASSERT_GE(tiles.begin, 0);
       ASSERT_LE(tiles.end, tile_count);
@@ -78,6 +79,8 @@ TEST_F(BandProperty, KeysAndTilesAreExact) {
           }
         ASSERT_EQ(tiles.begin <= t && t < tiles.end, any) << "tile " << t;
         ASSERT_EQ(band.covers(rows, tile), all) << "tile " << t;
+        const bool whole = tile.size() == s.tile_n;  // a ragged last tile is masked at seq_k
+        ASSERT_EQ(full.begin <= t && t < full.end, all && whole) << "tile " << t;
       }
     }
   }

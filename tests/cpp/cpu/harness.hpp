@@ -1,0 +1,89 @@
+// Runs the CPU attention below the C interface, where a test may choose the instruction set.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cases/judge.hpp"
+#include "cases/tensors.hpp"
+#include "cpu/attention.hpp"
+#include "cpu/attention_ref.hpp"
+
+namespace flash3::test {
+
+inline ForwardProblem to_problem(const flash3_forward_params& params) {
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&params, Pointers::kRequired, &problem);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return problem;
+}
+
+// A poisoned workspace with guard bytes behind it.
+class Workspace {
+ public:
+  explicit Workspace(size_t size) : size_(size), bytes_(size + kGuard, kPoison) {}
+  void* data() { return bytes_.data(); }
+  bool guard_is_intact() const {
+    for (size_t i = size_; i < bytes_.size(); ++i)
+      if (bytes_[i] != kPoison) return false;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kGuard = 512;
+  static constexpr unsigned char kPoison = 0xFF;  // four of them: a NaN
+  size_t size_;
+  std::vector<unsigned char> bytes_;
+};
+
+// Computes out and lse of the problem with this instruction set.
+inline AttentionPlan run_on(CpuTarget target, ForwardProblem problem) {
+  const AttentionPlan plan = plan_attention(problem, target);
+  Workspace workspace(plan.workspace_size);
+  problem.workspace = workspace.data();
+  problem.workspace_size = plan.workspace_size;
+  const Status status = run_attention(problem, plan);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(workspace.guard_is_intact());
+  return plan;
+}
+
+// Runs a case on every instruction set of this machine and judges out, lse and what lies around
+// them.
+inline void check_case(const cases::Case& c, int num_threads) {
+  cases::ForwardTensors t = cases::make_forward_tensors(c);
+  const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view);
+  const ForwardProblem problem = to_problem(params);
+
+  cases::ForwardTensors naive = cases::make_forward_tensors(c);
+  attention_naive(to_problem(
+      cases::make_params(c, t.q.view, t.k.view, t.v.view, naive.out.view, naive.lse.view)));
+  const ReferenceForward ref = attention_ref(problem);
+  const cases::ForwardTensors untouched = t;
+
+  for (const CpuTarget target : supported_targets()) {
+    SCOPED_TRACE(to_id(c) + " on " + target_name(target));
+    t.out.bytes.assign(untouched.out.bytes.begin(), untouched.out.bytes.end());
+    t.lse.bytes.assign(untouched.lse.bytes.begin(), untouched.lse.bytes.end());
+    ForwardProblem run = problem;
+    run.num_threads = num_threads;
+    run_on(target, run);
+    EXPECT_EQ(cases::judge_out(t.out.view, naive.out.view, ref.out).failure, "");
+    EXPECT_EQ(t.out.damage(), "");
+    if (c.want_lse) {
+      EXPECT_EQ(cases::judge_lse(t.lse.view, naive.lse.view, ref.lse).failure, "");
+      EXPECT_EQ(t.lse.damage(), "");
+    }
+  }
+}
+
+inline void check_case(const std::string& id, int num_threads) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  ASSERT_TRUE(c) << error;
+  check_case(*c, num_threads);
+}
+
+}  // namespace flash3::test

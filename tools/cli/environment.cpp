@@ -82,6 +82,11 @@ std::optional<device::Gpu> gpu_of(flash3_backend backend) {
   return gpus.front();
 }
 
+void check(flash3_status status) {
+  if (status == FLASH3_INVALID_ARGUMENT) throw UsageError(flash3_last_error());
+  if (status != FLASH3_OK) throw std::runtime_error(flash3_last_error());
+}
+
 cases::Case parse_case(const std::string& text) {
   std::string error;
   const auto c = cases::parse_id(text, &error);
@@ -100,11 +105,9 @@ void keep_matching(const std::vector<std::string>& filters, std::vector<cases::C
 
 std::string explanation(const flash3_forward_params& params) {
   size_t size = 0;
-  if (flash3_forward_explain(&params, nullptr, &size) != FLASH3_OK)
-    throw std::runtime_error(flash3_last_error());
+  check(flash3_forward_explain(&params, nullptr, &size));
   std::string text(size, '\0');
-  if (flash3_forward_explain(&params, text.data(), &size) != FLASH3_OK)
-    throw std::runtime_error(flash3_last_error());
+  check(flash3_forward_explain(&params, text.data(), &size));
   text.resize(text.find('\0'));
   return text;
 }

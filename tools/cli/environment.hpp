@@ -28,6 +28,10 @@ std::unique_ptr<cases::Memory> make_memory(flash3_backend backend);
 // The GPU that the Hopper backend uses: the current device. Nothing for the CPU.
 std::optional<device::Gpu> gpu_of(flash3_backend backend);
 
+// Throws the library's message unless status is OK: a UsageError where the call breaks a rule, else
+// a std::runtime_error.
+void check(flash3_status status);
+
 // The case that text names, or UsageError.
 cases::Case parse_case(const std::string& text);
 // Drops the cases whose id, as "/bf16/…/causal/", lacks one of the filters. UsageError if none

@@ -1,6 +1,7 @@
 // flash3 info: devices, backends, kernels, versions.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cases/table.hpp"
@@ -14,10 +15,32 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Kernels and the head dims that each takes, by asking which one would run. Empty if the backend
-// cannot be asked on this machine.
+// The head dims that a kernel takes: a range of those equal in q, k and v, and pairs.
+struct HeadDims {
+  int64_t first = 0, last = 0;
+  std::vector<std::string> pairs;
+
+  void add(int64_t dim, int64_t dim_v) {
+    if (dim != dim_v) {
+      const std::string pair = fmt::format("{}x{}", dim, dim_v);
+      if (std::find(pairs.begin(), pairs.end(), pair) == pairs.end()) pairs.push_back(pair);
+      return;
+    }
+    if (first == 0) first = dim;
+    last = dim;
+  }
+  std::string text() const {
+    std::vector<std::string> parts = pairs;
+    if (first > 0)
+      parts.insert(parts.begin(),
+                   first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
+    return fmt::format("{}", fmt::join(parts, ", "));
+  }
+};
+
+// Kernels and the head dims that each takes, found by asking which one would run.
 Json kernels_of(flash3_backend backend) {
-  Json kernels = Json::object();
+  std::vector<std::pair<std::string, HeadDims>> kernels;
   const auto ask = [&](flash3_dtype dtype, int64_t head_dim, int64_t head_dim_v, bool causal) {
     cases::Case c;
     c.dtype = dtype, c.batch = 4, c.seq_q = c.seq_k = 4096, c.heads_q = c.heads_k = 16;
@@ -26,12 +49,12 @@ Json kernels_of(flash3_backend backend) {
     params.backend = backend;
     if (flash3_forward_supported(&params) != FLASH3_OK) return;
     const std::string kernel = value_of(explanation(params), "kernel");
-    if (kernel.empty()) return;
-    Json& dims = kernels[kernel];
-    const std::string dim = head_dim == head_dim_v ? std::to_string(head_dim)
-                                                   : fmt::format("{}x{}", head_dim, head_dim_v);
-    if (dims.is_null()) dims = Json{{"first", dim}};
-    dims["last"] = dim;
+    auto known = std::find_if(kernels.begin(), kernels.end(),
+                              [&](const auto& entry) { return entry.first == kernel; });
+    if (known == kernels.end()) known = kernels.insert(kernels.end(), {kernel, {}});
+    // The same dims come twice where one kernel takes every mask.
+    if (head_dim > known->second.last || head_dim != head_dim_v)
+      known->second.add(head_dim, head_dim_v);
   };
   for (const flash3_dtype dtype : cases::dtypes_of(backend))
     for (const bool causal : {false, true}) {
@@ -39,10 +62,8 @@ Json kernels_of(flash3_backend backend) {
       ask(dtype, 192, 128, causal);
     }
   Json list = Json::array();
-  for (const auto& [kernel, dims] : kernels.items()) {
-    const std::string first = dims["first"], last = dims["last"];
-    list.push_back({{"kernel", kernel}, {"head_dim", first == last ? first : first + "-" + last}});
-  }
+  for (const auto& [kernel, dims] : kernels)
+    list.push_back({{"kernel", kernel}, {"head_dim", dims.text()}});
   return list;
 }
 

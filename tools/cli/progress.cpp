@@ -31,7 +31,7 @@ void Progress::announce(const std::string& what) {
 void Progress::print(const std::string& line) {
   clear();
   std::puts(line.c_str());
-  if (terminal_) std::fflush(stdout);
+  std::fflush(stdout);  // a run that is cut short keeps its lines
 }
 
 void Progress::draw() {

@@ -113,9 +113,6 @@ Measured compute(const Input& in, flash3_backend backend, int threads, Output* r
   params.backend = backend;
   params.num_threads = threads;
   params.stream = memory->stream();
-  const auto fail = [] {
-    throw UsageError(flash3_last_error());
-  };  // the file's shapes are to blame
 
   std::vector<std::shared_ptr<void>> buffers;
   for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse}) {
@@ -124,28 +121,28 @@ Measured compute(const Input& in, flash3_backend backend, int threads, Output* r
     memory->copy_in(buffers.back().get(), t->data, bytes);
     t->data = buffers.back().get();
   }
-  if (flash3_forward_supported(&params) != FLASH3_OK) fail();
+  check(flash3_forward_supported(&params));
   Measured m;
-  if (flash3_forward_workspace(&params, &m.workspace) != FLASH3_OK) fail();
+  check(flash3_forward_workspace(&params, &m.workspace));
   if (m.workspace > 0) buffers.push_back(memory->allocate(m.workspace));
   params.workspace = m.workspace > 0 ? buffers.back().get() : nullptr;
   params.workspace_size = m.workspace;
   m.kernel = value_of(explanation(params), "kernel");
 
-  forward_or_throw(params);
+  check(flash3_forward(&params));
   memory->finish();
   memory->copy_out(result->out_bytes.data(), params.out.data, result->out_bytes.size());
   memory->copy_out(result->lse_bytes.data(), params.lse.data, result->lse_bytes.size());
-  m.timing = measure(*memory, [&] { forward_or_throw(params); }, 20, 12e-3);
+  m.timing = measure(*memory, [&] { check(flash3_forward(&params)); }, 20, 12e-3);
   return m;
 }
 
-struct Check {
+struct Checked {
   cases::Score out, lse;
   std::string failure;
 };
 
-Check check(const Input& in, const Output& result) {
+Checked compare(const Input& in, const Output& result) {
   Output naive(in.c);
   const auto params = cases::make_params(in.c, in.q, in.k, in.v, naive.out, naive.lse);
   ForwardProblem problem;
@@ -153,7 +150,7 @@ Check check(const Input& in, const Output& result) {
   if (!status.ok()) throw UsageError(status.message());
   const ReferenceForward ref = attention_ref(problem);
   attention_naive(problem);
-  Check c;
+  Checked c;
   c.out = cases::judge_out(result.out, naive.out, ref.out);
   c.lse = cases::judge_lse(result.lse, naive.lse, ref.lse);
   c.failure = c.out.failure.empty() ? c.lse.failure : c.out.failure;
@@ -175,7 +172,7 @@ void save(const std::string& path, const RunOptions& options, const Case& c, con
 
 std::string megabytes(double bytes) { return fmt::format("{:.2f} MiB", bytes / (1 << 20)); }
 
-void print_text(const RunOptions& options, const Input& in, const Json& r, const Check* check) {
+void print_text(const RunOptions& options, const Input& in, const Json& r, const Checked* checked) {
   const auto text = [&](const char* name) { return r[name].get<std::string>(); };
   const auto number = [&](const char* name) { return r[name].get<double>(); };
   const Case& c = in.c;
@@ -194,14 +191,14 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
       megabytes(tensor_bytes(c)), megabytes(number("workspace_bytes")),
       megabytes(score_matrix_bytes(c)));
   if (!options.output.empty()) fmt::print("output   {}\n", options.output);
-  if (check == nullptr) return;
+  if (checked == nullptr) return;
   fmt::print(
       "check    against float64: out error {:.2e}, allowed {:.2e} (a naive {} "
       "implementation: {:.2e})\n",
-      check->out.error, check->out.allowed, cases::short_name(c.dtype), check->out.naive);
+      checked->out.error, checked->out.allowed, cases::short_name(c.dtype), checked->out.naive);
   fmt::print("                          lse error {:.2e}, allowed {:.2e} (naive: {:.2e})\n",
-             check->lse.error, check->lse.allowed, check->lse.naive);
-  fmt::print("         {}\n", check->failure.empty() ? "passed" : "FAILED: " + check->failure);
+             checked->lse.error, checked->lse.allowed, checked->lse.naive);
+  fmt::print("         {}\n", checked->failure.empty() ? "passed" : "FAILED: " + checked->failure);
 }
 
 }  // namespace
@@ -226,9 +223,9 @@ int run(const RunOptions& options) {
   r["tensor_bytes"] = tensor_bytes(in.c);
   r["workspace_bytes"] = m.workspace;
   r["score_matrix_bytes"] = score_matrix_bytes(in.c);
-  std::optional<Check> checked;
+  std::optional<Checked> checked;
   if (options.check) {
-    checked = check(in, result);
+    checked = compare(in, result);
     const auto score = [](const cases::Score& s) {
       return Json{{"error", s.error}, {"naive", s.naive}, {"allowed", s.allowed}};
     };

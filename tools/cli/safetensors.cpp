@@ -1,8 +1,7 @@
 #include "cli/safetensors.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -177,14 +176,15 @@ File parse(std::span<const std::byte> bytes) {
 }
 
 File read(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = stream ? static_cast<std::streamoff>(stream.tellg()) : -1;
-  // A directory opens, and then claims to be as large as can be.
-  if (size < 0 || size == std::numeric_limits<std::streamoff>::max())
-    throw FileError(path + ": cannot be read: " + std::strerror(errno));
+  std::error_code error;
+  const auto kind = std::filesystem::status(path, error).type();
+  if (kind == std::filesystem::file_type::not_found) throw FileError(path + ": no such file");
+  const auto size = std::filesystem::file_size(path, error);
+  if (kind != std::filesystem::file_type::regular || error)
+    throw FileError(path + ": not a regular file");
+  std::ifstream stream(path, std::ios::binary);
   std::vector<std::byte> bytes(static_cast<size_t>(size));
-  stream.seekg(0);
-  stream.read(reinterpret_cast<char*>(bytes.data()), size);
+  stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size));
   if (!stream) throw FileError(path + ": cannot be read");
   try {
     return parse(bytes);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace flash3::cli {
@@ -17,16 +15,20 @@ Timing measure(cases::Memory& memory, const std::function<void()>& call, int sam
     }) / calls;
   };
 
-  // Doubles the calls until they fill a sample, then three samples more: at least a warm cache, on
-  // a GPU also a clock that has come up.
+  // Doubles the calls until they fill a sample, then goes on for ten samples, within a second: long
+  // enough for caches to be warm and for a GPU's clock to come up and settle.
   double seconds = sample();
   while (seconds * calls < sample_seconds && calls < 1'000'000) {
     calls *= 2;
     seconds = sample();
   }
-  calls = std::max(1, static_cast<int>(std::ceil(sample_seconds / std::max(seconds, 1e-9))));
-  for (int i = 0; i < 3 && seconds * calls < 1; ++i) seconds = sample();
-  calls = std::max(1, static_cast<int>(std::ceil(sample_seconds / std::max(seconds, 1e-9))));
+  const auto fit = [&] {
+    calls = std::max(1, static_cast<int>(std::ceil(sample_seconds / std::max(seconds, 1e-9))));
+  };
+  fit();
+  const double warm = std::min(10 * sample_seconds, 1.0);
+  for (double spent = 0; spent < warm; spent += seconds * calls) seconds = sample();
+  fit();
 
   on_start();
   std::vector<double> times;
@@ -36,10 +38,6 @@ Timing measure(cases::Memory& memory, const std::function<void()>& call, int sam
     return times[static_cast<size_t>(std::lround(q * static_cast<double>(times.size() - 1)))];
   };
   return {quantile(0.5), quantile(0.1), quantile(0.9), samples, calls};
-}
-
-void forward_or_throw(const flash3_forward_params& params) {
-  if (flash3_forward(&params) != FLASH3_OK) throw std::runtime_error(flash3_last_error());
 }
 
 }  // namespace flash3::cli

@@ -19,7 +19,4 @@ Timing measure(
     cases::Memory& memory, const std::function<void()>& call, int samples, double sample_seconds,
     const std::function<void()>& on_start = [] {});
 
-// flash3_forward, or an exception with its message.
-void forward_or_throw(const flash3_forward_params& params);
-
 }  // namespace flash3::cli

@@ -70,7 +70,7 @@ class Head {
   void weighted_sum(const Real* const (&weights)[kRows], int first, Range keys,
                     Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
     for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
-      const Vector* v = &v_[panel * problem_.seq_k];
+      const Vector* v = v_.data() + panel * problem_.seq_k;
       Vector sum[kCount];
       for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
       for (Index j = keys.begin; j < keys.end; ++j)

@@ -28,7 +28,11 @@ int main() {
   }
 
   // Under the causal mask the first query sees the first key alone, so its output is the first V.
-  for (int64_t d = 0; d < kDim; ++d)
-    if (std::abs(out[d] - v[d]) > 1e-6f) return std::fprintf(stderr, "out is wrong\n"), 1;
+  for (int64_t d = 0; d < kDim; ++d) {
+    if (std::abs(out[d] - v[d]) > 1e-6f) {
+      std::fprintf(stderr, "out is wrong\n");
+      return 1;
+    }
+  }
   std::printf("out[0, 0, 0, :3] = %.4f %.4f %.4f\n", out[0], out[1], out[2]);
 }

@@ -114,11 +114,13 @@ typedef struct flash3_forward_params {
                             the same time */
 } flash3_forward_params;
 
-/* FLASH3_OK if flash3_forward() would run this call; otherwise the status that it would return, and
- * the reason in flash3_last_error(). Looks at no data and launches nothing. */
+/* FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
+ * status that it would return, and the reason in flash3_last_error(). Looks at no data and launches
+ * nothing. */
 FLASH3_API flash3_status flash3_forward_supported(const flash3_forward_params* params);
 
-/* Bytes of workspace that this call needs. */
+/* Bytes of workspace that this call needs: on a CPU they depend on the threads, so ask again when
+ * num_threads or the process's cores have changed. */
 FLASH3_API flash3_status flash3_forward_workspace(const flash3_forward_params* params,
                                                   size_t* bytes);
 
@@ -130,12 +132,12 @@ FLASH3_API flash3_status flash3_forward(const flash3_forward_params* params);
 FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
                                                 size_t* size);
 
-/* FLASH3_OK if this backend can run here; otherwise FLASH3_UNSUPPORTED and the reason in
- * flash3_last_error(). */
+/* FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
+ * in flash3_last_error(). */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 
-/* What this backend runs on, in words: "NVIDIA H200, 132 SMs", "AVX3_ZEN4, 2 threads". Same buffer
- * rule as _explain. */
+/* What this backend (auto: the first that can run) runs on, in words: "NVIDIA H200, 132 SMs",
+ * "AVX3_ZEN4, 2 threads". Same buffer rule as _explain. */
 FLASH3_API flash3_status flash3_backend_describe(flash3_backend backend, char* buffer,
                                                  size_t* size);
 

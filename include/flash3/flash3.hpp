@@ -72,7 +72,7 @@ inline Tensor heads_first(Tensor t) {
 struct Forward {
   Tensor q{}, k{}, v{}, out{};
   Tensor lse{};                             // not wanted unless set
-  std::optional<float> softmax_scale = {};  // 1/√head_dim
+  std::optional<float> softmax_scale = {};  // unset or 0: 1/√head_dim
   bool causal = false;
   std::optional<int64_t> window_left = {}, window_right = {};  // unbounded
   flash3_backend backend = FLASH3_BACKEND_AUTO;

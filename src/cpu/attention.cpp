@@ -16,7 +16,7 @@ namespace {
 
 // A task's rows amortise the packing of K and V; more than this and its sums leave the second-level
 // cache. A multiple of the strips of 6 rows.
-constexpr int kMaxTileRows = 192;
+constexpr int kMaxTileRows = 384;
 constexpr int kMinTileRows = 48;
 
 // Work that pays for one more thread, as multiply-adds: starting a thread takes about 20 µs.

@@ -1,12 +1,14 @@
 // Tiled attention with an online softmax, for one instruction set. The file of that set defines
 // HWY_TARGET and includes this one, which defines run_task and scratch_bytes.
 //
-//   for each tile of keys:           K and V packed once, for all rows of the task
-//     for each strip of 6 rows:      everything of a strip stays in the first-level cache
-//       S = Q·Kᵀ                     multiply()
-//       P = exp2(S·scale − max)      softmax_row(): running max and sum, masked entries exactly 0
-//       O = O·correction + P·V       multiply()
+//   for each tile of keys:          K and V packed once, for all rows of the task
+//     for each strip of 6 rows:     everything of a strip stays in the first-level cache
+//       S = Q·Kᵀ                    only keys that some row of the strip sees
+//       P = exp2(S·scale − max)     running max and sum of each row; masked entries exactly 0
+//       O = O·correction + P·V
 //   out = O / sum,  lse = ln 2 · (max + log2 sum)
+//
+// Few rows in all, as when decoding, read K and V in place.
 #pragma once
 
 #include <hwy/highway.h>
@@ -18,96 +20,27 @@
 #include "core/convert.hpp"
 #include "cpu/attention_task.hpp"
 
-// clang-format off: the second needs the first
+// clang-format off: each needs those before it
 #include "cpu/kernels/simd-inl.hpp"
 #include "cpu/kernels/pack-inl.hpp"
+#include "cpu/kernels/multiply-inl.hpp"
+#include "cpu/kernels/softmax-inl.hpp"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3 {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// c = a·b, or c = c·scale[row] + a·b, for kStripRows rows and kVectors vectors of columns.
-template <class Words, int kVectors>
-HWY_NOINLINE void multiply_panel(const float* a, int64_t a_stride, const float* b, int64_t depth,
-                                 const float* scale, float* c, int64_t c_stride) {
-  VecF sum[kStripRows][kVectors];
-  for (int r = 0; r < kStripRows; ++r)
-    for (int i = 0; i < kVectors; ++i)
-      sum[r][i] = scale ? hn::Mul(hn::Load(F32(), c + r * c_stride + i * kLanes), set(scale[r]))
-                        : hn::Zero(F32());
-  for (int64_t k = 0; k < depth; ++k, ++a, b += kVectors * kLanes) {
-    VecF column[kVectors];
-    for (int i = 0; i < kVectors; ++i) column[i] = hn::Load(F32(), b + i * kLanes);
-    for (int r = 0; r < kStripRows; ++r) {
-      const auto element = set(a[r * a_stride]);
-      for (int i = 0; i < kVectors; ++i)
-        sum[r][i] = Words::multiply_add(element, column[i], sum[r][i]);
-    }
-  }
-  for (int r = 0; r < kStripRows; ++r)
-    for (int i = 0; i < kVectors; ++i) hn::Store(sum[r][i], F32(), c + r * c_stride + i * kLanes);
-}
-
-// The same for `vectors` vectors of columns in panels that are panel_stride words apart.
-template <class Words>
-void multiply(const float* a, int64_t a_stride, const float* b, int64_t first, int64_t depth,
-              int64_t panel_depth, int vectors, const float* scale, float* c, int64_t c_stride) {
-  for (; vectors >= kPanelVectors; vectors -= kPanelVectors) {
-    multiply_panel<Words, kPanelVectors>(a, a_stride, b + first * kPanel, depth, scale, c,
-                                         c_stride);
-    b += panel_depth * kPanel;
-    c += kPanel;
-  }
-  b += first * vectors * kLanes;
-  if constexpr (kPanelVectors == 4) {
-    if (vectors == 3) multiply_panel<Words, 3>(a, a_stride, b, depth, scale, c, c_stride);
-    if (vectors == 2) multiply_panel<Words, 2>(a, a_stride, b, depth, scale, c, c_stride);
-  }
-  if (vectors == 1) multiply_panel<Words, 1>(a, a_stride, b, depth, scale, c, c_stride);
-}
-
-// Turns scores [begin, end) of one row, a multiple of 2 · kLanes, into weights; updates the row's
-// max and sum; returns the factor that brings what was summed before to the new max.
-template <class Words>
-HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, float scale,
-                             float* weights, float* row_max, float* row_sum) {
-  VecF max0 = set(-kInfinity), max1 = max0;
-  for (int64_t j = begin; j < end; j += 2 * kLanes) {
-    max0 = hn::Max(max0, hn::Load(F32(), scores + j));
-    max1 = hn::Max(max1, hn::Load(F32(), scores + j + kLanes));
-  }
-  const float tile_max = hn::GetLane(hn::MaxOfLanes(F32(), hn::Max(max0, max1)));
-  const float max = std::max(*row_max, tile_max * scale);
-  const float origin = max == -kInfinity ? 0.f : max;
-  const float correction = *row_max == max ? 1.f : std::exp2(*row_max - origin);
-
-  const VecF factor = set(scale), shift = set(origin);
-  VecF sum0 = hn::Zero(F32()), sum1 = sum0;
-  for (int64_t j = begin; j < end; j += 2 * kLanes) {
-    const VecF p0 = exp2(hn::MulSub(hn::Load(F32(), scores + j), factor, shift));
-    const VecF p1 = exp2(hn::MulSub(hn::Load(F32(), scores + j + kLanes), factor, shift));
-    sum0 = hn::Add(sum0, p0);
-    sum1 = hn::Add(sum1, p1);
-    Words::store_weights(p0, p1, weights + j / Words::kElements);
-  }
-  *row_max = max;
-  *row_sum = *row_sum * correction + hn::GetLane(hn::SumOfLanes(F32(), hn::Add(sum0, sum1)));
-  return correction;
-}
-
 // The buffers of one task, cut from the thread's scratch.
 struct Buffers {
-  int q_words, k_words, v_words;  // per row; v_words in whole vectors of columns
+  int q_words, v_words;  // per row; v_words in whole vectors of columns
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
 
-  // elements: how many share a word. Returns the bytes used; with base null only measures.
+  // elements: how many share a word. Returns the bytes used; without a base it only measures.
   size_t cut(const ForwardProblem& p, TileShape tile, int elements, char* base) {
     size_t used = 0;
     const auto take = [&](int64_t words) {
-      float* at = reinterpret_cast<float*>(base + used);
+      float* at = base ? reinterpret_cast<float*>(base + used) : nullptr;
       used += (static_cast<size_t>(words) * sizeof(float) + 63) / 64 * 64;
       return at;
     };
@@ -127,43 +60,54 @@ struct Buffers {
   }
 };
 
+// Up to so many rows read K and V in place, in strips of kFewRows.
+constexpr int kInPlaceRows = 8;
+constexpr int kFewRows = 4;
+
 template <class Words>
 class TaskRunner {
  public:
   using Element = typename Words::Element;
 
   TaskRunner(const AttentionTask& task, TileShape tile, void* scratch)
-      : task_(task), p_(*task.problem), tile_(tile), group_(p_.queries_per_kv_head()) {
-    buffers_.cut(p_, tile, Words::kElements, static_cast<char*>(scratch));
+      : task_(task),
+        p_(*task.problem),
+        tile_(tile),
+        group_(p_.queries_per_kv_head()),
+        in_place_(p_.seq_q * group_ <= kInPlaceRows &&
+                  p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
+        strip_rows_(in_place_ ? kFewRows : kStripRows),
+        padded_rows_((task.rows.size() + strip_rows_ - 1) / strip_rows_ * strip_rows_) {
+    buffers_.cut(p_, tile, kPair, static_cast<char*>(scratch));
   }
 
   void run() {
     load_q();
-    std::fill_n(buffers_.max, padded_rows(), -kInfinity);
-    std::fill_n(buffers_.sum, padded_rows(), 0.f);
-    std::fill_n(buffers_.out, padded_rows() * buffers_.v_words, 0.f);
+    std::fill_n(buffers_.max, padded_rows_, -kInfinity);
+    std::fill_n(buffers_.sum, padded_rows_, 0.f);
+    std::fill_n(buffers_.out, padded_rows_ * buffers_.v_words, 0.f);
     // Rows that only pad the last strip are computed too, from whatever is here: let it be zero.
-    std::fill_n(buffers_.weights, kStripRows * tile_.keys / Words::kElements, 0.f);
+    std::fill_n(buffers_.weights, kStripRows * tile_.keys / kPair, 0.f);
     const Range seen = seen_by(task_.rows, task_.keys);
     if (!seen.empty()) {
-      for (Index begin = seen.begin / tile_.keys * tile_.keys; begin < seen.end;
-           begin += tile_.keys)
-        run_tile(begin, {std::max(begin, seen.begin), std::min(begin + tile_.keys, seen.end)});
+      for (Index tile = seen.begin / tile_.keys * tile_.keys; tile < seen.end; tile += tile_.keys)
+        run_tile(tile, {std::max(tile, seen.begin), std::min(tile + tile_.keys, seen.end)});
     }
     for (Index r = task_.rows.begin; r < task_.rows.end; ++r) finish_row(r);
   }
 
  private:
+  static constexpr Index kPair = Words::kElements;
+
   const AttentionTask& task_;
   const ForwardProblem& p_;
   const TileShape tile_;
   const Index group_;
+  const bool in_place_;  // few rows: K and V are not packed
+  const Index strip_rows_, padded_rows_;
   Buffers buffers_;
-  bool v_is_finite_ = true;
+  bool v_is_finite_ = true;  // of the packed tile
 
-  Index padded_rows() const {
-    return (task_.rows.size() + kStripRows - 1) / kStripRows * kStripRows;
-  }
   Range queries(Range rows) const { return {rows.begin / group_, (rows.end - 1) / group_ + 1}; }
   // The part of `keys` that some of these packed rows see.
   Range seen_by(Range rows, Range keys) const {
@@ -175,14 +119,15 @@ class TaskRunner {
     return task_.batch * t.stride_batch + r / group_ * t.stride_seq +
            (task_.kv_head * group_ + r % group_) * t.stride_head;
   }
-  const Element* kv_head(const TensorView& t) const {
+  // Row j of this KV head.
+  const Element* kv_row(const TensorView& t, Index j) const {
     return static_cast<const Element*>(t.data) + task_.batch * t.stride_batch +
-           task_.kv_head * t.stride_head;
+           task_.kv_head * t.stride_head + j * t.stride_seq;
   }
 
   void load_q() {
     float* out = buffers_.q;
-    for (Index i = 0; i < padded_rows(); ++i, out += buffers_.q_words) {
+    for (Index i = 0; i < padded_rows_; ++i, out += buffers_.q_words) {
       const Index r = task_.rows.begin + i;
       if (r < task_.rows.end)
         copy_row<Words>(static_cast<const Element*>(p_.q.data) + row_offset(p_.q, r), p_.head_dim,
@@ -192,76 +137,111 @@ class TaskRunner {
     }
   }
 
-  // Keys [seen) of the tile that starts at `begin`.
-  void run_tile(Index begin, Range seen) {
-    const Index panels_begin = (seen.begin - begin) / kPanel * kPanel;
-    const Index panels_end = (seen.end - begin + kPanel - 1) / kPanel * kPanel;
-    pack_k<Words>(kv_head(p_.k), p_.k.stride_seq, p_.head_dim, begin + panels_begin,
-                  begin + panels_end, p_.seq_k, buffers_.stage,
-                  buffers_.k + panels_begin * buffers_.q_words);
-    constexpr Index kPair = Words::kElements;
-    v_is_finite_ = pack_v<Words>(kv_head(p_.v), p_.v.stride_seq, p_.head_dim_v, begin,
-                                 seen.begin / kPair * kPair, (seen.end + kPair - 1) / kPair * kPair,
-                                 p_.seq_k, tile_.keys / kPair, buffers_.v);
-    for (Index r = task_.rows.begin; r < task_.rows.end; r += kStripRows) {
-      const Range rows{r, std::min(r + kStripRows, task_.rows.end)};
+  // Keys [seen) of the tile of keys that starts at `tile`.
+  void run_tile(Index tile, Range seen) {
+    if (!in_place_) pack_tile(tile, seen);
+    for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
+      const Range rows{r, std::min(r + strip_rows_, task_.rows.end)};
       const Range keys = seen_by(rows, seen);
-      if (!keys.empty()) run_strip(begin, rows, keys);
+      if (!keys.empty()) run_strip(tile, rows, keys);
     }
   }
 
-  // keys: those of the tile at `begin` that some row of the strip sees.
-  void run_strip(Index begin, Range rows, Range keys) {
+  void pack_tile(Index tile, Range seen) {
+    const Index first = (seen.begin - tile) / kPanel * kPanel;
+    const Index last = (seen.end - tile + kPanel - 1) / kPanel * kPanel;
+    pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, tile + first, tile + last,
+                  p_.seq_k, buffers_.stage, buffers_.k + first * buffers_.q_words);
+    v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
+                                 seen.begin / kPair * kPair, (seen.end + kPair - 1) / kPair * kPair,
+                                 p_.seq_k, tile_.keys / kPair, buffers_.v);
+  }
+
+  // keys: those of the tile that some row of the strip sees.
+  void run_strip(Index tile, Range rows, Range keys) {
     const Index strip = rows.begin - task_.rows.begin;
-    const Index first = keys.begin - begin, last = keys.end - begin;  // within the tile
-    const Index panels_begin = first / kPanel * kPanel;
-    const Index panels_end = (last + kPanel - 1) / kPanel * kPanel;
-    multiply<Words>(buffers_.q + strip * buffers_.q_words, buffers_.q_words,
-                    buffers_.k + panels_begin * buffers_.q_words, 0, buffers_.q_words,
-                    buffers_.q_words, static_cast<int>((panels_end - panels_begin) / kLanes),
-                    nullptr, buffers_.scores + panels_begin, tile_.keys);
+    const Range columns{keys.begin - tile, keys.end - tile};
+    compute_scores(tile, strip, rows, columns);
 
     constexpr Index kStep = 2 * kLanes;
-    const Index softmax_begin = first / kStep * kStep;
-    const Index softmax_end = (last + kStep - 1) / kStep * kStep;
+    const Index begin = columns.begin / kStep * kStep;
+    const Index end = (columns.end + kStep - 1) / kStep * kStep;
     float correction[kStripRows] = {};
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
-      const Range own = p_.band.keys(queries({rows.begin + i, rows.begin + i + 1}), p_.seq_k);
+      const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
+      const Index own_begin = std::clamp(own.begin - tile, begin, end);
+      const Index own_end = std::clamp(own.end - tile, own_begin, end);
       float* scores = buffers_.scores + i * tile_.keys;
-      const Index own_begin = std::clamp(own.begin - begin, softmax_begin, softmax_end);
-      const Index own_end = std::clamp(std::min(own.end, keys.end) - begin, own_begin, softmax_end);
-      std::fill(scores + softmax_begin, scores + own_begin, -kInfinity);
-      std::fill(scores + own_end, scores + softmax_end, -kInfinity);
-      correction[i] =
-          softmax_row<Words>(scores, softmax_begin, softmax_end, p_.softmax_scale * 1.44269504f,
-                             buffers_.weights + i * tile_.keys / Words::kElements,
-                             buffers_.max + strip + i, buffers_.sum + strip + i);
+      std::fill(scores + begin, scores + own_begin, -kInfinity);
+      std::fill(scores + own_end, scores + end, -kInfinity);
+      correction[i] = softmax_row<Words>(scores, begin, end, p_.softmax_scale * 1.44269504f,
+                                         buffers_.weights + i * tile_.keys / kPair,
+                                         buffers_.max + strip + i, buffers_.sum + strip + i);
     }
-
-    constexpr Index kPair = Words::kElements;
-    const Index word = first / kPair, end_word = (last + kPair - 1) / kPair;
-    float* out = buffers_.out + strip * buffers_.v_words;
-    const bool masked = !p_.band.covers(
-        queries(rows), {begin + word * kPair, std::min<Index>(begin + end_word * kPair, p_.seq_k)});
-    if (masked && !v_is_finite_) return add_seen_values(begin, rows, keys, correction, out);
-    multiply<Words>(buffers_.weights + word, tile_.keys / kPair, buffers_.v, word, end_word - word,
-                    tile_.keys / kPair, buffers_.v_words / kLanes, correction, out,
-                    buffers_.v_words);
+    add_values(tile, strip, rows, keys, correction);
   }
 
-  // P·V where V holds infinities or NaN and the strip masks some keys: zero weight times infinity
-  // would be NaN, so that only what a row sees may be multiplied. Slow, and rare.
-  void add_seen_values(Index begin, Range rows, Range keys, const float* correction, float* out) {
-    for (Index i = 0; i < rows.size(); ++i, out += buffers_.v_words) {
-      const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
-      const float* weights = buffers_.weights + i * tile_.keys / Words::kElements;
-      for (int d = 0; d < p_.head_dim_v; ++d) {
-        out[d] *= correction[i];
-        for (Index j = own.begin; j < own.end; ++j)
-          out[d] += Words::weight(weights, j - begin) *
-                    hn::GetLane(load_first(kv_head(p_.v) + j * p_.v.stride_seq + d, 1));
+  void compute_scores(Index tile, Index strip, Range rows, Range columns) {
+    const float* q = buffers_.q + strip * buffers_.q_words;
+    if (!in_place_) {
+      const Index first = columns.begin / kPanel * kPanel;
+      const Index vectors = (columns.end - first + kLanes - 1) / kLanes;
+      packed_scores<Words>(q, buffers_.q_words, buffers_.k + first * buffers_.q_words,
+                           static_cast<int>(vectors), buffers_.scores + first, tile_.keys);
+      return;
+    }
+    const auto in_place =
+        rows.size() == 1 ? &scores_in_place<Words, 1> : &scores_in_place<Words, kFewRows>;
+    const Index first = columns.begin / 4 * 4;
+    in_place(q, buffers_.q_words, kv_row(p_.k, tile + first), p_.k.stride_seq, columns.end - first,
+             buffers_.scores + first, tile_.keys);
+  }
+
+  // out = out · correction + P·V. A key that a row does not see must not be multiplied where V is
+  // not finite, as zero times infinity is NaN: the whole strip takes part only in keys that all its
+  // rows see, or if V was found to be finite when it was packed.
+  void add_values(Index tile, Index strip, Range rows, Range keys, const float* correction) {
+    float* out = buffers_.out + strip * buffers_.v_words;
+    const int vectors = buffers_.v_words / kLanes;
+    Range common{(keys.begin - tile) / kPair, (keys.end - tile + kPair - 1) / kPair};  // words
+    if (in_place_ || !v_is_finite_) {
+      for (Index i = 0; i < rows.size(); ++i) {
+        const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
+        common.begin = std::max(common.begin, (own.begin - tile + kPair - 1) / kPair);
+        common.end = std::min(common.end, (own.end - tile) / kPair);
       }
+      common.end = std::max(common.begin, common.end);
+    }
+
+    const Index stride = tile_.keys / kPair;
+    if (in_place_) {
+      const auto in_place =
+          rows.size() == 1 ? &values_in_place<Words, 1> : &values_in_place<Words, kFewRows>;
+      in_place(buffers_.weights + common.begin, stride, kv_row(p_.v, tile + common.begin * kPair),
+               p_.v.stride_seq, common.size(), vectors, correction, out);
+    } else {
+      packed_values<Words>(buffers_.weights, stride, buffers_.v, stride, common.begin,
+                           common.size(), vectors, correction, out);
+    }
+    if (!in_place_ && v_is_finite_) return;
+    for (Index i = 0; i < rows.size(); ++i) {
+      const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
+      const Index middle = tile + common.begin * kPair, rest = tile + common.end * kPair;
+      add_keys(tile, i, {own.begin, std::min(own.end, middle)}, out);
+      add_keys(tile, i, {std::max(own.begin, rest), own.end}, out);
+    }
+  }
+
+  // out[i] += P·V for these keys of row i of the strip.
+  void add_keys(Index tile, Index i, Range keys, float* out) {
+    const float* weights = buffers_.weights + i * tile_.keys / kPair;
+    out += i * buffers_.v_words;
+    for (Index j = keys.begin; j < keys.end; ++j) {
+      const VecF weight = set(Words::weight(weights, j - tile));
+      const Element* v = kv_row(p_.v, j);
+      for (int d = 0; d < p_.head_dim_v; d += kLanes)
+        store(hn::MulAdd(weight, load_first(v + d, p_.head_dim_v - d), load(out + d)), out + d);
     }
   }
 

@@ -1,0 +1,181 @@
+// The matrix products. Packed operands, for many rows: 6 rows at a time against panels of columns.
+// Few rows, as when decoding: packing would cost more than it saves, and K and V are read where
+// they lie.
+
+// Unrolled early, so that arrays of vectors live in registers from the start.
+#if defined(__clang__)
+#define FLASH3_UNROLL _Pragma("unroll")
+#else
+#define FLASH3_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace flash3 {
+namespace {
+
+// What becomes of the old content of the result.
+enum class Into { kFresh, kScaled };
+
+// Columns of the right operand: vector i of word k.
+struct PackedColumns {
+  const float* words;
+  int64_t stride;
+  HWY_INLINE VecF load_vector(int64_t k, int i) const {
+    return hn::Load(F32(), words + k * stride + i * kLanes);
+  }
+};
+
+// Rows of V in place; word k is made of row k, or of rows 2k and 2k + 1.
+template <class Words>
+struct RowsInPlace {
+  const typename Words::Element* rows;
+  int64_t stride;
+  HWY_INLINE VecF load_vector(int64_t k, int i) const {
+    const auto* row = rows + k * Words::kElements * stride + i * kLanes;
+    return Words::load_across(row, row + stride);
+  }
+};
+
+// c = a·b (kFresh) or c = c·scale[row] + a·b (kScaled) for kRows rows and kVectors vectors of
+// columns: the accumulators stay in registers.
+template <class Words, Into kInto, int kRows, int kVectors, class Columns>
+HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, int64_t depth,
+                                 const float* scale, float* c, int64_t c_stride) {
+  VecF sum[kRows][kVectors];
+  FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+    FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
+      if constexpr (kInto == Into::kFresh)
+        sum[r][i] = hn::Zero(F32());
+      else
+        sum[r][i] = hn::Mul(hn::Load(F32(), c + r * c_stride + i * kLanes), set(scale[r]));
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    VecF column[kVectors];
+    FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) { column[i] = b.load_vector(k, i); }
+    FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+      const auto element = set(a[r * a_stride + k]);
+      FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
+        sum[r][i] = Words::multiply_add(element, column[i], sum[r][i]);
+      }
+    }
+  }
+  FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+    FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
+      hn::Store(sum[r][i], F32(), c + r * c_stride + i * kLanes);
+    }
+  }
+}
+
+// The same for `vectors` vectors of columns, at most a panel.
+template <class Words, Into kInto, int kRows, class Columns>
+HWY_INLINE void multiply_columns(const float* a, int64_t a_stride, Columns b, int64_t depth,
+                                 int vectors, const float* scale, float* c, int64_t c_stride) {
+  if (vectors == kPanelVectors)
+    return multiply_block<Words, kInto, kRows, kPanelVectors>(a, a_stride, b, depth, scale, c,
+                                                              c_stride);
+  if constexpr (kPanelVectors == 4) {
+    if (vectors == 3)
+      return multiply_block<Words, kInto, kRows, 3>(a, a_stride, b, depth, scale, c, c_stride);
+    if (vectors == 2)
+      return multiply_block<Words, kInto, kRows, 2>(a, a_stride, b, depth, scale, c, c_stride);
+  }
+  multiply_block<Words, kInto, kRows, 1>(a, a_stride, b, depth, scale, c, c_stride);
+}
+
+// scores = q·kᵀ for one strip, from packed K: its first `vectors` vectors of keys.
+template <class Words>
+void packed_scores(const float* q, int q_words, const float* k, int vectors, float* scores,
+                   int64_t scores_stride) {
+  for (; vectors > 0; vectors -= kPanelVectors, k += int64_t{q_words} * kPanel, scores += kPanel)
+    multiply_columns<Words, Into::kFresh, kStripRows>(q, q_words, PackedColumns{k, kPanel}, q_words,
+                                                      std::min(vectors, kPanelVectors), nullptr,
+                                                      scores, scores_stride);
+}
+
+// out = out·scale + weights·v for one strip, from packed V: words [first, first + depth) of the
+// panel_depth that it holds for each of its `vectors` vectors of columns.
+template <class Words>
+void packed_values(const float* weights, int64_t weights_stride, const float* v,
+                   int64_t panel_depth, int64_t first, int64_t depth, int vectors,
+                   const float* scale, float* out) {
+  const int out_stride = vectors * kLanes;
+  for (; vectors > 0; vectors -= kPanelVectors, v += panel_depth * kPanel, out += kPanel) {
+    const int now = std::min(vectors, kPanelVectors), stride = now * kLanes;
+    multiply_columns<Words, Into::kScaled, kStripRows>(weights + first, weights_stride,
+                                                       PackedColumns{v + first * stride, stride},
+                                                       depth, now, scale, out, out_stride);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Adds the 128-bit blocks of a vector.
+template <class D>
+HWY_INLINE auto add_blocks(D /*tag*/, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == kBlock) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+#endif
+
+// The sums of the lanes of four vectors.
+HWY_INLINE void store_sums(const VecF (&v)[4], float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) out[i] = hn::GetLane(v[i]);
+#else
+  const F32 d;
+  const auto ac = hn::Add(hn::InterleaveLower(d, v[0], v[2]), hn::InterleaveUpper(d, v[0], v[2]));
+  const auto bd = hn::Add(hn::InterleaveLower(d, v[1], v[3]), hn::InterleaveUpper(d, v[1], v[3]));
+  const auto abcd = hn::Add(hn::InterleaveLower(d, ac, bd), hn::InterleaveUpper(d, ac, bd));
+  hn::StoreU(add_blocks(d, abcd), hn::CappedTag<float, 4>(), out);
+#endif
+}
+
+// scores[r][j] = q[r]·k[j] for kRows rows and `count` keys in place. Whole vectors only. Writes
+// scores in fours.
+template <class Words, int kRows>
+HWY_NOINLINE void scores_in_place(const float* q, int q_words, const typename Words::Element* k,
+                                  int64_t stride, int64_t count, float* scores,
+                                  int64_t scores_stride) {
+  for (int64_t j = 0; j < count; j += 4) {
+    const typename Words::Element* key[4];
+    for (int i = 0; i < 4; ++i) key[i] = k + std::min(j + i, count - 1) * stride;
+    VecF sum[kRows][4];
+    FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+      FLASH3_UNROLL for (int i = 0; i < 4; ++i) { sum[r][i] = hn::Zero(F32()); }
+    }
+    for (int w = 0; w < q_words; w += kLanes) {
+      VecF words[4];
+      FLASH3_UNROLL for (int i = 0; i < 4; ++i) {
+        words[i] = Words::load_along(key[i] + w * Words::kElements);
+      }
+      FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+        const auto element = hn::LoadU(F32(), q + r * q_words + w);
+        FLASH3_UNROLL for (int i = 0; i < 4; ++i) {
+          sum[r][i] = Words::multiply_add(element, words[i], sum[r][i]);
+        }
+      }
+    }
+    FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
+      store_sums(sum[r], scores + r * scores_stride + j);
+    }
+  }
+}
+
+// out = out·scale + weights·v for kRows rows, V in place. Whole vectors only.
+template <class Words, int kRows>
+void values_in_place(const float* weights, int64_t weights_stride, const typename Words::Element* v,
+                     int64_t stride, int64_t depth, int vectors, const float* scale, float* out) {
+  const int out_stride = vectors * kLanes;
+  for (; vectors > 0; vectors -= kPanelVectors, v += kPanel, out += kPanel)
+    multiply_columns<Words, Into::kScaled, kRows>(
+        weights, weights_stride, RowsInPlace<Words>{v, stride}, depth,
+        std::min(vectors, kPanelVectors), scale, out, out_stride);
+}
+
+}  // namespace
+}  // namespace flash3
+HWY_AFTER_NAMESPACE();

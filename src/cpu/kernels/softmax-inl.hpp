@@ -1,0 +1,40 @@
+// The online softmax of one row.
+
+HWY_BEFORE_NAMESPACE();
+namespace flash3 {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Turns scores [begin, end) of one row, a multiple of 2 · kLanes, into weights; updates the row's
+// max and sum; returns the factor that brings what was summed before to the new max.
+template <class Words>
+HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, float scale,
+                             float* weights, float* row_max, float* row_sum) {
+  VecF max0 = set(-kInfinity), max1 = max0;
+  for (int64_t j = begin; j < end; j += 2 * kLanes) {
+    max0 = hn::Max(max0, hn::Load(F32(), scores + j));
+    max1 = hn::Max(max1, hn::Load(F32(), scores + j + kLanes));
+  }
+  const float tile_max = hn::GetLane(hn::MaxOfLanes(F32(), hn::Max(max0, max1)));
+  const float max = std::max(*row_max, tile_max * scale);
+  const float origin = max == -kInfinity ? 0.f : max;
+  const float correction = *row_max == max ? 1.f : std::exp2(*row_max - origin);
+
+  const VecF factor = set(scale), shift = set(origin);
+  VecF sum0 = hn::Zero(F32()), sum1 = sum0;
+  for (int64_t j = begin; j < end; j += 2 * kLanes) {
+    const VecF p0 = exp2(hn::MulSub(hn::Load(F32(), scores + j), factor, shift));
+    const VecF p1 = exp2(hn::MulSub(hn::Load(F32(), scores + j + kLanes), factor, shift));
+    sum0 = hn::Add(sum0, p0);
+    sum1 = hn::Add(sum1, p1);
+    Words::store_weights(p0, p1, weights + j / Words::kElements);
+  }
+  *row_max = max;
+  *row_sum = *row_sum * correction + hn::GetLane(hn::SumOfLanes(F32(), hn::Add(sum0, sum1)));
+  return correction;
+}
+
+}  // namespace
+}  // namespace flash3
+HWY_AFTER_NAMESPACE();

@@ -31,6 +31,10 @@ HWY_BEFORE_NAMESPACE();
 namespace flash3 {
 namespace {
 
+// Up to so many rows read K and V in place, in strips of kFewRows.
+constexpr int kInPlaceRows = 8;
+constexpr int kFewRows = 4;
+
 // The buffers of one task, cut from the thread's scratch.
 struct Buffers {
   int q_words, v_words;  // per row; v_words in whole vectors of columns
@@ -44,7 +48,8 @@ struct Buffers {
       used += (static_cast<size_t>(words) * sizeof(float) + 63) / 64 * 64;
       return at;
     };
-    const int rows = div_up(tile.rows, kStripRows) * kStripRows;
+    constexpr int kWhole = kStripRows * kFewRows;  // a whole number of either strip
+    const int rows = div_up(tile.rows, kWhole) * kWhole;
     q_words = div_up(p.head_dim, elements);
     v_words = div_up(p.head_dim_v, kLanes) * kLanes;
     q = take(int64_t{rows} * q_words);
@@ -59,10 +64,6 @@ struct Buffers {
     return used;
   }
 };
-
-// Up to so many rows read K and V in place, in strips of kFewRows.
-constexpr int kInPlaceRows = 8;
-constexpr int kFewRows = 4;
 
 template <class Words>
 class TaskRunner {

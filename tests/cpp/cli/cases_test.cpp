@@ -1,0 +1,181 @@
+// Ids, counts and coverage of the case table.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
+#include "cases/tensors.hpp"
+
+namespace flash3::cases {
+namespace {
+
+Case parsed(const std::string& id) {
+  std::string error;
+  const auto c = parse_id(id, &error);
+  EXPECT_TRUE(c.has_value()) << error;
+  return c.value_or(Case{});
+}
+
+std::string error_of(const std::string& id) {
+  std::string error;
+  EXPECT_FALSE(parse_id(id, &error).has_value()) << id;
+  return error;
+}
+
+TEST(CaseId, NamesEveryField) {
+  const Case c =
+      parsed("fp16/b2/q129/k1000/h4x2/d192x128/causal+w64:/odd/outliers/nolse/scale0.5/seed9");
+  EXPECT_EQ(c.dtype, FLASH3_FLOAT16);
+  EXPECT_EQ(c.batch, 2);
+  EXPECT_EQ(c.seq_q, 129);
+  EXPECT_EQ(c.seq_k, 1000);
+  EXPECT_EQ(c.heads_q, 4);
+  EXPECT_EQ(c.heads_k, 2);
+  EXPECT_EQ(c.head_dim, 192);
+  EXPECT_EQ(c.head_dim_v, 128);
+  EXPECT_TRUE(c.causal);
+  EXPECT_TRUE(c.window);
+  EXPECT_EQ(c.window_left, 64);
+  EXPECT_LT(c.window_right, 0);
+  EXPECT_EQ(c.layout, Layout::kOdd);
+  EXPECT_EQ(c.distribution, Distribution::kOutliers);
+  EXPECT_FALSE(c.want_lse);
+  EXPECT_EQ(c.softmax_scale, 0.5f);
+  EXPECT_EQ(c.seed, 9u);
+}
+
+TEST(CaseId, ShortFormsAndLongDtypes) {
+  EXPECT_EQ(to_id(parsed("bfloat16/b1/q1/k2/h3x3/d64x64/full/bshd/normal/seed1")),
+            "bf16/b1/q1/k2/h3/d64/full");
+  EXPECT_EQ(to_id(parsed("fp32/b0/q0/k0/h1/d1/w0:0")), "fp32/b0/q0/k0/h1/d1/w0:0");
+  EXPECT_EQ(to_id(parsed("bf16/b1/q1/k1/h1/d1/w:7")), "bf16/b1/q1/k1/h1/d1/w:7");
+}
+
+TEST(CaseId, ErrorsSayWhatWasExpected) {
+  EXPECT_EQ(
+      error_of("bf17/b1/q1/k1/h1/d1/full"),
+      "case 'bf17/b1/q1/k1/h1/d1/full': expected the dtype (fp16, bf16 or fp32), found 'bf17'");
+  EXPECT_NE(error_of("bf16/b1/q1").find("the key length (k1000), found its end"),
+            std::string::npos);
+  EXPECT_NE(error_of("bf16/b-1/q1/k1/h1/d1/full").find("the batch"), std::string::npos);
+  EXPECT_NE(error_of("bf16/b1/q1/k1/h1x/d1/full").find("the heads"), std::string::npos);
+  EXPECT_NE(error_of("bf16/b1/q1/k1/h1/d1/w5").find("the mask"), std::string::npos);
+  EXPECT_NE(error_of("bf16/b1/q1/k1/h1/d1/causal+").find("the mask"), std::string::npos);
+  EXPECT_NE(error_of("bf16/b1/q1/k1/h1/d1/full/").find("an option"), std::string::npos);
+  EXPECT_NE(error_of("bf16/b99999999999999999999/q1/k1/h1/d1/full").find("the batch"),
+            std::string::npos);
+  EXPECT_FALSE(parse_id("", nullptr).has_value());
+}
+
+TEST(CaseId, EveryCaseOfTheTableReadsBack) {
+  for (const Level level : {Level::kQuick, Level::kFull}) {
+    std::set<std::string> ids;
+    for (const Case& c : case_table(level, dtypes_of(FLASH3_BACKEND_CPU))) {
+      EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
+      EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c) << " is there twice";
+    }
+  }
+}
+
+TEST(CaseTable, FullLevelHasEveryPairOfLengthsAndEveryHeadDim) {
+  const std::set<int64_t> lengths{0, 1, 63, 64, 65, 127, 128, 129, 1000, 4097};
+  std::set<std::tuple<int64_t, int64_t, bool>> pairs;
+  std::set<std::pair<int64_t, flash3_dtype>> dims;
+  for (const Case& c : case_table(Level::kFull, dtypes_of(FLASH3_BACKEND_HOPPER))) {
+    EXPECT_NE(c.dtype, FLASH3_FLOAT32);
+    if (c.head_dim == 64 && !c.window) pairs.insert({c.seq_q, c.seq_k, c.causal});
+    dims.insert({c.head_dim, c.dtype});
+  }
+  for (const int64_t q : lengths)
+    for (const int64_t k : lengths)
+      for (const bool causal : {false, true})
+        EXPECT_TRUE(pairs.contains({q, k, causal})) << q << " " << k << " " << causal;
+  for (const int64_t dim : {8,   16,  32,  40, 64, 72, 80, 96,  104, 128, 160,
+                            192, 224, 256, 1,  3,  33, 65, 100, 127, 129, 255})
+    for (const flash3_dtype dtype : dtypes_of(FLASH3_BACKEND_HOPPER))
+      EXPECT_TRUE(dims.contains({dim, dtype})) << dim;
+}
+
+TEST(Pairwise, EveryTwoLevelsMeet) {
+  const std::vector<int> sizes{7, 2, 5, 3, 4};
+  const auto rows = pairwise(sizes);
+  EXPECT_LT(rows.size(), 60u);  // 35 at least, 840 in the full product
+  for (size_t f = 0; f < sizes.size(); ++f)
+    for (size_t g = f + 1; g < sizes.size(); ++g)
+      for (int i = 0; i < sizes[f]; ++i)
+        for (int j = 0; j < sizes[g]; ++j)
+          EXPECT_TRUE(
+              std::any_of(rows.begin(), rows.end(),
+                          [&](const std::vector<int>& row) { return row[f] == i && row[g] == j; }))
+              << f << ":" << i << " " << g << ":" << j;
+}
+
+// flash3.h's definition of the mask, word for word.
+int64_t count_pairs(const Case& c) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < c.seq_q; ++i)
+    for (int64_t j = 0; j < c.seq_k; ++j) {
+      const int64_t diagonal = i + c.seq_k - c.seq_q;
+      bool seen = !c.causal || j <= diagonal;
+      if (c.window && c.window_left >= 0) seen = seen && j >= diagonal - c.window_left;
+      if (c.window && c.window_right >= 0) seen = seen && j <= diagonal + c.window_right;
+      pairs += seen;
+    }
+  return pairs;
+}
+
+TEST(Counts, VisiblePairsFollowTheDefinition) {
+  for (const Case& c : case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU)))
+    EXPECT_EQ(visible_pairs(c), count_pairs(c)) << to_id(c);
+}
+
+TEST(Counts, FlopsFollowTheConvention) {
+  EXPECT_EQ(flops(parsed("bf16/b2/q8/k16/h3/d64/full")), 4. * 8 * 16 * 64 * 3 * 2);
+  EXPECT_EQ(flops(parsed("bf16/b1/q16/k16/h1/d64/causal")), 4. * 16 * 16 * 64 / 2);
+  EXPECT_EQ(flops(parsed("bf16/b1/q1/k16/h1/d192x128/causal")), 2. * 16 * (192 + 128));
+  EXPECT_EQ(tensor_bytes(parsed("bf16/b1/q4/k8/h2x1/d64x32/full")),
+            2 * (4 * 2 * 96 + 8 * 96) + 4 * 4 * 2);
+  EXPECT_EQ(score_matrix_bytes(parsed("fp32/b2/q4/k8/h3/d64/full")), 4 * 2 * 3 * 4 * 8);
+}
+
+TEST(Inputs, TheLayoutDoesNotChangeTheValues) {
+  const auto plain = make_tensor(FLASH3_FLOAT32, 2, 3, 2, 5, Layout::kBatchSeq);
+  fill_random(plain.view, Distribution::kOutliers, 7);
+  for (const Layout layout : {Layout::kHeadsFirst, Layout::kPadded, Layout::kOdd}) {
+    const auto other = make_tensor(FLASH3_FLOAT32, 2, 3, 2, 5, layout);
+    fill_random(other.view, Distribution::kOutliers, 7);
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t s = 0; s < 3; ++s)
+        for (int64_t h = 0; h < 2; ++h)
+          for (int64_t d = 0; d < 5; ++d) {
+            const auto at = [&](const flash3_tensor& t) {
+              return static_cast<const float*>(
+                  t.data)[b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + d];
+            };
+            EXPECT_EQ(at(plain.view), at(other.view)) << short_name(layout);
+          }
+    EXPECT_EQ(other.damage(), "") << short_name(layout);
+  }
+}
+
+TEST(Inputs, AreStandardNormal) {
+  constexpr int64_t kCount = 1 << 20;
+  std::vector<float> values(kCount);
+  fill_normal(values.data(), FLASH3_FLOAT32, kCount, 3);
+  double sum = 0, squares = 0, fourths = 0;
+  for (int64_t i = 0; i < kCount; ++i) {
+    const double x = values[size_t(i)];
+    sum += x, squares += x * x, fourths += x * x * x * x;
+  }
+  for (int64_t i = 0; i < kCount; i += 100'003)
+    EXPECT_EQ(values[size_t(i)], normal_value(3, uint64_t(i)));
+  EXPECT_NEAR(sum / kCount, 0, 0.005);
+  EXPECT_NEAR(squares / kCount, 1, 0.01);
+  EXPECT_NEAR(fourths / kCount, 3, 0.05);
+}
+
+}  // namespace
+}  // namespace flash3::cases

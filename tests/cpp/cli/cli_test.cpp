@@ -1,0 +1,254 @@
+// The program as a user meets it: exit codes, messages, files.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/safetensors.hpp"
+
+namespace {
+
+using flash3::safetensors::File;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+std::string slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("flash3_cli_test_" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return folder_ / name; }
+
+  Outcome flash3(const std::string& arguments) const {
+    const std::string command =
+        std::string(FLASH3_BINARY) + " " + arguments + " >" + path("out") + " 2>" + path("err");
+    const int status = std::system(command.c_str());
+    Outcome o;
+    o.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    o.out = slurp(path("out")), o.err = slurp(path("err"));
+    return o;
+  }
+
+  // Exit code 2, nothing on stdout, and this in the message.
+  void expect_usage_error(const std::string& arguments, const std::string& part) const {
+    const Outcome o = flash3(arguments);
+    EXPECT_EQ(o.exit_code, 2) << arguments << "\n" << o.out << o.err;
+    EXPECT_NE(o.err.find(part), std::string::npos) << arguments << "\n" << o.err;
+  }
+
+  // A file with q, k, v of these shapes, all values 1.
+  std::string input(const std::string& name, const std::string& dtype, std::vector<int64_t> q,
+                    std::vector<int64_t> k, std::vector<int64_t> v) const {
+    File file;
+    for (const auto& [tensor, shape] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}}) {
+      size_t bytes = dtype == "F32" ? 4 : dtype == "I64" ? 8 : 2;
+      for (const int64_t n : shape) bytes *= static_cast<size_t>(n);
+      std::vector<std::byte> data(bytes);
+      for (size_t i = 0; i + 1 < bytes; i += 2)
+        data[i] = std::byte{0x80}, data[i + 1] = std::byte{0x3F};
+      file.tensors.push_back({tensor, dtype, shape, data});
+    }
+    flash3::safetensors::write(path(name), file);
+    return path(name);
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Cli, HelpAndVersion) {
+  EXPECT_EQ(flash3("--help").exit_code, 0);
+  EXPECT_NE(flash3("--help").out.find("verify"), std::string::npos);
+  EXPECT_EQ(flash3("bench --help").exit_code, 0);
+  EXPECT_EQ(flash3("--version").exit_code, 0);
+  EXPECT_EQ(flash3("--version").out.find("0."), 0u);
+}
+
+TEST_F(Cli, BadArguments) {
+  expect_usage_error("", "subcommand is required");
+  expect_usage_error("frobnicate", "");
+  expect_usage_error("info --frobnicate", "frobnicate");
+  expect_usage_error("run", "--input is required");
+  expect_usage_error("explain", "required");
+  expect_usage_error("explain nonsense", "expected the dtype");
+  expect_usage_error("explain bf16/b1/q1/k1/h3x2/d64/full",
+                     "heads_q must be a multiple of heads_k");
+  expect_usage_error("verify --level huge", "level 'huge' is not one of quick, full");
+  expect_usage_error("verify --backend abacus", "backend 'abacus' is not one of");
+  expect_usage_error("verify --filter no-such-case", "no case matches");
+  expect_usage_error("verify --jobs -1", "jobs");
+  expect_usage_error("bench --suite marathon", "suite 'marathon'");
+  expect_usage_error("bench --samples 0", "samples");
+  expect_usage_error("bench --case bf16/b1/q1/k1/h1/d999/full", "head_dim");
+}
+
+TEST_F(Cli, InfoNamesTheCpuBackendAndItsKernels) {
+  const Outcome text = flash3("info");
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("backends"), std::string::npos);
+  const Outcome o = flash3("info --json");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json info = json::parse(o.out);
+  EXPECT_TRUE(info["flash3"].is_string());
+  bool cpu = false;
+  for (const json& backend : info["backends"]) {
+    EXPECT_TRUE(backend["available"] == true || backend["reason"] != "");
+    if (backend["name"] != "cpu") continue;
+    cpu = true;
+    EXPECT_EQ(backend["available"], true);
+    EXPECT_FALSE(backend["kernels"].empty());
+  }
+  EXPECT_TRUE(cpu);
+}
+
+TEST_F(Cli, ExplainTellsTheKernel) {
+  const std::string ids = "bf16/b1/q64/k64/h2/d64/full fp32/b1/q64/k64/h2/d64/causal";
+  const Outcome text = flash3("explain --backend cpu " + ids);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("kernel: "), std::string::npos);
+  const Outcome o = flash3("explain --backend cpu --json " + ids);
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json all = json::parse(o.out);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[1]["case"], "fp32/b1/q64/k64/h2/d64/causal");
+  EXPECT_EQ(all[1]["backend"], "cpu");
+  EXPECT_FALSE(all[1]["kernel"].get<std::string>().empty());
+}
+
+TEST_F(Cli, VerifyPasses) {
+  const Outcome o =
+      flash3("verify --backend cpu --filter /q65/ --filter /causal/ --repeat 2 --jobs 2");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("ok    bf16/b1/q65/k65/h2x1/d64/causal"), std::string::npos) << o.out;
+}
+
+TEST_F(Cli, VerifyListsWithoutRunning) {
+  const Outcome o = flash3("verify --backend cpu --list --level full --filter /q4097/k4097/");
+  EXPECT_EQ(o.exit_code, 0);
+  EXPECT_NE(o.out.find("bf16/b1/q4097/k4097/h2x1/d64/full\n"), std::string::npos);
+  EXPECT_EQ(o.out.find("passed"), std::string::npos);
+}
+
+TEST_F(Cli, VerifyFailsLoudly) {
+  const Outcome o = flash3(
+      "verify --backend cpu -q --case bf16/b1/q4/k4/h3x2/d8/full --case bf16/b1/q4/k4/h2/d8/full");
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.out.find("FAIL  bf16/b1/q4/k4/h3x2/d8/full"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("1 passed, 1 failed\n"), std::string::npos) << o.out;
+}
+
+TEST_F(Cli, BenchWritesTablesAndFiles) {
+  const Outcome o = flash3("bench --backend cpu --samples 3 --sample-ms 1 --naive --json " +
+                           path("r.json") + " --csv " + path("r.csv") +
+                           " --case bf16/b1/q64/k64/h2/d64/causal --case fp32/b1/q9/k9/h2/d8/full");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("TFLOP/s"), std::string::npos);
+  const json r = json::parse(slurp(path("r.json")));
+  for (const char* field : {"flash3", "commit", "date", "host", "backend", "device"})
+    EXPECT_TRUE(r["metadata"][field].is_string()) << field;
+  ASSERT_EQ(r["results"].size(), 2u);
+  const json& first = r["results"][0];
+  EXPECT_EQ(first["case"], "bf16/b1/q64/k64/h2/d64/causal");
+  EXPECT_EQ(first["samples"], 3);
+  EXPECT_GT(first["median_ms"], 0);
+  EXPECT_LE(first["p10_ms"], first["median_ms"]);
+  EXPECT_LE(first["median_ms"], first["p90_ms"]);
+  EXPECT_NEAR(first["tflops"].get<double>() * first["median_ms"].get<double>() * 1e9,
+              4. * 64 * 64 * 64 * 2 / 2, 1);
+  EXPECT_GT(first["speedup_over_naive"], 0);
+  std::istringstream csv(slurp(path("r.csv")));
+  int lines = 0;
+  for (std::string line; std::getline(csv, line); ++lines)
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 10) << line;
+  EXPECT_EQ(lines, 3);
+}
+
+TEST_F(Cli, BenchCannotWriteToNowhere) {
+  const Outcome o = flash3(
+      "bench --backend cpu --samples 1 --sample-ms 0 --case fp32/b1/q1/k1/h1/d1/full --json "
+      "/nonexistent/x");
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.err.find("/nonexistent/x: cannot be written"), std::string::npos) << o.err;
+}
+
+TEST_F(Cli, RunOnRealInput) {
+  const std::string data = FLASH3_DATA_DIR "/minilm_layer5.safetensors";
+  const Outcome o =
+      flash3("run --backend cpu --check --json -i " + data + " -o " + path("o.safetensors"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(o.out);
+  EXPECT_EQ(r["check"]["passed"], true);
+  EXPECT_EQ(r["case"], "bf16/b1/q512/k512/h12/d32/full");
+  EXPECT_EQ(r["score_matrix_bytes"], 2. * 12 * 512 * 512);
+  const File file = flash3::safetensors::read(path("o.safetensors"));
+  ASSERT_NE(file.find("out"), nullptr);
+  EXPECT_EQ(file.find("out")->shape, (std::vector<int64_t>{1, 512, 12, 32}));
+  EXPECT_EQ(file.find("out")->dtype, "BF16");
+  ASSERT_NE(file.find("lse"), nullptr);
+  EXPECT_EQ(file.find("lse")->shape, (std::vector<int64_t>{1, 12, 512}));
+
+  const Outcome text = flash3("run --backend cpu --check --causal --window-left 100 -i " + data);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("/causal+w100:"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("passed"), std::string::npos) << text.out;
+}
+
+TEST_F(Cli, RunTakesBothLayouts) {
+  const std::string file = input("heads_first", "F32", {2, 4, 6, 8}, {2, 2, 7, 8}, {2, 2, 7, 3});
+  const Outcome o =
+      flash3("run --backend cpu --check --layout bhsd -i " + file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("fp32/b2/q6/k7/h4x2/d8x3/full/bhsd"), std::string::npos) << o.out;
+  EXPECT_EQ(flash3::safetensors::read(path("o")).find("out")->shape,
+            (std::vector<int64_t>{2, 4, 6, 3}));
+  expect_usage_error("run --layout hbsd -i " + file, "layout 'hbsd'");
+}
+
+TEST_F(Cli, RunRefusesBadFiles) {
+  expect_usage_error("run -i /nonexistent", "/nonexistent: no such file");
+  expect_usage_error("run -i " + folder_.string(), "not a regular file");
+  std::ofstream(path("junk")) << "this is not a safetensors file, but long enough for one";
+  expect_usage_error("run -i " + path("junk"), "not a valid safetensors file");
+  std::ofstream(path("empty")).close();
+  expect_usage_error("run -i " + path("empty"), "has 0 bytes");
+
+  File lacking;
+  flash3::safetensors::write(path("lacking"), lacking);
+  expect_usage_error("run -i " + path("lacking"), "holds no tensor 'q'");
+  expect_usage_error("run -i " + input("ints", "I64", {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}),
+                     "'q' is I64");
+  expect_usage_error("run -i " + input("flat", "F16", {1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}),
+                     "must have 4 dimensions");
+  expect_usage_error("run -i " + input("dims", "F16", {1, 2, 2, 8}, {1, 2, 2, 9}, {1, 2, 2, 8}),
+                     "head_dim");
+}
+
+TEST_F(Cli, RunOnAnEmptySequence) {
+  const std::string file = input("no_keys", "BF16", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
+  const Outcome o = flash3("run --backend cpu --check -i " + file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  const File result = flash3::safetensors::read(path("o"));
+  EXPECT_EQ(result.find("out")->data, std::vector<std::byte>(2 * 3 * 2 * 8));  // zeros
+}
+
+}  // namespace

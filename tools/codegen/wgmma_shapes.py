@@ -19,7 +19,7 @@ HEADER = """\
 //   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory and MN-major
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/descriptor.cuh"
 
 namespace flash3::hopper {
 
@@ -27,20 +27,23 @@ template <Element T, int N>
 struct Wgmma;
 
 // clang-format off
-#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5)                                                  \\
+#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6)                                              \\
   template <>                                                                                                        \\
   struct Wgmma<T, N> {                                                                                               \\
-    static __device__ __forceinline__ void ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {          \\
-      asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, " A2 ", 0;\\n"                                                  \\
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], Descriptor a, Descriptor b, bool accumulate) {      \\
+      asm volatile("{\\n.reg .pred p;\\n.reg .b64 a, b;\\n"                                                          \\
+                   "mov.b64 a, {" A0 ", " A1 "};\\nmov.b64 b, {" A2 ", " A3 "};\\nsetp.ne.b32 p, " A4 ", 0;\\n"        \\
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, "                   \\
-                   A0 ", " A1 ", p, 1, 1, 0, 0;\\n}\\n"                                                                \\
-                   : OUT(d) : "l"(a), "l"(b), "r"(int(accumulate)));                                                 \\
+                   "a, b, p, 1, 1, 0, 0;\\n}\\n"                                                                     \\
+                   : OUT(d) : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)));               \\
     }                                                                                                                \\
-    static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, bool accumulate) {   \\
-      asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, " A5 ", 0;\\n"                                                  \\
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate) { \\
+      asm volatile("{\\n.reg .pred p;\\n.reg .b64 b;\\n"                                                             \\
+                   "mov.b64 b, {" A4 ", " A5 "};\\nsetp.ne.b32 p, " A6 ", 0;\\n"                                       \\
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, "                   \\
-                   "{" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p, 1, 1, 1;\\n}\\n"                                      \\
-                   : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)));             \\
+                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, 1;\\n}\\n"                                         \\
+                   : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),                   \\
+                              "r"(int(accumulate)));                                                                 \\
     }                                                                                                                \\
   };
 """
@@ -64,7 +67,7 @@ def shape(n):
         for row in chunks(range(count), 20)
     )
     out = ", \\\n  ".join(", ".join(f'"+f"(d[{i}])' for i in row) for row in chunks(range(count), 8))
-    operands = ", ".join(f'"%{count + i}"' for i in range(6))
+    operands = ", ".join(f'"%{count + i}"' for i in range(7))
     lines = [f"\n#define FLASH3_REGS \\\n  {regs}", f"#define FLASH3_OUT(d) \\\n  {out}"]
     for element, ptx in (("Element::kFloat16", "f16"), ("Element::kBFloat16", "bf16")):
         lines.append(f'FLASH3_WGMMA({element}, "{ptx}", {n}, FLASH3_REGS, FLASH3_OUT, {operands})')

@@ -32,31 +32,36 @@ struct OnlineSoftmax {
 
   // Turns a tile's scores into probabilities in place; alpha[h] is what row h's earlier output must
   // be multiplied by.
+  //
+  // One warp has little to hide latency with, so both rows go side by side, two partial maxima and
+  // two partial sums each: four independent chains.
   template <int N>
   __device__ __forceinline__ void update(float (&r_s)[N], float (&alpha)[2]) {
+    float partial[8];
+#pragma unroll
+    for (int j = 0; j < N; ++j) partial[j % 8] = j < 8 ? r_s[j] : fmaxf(partial[j % 8], r_s[j]);
+
+    float shift[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float tile_max[2] = {r_s[2 * h], r_s[2 * h + 1]};
-#pragma unroll
-      for (int j = 4; j < N; j += 4) {
-        tile_max[0] = fmaxf(tile_max[0], r_s[j + 2 * h]);
-        tile_max[1] = fmaxf(tile_max[1], r_s[j + 2 * h + 1]);
-      }
-      const float new_max = fmaxf(row_max[h], quad_max(fmaxf(tile_max[0], tile_max[1])));
+      const float tile_max = fmaxf(fmaxf(partial[2 * h], partial[2 * h + 1]),
+                                   fmaxf(partial[2 * h + 4], partial[2 * h + 5]));
+      const float new_max = fmaxf(row_max[h], quad_max(tile_max));
       // A row that has seen no key yet has maximum −∞; 0 in its place gives p = 0 instead of NaN.
-      const float shift = new_max == -kInfinity ? 0.f : new_max * scale_log2;
-      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -shift));
+      shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
+      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -shift[h]));
       row_max[h] = new_max;
-      float sum = 0.f;
+    }
+
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-      for (int j = 0; j < N; j += 4) {
+    for (int j = 0; j < N; ++j) {
+      r_s[j] = exp2_approx(fmaf(r_s[j], scale_log2, -shift[j / 2 % 2]));
+      sum[j % 4] += r_s[j];
+    }
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          r_s[j + e] = exp2_approx(fmaf(r_s[j + e], scale_log2, -shift));
-          sum += r_s[j + e];
-        }
-      }
-      row_sum[h] = fmaf(row_sum[h], alpha[h], sum);
+    for (int h = 0; h < 2; ++h) {
+      row_sum[h] = fmaf(row_sum[h], alpha[h], sum[2 * h] + sum[2 * h + 1]);
     }
   }
 
@@ -74,8 +79,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(row_sum[h]);
-      inverse_sum[h] = sum == 0.f ? 0.f : 1.f / sum;
-      lse[h] = sum == 0.f ? -kInfinity : fmaf(row_max[h], softmax_scale, logf(sum));
+      inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
+      lse[h] = sum == 0.f ? -kInfinity : fmaf(row_max[h], softmax_scale, log_approx(sum));
     }
   }
 };

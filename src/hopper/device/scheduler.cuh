@@ -111,20 +111,30 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Tile
 }
 
 // Any other role's view of the ring: by one thread, or by a whole warp.
+template <bool kWholeWarp>
 struct TileReader {
   TileRing& ring;
-  bool whole_warp;
   PipelineState<kTileSlots> slot = {};
 
   // False if there is no more work.
   __device__ __forceinline__ bool next(WorkTile& work) {
     wait(&ring.barriers.full[slot.stage], slot.phase, BarrierName::kTileFull);
     work = ring.tiles[slot.stage];
-    if (whole_warp) __syncwarp();
-    if (!whole_warp || threadIdx.x % 32 == 0) arrive(&ring.barriers.empty[slot.stage]);
+    if constexpr (kWholeWarp) {
+      // Tells the compiler that loops over the tile are uniform: addresses of stages then stay in
+      // uniform registers.
+      work.query = uniform(work.query);
+      work.key_tile_begin = uniform(work.key_tile_begin);
+      work.key_tile_end = uniform(work.key_tile_end);
+      work.valid = uniform(work.valid);
+    }
+    if (!kWholeWarp || threadIdx.x % 32 == 0) arrive(&ring.barriers.empty[slot.stage]);
     slot.advance();
     return work.valid;
   }
+
+ private:
+  static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 };
 
 }  // namespace flash3::hopper

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numbers>
 #include <random>
@@ -70,7 +71,8 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.lse = problem.lse.data;
   params.lse_stride_batch = problem.lse.stride_batch;
   params.lse_stride_head = problem.lse.stride_head;
-  params.band = problem.band;
+  params.band.lo = std::clamp<Index>(problem.band.lo, -kMaxLength, kMaxLength);
+  params.band.hi = std::clamp<Index>(problem.band.hi, -kMaxLength, kMaxLength);
   params.softmax_scale = problem.softmax_scale;
   params.scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
   params.seq_q = int(problem.seq_q);

@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map,
 template <class Traits>
 __device__ __forceinline__ void load_q(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
-  TileReader tiles{shared.tiles, false};
+  TileReader<false> tiles{shared.tiles};
   prefetch(&params.q);
   uint32_t phase = 0;
   WorkTile work;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
                                                BarrierName empty, TileRing& ring) {
-  TileReader tiles{ring, false};
+  TileReader<false> tiles{ring};
   prefetch(map);
   typename Traits::KvState state;
   WorkTile work;

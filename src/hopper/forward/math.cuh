@@ -1,14 +1,17 @@
 // The consumer: one warpgroup, 64 query rows. Per key tile j, in the order of issue
 //
-//   S_j = Q·K_jᵀ            asynchronous
-//   O  += P_{j−1}·V_{j−1}   asynchronous: runs under the softmax of S_j (two-stage overlap inside a
-//   warpgroup) wait S_j; mask; P_j, α = online softmax wait O; O ·= α
+//   S_j = Q·K_jᵀ             asynchronous
+//   O ·= α_{j−1}             while that runs
+//   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j (two-stage overlap)
+//   wait S_j; mask; P_j, α_j = online softmax
+//   wait O; round P_j
 //
 // and the warpgroups take turns to issue (ping-pong): one's softmax runs under the other's GEMMs.
 // FlashAttention-3, §3.1–3.2.
 #pragma once
 
 #include "hopper/device/band_mask.cuh"
+#include "hopper/device/constant.cuh"
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/store.cuh"
@@ -45,19 +48,20 @@ __device__ __forceinline__ void release(uint64_t* empty) {
 template <class Traits>
 __device__ __forceinline__ void consume(const ForwardParams& params,
                                         typename Traits::Shared& shared, int warpgroup) {
+  using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileN = Traits::kTileN;
 
-  TileReader tiles{shared.tiles, true};
+  TileReader<true> tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups> turn{warpgroup};
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
-  const uint32_t s_q = uint32_t(__cvta_generic_to_shared(shared.q[warpgroup]));
-  const uint32_t s_k = uint32_t(__cvta_generic_to_shared(shared.k));
-  const uint32_t s_v = uint32_t(__cvta_generic_to_shared(shared.v));
+  const Descriptor q = descriptor(QTile::kMajorK, shared.q[warpgroup]);
+  const Descriptor k = descriptor(KTile::kMajorK, shared.k);
+  const Descriptor v = descriptor(VTile::kMajorMN, shared.v);
   typename Traits::KvState k_state, v_state;
   uint32_t q_phase = 0;
 
@@ -75,10 +79,12 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     const Range unmasked =
         (Traits::kBand ? params.band : Band{})
             .full_tiles({first_row, first_row + kWarpgroupRows}, params.seq_k, kTileN);
+    const int unmasked_begin = int(unmasked.begin), unmasked_end = int(unmasked.end);
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
-      if (n < unmasked.begin || n >= unmasked.end) {
-        mask_scores<Traits::kBand>(r_s, params.band, first_row + row_in_warpgroup,
-                                   n * kTileN + key_in_tile, params.seq_k);
+      if (n < unmasked_begin || n >= unmasked_end) {
+        mask_scores<Traits::kBand>(r_s, int(params.band.lo), int(params.band.hi),
+                                   first_row + row_in_warpgroup, n * kTileN + key_in_tile,
+                                   params.seq_k);
       }
     };
 
@@ -92,8 +98,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     wait(&shared.q_barriers.full[warpgroup], q_phase, BarrierName::kQFull);
     q_phase ^= 1;
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
-    issue_qk<kElement, typename Traits::QTile, KTile>(r_s, s_q,
-                                                      s_k + k_state.stage * KTile::kBytes);
+    issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
     wgmma_wait<0>();
     pin_registers(r_s);
     release(&shared.k_barriers.empty[k_state.stage]);
@@ -102,34 +107,41 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     softmax.update(r_s, alpha);
     pack_probabilities<kElement>(r_s, r_p);
 
-#pragma unroll 1
-    for (--n; n >= work.key_tile_begin; --n) {
-      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+    // V's ring is one stage behind K's. With the stage a constant, all addresses are.
+    const auto step = [&](auto stage) {
+      constexpr int kStage = stage.value,
+                    kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
+      wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
       turn.await();
-      issue_qk<kElement, typename Traits::QTile, KTile>(r_s, s_q,
-                                                        s_k + k_state.stage * KTile::kBytes);
-      wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-      issue_pv<kElement, VTile>(r_o, r_p, s_v + v_state.stage * VTile::kBytes);
+      issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
+      wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
+      OnlineSoftmax::scale_rows(r_o, alpha);
+      issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
       turn.pass_on();
 
       wgmma_wait<1>();
       pin_registers(r_s);
-      release(&shared.k_barriers.empty[k_state.stage]);
-      k_state.advance();
+      release(&shared.k_barriers.empty[kStage]);
       mask(r_s, n);
       softmax.update(r_s, alpha);
+      finish_first(softmax.row_sum[0] + softmax.row_sum[1]);
 
       wgmma_wait<0>();
       pin_registers(r_o);
       pin_registers(r_p);
-      release(&shared.v_barriers.empty[v_state.stage]);
-      v_state.advance();
+      release(&shared.v_barriers.empty[kStageV]);
       pack_probabilities<kElement>(r_s, r_p);
-      OnlineSoftmax::scale_rows(r_o, alpha);
+    };
+#pragma unroll 1
+    for (--n; n >= work.key_tile_begin; --n) {
+      as_constant<Traits::kStages>(k_state.stage, step);
+      k_state.advance();
+      v_state.advance();
     }
 
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    issue_pv<kElement, VTile>(r_o, r_p, s_v + v_state.stage * VTile::kBytes);
+    OnlineSoftmax::scale_rows(r_o, alpha);
+    issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(params.softmax_scale, inverse_sum, lse);
     wgmma_wait<0>();

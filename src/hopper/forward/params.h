@@ -25,7 +25,7 @@ struct ForwardParams {
   float* lse;  // [batch, heads_q, seq_q] or null
   long long lse_stride_batch, lse_stride_head;
 
-  Band band;
+  Band band;  // cut to ±kMaxLength, so that the kernel can add rows to it in 32 bits
   float softmax_scale;
   float scale_log2;  // softmax_scale · log2 e
   int seq_q, seq_k;

@@ -1,7 +1,6 @@
 #include "hopper/forward/select.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "core/message.hpp"
@@ -88,12 +87,11 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
   const int64_t m_tiles = (problem.seq_q + config.tile_m() - 1) / config.tile_m();
   const int64_t batch_heads = problem.batch * problem.heads_q;
   const int64_t tiles = m_tiles * batch_heads;
-  // Rows and tiles are counted in 32 bits; a tile may reach past the last row.
-  constexpr int64_t kMax = std::numeric_limits<int>::max() - 256;
-  if (problem.seq_q > kMax || problem.seq_k > kMax || tiles > kMax) {
+
+  if (std::max({problem.seq_q, problem.seq_k, tiles}) > kMaxLength - 256) {
     return unsupported(message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k, " and ",
                                tiles, " tiles of work, but the hopper backend counts each up to ",
-                               kMax));
+                               kMaxLength - 256));
   }
   plan->m_tiles = int(m_tiles);
   plan->batch_heads = int(batch_heads);

@@ -29,6 +29,9 @@ struct PackedCopy {
   int64_t row = 0;    // elements from one row to the next
 };
 
+// Rows, keys, the band's bounds and their sums are 32-bit in the kernel.
+inline constexpr int64_t kMaxLength = int64_t{1} << 30;
+
 struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   PackedCopy q, k, v;

@@ -10,4 +10,18 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// 1/x, 1 ulp. PTX ISA 9.7.3.13, rcp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ln x, within 2^-22 of |log2 x|. PTX ISA 9.7.3.18, lg2.
+__device__ __forceinline__ float log_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y * 0.693147180559945309f;
+}
+
 }  // namespace flash3::hopper

@@ -2,7 +2,6 @@
 // libcu++ has none of it.
 #pragma once
 
-#include "core/host_device.hpp"
 #include "hopper/device/ptx/wgmma_shapes.cuh"
 
 namespace flash3::hopper {
@@ -37,23 +36,11 @@ __device__ __forceinline__ void pin_registers(uint32_t (&r)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// How rows of a shared-memory tile are swizzled: TMA writes and wgmma reads with the same pattern.
-// PTX ISA 9.7.15.5.1.
-enum class Swizzle : int { k64B = 2, k128B = 1 };  // values: layout_type of the descriptor
-
-FLASH3_HOST_DEVICE constexpr int swizzle_bytes(Swizzle s) { return s == Swizzle::k128B ? 128 : 64; }
-
-// Matrix descriptor without its address. All offsets in bytes. PTX ISA 9.7.15.5.1.2,
-// matrix-descriptor format.
-FLASH3_HOST_DEVICE constexpr uint64_t descriptor_layout(Swizzle swizzle, int leading_offset,
-                                                        int stride_offset) {
-  return (uint64_t(leading_offset >> 4) << 16) | (uint64_t(stride_offset >> 4) << 32) |
-         (uint64_t(swizzle) << 62);
-}
-
-// Adds the address, a 32-bit offset into shared memory.
-__device__ __forceinline__ uint64_t descriptor(uint64_t layout, uint32_t address) {
-  return layout | ((address & 0x3FFFF) >> 4);
+// Holds back what follows until x, which is never negative, has been computed. ptxas may move
+// arithmetic across a wgmma wait, and does: without this the softmax that should run under a
+// product runs after it.
+__device__ __forceinline__ void finish_first(float x) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
 }
 
 }  // namespace flash3::hopper

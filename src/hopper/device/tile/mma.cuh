@@ -11,18 +11,21 @@ namespace flash3::hopper {
 
 inline constexpr int kWarpgroupRows = 64;
 
+// Gives a tile's descriptor its address.
+__device__ __forceinline__ Descriptor descriptor(Descriptor layout, const void* shared) {
+  return layout + int(__cvta_generic_to_shared(shared));
+}
+
 // Issues S = Q·Kᵀ, S [64, QTile, KTile::kRows], and commits it as one group.
 template <Element T, class QTile, class KTile>
-__device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], uint32_t s_q,
-                                         uint32_t s_k) {
+__device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descriptor q,
+                                         Descriptor k) {
   static_assert(QTile::kCols == KTile::kCols);
-  const uint64_t q = descriptor(QTile::kMajorK, s_q), k = descriptor(KTile::kMajorK, s_k);
   pin_registers(r_s);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < QTile::kCols; col += 16) {
-    Wgmma<T, KTile::kRows>::ss(r_s, q + (QTile::k_step(col) >> 4), k + (KTile::k_step(col) >> 4),
-                               col != 0);
+    Wgmma<T, KTile::kRows>::ss(r_s, q + QTile::k_step(col), k + KTile::k_step(col), col != 0);
   }
   wgmma_commit();
 }
@@ -30,14 +33,13 @@ __device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], uint32_
 // Issues O += P·V, P [64, VTile::kRows] packed by pack_probabilities, and commits it as one group.
 template <Element T, class VTile>
 __device__ __forceinline__ void issue_pv(float (&r_o)[VTile::kCols / 2],
-                                         uint32_t (&r_p)[VTile::kRows / 4], uint32_t s_v) {
-  const uint64_t v = descriptor(VTile::kMajorMN, s_v);
+                                         uint32_t (&r_p)[VTile::kRows / 4], Descriptor v) {
   pin_registers(r_o);
   pin_registers(r_p);
   wgmma_fence();
 #pragma unroll
   for (int row = 0; row < VTile::kRows; row += 16) {
-    Wgmma<T, VTile::kCols>::rs(r_o, &r_p[row / 4], v + (VTile::mn_step(row) >> 4), true);
+    Wgmma<T, VTile::kCols>::rs(r_o, &r_p[row / 4], v + VTile::mn_step(row), true);
   }
   wgmma_commit();
 }

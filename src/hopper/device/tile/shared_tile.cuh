@@ -26,7 +26,7 @@ struct SharedTile {
 
   // Descriptor of the operand whose inner (contiguous) dimension is the reduction: Q, and K in
   // Q·Kᵀ.
-  static constexpr uint64_t kMajorK = descriptor_layout(kSwizzle, 16, 8 * kRowBytes);
+  static constexpr Descriptor kMajorK = descriptor_layout(kSwizzle, 16, 8 * kRowBytes);
   // Byte offset of the 16 columns that start at col (a multiple of 16).
   static FLASH3_HOST_DEVICE constexpr int k_step(int col) {
     return (col / kChunk) * kChunkBytes + (col % kChunk) * 2;
@@ -34,7 +34,7 @@ struct SharedTile {
 
   // Descriptor of the operand whose rows are the reduction: V in P·V. Leading offset: from one
   // chunk of columns to the next.
-  static constexpr uint64_t kMajorMN = descriptor_layout(kSwizzle, kChunkBytes, 8 * kRowBytes);
+  static constexpr Descriptor kMajorMN = descriptor_layout(kSwizzle, kChunkBytes, 8 * kRowBytes);
   // Byte offset of the 16 rows that start at row (a multiple of 16).
   static FLASH3_HOST_DEVICE constexpr int mn_step(int row) { return row * kRowBytes; }
 

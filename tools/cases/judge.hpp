@@ -2,11 +2,14 @@
 //
 //   max |got − ref|  ≤  2 · max |naive − ref| + ε
 //
-// ref is the float64 oracle, naive the plain implementation in the tensors' own precision. ε is one
-// rounding of the largest output to the dtype (out), or 2⁻¹⁷ of the largest |lse|, at least of 1
-// (lse: its naive value may be lucky, and hardware exp2 and log2 have errors of a few float32
-// ulps). Infinities and NaNs must stand where the oracle has them, and no element may keep its
-// poison.
+// ref is the float64 oracle, naive the plain implementation in the tensors' own precision. Its
+// error may be small by luck, so ε allows what no implementation can avoid:
+//   out: max |ref| · (one rounding to the dtype + 2⁻²⁴ · max |lse|). The second term is one float32
+//        rounding of the largest score (lse is its size), which moves a probability by that factor;
+//        it matters for float32 tensors alone.
+//   lse: 2⁻¹⁷ of the largest |lse|, at least of 1: hardware exp2 and log2 err by a few float32
+//   ulps.
+// Infinities and NaNs must stand where the oracle has them, and no element may keep its poison.
 #pragma once
 
 #include <string>
@@ -31,11 +34,8 @@ struct Verdict {
   bool passed() const { return failure.empty(); }
 };
 
-// got and naive are host tensors, [batch, seq_q, heads_q, dim_v] or [batch, heads_q, seq_q]; ref is
-// contiguous.
-Score judge_out(const flash3_tensor& got, const flash3_tensor& naive,
-                const std::vector<double>& ref);
-Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive,
-                const std::vector<double>& ref);
+// got and naive are host tensors, [batch, seq_q, heads_q, dim_v] or [batch, heads_q, seq_q].
+Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
+Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
 
 }  // namespace flash3::cases

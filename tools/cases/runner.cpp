@@ -129,10 +129,10 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const Expected expected = expect(c, host, options.oracle_threads, &verdict.failure);
   verdict.oracle_seconds = seconds_since(start);
   if (!verdict.failure.empty()) return verdict;
-  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref.out);
+  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref);
   verdict.failure = verdict.out.failure;
   if (c.want_lse) {
-    verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref.lse);
+    verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref);
     if (verdict.failure.empty()) verdict.failure = verdict.lse.failure;
   }
   return verdict;

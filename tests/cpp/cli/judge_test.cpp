@@ -20,7 +20,9 @@ class Judge : public testing::Test {
   static constexpr int64_t kSeq = 3, kHeads = 2, kDim = 4;
   GuardedTensor got_ = make_tensor(FLASH3_BFLOAT16, 1, kSeq, kHeads, kDim, Layout::kPadded);
   GuardedTensor naive_ = make_tensor(FLASH3_BFLOAT16, 1, kSeq, kHeads, kDim, Layout::kBatchSeq);
-  std::vector<double> ref_ = std::vector<double>(kSeq * kHeads * kDim, 1.0);
+  ReferenceForward reference_{std::vector<double>(kSeq * kHeads * kDim, 1.0),
+                              std::vector<double>(kSeq* kHeads, 0.0)};
+  std::vector<double>& ref_ = reference_.out;
 
   void SetUp() override {
     for (int64_t i = 0; i < static_cast<int64_t>(ref_.size()); ++i)
@@ -33,7 +35,7 @@ class Judge : public testing::Test {
         i / (kHeads * kDim) * t.view.stride[1] + i / kDim % kHeads * t.view.stride[2] + i % kDim,
         x);
   }
-  Score score() const { return judge_out(got_.view, naive_.view, ref_); }
+  Score score() const { return judge_out(got_.view, naive_.view, reference_); }
 };
 
 TEST_F(Judge, PassesWhatIsRight) {
@@ -50,6 +52,12 @@ TEST_F(Judge, AllowsTwiceTheNaiveErrorAndOneRounding) {
   const std::string failure = score().failure;
   EXPECT_NE(failure.find("out[0, 0, 1, 1]: got 1.515625, ref 1, naive 1"), std::string::npos)
       << failure;
+}
+
+TEST_F(Judge, AllowsOneFloat32RoundingOfTheLargestScore) {
+  reference_.lse[2] = -64;
+  reference_.lse[3] = -kInf;  // a row without keys has no score
+  EXPECT_DOUBLE_EQ(score().allowed, 0x1p-8 + 64 * 0x1p-24);
 }
 
 TEST_F(Judge, SeesAnElementThatWasNotWritten) {
@@ -82,11 +90,11 @@ TEST_F(Judge, LseHasItsOwnTolerance) {
   auto* n = static_cast<float*>(naive.view.data);
   n[0] = 8, n[1] = -std::numeric_limits<float>::infinity();
   g[0] = 8 + 0x1p-15f, g[1] = n[1];
-  EXPECT_EQ(judge_lse(got.view, naive.view, {8, -kInf}).failure, "");
+  EXPECT_EQ(judge_lse(got.view, naive.view, {{}, {8, -kInf}}).failure, "");
   g[0] = 8 + 0x1p-13f;
-  EXPECT_NE(judge_lse(got.view, naive.view, {8, -kInf}).failure, "");
+  EXPECT_NE(judge_lse(got.view, naive.view, {{}, {8, -kInf}}).failure, "");
   g[0] = 8, g[1] = -1000;
-  EXPECT_NE(judge_lse(got.view, naive.view, {8, -kInf}).failure, "");
+  EXPECT_NE(judge_lse(got.view, naive.view, {{}, {8, -kInf}}).failure, "");
 }
 
 TEST(Guard, FindsAByteOutsideTheElements) {

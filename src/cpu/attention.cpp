@@ -16,7 +16,7 @@ namespace {
 
 // A task's rows amortise the packing of K and V; more than this and its sums leave the second-level
 // cache. A multiple of the strips of 6 rows.
-constexpr int kMaxTileRows = 384;
+constexpr int kMaxTileRows = 768;
 constexpr int kMinTileRows = 48;
 
 // Work that pays for one more thread, as multiply-adds: starting a thread takes about 20 µs.
@@ -44,7 +44,7 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 // Packed K and V of a tile stay within half a megabyte or so of second-level cache.
 int tile_keys(const ForwardProblem& p) {
   const int dims = std::max(p.head_dim, p.head_dim_v);
-  const int keys = dims <= 64 ? 512 : dims <= 128 ? 256 : 128;
+  const int keys = dims <= 128 ? 512 : 256;
   return static_cast<int>(
       std::min<int64_t>(keys, round_up(std::max<int64_t>(p.seq_k, 1), kKeyAlignment)));
 }

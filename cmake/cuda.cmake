@@ -127,15 +127,16 @@ set_target_properties(flash3::cudart PROPERTIES
                       INTERFACE_LINK_LIBRARIES "dl;rt;pthread")
 
 function(flash3_cuda_flags target)
-  target_compile_options(
-    ${target}
-    PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>
-            "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas -v,--warn-on-spills,--warn-on-local-memory-usage>")
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-lineinfo -Xptxas -v>")
   target_include_directories(${target} SYSTEM PRIVATE
                              $<$<COMPILE_LANGUAGE:CXX>:${FLASH3_CUDA_INCLUDE_DIR}>)
   target_compile_definitions(${target} PRIVATE FLASH3_WITH_HOPPER=1)
-  if(FLASH3_DEBUG_BARRIERS)
+  if(FLASH3_DEBUG_BARRIERS) # printing a name takes a stack frame
     target_compile_definitions(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:FLASH3_DEBUG_BARRIERS>)
+  else()
+    target_compile_options(
+      ${target}
+      PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage>")
   endif()
   # Keeps each file's ptxas report and compile time beside its object, for the gates in tests/gates.
   set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER

@@ -9,6 +9,6 @@ if(FLASH3_WERROR)
   target_compile_options(
     flash3_warnings
     INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>
-              "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>"
+              $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror>
               "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings>")
 endif()

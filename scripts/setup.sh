@@ -92,8 +92,8 @@ link_wheels() {
 mkdir -p "$toolchain"
 install_system_packages
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
-  install_wheels cuda && link_wheels cuda || true
+  if install_wheels cuda; then link_wheels cuda; fi
 fi
 if [ "${1:-}" = gates ]; then
-  install_wheels gates && link_wheels gates || true
+  if install_wheels gates; then link_wheels gates; fi
 fi

@@ -26,11 +26,14 @@ run "$cmake" -S "$consumer" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" -D
 run "$cmake" --build "$work/consumer" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 (cd "$work/consumer" && run ctest --output-on-failure --no-tests=error)
 
-# try_pkg_config PREFIX LINKAGE [--static]
+# try_pkg_config PREFIX shared|static
 try_pkg_config() {
   libdir=$(dirname "$(find "$1" -name flash3.pc)")/..
   export PKG_CONFIG_PATH="$libdir/pkgconfig"
-  flags=$(pkg-config ${3:-} --cflags --libs flash3)
+  case $2 in
+    shared) flags=$(pkg-config --cflags --libs flash3) ;;
+    static) flags=$(pkg-config --static --cflags --libs flash3) ;;
+  esac
   echo "== pkg-config, $2: $flags"
   # $flags is a list of words on purpose.
   # shellcheck disable=SC2086
@@ -49,7 +52,7 @@ fi
 # Where libflash3.so is there too, the linker would take it: a prefix with the archive alone.
 cp -r "$prefix" "$work/static_prefix"
 find "$work/static_prefix" -name 'libflash3.so*' -delete
-try_pkg_config "$work/static_prefix" static --static
+try_pkg_config "$work/static_prefix" static
 
 if [ -x "$prefix/bin/flash3" ]; then
   echo "== the installed command line"

@@ -89,7 +89,7 @@ class HopperBackend final : public Backend {
     out->add("store",
              plan.out_by_tma
                  ? "TMA"
-                 : "element by element: out's base or strides are not multiples of 16 bytes");
+                 : "element by element: out's base, strides or rows are not multiples of 16 bytes");
   }
 
  private:

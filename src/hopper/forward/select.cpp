@@ -82,7 +82,8 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
   plan->q = plan_copy(problem.q, &plan->workspace_bytes);
   plan->k = plan_copy(problem.k, &plan->workspace_bytes);
   plan->v = plan_copy(problem.v, &plan->workspace_bytes);
-  plan->out_by_tma = tma_can_address(problem.out);
+  // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
+  plan->out_by_tma = tma_can_address(problem.out) && problem.head_dim_v % 8 == 0;
 
   const int64_t m_tiles = (problem.seq_q + config.tile_m() - 1) / config.tile_m();
   const int64_t batch_heads = problem.batch * problem.heads_q;

@@ -1,9 +1,9 @@
 # The CUDA side: which compiler, its flags, the runtime to link.
 #
 # Result: FLASH3_WITH_HOPPER, and with it
-#   flash3_cuda_flags(target)   per-file flags, compile log and timing
-#   flash3::cudart              the static CUDA runtime
-#   FLASH3_CUDA_ROOT_DIR        the toolkit's root
+#   flash3_cuda_flags(target), flash3_kernel_flags(target)   per-file flags; compile log and timing
+#   flash3::cudart         the static CUDA runtime
+#   FLASH3_CUDA_ROOT_DIR   the toolkit's root
 #
 # Nothing here needs a GPU or its driver: the library takes driver calls from
 # cudaGetDriverEntryPointByVersion at run time.
@@ -126,11 +126,19 @@ set_target_properties(flash3::cudart PROPERTIES
                       INTERFACE_INCLUDE_DIRECTORIES $<$<COMPILE_LANGUAGE:CXX>:${FLASH3_CUDA_INCLUDE_DIR}>
                       INTERFACE_LINK_LIBRARIES "dl;rt;pthread")
 
+# Any target with CUDA in it, tests included.
 function(flash3_cuda_flags target)
-  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-lineinfo -Xptxas -v>")
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
   target_include_directories(${target} SYSTEM PRIVATE
                              $<$<COMPILE_LANGUAGE:CXX>:${FLASH3_CUDA_INCLUDE_DIR}>)
   target_compile_definitions(${target} PRIVATE FLASH3_WITH_HOPPER=1)
+endfunction()
+
+# The library's kernels: no spill, and a log of each file's ptxas report and compile time beside its
+# object, for the gates in tests/gates.
+function(flash3_kernel_flags target)
+  flash3_cuda_flags(${target})
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas -v>")
   if(FLASH3_DEBUG_BARRIERS) # printing a name takes a stack frame
     target_compile_definitions(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:FLASH3_DEBUG_BARRIERS>)
   else()
@@ -138,7 +146,6 @@ function(flash3_cuda_flags target)
       ${target}
       PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xptxas --warn-on-spills,--warn-on-local-memory-usage>")
   endif()
-  # Keeps each file's ptxas report and compile time beside its object, for the gates in tests/gates.
   set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
                         ${PROJECT_SOURCE_DIR}/cmake/nvcc_logged.sh)
 endfunction()

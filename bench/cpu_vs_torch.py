@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""flash3's CPU backend against torch's scaled_dot_product_attention on the CPU, in one process.
+
+    python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]
+
+Both compute the same tensors, call by call in turn, so that whatever else the machine does hits both. Reported: the
+medians, and how many times faster flash3 is. The outputs are compared too. Needs torch (CPU wheel is enough).
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+DTYPES = {"fp32": (torch.float32, 3), "bf16": (torch.bfloat16, 2), "fp16": (torch.float16, 1)}
+CPU_BACKEND = 2
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+
+class Params(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
+                ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
+                ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+class Flash3:
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.flash3_last_error.restype = ctypes.c_char_p
+        self.lib.flash3_version.restype = ctypes.c_char_p
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.flash3_last_error().decode())
+
+    def describe(self):
+        size = ctypes.c_size_t(256)
+        text = ctypes.create_string_buffer(size.value)
+        self.check(self.lib.flash3_backend_describe(CPU_BACKEND, text, ctypes.byref(size)))
+        return text.value.decode()
+
+    def prepare(self, q, k, v, out, causal, threads):
+        """A call without arguments that computes out. q, k, v, out: [batch, heads, seq, dim]."""
+
+        def view(t):
+            s = t.transpose(1, 2)  # [batch, seq, heads, dim]
+            dtype = next(code for torch_dtype, code in DTYPES.values() if torch_dtype == t.dtype)
+            return Tensor(t.data_ptr(), dtype, 4, (ctypes.c_int64 * 4)(*s.shape), (ctypes.c_int64 * 4)(*s.stride()))
+
+        p = Params(q=view(q), k=view(k), v=view(v), out=view(out), causal=causal, backend=CPU_BACKEND,
+                   num_threads=threads)
+        p.struct_size = ctypes.sizeof(Params)
+        size = ctypes.c_size_t()
+        self.check(self.lib.flash3_forward_workspace(ctypes.byref(p), ctypes.byref(size)))
+        workspace = torch.empty(size.value + 256, dtype=torch.uint8)
+        p.workspace = (workspace.data_ptr() + 255) // 256 * 256
+        p.workspace_size = size.value
+
+        def call(keep=workspace):
+            self.check(self.lib.flash3_forward(ctypes.byref(p)))
+
+        return call
+
+
+def cases():
+    for dtype in ("fp32", "bf16"):
+        for dim in (64, 128):
+            for seq in (512, 1024, 2048, 4096):
+                for causal in (False, True):
+                    yield dict(dtype=dtype, batch=1, heads=8, heads_k=8, seq_q=seq, seq_k=seq, dim=dim, causal=causal)
+        yield dict(dtype=dtype, batch=1, heads=1, heads_k=1, seq_q=4096, seq_k=4096, dim=128, causal=True)
+        yield dict(dtype=dtype, batch=1, heads=8, heads_k=8, seq_q=1, seq_k=4096, dim=128, causal=False)
+        yield dict(dtype=dtype, batch=8, heads=32, heads_k=8, seq_q=1, seq_k=4096, dim=128, causal=False)
+        yield dict(dtype=dtype, batch=1, heads=1, heads_k=1, seq_q=1, seq_k=65536, dim=128, causal=False)
+    yield dict(dtype="fp16", batch=1, heads=8, heads_k=8, seq_q=2048, seq_k=2048, dim=64, causal=False)
+
+
+def name_of(c):
+    heads = f"h{c['heads']}" + (f"x{c['heads_k']}" if c["heads"] != c["heads_k"] else "")
+    mask = "causal" if c["causal"] else "full"
+    return f"{c['dtype']}/b{c['batch']}/q{c['seq_q']}/k{c['seq_k']}/{heads}/d{c['dim']}/{mask}"
+
+
+def run(flash3, c, threads, seconds):
+    dtype = DTYPES[c["dtype"]][0]
+    make = lambda heads, seq: torch.randn(c["batch"], heads, seq, c["dim"]).to(dtype)
+    q, k, v = make(c["heads"], c["seq_q"]), make(c["heads_k"], c["seq_k"]), make(c["heads_k"], c["seq_k"])
+    out = torch.empty_like(q)
+    ours = flash3.prepare(q, k, v, out, c["causal"], threads)
+    theirs = lambda: torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=c["causal"], enable_gqa=c["heads"] != c["heads_k"])
+
+    ours()
+    difference = (out.float() - theirs().float()).abs().max().item()
+    times = {"flash3": [], "torch": []}
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(times["torch"]) < 7:
+        for name, call in (("flash3", ours), ("torch", theirs)):
+            before = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - before)
+    pairs = c["seq_q"] * c["seq_k"] / (2 if c["causal"] else 1)
+    flops = 4 * c["batch"] * c["heads"] * pairs * c["dim"]
+    kv_bytes = 2 * k.numel() * k.element_size()
+    result = dict(case=name_of(c), calls=len(times["torch"]), max_difference=difference)
+    for name, t in times.items():
+        median = statistics.median(t)
+        result[name] = dict(median_ms=round(median * 1e3, 4), min_ms=round(min(t) * 1e3, 4),
+                            gflops=round(flops / median / 1e9, 1), kv_gb_per_s=round(kv_bytes / median / 1e9, 2))
+    result["speedup"] = round(result["torch"]["median_ms"] / result["flash3"]["median_ms"], 3)
+    return result
+
+
+def cpu_model():
+    with open("/proc/cpuinfo") as f:
+        return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), platform.processor())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="path of libflash3.so")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=1.5, help="per case (default %(default)s)")
+    parser.add_argument("--only", default="", help="only cases whose name holds this")
+    parser.add_argument("--json", help="write the figures there")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    flash3 = Flash3(args.library)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                            cwd=os.path.dirname(os.path.abspath(__file__))).stdout.strip()
+    report = dict(device=cpu_model(), instructions=flash3.describe(), threads=args.threads, torch=torch.__version__,
+                  flash3=flash3.lib.flash3_version().decode(), commit=commit,
+                  date=datetime.date.today().isoformat(), results=[])
+    print(f"{report['device']}, {report['instructions']}; torch {torch.__version__}")
+    print(f"{'case':42} {'flash3 ms':>10} {'torch ms':>10} {'GFLOP/s':>9} {'KV GB/s':>8} {'speedup':>8}")
+    for c in cases():
+        if args.only not in name_of(c):
+            continue
+        r = run(flash3, c, args.threads, args.seconds)
+        report["results"].append(r)
+        ours = r["flash3"]
+        print(f"{r['case']:42} {ours['median_ms']:10.3f} {r['torch']['median_ms']:10.3f} {ours['gflops']:9.1f} "
+              f"{ours['kv_gb_per_s']:8.2f} {r['speedup']:7.2f}x", flush=True)
+    speedups = [r["speedup"] for r in report["results"]]
+    if not speedups:
+        sys.exit(f"no case holds '{args.only}'")
+    report["load_average"] = os.getloadavg()[0]
+    report["geometric_mean_speedup"] = round(math.exp(sum(map(math.log, speedups)) / len(speedups)), 3)
+    print(f"geometric mean {report['geometric_mean_speedup']}x, least {min(speedups)}x")
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(report, f, indent=1)
+            f.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -160,7 +160,7 @@ Json to_json(const Result& r) {
 
 std::string header(bool gpu, bool naive) {
   std::string line =
-      fmt::format("{:<40} {:>10} {:>9} {:>8} {:>8}", "case", "ms", "TFLOP/s", "+-80%", "GB/s");
+      fmt::format("{:<40} {:>10} {:>9} {:>8} {:>8}", "case", "ms", "TFLOP/s", "spread", "GB/s");
   if (gpu) line += fmt::format(" {:>7} {:>6} {:>6}", "% peak", "MHz", "W");
   if (naive) line += fmt::format(" {:>10}", "vs naive");
   return line;

@@ -3,8 +3,8 @@
 
     python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]
 
-Both compute the same tensors, call by call in turn, so that whatever else the machine does hits both. Reported: the
-medians, and how many times faster flash3 is. The outputs are compared too. Needs torch (CPU wheel is enough).
+Both compute the same tensors, call by call in turn, so that whatever else the machine does hits both (it should do
+nothing else: run it under chrt -r 1 if it does). Reported: the medians, and how many times faster flash3 is. The outputs are compared too. Needs torch (CPU wheel is enough).
 """
 
 import argparse
@@ -23,6 +23,7 @@ import torch
 
 DTYPES = {"fp32": (torch.float32, 3), "bf16": (torch.bfloat16, 2), "fp16": (torch.float16, 1)}
 CPU_BACKEND = 2
+PAUSE = 0.02  # seconds before every call: OpenMP's threads spin for a while after torch's work and would take our cores
 
 
 class Tensor(ctypes.Structure):
@@ -111,6 +112,7 @@ def run(flash3, c, threads, seconds):
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or len(times["torch"]) < 7:
         for name, call in (("flash3", ours), ("torch", theirs)):
+            time.sleep(PAUSE)
             before = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - before)
@@ -160,7 +162,9 @@ def main():
     speedups = [r["speedup"] for r in report["results"]]
     if not speedups:
         sys.exit(f"no case holds '{args.only}'")
-    report["load_average"] = os.getloadavg()[0]
+    report["load_average"] = round(os.getloadavg()[0], 2)
+    # On a machine that is not idle: chrt -r 1 python bench/cpu_vs_torch.py …
+    report["real_time_scheduling"] = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
     report["geometric_mean_speedup"] = round(math.exp(sum(map(math.log, speedups)) / len(speedups)), 3)
     print(f"geometric mean {report['geometric_mean_speedup']}x, least {min(speedups)}x")
     if args.json:

@@ -111,8 +111,10 @@ class DeviceCall {
       memory.copy_in(buffers_.back().get(), t.bytes.data(), t.bytes.size());
       return t.at(buffers_.back().get());
     };
-    params_ = make_params(c, place(host_.q), place(host_.k), place(host_.v), place(host_.out),
-                          place(host_.lse));
+    // In this order: buffers_ is indexed by it.
+    const flash3_tensor q = place(host_.q), k = place(host_.k), v = place(host_.v),
+                        out = place(host_.out);
+    params_ = make_params(c, q, k, v, out, c.want_lse ? place(host_.lse) : flash3_tensor{});
     params_.backend = FLASH3_BACKEND_HOPPER;
     params_.stream = memory.stream();
     size_t bytes = 0;

@@ -37,18 +37,14 @@ struct RowsInPlace {
 };
 
 // c = a·b (kFresh) or c = c·scale[row] + a·b (kScaled) for kRows rows and kVectors vectors of
-// columns: the accumulators stay in registers.
+// columns: the accumulators stay in registers. They start from zero and join the old content at the
+// end, which keeps the rounding of a long sum to that of its tiles.
 template <class Words, Into kInto, int kRows, int kVectors, class Columns>
 HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, int64_t depth,
                                  const float* scale, float* c, int64_t c_stride) {
   VecF sum[kRows][kVectors];
   FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
-    FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kInto == Into::kFresh)
-        sum[r][i] = hn::Zero(F32());
-      else
-        sum[r][i] = hn::Mul(hn::Load(F32(), c + r * c_stride + i * kLanes), set(scale[r]));
-    }
+    FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) { sum[r][i] = hn::Zero(F32()); }
   }
   for (int64_t k = 0; k < depth; ++k) {
     VecF column[kVectors];
@@ -62,7 +58,10 @@ HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, in
   }
   FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
     FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
-      hn::Store(sum[r][i], F32(), c + r * c_stride + i * kLanes);
+      float* at = c + r * c_stride + i * kLanes;
+      if constexpr (kInto == Into::kScaled)
+        sum[r][i] = hn::MulAdd(hn::Load(F32(), at), set(scale[r]), sum[r][i]);
+      hn::Store(sum[r][i], F32(), at);
     }
   }
 }

@@ -22,6 +22,9 @@ constexpr int kMinTileRows = 48;
 // Work that pays for one more thread, as multiply-adds: starting a thread takes about 20 µs.
 constexpr double kWorkPerThread = 1.5e6;
 
+// More than any machine has: a bound on what a caller can ask for.
+constexpr int kMaxThreads = 4096;
+
 // Keys that pay for one more part of a split row.
 constexpr int64_t kMinSplitKeys = 1024;
 
@@ -157,7 +160,8 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     return plan;
   }
 
-  const int threads = p.num_threads > 0 ? p.num_threads : available_threads();
+  const int threads =
+      std::min(p.num_threads > 0 ? p.num_threads : available_threads(), kMaxThreads);
   plan.threads = static_cast<int>(std::clamp<double>(work_of(p) / kWorkPerThread, 1, threads));
 
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
@@ -172,14 +176,19 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   plan.why = std::to_string(plan.tasks) + " blocks of rows for " + std::to_string(plan.threads) +
              (plan.threads > 1 ? " threads" : " thread");
 
-  // Too few rows for the threads: split the keys.
-  if (plan.tasks < plan.threads) {
-    const int64_t wanted = div_up(2 * plan.threads, plan.tasks);
+  // Too few blocks for the threads, or a few that they cannot share evenly: split the keys.
+  const bool too_few = plan.tasks < plan.threads;
+  const bool uneven =
+      plan.row_blocks == 1 && plan.tasks < 4 * plan.threads && plan.tasks % plan.threads != 0;
+  if (too_few || uneven) {
+    const int64_t wanted = div_up((too_few ? 2 : 4) * plan.threads, plan.tasks);
     const int64_t keys = std::max(kMinSplitKeys, div_up(p.seq_k, wanted));
     plan.split_keys = round_up(keys, plan.tile.keys);
     plan.splits = std::max<int64_t>(1, div_up(p.seq_k, plan.split_keys));
     plan.tasks *= plan.splits;
-    if (plan.splits > 1) plan.why += ": too few, so that the keys are split too";
+    if (plan.splits > 1)
+      plan.why += too_few ? ": too few, so that the keys are split too"
+                          : ": uneven, so that the keys are split too";
   }
   plan.threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
   plan.workspace_size = split_space(p, plan).floats() * sizeof(float);

@@ -46,6 +46,19 @@ TEST(Plan, OneQueryOverManyKeysFillsAllThreads) {
   EXPECT_EQ(plan_attention(question("bf16/b1/q1/k131072/h1/d128/full", 1)).workspace_size, 0u);
 }
 
+TEST(Plan, AbsurdNumbersOfThreadsAreBounded) {
+  const auto plan = plan_attention(question("bf16/b64/q65536/k65536/h64/d128/full", 2000000000));
+  EXPECT_LE(plan.threads, 4096);
+  EXPECT_GE(plan.threads, 1024);
+}
+
+// Three heads for two threads: one would be left with the third.
+TEST(Plan, FewTasksThatDoNotDivideAreSplit) {
+  const auto plan = plan_attention(question("bf16/b1/q1/k65536/h3/d128/full", 2));
+  EXPECT_GE(plan.tasks, 8);
+  EXPECT_EQ(plan_attention(question("bf16/b1/q1/k65536/h4/d128/full", 2)).splits, 1);
+}
+
 // Parts are whole tiles and cover all keys; blocks cover all rows.
 TEST(Plan, CoversEverything) {
   for (const char* id : {"fp32/b1/q1/k100001/h1/d64/full", "bf16/b3/q777/k5/h6x2/d256/full",

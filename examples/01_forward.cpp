@@ -1,8 +1,24 @@
-// Attention on host memory in C++: causal, 16 query heads on 4 KV heads. See README.md.
+// Attention on host memory in C++. README.md shows the part between the two marks.
 #include <cmath>
 #include <cstdio>
 #include <flash3/flash3.hpp>
+#include <string>
 #include <vector>
+
+// README: begin
+// Causal attention, 16 query heads on 4 KV heads. Throws flash3::Error.
+std::string attend(float* q, float* k, float* v, float* out) {
+  const flash3::Forward call{
+      .q = flash3::tensor(q, FLASH3_FLOAT32, {2, 512, 16, 64}),  // [batch, seq, heads, dim]
+      .k = flash3::tensor(k, FLASH3_FLOAT32, {2, 512, 4, 64}),
+      .v = flash3::tensor(v, FLASH3_FLOAT32, {2, 512, 4, 64}),
+      .out = flash3::tensor(out, FLASH3_FLOAT32, {2, 512, 16, 64}),
+      .causal = true,
+  };
+  flash3::forward(call);
+  return flash3::explain(call);  // which kernel ran, and why
+}
+// README: end
 
 int main() {
   constexpr int64_t kBatch = 2, kSeq = 512, kHeads = 16, kKvHeads = 4, kDim = 64;
@@ -12,16 +28,8 @@ int main() {
   for (size_t i = 0; i < k.size(); ++i) k[i] = std::cos(0.3f * static_cast<float>(i));
   for (size_t i = 0; i < v.size(); ++i) v[i] = std::sin(0.7f * static_cast<float>(i));
 
-  const flash3::Forward call{
-      .q = flash3::tensor(q.data(), FLASH3_FLOAT32, {kBatch, kSeq, kHeads, kDim}),
-      .k = flash3::tensor(k.data(), FLASH3_FLOAT32, {kBatch, kSeq, kKvHeads, kDim}),
-      .v = flash3::tensor(v.data(), FLASH3_FLOAT32, {kBatch, kSeq, kKvHeads, kDim}),
-      .out = flash3::tensor(out.data(), FLASH3_FLOAT32, {kBatch, kSeq, kHeads, kDim}),
-      .causal = true,
-  };
   try {
-    flash3::forward(call);
-    std::printf("%s", flash3::explain(call).c_str());
+    std::printf("%s", attend(q.data(), k.data(), v.data(), out.data()).c_str());
   } catch (const flash3::Error& error) {
     std::fprintf(stderr, "flash3: %s\n", error.what());
     return 1;

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Writes the figures in README.md and docs/figures.md from the committed measurements in bench/results.
+
+    python3 bench/tables.py [--check]
+
+Reads what bench/peers.py (GPU) and bench/cpu_vs_torch.py (CPU) wrote, newest first. `--check` compares instead of
+writing: the gate that keeps the figures and the measurements together.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools/codegen"))
+from generated_block import update  # noqa: E402
+
+RESULTS = ROOT / "bench/results"
+NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
+NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4"}
+
+
+def load():
+    """(GPU reports, CPU reports), each as (path, report), newest first."""
+    gpu, cpu = [], []
+    for path in sorted(RESULTS.glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if "points" in report:
+            gpu.append((path, report))
+        elif "results" in report and "torch" in report:
+            cpu.append((path, report))
+        else:
+            raise SystemExit(f"{path}: neither of bench/peers.py nor of bench/cpu_vs_torch.py")
+    newest = lambda item: item[1]["date"]
+    return sorted(gpu, key=newest, reverse=True), sorted(cpu, key=newest, reverse=True)
+
+
+def table(header, rows):
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def source(path, report, up=""):
+    file = path.relative_to(ROOT)
+    return f"[`{file}`]({up}{file}), commit {report['commit']}, {report['date']}"
+
+
+def mask(point):
+    return "causal" if point["causal"] else "full"
+
+
+def ours(point):
+    """The library's own column: the first that is not a peer."""
+    return next(name for name in point["tflops"] if name not in NAMES)
+
+
+def value(point, name):
+    return point["tflops"].get(name)
+
+
+def ratio(point, peer):
+    theirs = value(point, peer)
+    return value(point, ours(point)) / theirs if theirs else None
+
+
+def median_range(values):
+    return f"{min(values):.2f} … {max(values):.2f}, median {statistics.median(values):.2f}"
+
+
+def gpu_heading(report):
+    points = report["points"]
+    tokens, hidden = {p["batch"] * p["seq"] for p in points}, {p["heads"] * p["dim"] for p in points}
+    clocks, watts = [p["sm_mhz"] for p in points], [p["watts"] for p in points]
+    return (f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}; "
+            f"{report['dtype']}, forward, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
+            f"{', '.join(map(str, sorted(hidden)))}, flash3 without LSE; median of {report['samples']} "
+            f"samples of {report['sample_ms']:g} ms, interleaved in one process; the GPU ran at {min(clocks)} to "
+            f"{max(clocks)} MHz and {min(watts)} to {max(watts)} W.")
+
+
+def gpu_summary(path, report):
+    """One row for each head_dim and mask, one column for each length."""
+    points = report["points"]
+    lengths = sorted({p["seq"] for p in points})
+    rows = []
+    for dim in sorted({p["dim"] for p in points}):
+        for causal in (False, True):
+            at = {p["seq"]: p for p in points if p["dim"] == dim and p["causal"] == causal}
+            if not at:
+                continue
+            cells = []
+            for seq in lengths:
+                p = at.get(seq)
+                r = ratio(p, "cudnn") if p else None
+                cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
+            rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
+    lines = [gpu_heading(report), "",
+             "TFLOP/s of flash3; in brackets its ratio to cuDNN's, both measured in turn in the same run:", "",
+             table(["head_dim, mask \\ seq", *lengths], rows), ""]
+    for peer, name in NAMES.items():
+        ratios = [r for p in points if (r := ratio(p, peer))]
+        if ratios:
+            lines.append(f"- flash3 / {name}, over these {len(ratios)} points: {median_range(ratios)}")
+    return "\n".join([*lines, f"- From {source(path, report)}."])
+
+
+def gpu_points(path, report, up="../"):
+    points = report["points"]
+    names = list(points[0]["tflops"])
+    peers = [name for name in names if name in NAMES]
+    rows = []
+    for p in points:
+        cells = [f"{p['dim']} {mask(p)} {p['seq']}", p["batch"], p["heads"]]
+        cells += [f"{value(p, name):.1f}" if value(p, name) else "" for name in names]
+        cells += [f"{r:.3f}" if (r := ratio(p, peer)) else "" for peer in peers]
+        rows.append([*cells, f"{100 * max(p['spread_p10_p90'].values()):.1f} %", p["sm_mhz"], p["watts"]])
+    header = ["head_dim, mask, seq", "batch", "heads", *(f"{NAMES.get(n, n)} TFLOP/s" for n in names),
+              *(f"/ {NAMES[n]}" for n in peers), "widest spread, p10 to p90", "MHz", "W"]
+    return "\n\n".join([gpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
+
+
+def cpu_heading(report):
+    return (f"{report['device']}, {report['instructions']}; torch {report['torch']}, scaled_dot_product_attention on "
+            f"the CPU with as many threads; calls in turn in one process, medians. Load average of the machine at the end: "
+            f"{report['load_average']:.1f}.")
+
+
+def group_of(result):
+    """"bf16 prefill" or "bf16 decode": many queries, or one."""
+    dtype, _, seq_q = result["case"].split("/")[:3]
+    return f"{dtype}, {'one query' if seq_q == 'q1' else 'as many queries as keys'}"
+
+
+def cpu_summary(path, report):
+    groups = {}
+    for r in report["results"]:
+        groups.setdefault(group_of(r), []).append(r)
+    rows = []
+    for name, results in groups.items():
+        speedups = [r["speedup"] for r in results]
+        best = max(r["flash3"]["gflops"] for r in results)
+        rows.append([name, len(results), f"{statistics.geometric_mean(speedups):.2f}", f"{min(speedups):.2f}",
+                     f"{max(speedups):.2f}", f"{best:.0f}"])
+    header = ["", "cases", "speed-up over torch, geometric mean", "least", "most", "flash3's highest GFLOP/s"]
+    return "\n\n".join([cpu_heading(report), table(header, rows),
+                        f"Over all {len(report['results'])} cases: geometric mean {report['geometric_mean_speedup']:.2f}. "
+                        f"From {source(path, report)}."])
+
+
+def cpu_points(path, report, up="../"):
+    rows = [[f"`{r['case']}`", f"{r['flash3']['median_ms']:.3f}", f"{r['torch']['median_ms']:.3f}",
+             f"{r['flash3']['gflops']:.0f}", f"{r['flash3']['kv_gb_per_s']:.1f}", f"{r['speedup']:.2f}"]
+            for r in report["results"]]
+    header = ["case", "flash3 ms", "torch ms", "flash3 GFLOP/s", "GB/s of K and V", "speed-up"]
+    return "\n\n".join([cpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
+
+
+def section(title, reports, write):
+    parts = [write(path, report) for path, report in reports]
+    return f"### {title}\n\n" + "\n\n".join(parts or [NOT_MEASURED])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    gpu, cpu = load()
+    readme = [section("On the GPU", gpu[:1], gpu_summary), section("On the CPU", cpu[:1], cpu_summary)]
+    everything = [section("Hopper, forward", gpu, gpu_points), section("CPU, forward", cpu, cpu_points)]
+    status = update("README.md", "figures", "\n\n".join(readme), args.check)
+    status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
+    if status:
+        print("the figures are not what bench/results holds: run bench/tables.py")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,8 +22,8 @@ NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4"}
 
 
 def load():
-    """(GPU reports, CPU reports), each as (path, report), newest first."""
-    gpu, cpu = [], []
+    """(GPU reports, CPU reports), each as (path, report), newest first; and the paths of other files."""
+    gpu, cpu, other = [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
@@ -31,9 +31,9 @@ def load():
         elif "results" in report and "torch" in report:
             cpu.append((path, report))
         else:
-            raise SystemExit(f"{path}: neither of bench/peers.py nor of bench/cpu_vs_torch.py")
+            other.append(path)
     newest = lambda item: item[1]["date"]
-    return sorted(gpu, key=newest, reverse=True), sorted(cpu, key=newest, reverse=True)
+    return sorted(gpu, key=newest, reverse=True), sorted(cpu, key=newest, reverse=True), other
 
 
 def table(header, rows):
@@ -165,9 +165,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, cpu = load()
+    gpu, cpu, other = load()
     readme = [section("On the GPU", gpu[:1], gpu_summary), section("On the CPU", cpu[:1], cpu_summary)]
     everything = [section("Hopper, forward", gpu, gpu_points), section("CPU, forward", cpu, cpu_points)]
+    if other:
+        files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
+        everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "figures", "\n\n".join(readme), args.check)
     status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
     if status:

@@ -128,8 +128,7 @@ struct TileReader {
       work.key_tile_end = uniform(work.key_tile_end);
       work.valid = uniform(work.valid);
     }
-    if constexpr (kWholeWarp) __syncwarp();  // every lane has read
-    if (!kWholeWarp || threadIdx.x % 32 == 0) arrive(&ring.barriers.empty[slot.stage]);
+    arrive(&ring.barriers.empty[slot.stage]);
     slot.advance();
     return work.valid;
   }

@@ -20,7 +20,8 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + warpgroups); }
 
-  // Registers per thread after setmaxnreg; together at most 64 K.
+  // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
+  // warpgroup that asks for more waits for ever.
   FLASH3_HOST_DEVICE constexpr int producer_registers() const { return warpgroups == 2 ? 24 : 32; }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
     return warpgroups == 2 ? 240 : 160;
@@ -60,8 +61,9 @@ constexpr bool is_valid(const ForwardConfig& c) {
             output_registers = c.head_dim_v / 2;
   return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
          c.head_dim_v <= c.head_dim && (c.warpgroups == 2 || c.warpgroups == 3) &&
-         128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <= 65536 &&
-         score_registers + probability_registers + output_registers + 28 <= c.consumer_registers();
+         128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
+             c.threads() * c.launch_registers() &&
+         score_registers + probability_registers + output_registers + 16 <= c.consumer_registers();
 }
 
 constexpr bool all_valid() {

@@ -15,12 +15,14 @@ namespace flash3 {
 namespace {
 
 // A task's rows amortise the packing of K and V; more than this and its sums leave the second-level
-// cache. A multiple of the strips of 6 rows.
+// cache. A multiple of the strips of 6 and of 32 rows.
 constexpr int kMaxTileRows = 768;
 constexpr int kMinTileRows = 48;
 
 // Work that pays for one more thread, as multiply-adds: starting a thread takes about 20 µs.
 constexpr double kWorkPerThread = 1.5e6;
+constexpr double kAmxSpeed = 4;  // multiply-adds in the time of one, softmax included
+constexpr int kAmxRows = 32;     // of a strip
 
 // More than any machine has: a bound on what a caller can ask for.
 constexpr int kMaxThreads = 4096;
@@ -39,22 +41,26 @@ const AttentionKernel* kernel_of(CpuTarget target) {
     case CpuTarget::kAvx2: return &kAvx2Kernel;
     case CpuTarget::kAvx3: return &kAvx3Kernel;
     case CpuTarget::kAvx3Zen4: return &kAvx3Zen4Kernel;
+    case CpuTarget::kAmx: return &kAmxKernel;
 #endif
     default: return &kBaselineKernel;
   }
 }
 
-// Packed K and V of a tile stay within half a megabyte or so of second-level cache.
-int tile_keys(const ForwardProblem& p) {
+// Packed K and V of a tile stay within half a megabyte or so of second-level cache; the scores and
+// weights of a strip within the first level, which takes fewer keys where strips are high.
+int tile_keys(const ForwardProblem& p, CpuTarget target) {
   const int dims = std::max(p.head_dim, p.head_dim_v);
-  const int keys = dims <= 128 ? 512 : 256;
+  const int keys = dims <= 128 && target != CpuTarget::kAmx ? 512 : 256;
   return static_cast<int>(
       std::min<int64_t>(keys, round_up(std::max<int64_t>(p.seq_k, 1), kKeyAlignment)));
 }
 
 // Multiply-adds of the whole call, or what reading K and V takes in their place.
-double work_of(const ForwardProblem& p) {
-  const double rows = static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q);
+double work_of(const ForwardProblem& p, CpuTarget target) {
+  const double speed = target == CpuTarget::kAmx ? kAmxSpeed : 1;
+  const double rows =
+      static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q) / speed;
   const double bytes = static_cast<double>(p.batch * p.heads_k) * dtype_size(p.dtype);
   const double per_key = static_cast<double>(p.seq_k) * (p.head_dim + p.head_dim_v);
   return std::max(rows, 4 * bytes) * per_key;
@@ -151,9 +157,9 @@ struct Free {
 
 AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> target) {
   AttentionPlan plan;
-  plan.target = target.value_or(supported_targets().back());
+  plan.target = target.value_or(best_target(p.dtype));
   plan.kernel = kernel_of(plan.target);
-  plan.tile.keys = tile_keys(p);
+  plan.tile.keys = tile_keys(p, plan.target);
   plan.split_keys = std::max<int64_t>(p.seq_k, 1);
   if (p.is_empty()) {
     plan.why = "no output element: nothing to run";
@@ -162,7 +168,8 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
 
   const int threads =
       std::min(p.num_threads > 0 ? p.num_threads : available_threads(), kMaxThreads);
-  plan.threads = static_cast<int>(std::clamp<double>(work_of(p) / kWorkPerThread, 1, threads));
+  plan.threads =
+      static_cast<int>(std::clamp<double>(work_of(p, plan.target) / kWorkPerThread, 1, threads));
 
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
   const int64_t heads = p.batch * p.heads_k, rows = p.seq_q * p.queries_per_kv_head();
@@ -171,6 +178,8 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     tile_rows /= 2;
   plan.row_blocks = div_up(rows, tile_rows);
   plan.tile.rows = static_cast<int>(div_up(rows, plan.row_blocks));
+  if (plan.target == CpuTarget::kAmx && plan.row_blocks > 1)
+    plan.tile.rows = static_cast<int>(round_up(plan.tile.rows, kAmxRows));
   plan.row_blocks = div_up(rows, plan.tile.rows);
   plan.tasks = heads * plan.row_blocks;
   plan.why = std::to_string(plan.tasks) + " blocks of rows for " + std::to_string(plan.threads) +

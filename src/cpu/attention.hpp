@@ -24,7 +24,8 @@ struct AttentionPlan {
   std::string why;
 };
 
-// target: the best that this machine has, unless a test asks for another.
+// target: the best that this machine has for the dtype, unless a test asks for another; kAmx for
+// bfloat16 only.
 AttentionPlan plan_attention(const ForwardProblem& problem,
                              std::optional<CpuTarget> target = std::nullopt);
 

@@ -48,6 +48,7 @@ struct AttentionKernel {
 extern const AttentionKernel kBaselineKernel;
 #if defined(__x86_64__)
 extern const AttentionKernel kAvx2Kernel, kAvx3Kernel, kAvx3Zen4Kernel;
+extern const AttentionKernel kAmxKernel;  // bfloat16 only
 #endif
 
 }  // namespace flash3

@@ -27,8 +27,9 @@ std::string kernel_id(const ForwardProblem& problem, const AttentionPlan& plan) 
 
 std::string arithmetic(const ForwardProblem& problem, const AttentionPlan& plan) {
   if (problem.dtype == FLASH3_FLOAT32) return "float32";
-  if (problem.dtype == FLASH3_BFLOAT16 && plan.target == CpuTarget::kAvx3Zen4)
-    return "bfloat16 dot products, summed in float32";
+  if (problem.dtype == FLASH3_BFLOAT16 && plan.target >= CpuTarget::kAvx3Zen4)
+    return plan.target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
+                                          : "bfloat16 dot products, summed in float32";
   return "converted to float32";
 }
 

@@ -2,22 +2,30 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "flash3/flash3.h"
 
 namespace flash3 {
 
-// Named as Highway names them. Ordered: a later one is faster where it runs.
+// Named as Highway names them, where it has them. Ordered: a later one is faster where it runs.
 enum class CpuTarget {
   kBaseline,  // what the compiler may assume anyway: NEON on Arm64, scalar on x86-64
   kAvx2,      // with FMA and F16C
   kAvx3,      // AVX-512 F, BW, DQ, VL
   kAvx3Zen4,  // and AVX512_BF16 dot products (Zen 4, Cooper Lake, Sapphire Rapids)
+  kAmx,       // and matrix products in the tiles of AMX, for bfloat16 (Sapphire Rapids)
 };
 
 const char* target_name(CpuTarget target);  // "AVX3_ZEN4"
 
 // Those built in that this machine, its operating system included, can run; the fastest last.
 std::span<const CpuTarget> supported_targets();
+
+// The fastest of them for this dtype: kAmx is for bfloat16 alone.
+CpuTarget best_target(flash3_dtype dtype);
+
+// Why kAmx is not among them; "" if it is.
+const std::string& why_no_amx();
 
 }  // namespace flash3

@@ -2,7 +2,7 @@
 // HWY_TARGET and includes this one, which defines run_task and scratch_bytes.
 //
 //   for each tile of keys:          K and V packed once, for all rows of the task
-//     for each strip of 6 rows:     everything of a strip stays in the first-level cache
+//     for each strip of rows (6):   everything of a strip stays in the first-level cache
 //       S = Q·Kᵀ                    only keys that some row of the strip sees
 //       P = exp2(S·scale − max)     running max and sum of each row; masked entries exactly 0
 //       O = O·correction + P·V
@@ -14,8 +14,11 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <optional>
 
 #include "core/convert.hpp"
 #include "cpu/attention_task.hpp"
@@ -25,6 +28,10 @@
 #include "cpu/kernels/pack-inl.hpp"
 #include "cpu/kernels/multiply-inl.hpp"
 #include "cpu/kernels/softmax-inl.hpp"
+#if defined(FLASH3_AMX)
+#include "cpu/kernels/amx_tiles-inl.hpp"
+#include "cpu/kernels/amx-inl.hpp"
+#endif
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -40,23 +47,25 @@ struct Buffers {
   int q_words, v_words;  // per row; v_words in whole vectors of columns
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
 
-  // elements: how many share a word. Returns the bytes used; without a base it only measures.
-  size_t cut(const ForwardProblem& p, TileShape tile, int elements, char* base) {
+  // Returns the bytes used; without a base it only measures.
+  template <class Words>
+  size_t cut(const ForwardProblem& p, TileShape tile, char* base) {
     size_t used = 0;
     const auto take = [&](int64_t words) {
       float* at = base ? reinterpret_cast<float*>(base + used) : nullptr;
       used += (static_cast<size_t>(words) * sizeof(float) + 63) / 64 * 64;
       return at;
     };
+    constexpr int kElements = Words::kElements, kStripRows = Words::kStripRows;
     constexpr int kWhole = kStripRows * kFewRows;  // a whole number of either strip
     const int rows = div_up(tile.rows, kWhole) * kWhole;
-    q_words = div_up(p.head_dim, elements);
+    q_words = div_up(p.head_dim, kElements * Words::kDepth) * Words::kDepth;
     v_words = div_up(p.head_dim_v, kLanes) * kLanes;
     q = take(int64_t{rows} * q_words);
     k = take(int64_t{tile.keys} * q_words);
-    v = take(int64_t{tile.keys} / elements * v_words);
+    v = take(int64_t{tile.keys} / kElements * v_words);
     scores = take(int64_t{kStripRows} * tile.keys);
-    weights = take(int64_t{kStripRows} * tile.keys / elements);
+    weights = take(int64_t{kStripRows} * tile.keys / kElements);
     out = take(int64_t{rows} * v_words);
     max = take(rows);
     sum = take(rows);
@@ -79,7 +88,8 @@ class TaskRunner {
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
         padded_rows_((task.rows.size() + strip_rows_ - 1) / strip_rows_ * strip_rows_) {
-    buffers_.cut(p_, tile, kPair, static_cast<char*>(scratch));
+    buffers_.template cut<Words>(p_, tile, static_cast<char*>(scratch));
+    if (!in_place_) unit_.emplace();
   }
 
   void run() {
@@ -99,6 +109,7 @@ class TaskRunner {
 
  private:
   static constexpr Index kPair = Words::kElements;
+  static constexpr int kStripRows = Words::kStripRows;
 
   const AttentionTask& task_;
   const ForwardProblem& p_;
@@ -107,6 +118,7 @@ class TaskRunner {
   const bool in_place_;  // few rows: K and V are not packed
   const Index strip_rows_, padded_rows_;
   Buffers buffers_;
+  std::optional<typename Words::Unit> unit_;
   bool v_is_finite_ = true;  // of the packed tile
 
   Range queries(Range rows) const { return {rows.begin / group_, (rows.end - 1) / group_ + 1}; }
@@ -151,10 +163,11 @@ class TaskRunner {
   void pack_tile(Index tile, Range seen) {
     const Index first = (seen.begin - tile) / kPanel * kPanel;
     const Index last = (seen.end - tile + kPanel - 1) / kPanel * kPanel;
-    pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, tile + first, tile + last,
-                  p_.seq_k, buffers_.stage, buffers_.k + first * buffers_.q_words);
+    pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, buffers_.q_words, tile + first,
+                  tile + last, p_.seq_k, buffers_.stage, buffers_.k + first * buffers_.q_words);
+    constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
-                                 seen.begin / kPair * kPair, (seen.end + kPair - 1) / kPair * kPair,
+                                 seen.begin / kStep * kStep, (seen.end + kStep - 1) / kStep * kStep,
                                  p_.seq_k, tile_.keys / kPair, buffers_.v);
   }
 
@@ -205,30 +218,33 @@ class TaskRunner {
   void add_values(Index tile, Index strip, Range rows, Range keys, const float* correction) {
     float* out = buffers_.out + strip * buffers_.v_words;
     const int vectors = buffers_.v_words / kLanes;
-    Range common{(keys.begin - tile) / kPair, (keys.end - tile + kPair - 1) / kPair};  // words
+    // In keys; words and, where the products need them, whole tiles of words.
+    const Index step = in_place_ ? kPair : kPair * Words::kDepth;
+    Range common{(keys.begin - tile) / step * step, (keys.end - tile + step - 1) / step * step};
     if (in_place_ || !v_is_finite_) {
       for (Index i = 0; i < rows.size(); ++i) {
         const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
-        common.begin = std::max(common.begin, (own.begin - tile + kPair - 1) / kPair);
-        common.end = std::min(common.end, (own.end - tile) / kPair);
+        common.begin = std::max(common.begin, (own.begin - tile + step - 1) / step * step);
+        common.end = std::min(common.end, (own.end - tile) / step * step);
       }
       common.end = std::max(common.begin, common.end);
     }
 
-    const Index stride = tile_.keys / kPair;
+    const Index stride = tile_.keys / kPair, first = common.begin / kPair,
+                depth = common.size() / kPair;
     if (in_place_) {
       const auto in_place =
           rows.size() == 1 ? &values_in_place<Words, 1> : &values_in_place<Words, kFewRows>;
-      in_place(buffers_.weights + common.begin, stride, kv_row(p_.v, tile + common.begin * kPair),
-               p_.v.stride_seq, common.size(), vectors, correction, out);
+      in_place(buffers_.weights + first, stride, kv_row(p_.v, tile + common.begin), p_.v.stride_seq,
+               depth, vectors, correction, out);
     } else {
-      packed_values<Words>(buffers_.weights, stride, buffers_.v, stride, common.begin,
-                           common.size(), vectors, correction, out);
+      packed_values<Words>(buffers_.weights, stride, buffers_.v, stride, first, depth, vectors,
+                           correction, out);
     }
     if (!in_place_ && v_is_finite_) return;
     for (Index i = 0; i < rows.size(); ++i) {
       const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
-      const Index middle = tile + common.begin * kPair, rest = tile + common.end * kPair;
+      const Index middle = tile + common.begin, rest = tile + common.end;
       add_keys(tile, i, {own.begin, std::min(own.end, middle)}, out);
       add_keys(tile, i, {std::max(own.begin, rest), own.end}, out);
     }
@@ -270,7 +286,10 @@ class TaskRunner {
 
 // Calls what(Words) for the words in which this instruction set computes this dtype.
 template <class What>
-auto with_words(flash3_dtype dtype, const What& what) {
+auto with_words([[maybe_unused]] flash3_dtype dtype, const What& what) {
+#if defined(FLASH3_AMX)
+  return what(AmxWords());
+#else
   switch (dtype) {
     case FLASH3_FLOAT16: return what(FloatWords<Fp16>());
 #if defined(FLASH3_NATIVE_BF16)
@@ -280,12 +299,13 @@ auto with_words(flash3_dtype dtype, const What& what) {
 #endif
     default: return what(FloatWords<float>());
   }
+#endif
 }
 
 size_t scratch_bytes(const ForwardProblem& problem, TileShape tile) {
   return with_words(problem.dtype, [&](auto words) {
     Buffers buffers;
-    return buffers.cut(problem, tile, decltype(words)::kElements, nullptr);
+    return buffers.cut<decltype(words)>(problem, tile, nullptr);
   });
 }
 

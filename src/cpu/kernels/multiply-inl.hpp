@@ -87,9 +87,9 @@ template <class Words>
 void packed_scores(const float* q, int q_words, const float* k, int vectors, float* scores,
                    int64_t scores_stride) {
   for (; vectors > 0; vectors -= kPanelVectors, k += int64_t{q_words} * kPanel, scores += kPanel)
-    multiply_columns<Words, Into::kFresh, kStripRows>(q, q_words, PackedColumns{k, kPanel}, q_words,
-                                                      std::min(vectors, kPanelVectors), nullptr,
-                                                      scores, scores_stride);
+    multiply_columns<Words, Into::kFresh, Words::kStripRows>(
+        q, q_words, PackedColumns{k, kPanel}, q_words, std::min(vectors, kPanelVectors), nullptr,
+        scores, scores_stride);
 }
 
 // out = out·scale + weights·v for one strip, from packed V: words [first, first + depth) of the
@@ -101,9 +101,9 @@ void packed_values(const float* weights, int64_t weights_stride, const float* v,
   const int out_stride = vectors * kLanes;
   for (; vectors > 0; vectors -= kPanelVectors, v += panel_depth * kPanel, out += kPanel) {
     const int now = std::min(vectors, kPanelVectors), stride = now * kLanes;
-    multiply_columns<Words, Into::kScaled, kStripRows>(weights + first, weights_stride,
-                                                       PackedColumns{v + first * stride, stride},
-                                                       depth, now, scale, out, out_stride);
+    multiply_columns<Words, Into::kScaled, Words::kStripRows>(
+        weights + first, weights_stride, PackedColumns{v + first * stride, stride}, depth, now,
+        scale, out, out_stride);
   }
 }
 

@@ -65,21 +65,21 @@ HWY_INLINE void copy_row(const typename Words::Element* row, int dim, int words,
   }
 }
 
-// Keys [begin, end) of one head, a whole number of panels; those from `limit` on are zero.
-// stage: kLanes rows of staging.
+// Keys [begin, end) of one head, a whole number of panels, as rows of `words`; those from `limit`
+// on are zero. stage: kLanes rows of staging.
 template <class Words>
-HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int dim, int64_t begin,
-                         int64_t end, int64_t limit, float* stage, float* out) {
+HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int dim, int words,
+                         int64_t begin, int64_t end, int64_t limit, float* stage, float* out) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
-  const int words = div_up(dim, Words::kElements), stage_stride = div_up(words, kBlock) * kBlock;
+  const int stage_stride = div_up(words, kBlock) * kBlock;
   for (int64_t panel = begin; panel < end; panel += kPanel, out += int64_t{words} * kPanel) {
     for (int first = 0; first < kPanel; first += kLanes) {
       const int64_t key = panel + first;
       const float* rows = stage;
       int64_t rows_stride = stage_stride;
-      if (kDirect && key + kLanes <= limit && dim % (kBlock * Words::kElements) == 0 &&
-          stride % Words::kElements == 0) {
+      if (kDirect && key + kLanes <= limit && dim == words * Words::kElements &&
+          words % kBlock == 0 && stride % Words::kElements == 0) {
         rows = reinterpret_cast<const float*>(k + key * stride);
         rows_stride = stride / Words::kElements;
       } else {

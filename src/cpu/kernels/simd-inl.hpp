@@ -17,8 +17,8 @@ using VecF = hn::Vec<F32>;
 using VecU = hn::Vec<U32>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 
-// Register blocking of the matrix products: kStripRows × (kPanelVectors · kLanes) accumulators.
-constexpr int kStripRows = 6;
+// Register blocking of the matrix products: kVectorRows × (kPanelVectors · kLanes) accumulators.
+constexpr int kVectorRows = 6;
 constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 4 : 2;
 constexpr int kPanel = kPanelVectors * kLanes;
 static_assert(kKeyAlignment % kPanel == 0);
@@ -117,11 +117,16 @@ HWY_INLINE void store_first(VecF x, T* p, int count) {
   std::copy_n(copy, count, p);
 }
 
+struct Nothing {};
+
 // Words of one float.
 template <class T>
 struct FloatWords {
   using Element = T;  // of q, k, v and out
   static constexpr int kElements = 1;
+  static constexpr int kStripRows = kVectorRows;  // that the products of packed operands take
+  static constexpr int kDepth = 1;                // what their depth must be a multiple of
+  using Unit = Nothing;                           // what they need for as long as a task runs
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) { return hn::MulAdd(a, b, sum); }
   // kLanes words of a row, the summed dimension along the row.
@@ -141,6 +146,9 @@ struct FloatWords {
 struct Bf16Words {
   using Element = Bf16;
   static constexpr int kElements = 2;
+  static constexpr int kStripRows = kVectorRows;
+  static constexpr int kDepth = 1;
+  using Unit = Nothing;
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) {
     return VecF{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};

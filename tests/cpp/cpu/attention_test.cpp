@@ -92,7 +92,7 @@ TEST(Attention, BroadcastInputs) {
     params.k = broadcast(k.view, seq_k, 2);
     params.v = broadcast(v.view, seq_k, 2);
     params.out = out.view;
-    for (const CpuTarget target : supported_targets()) {
+    for (const TestTarget& target : test_targets(dtype)) {
       run_on(target, to_problem(params));
       EXPECT_EQ(out.damage(), "");
       // All values are one row of V, so that every output is that row.
@@ -105,7 +105,7 @@ TEST(Attention, BroadcastInputs) {
                   load_float(out.view.data, dtype, b * s[0] + i * s[1] + h * s[2] + d);
               const float want = load_float(v.view.data, dtype, d);
               ASSERT_NEAR(got, want, (dtype == FLASH3_FLOAT32 ? 1e-6 : 1e-2) * std::abs(want))
-                  << target_name(target);
+                  << target.name();
             }
     }
   }
@@ -119,15 +119,15 @@ TEST(Attention, SameBitsOnAnyNumberOfThreads) {
     cases::ForwardTensors t = cases::make_forward_tensors(c);
     ForwardProblem problem =
         to_problem(cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view));
-    for (const CpuTarget target : supported_targets()) {
+    for (const TestTarget& target : test_targets(problem.dtype)) {
       problem.num_threads = 1;
       run_on(target, problem);
       const auto out = t.out.bytes, lse = t.lse.bytes;
       for (const int threads : {2, 3, 7}) {
         problem.num_threads = threads;
         EXPECT_EQ(run_on(target, problem).splits, 1);
-        EXPECT_EQ(out, t.out.bytes) << id << " " << target_name(target) << " " << threads;
-        EXPECT_EQ(lse, t.lse.bytes) << id << " " << target_name(target) << " " << threads;
+        EXPECT_EQ(out, t.out.bytes) << id << " " << target.name() << " " << threads;
+        EXPECT_EQ(lse, t.lse.bytes) << id << " " << target.name() << " " << threads;
       }
     }
   }
@@ -148,15 +148,15 @@ TEST(Attention, ExponentialIsAccurate) {
   params.out = {out.data(), FLASH3_FLOAT32, 4, {1, kSamples, 1, 2}, {2 * kSamples, 2, 2, 1}};
   params.lse = {lse.data(), FLASH3_FLOAT32, 3, {1, 1, kSamples, 0}, {kSamples, kSamples, 1, 0}};
   params.softmax_scale = 1.f;
-  for (const CpuTarget target : supported_targets()) {
+  for (const TestTarget& target : test_targets(FLASH3_FLOAT32)) {
     run_on(target, to_problem(params));
     for (size_t i = 0; i < kSamples; ++i) {
       const double x = q[i], small = std::exp(-x) / (1 + std::exp(-x));
       // x · log2 e is rounded to float before the exponential sees it: an error that grows with x.
       const double tolerance = 4e-7 + 1.2e-7 * x;
-      ASSERT_NEAR(out[2 * i + 1], small, tolerance * small) << target_name(target) << " x = " << x;
-      ASSERT_NEAR(out[2 * i], 1 - small, 4e-7) << target_name(target) << " x = " << x;
-      ASSERT_NEAR(lse[i], std::log1p(std::exp(-x)), 4e-7) << target_name(target) << " x = " << x;
+      ASSERT_NEAR(out[2 * i + 1], small, tolerance * small) << target.name() << " x = " << x;
+      ASSERT_NEAR(out[2 * i], 1 - small, 4e-7) << target.name() << " x = " << x;
+      ASSERT_NEAR(lse[i], std::log1p(std::exp(-x)), 4e-7) << target.name() << " x = " << x;
     }
   }
 }

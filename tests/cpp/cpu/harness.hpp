@@ -11,7 +11,33 @@
 #include "cpu/attention.hpp"
 #include "cpu/attention_ref.hpp"
 
+namespace flash3 {
+#if defined(__x86_64__)
+extern const AttentionKernel kEmulatedAmxKernel;  // needs what kAvx3Zen4 needs
+#endif
+}  // namespace flash3
+
 namespace flash3::test {
+
+// A kernel to test: an instruction set of this machine, or AMX with emulated tiles.
+struct TestTarget {
+  CpuTarget target;
+  bool emulated = false;
+  std::string name() const {
+    return target_name(target) + std::string(emulated ? " emulated" : "");
+  }
+};
+
+inline std::vector<TestTarget> test_targets(flash3_dtype dtype) {
+  std::vector<TestTarget> all;
+  for (const CpuTarget target : supported_targets()) {
+    if (target == CpuTarget::kAmx && dtype != FLASH3_BFLOAT16) continue;
+    all.push_back({target});
+    if (target == CpuTarget::kAvx3Zen4 && dtype == FLASH3_BFLOAT16)
+      all.push_back({CpuTarget::kAmx, true});
+  }
+  return all;
+}
 
 inline ForwardProblem to_problem(const flash3_forward_params& params) {
   ForwardProblem problem;
@@ -39,8 +65,11 @@ class Workspace {
 };
 
 // Computes out and lse of the problem with this instruction set.
-inline AttentionPlan run_on(CpuTarget target, ForwardProblem problem) {
-  const AttentionPlan plan = plan_attention(problem, target);
+inline AttentionPlan run_on(const TestTarget& on, ForwardProblem problem) {
+  AttentionPlan plan = plan_attention(problem, on.target);
+#if defined(__x86_64__)
+  if (on.emulated) plan.kernel = &kEmulatedAmxKernel;
+#endif
   Workspace workspace(plan.workspace_size);
   problem.workspace = workspace.data();
   problem.workspace_size = plan.workspace_size;
@@ -63,8 +92,8 @@ inline void check_case(const cases::Case& c, int num_threads) {
   const ReferenceForward ref = attention_ref(problem);
   const cases::ForwardTensors untouched = t;
 
-  for (const CpuTarget target : supported_targets()) {
-    SCOPED_TRACE(to_id(c) + " on " + target_name(target));
+  for (const TestTarget& target : test_targets(problem.dtype)) {
+    SCOPED_TRACE(to_id(c) + " on " + target.name());
     t.out.bytes.assign(untouched.out.bytes.begin(), untouched.out.bytes.end());
     t.lse.bytes.assign(untouched.lse.bytes.begin(), untouched.lse.bytes.end());
     ForwardProblem run = problem;

@@ -88,7 +88,13 @@ TEST(Targets, BaselineFirstAndTheBestIsChosen) {
   ASSERT_FALSE(targets.empty());
   EXPECT_EQ(targets.front(), CpuTarget::kBaseline);
   EXPECT_TRUE(std::is_sorted(targets.begin(), targets.end()));
-  EXPECT_EQ(plan_attention(question("fp32/b1/q4/k4/h1/d64/full", 0)).target, targets.back());
+  EXPECT_EQ(plan_attention(question("bf16/b1/q4/k4/h1/d64/full", 0)).target, targets.back());
+  for (const char* id : {"fp32/b1/q4/k4/h1/d64/full", "fp16/b1/q4/k4/h1/d64/full"}) {
+    const CpuTarget target = plan_attention(question(id, 0)).target;
+    EXPECT_EQ(target, *std::find_if(targets.rbegin(), targets.rend(),
+                                    [](CpuTarget t) { return t != CpuTarget::kAmx; }))
+        << id;
+  }
 }
 
 TEST(Backend, DescribesAndExplains) {

@@ -31,8 +31,8 @@ void check_with(const std::string& id, const Change& change) {
     cases::ForwardTensors naive = cases::make_forward_tensors(*c);
     attention_naive(to_problem(
         cases::make_params(*c, t.q.view, t.k.view, t.v.view, naive.out.view, naive.lse.view)));
-    for (const CpuTarget target : supported_targets()) {
-      SCOPED_TRACE(dtype + id + " on " + target_name(target));
+    for (const TestTarget& target : test_targets(problem.dtype)) {
+      SCOPED_TRACE(dtype + id + " on " + target.name());
       std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xFF});
       std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xFF});
       run_on(target, problem);

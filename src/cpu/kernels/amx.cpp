@@ -1,0 +1,20 @@
+// AVX-512 as in avx3_zen4.cpp, and the tiles of AMX for the matrix products of bfloat16. Nothing
+// else: other dtypes are for the other targets.
+#include <hwy/detect_targets.h>
+#undef HWY_TARGET
+#define HWY_TARGET HWY_AVX3
+#include <hwy/highway.h>
+#undef HWY_TARGET_STR
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16,amx-tile,amx-bf16"
+#define FLASH3_NATIVE_BF16 1
+#define FLASH3_AMX 1
+#include "cpu/kernels/attention-inl.hpp"
+
+namespace flash3 {
+#if defined(FLASH3_EMULATE_AMX)
+extern const AttentionKernel kEmulatedAmxKernel;
+const AttentionKernel kEmulatedAmxKernel{scratch_bytes, run_task};
+#else
+const AttentionKernel kAmxKernel{scratch_bytes, run_task};
+#endif
+}  // namespace flash3

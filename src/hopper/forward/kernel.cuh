@@ -22,6 +22,7 @@ struct ForwardTraits {
   static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kStages = kConfig.stages;
+  static constexpr int kQStages = kConfig.q_stages;
   static constexpr int kWarpgroups = kConfig.warpgroups;
 
   using QTile = SharedTile<kWarpgroupRows, kHeadDim>;  // one warpgroup's
@@ -30,12 +31,13 @@ struct ForwardTraits {
   using OutTile = SharedTile<kWarpgroupRows, kHeadDimV>;  // in the place of QTile
 
   using KvState = PipelineState<kStages>;
+  using QState = PipelineState<kQStages>;
 
   struct Shared {
-    uint8_t q[kWarpgroups][QTile::kBytes];
+    uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
-    RingBarriers<kWarpgroups> q_barriers;  // one "stage" per warpgroup, each with its own pace
+    RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
     TileRing tiles;
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
-    shared.q_barriers.init(1);
+    for (auto& barriers : shared.q_barriers) barriers.init(1);
     shared.k_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
     shared.tiles.barriers.init(3 + kWarpgroupThreads * Traits::kWarpgroups);  // loaders, consumers

@@ -25,16 +25,18 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   TileReader<false> tiles{shared.tiles};
   prefetch(&params.q);
-  uint32_t phase = 0;
+  typename Traits::QState state;
   WorkTile work;
   while (tiles.next(work)) {
     if (!work.has_keys()) continue;
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
-      wait(&shared.q_barriers.empty[w], phase ^ 1, BarrierName::kQEmpty);
-      load_tile<typename Traits::QTile>(shared.q[w], &params.q, work.query + w * kWarpgroupRows,
-                                        work.head, work.batch, &shared.q_barriers.full[w]);
+      auto& barriers = shared.q_barriers[w];
+      wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
+      load_tile<typename Traits::QTile>(shared.q[state.stage][w], &params.q,
+                                        work.query + w * kWarpgroupRows, work.head, work.batch,
+                                        &barriers.full[state.stage]);
     }
-    phase ^= 1;
+    state.advance();
   }
 }
 

@@ -59,11 +59,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
-  const Descriptor q = descriptor(QTile::kMajorK, shared.q[warpgroup]);
+
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
   const Descriptor v = descriptor(VTile::kMajorMN, shared.v);
   typename Traits::KvState k_state, v_state;
-  uint32_t q_phase = 0;
+  typename Traits::QState q_state;
 
   turn.start();
   WorkTile work;
@@ -95,8 +95,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     OnlineSoftmax softmax{params.scale_log2};
 
     int n = work.key_tile_end - 1;
-    wait(&shared.q_barriers.full[warpgroup], q_phase, BarrierName::kQFull);
-    q_phase ^= 1;
+    auto& q_barriers = shared.q_barriers[warpgroup];
+    const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
+    wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
     issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
     wgmma_wait<0>();
@@ -151,8 +152,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     OnlineSoftmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
-    store_output<Traits>(params, rows, shared.q[warpgroup], r_o, warpgroup, thread);
-    if (thread == 0) arrive(&shared.q_barriers.empty[warpgroup]);
+    store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
+    if (thread == 0) arrive(&q_barriers.empty[q_state.stage]);
+    q_state.advance();
   }
   turn.finish();
 }

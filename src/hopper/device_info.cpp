@@ -1,20 +1,35 @@
 #include "hopper/device_info.hpp"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "core/message.hpp"
+#include "hopper/driver.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-// With no driver or no GPU all memory is the host's.
-cudaMemoryType memory_type(const void* address) {
-  cudaPointerAttributes attributes{};
-  if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
-    cudaGetLastError();  // not the caller's to find later
-    return cudaMemoryTypeUnregistered;
+struct Memory {
+  bool device = false;   // lives on a GPU, or moves there on demand
+  bool managed = false;  // moves on demand: the host reads it too
+};
+
+// Asks the driver and not the runtime, which would create a context for a call that may run on the
+// CPU. With no driver or no GPU all memory is the host's.
+Memory memory_of(const void* address) {
+  static const auto get_attributes =
+      driver_function<decltype(&cuPointerGetAttributes)>("cuPointerGetAttributes", 7000);
+  if (!get_attributes) return {};
+  CUmemorytype type{};
+  unsigned managed = 0;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED};
+  void* values[] = {&type, &managed};
+  if (get_attributes(2, attributes, values, reinterpret_cast<CUdeviceptr>(address)) !=
+      CUDA_SUCCESS) {
+    return {};  // not initialised: nothing has been allocated on a GPU
   }
-  return attributes.type;
+  return {type == CU_MEMORYTYPE_DEVICE || managed != 0, managed != 0};
 }
 
 }  // namespace
@@ -51,13 +66,11 @@ std::string device_name(const Device& device) {
   return message(properties.name, ", ", device.multiprocessors, " SMs");
 }
 
-bool is_device_memory(const void* address) {
-  const cudaMemoryType type = memory_type(address);
-  return type == cudaMemoryTypeDevice || type == cudaMemoryTypeManaged;
-}
+bool is_device_memory(const void* address) { return memory_of(address).device; }
 
 bool is_device_only_memory(const void* address) {
-  return memory_type(address) == cudaMemoryTypeDevice;
+  const Memory memory = memory_of(address);
+  return memory.device && !memory.managed;
 }
 
 }  // namespace flash3::hopper

@@ -1,12 +1,12 @@
 #include "hopper/tensor_map.hpp"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <cstring>
 
 #include "core/message.hpp"
+#include "hopper/driver.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -15,19 +15,8 @@ constexpr int kElementBytes = 2;
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found at run time: the library links and loads where there is no driver.
 EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();
-      entry = nullptr;
-    }
-    return reinterpret_cast<EncodeTiled>(entry);
-  }();
+  static const auto function = driver_function<EncodeTiled>("cuTensorMapEncodeTiled", 12000);
   return function;
 }
 

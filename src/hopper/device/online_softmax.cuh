@@ -20,6 +20,11 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+__device__ __forceinline__ int quad_max(int x) {
+  x = max(x, __shfl_xor_sync(~0u, x, 1));
+  return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
@@ -33,20 +38,15 @@ struct OnlineSoftmax {
   // Turns a tile's scores into probabilities in place; alpha[h] is what row h's earlier output must
   // be multiplied by.
   //
-  // One warp has little to hide latency with, so both rows go side by side, two partial maxima and
-  // two partial sums each: four independent chains.
+  // One warp has little to hide latency with, so both rows go side by side, with two partial maxima
+  // and two partial sums each: four independent chains.
   template <int N>
   __device__ __forceinline__ void update(float (&r_s)[N], float (&alpha)[2]) {
-    float partial[8];
-#pragma unroll
-    for (int j = 0; j < N; ++j) partial[j % 8] = j < 8 ? r_s[j] : fmaxf(partial[j % 8], r_s[j]);
-
-    float shift[2];
+    float tile_max[2], shift[2];
+    find_max(r_s, tile_max);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float tile_max = fmaxf(fmaxf(partial[2 * h], partial[2 * h + 1]),
-                                   fmaxf(partial[2 * h + 4], partial[2 * h + 5]));
-      const float new_max = fmaxf(row_max[h], quad_max(tile_max));
+      const float new_max = fmaxf(row_max[h], tile_max[h]);
       // A row that has seen no key yet has maximum −∞; 0 in its place gives p = 0 instead of NaN.
       shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
       alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -shift[h]));
@@ -62,6 +62,42 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       row_sum[h] = fmaf(row_sum[h], alpha[h], sum[2 * h] + sum[2 * h + 1]);
+    }
+  }
+
+  // The largest score of each row in this tile.
+  //
+  // Integers have a maximum of three operands in one instruction (VIMNMX3), and non-negative floats
+  // are ordered as their bits are. A tile whose scores are all negative has a negative result,
+  // which is of no use; it matters only while the row has not seen a larger one before, and then
+  // the warp takes the maximum again in floating point.
+  template <int N>
+  __device__ __forceinline__ void find_max(const float (&r_s)[N], float (&tile_max)[2]) const {
+    int bits[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      bits[c] = __float_as_int(r_s[c]);
+#pragma unroll
+      for (int j = 4; j < N; j += 8) {
+        const int next = __float_as_int(r_s[j + c]);
+        bits[c] = max(bits[c], j + 4 < N ? max(next, __float_as_int(r_s[j + 4 + c])) : next);
+      }
+    }
+    bool useless = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int largest = quad_max(max(bits[2 * h], bits[2 * h + 1]));
+      tile_max[h] = __int_as_float(largest);
+      useless |= largest < 0 && row_max[h] < 0.f;
+    }
+    if (__any_sync(~0u, useless)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float largest = -kInfinity;
+#pragma unroll
+        for (int j = 2 * h; j < N; j += 4) largest = fmaxf(largest, fmaxf(r_s[j], r_s[j + 1]));
+        tile_max[h] = quad_max(largest);
+      }
     }
   }
 

@@ -4,11 +4,11 @@
     python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]
 
 Both compute the same tensors, call by call in turn, so that whatever else the machine does hits both (it should do
-nothing else: run it under chrt -r 1 if it does). Reported: the medians, and how many times faster flash3 is. The outputs are compared too. Needs torch (CPU wheel is enough).
+nothing else: run it under chrt -r 1 if it does). Reported: the medians, and how many times faster flash3 is. The
+outputs are compared too. Needs torch (the CPU wheel is enough).
 """
 
 import argparse
-import ctypes
 import datetime
 import json
 import math
@@ -21,61 +21,10 @@ import time
 
 import torch
 
-DTYPES = {"fp32": (torch.float32, 3), "bf16": (torch.bfloat16, 2), "fp16": (torch.float16, 1)}
-CPU_BACKEND = 2
+from flash3_torch import CPU, Flash3
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PAUSE = 0.02  # seconds before every call: OpenMP's threads spin for a while after torch's work and would take our cores
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),
-                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
-
-
-class Params(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
-                ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
-                ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
-                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
-
-
-class Flash3:
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.flash3_last_error.restype = ctypes.c_char_p
-        self.lib.flash3_version.restype = ctypes.c_char_p
-
-    def check(self, status):
-        if status:
-            raise RuntimeError(self.lib.flash3_last_error().decode())
-
-    def describe(self):
-        size = ctypes.c_size_t(256)
-        text = ctypes.create_string_buffer(size.value)
-        self.check(self.lib.flash3_backend_describe(CPU_BACKEND, text, ctypes.byref(size)))
-        return text.value.decode()
-
-    def prepare(self, q, k, v, out, causal, threads):
-        """A call without arguments that computes out. q, k, v, out: [batch, heads, seq, dim]."""
-
-        def view(t):
-            s = t.transpose(1, 2)  # [batch, seq, heads, dim]
-            dtype = next(code for torch_dtype, code in DTYPES.values() if torch_dtype == t.dtype)
-            return Tensor(t.data_ptr(), dtype, 4, (ctypes.c_int64 * 4)(*s.shape), (ctypes.c_int64 * 4)(*s.stride()))
-
-        p = Params(q=view(q), k=view(k), v=view(v), out=view(out), causal=causal, backend=CPU_BACKEND,
-                   num_threads=threads)
-        p.struct_size = ctypes.sizeof(Params)
-        size = ctypes.c_size_t()
-        self.check(self.lib.flash3_forward_workspace(ctypes.byref(p), ctypes.byref(size)))
-        workspace = torch.empty(size.value + 256, dtype=torch.uint8)
-        p.workspace = (workspace.data_ptr() + 255) // 256 * 256
-        p.workspace_size = size.value
-
-        def call(keep=workspace):
-            self.check(self.lib.flash3_forward(ctypes.byref(p)))
-
-        return call
 
 
 def cases():
@@ -98,11 +47,11 @@ def name_of(c):
 
 
 def run(flash3, c, threads, seconds):
-    dtype = DTYPES[c["dtype"]][0]
+    dtype = DTYPES[c["dtype"]]
     make = lambda heads, seq: torch.randn(c["batch"], heads, seq, c["dim"]).to(dtype)
     q, k, v = make(c["heads"], c["seq_q"]), make(c["heads_k"], c["seq_k"]), make(c["heads_k"], c["seq_k"])
     out = torch.empty_like(q)
-    ours = flash3.prepare(q, k, v, out, c["causal"], threads)
+    ours = flash3.forward(*(x.transpose(1, 2) for x in (q, k, v, out)), c["causal"], CPU, threads)
     theirs = lambda: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=c["causal"], enable_gqa=c["heads"] != c["heads_k"])
 
@@ -146,8 +95,8 @@ def main():
     flash3 = Flash3(args.library)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=os.path.dirname(os.path.abspath(__file__))).stdout.strip()
-    report = dict(device=cpu_model(), instructions=flash3.describe(), threads=args.threads, torch=torch.__version__,
-                  flash3=flash3.lib.flash3_version().decode(), commit=commit,
+    report = dict(device=cpu_model(), instructions=flash3.describe(CPU), threads=args.threads, torch=torch.__version__,
+                  flash3=flash3.version(), commit=commit,
                   date=datetime.date.today().isoformat(), results=[])
     print(f"{report['device']}, {report['instructions']}; torch {torch.__version__}")
     print(f"{'case':42} {'flash3 ms':>10} {'torch ms':>10} {'GFLOP/s':>9} {'KV GB/s':>8} {'speedup':>8}")

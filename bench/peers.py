@@ -8,7 +8,6 @@ launch time hides; samples of all libraries rotate; the median counts. TFLOP/s c
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, and a Hopper GPU.
 """
 import argparse
-import ctypes
 import json
 import math
 import statistics
@@ -22,52 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flash3_torch import Flash3
+
 SAMPLE_MS = 12.0
-DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int), ("ndim", ctypes.c_int32),
-                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
-
-    @classmethod
-    def of(cls, x):
-        pad = [0] * (4 - x.dim())
-        return cls(x.data_ptr(), DTYPES[x.dtype], x.dim(), (ctypes.c_int64 * 4)(*x.shape, *pad),
-                   (ctypes.c_int64 * 4)(*x.stride(), *pad))
-
-
-class ForwardParams(ctypes.Structure):
-    """flash3_forward_params of flash3.h."""
-    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
-                ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
-                ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
-                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
-
-
-class Flash3:
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(path)
-        self.lib.flash3_last_error.restype = ctypes.c_char_p
-
-    def check(self, status):
-        if status != 0:
-            raise RuntimeError(self.lib.flash3_last_error().decode())
-
-    def forward(self, q, k, v, out, causal):
-        """A callable that runs one call on the current stream. Tensors are [batch, seq, heads, dim]."""
-        p = ForwardParams(struct_size=ctypes.sizeof(ForwardParams), q=Tensor.of(q), k=Tensor.of(k), v=Tensor.of(v),
-                          out=Tensor.of(out), causal=int(causal), stream=torch.cuda.current_stream().cuda_stream)
-        size = ctypes.c_size_t()
-        self.check(self.lib.flash3_forward_workspace(ctypes.byref(p), ctypes.byref(size)))
-        workspace = torch.empty(max(1, size.value), dtype=torch.uint8, device=q.device)
-        p.workspace, p.workspace_size = workspace.data_ptr(), size.value
-
-        def call(keep=(q, k, v, out, workspace)):
-            self.check(self.lib.flash3_forward(ctypes.byref(p)))
-
-        return call
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""flash3's C interface for torch tensors through ctypes: what the benchmark scripts of this folder call."""
+import ctypes
+
+import torch
+
+DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
+AUTO, HOPPER, CPU = 0, 1, 2
+
+
+class Tensor(ctypes.Structure):
+    """flash3_tensor of flash3.h."""
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+    @classmethod
+    def of(cls, x):
+        pad = [0] * (4 - x.dim())
+        return cls(x.data_ptr(), DTYPES[x.dtype], x.dim(), (ctypes.c_int64 * 4)(*x.shape, *pad),
+                   (ctypes.c_int64 * 4)(*x.stride(), *pad))
+
+
+class ForwardParams(ctypes.Structure):
+    """flash3_forward_params of flash3.h."""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
+                ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
+                ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+class Flash3:
+    """A libflash3.so."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.flash3_last_error.restype = ctypes.c_char_p
+        self.lib.flash3_version.restype = ctypes.c_char_p
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.flash3_last_error().decode())
+
+    def version(self):
+        return self.lib.flash3_version().decode()
+
+    def describe(self, backend):
+        size = ctypes.c_size_t(256)
+        text = ctypes.create_string_buffer(size.value)
+        self.check(self.lib.flash3_backend_describe(backend, text, ctypes.byref(size)))
+        return text.value.decode()
+
+    def forward(self, q, k, v, out, causal, backend=AUTO, threads=0):
+        """A callable without arguments that runs one call, on the current stream if the tensors are on a GPU.
+
+        Tensors are [batch, seq, heads, dim]; any strides whose last is 1.
+        """
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else None
+        p = ForwardParams(struct_size=ctypes.sizeof(ForwardParams), q=Tensor.of(q), k=Tensor.of(k), v=Tensor.of(v),
+                          out=Tensor.of(out), causal=int(causal), backend=backend, num_threads=threads, stream=stream)
+        size = ctypes.c_size_t()
+        self.check(self.lib.flash3_forward_workspace(ctypes.byref(p), ctypes.byref(size)))
+        workspace = torch.empty(size.value + 256, dtype=torch.uint8, device=q.device)
+        p.workspace = (workspace.data_ptr() + 255) // 256 * 256
+        p.workspace_size = size.value
+
+        def call(keep=(q, k, v, out, workspace)):
+            self.check(self.lib.flash3_forward(ctypes.byref(p)))
+
+        return call

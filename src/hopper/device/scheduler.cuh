@@ -60,31 +60,33 @@ __device__ __forceinline__ WorkTile decode_tile(const ForwardParams& params, int
 class TileCounter {
  public:
   __device__ __forceinline__ TileCounter(TileCounterMemory* memory, unsigned long long ticket)
-      : memory_(memory) {
-    if (memory_ == nullptr) return;
-    if (blockIdx.x == 0) {
-      memory_->next = gridDim.x;  // each block's first tile needs no counter
-      memory_->finished_blocks = 0;
-      store_release(&memory_->ticket, ticket);
-    } else {
-      while (load_acquire(&memory_->ticket) != ticket) {
-      }
-    }
+      : memory_(memory), ticket_(ticket) {
+    if (memory_ == nullptr || blockIdx.x != 0) return;
+    memory_->next = gridDim.x;  // each block's first tile needs no counter
+    memory_->finished_blocks = 0;
+    store_release(&memory_->ticket, ticket_);
   }
 
-  // The tile after `index`, which this block took last.
+  // The tile after `index`, which this block took last. The first time, when a tile is already
+  // under way, it waits until block 0 has begun.
   __device__ __forceinline__ int next(int index) {
-    return memory_ == nullptr ? index + gridDim.x : atomicAdd(&memory_->next, 1);
+    if (memory_ == nullptr) return index + gridDim.x;
+    while (load_acquire(&memory_->ticket) != ticket_) {
+    }
+    return atomicAdd(&memory_->next, 1);
   }
 
+  // After the last next(), which every block has called: its first tile is never the last.
   __device__ __forceinline__ void finish() {
     if (memory_ == nullptr) return;
-    if (atomicAdd(&memory_->finished_blocks, 1) == int(gridDim.x) - 1)
+    if (atomicAdd(&memory_->finished_blocks, 1) == int(gridDim.x) - 1) {
       store_release(&memory_->ticket, 0);
+    }
   }
 
  private:
   TileCounterMemory* memory_;
+  unsigned long long ticket_;
 };
 
 // The ring through which the scheduler hands tiles out.

@@ -52,18 +52,18 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // 2026-11-20.
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // D, Dv, band, tile_n, warpgroups, stages, q_stages
-    {64, 64, false, 128, 3, 2, 2},    // 546, 1.19
-    {64, 64, true, 128, 3, 2, 2},     // 505, 1.14
+    {64, 64, false, 128, 3, 2, 2},    // 544, 1.20
+    {64, 64, true, 128, 3, 2, 2},     // 508, 1.15
     {96, 96, false, 128, 2, 2, 2},    // not measured beside a peer
     {96, 96, true, 128, 2, 2, 2},     // not measured beside a peer
-    {128, 128, false, 176, 2, 2, 1},  // 703, 1.11
-    {128, 128, true, 128, 2, 2, 2},   // 653, 1.13
+    {128, 128, false, 176, 2, 2, 1},  // 689, 1.11
+    {128, 128, true, 128, 2, 2, 2},   // 641, 1.10
     {192, 128, false, 128, 2, 2, 1},  // not measured beside a peer
     {192, 128, true, 128, 2, 2, 1},   // not measured beside a peer
     {192, 192, false, 112, 2, 2, 1},  // not measured beside a peer
     {192, 192, true, 96, 2, 2, 1},    // not measured beside a peer
-    {256, 256, false, 80, 2, 2, 1},   // 783, 1.16
-    {256, 256, true, 80, 2, 2, 1},    // 643, 1.08
+    {256, 256, false, 80, 2, 2, 1},   // 775, 1.16
+    {256, 256, true, 80, 2, 2, 1},    // 618, 1.00
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {

@@ -126,13 +126,15 @@ def main():
     parser.add_argument("--seqs", default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--samples", type=int, default=11)
     parser.add_argument("--json", help="write the results here")
+    parser.add_argument("--commit", help="of the library, where there is no git to ask")
     args = parser.parse_args()
     libs = {name or "flash3": Flash3(path) for name, _, path in (text.rpartition("=") for text in args.lib)}
     numbers = lambda text: [int(n) for n in text.split(",")]
 
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
                             text=True).stdout.strip()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    commit = args.commit or described or "unknown"
     result = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
               "cudnn": torch.backends.cudnn.version(), "commit": commit, "date": time.strftime("%Y-%m-%d"),
               "dtype": "bf16", "sample_ms": SAMPLE_MS, "samples": args.samples, "points": []}

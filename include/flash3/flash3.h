@@ -99,7 +99,9 @@ typedef struct flash3_forward_params {
   /* The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
    * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
-   * −∞. */
+   * −∞. Hopper: a NaN or infinity in v at a key that a query does not see can still make that
+   * query's row NaN, if another query nearby sees the key (0 · ∞ inside a tile); the CPU keeps such
+   * rows clean. */
   int32_t causal;
   int32_t window; /* 1: window_left and window_right count; 0: they are ignored */
   int64_t window_left;

@@ -48,8 +48,8 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 }
 
 // Packed K and V of a tile stay within half a megabyte or so of second-level cache; the scores and
-// weights of a strip within the first level. On AMX (Sapphire Rapids, 16 threads, 4096² d128): 128,
-// 256, 512 keys gave 4.0, 3.6, 5.4 TFLOP/s.
+// weights of a strip within the first level. AMX takes the same size; it has been tried there
+// only once, without interleaving.
 int tile_keys(const ForwardProblem& p) {
   const int dims = std::max(p.head_dim, p.head_dim_v);
   const int keys = dims <= 128 ? 512 : 256;

@@ -14,7 +14,17 @@
 namespace flash3::hopper {
 
 // A block's mbarriers, named by what has happened when they complete.
-enum class BarrierName { kQFull, kQEmpty, kKFull, kKEmpty, kVFull, kVEmpty, kTileFull, kTileEmpty };
+enum class BarrierName {
+  kQFull,
+  kQEmpty,
+  kKFull,
+  kKEmpty,
+  kVFull,
+  kVEmpty,
+  kTileFull,
+  kTileEmpty,
+  kTileWanted
+};
 
 #if defined(FLASH3_DEBUG_BARRIERS)
 __device__ inline const char* to_string(BarrierName name) {
@@ -27,6 +37,7 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kVEmpty: return "v_empty";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
+    case BarrierName::kTileWanted: return "tile_wanted";
   }
   return "?";
 }

@@ -94,12 +94,20 @@ inline constexpr int kTileSlots = 2;
 struct TileRing {
   WorkTile tiles[kTileSlots];
   RingBarriers<kTileSlots> barriers;
+  uint64_t wanted;  // the K loader has nearly done its tile
+
+  __device__ void init(int readers) {
+    barriers.init(readers);
+    cuda::ptx::mbarrier_init(&wanted, 1);
+  }
 };
 
-// The scheduler's loop.
+// The scheduler's loop. From the counter a tile is taken as late as the loaders allow: a block that
+// held one in reserve while its present one is still long would leave others idle at the end.
 template <int kTileM, int kTileN, bool kBand>
 __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, TileRing& ring) {
   PipelineState<kTileSlots> slot;
+  PipelineState<1> wanted;
   TileCounter counter(params.tile_counter, params.ticket);
   for (int index = blockIdx.x;; index = counter.next(index)) {
     const WorkTile work = decode_tile<kTileM, kTileN, kBand>(params, index);
@@ -108,6 +116,10 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Tile
     arrive(&ring.barriers.full[slot.stage]);
     slot.advance();
     if (!work.valid) break;
+    if (params.tile_counter != nullptr) {
+      wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
+      wanted.advance();
+    }
   }
   counter.finish();
 }

@@ -37,7 +37,7 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * 2; }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages;
-    const int tile_ring = 80;  // device/scheduler.cuh
+    const int tile_ring = 88;  // device/scheduler.cuh
     return 8 * barriers + tile_ring;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {

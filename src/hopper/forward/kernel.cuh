@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     for (auto& barriers : shared.q_barriers) barriers.init(1);
     shared.k_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
-    shared.tiles.barriers.init(3 + kWarpgroupThreads * Traits::kWarpgroups);  // loaders, consumers
+    shared.tiles.init(3 + kWarpgroupThreads * Traits::kWarpgroups);  // loaders, consumers
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   __syncthreads();

@@ -40,23 +40,29 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
   }
 }
 
-// K or V: the key tiles of each work tile from the last to the first.
+// K or V: the key tiles of each work tile from the last to the first. When few of them are left to
+// load, `wanted`, if given, asks the scheduler for the next work tile.
 template <class Traits, class Tile>
 __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, const TensorMap* map,
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
-                                               BarrierName empty, TileRing& ring) {
+                                               BarrierName empty, TileRing& ring,
+                                               uint64_t* wanted) {
   TileReader<false> tiles{ring};
   prefetch(map);
   typename Traits::KvState state;
   WorkTile work;
   while (tiles.next(work)) {
     const int head = work.head / params.queries_per_kv_head;
+    constexpr int kKeyTilesLeft = 1;
+    const int ask = min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);
+    if (wanted != nullptr && !work.has_keys()) arrive(wanted);
     for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       load_tile<Tile>(stages[state.stage], map, n * Traits::kTileN, head, work.batch,
                       &barriers.full[state.stage]);
       state.advance();
+      if (wanted != nullptr && n == ask) arrive(wanted);
     }
   }
 }
@@ -65,14 +71,15 @@ template <class Traits>
 __device__ __forceinline__ void load_k(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, shared.k, shared.k_barriers,
-                                                 BarrierName::kKEmpty, shared.tiles);
+                                                 BarrierName::kKEmpty, shared.tiles,
+                                                 &shared.tiles.wanted);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, shared.v, shared.v_barriers,
-                                                 BarrierName::kVEmpty, shared.tiles);
+                                                 BarrierName::kVEmpty, shared.tiles, nullptr);
 }
 
 }  // namespace flash3::hopper

@@ -1,11 +1,15 @@
 // Softmax over key tiles that arrive one after the other (Milakov & Gimelshein, arXiv:1805.02867;
-// FlashAttention-2, alg. 1).
+// FlashAttention-2, alg. 1), with a maximum that follows lazily (FlashAttention-4).
 //
 // Scores come unscaled. Each thread keeps two rows; the four threads of a quad hold a row's columns
 // between them.
-//   m' = max(m, max_j s_j)      p_j = 2^(c·s_j − c·m')      α = 2^(c·m − c·m')      l' = α·l + Σ_j
-//   p_j
-// with c = softmax_scale · log2 e, so that scale and maximum fold into one FMA before ex2.
+//   p_j = 2^(c·s_j − c·m)      l += Σ_j p_j
+// with c = softmax_scale · log2 e, so that scale and shift fold into one FMA before ex2. Any m
+// gives the same result as long as nothing overflows, so m stays as it is until a score exceeds it
+// by more than kSlack / c. Only then
+//   m' = max(m, max_j s_j)      l ·= α      O ·= α      with α = 2^(c·m − c·m')
+// The usual tile does without the exchange of a row's maximum between threads and without
+// rescaling.
 #pragma once
 
 #include "hopper/device/element.cuh"
@@ -20,85 +24,52 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-__device__ __forceinline__ int quad_max(int x) {
-  x = max(x, __shfl_xor_sync(~0u, x, 1));
-  return max(x, __shfl_xor_sync(~0u, x, 2));
-}
-
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 struct OnlineSoftmax {
-  float scale_log2;                             // c
-  float row_max[2] = {-kInfinity, -kInfinity};  // m, of unscaled scores
-  float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
+  // In powers of two: p stays below 2^8, far from the largest float16.
+  static constexpr float kSlack = 8.f;
 
-  // Turns a tile's scores into probabilities in place; alpha[h] is what row h's earlier output must
-  // be multiplied by.
-  //
-  // One warp has little to hide latency with, so both rows go side by side, with two partial maxima
-  // and two partial sums each: four independent chains.
+  float scale_log2;                               // c
+  float row_max[2] = {-kInfinity, -kInfinity};    // m, of unscaled scores; −∞: no key seen yet
+  float row_limit[2] = {-kInfinity, -kInfinity};  // the largest score that m serves
+  float row_shift[2] = {0.f, 0.f};                // c·m, or 0
+  float row_sum[2] = {0.f, 0.f};                  // l, this thread's columns only
+  bool negative_limit = true;                     // of any row of the warp
+
+  // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
+  // is what row h's earlier output must be multiplied by.
   template <int N>
-  __device__ __forceinline__ void update(float (&r_s)[N], float (&alpha)[2]) {
-    float tile_max[2], shift[2];
-    find_max(r_s, tile_max);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float new_max = fmaxf(row_max[h], tile_max[h]);
-      // A row that has seen no key yet has maximum −∞; 0 in its place gives p = 0 instead of NaN.
-      shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
-      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -shift[h]));
-      row_max[h] = new_max;
+  __device__ __forceinline__ bool begin_tile(const float (&r_s)[N], float (&alpha)[2]) {
+    float largest[2];
+    if (negative_limit) {
+      find_max(r_s, largest);
+    } else {
+      find_max_of_positive(r_s, largest);
     }
+    // A NaN is not within the limit.
+    const bool within = largest[0] <= row_limit[0] && largest[1] <= row_limit[1];
+    const bool raise = __any_sync(~0u, !within);
+    alpha[0] = alpha[1] = 1.f;
+    if (raise) raise_max(r_s, alpha);
+    return raise;
+  }
 
+  // Turns scores into p, for elements [kBegin, kEnd) of this thread.
+  template <int kBegin, int kEnd, int N>
+  __device__ __forceinline__ void exponentiate(float (&r_s)[N]) {
+    // Four independent chains: one warp has little else to hide latency with.
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      r_s[j] = exp2_approx(fmaf(r_s[j], scale_log2, -shift[j / 2 % 2]));
+    for (int j = kBegin; j < kEnd; ++j) {
+      r_s[j] = exp2_approx(fmaf(r_s[j], scale_log2, -row_shift[j / 2 % 2]));
       sum[j % 4] += r_s[j];
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      row_sum[h] = fmaf(row_sum[h], alpha[h], sum[2 * h] + sum[2 * h + 1]);
-    }
-  }
-
-  // The largest score of each row in this tile.
-  //
-  // Integers have a maximum of three operands in one instruction (VIMNMX3), and non-negative floats
-  // are ordered as their bits are. A tile whose scores are all negative has a negative result,
-  // which is of no use; it matters only while the row has not seen a larger one before, and then
-  // the warp takes the maximum again in floating point.
-  template <int N>
-  __device__ __forceinline__ void find_max(const float (&r_s)[N], float (&tile_max)[2]) const {
-    int bits[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      bits[c] = __float_as_int(r_s[c]);
-#pragma unroll
-      for (int j = 4; j < N; j += 8) {
-        const int next = __float_as_int(r_s[j + c]);
-        bits[c] = max(bits[c], j + 4 < N ? max(next, __float_as_int(r_s[j + 4 + c])) : next);
-      }
-    }
-    bool useless = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int largest = quad_max(max(bits[2 * h], bits[2 * h + 1]));
-      tile_max[h] = __int_as_float(largest);
-      useless |= largest < 0 && row_max[h] < 0.f;
-    }
-    if (__any_sync(~0u, useless)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float largest = -kInfinity;
-#pragma unroll
-        for (int j = 2 * h; j < N; j += 4) largest = fmaxf(largest, fmaxf(r_s[j], r_s[j + 1]));
-        tile_max[h] = quad_max(largest);
-      }
-    }
+    for (int h = 0; h < 2; ++h) row_sum[h] += sum[2 * h] + sum[2 * h + 1];
   }
 
   // Multiplies each row of an accumulator by its factor.
@@ -118,6 +89,58 @@ struct OnlineSoftmax {
       inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
       lse[h] = sum == 0.f ? -kInfinity : fmaf(row_max[h], softmax_scale, log_approx(sum));
     }
+  }
+
+ private:
+  // The largest score of each row among this thread's columns.
+  template <int N>
+  static __device__ __forceinline__ void find_max(const float (&r_s)[N], float (&largest)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      largest[h] = -kInfinity;
+#pragma unroll
+      for (int j = 2 * h; j < N; j += 4) {
+        largest[h] = fmaxf(largest[h], fmaxf(r_s[j], r_s[j + 1]));
+      }
+    }
+  }
+
+  // The same where it is positive, else some negative number. Integers have a maximum of three
+  // operands in one instruction (VIMNMX3), and floats from zero up are ordered as their bits are.
+  template <int N>
+  static __device__ __forceinline__ void find_max_of_positive(const float (&r_s)[N],
+                                                              float (&largest)[2]) {
+    int bits[4];  // four chains
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      bits[c] = __float_as_int(r_s[c]);
+#pragma unroll
+      for (int j = 4; j < N; j += 8) {
+        const int next = __float_as_int(r_s[j + c]);
+        bits[c] = max(bits[c], j + 4 < N ? max(next, __float_as_int(r_s[j + 4 + c])) : next);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(max(bits[2 * h], bits[2 * h + 1]));
+  }
+
+  template <int N>
+  __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
+    float largest[2];
+    find_max(r_s, largest);
+    bool negative = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float new_max = fmaxf(row_max[h], quad_max(largest[h]));
+      // 0 in the place of −∞ gives p = 0 instead of NaN.
+      row_shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
+      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -row_shift[h]));
+      row_max[h] = new_max;
+      row_limit[h] = new_max + kSlack / scale_log2;
+      row_sum[h] *= alpha[h];
+      negative |= row_limit[h] < 0.f;
+    }
+    negative_limit = __any_sync(~0u, negative);
   }
 };
 

@@ -1,10 +1,9 @@
 // The consumer: one warpgroup, 64 query rows. Per key tile j, in the order of issue
 //
 //   S_j = Q·K_jᵀ             asynchronous
-//   O ·= α_{j−1}             while that runs
 //   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j (two-stage overlap)
-//   wait S_j; mask; P_j, α_j = online softmax
-//   wait O; round P_j
+//   wait S_j; mask; first half of P_j = online softmax
+//   wait O; O ·= α_j; second half of P_j, while the first half is rounded
 //
 // and the warpgroups take turns to issue (ping-pong): one's softmax runs under the other's GEMMs.
 // FlashAttention-3, §3.1–3.2.
@@ -53,6 +52,10 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   using VTile = typename Traits::VTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileN = Traits::kTileN;
+  constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
+  // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
+  // apart.
+  constexpr bool kAlwaysRescale = VTile::kCols <= 64;
 
   TileReader<true> tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups> turn{warpgroup};
@@ -105,7 +108,8 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     release(&shared.k_barriers.empty[k_state.stage]);
     k_state.advance();
     mask(r_s, n);
-    softmax.update(r_s, alpha);
+    softmax.begin_tile(r_s, alpha);
+    softmax.template exponentiate<0, kTileN / 2>(r_s);
     pack_probabilities<kElement>(r_s, r_p);
 
     // V's ring is one stage behind K's. With the stage a constant, all addresses are.
@@ -116,7 +120,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       turn.await();
       issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
       wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
-      OnlineSoftmax::scale_rows(r_o, alpha);
       issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
       turn.pass_on();
 
@@ -124,13 +127,15 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       pin_registers(r_s);
       release(&shared.k_barriers.empty[kStage]);
       mask(r_s, n);
-      softmax.update(r_s, alpha);
-      finish_first(softmax.row_sum[0] + softmax.row_sum[1]);
+      const bool raised = softmax.begin_tile(r_s, alpha);
+      softmax.template exponentiate<0, kHalf>(r_s);
 
       wgmma_wait<0>();
       pin_registers(r_o);
       pin_registers(r_p);
       release(&shared.v_barriers.empty[kStageV]);
+      if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+      softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
       pack_probabilities<kElement>(r_s, r_p);
     };
 #pragma unroll 1
@@ -141,7 +146,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     }
 
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    OnlineSoftmax::scale_rows(r_o, alpha);
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(params.softmax_scale, inverse_sum, lse);

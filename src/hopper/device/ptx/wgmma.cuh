@@ -36,6 +36,14 @@ __device__ __forceinline__ void pin_registers(uint32_t (&r)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
+// Declares registers free: the next wgmma overwrites them. Without it the values that they hold
+// count as needed until then, and ptxas may give the asynchronous pipeline up (C7511).
+template <int N>
+__device__ __forceinline__ void discard_registers(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
+}
+
 // Holds back what follows until x, which is never negative, has been computed. ptxas may move
 // arithmetic across a wgmma wait, and does: without this the softmax that should run under a
 // product runs after it.

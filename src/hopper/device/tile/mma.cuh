@@ -21,7 +21,7 @@ template <Element T, class QTile, class KTile>
 __device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descriptor q,
                                          Descriptor k) {
   static_assert(QTile::kCols == KTile::kCols);
-  pin_registers(r_s);
+  discard_registers(r_s);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < QTile::kCols; col += 16) {

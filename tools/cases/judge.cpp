@@ -59,6 +59,8 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
   Score score;
   Place place, worst;
   place.ndim = worst.ndim = got.ndim;
+  double squares = 0, naive_squares = 0;
+  int64_t finite = 0;
   double largest = floor_of_largest, worst_got = 0, worst_ref = 0, worst_naive = 0;
   score.error = -1;  // so that the first finite element is the worst until another one is
   std::array<int64_t, 4> shape{1, 1, 1, 1};
@@ -89,7 +91,12 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
           }
           if (!std::isfinite(r)) continue;
           largest = std::max(largest, std::abs(r));
-          if (std::isfinite(n)) score.naive = std::max(score.naive, std::abs(n - r));
+          ++finite;
+          squares += (g - r) * (g - r);
+          if (std::isfinite(n)) {
+            score.naive = std::max(score.naive, std::abs(n - r));
+            naive_squares += (n - r) * (n - r);
+          }
           if (std::abs(g - r) > score.error) {
             score.error = std::abs(g - r);
             worst = place, worst_got = g, worst_ref = r, worst_naive = n;
@@ -97,6 +104,10 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
         }
 
   score.error = std::max(score.error, 0.0);
+  if (finite > 0) {
+    score.rmse = std::sqrt(squares / static_cast<double>(finite));
+    score.naive_rmse = std::sqrt(naive_squares / static_cast<double>(finite));
+  }
   score.allowed = 2 * score.naive + roundoff * largest;
   if (score.failure.empty() && !(score.error <= score.allowed)) {
     char errors[128];

@@ -20,9 +20,11 @@
 namespace flash3::cases {
 
 struct Score {
-  double error = 0;     // max |got − ref| over finite elements
-  double naive = 0;     // max |naive − ref|
-  double allowed = 0;   // 2 · naive + ε
+  double error = 0;    // max |got − ref| over finite elements
+  double naive = 0;    // max |naive − ref|
+  double allowed = 0;  // 2 · naive + ε
+  double rmse = 0;     // √ mean (got − ref)² over finite elements
+  double naive_rmse = 0;
   std::string failure;  // "" if passed, else what and where
 };
 

@@ -35,6 +35,7 @@ struct VerifyOptions {
   int threads = 3;                   // of the CPU backend, in each job
   int repeat = 1;
   bool quiet = false, list = false;
+  bool accuracy = false;  // the accuracy experiment instead of the table
 };
 
 struct BenchOptions {

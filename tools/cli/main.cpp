@@ -76,6 +76,11 @@ int parse_and_run(int argc, char** argv) {
   VerifyOptions verify_options;
   auto* verify_app = app.add_subcommand("verify", "The case table against the float64 oracle");
   verify_app->add_option("--level", verify_options.level, "quick or full")->capture_default_str();
+  verify_app
+      ->add_flag("--accuracy", verify_options.accuracy,
+                 "The FlashAttention-3 paper's experiment instead of the table: RMSE on data\n"
+                 "with outliers, beside a plain implementation's in the same precision")
+      ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app->add_option("--case", verify_options.cases, kCaseHelp);
   verify_app->add_option(
       "--filter", verify_options.filters,

@@ -1,12 +1,14 @@
-// flash3 verify: the case table against the oracle.
+// flash3 verify: the case table, or the accuracy experiment, against the oracle.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <thread>
 
+#include "cases/accuracy.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
@@ -26,8 +28,13 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   if (list.empty()) {
     const auto level = cases::parse_level(options.level);
     if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
-    list = cases::case_table(*level, cases::dtypes_of(backend));
+    list = options.accuracy ? cases::accuracy_cases(*level)
+                            : cases::case_table(*level, cases::dtypes_of(backend));
   }
+  if (options.accuracy)
+    for (const Case& c : list)
+      if (const std::string why = accuracy_objection(c); !why.empty())
+        throw UsageError("case '" + to_id(c) + "': " + why);
   keep_matching(options.filters, &list);
   return list;
 }
@@ -40,33 +47,39 @@ std::string report(const Case& c, const Verdict& v) {
   return line;
 }
 
-}  // namespace
+std::string accuracy_header() {
+  return fmt::format(
+      "out against float64, on data with outliers; RMSE must be <= {} x that of naive, a plain\n"
+      "implementation that rounds scores and probabilities to the tensors' dtype\n"
+      "      {:<44} {:>10} {:>10} {:>6} {:>10}",
+      cases::kAccuracyBar, "case", "naive RMSE", "RMSE", "ratio", "max error");
+}
 
-int verify(const VerifyOptions& options) {
-  const flash3_backend backend = resolve_backend(options.backend);
-  const std::vector<Case> list = select_cases(options, backend);
-  if (options.list) {
-    for (const Case& c : list) fmt::print("{}\n", to_id(c));
-    return 0;
-  }
+std::string accuracy_row(const Case& c, const Verdict& v) {
+  if (v.out.naive_rmse <= 0) return report(c, v);  // it failed before there was anything to compare
+  const std::string row = fmt::format("{:<5} {:<44} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}",
+                                      v.passed() ? "ok" : "FAIL", to_id(c), v.out.naive_rmse,
+                                      v.out.rmse, v.out.rmse / v.out.naive_rmse, v.out.error);
+  return v.passed() ? row : row + "\n      " + v.failure;
+}
 
+// All cases, `jobs` at a time; done is called with each one's place in the list as soon as it is
+// done, by one thread at a time.
+std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backend,
+                             const VerifyOptions& options, int jobs,
+                             const std::function<void(size_t, const Verdict&)>& done) {
   // The costliest first, so that no worker ends alone with one of them.
   std::vector<size_t> order(list.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return flops(list[a]) > flops(list[b]); });
-  const int cores = available_threads();
-  const int jobs = std::min(options.jobs > 0 ? options.jobs : cores, static_cast<int>(list.size()));
   cases::RunOptions run;
   run.backend = backend;
   run.repeat = options.repeat;
   run.num_threads = options.threads;
-  run.oracle_threads = std::max(1, cores / jobs);
+  run.oracle_threads = std::max(1, available_threads() / jobs);
 
-  fmt::print("{} cases on {} ({}), {} at a time\n", list.size(), flash3_backend_name(backend),
-             describe(backend), jobs);
   std::vector<Verdict> verdicts(list.size());
-  Progress progress("verify", list.size());
   std::mutex mutex;
   std::atomic<size_t> next{0};
   std::string broken;  // the device failed: nothing after it means anything
@@ -75,12 +88,11 @@ int verify(const VerifyOptions& options) {
     try {
       const auto memory = make_memory(backend);
       while ((i = next++) < order.size()) {
-        const size_t at = order[i];
-        verdicts[at] = run_case(list[at], *memory, run);
+        Verdict& verdict = verdicts[order[i]];
+        verdict = run_case(list[order[i]], *memory, run);
+        if (options.accuracy && verdict.passed()) verdict.failure = judge_accuracy(verdict.out);
         const std::lock_guard lock(mutex);
-        if (!options.quiet || !verdicts[at].passed())
-          progress.print(report(list[at], verdicts[at]));
-        progress.step();
+        done(order[i], verdict);
       }
     } catch (const std::exception& e) {
       const std::lock_guard lock(mutex);
@@ -94,14 +106,43 @@ int verify(const VerifyOptions& options) {
     for (int job = 0; job < jobs; ++job) workers.emplace_back(work);
   }
   if (!broken.empty()) throw std::runtime_error(broken);
+  return verdicts;
+}
 
-  std::vector<size_t> failed;
-  for (size_t i = 0; i < list.size(); ++i)
-    if (!verdicts[i].passed()) failed.push_back(i);
-  if (!options.quiet)
-    for (const size_t i : failed) progress.print(report(list[i], verdicts[i]));
-  progress.print(fmt::format("{} passed, {} failed", list.size() - failed.size(), failed.size()));
-  return failed.empty() ? 0 : kExitFailure;
+}  // namespace
+
+int verify(const VerifyOptions& options) {
+  const flash3_backend backend = resolve_backend(options.backend);
+  const std::vector<Case> list = select_cases(options, backend);
+  if (options.list) {
+    for (const Case& c : list) fmt::print("{}\n", to_id(c));
+    return 0;
+  }
+
+  const int wanted = options.jobs > 0 ? options.jobs : available_threads();
+  const int jobs = std::min(wanted, static_cast<int>(list.size()));
+  fmt::print("{} cases on {} ({}), {} at a time\n", list.size(), flash3_backend_name(backend),
+             describe(backend), jobs);
+  Progress progress("verify", list.size());
+  const std::vector<Verdict> verdicts =
+      run_all(list, backend, options, jobs, [&](size_t i, const Verdict& verdict) {
+        // The accuracy table is printed whole, in its own order.
+        if (!options.accuracy && (!options.quiet || !verdict.passed()))
+          progress.print(report(list[i], verdict));
+        progress.step();
+      });
+
+  if (options.accuracy) progress.print(accuracy_header());
+  size_t failed = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    failed += !verdicts[i].passed();
+    if (options.accuracy && (!options.quiet || !verdicts[i].passed()))
+      progress.print(accuracy_row(list[i], verdicts[i]));
+    if (!options.accuracy && !options.quiet && !verdicts[i].passed())
+      progress.print(report(list[i], verdicts[i]));
+  }
+  progress.print(fmt::format("{} passed, {} failed", list.size() - failed, failed));
+  return failed == 0 ? 0 : kExitFailure;
 }
 
 }  // namespace flash3::cli

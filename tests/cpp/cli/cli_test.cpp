@@ -157,6 +157,39 @@ TEST_F(Cli, VerifyFailsLoudly) {
   EXPECT_NE(o.out.find("1 passed, 1 failed\n"), std::string::npos) << o.out;
 }
 
+TEST_F(Cli, VerifyAccuracyPrintsATable) {
+  const Outcome o = flash3("verify --accuracy --backend cpu --filter /d64/ --repeat 2");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("naive RMSE"), std::string::npos) << o.out;
+  const size_t fp16 = o.out.find("\nok    fp16/b1/q1024/k1024/h2/d64/full/outliers ");
+  const size_t bf16 = o.out.find("\nok    bf16/b1/q1024/k1024/h2/d64/full/outliers ");
+  EXPECT_NE(bf16, std::string::npos) << o.out;
+  EXPECT_LT(fp16, bf16) << o.out;
+  EXPECT_NE(o.out.find("4 passed, 0 failed\n"), std::string::npos) << o.out;
+}
+
+// One key: the plain implementation is exact, which no ratio can be taken of.
+TEST_F(Cli, VerifyAccuracyFailsLoudly) {
+  const Outcome o = flash3(
+      "verify --accuracy --backend cpu -q --case fp16/b1/q1/k1/h1/d8/full/outliers"
+      " --case fp16/b1/q256/k256/h1/d64/full/outliers");
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.out.find("FAIL  fp16/b1/q1/k1/h1/d8/full/outliers"), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find("ok  "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("1 passed, 1 failed\n"), std::string::npos) << o.out;
+}
+
+TEST_F(Cli, VerifyAccuracyRefusesWhatItCannotJudge) {
+  expect_usage_error("verify --accuracy --level huge", "level 'huge' is not one of quick, full");
+  expect_usage_error("verify --accuracy --filter fp32", "no case matches");
+  expect_usage_error("verify --accuracy=0.5", "accuracy");
+  expect_usage_error("verify --accuracy --case fp32/b1/q8/k8/h1/d8/full/outliers",
+                     "case 'fp32/b1/q8/k8/h1/d8/full/outliers': dtype = fp32");
+  expect_usage_error("verify --accuracy --case bf16/b1/q8/k8/h1/d8/full", "data = normal");
+  expect_usage_error("verify --accuracy --case bf16/b1/q8/k8/h1/d8/full/special", "data = special");
+  expect_usage_error("verify --accuracy --case bf16/outliers", "expected the batch");
+}
+
 TEST_F(Cli, BenchWritesTablesAndFiles) {
   const Outcome o = flash3("bench --backend cpu --samples 3 --sample-ms 1 --naive --json " +
                            path("r.json") + " --csv " + path("r.csv") +

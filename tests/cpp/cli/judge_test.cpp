@@ -60,6 +60,15 @@ TEST_F(Judge, AllowsOneFloat32RoundingOfTheLargestScore) {
   EXPECT_DOUBLE_EQ(score().allowed, 0x1p-8 + 64 * 0x1p-24);
 }
 
+TEST_F(Judge, RmseIsOverFiniteElements) {
+  ref_[0] = kInf;
+  set(got_, 0, std::numeric_limits<float>::infinity());
+  set(got_, 5, 1.5f), set(got_, 6, 0.f);
+  set(naive_, 5, 1.25f);
+  EXPECT_DOUBLE_EQ(score().rmse, std::sqrt((0.5 * 0.5 + 1) / (kSeq * kHeads * kDim - 1)));
+  EXPECT_DOUBLE_EQ(score().naive_rmse, 0.25 / std::sqrt(kSeq * kHeads * kDim - 1));
+}
+
 TEST_F(Judge, SeesAnElementThatWasNotWritten) {
   got_ = make_tensor(FLASH3_BFLOAT16, 1, kSeq, kHeads, kDim, Layout::kPadded);
   for (int64_t i = 0; i + 1 < static_cast<int64_t>(ref_.size()); ++i) set(got_, i, 1.0f);

@@ -19,4 +19,21 @@ Timing measure(
     cases::Memory& memory, const std::function<void()>& call, int samples, double sample_seconds,
     const std::function<void()>& on_start = [] {});
 
+// A burst is what a chip does before power and heat hold it back, the sustained rate what is left
+// when they have.
+struct SustainedTiming {
+  Timing burst;               // the first kBurstSamples behind kPause
+  double seconds_a_call = 0;  // the mean over the second half of the run
+  double steady_seconds = 0;  // that half
+  static constexpr int kBurstSamples = 5;
+  static constexpr double kPause = 2;  // seconds
+};
+
+// Warms up, pauses, then runs calls without a break for `seconds` (the burst is their beginning).
+// on_start() is called at the pause's end, on_steady() where the second half begins.
+SustainedTiming measure_sustained(cases::Memory& memory, const std::function<void()>& call,
+                                  double seconds, double sample_seconds,
+                                  const std::function<void()>& on_start,
+                                  const std::function<void()>& on_steady);
+
 }  // namespace flash3::cli

@@ -37,9 +37,8 @@ def suite(dims, seqs, tokens=16384, hidden=2048):
 class Sensors:
     """SM clock and power while the block runs: `mhz` and `watts`, means.
 
-    `counted_watts` is the better figure where there is one: from the driver's energy counter, which moves on in steps, ten
-    times a second or so; between the first and the last step inside the block, if they are half a second apart. None
-    otherwise.
+    `counted_watts` is the better figure where there is one: from the driver's energy counter, which moves on in steps;
+    between the first and the last step inside the block, if they are half a second apart. None otherwise.
     """
 
     def __enter__(self):
@@ -116,7 +115,7 @@ def measure(calls, samples):
 def measure_alone(call, seconds, flops):
     """One library for so long without the others: its own speed, clock and watts, and what an operation costs.
 
-    12 ms are too short for the energy counter; a second is not.
+    12 ms may be shorter than a step of the energy counter; a second is not.
     """
     count = calls_per_sample(call)
 

@@ -149,15 +149,16 @@ def main():
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
+    top = result["ceiling"]["before"]["tflops"] if args.ceiling else None
     for shape in gpu.suite(args.dims, args.seqs):
-        top = result["ceiling"]["before"]["tflops"] if args.ceiling else None
         point = measure_point(gpu, shape, libs, args, top)
         result["points"].append(point)
         print(line(point, ours), flush=True)
         write()
     if args.ceiling:
         result["ceiling"]["after"] = ceiling(args.ceiling)
-        print(ceiling_line("after", result["ceiling"]["after"]), flush=True)
+        drift = result["ceiling"]["after"]["tflops"] / top - 1
+        print(f"{ceiling_line('after', result['ceiling']['after'])}: {100 * drift:+.1f} %", flush=True)
         write()
     return 0
 

@@ -65,8 +65,8 @@ const Nvml& nvml() {
 
 }  // namespace
 
-// Mean power from a counter of millijoules that the driver moves on in steps, ten times a second
-// or so. Only a step tells a time at which the count was true.
+// Mean power from a counter of millijoules that the driver moves on in steps, some milliseconds or
+// tenths of a second apart. Only a step tells a time at which the count was true.
 class EnergyCounter {
  public:
   void look(Device device) {

@@ -13,11 +13,11 @@ FORBIDDEN = ("LDL", "STL")
 
 
 def ceiling_products(kernel):
-    """HGMMAs in the loop of a ceiling kernel, by its template arguments; None for any other kernel.
+    """HGMMAs in the loop of a ceiling kernel, by the template arguments in its name; None for any other kernel.
 
     A turn is S = Q·Kᵀ, head_dim / 16 of them, and P·V, keys / 16; the loop holds one turn for each of two stages.
     """
-    match = re.search(r"CeilingTraits<[^,]*, \(?(?:int\))?(\d+), (?:\(int\))?(\d+)>", kernel)
+    match = re.search(r"CeilingTraitsI\w*?ELi(\d+)ELi(\d+)EE", kernel)
     return 2 * (int(match[1]) // 16 + int(match[2]) // 16) if match else None
 
 
@@ -33,7 +33,7 @@ def main():
             count = Counter(instruction.split(".")[0] for instruction in instructions)
             print(f"{len(instructions):6} instructions, {count['HGMMA']:4} HGMMA, {count['UTMALDG']:3} UTMALDG  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in NEEDED if is_attention(obj) and not count[name]]
-            products = ceiling_products(demangle(kernel))
+            products = ceiling_products(kernel)
             if products is None and "ceiling" in obj.name:
                 bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")
             if products not in (None, count["HGMMA"]):

@@ -82,19 +82,22 @@ class Bench {
     BenchResult r;
     r.c = c;
     r.kernel = prepared.kernel;
-    const auto start_reading = [&] {
-      if (monitor) monitor->start();
-    };
     if (options_.sustained > 0) {
       r.sustained = measure_sustained(
-          memory, [&] { prepared.call(); }, options_.sustained, sample_seconds, start_reading,
-          [&] {
-            if (monitor) r.burst_reading = monitor->stop();
-            start_reading();
+          memory, [&] { prepared.call(); }, options_.sustained, sample_seconds,
+          [&](Phase phase) {
+            if (!monitor) return;
+            if (phase == Phase::kSettling)
+              r.burst_reading = monitor->stop();
+            else
+              monitor->start();
           });
     } else {
       r.timing = measure(
-          memory, [&] { prepared.call(); }, options_.samples, sample_seconds, start_reading);
+          memory, [&] { prepared.call(); }, options_.samples, sample_seconds,
+          [&] {
+            if (monitor) monitor->start();
+          });
     }
     if (monitor) r.reading = monitor->stop();
     const auto& gpu = workbench_.gpu();

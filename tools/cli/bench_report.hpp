@@ -20,7 +20,7 @@ struct BenchResult {
   std::string kernel;
   Timing timing;                             // without `sustained`
   std::optional<SustainedTiming> sustained;  // instead of `timing`
-  device::Reading burst_reading;             // of the burst; `reading` is of the steady half
+  device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
   double naive_seconds = 0;                  // 0: not timed
   device::Reading reading;
   double peak = 0;  // FLOP/s at the measured clock, or at the highest without one; 0: unknown

@@ -66,27 +66,31 @@ Timing measure(cases::Memory& memory, const std::function<void()>& call, int sam
 
 SustainedTiming measure_sustained(cases::Memory& memory, const std::function<void()>& call,
                                   double seconds, double sample_seconds,
-                                  const std::function<void()>& on_start,
-                                  const std::function<void()>& on_steady) {
+                                  const std::function<void(Phase)>& on_phase) {
   using Clock = std::chrono::steady_clock;
   Sampler sampler(memory, call, sample_seconds);
   std::this_thread::sleep_for(std::chrono::duration<double>(SustainedTiming::kPause));
-  on_start();
 
   std::vector<double> burst;
   double steady_seconds = 0;
   int64_t steady_calls = 0;
-  bool steady = false;
+  Phase phase = Phase::kBurst;
+  const auto enter = [&](Phase next) {
+    phase = next;
+    on_phase(next);
+  };
+  enter(Phase::kBurst);
   const auto start = Clock::now();
   for (double elapsed = 0; elapsed < seconds || steady_calls == 0;
        elapsed = std::chrono::duration<double>(Clock::now() - start).count()) {
-    if (!steady && elapsed >= seconds / 2 && !burst.empty()) {
-      steady = true;
-      on_steady();
+    if (phase != Phase::kSteady && elapsed >= seconds / 2 && !burst.empty()) {
+      enter(Phase::kSteady);
+    } else if (phase == Phase::kBurst && burst.size() == SustainedTiming::kBurstSamples) {
+      enter(Phase::kSettling);
     }
     const double one = sampler.sample();
-    if (burst.size() < SustainedTiming::kBurstSamples) burst.push_back(one);
-    if (steady) {
+    if (phase == Phase::kBurst) burst.push_back(one);
+    if (phase == Phase::kSteady) {
       steady_calls += sampler.calls();
       steady_seconds += one * sampler.calls();
     }

@@ -29,11 +29,14 @@ struct SustainedTiming {
   static constexpr double kPause = 2;  // seconds
 };
 
-// Warms up, pauses, then runs calls without a break for `seconds` (the burst is their beginning).
-// on_start() is called at the pause's end, on_steady() where the second half begins.
+// The parts of a sustained run: its first samples, then until its first half is over, then the
+// rest.
+enum class Phase { kBurst, kSettling, kSteady };
+
+// Warms up, pauses, then runs calls without a break for `seconds`. on_phase is called where a phase
+// begins; kSettling is left out of a run so short that the burst fills its first half.
 SustainedTiming measure_sustained(cases::Memory& memory, const std::function<void()>& call,
                                   double seconds, double sample_seconds,
-                                  const std::function<void()>& on_start,
-                                  const std::function<void()>& on_steady);
+                                  const std::function<void(Phase)>& on_phase);
 
 }  // namespace flash3::cli

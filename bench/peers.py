@@ -5,161 +5,161 @@
 
 The paper's points: 16k tokens in all, hidden size 2048, bf16, N(0,1) data. A sample is 12 ms of back-to-back calls, so that
 launch time hides; samples of all libraries rotate; the median counts. TFLOP/s count 4·S²·d·H·B, half of it for causal.
-Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, and a Hopper GPU.
+Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
+
+--ceiling measures, before and after, what the tensor cores sustain (flash3 bench --ceiling): each figure then comes with its
+share of the first. --energy runs each library alone for a second at each point: its own watts and picojoules per operation.
 """
 import argparse
 import json
-import math
-import statistics
+import pathlib
+import site
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from flash3_torch import Flash3
-
-SAMPLE_MS = 12.0
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PEERS = ("cudnn", "fa2", "fa4")
 
 
-@dataclass(frozen=True)
-class Shape:
-    batch: int
-    seq: int
-    heads: int
-    dim: int
-    causal: bool
-
-    @property
-    def flops(self):
-        return 4 * self.batch * self.heads * self.seq**2 * self.dim // (2 if self.causal else 1)
-
-    def tensors(self):
-        return [torch.randn(self.batch, self.seq, self.heads, self.dim, device="cuda").bfloat16() for _ in range(3)]
+def numbers(text):
+    return [int(number) for number in text.split(",")]
 
 
-def suite(dims, seqs, tokens=16384, hidden=2048):
-    return [Shape(tokens // seq, seq, hidden // dim, dim, causal) for dim in dims for causal in (False, True) for seq in seqs]
+def commit_of(given, error):
+    """Where the library comes from; a result without it is worth nothing."""
+    if given is not None:
+        return given.strip() or error("--commit is empty; it must name the commit that the library was built from")
+    try:
+        git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+        return git.stdout.strip() or error("git names no commit; give --commit")
+    except (OSError, subprocess.CalledProcessError):
+        return error("there is no git here to name the commit that the library was built from; give --commit")
 
 
-class Sensors:
-    """Mean SM clock and power while the block runs."""
-
-    def __enter__(self):
-        self.clocks, self.watts, self.done = [], [], threading.Event()
-        self.thread = threading.Thread(target=self.sample)
-        self.thread.start()
-        return self
-
-    def sample(self):
-        import pynvml
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        while not self.done.is_set():
-            self.clocks.append(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
-            self.watts.append(pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
-            time.sleep(0.02)
-
-    def __exit__(self, *_):
-        self.done.set()
-        self.thread.join()
-        self.mhz, self.power = round(statistics.mean(self.clocks)), round(statistics.mean(self.watts))
-
-
-def span(call, count):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(count):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / count
-
-
-def measure(calls, samples):
-    """Milliseconds of each call: [median, 10th percentile, 90th percentile]."""
-    count = {}
-    for name, call in calls.items():
-        call()
-        torch.cuda.synchronize()
-        count[name] = max(2, math.ceil(SAMPLE_MS / span(call, 3)))
-    times, names = {name: [] for name in calls}, list(calls)
-    for i in range(samples):
-        for name in names[i % len(names):] + names[: i % len(names)]:
-            times[name].append(span(calls[name], count[name]))
-    return {name: [statistics.median(t), *statistics.quantiles(t, n=10)[:: 8]] for name, t in times.items()}
-
-
-def sdpa(backend, qkv, causal):
-    q, k, v = [x.transpose(1, 2) for x in qkv]
-
-    def call():
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return call
-
-
-def peers(qkv, causal, names):
-    calls = {}
-    if "cudnn" in names:
-        calls["cudnn"] = sdpa(SDPBackend.CUDNN_ATTENTION, qkv, causal)
-    if "fa2" in names:
-        calls["fa2"] = sdpa(SDPBackend.FLASH_ATTENTION, qkv, causal)
-    if "fa4" in names:
-        from flash_attn.cute.interface import _flash_attn_fwd
-        out, lse = _flash_attn_fwd(*qkv, causal=causal, return_lse=True)[:2]
-        calls["fa4"] = lambda: _flash_attn_fwd(*qkv, causal=causal, out=out, lse=lse)
-    return calls
-
-
-def main():
+def parse_args(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH",
                         help="libflash3.so; several to compare builds")
     parser.add_argument("--peers", default="cudnn,fa2", help="any of cudnn,fa2,fa4")
-    parser.add_argument("--dims", default="64,128,256")
-    parser.add_argument("--seqs", default="512,1024,2048,4096,8192,16384")
+    parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4")
+    parser.add_argument("--dims", type=numbers, default="64,128,256")
+    parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--samples", type=int, default=11)
-    parser.add_argument("--json", help="write the results here")
+    parser.add_argument("--ceiling", metavar="PROGRAM", help="the command line flash3: measure the tensor cores' ceiling too")
+    parser.add_argument("--energy", nargs="?", type=float, const=1.0, default=0, metavar="SECONDS",
+                        help="run each library alone for so long (1 s if none are given) at each point")
+    parser.add_argument("--json", help="write the results here, after each point")
     parser.add_argument("--commit", help="of the library, where there is no git to ask")
-    args = parser.parse_args()
-    libs = {name or "flash3": Flash3(path) for name, _, path in (text.rpartition("=") for text in args.lib)}
-    numbers = lambda text: [int(n) for n in text.split(",")]
+    args = parser.parse_args(arguments)
 
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
-                            text=True).stdout.strip()
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    commit = args.commit or described or "unknown"
-    result = {"device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
-              "cudnn": torch.backends.cudnn.version(), "commit": commit, "date": time.strftime("%Y-%m-%d"),
-              "dtype": "bf16", "sample_ms": SAMPLE_MS, "samples": args.samples, "points": []}
-    for shape in suite(numbers(args.dims), numbers(args.seqs)):
-        qkv = shape.tensors()
-        outs = {name: torch.full_like(qkv[0], float("nan")) for name in libs}
-        calls = {name: lib.forward(*qkv, outs[name], shape.causal) for name, lib in libs.items()}
-        calls.update(peers(qkv, shape.causal, args.peers.split(",")))
-        with Sensors() as sensors:
-            times = measure(calls, args.samples)
-        reference = sdpa(SDPBackend.FLASH_ATTENTION, qkv, shape.causal)().transpose(1, 2).float()
-        error = max((out.float() - reference).abs().max().item() for out in outs.values())
-        tflops = {name: round(shape.flops / ms[0] / 1e9, 1) for name, ms in times.items()}
-        spread = {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in times.items()}
-        point = {**shape.__dict__, "tflops": tflops, "spread_p10_p90": spread, "sm_mhz": sensors.mhz,
-                 "watts": sensors.power, "max_abs_diff_to_fa2": error}
+    args.commit = commit_of(args.commit, parser.error)
+    args.peers = [name for name in args.peers.split(",") if name]
+    for name in args.peers:
+        if name not in PEERS:
+            parser.error(f"--peers names '{name}'; there are {', '.join(PEERS)}")
+    args.libs = {}
+    for text in args.lib:
+        name, _, path = text.rpartition("=")
+        name = name or "flash3"
+        if name in args.libs or name in PEERS:
+            parser.error(f"--lib {text}: the name '{name}' is taken; give another: NAME=PATH")
+        if not pathlib.Path(path).is_file():
+            parser.error(f"--lib {text}: there is no file {path}")
+        args.libs[name] = path
+    if args.site and not pathlib.Path(args.site).is_dir():
+        parser.error(f"--site {args.site}: there is no such folder")
+    if args.ceiling and not pathlib.Path(args.ceiling).is_file():
+        parser.error(f"--ceiling {args.ceiling}: there is no such program")
+    if args.samples < 2:
+        parser.error(f"--samples {args.samples}: at least 2, for the spread")
+    if args.energy < 0:
+        parser.error(f"--energy {args.energy:g}: seconds, not below 0")
+    return args
+
+
+def ceiling(program):
+    """What `flash3 bench --ceiling` measures now, a dict."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "ceiling.json"
+        done = subprocess.run([pathlib.Path(program).resolve(), "bench", "--ceiling", "--json", file], capture_output=True,
+                              text=True)
+        if done.returncode:
+            raise SystemExit(f"{program} bench --ceiling: {done.stderr.strip()}")
+        return json.loads(file.read_text(encoding="utf-8"))["ceiling"][0]
+
+
+def ceiling_line(when, c):
+    return (f"ceiling {when}: {c['tflops']:.1f} TFLOP/s, {c['sm_clock_mhz']:.0f} MHz, {c.get('watts', 0):.0f} W, "
+            f"{c.get('pj_per_flop', 0):.3f} pJ/FLOP")
+
+
+def measure_point(gpu, shape, libs, args, top):
+    """One point as the JSON has it; top: the ceiling in TFLOP/s, or None."""
+    qkv = shape.tensors()
+    outs = {name: qkv[0].new_full(qkv[0].shape, float("nan")) for name in libs}
+    calls = {name: lib.forward(*qkv, outs[name], shape.causal) for name, lib in libs.items()}
+    calls.update(gpu.peers(qkv, shape.causal, args.peers))
+    with gpu.Sensors() as sensors:
+        times = gpu.measure(calls, args.samples)
+    reference = gpu.fa2(qkv, shape.causal)().transpose(1, 2).float()
+    tflops = {name: shape.flops / ms[0] / 1e9 for name, ms in times.items()}
+    point = {**shape.__dict__, "tflops": {name: round(value, 1) for name, value in tflops.items()},
+             "spread_p10_p90": {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in times.items()},
+             "sm_mhz": sensors.mhz, "watts": sensors.watts,
+             "max_abs_diff_to_fa2": max((out.float() - reference).abs().max().item() for out in outs.values())}
+    if top:
+        point["share_of_ceiling"] = {name: round(value / top, 4) for name, value in tflops.items()}
+    if args.energy:
+        point["alone"] = {name: gpu.measure_alone(call, args.energy, shape.flops) for name, call in calls.items()}
+    return point
+
+
+def line(point, ours):
+    values = "  ".join(f"{name} {value:6.1f}" for name, value in point["tflops"].items())
+    text = f"d {point['dim']:3} {'causal' if point['causal'] else 'full  '} {point['seq']:6}  {values}"
+    if "cudnn" in point["tflops"]:
+        text += f"  /cudnn {point['tflops'][ours] / point['tflops']['cudnn']:.3f}"
+    if "share_of_ceiling" in point:
+        text += f"  /ceiling {point['share_of_ceiling'][ours]:.3f}"
+    if "alone" in point:
+        text += "  pJ/FLOP " + " ".join(f"{a['pj_per_flop']:.2f}" for a in point["alone"].values())
+    return f"{text}  {point['sm_mhz']} MHz {point['watts']} W  diff {point['max_abs_diff_to_fa2']:.1e}"
+
+
+def main():
+    args = parse_args()
+    # Only now what takes seconds to load, or is not there.
+    import gpu_peers as gpu
+    from flash3_torch import Flash3
+    if args.site:
+        site.addsitedir(args.site)
+    libs = {name: Flash3(path) for name, path in args.libs.items()}
+    ours = next(iter(libs))
+
+    result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"), "dtype": "bf16",
+              "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
+    if args.ceiling:
+        result["ceiling"] = {"before": ceiling(args.ceiling)}
+        print(ceiling_line("before", result["ceiling"]["before"]), flush=True)
+    result["points"] = []
+
+    def write():
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    top = result["ceiling"]["before"]["tflops"] if args.ceiling else None
+    for shape in gpu.suite(args.dims, args.seqs):
+        point = measure_point(gpu, shape, libs, args, top)
         result["points"].append(point)
-        row = "  ".join(f"{name} {value:6.1f}" for name, value in tflops.items())
-        ratio = f"  /cudnn {tflops[next(iter(libs))] / tflops['cudnn']:.3f}" if "cudnn" in tflops else ""
-        print(f"d {shape.dim:3} {'causal' if shape.causal else 'full  '} {shape.seq:6}  {row}{ratio}  "
-              f"{sensors.mhz} MHz {sensors.power} W  diff {error:.1e}", flush=True)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        print(line(point, ours), flush=True)
+        write()
+    if args.ceiling:
+        result["ceiling"]["after"] = ceiling(args.ceiling)
+        drift = result["ceiling"]["after"]["tflops"] / top - 1
+        print(f"{ceiling_line('after', result['ceiling']['after'])}: {100 * drift:+.1f} %", flush=True)
+        write()
     return 0
 
 

@@ -3,8 +3,8 @@
 
     python3 bench/tables.py [--check]
 
-Reads what bench/peers.py (GPU) and bench/cpu_vs_torch.py (CPU) wrote, newest first. `--check` compares instead of
-writing: the gate that keeps the figures and the measurements together.
+Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU) and `flash3 bench --json` (flash3 alone) wrote, newest first.
+`--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
 import json
@@ -22,18 +22,20 @@ NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4"}
 
 
 def load():
-    """(GPU reports, CPU reports), each as (path, report), newest first; and the paths of other files."""
-    gpu, cpu, other = [], [], []
+    """(GPU reports, CPU reports, reports of flash3 alone), each as (path, report), newest first; and the paths of other files."""
+    gpu, cpu, alone, other = [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
             gpu.append((path, report))
         elif "results" in report and "torch" in report:
             cpu.append((path, report))
+        elif "metadata" in report and alone_kind(report):
+            alone.append((path, report))
         else:
             other.append(path)
-    newest = lambda item: item[1]["date"]
-    return sorted(gpu, key=newest, reverse=True), sorted(cpu, key=newest, reverse=True), other
+    newest = lambda item: item[1].get("date") or item[1]["metadata"]["date"]
+    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, cpu, alone)), other
 
 
 def table(header, rows):
@@ -42,8 +44,8 @@ def table(header, rows):
 
 
 def source(path, report, up=""):
-    file = path.relative_to(ROOT)
-    return f"[`{file}`]({up}{file}), commit {report['commit']}, {report['date']}"
+    file, about = path.relative_to(ROOT), report.get("metadata", report)
+    return f"[`{file}`]({up}{file}), commit {about['commit']}, {about['date'][:10]}"
 
 
 def mask(point):
@@ -68,6 +70,19 @@ def median_range(values):
     return f"{min(values):.2f} … {max(values):.2f}, median {statistics.median(values):.2f}"
 
 
+def ceiling_text(c):
+    """One measurement of `flash3 bench --ceiling` in words."""
+    text = f"{c['tflops']:.0f} TFLOP/s at {c['sm_clock_mhz']:.0f} MHz"
+    return text + (f", {c['watts']:.0f} W, {c['pj_per_flop']:.2f} pJ/FLOP" if "pj_per_flop" in c else "")
+
+
+def ceiling_heading(report):
+    if "ceiling" not in report:
+        return ""
+    runs = "; ".join(f"{when} the samples {ceiling_text(c)}" for when, c in report["ceiling"].items())
+    return f" Ceiling (WGMMA alone on operands in shared memory): {runs}; shares are of the first."
+
+
 def gpu_heading(report):
     points = report["points"]
     tokens, hidden = {p["batch"] * p["seq"] for p in points}, {p["heads"] * p["dim"] for p in points}
@@ -76,7 +91,8 @@ def gpu_heading(report):
             f"{report['dtype']}, forward, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
             f"{', '.join(map(str, sorted(hidden)))}, flash3 without LSE; median of {report['samples']} "
             f"samples of {report['sample_ms']:g} ms, interleaved in one process; the GPU ran at {min(clocks)} to "
-            f"{max(clocks)} MHz and {min(watts)} to {max(watts)} W.")
+            f"{max(clocks)} MHz and {min(watts)} to {max(watts)} W."
+            f"{ceiling_heading(report)}")
 
 
 def gpu_summary(path, report):
@@ -102,6 +118,11 @@ def gpu_summary(path, report):
         ratios = [r for p in points if (r := ratio(p, peer))]
         if ratios:
             lines.append(f"- flash3 / {name}, over these {len(ratios)} points: {median_range(ratios)}")
+    shares = [(p["share_of_ceiling"][ours(p)], p["seq"]) for p in points if "share_of_ceiling" in p]
+    if shares:
+        longest = [share for share, seq in shares if seq == lengths[-1]]
+        lines.append(f"- flash3's share of the ceiling, over these {len(shares)} points: "
+                     f"{median_range([share for share, _ in shares])}; at {lengths[-1]} {min(longest):.2f} … {max(longest):.2f}")
     return "\n".join([*lines, f"- From {source(path, report)}."])
 
 
@@ -109,14 +130,20 @@ def gpu_points(path, report, up="../"):
     points = report["points"]
     names = list(points[0]["tflops"])
     peers = [name for name in names if name in NAMES]
+    with_ceiling, with_energy = (any(field in p for p in points) for field in ("share_of_ceiling", "alone"))
     rows = []
     for p in points:
         cells = [f"{p['dim']} {mask(p)} {p['seq']}", p["batch"], p["heads"]]
         cells += [f"{value(p, name):.1f}" if value(p, name) else "" for name in names]
         cells += [f"{r:.3f}" if (r := ratio(p, peer)) else "" for peer in peers]
+        if with_ceiling:
+            cells.append(f"{p['share_of_ceiling'][ours(p)]:.3f}")
+        if with_energy:
+            cells += [f"{p['alone'][name]['pj_per_flop']:.2f}" for name in names]
         rows.append([*cells, f"{100 * max(p['spread_p10_p90'].values()):.1f} %", p["sm_mhz"], p["watts"]])
     header = ["head_dim, mask, seq", "batch", "heads", *(f"{NAMES.get(n, n)} TFLOP/s" for n in names),
-              *(f"/ {NAMES[n]}" for n in peers), "widest spread, p10 to p90", "MHz", "W"]
+              *(f"/ {NAMES[n]}" for n in peers), *(["share of the ceiling"] if with_ceiling else []),
+              *(f"{NAMES.get(n, n)} alone, pJ/FLOP" for n in names if with_energy), "widest spread, p10 to p90", "MHz", "W"]
     return "\n\n".join([gpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
 
 
@@ -156,6 +183,37 @@ def cpu_points(path, report, up="../"):
     return "\n\n".join([cpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
 
 
+def alone_kind(report):
+    """What `flash3 bench --json` measured, for the title of its table; None for a run that needs none."""
+    if report.get("metadata", {}).get("suite") == "window":
+        return "time against the window"
+    if any("sustained_ms" in r for r in report["results"]):
+        return "burst and sustained"
+    return "the ceiling" if not report["results"] and "ceiling" in report else None
+
+
+# Columns of the tables of flash3 alone: title, field, format. A column is there if a row has its field.
+ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", ".1f"), ("TFLOP/s", "tflops", ".1f"),
+                 ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"),
+                 ("share of the ceiling", "share_of_ceiling", ".3f"), ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"),
+                 ("pJ/FLOP", "pj_per_flop", ".2f"))
+
+
+def alone_table(path, report, up="../"):
+    about, results, kind = report["metadata"], report["results"], alone_kind(report)
+    columns = [column for column in ALONE_COLUMNS if any(column[1] in r for r in results)]
+    if kind != "time against the window":
+        columns = [column for column in columns if column[1] not in ("keys_per_query", "us_per_key")]
+    lines = [f"{about['device']}: {kind}; {about['how']}." if "how" in about else f"{about['device']}: {kind}."]
+    lines += [f"Ceiling, {c['dtype']}, head_dim {c['head_dim']}, {c['when']}{'' if c['when'] == 'alone' else ' the cases'}: "
+              f"{ceiling_text(c)}." for c in report.get("ceiling", [])]
+    if results:
+        rows = [[f"`{r['case']}`", *(format(r[field], form) if field in r else "" for _, field, form in columns)]
+                for r in results]
+        lines.append(table(["case", *(title for title, _, _ in columns)], rows))
+    return "\n\n".join([*lines, f"From {source(path, report, up)}."])
+
+
 def section(title, reports, write):
     parts = [write(path, report) for path, report in reports]
     return f"### {title}\n\n" + "\n\n".join(parts or [NOT_MEASURED])
@@ -165,9 +223,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, cpu, other = load()
+    gpu, cpu, alone, other = load()
     readme = [section("On the GPU", gpu[:1], gpu_summary), section("On the CPU", cpu[:1], cpu_summary)]
     everything = [section("Hopper, forward", gpu, gpu_points), section("CPU, forward", cpu, cpu_points)]
+    if alone:
+        everything.append(section("flash3 alone", alone, alone_table))
     if other:
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))

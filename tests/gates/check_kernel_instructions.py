@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma) and UTMALDG (TMA load), and no
-kernel touches local memory (LDL, STL)."""
+"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma) and UTMALDG (TMA load), the kernels
+that measure the tensor cores' ceiling have every HGMMA that they count as work, and no kernel touches local memory (LDL,
+STL)."""
+import re
 import sys
 from collections import Counter
 
@@ -10,18 +12,32 @@ NEEDED = ("HGMMA", "UTMALDG")
 FORBIDDEN = ("LDL", "STL")
 
 
+def ceiling_products(kernel):
+    """HGMMAs in the loop of a ceiling kernel, by the template arguments in its name; None for any other kernel.
+
+    A turn is S = Q·Kᵀ, head_dim / 16 of them, and P·V, keys / 16; the loop holds one turn for each of two stages.
+    """
+    match = re.search(r"CeilingTraitsI\w*?ELi(\d+)ELi(\d+)EE", kernel)
+    return 2 * (int(match[1]) // 16 + int(match[2]) // 16) if match else None
+
+
 def main():
     args = parse_args(__doc__)
     bad, seen = [], 0
     for obj in args.objects:
         kernels = sass_by_kernel(cuobjdump(args.cuobjdump, "-sass", obj))
-        if is_attention(obj) and not kernels:
+        if (is_attention(obj) or "ceiling" in obj.name) and not kernels:
             bad.append(f"{obj.name}: no kernel in it")
         for kernel, instructions in kernels.items():
             seen += 1
             count = Counter(instruction.split(".")[0] for instruction in instructions)
             print(f"{len(instructions):6} instructions, {count['HGMMA']:4} HGMMA, {count['UTMALDG']:3} UTMALDG  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in NEEDED if is_attention(obj) and not count[name]]
+            products = ceiling_products(kernel)
+            if products is None and "ceiling" in obj.name:
+                bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")
+            if products not in (None, count["HGMMA"]):
+                bad.append(f"{demangle(kernel)}: {count['HGMMA']} HGMMA; its turns are {products}: ptxas drops those whose result nobody reads")
             bad += [f"{demangle(kernel)}: {count[name]} {name}" for name in FORBIDDEN if count[name]]
     print("\n".join(["", "WRONG:", *bad]) if bad else f"{seen} kernels, none wrong")
     return bool(bad) or not seen

@@ -39,8 +39,12 @@ struct VerifyOptions {
 };
 
 struct BenchOptions {
-  std::string suite = "quick", backend = "auto";
+  std::string suite, backend = "auto";  // no suite: quick, or with `ceiling` none
+  std::string dtype;                    // of the suite and the ceiling; "": bf16
   std::vector<std::string> cases, filters;
+  bool ceiling = false;
+  int ceiling_dim = 128;
+  double sustained = 0;  // seconds; 0: samples
   int samples = 30;
   double sample_ms = 12;
   int threads = 0;

@@ -55,10 +55,30 @@ int parse_and_run(int argc, char** argv) {
 
   BenchOptions bench_options;
   auto* bench_app = app.add_subcommand("bench", "Time cases: TFLOP/s, GB/s, clocks, watts");
-  bench_app->add_option("--suite", bench_options.suite, "quick or forward")->capture_default_str();
+  bench_app->add_option("--suite", bench_options.suite,
+                        "quick (the default), forward (the papers' sweep) or window (time against "
+                        "the width of a sliding window)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
+  bench_app->add_option("--dtype", bench_options.dtype,
+                        "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32");
+  auto* ceiling_flag = bench_app->add_flag(
+      "--ceiling", bench_options.ceiling,
+      "Hopper: also measure what the tensor cores sustain, before and after the cases, and print "
+      "each figure's share of it; without --suite and --case measure that alone");
+  bench_app
+      ->add_option("--ceiling-dim", bench_options.ceiling_dim, "Head dim of the ceiling's products")
+      ->check(CLI::IsMember({64, 128, 256}))
+      ->needs(ceiling_flag)
+      ->capture_default_str();
+  bench_app
+      ->add_option("--sustained", bench_options.sustained,
+                   "Run each case this long (seconds; 30 if none are given) and print burst and "
+                   "sustained speed")
+      ->expected(0, 1)
+      ->default_str("30")
+      ->check(CLI::Range(0.1, 3600.0));
   bench_app->add_option("--samples", bench_options.samples, "Samples per case")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

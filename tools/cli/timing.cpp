@@ -1,43 +1,105 @@
 #include "cli/timing.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 namespace flash3::cli {
+namespace {
 
-Timing measure(cases::Memory& memory, const std::function<void()>& call, int samples,
-               double sample_seconds, const std::function<void()>& on_start) {
-  int calls = 1;
-  const auto sample = [&] {
-    return memory.time([&] {
-      for (int i = 0; i < calls; ++i) call();
-    }) / calls;
-  };
-
+// Takes samples of one call, and knows how many calls fill one.
+class Sampler {
+ public:
   // Doubles the calls until they fill a sample, then goes on for ten samples, within a second: long
   // enough for caches to be warm and for a GPU's clock to come up and settle.
-  double seconds = sample();
-  while (seconds * calls < sample_seconds && calls < 1'000'000) {
-    calls *= 2;
-    seconds = sample();
+  Sampler(cases::Memory& memory, const std::function<void()>& call, double sample_seconds)
+      : memory_(memory), call_(call) {
+    double seconds = sample();
+    while (seconds * calls_ < sample_seconds && calls_ < 1'000'000) {
+      calls_ *= 2;
+      seconds = sample();
+    }
+    fit(seconds, sample_seconds);
+    const double warm = std::min(10 * sample_seconds, 1.0);
+    for (double spent = 0; spent < warm; spent += seconds * calls_) seconds = sample();
+    fit(seconds, sample_seconds);
   }
-  const auto fit = [&] {
-    calls = std::max(1, static_cast<int>(std::ceil(sample_seconds / std::max(seconds, 1e-9))));
-  };
-  fit();
-  const double warm = std::min(10 * sample_seconds, 1.0);
-  for (double spent = 0; spent < warm; spent += seconds * calls) seconds = sample();
-  fit();
 
-  on_start();
-  std::vector<double> times;
-  for (int i = 0; i < samples; ++i) times.push_back(sample());
+  // Seconds a call.
+  double sample() {
+    return memory_.time([&] {
+      for (int i = 0; i < calls_; ++i) call_();
+    }) / calls_;
+  }
+  int calls() const { return calls_; }
+
+ private:
+  void fit(double seconds, double sample_seconds) {
+    calls_ = std::max(1, static_cast<int>(std::ceil(sample_seconds / std::max(seconds, 1e-9))));
+  }
+
+  cases::Memory& memory_;
+  const std::function<void()>& call_;
+  int calls_ = 1;
+};
+
+Timing summary(std::vector<double> times, int calls) {
   std::sort(times.begin(), times.end());
   const auto quantile = [&](double q) {
     return times[static_cast<size_t>(std::lround(q * static_cast<double>(times.size() - 1)))];
   };
-  return {quantile(0.5), quantile(0.1), quantile(0.9), samples, calls};
+  return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(times.size()), calls};
+}
+
+}  // namespace
+
+Timing measure(cases::Memory& memory, const std::function<void()>& call, int samples,
+               double sample_seconds, const std::function<void()>& on_start) {
+  Sampler sampler(memory, call, sample_seconds);
+  on_start();
+  std::vector<double> times;
+  for (int i = 0; i < samples; ++i) times.push_back(sampler.sample());
+  return summary(std::move(times), sampler.calls());
+}
+
+SustainedTiming measure_sustained(cases::Memory& memory, const std::function<void()>& call,
+                                  double seconds, double sample_seconds,
+                                  const std::function<void(Phase)>& on_phase) {
+  using Clock = std::chrono::steady_clock;
+  Sampler sampler(memory, call, sample_seconds);
+  std::this_thread::sleep_for(std::chrono::duration<double>(SustainedTiming::kPause));
+
+  std::vector<double> burst;
+  double steady_seconds = 0;
+  int64_t steady_calls = 0;
+  Phase phase = Phase::kBurst;
+  const auto enter = [&](Phase next) {
+    phase = next;
+    on_phase(next);
+  };
+  enter(Phase::kBurst);
+  const auto start = Clock::now();
+  for (double elapsed = 0; elapsed < seconds || steady_calls == 0;
+       elapsed = std::chrono::duration<double>(Clock::now() - start).count()) {
+    if (phase != Phase::kSteady && elapsed >= seconds / 2 && !burst.empty()) {
+      enter(Phase::kSteady);
+    } else if (phase == Phase::kBurst && burst.size() == SustainedTiming::kBurstSamples) {
+      enter(Phase::kSettling);
+    }
+    const double one = sampler.sample();
+    if (phase == Phase::kBurst) burst.push_back(one);
+    if (phase == Phase::kSteady) {
+      steady_calls += sampler.calls();
+      steady_seconds += one * sampler.calls();
+    }
+  }
+  SustainedTiming t;
+  t.burst = summary(std::move(burst), sampler.calls());
+  t.steady_seconds = steady_seconds;
+  t.seconds_a_call = steady_seconds / static_cast<double>(steady_calls);
+  return t;
 }
 
 }  // namespace flash3::cli

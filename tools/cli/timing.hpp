@@ -19,4 +19,24 @@ Timing measure(
     cases::Memory& memory, const std::function<void()>& call, int samples, double sample_seconds,
     const std::function<void()>& on_start = [] {});
 
+// A burst is what a chip does before power and heat hold it back, the sustained rate what is left
+// when they have.
+struct SustainedTiming {
+  Timing burst;               // the first kBurstSamples behind kPause
+  double seconds_a_call = 0;  // the mean over the second half of the run
+  double steady_seconds = 0;  // that half
+  static constexpr int kBurstSamples = 5;
+  static constexpr double kPause = 2;  // seconds
+};
+
+// The parts of a sustained run: its first samples, then until its first half is over, then the
+// rest.
+enum class Phase { kBurst, kSettling, kSteady };
+
+// Warms up, pauses, then runs calls without a break for `seconds`. on_phase is called where a phase
+// begins; kSettling is left out of a run so short that the burst fills its first half.
+SustainedTiming measure_sustained(cases::Memory& memory, const std::function<void()>& call,
+                                  double seconds, double sample_seconds,
+                                  const std::function<void(Phase)>& on_phase);
+
 }  // namespace flash3::cli

@@ -38,6 +38,7 @@ struct Nvml {
   int (*fields)(Device, int, FieldValue*) = nullptr;
   int (*temperature)(Device, int, unsigned*) = nullptr;
   int (*throttle)(Device, unsigned long long*) = nullptr;
+  int (*energy)(Device, unsigned long long*) = nullptr;  // null: no such function
   bool ready = false;
 
   Nvml() {
@@ -48,6 +49,7 @@ struct Nvml {
           reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
       return function != nullptr;
     };
+    bind(energy, "nvmlDeviceGetTotalEnergyConsumption");
     ready = bind(init, "nvmlInit_v2") && bind(handle, "nvmlDeviceGetHandleByPciBusId_v2") &&
             bind(driver, "nvmlSystemGetDriverVersion") && bind(clock, "nvmlDeviceGetClockInfo") &&
             bind(power, "nvmlDeviceGetPowerUsage") && bind(fields, "nvmlDeviceGetFieldValues") &&
@@ -63,11 +65,46 @@ const Nvml& nvml() {
 
 }  // namespace
 
+// Mean power from a counter of millijoules that the driver moves on in steps, some milliseconds or
+// tenths of a second apart. Only a step tells a time at which the count was true.
+class EnergyCounter {
+ public:
+  void look(Device device) {
+    unsigned long long now_mj = 0;
+    if (nvml().energy == nullptr || nvml().energy(device, &now_mj) != kSuccess) return;
+    const Step now{std::chrono::steady_clock::now(), now_mj};
+    if (!looked_) {
+      looked_ = true;
+    } else if (now.millijoules == last_.millijoules) {
+      return;
+    } else if (steps_++ == 0) {
+      first_ = now;
+    }
+    last_ = now;
+  }
+
+  double watts() const {
+    if (steps_ < 2) return 0;
+    const double seconds = std::chrono::duration<double>(last_.time - first_.time).count();
+    return seconds < 0.5 ? 0 : 1e-3 * double(last_.millijoules - first_.millijoules) / seconds;
+  }
+
+ private:
+  struct Step {
+    std::chrono::steady_clock::time_point time;
+    unsigned long long millijoules;
+  };
+  bool looked_ = false;
+  int steps_ = 0;
+  Step first_{}, last_{};
+};
+
 struct Monitor::Impl {
   Device device = nullptr;
   std::thread thread;
   std::atomic<bool> running{false};
   Reading reading;
+  EnergyCounter energy;
 
   // The momentary power where the driver tells it; nvmlDeviceGetPowerUsage is a one-second mean.
   double watts() const {
@@ -92,6 +129,7 @@ struct Monitor::Impl {
       reading.celsius = std::max(reading.celsius, static_cast<int>(celsius));
     if (nvml().throttle(device, &reasons) == kSuccess)
       reading.throttled |= (reasons & kThrottleReasons) != 0;
+    energy.look(device);
     ++reading.samples;
   }
 };
@@ -112,6 +150,7 @@ void Monitor::start() {
   stop();
   if (impl_->device == nullptr) return;
   impl_->reading = {};
+  impl_->energy = {};
   impl_->running = true;
   impl_->thread = std::thread([impl = impl_.get()] {
     while (impl->running) {
@@ -127,6 +166,7 @@ Reading Monitor::stop() {
   impl_->thread.join();
   Reading r = impl_->reading;
   if (r.samples > 0) r.clock_hz /= r.samples, r.watts /= r.samples;
+  r.counted_watts = impl_->energy.watts();
   return r;
 }
 

@@ -1,5 +1,6 @@
 #include <stdexcept>
 
+#include "device/ceiling.hpp"
 #include "device/device.hpp"
 
 namespace flash3::device {
@@ -14,5 +15,9 @@ std::vector<Gpu> gpus(std::string* reason) {
 CudaVersions cuda_versions() { return {}; }
 
 std::unique_ptr<cases::Memory> make_device_memory() { throw std::runtime_error(kReason); }
+
+CeilingResult measure_ceiling(flash3_dtype, int, double, const Gpu&, Monitor&, cases::Memory&) {
+  throw std::runtime_error(kReason);
+}
 
 }  // namespace flash3::device

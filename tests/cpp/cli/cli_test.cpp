@@ -97,7 +97,15 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("verify --filter no-such-case", "no case matches");
   expect_usage_error("verify --jobs -1", "jobs");
   expect_usage_error("bench --suite marathon", "suite 'marathon'");
+  expect_usage_error("bench --suite marathon", "is not one of quick, forward, window");
   expect_usage_error("bench --samples 0", "samples");
+  expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
+  expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
+  expect_usage_error("bench --ceiling --backend cpu", "--ceiling needs a Hopper GPU");
+  expect_usage_error("bench --ceiling --ceiling-dim 96", "96");
+  expect_usage_error("bench --ceiling-dim 64", "requires --ceiling");
+  expect_usage_error("bench --sustained 0", "sustained");
+  expect_usage_error("bench --backend cpu --sustained 1 --naive", "do not go together");
   expect_usage_error("bench --case bf16/b1/q1/k1/h1/d999/full", "head_dim");
 }
 
@@ -212,7 +220,7 @@ TEST_F(Cli, BenchWritesTablesAndFiles) {
   std::istringstream csv(slurp(path("r.csv")));
   int lines = 0;
   for (std::string line; std::getline(csv, line); ++lines)
-    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 10) << line;
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 12) << line;
   EXPECT_EQ(lines, 3);
 }
 
@@ -222,6 +230,79 @@ TEST_F(Cli, BenchCannotWriteToNowhere) {
       "/nonexistent/x");
   EXPECT_EQ(o.exit_code, 1);
   EXPECT_NE(o.err.find("/nonexistent/x: cannot be written"), std::string::npos) << o.err;
+}
+
+TEST_F(Cli, BenchTellsTheTimeOfAWindowPerKey) {
+  const Outcome o =
+      flash3("bench --backend cpu --suite window --filter /d64/ --samples 1 --sample-ms 0 --json " +
+             path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("us/key"), std::string::npos) << o.out;
+  const json r = json::parse(slurp(path("r.json")));
+  EXPECT_EQ(r["metadata"]["suite"], "window");
+  const json& results = r["results"];
+  ASSERT_EQ(results.size(), 5u);  // 128, 256, 512, 1024 and no window on 2048 keys
+  double keys = 0;
+  for (const json& row : results) {
+    EXPECT_GT(row["keys_per_query"], keys) << row;
+    keys = row["keys_per_query"];
+    EXPECT_NEAR(row["us_per_key"].get<double>() * keys, 1e3 * row["median_ms"].get<double>(), 1e-6);
+    // Useful operations: those of the pairs that are seen, but for the convention of one half.
+    EXPECT_NEAR(row["tflops"].get<double>() * row["median_ms"].get<double>() * 1e9 /
+                    (4. * 64 * 2 * 2048 * keys),
+                1, 1e-3);
+  }
+  // 2048 queries see 129 keys each, the first 128 fewer: 1 … 128.
+  EXPECT_EQ(results[0]["keys_per_query"], (2048. * 129 - 128. * 129 / 2) / 2048);
+  EXPECT_EQ(results[4]["keys_per_query"], 1024.5);
+}
+
+TEST_F(Cli, BenchTellsBurstAndSustainedSpeed) {
+  const Outcome o = flash3(
+      "bench --backend cpu --sustained 0.2 --sample-ms 1 --case fp32/b1/q64/k64/h1/d64/full "
+      "--json " +
+      path("r.json") + " --csv " + path("r.csv"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("sustained"), std::string::npos) << o.out;
+  const json row = json::parse(slurp(path("r.json")))["results"][0];
+  EXPECT_GE(row["burst_samples"], 1);  // 5, but on a machine so busy that they fill half the run
+  EXPECT_LE(row["burst_samples"], 5);
+  EXPECT_GT(row["burst_tflops"], 0);
+  EXPECT_GT(row["steady_seconds"], 0.01);  // half of 0.2 s, less on a machine that is busy
+  EXPECT_NEAR(row["tflops"].get<double>() * row["sustained_ms"].get<double>() * 1e9,
+              4. * 64 * 64 * 64, 1);
+  EXPECT_FALSE(row.contains("median_ms"));
+  EXPECT_NE(slurp(path("r.csv")).find("sustained_ms"), std::string::npos);
+}
+
+// Without a Hopper GPU a clear answer before anything runs, with one the figures.
+TEST_F(Cli, BenchCeiling) {
+  const json info = json::parse(flash3("info --json").out);
+  bool hopper = false;
+  for (const json& backend : info["backends"])
+    hopper |= backend["name"] == "hopper" && backend["available"] == true;
+  const Outcome o =
+      flash3("bench --ceiling --suite quick --filter /d64/ --json " + path("ceiling.json"));
+  if (!hopper) {
+    EXPECT_EQ(o.exit_code, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(o.err.find("flash3: --ceiling needs a Hopper GPU: "), 0u) << o.err;
+    EXPECT_FALSE(fs::exists(path("ceiling.json")));
+    return;
+  }
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(slurp(path("ceiling.json")));
+  ASSERT_EQ(r["ceiling"].size(), 2u);
+  EXPECT_EQ(r["ceiling"][0]["when"], "before");
+  EXPECT_EQ(r["ceiling"][1]["when"], "after");
+  for (const json& ceiling : r["ceiling"]) {
+    EXPECT_EQ(ceiling["dtype"], "bf16");
+    EXPECT_GT(ceiling["percent_of_peak"], 50);
+    EXPECT_LE(ceiling["percent_of_peak"], 100.2);
+  }
+  for (const json& row : r["results"])
+    EXPECT_NEAR(row["share_of_ceiling"].get<double>() * r["ceiling"][0]["tflops"].get<double>(),
+                row["tflops"].get<double>(), 1e-6);
 }
 
 TEST_F(Cli, RunOnRealInput) {

@@ -1,0 +1,168 @@
+#include "cli/bench_report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace flash3::cli {
+namespace {
+
+void add_reading(const device::Reading& r, Json* j) {
+  if (r.samples == 0) return;
+  (*j)["sm_clock_mhz"] = 1e-6 * r.clock_hz;
+  (*j)["min_sm_clock_mhz"] = 1e-6 * r.min_clock_hz;
+  (*j)["watts"] = r.mean_watts();
+  (*j)["watts_from"] = r.counted_watts > 0 ? "energy counter" : "samples of the power";
+  (*j)["max_watts"] = r.max_watts;
+  (*j)["celsius"] = r.celsius;
+  (*j)["throttled"] = r.throttled;
+}
+
+// A figure, or a dash where it is 0: unknown.
+std::string cell(double value, int width, int digits, const char* unit = "") {
+  return value > 0 ? fmt::format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()),
+                                 digits, unit)
+                   : fmt::format(" {:>{}}", "-", width);
+}
+
+}  // namespace
+
+double BenchResult::tflops() const { return flops(c) / seconds() * 1e-12; }
+double BenchResult::gbps() const { return tensor_bytes(c) / seconds() * 1e-9; }
+double BenchResult::percent_of_peak() const { return peak > 0 ? 1e14 * tflops() / peak : 0; }
+double BenchResult::percent_of_ceiling() const {
+  return ceiling_tflops > 0 ? 100 * tflops() / ceiling_tflops : 0;
+}
+double BenchResult::pj_per_flop() const {
+  return reading.samples > 0 && tflops() > 0 ? reading.mean_watts() / tflops() : 0;
+}
+double BenchResult::keys_per_query() const {
+  return c.seq_q > 0 ? double(visible_pairs(c)) / double(c.seq_q) : 0;
+}
+double BenchResult::spread_percent() const {
+  return 100 * (timing.p90 - timing.p10) / timing.median;
+}
+
+std::string BenchTable::header() const {
+  std::string line = fmt::format("{:<{}}", "case", case_width);
+  if (sustained) line += fmt::format(" {:>9}", "burst");
+  if (!sustained) line += fmt::format(" {:>10}", "ms");
+  line += fmt::format(" {:>9}", sustained ? "sustained" : "TFLOP/s");
+  if (!sustained) line += fmt::format(" {:>8}", "spread");
+  line += fmt::format(" {:>8}", "GB/s");
+  if (keys) line += fmt::format(" {:>10} {:>9}", "keys/query", "us/key");
+  if (gpu) line += fmt::format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
+  if (ceiling) line += fmt::format(" {:>9}", "% ceiling");
+  if (naive) line += fmt::format(" {:>10}", "vs naive");
+  return line;
+}
+
+std::string BenchTable::row(const BenchResult& r) const {
+  std::string line = fmt::format("{:<{}}", to_id(r.c), case_width);
+  if (r.sustained)
+    line += cell(flops(r.c) / r.sustained->burst.median * 1e-12, 9, 3);
+  else
+    line += fmt::format(" {:>10.4f}", 1e3 * r.seconds());
+  line += fmt::format(" {:>9.3f}", r.tflops());
+  if (!r.sustained) line += fmt::format(" {:>7.1f}%", r.spread_percent());
+  line += fmt::format(" {:>8.1f}", r.gbps());
+  if (keys)
+    line += cell(r.keys_per_query(), 10, 1) +
+            cell(r.keys_per_query() > 0 ? 1e6 * r.seconds() / r.keys_per_query() : 0, 9, 4);
+  if (gpu) {
+    const bool read = r.reading.samples > 0;
+    line += cell(r.percent_of_peak(), 7, 1, "%");
+    line += cell(read ? 1e-6 * r.reading.clock_hz : 0, 6, 0);
+    line += cell(read ? r.reading.mean_watts() : 0, 6, 0) + (r.reading.throttled ? "*" : " ");
+    line += cell(r.pj_per_flop(), 7, 3);
+  }
+  if (ceiling) line += cell(r.percent_of_ceiling(), 9, 1, "%");
+  if (r.naive_seconds > 0) line += fmt::format(" {:>9.2f}x", r.naive_seconds / r.seconds());
+  return line;
+}
+
+std::string BenchTable::failure(const cases::Case& c, const std::string& why) const {
+  return fmt::format("{:<{}} {}", to_id(c), case_width, why);
+}
+
+std::string ceiling_line(const device::CeilingResult& c) {
+  return fmt::format(
+      "ceiling: {:.1f} TFLOP/s of {} WGMMA alone (m64n{}k16 and m64n{}k16, operands in shared "
+      "memory) for {:.1f} s: {:.1f} % of the peak at {:.0f} MHz, {}",
+      c.tflops(), cases::short_name(c.dtype), c.keys, c.head_dim, c.seconds, c.peak_percent,
+      1e-6 * c.clock_hz,
+      c.pj_per_flop() > 0 ? fmt::format("{:.0f} W{}, {:.3f} pJ/FLOP", c.reading.mean_watts(),
+                                        c.reading.throttled ? "*" : "", c.pj_per_flop())
+                          : "no reading of the power");
+}
+
+Json to_json(const BenchResult& r) {
+  Json j;
+  j["case"] = to_id(r.c);
+  j["kernel"] = r.kernel;
+  if (r.sustained) {
+    const SustainedTiming& s = *r.sustained;
+    j["sustained_ms"] = 1e3 * s.seconds_a_call;
+    j["steady_seconds"] = s.steady_seconds;
+    j["burst_ms"] = 1e3 * s.burst.median;
+    j["burst_samples"] = s.burst.samples;
+    j["calls_per_sample"] = s.burst.calls_per_sample;
+    j["burst_tflops"] = flops(r.c) / s.burst.median * 1e-12;
+    if (r.burst_reading.samples > 0) j["burst_sm_clock_mhz"] = 1e-6 * r.burst_reading.clock_hz;
+  } else {
+    j["median_ms"] = 1e3 * r.timing.median;
+    j["p10_ms"] = 1e3 * r.timing.p10;
+    j["p90_ms"] = 1e3 * r.timing.p90;
+    j["samples"] = r.timing.samples;
+    j["calls_per_sample"] = r.timing.calls_per_sample;
+  }
+  j["tflops"] = r.tflops();
+  j["gbps"] = r.gbps();
+  j["keys_per_query"] = r.keys_per_query();
+  if (r.keys_per_query() > 0) j["us_per_key"] = 1e6 * r.seconds() / r.keys_per_query();
+  if (r.peak > 0) j["percent_of_peak"] = r.percent_of_peak();
+  if (r.ceiling_tflops > 0) j["share_of_ceiling"] = 0.01 * r.percent_of_ceiling();
+  if (r.naive_seconds > 0) {
+    j["naive_ms"] = 1e3 * r.naive_seconds;
+    j["speedup_over_naive"] = r.naive_seconds / r.seconds();
+  }
+  add_reading(r.reading, &j);
+  if (r.pj_per_flop() > 0) j["pj_per_flop"] = r.pj_per_flop();
+  return j;
+}
+
+Json to_json(const device::CeilingResult& c, const std::string& when) {
+  Json j;
+  j["when"] = when;
+  j["dtype"] = cases::short_name(c.dtype);
+  j["head_dim"] = c.head_dim;
+  j["keys"] = c.keys;
+  j["seconds"] = c.seconds;
+  j["tflops"] = c.tflops();
+  j["percent_of_peak"] = c.peak_percent;
+  add_reading(c.reading, &j);
+  j["sm_clock_mhz"] = 1e-6 * c.clock_hz;  // counted by the kernel: better than samples
+  if (c.pj_per_flop() > 0) j["pj_per_flop"] = c.pj_per_flop();
+  return j;
+}
+
+std::string to_csv(const Json& results) {
+  // Columns in the order of the fullest row; a field that a row lacks stays empty.
+  std::vector<std::string> columns;
+  for (const Json& r : results)
+    for (const auto& [name, value] : r.items())
+      if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
+  std::string text = fmt::format("{}\n", fmt::join(columns, ","));
+  for (const Json& r : results) {
+    for (size_t i = 0; i < columns.size(); ++i) {
+      if (i > 0) text += ',';
+      if (!r.contains(columns[i])) continue;
+      const Json& value = r[columns[i]];
+      text += value.is_string() ? '"' + value.get<std::string>() + '"' : value.dump();
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace flash3::cli

@@ -1,0 +1,58 @@
+// What flash3 bench has measured, as a table, JSON and CSV.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cases/case.hpp"
+#include "cli/timing.hpp"
+#include "device/ceiling.hpp"
+#include "device/monitor.hpp"
+
+namespace flash3::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct BenchResult {
+  cases::Case c;
+  std::string kernel;
+  Timing timing;                             // without `sustained`
+  std::optional<SustainedTiming> sustained;  // instead of `timing`
+  device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
+  double naive_seconds = 0;                  // 0: not timed
+  device::Reading reading;
+  double peak = 0;  // FLOP/s at the measured clock, or at the highest without one; 0: unknown
+  double ceiling_tflops = 0;  // of this run, for this dtype; 0: not measured
+
+  double seconds() const { return sustained ? sustained->seconds_a_call : timing.median; }
+  double tflops() const;
+  double gbps() const;
+  double percent_of_peak() const;     // 0: unknown
+  double percent_of_ceiling() const;  // 0: unknown
+  double pj_per_flop() const;         // 0: unknown
+  double keys_per_query() const;      // visible ones, the mean
+  double spread_percent() const;      // width of the middle 80 % of the samples
+};
+
+// The columns that a run has.
+struct BenchTable {
+  bool gpu = false, naive = false, ceiling = false, sustained = false;
+  bool keys = false;  // time against the keys that a query sees
+  size_t case_width = 40;
+
+  std::string header() const;
+  std::string row(const BenchResult& r) const;
+  // A line for a case that failed.
+  std::string failure(const cases::Case& c, const std::string& why) const;
+};
+
+std::string ceiling_line(const device::CeilingResult& c);
+
+Json to_json(const BenchResult& r);
+// when: "before" or "after" the cases, or "alone".
+Json to_json(const device::CeilingResult& c, const std::string& when);
+std::string to_csv(const Json& results);
+
+}  // namespace flash3::cli

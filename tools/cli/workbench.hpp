@@ -1,0 +1,59 @@
+// What flash3 bench measures on: the backend's memory, its GPU with the monitor, the input data.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cases/case.hpp"
+#include "cases/memory.hpp"
+#include "device/device.hpp"
+#include "device/monitor.hpp"
+#include "flash3/flash3.h"
+
+namespace flash3::cli {
+
+// A case with its tensors and workspace in place, to be called as often as wanted.
+struct PreparedCase {
+  cases::Case c;
+  std::string kernel;
+  flash3_forward_params params{};
+  std::vector<std::shared_ptr<void>> buffers;  // what params points into
+
+  void call() const;  // enqueues one call; throws the library's reason
+};
+
+class Workbench {
+ public:
+  // threads: of the CPU backend; 0: all cores.
+  Workbench(flash3_backend backend, int threads);
+
+  // N(0, 1) inputs, the same for the same case. Throws the library's reason if it takes no such
+  // call, and what the memory throws.
+  PreparedCase prepare(const cases::Case& c);
+
+  cases::Memory& memory() { return *memory_; }
+  const std::optional<device::Gpu>& gpu() const { return gpu_; }  // nothing for the CPU
+  device::Monitor* monitor() { return monitor_.get(); }           // null for the CPU
+
+ private:
+  const void* normal_values(flash3_dtype dtype, uint64_t seed, int64_t count);
+  void* add_buffer(const flash3_tensor& t, std::vector<std::shared_ptr<void>>* buffers);
+
+  // Host copies by dtype and seed, made again when a case needs more.
+  struct Values {
+    flash3_dtype dtype;
+    uint64_t seed;
+    int64_t count;
+    std::vector<std::byte> bytes;
+  };
+  flash3_backend backend_;
+  int threads_;
+  std::unique_ptr<cases::Memory> memory_;
+  std::optional<device::Gpu> gpu_;
+  std::unique_ptr<device::Monitor> monitor_;
+  std::vector<Values> values_;
+};
+
+}  // namespace flash3::cli

@@ -1,0 +1,139 @@
+// A kernel of nothing but attention's two products, operands at rest in shared memory. It is made
+// of the blocks that the attention kernels are made of, so that it issues the same instructions.
+#pragma once
+
+#include "device/ceiling_instances.hpp"
+#include "hopper/device/constant.cuh"
+#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/roles.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/device/tma.cuh"
+
+namespace flash3::device {
+
+using hopper::Descriptor;
+using hopper::Element;
+
+// What the kernel and its launch agree on.
+template <Element kElement_, int kHeadDim_, int kKeys_>
+struct CeilingTraits {
+  static constexpr Element kElement = kElement_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kKeys = kKeys_;
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kThreads = kWarpgroups * hopper::kWarpgroupThreads;
+  static constexpr int kStages = 2;  // tiles of K and of V that take turns, as in a real ring
+  // O starts anew after so many key tiles, as it does for sequences of a few thousand keys: an
+  // accumulator that only grew would soon swallow what is added, and that costs less energy.
+  static constexpr int kTurns = 64;
+
+  static constexpr int kScores = kThreads * kKeys / 2;
+
+  using QTile = hopper::SharedTile<hopper::kWarpgroupRows, kHeadDim>;
+  using KTile = hopper::SharedTile<kKeys, kHeadDim>;
+  using VTile = hopper::SharedTile<kKeys, kHeadDim>;
+
+  struct Shared {
+    hopper::uint8_t q[kWarpgroups][QTile::kBytes];
+    hopper::uint8_t k[kStages][KTile::kBytes];
+    hopper::uint8_t v[kStages][VTile::kBytes];
+  };
+  // Of both products, all warpgroups of a block, one round of kTurns.
+  static constexpr double kFlops =
+      2. * 2 * kTurns * kWarpgroups * hopper::kWarpgroupRows * kKeys * kHeadDim;
+};
+
+// `data`: sizeof(Shared) bytes of 16-bit N(0, 1) values. They are copied as they lie: whatever the
+// layout makes of random values is random. `scores`: kScores values of N(0, 1), for P.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    ceiling_kernel(const uint4* data, const float* scores, int rounds, CeilingBlock* blocks) {
+  using namespace hopper;
+  using QTile = typename Traits::QTile;
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  constexpr Element kElement = Traits::kElement;
+  static_assert(Traits::kThreads <= sizeof(CeilingBlock::sink) / sizeof(float));
+  static_assert(Traits::kTurns % Traits::kStages == 0);
+
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+  for (int i = threadIdx.x; i < int(sizeof shared / sizeof *data); i += Traits::kThreads) {
+    reinterpret_cast<uint4*>(shared_bytes)[i] = data[i];
+  }
+  fence_shared_for_async_proxy();
+  __syncthreads();
+
+  const Descriptor q = descriptor(QTile::kMajorK, shared.q[warpgroup_index()]);
+  const Descriptor k = descriptor(KTile::kMajorK, shared.k);
+  const Descriptor v = descriptor(VTile::kMajorMN, shared.v);
+  float r_s[Traits::kKeys / 2];
+  uint32_t r_p[Traits::kKeys / 4];
+  float r_o[Traits::kHeadDim / 2];
+
+  // Probabilities before their sum divides them, e^(s − max): about 4 is the largest of thousands
+  // of N(0, 1) scores.
+  constexpr float kLog2e = 1.44269504f, kMax = 4.f;
+#pragma unroll
+  for (int i = 0; i < Traits::kKeys / 2; ++i) {
+    r_s[i] = exp2_approx(kLog2e * (scores[threadIdx.x + i * Traits::kThreads] - kMax));
+  }
+  pack_probabilities<kElement>(r_s, r_p);
+
+  float sink = 0;
+  __syncthreads();
+  const long long begin = clock64();
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+#pragma unroll
+    for (float& o : r_o) o = 0;
+    // One product is in flight while the next is issued, across passes too.
+    const auto turn = [&](auto stage) {
+      issue_qk<kElement, QTile, KTile>(r_s, q, k + stage.value * KTile::kBytes);
+      wgmma_wait<1>();
+      pin_registers(r_o);
+      pin_registers(r_p);
+      issue_pv<kElement, VTile>(r_o, r_p, v + stage.value * VTile::kBytes);
+      wgmma_wait<1>();
+      pin_registers(r_s);
+      // NOTE: ptxas drops a wgmma whose result nobody reads, volatile or not. It would also put
+      // this addition off past the next product, copy r_s for that, and serialise all wgmmas for
+      // want of registers. finish_first holds it here, and costs nothing: a square is never
+      // negative.
+      sink += r_s[0];
+      finish_first(sink * sink);
+    };
+#pragma unroll 1
+    for (int i = 0; i < Traits::kTurns; i += Traits::kStages) {
+      turn(Constant<0>{});
+      turn(Constant<1>{});
+    }
+    wgmma_wait<0>();
+    pin_registers(r_o);
+    pin_registers(r_p);
+    sink += r_o[0];
+  }
+  __syncthreads();
+  CeilingBlock& block = blocks[blockIdx.x];
+  if (threadIdx.x == 0) block.cycles += clock64() - begin;
+  block.sink[threadIdx.x] = sink;
+}
+
+template <Element kElement, int kHeadDim, int kKeys>
+CeilingInstance ceiling_instance() {
+  using Traits = CeilingTraits<kElement, kHeadDim, kKeys>;
+  return {reinterpret_cast<const void*>(ceiling_kernel<Traits>),
+          sizeof(typename Traits::Shared),
+          Traits::kScores,
+          Traits::kThreads,
+          kHeadDim,
+          kKeys,
+          Traits::kFlops};
+}
+
+template <Element kElement>
+const CeilingInstance CeilingInstances<kElement>::all[3] = {ceiling_instance<kElement, 64, 128>(),
+                                                            ceiling_instance<kElement, 128, 128>(),
+                                                            ceiling_instance<kElement, 256, 80>()};
+
+}  // namespace flash3::device

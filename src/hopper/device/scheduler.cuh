@@ -3,24 +3,23 @@
 // tile ahead of them.
 //
 // Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
-// cache: a few heads at a time (heads_in_group), and within such a group
-//   full   all query tiles of one head after the other; block b does b, b + grid, b + 2·grid, …
+// cache: a few head groups at a time (groups_at_a_time), and within those
+//   full   all query tiles of one group after the other; block b does b, b + grid, b + 2·grid, …
 //   band   the query tile last in the sequence first (under a causal mask the longest), one of each
-//   head in turn. Tiles
-//          differ in length, so after its first each block takes the next one from a counter in
-//          global memory.
+//          group in turn. Tiles differ in length, so after its first each block takes the next one
+//          from a counter in global memory.
 #pragma once
 
 #include "core/band.hpp"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/forward/params.h"
+#include "hopper/device/tile_schedule.h"
 
 namespace flash3::hopper {
 
 struct WorkTile {
-  int query;  // first row
-  int head, batch;
+  int query;  // the first one
+  int head_group, batch;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
   bool valid;                        // false: no more work
 
@@ -28,25 +27,26 @@ struct WorkTile {
 };
 
 // The index-th tile in the order above.
-template <int kTileM, int kTileN, bool kBand>
-__device__ __forceinline__ WorkTile decode_tile(const ForwardParams& params, int index) {
+template <int kTileN, bool kBand>
+__device__ __forceinline__ WorkTile decode_tile(const TileSchedule& schedule, int index) {
   WorkTile work{};
-  work.valid = index < params.tiles;
+  work.valid = index < schedule.tiles;
   if (!work.valid) return work;
 
-  const int first_head = index / (params.heads_in_group * params.m_tiles) * params.heads_in_group;
-  const int heads = min(params.heads_in_group, params.batch_heads - first_head);
-  const int in_group = index - first_head * params.m_tiles;
-  const int m_tile = kBand ? params.m_tiles - 1 - in_group / heads : in_group % params.m_tiles;
-  const int batch_head = first_head + (kBand ? in_group % heads : in_group / params.m_tiles);
+  const int m_tiles = schedule.m_tiles, at_a_time = schedule.groups_at_a_time;
+  const int first_group = index / (at_a_time * m_tiles) * at_a_time;
+  const int groups = min(at_a_time, schedule.groups - first_group);
+  const int place = index - first_group * m_tiles;  // among the tiles of these groups
+  const int m_tile = kBand ? m_tiles - 1 - place / groups : place % m_tiles;
+  const int group = first_group + (kBand ? place % groups : place / m_tiles);
 
-  work.query = m_tile * kTileM;
-  work.batch = batch_head / params.heads_q;
-  work.head = batch_head % params.heads_q;
-  work.key_tile_end = (params.seq_k + kTileN - 1) / kTileN;
+  work.query = m_tile * schedule.tile_queries;
+  work.batch = group / schedule.head_groups;
+  work.head_group = group % schedule.head_groups;
+  work.key_tile_end = (schedule.seq_k + kTileN - 1) / kTileN;
   if constexpr (kBand) {
-    const Range rows = {work.query, min(work.query + kTileM, params.seq_q)};
-    const Range keys = params.band.key_tiles(rows, params.seq_k, kTileN);
+    const Range queries = {work.query, min(work.query + schedule.tile_queries, schedule.seq_q)};
+    const Range keys = schedule.band.key_tiles(queries, schedule.seq_k, kTileN);
     work.key_tile_begin = int(keys.begin);
     work.key_tile_end = int(keys.end);
   }
@@ -104,19 +104,19 @@ struct TileRing {
 
 // The scheduler's loop. From the counter a tile is taken as late as the loaders allow: a block that
 // held one in reserve while its present one is still long would leave others idle at the end.
-template <int kTileM, int kTileN, bool kBand>
-__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, TileRing& ring) {
+template <int kTileN, bool kBand>
+__device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
   PipelineState<1> wanted;
-  TileCounter counter(params.tile_counter, params.ticket);
+  TileCounter counter(schedule.counter, schedule.ticket);
   for (int index = blockIdx.x;; index = counter.next(index)) {
-    const WorkTile work = decode_tile<kTileM, kTileN, kBand>(params, index);
+    const WorkTile work = decode_tile<kTileN, kBand>(schedule, index);
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
     ring.tiles[slot.stage] = work;
     arrive(&ring.barriers.full[slot.stage]);
     slot.advance();
     if (!work.valid) break;
-    if (params.tile_counter != nullptr) {
+    if (schedule.counter != nullptr) {
       wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
       wanted.advance();
     }

@@ -1,57 +1,15 @@
 // Which tile of work a block does next. The grid is persistent: one block per SM, and in each block
 // one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory, one
-// tile ahead of them.
-//
-// Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
-// cache: a few head groups at a time (groups_at_a_time), and within those
-//   full   all query tiles of one group after the other; block b does b, b + grid, b + 2·grid, …
-//   band   the query tile last in the sequence first (under a causal mask the longest), one of each
-//          group in turn. Tiles differ in length, so after its first each block takes the next one
-//          from a counter in global memory.
+// tile ahead of them. Their order is in tile_schedule.hpp. Without a mask block b does tiles b,
+// b + grid, b + 2·grid, …; under a band tiles differ in length, so after its first each block takes
+// the next one from a counter in global memory.
 #pragma once
 
-#include "core/band.hpp"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/device/tile_schedule.h"
+#include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {
-
-struct WorkTile {
-  int query;  // the first one
-  int head_group, batch;
-  int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
-  bool valid;                        // false: no more work
-
-  __device__ __forceinline__ bool has_keys() const { return key_tile_begin < key_tile_end; }
-};
-
-// The index-th tile in the order above.
-template <int kTileN, bool kBand>
-__device__ __forceinline__ WorkTile decode_tile(const TileSchedule& schedule, int index) {
-  WorkTile work{};
-  work.valid = index < schedule.tiles;
-  if (!work.valid) return work;
-
-  const int m_tiles = schedule.m_tiles, at_a_time = schedule.groups_at_a_time;
-  const int first_group = index / (at_a_time * m_tiles) * at_a_time;
-  const int groups = min(at_a_time, schedule.groups - first_group);
-  const int place = index - first_group * m_tiles;  // among the tiles of these groups
-  const int m_tile = kBand ? m_tiles - 1 - place / groups : place % m_tiles;
-  const int group = first_group + (kBand ? place % groups : place / m_tiles);
-
-  work.query = m_tile * schedule.tile_queries;
-  work.batch = group / schedule.head_groups;
-  work.head_group = group % schedule.head_groups;
-  work.key_tile_end = (schedule.seq_k + kTileN - 1) / kTileN;
-  if constexpr (kBand) {
-    const Range queries = {work.query, min(work.query + schedule.tile_queries, schedule.seq_q)};
-    const Range keys = schedule.band.key_tiles(queries, schedule.seq_k, kTileN);
-    work.key_tile_begin = int(keys.begin);
-    work.key_tile_end = int(keys.end);
-  }
-  return work;
-}
 
 // The counter that blocks share when tiles differ in length. It lies in the caller's workspace,
 // uninitialised: block 0 zeroes it and then publishes this launch's ticket; the last block to
@@ -110,7 +68,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
   PipelineState<1> wanted;
   TileCounter counter(schedule.counter, schedule.ticket);
   for (int index = blockIdx.x;; index = counter.next(index)) {
-    const WorkTile work = decode_tile<kTileN, kBand>(schedule, index);
+    const WorkTile work = decode_tile(schedule, kTileN, kBand, index);
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
     ring.tiles[slot.stage] = work;
     arrive(&ring.barriers.full[slot.stage]);

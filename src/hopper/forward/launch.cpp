@@ -77,21 +77,11 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.pack = plan.pack;
   params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
 
-  TileSchedule& schedule = params.schedule;
-  schedule.band.lo = std::clamp<Index>(problem.band.lo, -kMaxLength, kMaxLength);
-  schedule.band.hi = std::clamp<Index>(problem.band.hi, -kMaxLength, kMaxLength);
-  schedule.seq_q = int(problem.seq_q);
-  schedule.seq_k = int(problem.seq_k);
-  schedule.tile_queries = config.warpgroups * plan.pack.queries;
-  schedule.m_tiles = plan.m_tiles;
-  schedule.head_groups = int(problem.heads_q) / plan.pack.heads;
-  schedule.groups = plan.groups;
-  schedule.groups_at_a_time = plan.groups_at_a_time;
-  schedule.tiles = plan.tiles;
+  params.schedule = tile_schedule(problem, plan);
   if (plan.dynamic) {
-    schedule.counter = reinterpret_cast<TileCounterMemory*>(static_cast<char*>(problem.workspace) +
-                                                            plan.counter_offset);
-    schedule.ticket = new_ticket();
+    params.schedule.counter = reinterpret_cast<TileCounterMemory*>(
+        static_cast<char*>(problem.workspace) + plan.counter_offset);
+    params.schedule.ticket = new_ticket();
   }
 
   FLASH3_CHECK(cuda_status(

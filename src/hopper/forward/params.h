@@ -4,7 +4,7 @@
 
 #include "hopper/device/head_pack.hpp"
 #include "hopper/device/tensor_map.h"
-#include "hopper/device/tile_schedule.h"
+#include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {
 

@@ -166,4 +166,19 @@ Status plan_forward(const ForwardProblem& problem, const Device& device,
       estimate_forward(problem, choice.kernel->config, choice.pack, device.multiprocessors), plan);
 }
 
+TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {
+  TileSchedule schedule{};
+  schedule.band.lo = std::clamp<Index>(problem.band.lo, -kMaxLength, kMaxLength);
+  schedule.band.hi = std::clamp<Index>(problem.band.hi, -kMaxLength, kMaxLength);
+  schedule.seq_q = int(problem.seq_q);
+  schedule.seq_k = int(problem.seq_k);
+  schedule.tile_queries = plan.kernel->config.warpgroups * plan.pack.queries;
+  schedule.m_tiles = plan.m_tiles;
+  schedule.head_groups = int(problem.heads_q) / plan.pack.heads;
+  schedule.groups = plan.groups;
+  schedule.groups_at_a_time = plan.groups_at_a_time;
+  schedule.tiles = plan.tiles;
+  return schedule;
+}
+
 }  // namespace flash3::hopper

@@ -8,6 +8,7 @@
 
 #include "core/problem.hpp"
 #include "hopper/device/head_pack.hpp"
+#include "hopper/device/tile_schedule.hpp"
 #include "hopper/device_info.hpp"
 #include "hopper/element.hpp"
 #include "hopper/forward/config.hpp"
@@ -60,7 +61,7 @@ struct ForwardPlan {
   size_t counter_offset = 0;
   size_t workspace_bytes = 0;
 
-  // See device/tile_schedule.h.
+  // See device/tile_schedule.hpp.
   int m_tiles = 0;
   int groups = 0;
   int groups_at_a_time = 0;
@@ -70,6 +71,9 @@ struct ForwardPlan {
 
 // Takes the choice that is expected to be the fastest.
 Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
+
+// The plan's work tiles, in order; without the counter, which belongs to a launch.
+TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // Takes this one of forward_choices(problem).
 Status plan_forward(const ForwardProblem& problem, const Device& device,

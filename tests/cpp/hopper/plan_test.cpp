@@ -2,8 +2,11 @@
 // plan launches nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 
+#include "cases/table.hpp"
 #include "cases/tensors.hpp"
 #include "hopper/forward/select.hpp"
 
@@ -112,6 +115,46 @@ TEST(Choices, CoverEveryQueryOnce) {
       }
 }
 
+// What the device does with a plan, but for the arithmetic: each row of each warpgroup of each tile
+// is one query of one head, every one is there once, and its key tiles hold every key that it sees.
+TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
+  for (const char* id :
+       {"bf16/b2/q1/k50/h24x2/d128/full", "bf16/b2/q65/k300/h24x2/d64/causal",
+        "bf16/b1/q200/k150/h64x1/d128/causal", "bf16/b3/q333/k333/h14x2/d256/w40:7",
+        "bf16/b1/q500/k2000/h8x2/d64/causal+w100:", "bf16/b2/q130/k130/h40x4/d192x128/full"}) {
+    const ForwardProblem problem = problem_of(id);
+    for (const ForwardChoice& choice : forward_choices(problem)) {
+      ForwardPlan plan;
+      ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+      const TileSchedule schedule = tile_schedule(problem, plan);
+      const ForwardConfig& config = choice.kernel->config;
+      std::vector<int> seen(static_cast<size_t>(problem.batch * problem.heads_q * problem.seq_q));
+      for (int index = 0; index < plan.tiles; ++index) {
+        const WorkTile work = decode_tile(schedule, config.tile_n, config.band, index);
+        ASSERT_TRUE(work.valid);
+        for (int row = 0; row < config.warpgroups * HeadPack::kRows; ++row) {
+          const int warpgroup = row / HeadPack::kRows, in_warpgroup = row % HeadPack::kRows;
+          const int64_t query =
+              work.query + warpgroup * choice.pack.queries + choice.pack.query_of(in_warpgroup);
+          const int64_t head =
+              work.head_group * choice.pack.heads + choice.pack.head_of(in_warpgroup);
+          if (in_warpgroup >= choice.pack.rows() || query >= problem.seq_q) continue;
+          ASSERT_LT(head, problem.heads_q);
+          ++seen[static_cast<size_t>((work.batch * problem.heads_q + head) * problem.seq_q +
+                                     query)];
+          const Range keys = problem.band.keys({query, query + 1}, problem.seq_k);
+          if (keys.empty()) continue;
+          EXPECT_LE(work.key_tile_begin * config.tile_n, keys.begin) << id << ", query " << query;
+          EXPECT_GE(work.key_tile_end * config.tile_n, keys.end) << id << ", query " << query;
+        }
+      }
+      EXPECT_FALSE(decode_tile(schedule, config.tile_n, config.band, plan.tiles).valid);
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), std::ssize(seen))
+          << id << ", " << choice.pack.heads << " heads packed";
+    }
+  }
+}
+
 TEST(Plan, PacksTheHeadsOfShortSequences) {
   const struct {
     const char* id;
@@ -154,6 +197,15 @@ TEST(Plan, PacksUnderANarrowWindow) {
   EXPECT_GT(plan.pack.heads, 1);
   EXPECT_EQ(plan.tiles, plan.rival_estimate.tiles);
   EXPECT_LT(plan.estimate.cycles, plan.rival_estimate.cycles);
+}
+
+// So that `flash3 verify` on a GPU runs them.
+TEST(Plan, TheCaseTablePacksInEveryWay) {
+  std::map<int, int> cases_with;
+  for (const cases::Case& c :
+       cases::case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
+    ++cases_with[plan_of(to_id(c)).pack.heads];
+  for (const int heads : {2, 3, 4, 7, 8, 16, 24, 32, 64}) EXPECT_GE(cases_with[heads], 2) << heads;
 }
 
 TEST(Plan, TakesWhatIsExpectedToBeFastest) {

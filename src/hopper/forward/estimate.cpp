@@ -29,16 +29,17 @@ KeyTiles count_key_tiles(const ForwardProblem& problem, const ForwardConfig& con
   // Enough for a sum of a few straight pieces, and cheap enough for every call.
   constexpr int64_t kMaxSamples = 16;
   const int64_t samples = std::min(m_tiles, config.band ? kMaxSamples : 1);
-  KeyTiles result;
+  const double step = samples > 1 ? double(m_tiles - 1) / double(samples - 1) : 0;
+  int64_t sum = 0, most = 0;
   for (int64_t i = 0; i < samples; ++i) {
-    const int64_t m_tile = samples == 1 ? 0 : i * (m_tiles - 1) / (samples - 1);
+    const auto m_tile = int64_t(double(i) * step + 0.5);  // the first and the last are among them
     const Range queries = {m_tile * tile_queries,
                            std::min((m_tile + 1) * tile_queries, problem.seq_q)};
     const int64_t count = problem.band.key_tiles(queries, problem.seq_k, config.tile_n).size();
-    result.mean += double(count) / double(samples);
-    result.most = std::max(result.most, count);
+    sum += count;
+    most = std::max(most, count);
   }
-  return result;
+  return {samples > 0 ? double(sum) / double(samples) : 0, most};
 }
 
 }  // namespace

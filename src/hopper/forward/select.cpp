@@ -109,6 +109,7 @@ std::span<const ForwardKernel> forward_kernels() {
 
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   std::vector<ForwardChoice> choices;
+  choices.reserve(8);
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16) return choices;
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
   const bool band = !problem.band.is_full(problem.seq_q, problem.seq_k);

@@ -180,8 +180,8 @@ TEST_F(PackedHeads, GiveWhatRepeatedKeysAndValuesGive) {
         const int seq_k = seq_q + (i % 3 - 1) * 50;  // fewer keys, as many, more
         packed += compare_choices(
             parse(std::string(i % 2 ? "fp16" : "bf16") + "/b2/q" + std::to_string(seq_q) + "/k" +
-                  std::to_string(seq_k < 1 ? 177 : seq_k) + "/h" + heads + "/" + kDims[i % 8] +
-                  "/" + mask + "/" + kLayouts[i / 8 % 4]));
+                  std::to_string(seq_k < 1 ? 177 : seq_k) + "/h" + heads + "/" +
+                  kDims[(i + i / 8) % 8] + "/" + mask + "/" + kLayouts[(i + i / 16) % 4]));
         ++i;
       }
   EXPECT_GE(packed, 6 * 4 * (6 + 7 + 1 + 3));  // the divisors of 64, 24, 7, 10

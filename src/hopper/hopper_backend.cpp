@@ -65,8 +65,9 @@ class HopperBackend final : public Backend {
                             " and head_dim_v ", problem.head_dim_v, "; ",
                             c.band ? "the mask is a band: only tiles on its edges are masked"
                                    : "no pair is masked"));
-    out->add("tile", message(c.tile_m(), " queries x ", c.tile_n, " keys"));
-    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 queries"));
+    out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
+    explain_heads(problem, plan, out);
+    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows"));
     out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
     out->add(
         "grid",
@@ -93,6 +94,28 @@ class HopperBackend final : public Backend {
   }
 
  private:
+  // Rows, heads, and why: only where query heads share a KV head is there a choice.
+  static void explain_heads(const ForwardProblem& problem, const ForwardPlan& plan,
+                            Explanation* out) {
+    const int heads = plan.pack.heads, queries = plan.kernel->config.warpgroups * plan.pack.queries;
+    if (heads == 1) {
+      out->add("rows", message("one query head a tile, ", queries, " queries"));
+    } else {
+      out->add("rows",
+               message(heads, " of the ", problem.queries_per_kv_head(),
+                       " query heads of a KV head share a tile, ", queries, " queries of each"));
+    }
+    if (!plan.rival.kernel) return;
+    const auto estimated = [](const Estimate& e) {
+      return message(e.tiles, " tiles, ", int64_t(e.cycles / 1000), " thousand cycles");
+    };
+    const std::string other = plan.rival.pack.heads == 1
+                                  ? "one head a tile"
+                                  : message(plan.rival.pack.heads, " heads packed in a tile");
+    out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ", other, " at ",
+                                 estimated(plan.rival_estimate)));
+  }
+
   static Status make_plan(const ForwardProblem& problem, ForwardPlan* plan) {
     Device device;
     FLASH3_CHECK(current_device(&device));

@@ -107,6 +107,28 @@ void add_pairwise(std::span<const flash3_dtype> dtypes, std::span<const int64_t>
   }
 }
 
+// Query heads that may share a tile (GQA, MQA): every ratio that packs differently, lengths on
+// either side of what fills a tile. The rest takes turns; masks: how many of them each of these
+// gets.
+void add_packed_heads(std::span<const flash3_dtype> dtypes, size_t masks, Table* table) {
+  constexpr Dims kPackedDims[] = {{64, 64}, {128, 128}, {33, 33},   {72, 72},
+                                  {96, 96}, {192, 128}, {127, 127}, {256, 256}};
+  constexpr int64_t kMoreKeys[] = {0, 70, -30};
+  size_t i = 0;
+  for (const flash3_dtype dtype : dtypes)
+    for (const int64_t ratio : {2, 3, 4, 7, 8, 16, 24, 32, 64})
+      for (const int64_t seq_q : {1, 2, 5, 63, 64, 65, 200})
+        for (size_t m = 0; m < masks; ++m, ++i) {
+          const int64_t heads_k = ratio > 8 ? 1 : 2, seq_k = seq_q + kMoreKeys[i / 6 % 3];
+          Case c = make_case(dtype, kPackedDims[i % 8], seq_q, seq_k < 1 ? 100 : seq_k,
+                             {ratio * heads_k, heads_k});
+          c = with(c, kMainMasks[(i + i / 8) % kMainMasks.size()]);
+          c.batch = heads_k;
+          c.layout = kLayouts[i / 3 % std::size(kLayouts)];
+          table->add(c);
+        }
+}
+
 // Every kernel family with every mask.
 void add_kernels(std::span<const flash3_dtype> dtypes, std::span<const Heads> lengths,
                  Table* table) {
@@ -173,6 +195,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
     add_kernels(dtypes.first(1), std::array{Heads{150, 280}}, &table);
     add_specials(dtypes, dims.first(2), &table);
     add_shapes(dtypes.first(1), false, &table);
+    add_packed_heads(dtypes.first(1), 1, &table);
     return table.take();
   }
   add_length_product(main_dtype, {64, 64}, kLengths, kMainMasks, &table);
@@ -181,6 +204,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
   add_kernels(dtypes, std::array{Heads{129, 1000}, Heads{1000, 129}, Heads{333, 333}}, &table);
   add_specials(dtypes, dims, &table);
   add_shapes(dtypes, true, &table);
+  add_packed_heads(dtypes, 2, &table);
   return table.take();
 }
 

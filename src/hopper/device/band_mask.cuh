@@ -6,17 +6,17 @@
 
 namespace flash3::hopper {
 
-// row: the first of this thread's two rows (the other is row + 8); key: the column of its element
-// 0. lo, hi: the band's bounds, cut by the host to where no sum overflows.
+// query: of each of this thread's two rows; key: the column of its element 0. lo, hi: the band's
+// bounds, cut by the host to where no sum overflows.
 template <bool kBand, int N>
-__device__ __forceinline__ void mask_scores(float (&r_s)[N], int lo, int hi, int row, int key,
-                                            int seq_k) {
+__device__ __forceinline__ void mask_scores(float (&r_s)[N], int lo, int hi, const int (&query)[2],
+                                            int key, int seq_k) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // First and last visible key of the row, relative to element 0.
     const int end = seq_k - 1 - key;
-    const int first = row + 8 * h + lo - key;
-    const int last = kBand ? min(end, row + 8 * h + hi - key) : end;
+    const int first = query[h] + lo - key;
+    const int last = kBand ? min(end, query[h] + hi - key) : end;
 #pragma unroll
     for (int j = 0; j < N / 4; ++j) {
 #pragma unroll

@@ -1,57 +1,15 @@
 // Which tile of work a block does next. The grid is persistent: one block per SM, and in each block
 // one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory, one
-// tile ahead of them.
-//
-// Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
-// cache: a few heads at a time (heads_in_group), and within such a group
-//   full   all query tiles of one head after the other; block b does b, b + grid, b + 2·grid, …
-//   band   the query tile last in the sequence first (under a causal mask the longest), one of each
-//   head in turn. Tiles
-//          differ in length, so after its first each block takes the next one from a counter in
-//          global memory.
+// tile ahead of them. Their order is in tile_schedule.hpp. Without a mask block b does tiles b,
+// b + grid, b + 2·grid, …; under a band tiles differ in length, so after its first each block takes
+// the next one from a counter in global memory.
 #pragma once
 
-#include "core/band.hpp"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/forward/params.h"
+#include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {
-
-struct WorkTile {
-  int query;  // first row
-  int head, batch;
-  int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
-  bool valid;                        // false: no more work
-
-  __device__ __forceinline__ bool has_keys() const { return key_tile_begin < key_tile_end; }
-};
-
-// The index-th tile in the order above.
-template <int kTileM, int kTileN, bool kBand>
-__device__ __forceinline__ WorkTile decode_tile(const ForwardParams& params, int index) {
-  WorkTile work{};
-  work.valid = index < params.tiles;
-  if (!work.valid) return work;
-
-  const int first_head = index / (params.heads_in_group * params.m_tiles) * params.heads_in_group;
-  const int heads = min(params.heads_in_group, params.batch_heads - first_head);
-  const int in_group = index - first_head * params.m_tiles;
-  const int m_tile = kBand ? params.m_tiles - 1 - in_group / heads : in_group % params.m_tiles;
-  const int batch_head = first_head + (kBand ? in_group % heads : in_group / params.m_tiles);
-
-  work.query = m_tile * kTileM;
-  work.batch = batch_head / params.heads_q;
-  work.head = batch_head % params.heads_q;
-  work.key_tile_end = (params.seq_k + kTileN - 1) / kTileN;
-  if constexpr (kBand) {
-    const Range rows = {work.query, min(work.query + kTileM, params.seq_q)};
-    const Range keys = params.band.key_tiles(rows, params.seq_k, kTileN);
-    work.key_tile_begin = int(keys.begin);
-    work.key_tile_end = int(keys.end);
-  }
-  return work;
-}
 
 // The counter that blocks share when tiles differ in length. It lies in the caller's workspace,
 // uninitialised: block 0 zeroes it and then publishes this launch's ticket; the last block to
@@ -104,19 +62,19 @@ struct TileRing {
 
 // The scheduler's loop. From the counter a tile is taken as late as the loaders allow: a block that
 // held one in reserve while its present one is still long would leave others idle at the end.
-template <int kTileM, int kTileN, bool kBand>
-__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, TileRing& ring) {
+template <int kTileN, bool kBand>
+__device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
   PipelineState<1> wanted;
-  TileCounter counter(params.tile_counter, params.ticket);
+  TileCounter counter(schedule.counter, schedule.ticket);
   for (int index = blockIdx.x;; index = counter.next(index)) {
-    const WorkTile work = decode_tile<kTileM, kTileN, kBand>(params, index);
+    const WorkTile work = decode_tile(schedule, kTileN, kBand, index);
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
     ring.tiles[slot.stage] = work;
     arrive(&ring.barriers.full[slot.stage]);
     slot.advance();
     if (!work.valid) break;
-    if (params.tile_counter != nullptr) {
+    if (schedule.counter != nullptr) {
       wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
       wanted.advance();
     }

@@ -1,6 +1,5 @@
-// Bulk tensor copies between global and shared memory by the copy engine. One thread issues;
-// coordinates are (dim, seq, head, batch), and what lies outside the tensor is read as zero and
-// never written.
+// Bulk tensor copies between global and shared memory by the copy engine. One thread issues; what
+// lies outside the tensor is read as zero and never written.
 #pragma once
 
 #include <cuda/ptx>
@@ -10,21 +9,33 @@
 
 namespace flash3::hopper {
 
-struct TileCoordinates {
+// Where a box begins, for the two kinds of map that the host makes (tensor_map.hpp): the keys of
+// one head, and queries of the packed heads of a group.
+struct KeyCoordinates {
   int32_t dim, seq, head, batch;
 };
+struct QueryCoordinates {
+  int32_t dim, seq, head_group, batch;
+};
 
-__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, TileCoordinates at,
+__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, KeyCoordinates at,
                                          uint64_t* barrier) {
   using namespace cuda::ptx;
   const int32_t coordinates[4] = {at.dim, at.seq, at.head, at.batch};
   cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
 }
 
-__device__ __forceinline__ void tma_store(const TensorMap* map, TileCoordinates at,
+__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, QueryCoordinates at,
+                                         uint64_t* barrier) {
+  using namespace cuda::ptx;
+  const int32_t coordinates[5] = {at.dim, 0, at.seq, at.head_group, at.batch};
+  cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap* map, QueryCoordinates at,
                                           const void* shared) {
   using namespace cuda::ptx;
-  const int32_t coordinates[4] = {at.dim, at.seq, at.head, at.batch};
+  const int32_t coordinates[5] = {at.dim, 0, at.seq, at.head_group, at.batch};
   cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
 }
 

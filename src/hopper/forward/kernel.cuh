@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
       if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
       if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
       if (role == ProducerWarp::kSchedule) {
-        schedule_tiles<Traits::kTileM, Traits::kTileN, Traits::kBand>(params, shared.tiles);
+        schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
       }
     }
   } else {

@@ -51,18 +51,18 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
 
   TensorView q, k, v;
   FLASH3_CHECK(input_view(problem, problem.q, plan.q, &q));
-  FLASH3_CHECK(encode_tensor_map(q, 64, chunk(config.head_dim), &params.q));
+  FLASH3_CHECK(encode_query_map(q, plan.pack, chunk(config.head_dim), &params.q));
   if (problem.seq_k > 0) {
     FLASH3_CHECK(input_view(problem, problem.k, plan.k, &k));
     FLASH3_CHECK(input_view(problem, problem.v, plan.v, &v));
-    FLASH3_CHECK(encode_tensor_map(k, config.tile_n, chunk(config.head_dim), &params.k));
-    FLASH3_CHECK(encode_tensor_map(v, config.tile_n, chunk(config.head_dim_v), &params.v));
+    FLASH3_CHECK(encode_key_map(k, config.tile_n, chunk(config.head_dim), &params.k));
+    FLASH3_CHECK(encode_key_map(v, config.tile_n, chunk(config.head_dim_v), &params.v));
   } else {
     params.k = params.v = params.q;  // valid, and never loaded from
   }
   params.out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma)
-    FLASH3_CHECK(encode_tensor_map(problem.out, 64, chunk(config.head_dim_v), &params.out));
+    FLASH3_CHECK(encode_query_map(problem.out, plan.pack, chunk(config.head_dim_v), &params.out));
 
   params.out_data = static_cast<unsigned short*>(problem.out.data);
   params.out_stride_batch = problem.out.stride_batch;
@@ -71,30 +71,23 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.lse = problem.lse.data;
   params.lse_stride_batch = problem.lse.stride_batch;
   params.lse_stride_head = problem.lse.stride_head;
-  params.band.lo = std::clamp<Index>(problem.band.lo, -kMaxLength, kMaxLength);
-  params.band.hi = std::clamp<Index>(problem.band.hi, -kMaxLength, kMaxLength);
   params.softmax_scale = problem.softmax_scale;
   params.scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
-  params.seq_q = int(problem.seq_q);
-  params.seq_k = int(problem.seq_k);
   params.head_dim_v = problem.head_dim_v;
-  params.heads_q = int(problem.heads_q);
-  params.queries_per_kv_head = int(problem.queries_per_kv_head());
-  params.m_tiles = plan.m_tiles;
-  params.heads_in_group = plan.heads_in_group;
-  params.batch_heads = plan.batch_heads;
-  params.tiles = plan.tiles;
+  params.pack = plan.pack;
+  params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
+
+  params.schedule = tile_schedule(problem, plan);
+  if (plan.dynamic) {
+    params.schedule.counter = reinterpret_cast<TileCounterMemory*>(
+        static_cast<char*>(problem.workspace) + plan.counter_offset);
+    params.schedule.ticket = new_ticket();
+  }
 
   FLASH3_CHECK(cuda_status(
       cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            config.shared_bytes()),
       "reserving shared memory"));
-  if (plan.dynamic) {
-    params.tile_counter = reinterpret_cast<TileCounterMemory*>(
-        static_cast<char*>(problem.workspace) + plan.counter_offset);
-    params.ticket = new_ticket();
-  }
-
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(plan.grid));
   launch.blockDim = dim3(unsigned(config.threads()));

@@ -7,14 +7,16 @@
 
 namespace flash3::hopper {
 
-// Loads one tile chunk by chunk; the bytes of all of them complete the barrier.
-template <class Tile>
-__device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map, int seq, int head,
-                                          int batch, uint64_t* full) {
-  arrive_expect_bytes(full, Tile::kBytes);
+// Loads one tile chunk by chunk; the bytes of all of them complete the barrier. rows: of the box,
+// which may fill only a part of the tile.
+template <class Tile, class Coordinates>
+__device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map, Coordinates at,
+                                          int rows, uint64_t* full) {
+  arrive_expect_bytes(full, rows * (Tile::kCols * 2));
 #pragma unroll
   for (int c = 0; c < Tile::kChunks; ++c) {
-    tma_load(shared + c * Tile::kChunkBytes, map, {c * Tile::kChunk, seq, head, batch}, full);
+    at.dim = c * Tile::kChunk;
+    tma_load(shared + c * Tile::kChunkBytes, map, at, full);
   }
 }
 
@@ -32,8 +34,9 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       auto& barriers = shared.q_barriers[w];
       wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
-      load_tile<typename Traits::QTile>(shared.q[state.stage][w], &params.q,
-                                        work.query + w * kWarpgroupRows, work.head, work.batch,
+      const QueryCoordinates at{0, work.query + w * params.pack.queries, work.head_group,
+                                work.batch};
+      load_tile<typename Traits::QTile>(shared.q[state.stage][w], &params.q, at, params.pack.rows(),
                                         &barriers.full[state.stage]);
     }
     state.advance();
@@ -53,13 +56,14 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
   typename Traits::KvState state;
   WorkTile work;
   while (tiles.next(work)) {
-    const int head = work.head / params.queries_per_kv_head;
+    const int head = work.head_group / params.groups_per_kv_head;
     constexpr int kKeyTilesLeft = 1;
     const int ask = min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);
     if (wanted != nullptr && !work.has_keys()) arrive(wanted);
     for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
-      load_tile<Tile>(stages[state.stage], map, n * Traits::kTileN, head, work.batch,
+      load_tile<Tile>(stages[state.stage], map,
+                      KeyCoordinates{0, n * Traits::kTileN, head, work.batch}, Tile::kRows,
                       &barriers.full[state.stage]);
       state.advance();
       if (wanted != nullptr && n == ask) arrive(wanted);

@@ -57,6 +57,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // apart.
   constexpr bool kAlwaysRescale = VTile::kCols <= 64;
 
+  const TileSchedule& schedule = params.schedule;
   TileReader<true> tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups> turn{warpgroup};
   const int thread = threadIdx.x % kWarpgroupThreads;
@@ -71,8 +72,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   turn.start();
   WorkTile work;
   while (tiles.next(work)) {
-    const int first_row = work.query + warpgroup * kWarpgroupRows;
-    const OutputRows rows{first_row, work.head, work.batch};
+    const HeadPack& pack = params.pack;
+    const int first_query = work.query + warpgroup * pack.queries;
+    const OutputRows rows{first_query, work.head_group, work.batch};
     if (!work.has_keys()) {
       store_empty<Traits>(params, rows, thread);
       continue;
@@ -80,14 +82,15 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     // Key tiles that need no mask for these 64 rows.
     const Range unmasked =
-        (Traits::kBand ? params.band : Band{})
-            .full_tiles({first_row, first_row + kWarpgroupRows}, params.seq_k, kTileN);
+        (Traits::kBand ? schedule.band : Band{})
+            .full_tiles({first_query, first_query + pack.queries}, schedule.seq_k, kTileN);
     const int unmasked_begin = int(unmasked.begin), unmasked_end = int(unmasked.end);
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
       if (n < unmasked_begin || n >= unmasked_end) {
-        mask_scores<Traits::kBand>(r_s, int(params.band.lo), int(params.band.hi),
-                                   first_row + row_in_warpgroup, n * kTileN + key_in_tile,
-                                   params.seq_k);
+        const int query[2] = {first_query + pack.query_of(row_in_warpgroup),
+                              first_query + pack.query_of(row_in_warpgroup + 8)};
+        mask_scores<Traits::kBand>(r_s, int(schedule.band.lo), int(schedule.band.hi), query,
+                                   n * kTileN + key_in_tile, schedule.seq_k);
       }
     };
 

@@ -4,11 +4,15 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/problem.hpp"
+#include "hopper/device/head_pack.hpp"
+#include "hopper/device/tile_schedule.hpp"
 #include "hopper/device_info.hpp"
 #include "hopper/element.hpp"
 #include "hopper/forward/config.hpp"
+#include "hopper/forward/estimate.hpp"
 
 namespace flash3::hopper {
 
@@ -22,6 +26,17 @@ struct ForwardKernel {
 // Every kernel built in, in the order of the tile table.
 std::span<const ForwardKernel> forward_kernels();
 
+// One way to run a problem: in which tiles, and how many query heads of a KV head share one.
+struct ForwardChoice {
+  const ForwardKernel* kernel = nullptr;
+  HeadPack pack;
+};
+
+// All ways that give the right answer, the plain one first: the kernels of the narrowest row that
+// holds the head dims, one head a tile, and then packed by every divisor of the heads per KV head
+// that fits a warpgroup's rows. Empty if no kernel takes the dtype or the head dims.
+std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
+
 // An input that TMA cannot address, copied to aligned rows in the workspace before the kernel runs.
 struct PackedCopy {
   bool needed = false;
@@ -34,19 +49,34 @@ inline constexpr int64_t kMaxLength = int64_t{1} << 30;
 
 struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
+  HeadPack pack;
+  // What it is expected to cost, and what the best other way would that packs heads if this one
+  // does not, or the reverse. No kernel: there is none.
+  Estimate estimate, rival_estimate;
+  ForwardChoice rival;
+
   PackedCopy q, k, v;
   bool out_by_tma = false;
   bool dynamic = false;  // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t workspace_bytes = 0;
 
-  int m_tiles = 0;         // query tiles per head
-  int heads_in_group = 0;  // see device/scheduler.cuh
-  int batch_heads = 0;
+  // See device/tile_schedule.hpp.
+  int m_tiles = 0;
+  int groups = 0;
+  int groups_at_a_time = 0;
   int tiles = 0;
   int grid = 0;  // blocks
 };
 
+// Takes the choice that is expected to be the fastest.
 Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
+
+// The plan's work tiles, in order; without the counter, which belongs to a launch.
+TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan);
+
+// Takes this one of forward_choices(problem).
+Status plan_forward(const ForwardProblem& problem, const Device& device,
+                    const ForwardChoice& choice, ForwardPlan* plan);
 
 }  // namespace flash3::hopper

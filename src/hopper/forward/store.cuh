@@ -8,27 +8,40 @@
 
 namespace flash3::hopper {
 
+// The warpgroup's rows in the output: from this query on, of the heads of this group (HeadPack).
 struct OutputRows {
-  int first, head, batch;
-};
+  int query, head_group, batch;
 
-__device__ __forceinline__ uint16_t* output_row(const ForwardParams& params, const OutputRows& rows,
-                                                int row) {
-  return params.out_data + rows.batch * params.out_stride_batch +
-         rows.head * params.out_stride_head + int64_t(rows.first + row) * params.out_stride_seq;
-}
+  // How many there are; ≤ 0 behind the end of the sequence.
+  __device__ __forceinline__ int count(const ForwardParams& params) const {
+    return min(params.pack.queries, params.schedule.seq_q - query) * params.pack.heads;
+  }
+  __device__ __forceinline__ uint16_t* output(const ForwardParams& params, int row) const {
+    return params.out_data + batch * params.out_stride_batch +
+           head(params, row) * params.out_stride_head +
+           int64_t(query + params.pack.query_of(row)) * params.out_stride_seq;
+  }
+  // Only if there is an LSE.
+  __device__ __forceinline__ float* lse(const ForwardParams& params, int row) const {
+    return params.lse + batch * params.lse_stride_batch +
+           head(params, row) * params.lse_stride_head + query + params.pack.query_of(row);
+  }
+
+ private:
+  __device__ __forceinline__ int head(const ForwardParams& params, int row) const {
+    return head_group * params.pack.heads + params.pack.head_of(row);
+  }
+};
 
 // lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
 // writes.
 __device__ __forceinline__ void store_lse(const ForwardParams& params, const OutputRows& rows,
                                           int row_in_warpgroup, const float (&lse)[2]) {
   if (params.lse == nullptr || threadIdx.x % 4 != 0) return;
-  float* out =
-      params.lse + rows.batch * params.lse_stride_batch + rows.head * params.lse_stride_head;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = rows.first + row_in_warpgroup + 8 * h;
-    if (row < params.seq_q) out[row] = lse[h];
+    const int row = row_in_warpgroup + 8 * h;
+    if (row < rows.count(params)) *rows.lse(params, row) = lse[h];
   }
 }
 
@@ -36,15 +49,12 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Out
 template <class Traits>
 __device__ __forceinline__ void store_empty(const ForwardParams& params, const OutputRows& rows,
                                             int thread) {
-  const int count = min(kWarpgroupRows, params.seq_q - rows.first);
+  const int count = rows.count(params);
   for (int row = thread / 32; row < count; row += 4) {
-    uint16_t* out = output_row(params, rows, row);
+    uint16_t* out = rows.output(params, row);
     for (int col = thread % 32; col < params.head_dim_v; col += 32) out[col] = 0;
   }
-  if (params.lse != nullptr && thread < count) {
-    params.lse[rows.batch * params.lse_stride_batch + rows.head * params.lse_stride_head +
-               rows.first + thread] = -kInfinity;
-  }
+  if (params.lse != nullptr && thread < count) *rows.lse(params, thread) = -kInfinity;
 }
 
 // Returns when shared memory is read out, on thread 0 at least.
@@ -71,19 +81,19 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
   sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
 
   if (params.out_by_tma) {
-    if (thread == 0 && rows.first < params.seq_q) {
+    if (thread == 0 && rows.count(params) > 0) {
 #pragma unroll
       for (int c = 0; c < OutTile::kChunks; ++c) {
-        tma_store(&params.out, {c * OutTile::kChunk, rows.first, rows.head, rows.batch},
+        tma_store(&params.out, {c * OutTile::kChunk, rows.query, rows.head_group, rows.batch},
                   staging + c * OutTile::kChunkBytes);
       }
       tma_store_wait_read();
     }
   } else {
     // Row strides or a base address that TMA does not take: element by element.
-    const int count = min(kWarpgroupRows, params.seq_q - rows.first);
+    const int count = rows.count(params);
     for (int r = thread / 32; r < count; r += 4) {
-      uint16_t* out = output_row(params, rows, r);
+      uint16_t* out = rows.output(params, r);
       for (int col = lane; col < params.head_dim_v; col += 32) {
         out[col] =
             reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];

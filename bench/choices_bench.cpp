@@ -1,0 +1,136 @@
+// Every way in which the Hopper backend could run a case (which rows of the tile table, how many
+// heads packed), timed in turn beside what forward/estimate.cpp expects. The one that a call takes
+// is marked. For whoever changes the estimate.
+//
+//   flash3_bench_choices [case …]
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cases/tensors.hpp"
+#include "device/device.hpp"
+#include "hopper/forward/launch.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr int kSamples = 11;
+constexpr double kSampleSeconds = 0.006;
+
+// The case's tensors on the GPU: N(0, 1), contiguous or heads first.
+class Tensors {
+ public:
+  Tensors(const cases::Case& c, cases::Memory& memory) : params(cases::make_question(c)) {
+    uint64_t seed = 1;
+    for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse}) {
+      if (t->ndim == 0) continue;
+      std::vector<std::byte> host(static_cast<size_t>(cases::span_of(*t)) *
+                                  static_cast<size_t>(cases::element_size(t->dtype)));
+      cases::fill_normal(host.data(), t->dtype, cases::span_of(*t), seed++);
+      buffers_.push_back(memory.allocate(host.size()));
+      t->data = buffers_.back().get();
+      memory.copy_in(t->data, host.data(), host.size());
+    }
+    params.stream = memory.stream();
+  }
+  flash3_forward_params params;
+
+ private:
+  std::vector<std::shared_ptr<void>> buffers_;
+};
+
+struct Candidate {
+  ForwardProblem problem;
+  ForwardPlan plan;
+  std::shared_ptr<void> workspace;
+  int calls = 1;  // in a sample
+  std::vector<double> seconds;
+};
+
+Status time_candidate(Candidate& candidate, cases::Memory& memory, int calls, double* seconds) {
+  Status status;
+  *seconds = memory.time([&] {
+    for (int i = 0; i < calls && status.ok(); ++i)
+      status = launch_forward(candidate.problem, candidate.plan);
+  }) / calls;
+  return status;
+}
+
+Status bench(const std::string& id, const Device& device, cases::Memory& memory) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  if (!c) return invalid_argument(error);
+  const Tensors tensors(*c, memory);
+  ForwardProblem problem;
+  FLASH3_CHECK(make_forward_problem(&tensors.params, Pointers::kRequired, &problem));
+  ForwardPlan planned;
+  FLASH3_CHECK(plan_forward(problem, device, &planned));
+
+  std::vector<Candidate> candidates;
+  for (const ForwardChoice& choice : forward_choices(problem)) {
+    Candidate candidate;
+    FLASH3_CHECK(plan_forward(problem, device, choice, &candidate.plan));
+    candidate.workspace = memory.allocate(candidate.plan.workspace_bytes);
+    candidate.problem = problem;
+    candidate.problem.workspace = candidate.workspace.get();
+    candidate.problem.workspace_size = candidate.plan.workspace_bytes;
+    double seconds = 0;
+    FLASH3_CHECK(time_candidate(candidate, memory, 3, &seconds));  // warms up
+    FLASH3_CHECK(time_candidate(candidate, memory, 3, &seconds));
+    candidate.calls = std::max(1, static_cast<int>(kSampleSeconds / seconds));
+    candidates.push_back(std::move(candidate));
+  }
+  for (int sample = 0; sample < kSamples; ++sample)
+    for (Candidate& candidate : candidates) {
+      double seconds = 0;
+      FLASH3_CHECK(time_candidate(candidate, memory, candidate.calls, &seconds));
+      candidate.seconds.push_back(seconds);
+    }
+
+  std::printf("%s\n", id.c_str());
+  for (Candidate& candidate : candidates) {
+    std::ranges::nth_element(candidate.seconds, candidate.seconds.begin() + kSamples / 2);
+    const ForwardPlan& plan = candidate.plan;
+    const bool taken = plan.kernel == planned.kernel && plan.pack.heads == planned.pack.heads;
+    std::printf("  %c %-22s %4dx%-3d %3d heads %8d tiles %12.0f cycles expected %10.2f us\n",
+                taken ? '*' : ' ', plan.kernel->id.c_str(), plan.kernel->config.tile_m(),
+                plan.kernel->config.tile_n, plan.pack.heads, plan.tiles, plan.estimate.cycles,
+                candidate.seconds[kSamples / 2] * 1e6);
+  }
+  std::fflush(stdout);
+  return {};
+}
+
+int run(std::vector<std::string> ids) {
+  if (ids.empty()) {
+    ids = {"bf16/b1/q1/k16384/h32x8/d128/full",
+           "bf16/b16/q1/k4096/h32x8/d128/full",
+           "bf16/b64/q1/k2048/h64x8/d128/full",
+           "bf16/b32/q1/k2048/h28x4/d128/full",
+           "bf16/b16/q5/k4096/h32x4/d64/causal",
+           "bf16/b16/q64/k2048/h32x8/d128/causal",
+           "bf16/b32/q130/k1024/h32x8/d128/full",
+           "bf16/b32/q200/k200/h32x8/d64/causal",
+           "bf16/b32/q512/k512/h16x4/d128/causal",
+           "bf16/b4/q4096/k4096/h16x4/d128/causal",
+           "bf16/b1/q16384/k16384/h16x4/d128/causal+w64:",
+           "bf16/b2/q8192/k8192/h8x2/d256/full"};
+  }
+  Device device;
+  Status status = current_device(&device);
+  std::unique_ptr<cases::Memory> memory;
+  if (status.ok()) memory = device::make_device_memory();
+  for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = bench(ids[i], device, *memory);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  return status.code() == FLASH3_UNSUPPORTED ? 77 : 1;  // 77: skipped
+}
+
+}  // namespace
+}  // namespace flash3::hopper
+
+int main(int argc, char** argv) {
+  return flash3::hopper::run(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,26 @@
+// What a way of cutting the work is expected to cost. The one home of that guess: select.cpp takes
+// the cheapest, and `explain` prints it.
+#pragma once
+
+#include "core/problem.hpp"
+#include "hopper/device/head_pack.hpp"
+#include "hopper/forward/config.hpp"
+
+namespace flash3::hopper {
+
+struct Estimate {
+  int64_t m_tiles = 0;  // query tiles per head group
+  int64_t tiles = 0;    // work tiles in all
+  double cycles = 0;
+};
+
+// The problem in tiles of this kernel, with the query heads packed like this (pack.heads divides
+// problem.queries_per_kv_head()), on so many multiprocessors.
+Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& config,
+                          const HeadPack& pack, int multiprocessors);
+
+// Whether to take `other` rather than `best`: it is clearly faster, by more than the estimate errs;
+// or no slower with half the tiles, which spares power and reads of K and V.
+bool is_better(const Estimate& other, const Estimate& best);
+
+}  // namespace flash3::hopper

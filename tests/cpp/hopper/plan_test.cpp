@@ -1,0 +1,288 @@
+// What the Hopper backend plans: which kernel, which heads share a tile, and why. Needs no GPU: a
+// plan launches nothing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "cases/table.hpp"
+#include "cases/tensors.hpp"
+#include "hopper/forward/select.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr Device kDevice{0, 132};
+
+ForwardProblem problem_of(const std::string& id) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  EXPECT_TRUE(c) << error;
+  const auto params = cases::make_question(*c);
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return problem;
+}
+
+ForwardPlan plan_of(const std::string& id) {
+  ForwardPlan plan;
+  const Status status = plan_forward(problem_of(id), kDevice, &plan);
+  EXPECT_TRUE(status.ok()) << id << ": " << status.message();
+  return plan;
+}
+
+TEST(HeadPack, EveryHeadOfEveryQueryHasOneRow) {
+  for (int heads = 1; heads <= HeadPack::kRows; ++heads) {
+    const HeadPack pack = HeadPack::of(heads);
+    ASSERT_LE(pack.rows(), HeadPack::kRows);
+    EXPECT_GT(pack.rows() + heads, HeadPack::kRows) << "room for one more query of " << heads;
+    std::vector<int> seen(static_cast<size_t>(pack.rows()));
+    for (int row = 0; row < pack.rows(); ++row) {
+      const int query = pack.query_of(row), head = pack.head_of(row);
+      ASSERT_TRUE(query >= 0 && query < pack.queries && head >= 0 && head < heads)
+          << heads << " heads, row " << row;
+      ++seen[static_cast<size_t>(query * heads + head)];
+    }
+    EXPECT_EQ(std::accumulate(seen.begin(), seen.end(), 0), pack.rows());
+    for (const int times : seen) EXPECT_EQ(times, 1) << heads << " heads";
+    // Idle rows never count as one of the box's queries.
+    for (int row = pack.rows(); row < HeadPack::kRows; ++row)
+      EXPECT_GE(pack.query_of(row), pack.queries) << heads << " heads, row " << row;
+  }
+}
+
+TEST(HeadPack, OneHeadIsARowAQuery) {
+  constexpr HeadPack pack;
+  static_assert(pack.rows() == 64 && pack.query_of(63) == 63 && pack.head_of(63) == 0);
+  EXPECT_EQ(HeadPack::of(1).reciprocal, pack.reciprocal);
+}
+
+TEST(Choices, AreTheDivisorsOfTheHeadsPerKvHead) {
+  const auto packs = [](const char* heads) {
+    std::vector<int> list;
+    for (const ForwardChoice& choice :
+         forward_choices(problem_of(std::string("bf16/b1/q100/k100/h") + heads + "/d128/causal")))
+      list.push_back(choice.pack.heads);
+    return list;
+  };
+  EXPECT_EQ(packs("5"), (std::vector{1}));
+  EXPECT_EQ(packs("8x1"), (std::vector{1, 2, 4, 8}));
+  EXPECT_EQ(packs("24x4"), (std::vector{1, 2, 3, 6}));
+  EXPECT_EQ(packs("71x1"), (std::vector{1}));
+  EXPECT_EQ(packs("128x1"), (std::vector{1, 2, 4, 8, 16, 32, 64}));
+}
+
+// TMA steps from one head group to the next by a stride below 2^40 bytes.
+TEST(Choices, DoNotPackHeadsTooFarApart) {
+  ForwardProblem problem = problem_of("bf16/b1/q1/k100/h16x2/d128/full");
+  ASSERT_EQ(forward_choices(problem).size(), 4u);
+  problem.q.stride_head = int64_t{1} << 37;  // 2^38 bytes from head to head
+  const auto choices = forward_choices(problem);
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(choices[1].pack.heads, 2);
+
+  // The same distance in out: what is packed is stored without TMA.
+  problem = problem_of("bf16/b1/q1/k100/h16x2/d128/full");
+  problem.out.stride_head = int64_t{1} << 37;
+  ForwardPlan plan;
+  const auto all = forward_choices(problem);
+  ASSERT_EQ(all.size(), 4u);
+  for (const ForwardChoice& choice : all) {
+    ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+    EXPECT_EQ(plan.out_by_tma, choice.pack.heads <= 2) << choice.pack.heads;
+  }
+}
+
+TEST(Choices, CoverEveryQueryOnce) {
+  for (const char* heads : {"12x1", "28x4", "40x8"})
+    for (const char* dim : {"64", "128", "256"})
+      for (const int seq_q : {1, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000}) {
+        const ForwardProblem problem = problem_of("bf16/b3/q" + std::to_string(seq_q) + "/k77/h" +
+                                                  heads + "/d" + dim + "/causal");
+        for (const ForwardChoice& choice : forward_choices(problem)) {
+          ForwardPlan plan;
+          ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+          const int queries = choice.kernel->config.warpgroups * choice.pack.queries;
+          EXPECT_GE(plan.m_tiles * queries, seq_q);
+          EXPECT_LT((plan.m_tiles - 1) * queries, seq_q);
+          EXPECT_EQ(plan.groups * choice.pack.heads, 3 * problem.heads_q);
+          EXPECT_EQ(plan.tiles, plan.m_tiles * plan.groups);
+          EXPECT_GE(plan.groups_at_a_time, 1);
+          EXPECT_LE(plan.groups_at_a_time, plan.groups);
+        }
+      }
+}
+
+// What the device does with a plan, but for the arithmetic: each row of each warpgroup of each tile
+// is one query of one head, every one is there once, and its key tiles hold every key that it sees.
+TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
+  for (const char* id :
+       {"bf16/b2/q1/k50/h24x2/d128/full", "bf16/b2/q65/k300/h24x2/d64/causal",
+        "bf16/b1/q200/k150/h64x1/d128/causal", "bf16/b3/q333/k333/h14x2/d256/w40:7",
+        "bf16/b1/q500/k2000/h8x2/d64/causal+w100:", "bf16/b2/q130/k130/h40x4/d192x128/full"}) {
+    const ForwardProblem problem = problem_of(id);
+    for (const ForwardChoice& choice : forward_choices(problem)) {
+      ForwardPlan plan;
+      ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+      const TileSchedule schedule = tile_schedule(problem, plan);
+      const ForwardConfig& config = choice.kernel->config;
+      std::vector<int> seen(static_cast<size_t>(problem.batch * problem.heads_q * problem.seq_q));
+      for (int index = 0; index < plan.tiles; ++index) {
+        const WorkTile work = decode_tile(schedule, config.tile_n, config.band, index);
+        ASSERT_TRUE(work.valid);
+        for (int row = 0; row < config.warpgroups * HeadPack::kRows; ++row) {
+          const int warpgroup = row / HeadPack::kRows, in_warpgroup = row % HeadPack::kRows;
+          const int64_t query =
+              work.query + warpgroup * choice.pack.queries + choice.pack.query_of(in_warpgroup);
+          const int64_t head =
+              work.head_group * choice.pack.heads + choice.pack.head_of(in_warpgroup);
+          if (in_warpgroup >= choice.pack.rows() || query >= problem.seq_q) continue;
+          ASSERT_LT(head, problem.heads_q);
+          ++seen[static_cast<size_t>((work.batch * problem.heads_q + head) * problem.seq_q +
+                                     query)];
+          const Range keys = problem.band.keys({query, query + 1}, problem.seq_k);
+          if (keys.empty()) continue;
+          EXPECT_LE(work.key_tile_begin * config.tile_n, keys.begin) << id << ", query " << query;
+          EXPECT_GE(work.key_tile_end * config.tile_n, keys.end) << id << ", query " << query;
+        }
+      }
+      EXPECT_FALSE(decode_tile(schedule, config.tile_n, config.band, plan.tiles).valid);
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), std::ssize(seen))
+          << id << ", " << choice.pack.heads << " heads packed";
+    }
+  }
+}
+
+TEST(Plan, PacksTheHeadsOfShortSequences) {
+  const struct {
+    const char* id;
+    int heads;
+  } expected[] = {
+      {"bf16/b64/q1/k4096/h64x8/d128/causal", 8},    // decoding
+      {"bf16/b64/q1/k4096/h28x4/d128/causal", 7},    // 63 of 64 rows
+      {"bf16/b64/q1/k4096/h40x8/d128/causal", 5},    // 60 of 64 rows
+      {"bf16/b64/q1/k4096/h128x1/d128/causal", 64},  // two groups of 64
+      {"bf16/b1/q1/k4096/h32x8/d128/causal", 4},     // no round less, but fewer tiles
+      {"bf16/b64/q5/k4096/h32x4/d64/causal", 8},     // speculative decoding
+      {"bf16/b64/q64/k4096/h32x8/d128/causal", 2},   // half a tile each
+      {"bf16/b32/q130/k4096/h32x8/d128/full", 4},    // two tiles each, one nearly empty
+  };
+  for (const auto& [id, heads] : expected) {
+    const ForwardPlan plan = plan_of(id);
+    EXPECT_EQ(plan.pack.heads, heads) << id;
+    ASSERT_TRUE(plan.rival.kernel) << id;
+    EXPECT_EQ(plan.rival.pack.heads, 1) << id;
+    EXPECT_LT(plan.tiles, plan.rival_estimate.tiles) << id;
+  }
+}
+
+TEST(Plan, LeavesLongSequencesAlone) {
+  for (const char* id :
+       {"bf16/b1/q4096/k4096/h32x8/d128/causal", "bf16/b2/q8192/k8192/h32x4/d64/full",
+        "bf16/b4/q1024/k1024/h64x8/d256/causal", "bf16/b1/q4100/k4100/h32x8/d128/causal",
+        "bf16/b1/q8192/k8192/h32x8/d128/causal+w4096:"}) {
+    const ForwardPlan plan = plan_of(id);
+    EXPECT_EQ(plan.pack.heads, 1) << id;
+    ASSERT_TRUE(plan.rival.kernel) << id;
+    EXPECT_GT(plan.rival.pack.heads, 1) << id;
+  }
+  EXPECT_FALSE(plan_of("bf16/b64/q1/k4096/h8/d128/causal").rival.kernel) << "no heads to pack";
+}
+
+// Fewer queries a tile see fewer keys together: at any length.
+TEST(Plan, PacksUnderANarrowWindow) {
+  const ForwardPlan plan = plan_of("bf16/b1/q8192/k8192/h32x8/d128/causal+w64:");
+  EXPECT_GT(plan.pack.heads, 1);
+  EXPECT_EQ(plan.tiles, plan.rival_estimate.tiles);
+  EXPECT_LT(plan.estimate.cycles, plan.rival_estimate.cycles);
+}
+
+// So that `flash3 verify` on a GPU runs them.
+TEST(Plan, TheCaseTablePacksInEveryWay) {
+  std::map<int, int> cases_with;
+  for (const cases::Case& c :
+       cases::case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
+    ++cases_with[plan_of(to_id(c)).pack.heads];
+  for (const int heads : {2, 3, 4, 7, 8, 16, 24, 32, 64}) EXPECT_GE(cases_with[heads], 2) << heads;
+}
+
+TEST(Plan, TakesWhatIsExpectedToBeFastest) {
+  for (const char* id : {"bf16/b3/q17/k900/h32x4/d128/causal", "fp16/b9/q200/k200/h12x2/d64/full",
+                         "bf16/b1/q333/k4000/h64x1/d192x128/w100:"}) {
+    const ForwardProblem problem = problem_of(id);
+    const ForwardPlan plan = plan_of(id);
+    for (const ForwardChoice& choice : forward_choices(problem)) {
+      const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack, 132);
+      EXPECT_FALSE(is_better(e, plan.estimate)) << id << ", " << choice.pack.heads << " heads";
+    }
+  }
+}
+
+Estimate estimate_of(const std::string& id, int multiprocessors = 132) {
+  const ForwardProblem problem = problem_of(id);
+  const ForwardChoice choice = forward_choices(problem).front();
+  return estimate_forward(problem, choice.kernel->config, choice.pack, multiprocessors);
+}
+
+// The measured time of a key tile, from which the constants come.
+TEST(Estimate, CostsOfAKeyTileAreThoseMeasured) {
+  const auto key_tile = [](const std::string& dim, int tile_n) {
+    const auto cycles = [&](int tiles) {
+      return estimate_of("bf16/b1/q1/k" + std::to_string(tiles * tile_n) + "/h1/d" + dim + "/full")
+          .cycles;
+    };
+    return (cycles(101) - cycles(1)) / 100;
+  };
+  EXPECT_NEAR(key_tile("64", 128), 2460, 50);
+  EXPECT_NEAR(key_tile("128", 176), 3440, 100);
+}
+
+TEST(Estimate, CountsWholeRounds) {
+  const auto cycles = [](int heads) {
+    return estimate_of("bf16/b1/q128/k1760/h" + std::to_string(heads) + "/d128/full").cycles;
+  };
+  EXPECT_EQ(cycles(1), cycles(132));
+  EXPECT_EQ(cycles(133), 2 * cycles(132));
+  EXPECT_EQ(cycles(1320), 10 * cycles(132));
+}
+
+TEST(Estimate, IsNeverLessThanTheLongestTile) {
+  // 64 tiles of one head on as many multiprocessors: the last one has 64 key tiles, the mean 32.5.
+  const double causal = estimate_of("bf16/b1/q8192/k8192/h1/d128/causal").cycles;
+  const double row = estimate_of("bf16/b1/q128/k8192/h1/d128/causal").cycles;  // that tile alone
+  EXPECT_EQ(causal, row);
+  // Many heads: the mean counts.
+  const double many = estimate_of("bf16/b1/q8192/k8192/h132/d128/causal").cycles;
+  EXPECT_NEAR(many / (64 * row), 0.5, 0.05);
+}
+
+TEST(Estimate, AWindowCostsWhatItSees) {
+  const auto cycles = [](const char* mask) {
+    return estimate_of(std::string("bf16/b1/q32768/k32768/h16/d128/") + mask).cycles;
+  };
+  EXPECT_LT(cycles("causal+w1024:"), 0.1 * cycles("causal"));
+  EXPECT_NEAR(cycles("causal") / cycles("full"), 0.55, 0.1);
+}
+
+TEST(Estimate, SmallGainsAreNotTaken) {
+  const Estimate base{1, 100, 1000};
+  EXPECT_FALSE(is_better({1, 100, 1000}, base));
+  EXPECT_FALSE(is_better({1, 90, 970}, base));
+  EXPECT_TRUE(is_better({1, 100, 940}, base));
+  EXPECT_TRUE(is_better({1, 50, 1000}, base)) << "as fast with half the tiles";
+  EXPECT_FALSE(is_better({1, 50, 1001}, base));
+}
+
+TEST(Plan, CountsHeadsInsideOf32Bits) {
+  ForwardPlan plan;
+  ForwardProblem problem = problem_of("bf16/b1/q1/k1/h64x1/d64/full");
+  problem.heads_q = problem.q.heads = problem.out.heads = int64_t{1} << 31;
+  const Status status = plan_forward(problem, kDevice, &plan);
+  EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
+  EXPECT_NE(status.message().find("heads_q = 2147483648"), std::string::npos) << status.message();
+}
+
+}  // namespace
+}  // namespace flash3::hopper

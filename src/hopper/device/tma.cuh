@@ -39,11 +39,12 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, QueryCoordinates
   cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
 }
 
-// Ends this thread's batch of stores and waits until their shared memory may be written again.
+// Ends this thread's batch of stores.
+__device__ __forceinline__ void tma_store_commit() { cuda::ptx::cp_async_bulk_commit_group(); }
+
+// Waits until the shared memory of this thread's stores may be written again.
 __device__ __forceinline__ void tma_store_wait_read() {
-  using namespace cuda::ptx;
-  cp_async_bulk_commit_group();
-  cp_async_bulk_wait_group_read(n32_t<0>{});
+  cuda::ptx::cp_async_bulk_wait_group_read(cuda::ptx::n32_t<0>{});
 }
 
 // Makes ordinary writes to shared memory visible to the copy engine and the tensor cores.

@@ -69,6 +69,15 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   typename Traits::KvState k_state, v_state;
   typename Traits::QState q_state;
 
+  // Q's slot, where the output lies, goes back to the loader when the output has left.
+  const auto release_q = [&](int stage) {
+    if (thread == 0) {
+      tma_store_wait_read();
+      arrive(&shared.q_barriers[warpgroup].empty[stage]);
+    }
+  };
+  bool release_previous_q = false;
+
   turn.start();
   WorkTile work;
   while (tiles.next(work)) {
@@ -106,6 +115,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
     issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
+    if (Traits::kQStages > 1 && release_previous_q) release_q(1 - q_state.stage);
     wgmma_wait<0>();
     pin_registers(r_s);
     release(&shared.k_barriers.empty[k_state.stage]);
@@ -160,9 +170,12 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     OnlineSoftmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
-    if (thread == 0) arrive(&q_barriers.empty[q_state.stage]);
+    // With a second slot, Q of the next tile is under way already, and this one's can wait.
+    release_previous_q = Traits::kQStages > 1;
+    if (!release_previous_q) release_q(q_state.stage);
     q_state.advance();
   }
+  if (release_previous_q) tma_store_wait_read();  // a block's memory must outlive its stores
   turn.finish();
 }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const O
   if (params.lse != nullptr && thread < count) *rows.lse(params, thread) = -kInfinity;
 }
 
-// Returns when shared memory is read out, on thread 0 at least.
+// Shared memory is read out when thread 0 has passed tma_store_wait_read().
 template <class Traits>
 __device__ __forceinline__ void store_output(const ForwardParams& params, const OutputRows& rows,
                                              uint8_t* staging,
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
         tma_store(&params.out, {c * OutTile::kChunk, rows.query, rows.head_group, rows.batch},
                   staging + c * OutTile::kChunkBytes);
       }
-      tma_store_wait_read();
+      tma_store_commit();
     }
   } else {
     // Row strides or a base address that TMA does not take: element by element.

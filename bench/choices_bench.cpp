@@ -94,9 +94,9 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
     std::ranges::nth_element(candidate.seconds, candidate.seconds.begin() + kSamples / 2);
     const ForwardPlan& plan = candidate.plan;
     const bool taken = plan.kernel == planned.kernel && plan.pack.heads == planned.pack.heads;
-    std::printf("  %c %-22s %4dx%-3d %3d heads %8d tiles %12.0f cycles expected %10.2f us\n",
+    std::printf("  %c %-28s %4dx%-3d %3d heads %8d tiles %10.2f us expected %10.2f us\n",
                 taken ? '*' : ' ', plan.kernel->id.c_str(), plan.kernel->config.tile_m(),
-                plan.kernel->config.tile_n, plan.pack.heads, plan.tiles, plan.estimate.cycles,
+                plan.kernel->config.tile_n, plan.pack.heads, plan.tiles, plan.estimate.us,
                 candidate.seconds[kSamples / 2] * 1e6);
   }
   std::fflush(stdout);

@@ -107,7 +107,7 @@ class HopperBackend final : public Backend {
     }
     if (!plan.rival.kernel) return;
     const auto estimated = [](const Estimate& e) {
-      return message(e.tiles, " tiles, ", int64_t(e.cycles / 1000), " thousand cycles");
+      return message(e.tiles, " tiles, ", int64_t(e.us + 0.5), " us");
     };
     const std::string other = plan.rival.pack.heads == 1
                                   ? "one head a tile"

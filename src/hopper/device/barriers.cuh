@@ -75,10 +75,10 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
   kGemmTurn = 1,      // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 4,  // this warpgroup's output tile is in shared memory, or its readers are done
+  kOutputStaged = 5,  // this warpgroup's output tile is in shared memory, or its readers are done
                       // with what was there
 };
-inline constexpr int kMaxConsumerWarpgroups = 3;
+inline constexpr int kMaxConsumerWarpgroups = 4;
 
 // PTX ISA 9.7.13.1, bar. Among `threads` threads in all, syncing and arriving.
 __device__ __forceinline__ void sync(NamedBarrier barrier, int warpgroup, int threads) {

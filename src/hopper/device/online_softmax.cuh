@@ -131,7 +131,9 @@ struct OnlineSoftmax {
     bool negative = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float new_max = fmaxf(row_max[h], quad_max(largest[h]));
+      // Only the rows that demand it, so that no row's bits depend on its neighbours.
+      const float tile_max = quad_max(largest[h]);
+      const float new_max = tile_max <= row_limit[h] ? row_max[h] : fmaxf(row_max[h], tile_max);
       // 0 in the place of −∞ gives p = 0 instead of NaN.
       row_shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
       alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -row_shift[h]));

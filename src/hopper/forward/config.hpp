@@ -17,15 +17,19 @@ struct ForwardConfig {
   int warpgroups;
   int stages;
   int q_stages;  // 2: Q of the next work tile loads while this one runs
+  // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
+  // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store).
+  double key_tile_us;
+  double tile_us;
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + warpgroups); }
 
   // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
   // warpgroup that asks for more waits for ever.
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return warpgroups == 2 ? 24 : 32; }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 24; }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
-    return warpgroups == 2 ? 240 : 160;
+    return warpgroups == 2 ? 240 : warpgroups == 3 ? 160 : 112;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
@@ -47,30 +51,35 @@ struct ForwardConfig {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 
-// Sorted so that the first row that is wide enough is the cheapest. Behind a row: TFLOP/s at 16k
-// tokens (bf16, hidden size 2048, band: causal) and the ratio to cuDNN in the same run, H200,
-// 2026-11-20.
+// Head dims and mask choose a group of rows, the narrowest that is wide enough; within it
+// forward/estimate.cpp takes the row that is expected to be the fastest. key_tile_us and tile_us
+// are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. Behind a row:
+// TFLOP/s and the ratio to cuDNN in the same run, and at which length.
 inline constexpr ForwardConfig kForwardConfigs[] = {
-    // D, Dv, band, tile_n, warpgroups, stages, q_stages
-    {64, 64, false, 128, 3, 2, 2},    // 544, 1.20
-    {64, 64, true, 128, 3, 2, 2},     // 508, 1.15
-    {96, 96, false, 128, 2, 2, 2},    // not measured beside a peer
-    {96, 96, true, 128, 2, 2, 2},     // not measured beside a peer
-    {128, 128, false, 176, 2, 2, 1},  // 689, 1.11
-    {128, 128, true, 128, 2, 2, 2},   // 641, 1.10
-    {192, 128, false, 128, 2, 2, 1},  // not measured beside a peer
-    {192, 128, true, 128, 2, 2, 1},   // not measured beside a peer
-    {192, 192, false, 112, 2, 2, 1},  // not measured beside a peer
-    {192, 192, true, 96, 2, 2, 1},    // not measured beside a peer
-    {256, 256, false, 80, 2, 2, 1},   // 775, 1.16
-    {256, 256, true, 80, 2, 2, 1},    // 618, 1.00
+    // D, Dv, band, tile_n, warpgroups, stages, q_stages, key_tile_us, tile_us
+    {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 575, 1.30 at 16k
+    {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 434, 1.22 at 512
+    {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 550, 1.32 at 16k
+    {64, 64, true, 64, 4, 2, 2, 1.06, 3.0},      // 324, 1.03 at 1k
+    {96, 96, false, 128, 2, 2, 2, 1.2, 1.5},     // not measured beside a peer
+    {96, 96, true, 128, 2, 2, 2, 1.2, 2.3},      // not measured beside a peer
+    {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 521, 1.08 at 512
+    {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 681, 1.16 at 16k
+    {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 533, 1.25 at 2k
+    {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 672, 1.28 at 16k
+    {192, 128, false, 128, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
+    {192, 128, true, 128, 2, 2, 1, 1.7, 3.5},    // not measured beside a peer
+    {192, 192, false, 112, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
+    {192, 192, true, 96, 2, 2, 1, 1.45, 3.5},    // not measured beside a peer
+    {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 735, 1.19 at 16k
+    {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 741, 1.38 at 16k
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int score_registers = c.tile_n / 2, probability_registers = c.tile_n / 4,
             output_registers = c.head_dim_v / 2;
   return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
-         c.head_dim_v <= c.head_dim && (c.warpgroups == 2 || c.warpgroups == 3) &&
+         c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          score_registers + probability_registers + output_registers + 16 <= c.consumer_registers();
@@ -84,10 +93,13 @@ constexpr bool all_valid() {
 }
 static_assert(all_valid(), "a row of the tile table exceeds shared memory or registers");
 
-// The row for a kernel instance, by its exact dimensions.
-constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band) {
+// The row of a kernel instance.
+constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n) {
   for (const ForwardConfig& c : kForwardConfigs) {
-    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band) return c;
+    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
+        c.tile_n == tile_n) {
+      return c;
+    }
   }
   return {};
 }

@@ -1,22 +1,10 @@
 #include "hopper/forward/estimate.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace flash3::hopper {
 namespace {
-
-// Per work tile, what no key tile hides: the first loads, the last P·V, the store. H200, bf16,
-// d 128 full: the difference between 512 and 16k keys.
-constexpr double kTileOverheadCycles = 3000;
-
-// One key tile: the tensor cores (2048 multiply-adds a cycle) and the exponentials (16 a cycle), of
-// which the overlap hides a fifth of the sum. H200, 16k tokens: d 64 2460 cycles a key tile of
-// 192 x 128, d 128 3440 of 128 x 176.
-double key_tile_cycles(const ForwardConfig& config) {
-  const double scores = double(config.tile_m()) * config.tile_n;
-  const double products = scores * (config.head_dim + config.head_dim_v) / 2048;
-  return 0.8 * (products + scores / 16);
-}
 
 // Key tiles that one query tile works on, over all query tiles of a head.
 struct KeyTiles {
@@ -51,20 +39,19 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
   e.m_tiles = (problem.seq_q + tile_queries - 1) / tile_queries;
   e.tiles = e.m_tiles * (problem.heads_q / pack.heads) * problem.batch;
 
-  // Each multiprocessor runs one tile at a time: so many rounds of the mean tile, and never less
-  // than the longest one.
+  // Each multiprocessor runs one tile at a time. Tiles of equal length go round by round; the
+  // others fill the multiprocessors evenly, but none is done before the longest one.
   const KeyTiles keys = count_key_tiles(problem, config, tile_queries, e.m_tiles);
-  const auto cycles = [&](double key_tiles) {
-    return kTileOverheadCycles + key_tiles * key_tile_cycles(config);
-  };
-  const int64_t rounds = (e.tiles + multiprocessors - 1) / multiprocessors;
-  e.cycles = std::max(double(rounds) * cycles(keys.mean), cycles(double(keys.most)));
+  const auto us = [&](double key_tiles) { return config.tile_us + key_tiles * config.key_tile_us; };
+  const double rounds = double(e.tiles) / multiprocessors;
+  e.us = config.band ? std::max(rounds * us(keys.mean), us(double(keys.most)))
+                     : std::ceil(rounds) * us(keys.mean);
   return e;
 }
 
-bool is_better(const Estimate& other, const Estimate& best) {
-  return other.cycles < 0.95 * best.cycles ||
-         (other.cycles <= best.cycles && 2 * other.tiles <= best.tiles);
+bool is_better(const Estimate& other, const Estimate& best, double margin) {
+  return other.us < (1 - margin) * best.us ||
+         (other.us <= best.us && 2 * other.tiles <= best.tiles);
 }
 
 }  // namespace flash3::hopper

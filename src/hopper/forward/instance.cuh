@@ -4,11 +4,11 @@
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/kernel.cuh"
 
-#define FLASH3_FORWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND)                              \
-  template <>                                                                                     \
-  const void* flash3::hopper::forward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM, \
-                                                      HEAD_DIM_V, BAND>() {                       \
-    return reinterpret_cast<const void*>(                                                         \
-        &forward_kernel<                                                                          \
-            ForwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND>>);        \
+#define FLASH3_FORWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, TILE_N)                       \
+  template <>                                                                                      \
+  const void* flash3::hopper::forward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM,  \
+                                                      HEAD_DIM_V, BAND, TILE_N>() {                \
+    return reinterpret_cast<const void*>(                                                          \
+        &forward_kernel<                                                                           \
+            ForwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, TILE_N>>); \
   }

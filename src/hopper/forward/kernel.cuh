@@ -13,14 +13,14 @@
 namespace flash3::hopper {
 
 // Everything that the roles of one kernel share, at compile time.
-template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_>
+template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_>
 struct ForwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
-  static constexpr ForwardConfig kConfig = forward_config(kHeadDim, kHeadDimV, kBand);
+  static constexpr ForwardConfig kConfig = forward_config(kHeadDim, kHeadDimV, kBand, kTileN_);
   static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
   static constexpr int kTileM = kConfig.tile_m();
-  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kTileN = kTileN_;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kQStages = kConfig.q_stages;
   static constexpr int kWarpgroups = kConfig.warpgroups;

@@ -21,9 +21,9 @@ ForwardKernel kernel_of_row() {
   std::string id =
       message("fwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
-  id += c.band ? "_band" : "_full";
+  id += message(c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
   return {std::move(id), kElement, c,
-          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band>()};
+          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>
@@ -145,7 +145,7 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
     const bool packed = choice.pack.heads > 1;
     const Estimate e =
         estimate_forward(problem, choice.kernel->config, choice.pack, device.multiprocessors);
-    if (best[packed].kernel && !is_better(e, estimate[packed])) continue;
+    if (best[packed].kernel && !is_better(e, estimate[packed], kRowMargin)) continue;
     best[packed] = choice;
     estimate[packed] = e;
   }
@@ -153,7 +153,7 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
     return unsupported(message("no kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   }
-  const bool packed = best[1].kernel && is_better(estimate[1], estimate[0]);
+  const bool packed = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
   FLASH3_CHECK(complete_plan(problem, device, best[packed], estimate[packed], plan));
   plan->rival = best[!packed];
   plan->rival_estimate = estimate[!packed];

@@ -17,7 +17,7 @@
 namespace flash3::hopper {
 
 struct ForwardKernel {
-  std::string id;  // "fwd_bf16_d128_band"
+  std::string id;  // "fwd_bf16_d128_band_128x144"
   Element element;
   ForwardConfig config;
   const void* function;  // for cudaLaunchKernel

@@ -1,0 +1,3 @@
+#include "hopper/forward/instance.cuh"
+
+FLASH3_FORWARD_INSTANCE(kFloat16, 128, 128, false, 128)

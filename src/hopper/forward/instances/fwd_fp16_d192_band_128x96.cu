@@ -1,0 +1,3 @@
+#include "hopper/forward/instance.cuh"
+
+FLASH3_FORWARD_INSTANCE(kFloat16, 192, 192, true, 96)

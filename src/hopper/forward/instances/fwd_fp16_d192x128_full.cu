@@ -1,3 +1,0 @@
-#include "hopper/forward/instance.cuh"
-
-FLASH3_FORWARD_INSTANCE(kFloat16, 192, 128, false)

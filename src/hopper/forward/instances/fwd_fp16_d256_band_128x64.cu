@@ -1,0 +1,3 @@
+#include "hopper/forward/instance.cuh"
+
+FLASH3_FORWARD_INSTANCE(kFloat16, 256, 256, true, 64)

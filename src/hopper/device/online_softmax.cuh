@@ -33,12 +33,11 @@ struct OnlineSoftmax {
   // In powers of two: p stays below 2^8, far from the largest float16.
   static constexpr float kSlack = 8.f;
 
-  float scale_log2;                               // c
-  float row_max[2] = {-kInfinity, -kInfinity};    // m, of unscaled scores; −∞: no key seen yet
-  float row_limit[2] = {-kInfinity, -kInfinity};  // the largest score that m serves
-  float row_shift[2] = {0.f, 0.f};                // c·m, or 0
-  float row_sum[2] = {0.f, 0.f};                  // l, this thread's columns only
-  bool negative_limit = true;                     // of any row of the warp
+  float scale_log2;                             // c
+  float row_max[2] = {-kInfinity, -kInfinity};  // m, of unscaled scores; −∞: no key seen yet
+  float row_shift[2] = {0.f, 0.f};              // c·m, or 0
+  float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
+  bool negative_limit = true;                   // of any row of the warp
 
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
   // is what row h's earlier output must be multiplied by.
@@ -51,7 +50,7 @@ struct OnlineSoftmax {
       find_max_of_positive(r_s, largest);
     }
     // A NaN is not within the limit.
-    const bool within = largest[0] <= row_limit[0] && largest[1] <= row_limit[1];
+    const bool within = largest[0] <= limit(0) && largest[1] <= limit(1);
     const bool raise = __any_sync(~0u, !within);
     alpha[0] = alpha[1] = 1.f;
     if (raise) raise_max(r_s, alpha);
@@ -92,6 +91,9 @@ struct OnlineSoftmax {
   }
 
  private:
+  // The largest score that row h's m serves.
+  __device__ __forceinline__ float limit(int h) const { return row_max[h] + kSlack / scale_log2; }
+
   // The largest score of each row among this thread's columns.
   template <int N>
   static __device__ __forceinline__ void find_max(const float (&r_s)[N], float (&largest)[2]) {
@@ -133,14 +135,13 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       // Only the rows that demand it, so that no row's bits depend on its neighbours.
       const float tile_max = quad_max(largest[h]);
-      const float new_max = tile_max <= row_limit[h] ? row_max[h] : fmaxf(row_max[h], tile_max);
+      const float new_max = tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], tile_max);
       // 0 in the place of −∞ gives p = 0 instead of NaN.
       row_shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
       alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -row_shift[h]));
       row_max[h] = new_max;
-      row_limit[h] = new_max + kSlack / scale_log2;
       row_sum[h] *= alpha[h];
-      negative |= row_limit[h] < 0.f;
+      negative |= limit(h) < 0.f;
     }
     negative_limit = __any_sync(~0u, negative);
   }

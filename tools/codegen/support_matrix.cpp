@@ -140,14 +140,18 @@ void print_features() {
                 cell(feature, ask_cpu).c_str());
 }
 
-// The head dims for which plan_forward takes this kernel.
+// The head dims for which plan_forward takes this kernel, or another of the same group of rows.
 std::string head_dims_of(const ForwardKernel& kernel) {
   int64_t first = 0, last = 0, low = 0, high = 0, low_v = 0, high_v = 0;
   const Case any = parse(message(kernel.element == hopper::Element::kFloat16 ? "fp16" : "bf16",
                                  "/b2/q512/k512/h8/d128/", kernel.config.band ? "causal" : "full"));
   for (int64_t dim = 1; dim <= kMaxHeadDim; ++dim) {
     for (int64_t dim_v = 1; dim_v <= kMaxHeadDim; ++dim_v) {
-      if (ask_hopper(with_head_dims(any, dim, dim_v)).kernel != &kernel) continue;
+      const ForwardKernel* taken = ask_hopper(with_head_dims(any, dim, dim_v)).kernel;
+      if (!taken || taken->config.head_dim != kernel.config.head_dim ||
+          taken->config.head_dim_v != kernel.config.head_dim_v) {
+        continue;
+      }
       if (dim == dim_v) last = dim, first = first ? first : dim;
       high = dim, low = low ? low : dim;
       high_v = std::max(high_v, dim_v), low_v = low_v ? std::min(low_v, dim_v) : dim_v;

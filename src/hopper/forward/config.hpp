@@ -57,22 +57,22 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // TFLOP/s and the ratio to cuDNN in the same run, and at which length.
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // D, Dv, band, tile_n, warpgroups, stages, q_stages, key_tile_us, tile_us
-    {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 575, 1.30 at 16k
-    {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 434, 1.22 at 512
-    {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 550, 1.32 at 16k
-    {64, 64, true, 64, 4, 2, 2, 1.06, 3.0},      // 324, 1.03 at 1k
+    {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 573, 1.27 at 16k
+    {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 446, 1.20 at 512
+    {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 550, 1.29 at 16k
+    {64, 64, true, 64, 4, 2, 2, 1.06, 3.0},      // 344, 1.07 at 1k
     {96, 96, false, 128, 2, 2, 2, 1.2, 1.5},     // not measured beside a peer
     {96, 96, true, 128, 2, 2, 2, 1.2, 2.3},      // not measured beside a peer
-    {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 521, 1.08 at 512
-    {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 681, 1.16 at 16k
-    {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 533, 1.25 at 2k
-    {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 672, 1.28 at 16k
+    {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 529, 1.07 at 512
+    {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 693, 1.12 at 16k
+    {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 582, 1.31 at 2k
+    {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 715, 1.28 at 16k
     {192, 128, false, 128, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
     {192, 128, true, 128, 2, 2, 1, 1.7, 3.5},    // not measured beside a peer
     {192, 192, false, 112, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
     {192, 192, true, 96, 2, 2, 1, 1.45, 3.5},    // not measured beside a peer
-    {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 735, 1.19 at 16k
-    {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 741, 1.38 at 16k
+    {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 772, 1.21 at 16k
+    {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 754, 1.37 at 16k
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {

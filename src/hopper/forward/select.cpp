@@ -11,8 +11,8 @@
 namespace flash3::hopper {
 namespace {
 
-// K and V of the heads that run at the same time should fit the half of the L2 cache (50 MB on the H100 and up) that is near
-// beside the rest.
+// K and V of the heads that run at the same time should fit the half of the L2 cache (50 MB on the
+// H100 and up) that is near beside the rest.
 constexpr int64_t kL2Budget = 16 << 20;
 
 template <Element kElement, int kRow>

@@ -7,6 +7,17 @@
 
 namespace flash3::hopper {
 
+// How a kernel interleaves its work. The library's kernels take the defaults; `flash3 bench
+// --ablation` builds the others, to show what each part is worth.
+struct ForwardSchedule {
+  bool ping_pong = true;     // warpgroups take turns to issue their products
+  bool overlap = true;       // a warpgroup's P·V runs under its next softmax
+  bool specialised = true;   // a producer warpgroup loads; otherwise the consumers do
+  bool three_stage = false;  // the next Q·Kᵀ runs under a softmax too: two tiles of scores
+
+  constexpr bool operator==(const ForwardSchedule&) const = default;
+};
+
 // One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
 // warpgroups of 64 queries each; K and V each travel through a ring of `stages` tiles.
 struct ForwardConfig {
@@ -21,14 +32,20 @@ struct ForwardConfig {
   // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store).
   double key_tile_us;
   double tile_us;
+  ForwardSchedule schedule = {};
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
-  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + warpgroups); }
+  FLASH3_HOST_DEVICE constexpr int threads() const {
+    return 128 * (warpgroups + (schedule.specialised ? 1 : 0));
+  }
 
   // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
   // warpgroup that asks for more waits for ever.
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 24; }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const {
+    return !schedule.specialised ? 0 : warpgroups == 3 ? 32 : 24;
+  }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    if (!schedule.specialised) return launch_registers();
     return warpgroups == 2 ? 240 : warpgroups == 3 ? 160 : 112;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
@@ -76,8 +93,8 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {
-  const int score_registers = c.tile_n / 2, probability_registers = c.tile_n / 4,
-            output_registers = c.head_dim_v / 2;
+  const int score_registers = c.tile_n / 2 * (c.schedule.three_stage ? 2 : 1),
+            probability_registers = c.tile_n / 4, output_registers = c.head_dim_v / 2;
   return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
          c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
@@ -93,11 +110,15 @@ constexpr bool all_valid() {
 }
 static_assert(all_valid(), "a row of the tile table exceeds shared memory or registers");
 
-// The row of a kernel instance.
-constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n) {
-  for (const ForwardConfig& c : kForwardConfigs) {
+// The row of a kernel instance. With a schedule of its own it may have any tile_n: two tiles of
+// scores leave registers for fewer keys.
+constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n,
+                                       const ForwardSchedule& schedule = {}) {
+  for (ForwardConfig c : kForwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.tile_n == tile_n) {
+        (c.tile_n == tile_n || schedule != ForwardSchedule{})) {
+      c.tile_n = tile_n;
+      c.schedule = schedule;
       return c;
     }
   }

@@ -13,12 +13,16 @@
 namespace flash3::hopper {
 
 // Everything that the roles of one kernel share, at compile time.
-template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_>
+template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_,
+          ForwardSchedule kSchedule_ = ForwardSchedule{}>
 struct ForwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
-  static constexpr ForwardConfig kConfig = forward_config(kHeadDim, kHeadDimV, kBand, kTileN_);
+  static constexpr ForwardConfig kConfig =
+      forward_config(kHeadDim, kHeadDimV, kBand, kTileN_, kSchedule_);
   static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
+  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
+  static constexpr ForwardSchedule kSchedule = kSchedule_;
   static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kTileN_;
   static constexpr int kStages = kConfig.stages;
@@ -68,7 +72,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   __syncthreads();
 
   const int warpgroup = warpgroup_index();
-  if (warpgroup == 0) {
+  if constexpr (!Traits::kSchedule.specialised) {
+    consume<Traits>(params, shared, warpgroup);
+  } else if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();
     const ProducerWarp role{warp_in_warpgroup()};
     if (threadIdx.x % 32 == 0) {

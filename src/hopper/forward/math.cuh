@@ -6,7 +6,13 @@
 //   wait O; O ·= α_j; second half of P_j, while the first half is rounded
 //
 // and the warpgroups take turns to issue (ping-pong): one's softmax runs under the other's GEMMs.
-// FlashAttention-3, §3.1–3.2.
+// FlashAttention-3, §3.1–3.2. ForwardSchedule takes parts of this away, for benchmarks, or adds the
+// third stage that the paper describes:
+//
+//   S_{j+1} = Q·K_{j+1}ᵀ     asynchronous
+//   O += P_{j−1}·V_{j−1}     asynchronous
+//   P_j = online softmax of S_j, under both
+//   wait both; O ·= α_j
 #pragma once
 
 #include "hopper/device/band_mask.cuh"
@@ -18,7 +24,8 @@
 namespace flash3::hopper {
 
 // Ping-pong: warpgroup w issues its GEMMs after warpgroup w − 1 has, round robin.
-template <int kWarpgroups>
+// Without ping-pong nobody waits.
+template <int kWarpgroups, bool kPingPong>
 struct GemmTurn {
   int warpgroup;
 
@@ -27,11 +34,11 @@ struct GemmTurn {
     if (warpgroup == kWarpgroups - 1) pass_on();
   }
   __device__ __forceinline__ void await() const {
-    sync(NamedBarrier::kGemmTurn, warpgroup, 2 * kWarpgroupThreads);
+    if constexpr (kPingPong) sync(NamedBarrier::kGemmTurn, warpgroup, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass_on() const {
     const int next = warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
-    arrive(NamedBarrier::kGemmTurn, next, 2 * kWarpgroupThreads);
+    if constexpr (kPingPong) arrive(NamedBarrier::kGemmTurn, next, 2 * kWarpgroupThreads);
   }
   // Takes the turn that is left over, so that no barrier is left half full.
   __device__ __forceinline__ void finish() const {
@@ -42,6 +49,17 @@ struct GemmTurn {
 // A warp's arrival that it has read a stage.
 __device__ __forceinline__ void release(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
+// The work tiles as a consumer learns of them.
+template <class Traits>
+__device__ __forceinline__ auto consumer_tiles(const ForwardParams& params,
+                                               typename Traits::Shared& shared) {
+  if constexpr (Traits::kSchedule.specialised) {
+    return TileReader<true>{shared.tiles};
+  } else {
+    return OwnTiles<Traits>{params.schedule};
+  }
 }
 
 template <class Traits>
@@ -58,8 +76,8 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   constexpr bool kAlwaysRescale = VTile::kCols <= 64;
 
   const TileSchedule& schedule = params.schedule;
-  TileReader<true> tiles{shared.tiles};
-  const GemmTurn<Traits::kWarpgroups> turn{warpgroup};
+  auto tiles = consumer_tiles<Traits>(params, shared);
+  const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
@@ -69,15 +87,28 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   typename Traits::KvState k_state, v_state;
   typename Traits::QState q_state;
 
+  // What a stage is read for is done: the loader may have it. Without one, the next load is due.
+  OwnLoads<Traits> own{params, shared, warpgroup};
+  const auto release_k = [&](int stage) {
+    release(&shared.k_barriers.empty[stage]);
+    if constexpr (!Traits::kSchedule.specialised) own.load_k();
+  };
+  const auto release_v = [&](int stage) {
+    release(&shared.v_barriers.empty[stage]);
+    if constexpr (!Traits::kSchedule.specialised) own.load_v();
+  };
   // Q's slot, where the output lies, goes back to the loader when the output has left.
   const auto release_q = [&](int stage) {
     if (thread == 0) {
       tma_store_wait_read();
-      arrive(&shared.q_barriers[warpgroup].empty[stage]);
+      if constexpr (Traits::kSchedule.specialised)
+        arrive(&shared.q_barriers[warpgroup].empty[stage]);
     }
+    if constexpr (!Traits::kSchedule.specialised) own.load_q(stage);
   };
   bool release_previous_q = false;
 
+  if constexpr (!Traits::kSchedule.specialised) own.begin();
   turn.start();
   WorkTile work;
   while (tiles.next(work)) {
@@ -103,7 +134,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       }
     };
 
-    float r_s[kTileN / 2];
     uint32_t r_p[kTileN / 4];
     float r_o[VTile::kCols / 2] = {};
     float alpha[2];
@@ -113,49 +143,146 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     auto& q_barriers = shared.q_barriers[warpgroup];
     const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
     wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
-    wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
-    issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
-    if (Traits::kQStages > 1 && release_previous_q) release_q(1 - q_state.stage);
-    wgmma_wait<0>();
-    pin_registers(r_s);
-    release(&shared.k_barriers.empty[k_state.stage]);
-    k_state.advance();
-    mask(r_s, n);
-    softmax.begin_tile(r_s, alpha);
-    softmax.template exponentiate<0, kTileN / 2>(r_s);
-    pack_probabilities<kElement>(r_s, r_p);
+    if constexpr (Traits::kSchedule.three_stage) {
+      // The scores that the tensor cores write, and those that the softmax works on. The second are
+      // a copy of the first: ptxas gives all products of one shape the same registers.
+      static_assert(Traits::kStages == 2);
+      float r_next[kTileN / 2], r_s[kTileN / 2];
+      const auto issue_scores = [&](int stage) {
+        wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
+        issue_qk<kElement, QTile, KTile>(r_next, q, k + stage * KTile::kBytes);
+      };
+      const auto take_scores = [&](int stage) {
+        pin_registers(r_next);
+        release_k(stage);
+#pragma unroll
+        for (int i = 0; i < kTileN / 2; ++i) r_s[i] = r_next[i];
+      };
+      const auto issue_output = [&](int stage) {
+        wait(&shared.v_barriers.full[stage], v_state.phase, BarrierName::kVFull);
+        issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
+      };
+      const auto run_softmax = [&] {
+        mask(r_s, n);
+        const bool raised = softmax.begin_tile(r_s, alpha);
+        softmax.template exponentiate<0, kTileN / 2>(r_s);
+        finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the next wait
+        return raised;
+      };
+      const auto finish_output = [&](int stage, bool raised) {
+        pin_registers(r_o);
+        pin_registers(r_p);
+        release_v(stage);
+        if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+        pack_probabilities<kElement>(r_s, r_p);
+      };
 
-    // V's ring is one stage behind K's. With the stage a constant, all addresses are.
-    const auto step = [&](auto stage) {
-      constexpr int kStage = stage.value,
-                    kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
-      wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
-      turn.await();
-      issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-      wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
-      issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-      turn.pass_on();
-
-      wgmma_wait<1>();
-      pin_registers(r_s);
-      release(&shared.k_barriers.empty[kStage]);
-      mask(r_s, n);
-      const bool raised = softmax.begin_tile(r_s, alpha);
-      softmax.template exponentiate<0, kHalf>(r_s);
-
+      issue_scores(k_state.stage);
+      if (Traits::kQStages > 1 && release_previous_q) release_q(1 - q_state.stage);
       wgmma_wait<0>();
-      pin_registers(r_o);
-      pin_registers(r_p);
-      release(&shared.v_barriers.empty[kStageV]);
-      if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
-      softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
-      pack_probabilities<kElement>(r_s, r_p);
-    };
-#pragma unroll 1
-    for (--n; n >= work.key_tile_begin; --n) {
-      as_constant<Traits::kStages>(k_state.stage, step);
+      take_scores(k_state.stage);
       k_state.advance();
-      v_state.advance();
+      run_softmax();
+      pack_probabilities<kElement>(r_s, r_p);
+
+      if (n > work.key_tile_begin) {
+        issue_scores(k_state.stage);
+        wgmma_wait<0>();
+        take_scores(k_state.stage);
+        k_state.advance();
+
+        // The stage: of K's next tile, and of V's that is two behind it.
+        const auto step = [&](auto stage) {
+          constexpr int kStage = stage.value;
+          turn.await();
+          issue_scores(kStage);
+          issue_output(kStage);
+          turn.pass_on();
+          const bool raised = run_softmax();
+          wgmma_wait<0>();
+          finish_output(kStage, raised);
+          take_scores(kStage);
+        };
+#pragma unroll 1
+        for (--n; n > work.key_tile_begin; --n) {
+          as_constant<2>(k_state.stage, step);
+          k_state.advance();
+          v_state.advance();
+        }
+        issue_output(v_state.stage);
+        const bool raised = run_softmax();
+        wgmma_wait<0>();
+        finish_output(v_state.stage, raised);
+        v_state.advance();
+      }
+    } else {
+      float r_s[kTileN / 2];
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
+      if (Traits::kQStages > 1 && release_previous_q) release_q(1 - q_state.stage);
+      wgmma_wait<0>();
+      pin_registers(r_s);
+      release_k(k_state.stage);
+      k_state.advance();
+      mask(r_s, n);
+      softmax.begin_tile(r_s, alpha);
+      softmax.template exponentiate<0, kTileN / 2>(r_s);
+      pack_probabilities<kElement>(r_s, r_p);
+
+      // V's ring is one stage behind K's. With the stage a constant, all addresses are.
+      const auto step = [&](auto stage) {
+        constexpr int kStage = stage.value,
+                      kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
+        if constexpr (!Traits::kSchedule.overlap) {
+          // A turn is still P·V and Q·Kᵀ, but the softmax has none of its own products beside it.
+          turn.await();
+          wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
+          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
+          wgmma_wait<0>();
+          pin_registers(r_o);
+          pin_registers(r_p);
+          release_v(kStageV);
+          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
+          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
+          turn.pass_on();
+          wgmma_wait<0>();
+          pin_registers(r_s);
+          release_k(kStage);
+          mask(r_s, n);
+          const bool raised = softmax.begin_tile(r_s, alpha);
+          softmax.template exponentiate<0, kTileN / 2>(r_s);
+          if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+          pack_probabilities<kElement>(r_s, r_p);
+        } else {
+          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
+          turn.await();
+          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
+          wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
+          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
+          turn.pass_on();
+
+          wgmma_wait<1>();
+          pin_registers(r_s);
+          release_k(kStage);
+          mask(r_s, n);
+          const bool raised = softmax.begin_tile(r_s, alpha);
+          softmax.template exponentiate<0, kHalf>(r_s);
+
+          wgmma_wait<0>();
+          pin_registers(r_o);
+          pin_registers(r_p);
+          release_v(kStageV);
+          if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+          softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
+          pack_probabilities<kElement>(r_s, r_p);
+        }
+      };
+#pragma unroll 1
+      for (--n; n >= work.key_tile_begin; --n) {
+        as_constant<Traits::kStages>(k_state.stage, step);
+        k_state.advance();
+        v_state.advance();
+      }
     }
 
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
@@ -164,7 +291,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     softmax.finish(params.softmax_scale, inverse_sum, lse);
     wgmma_wait<0>();
     pin_registers(r_o);
-    release(&shared.v_barriers.empty[v_state.stage]);
+    release_v(v_state.stage);
     v_state.advance();
 
     OnlineSoftmax::scale_rows(r_o, inverse_sum);

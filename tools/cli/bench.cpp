@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 
 #include "cli/bench_report.hpp"
@@ -175,16 +174,10 @@ std::string how(const BenchOptions& options) {
   return fmt::format("median of {} samples of {} ms", options.samples, options.sample_ms);
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw std::runtime_error(path + ": cannot be written");
-}
-
 }  // namespace
 
 int bench(const BenchOptions& options) {
+  if (options.ablation) return bench_ablation(options);
   const flash3_backend backend = backend_of(options);
   const std::vector<Case> list = cases_of(options, backend);
   const BenchTable table = table_of(options, backend, list);

@@ -3,9 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <stdexcept>
 
 namespace flash3::cli {
 namespace {
+
+// A figure, or a dash where it is 0: unknown.
+std::string cell(double value, int width, int digits, const char* unit = "") {
+  return value > 0 ? fmt::format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()),
+                                 digits, unit)
+                   : fmt::format(" {:>{}}", "-", width);
+}
+
+}  // namespace
 
 void add_reading(const device::Reading& r, Json* j) {
   if (r.samples == 0) return;
@@ -18,14 +29,12 @@ void add_reading(const device::Reading& r, Json* j) {
   (*j)["throttled"] = r.throttled;
 }
 
-// A figure, or a dash where it is 0: unknown.
-std::string cell(double value, int width, int digits, const char* unit = "") {
-  return value > 0 ? fmt::format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()),
-                                 digits, unit)
-                   : fmt::format(" {:>{}}", "-", width);
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw std::runtime_error(path + ": cannot be written");
 }
-
-}  // namespace
 
 double BenchResult::tflops() const { return flops(c) / seconds() * 1e-12; }
 double BenchResult::gbps() const { return tensor_bytes(c) / seconds() * 1e-9; }

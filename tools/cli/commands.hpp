@@ -44,7 +44,8 @@ struct BenchOptions {
   std::vector<std::string> cases, filters;
   bool ceiling = false;
   int ceiling_dim = 128;
-  double sustained = 0;  // seconds; 0: samples
+  bool ablation = false;  // the paper's ablation instead of cases
+  double sustained = 0;   // seconds; 0: samples
   int samples = 30;
   double sample_ms = 12;
   int threads = 0;
@@ -65,6 +66,7 @@ int info(const InfoOptions& options);
 int explain(const ExplainOptions& options);
 int verify(const VerifyOptions& options);
 int bench(const BenchOptions& options);
+int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);
 
 }  // namespace flash3::cli

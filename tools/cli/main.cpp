@@ -91,6 +91,14 @@ int parse_and_run(int argc, char** argv) {
                       "CPU: also time the naive implementation and print the ratio");
   bench_app->add_option("--json", bench_options.json_file, "Write the results to this file");
   bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file");
+  auto* ablation_flag = bench_app->add_flag(
+      "--ablation", bench_options.ablation,
+      "Hopper: the FlashAttention-3 paper's ablation instead of cases: the forward kernel with "
+      "parts of its schedule switched off, on the paper's shape; only with --samples, --sample-ms "
+      "and --json");
+  for (const char* other : {"--suite", "--case", "--filter", "--dtype", "--ceiling", "--sustained",
+                            "--naive", "--threads", "--csv"})
+    ablation_flag->excludes(bench_app->get_option(other));
   bench_app->callback([&] { command = [&] { return bench(bench_options); }; });
 
   VerifyOptions verify_options;

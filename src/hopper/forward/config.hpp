@@ -14,8 +14,7 @@ struct ForwardSchedule {
   bool overlap = true;       // a warpgroup's P·V runs under its next softmax
   bool specialised = true;   // a producer warpgroup loads; otherwise the consumers do
   bool three_stage = false;  // the next Q·Kᵀ runs under a softmax too: two tiles of scores
-
-  constexpr bool operator==(const ForwardSchedule&) const = default;
+  bool from_table = true;    // false: with a tile_n that the tile table lacks
 };
 
 // One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
@@ -110,13 +109,12 @@ constexpr bool all_valid() {
 }
 static_assert(all_valid(), "a row of the tile table exceeds shared memory or registers");
 
-// The row of a kernel instance. With a schedule of its own it may have any tile_n: two tiles of
-// scores leave registers for fewer keys.
+// The row of a kernel instance; no head dims if there is none.
 constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n,
                                        const ForwardSchedule& schedule = {}) {
   for (ForwardConfig c : kForwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        (c.tile_n == tile_n || schedule != ForwardSchedule{})) {
+        (c.tile_n == tile_n || !schedule.from_table)) {
       c.tile_n = tile_n;
       c.schedule = schedule;
       return c;

@@ -1,0 +1,139 @@
+// flash3 bench --ablation: what each part of the forward kernel's schedule is worth.
+#include "device/ablation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cases/tensors.hpp"
+#include "cli/bench_report.hpp"
+#include "cli/commands.hpp"
+#include "cli/environment.hpp"
+#include "cli/workbench.hpp"
+#include "core/convert.hpp"
+
+namespace flash3::cli {
+namespace {
+
+// The variants differ by the order in which they add up, and by the points at which they round P
+// to float16; the outputs are means of thousands of N(0, 1) values, far below 1.
+constexpr double kMaxDifference = 1e-3;
+
+void check_backend(const BenchOptions& options) {
+  if (options.backend == "cpu")
+    throw UsageError("--ablation needs a Hopper GPU, and --backend is cpu");
+  resolve_backend(options.backend);  // a name that there is not
+  if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
+    throw std::runtime_error("--ablation needs a Hopper GPU: " + reason);
+}
+
+// Each variant's output held against the first one's, the library's.
+class OutputCheck {
+ public:
+  OutputCheck(const flash3_tensor& out, cases::Memory& memory)
+      : out_(out), memory_(memory), count_(size_t(cases::span_of(out))) {}
+
+  // The largest difference. Throws if it is too large, or if the outputs are no figures at all.
+  double operator()(const device::AblationVariant& variant) {
+    const std::vector<uint16_t> poison(count_, 0xFFFF);  // NaN: shows what is never written
+    memory_.copy_in(out_.data, poison.data(), poison.size() * sizeof(uint16_t));
+    variant.call();
+    std::vector<uint16_t> bits(count_);
+    memory_.copy_out(bits.data(), out_.data, bits.size() * sizeof(uint16_t));
+    if (expected_.empty()) expected_ = bits;
+    double largest = 0, difference = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      const double got = float16_to_float(bits[i]), want = float16_to_float(expected_[i]);
+      largest = std::max(largest, std::abs(got));
+      const double d = std::abs(got - want);
+      difference =
+          std::isnan(d) ? std::numeric_limits<double>::infinity() : std::max(difference, d);
+    }
+    if (largest == 0 || !(difference <= kMaxDifference))
+      throw std::runtime_error(
+          fmt::format("{}: its output differs from the library kernel's by up to {:.1e}, {:.1e} is "
+                      "allowed; its largest value is {:.3g}",
+                      variant.name, difference, kMaxDifference, largest));
+    return difference;
+  }
+
+ private:
+  const flash3_tensor out_;
+  cases::Memory& memory_;
+  const size_t count_;
+  std::vector<uint16_t> expected_;
+};
+
+}  // namespace
+
+int bench_ablation(const BenchOptions& options) {
+  check_backend(options);
+  const cases::Case c = parse_case(device::kAblationCase);
+  const std::string how = fmt::format("median of {} samples of {} ms that take turns",
+                                      options.samples, options.sample_ms);
+  fmt::print("{}; flash3 {} ({}); {}; {}\n", describe(FLASH3_BACKEND_HOPPER), flash3_version(),
+             build_commit(), device::kAblationCase, how);
+
+  Workbench workbench(FLASH3_BACKEND_HOPPER, 0);
+  const PreparedCase prepared = workbench.prepare(c);
+  const auto variants = device::ablation_variants(prepared.params);
+  OutputCheck check_output(prepared.params.out, workbench.memory());
+  std::vector<double> differences;
+  std::vector<std::function<void()>> calls;
+  for (const device::AblationVariant& variant : variants) {
+    differences.push_back(check_output(variant));
+    calls.push_back(variant.call);
+  }
+  const std::vector<Timing> timings =
+      measure_in_turn(workbench.memory(), calls, options.samples, 1e-3 * options.sample_ms,
+                      [&] { workbench.monitor()->start(); });
+  const device::Reading reading = workbench.monitor()->stop();
+
+  constexpr const char* kRow = "{:<26} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}\n";
+  fmt::print(kRow, "schedule", "tile", "ms", "TFLOP/s", "spread", "of full", "paper", "of full",
+             "max diff");
+  const auto tflops = [&](size_t i) { return flops(c) / timings[i].median * 1e-12; };
+  Json results = Json::array();
+  for (size_t i = 0; i < variants.size(); ++i) {
+    const device::AblationVariant& v = variants[i];
+    const Timing& t = timings[i];
+    const double share = tflops(i) / tflops(0),
+                 paper_share = v.paper_tflops / variants[0].paper_tflops;
+    const bool in_paper = v.paper_tflops > 0;
+    fmt::print(
+        kRow, v.name, v.tile, fmt::format("{:.4f}", 1e3 * t.median),
+        fmt::format("{:.1f}", tflops(i)), fmt::format("{:.1f}%", 100 * (t.p90 - t.p10) / t.median),
+        fmt::format("{:.3f}", share), in_paper ? fmt::format("{:.0f}", v.paper_tflops) : "-",
+        in_paper ? fmt::format("{:.3f}", paper_share) : "-", fmt::format("{:.1e}", differences[i]));
+    Json row{{"schedule", v.name},
+             {"tile", v.tile},
+             {"median_ms", 1e3 * t.median},
+             {"p10_ms", 1e3 * t.p10},
+             {"p90_ms", 1e3 * t.p90},
+             {"samples", t.samples},
+             {"calls_per_sample", t.calls_per_sample},
+             {"tflops", tflops(i)},
+             {"share_of_full", share},
+             {"max_difference", differences[i]}};
+    if (in_paper) row["paper_tflops"] = v.paper_tflops, row["paper_share_of_full"] = paper_share;
+    results.push_back(std::move(row));
+  }
+  fmt::print("{}: small tiles, because two tiles of scores and 96 keys exceed the registers\n",
+             "three stages");
+  if (reading.samples > 0)
+    fmt::print("{:.0f} MHz, {:.0f} W{} over all of them\n", 1e-6 * reading.clock_hz,
+               reading.mean_watts(),
+               reading.throttled ? ", held below its clock by power or heat," : "");
+  if (!options.json_file.empty()) {
+    Json about = metadata(FLASH3_BACKEND_HOPPER);
+    about["case"] = device::kAblationCase;
+    about["how"] = how;
+    add_reading(reading, &about);
+    write_file(options.json_file, Json{{"metadata", about}, {"ablation", results}}.dump(2) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace flash3::cli

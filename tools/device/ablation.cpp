@@ -1,0 +1,77 @@
+#include "device/ablation.hpp"
+
+#include <memory>
+#include <stdexcept>
+
+#include "device/ablation/variants.hpp"
+#include "hopper/forward/launch.hpp"
+
+namespace flash3::device {
+namespace {
+
+using namespace hopper;
+
+void check(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+// The library's own kernel in the tiles of the ablation.
+const ForwardKernel& library_kernel() {
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    const ForwardConfig& c = kernel.config;
+    if (kernel.element == Element::kFloat16 && c.head_dim == kAblationHeadDim &&
+        c.head_dim_v == kAblationHeadDim && !c.band && c.tile_n == kAblationTileN) {
+      return kernel;
+    }
+  }
+  throw std::runtime_error("the tile table has no row for the ablation");
+}
+
+template <ForwardSchedule kSchedule, int kTileN>
+ForwardKernel variant_kernel() {
+  return {"", Element::kFloat16,
+          forward_config(kAblationHeadDim, kAblationHeadDim, false, kTileN, kSchedule),
+          ablation_kernel<kSchedule, kTileN>()};
+}
+
+AblationVariant make_variant(std::string name, double paper_tflops, const ForwardKernel& kernel,
+                             const ForwardProblem& problem, const Device& device) {
+  struct Call {
+    ForwardKernel kernel;
+    ForwardProblem problem;
+    ForwardPlan plan;
+  };
+  const auto call = std::make_shared<Call>(Call{kernel, problem, {}});
+  check(plan_forward(problem, device, {&call->kernel, HeadPack{}}, &call->plan));
+  if (call->plan.workspace_bytes > problem.workspace_size)
+    throw std::runtime_error(name + ": the call has no workspace for it");
+  const ForwardConfig& c = call->kernel.config;
+  return {std::move(name), std::to_string(c.tile_m()) + "x" + std::to_string(c.tile_n),
+          paper_tflops, [call] { check(launch_forward(call->problem, call->plan)); }};
+}
+
+}  // namespace
+
+std::vector<AblationVariant> ablation_variants(const flash3_forward_params& params) {
+  Device device;
+  check(current_device(&device));
+  ForwardProblem problem;
+  check(make_forward_problem(&params, Pointers::kRequired, &problem));
+  if (problem.dtype != FLASH3_FLOAT16 || problem.head_dim != kAblationHeadDim ||
+      problem.head_dim_v != kAblationHeadDim || !problem.band.is_full(problem.seq_q, problem.seq_k))
+    throw std::runtime_error(std::string("the ablation runs calls like ") + kAblationCase +
+                             ": fp16, head_dim and head_dim_v 128, no mask");
+  std::vector<AblationVariant> variants;
+  const auto add = [&](const char* name, double paper_tflops, const ForwardKernel& kernel) {
+    variants.push_back(make_variant(name, paper_tflops, kernel, problem, device));
+  };
+  add("full schedule", 661, library_kernel());
+  add("no GEMM-softmax overlap", 582, variant_kernel<kNoOverlap, kAblationTileN>());
+  add("no warp specialisation", 570, variant_kernel<kNotSpecialised, kAblationTileN>());
+  add("no ping-pong", 0, variant_kernel<kNoPingPong, kAblationTileN>());
+  add("full schedule, small tiles", 0, variant_kernel<kSmallTiles, kThreeStageTileN>());
+  add("three stages, small tiles", 0, variant_kernel<kThreeStage, kThreeStageTileN>());
+  return variants;
+}
+
+}  // namespace flash3::device

@@ -1,0 +1,27 @@
+// The forward kernel with parts of its schedule switched off, to show what each part is worth: the
+// ablation of the FlashAttention-3 paper (arXiv:2407.08608, section 4), on the paper's shape.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flash3/flash3.h"
+
+namespace flash3::device {
+
+// The paper's shape, as a case.
+inline constexpr const char* kAblationCase = "fp16/b4/q8448/k8448/h16/d128/full";
+
+struct AblationVariant {
+  std::string name, tile;      // "no GEMM-softmax overlap", "128x128"
+  double paper_tflops;         // on the paper's H100; 0: the paper has no figure
+  std::function<void()> call;  // enqueues one call; throws std::runtime_error if that fails
+};
+
+// The library's kernel first, then the others; each call writes params.out. params is a call on
+// GPU memory in the head dim, dtype and mask of kAblationCase, contiguous; its contents are copied,
+// what they point to is not. Throws std::runtime_error if a kernel cannot run it.
+std::vector<AblationVariant> ablation_variants(const flash3_forward_params& params);
+
+}  // namespace flash3::device

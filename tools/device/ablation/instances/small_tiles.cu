@@ -1,0 +1,3 @@
+#include "device/ablation/instance.cuh"
+
+FLASH3_ABLATION_INSTANCE(kSmallTiles, kThreeStageTileN)

@@ -1,11 +1,13 @@
 // The suites and the tables of flash3 bench.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/suites.hpp"
+#include "cli/timing.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -107,6 +109,27 @@ TEST(BenchReport, TheCeilingInWatts) {
   EXPECT_EQ(j["dtype"], "bf16");
   EXPECT_NEAR(j["pj_per_flop"].get<double>(), 0.8, 1e-12);
   EXPECT_NEAR(j["sm_clock_mhz"].get<double>(), 1750, 1e-9);
+}
+
+TEST(Timing, SamplesTakeTurnsAndEachCallIsFirstInTurn) {
+  cases::HostMemory memory;
+  std::string order;
+  bool started = false;
+  std::vector<std::function<void()>> calls;
+  for (const char name : {'a', 'b', 'c'})
+    calls.push_back([&order, &started, name] {
+      if (started) order += name;
+    });
+  const auto timings = measure_in_turn(memory, calls, 4, 0, [&] { started = true; });
+  ASSERT_EQ(timings.size(), 3u);
+  for (const Timing& t : timings) {
+    EXPECT_EQ(t.samples, 4);
+    EXPECT_LE(t.p10, t.median);
+    EXPECT_LE(t.median, t.p90);
+  }
+  order.erase(std::unique(order.begin(), order.end()), order.end());  // a sample is many calls
+  // abc bca cab abc, where neighbours that are alike have become one
+  EXPECT_EQ(order, "abcabcabc");
 }
 
 }  // namespace

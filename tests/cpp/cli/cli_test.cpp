@@ -104,6 +104,12 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("bench --ceiling --backend cpu", "--ceiling needs a Hopper GPU");
   expect_usage_error("bench --ceiling --ceiling-dim 96", "96");
   expect_usage_error("bench --ceiling-dim 64", "requires --ceiling");
+  expect_usage_error("bench --ablation --backend cpu", "--ablation needs a Hopper GPU");
+  expect_usage_error("bench --ablation --backend abacus", "backend 'abacus' is not one of");
+  for (const char* other :
+       {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/", "--dtype bf16",
+        "--ceiling", "--sustained 1", "--naive", "--threads 1", "--csv r.csv"})
+    expect_usage_error(std::string("bench --ablation ") + other, "--ablation excludes --");
   expect_usage_error("bench --sustained 0", "sustained");
   expect_usage_error("bench --backend cpu --sustained 1 --naive", "do not go together");
   expect_usage_error("bench --case bf16/b1/q1/k1/h1/d999/full", "head_dim");
@@ -303,6 +309,35 @@ TEST_F(Cli, BenchCeiling) {
   for (const json& row : r["results"])
     EXPECT_NEAR(row["share_of_ceiling"].get<double>() * r["ceiling"][0]["tflops"].get<double>(),
                 row["tflops"].get<double>(), 1e-6);
+}
+
+// Without a Hopper GPU a clear answer before anything runs, with one all schedules beside the
+// first.
+TEST_F(Cli, BenchAblation) {
+  const json info = json::parse(flash3("info --json").out);
+  bool hopper = false;
+  for (const json& backend : info["backends"])
+    hopper |= backend["name"] == "hopper" && backend["available"] == true;
+  const Outcome o =
+      flash3("bench --ablation --samples 2 --sample-ms 4 --json " + path("ablation.json"));
+  if (!hopper) {
+    EXPECT_EQ(o.exit_code, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(o.err.find("flash3: --ablation needs a Hopper GPU: "), 0u) << o.err;
+    EXPECT_FALSE(fs::exists(path("ablation.json")));
+    return;
+  }
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(slurp(path("ablation.json")));
+  EXPECT_EQ(r["metadata"]["case"], "fp16/b4/q8448/k8448/h16/d128/full");
+  ASSERT_EQ(r["ablation"].size(), 6u);
+  EXPECT_EQ(r["ablation"][0]["share_of_full"], 1);
+  EXPECT_EQ(r["ablation"][0]["paper_tflops"], 661);
+  for (const json& row : r["ablation"]) {
+    EXPECT_GT(row["tflops"], 100) << row;
+    EXPECT_NEAR(row["share_of_full"].get<double>() * r["ablation"][0]["tflops"].get<double>(),
+                row["tflops"].get<double>(), 1e-6);
+  }
 }
 
 TEST_F(Cli, RunOnRealInput) {

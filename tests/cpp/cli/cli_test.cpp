@@ -109,7 +109,7 @@ TEST_F(Cli, BadArguments) {
   for (const char* other :
        {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/", "--dtype bf16",
         "--ceiling", "--sustained 1", "--naive", "--threads 1", "--csv r.csv"})
-    expect_usage_error(std::string("bench --ablation ") + other, "--ablation excludes --");
+    expect_usage_error(std::string("bench --ablation ") + other, "excludes --ablation");
   expect_usage_error("bench --sustained 0", "sustained");
   expect_usage_error("bench --backend cpu --sustained 1 --naive", "do not go together");
   expect_usage_error("bench --case bf16/b1/q1/k1/h1/d999/full", "head_dim");

@@ -185,6 +185,8 @@ def cpu_points(path, report, up="../"):
 
 def alone_kind(report):
     """What `flash3 bench --json` measured, for the title of its table; None for a run that needs none."""
+    if "ablation" in report:
+        return "parts of the forward kernel's schedule switched off"
     if report.get("metadata", {}).get("suite") == "window":
         return "time against the window"
     if any("sustained_ms" in r for r in report["results"]):
@@ -199,7 +201,19 @@ ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", "
                  ("pJ/FLOP", "pj_per_flop", ".2f"))
 
 
+def ablation_table(path, report, up):
+    about = report["metadata"]
+    rows = [[r["schedule"], r["tile"], f"{r['tflops']:.1f}", f"{r['share_of_full']:.3f}",
+             f"{r['paper_tflops']:.0f}" if "paper_tflops" in r else "", f"{r['paper_share_of_full']:.3f}" if "paper_tflops" in r else ""]
+            for r in report["ablation"]]
+    return "\n\n".join([f"{about['device']}: {alone_kind(report)}; `{about['case']}`; {about['how']}.",
+                        table(["schedule", "tile", "TFLOP/s", "of full", "the paper's TFLOP/s", "of its full"], rows),
+                        f"From {source(path, report, up)}."])
+
+
 def alone_table(path, report, up="../"):
+    if "ablation" in report:
+        return ablation_table(path, report, up)
     about, results, kind = report["metadata"], report["results"], alone_kind(report)
     columns = [column for column in ALONE_COLUMNS if any(column[1] in r for r in results)]
     if kind != "time against the window":

@@ -113,6 +113,13 @@ class Tables(unittest.TestCase):
         self.assertIn("before the cases: 850 TFLOP/s", text)
         self.assertEqual(tables.alone_kind({"metadata": about, "results": [], "ceiling": [CEILING]}), "the ceiling")
         self.assertIsNone(tables.alone_kind({"metadata": about, "results": [{"median_ms": 1}]}))
+        ablation = {"metadata": {**about, "case": "c", "how": "medians"},
+                    "ablation": [{"schedule": "full", "tile": "128x128", "tflops": 650.0, "share_of_full": 1.0,
+                                  "paper_tflops": 661.0, "paper_share_of_full": 1.0},
+                                 {"schedule": "no ping-pong", "tile": "128x128", "tflops": 640.0, "share_of_full": 0.985}]}
+        text = tables.alone_table(path, ablation)
+        self.assertIn("| full | 128x128 | 650.0 | 1.000 | 661 | 1.000 |", text)
+        self.assertIn("| no ping-pong | 128x128 | 640.0 | 0.985 |  |  |", text)
 
 
 if __name__ == "__main__":

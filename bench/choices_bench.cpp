@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cases/tensors.hpp"
+#include "cases/normal_tensors.hpp"
 #include "device/device.hpp"
 #include "hopper/forward/launch.hpp"
 
@@ -18,28 +18,6 @@ namespace {
 
 constexpr int kSamples = 11;
 constexpr double kSampleSeconds = 0.006;
-
-// The case's tensors on the GPU: N(0, 1), contiguous or heads first.
-class Tensors {
- public:
-  Tensors(const cases::Case& c, cases::Memory& memory) : params(cases::make_question(c)) {
-    uint64_t seed = 1;
-    for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse}) {
-      if (t->ndim == 0) continue;
-      std::vector<std::byte> host(static_cast<size_t>(cases::span_of(*t)) *
-                                  static_cast<size_t>(cases::element_size(t->dtype)));
-      cases::fill_normal(host.data(), t->dtype, cases::span_of(*t), seed++);
-      buffers_.push_back(memory.allocate(host.size()));
-      t->data = buffers_.back().get();
-      memory.copy_in(t->data, host.data(), host.size());
-    }
-    params.stream = memory.stream();
-  }
-  flash3_forward_params params;
-
- private:
-  std::vector<std::shared_ptr<void>> buffers_;
-};
 
 struct Candidate {
   ForwardProblem problem;
@@ -62,7 +40,7 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   std::string error;
   const auto c = cases::parse_id(id, &error);
   if (!c) return invalid_argument(error);
-  const Tensors tensors(*c, memory);
+  const cases::NormalTensors tensors(*c, memory);
   ForwardProblem problem;
   FLASH3_CHECK(make_forward_problem(&tensors.params, Pointers::kRequired, &problem));
   ForwardPlan planned;

@@ -70,7 +70,8 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // Head dims and mask choose a group of rows, the narrowest that is wide enough; within it
 // forward/estimate.cpp takes the row that is expected to be the fastest. key_tile_us and tile_us
 // are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. Behind a row:
-// TFLOP/s and the ratio to cuDNN in the same run, and at which length.
+// TFLOP/s and the ratio to cuDNN in the same run, and at which length; where it says "not
+// measured", the two times are guesses from the rows around.
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // D, Dv, band, tile_n, warpgroups, stages, q_stages, key_tile_us, tile_us
     {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 573, 1.27 at 16k

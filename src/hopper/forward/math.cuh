@@ -19,6 +19,7 @@
 #include "hopper/device/constant.cuh"
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/forward/kernel.cuh"
+#include "hopper/forward/load_unspecialised.cuh"
 #include "hopper/forward/store.cuh"
 
 namespace flash3::hopper {

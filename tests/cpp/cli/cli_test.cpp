@@ -49,6 +49,14 @@ class Cli : public testing::Test {
     return o;
   }
 
+  // Whether the program finds a GPU that the hopper backend runs on.
+  bool has_hopper() const {
+    const json info = json::parse(flash3("info --json").out);
+    for (const json& backend : info["backends"])
+      if (backend["name"] == "hopper") return backend["available"] == true;
+    return false;
+  }
+
   // Exit code 2, nothing on stdout, and this in the message.
   void expect_usage_error(const std::string& arguments, const std::string& part) const {
     const Outcome o = flash3(arguments);
@@ -283,13 +291,9 @@ TEST_F(Cli, BenchTellsBurstAndSustainedSpeed) {
 
 // Without a Hopper GPU a clear answer before anything runs, with one the figures.
 TEST_F(Cli, BenchCeiling) {
-  const json info = json::parse(flash3("info --json").out);
-  bool hopper = false;
-  for (const json& backend : info["backends"])
-    hopper |= backend["name"] == "hopper" && backend["available"] == true;
   const Outcome o =
       flash3("bench --ceiling --suite quick --filter /d64/ --json " + path("ceiling.json"));
-  if (!hopper) {
+  if (!has_hopper()) {
     EXPECT_EQ(o.exit_code, 1);
     EXPECT_EQ(o.out, "");
     EXPECT_EQ(o.err.find("flash3: --ceiling needs a Hopper GPU: "), 0u) << o.err;
@@ -314,13 +318,9 @@ TEST_F(Cli, BenchCeiling) {
 // Without a Hopper GPU a clear answer before anything runs, with one all schedules beside the
 // first.
 TEST_F(Cli, BenchAblation) {
-  const json info = json::parse(flash3("info --json").out);
-  bool hopper = false;
-  for (const json& backend : info["backends"])
-    hopper |= backend["name"] == "hopper" && backend["available"] == true;
   const Outcome o =
       flash3("bench --ablation --samples 2 --sample-ms 4 --json " + path("ablation.json"));
-  if (!hopper) {
+  if (!has_hopper()) {
     EXPECT_EQ(o.exit_code, 1);
     EXPECT_EQ(o.out, "");
     EXPECT_EQ(o.err.find("flash3: --ablation needs a Hopper GPU: "), 0u) << o.err;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cases/normal_tensors.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
 #include "device/device.hpp"
@@ -13,26 +14,12 @@
 namespace flash3::device {
 namespace {
 
-struct Call {
-  Call(const std::string& id, cases::Memory& memory) {
-    std::string error;
-    const auto c = cases::parse_id(id, &error);
-    if (!c) throw std::runtime_error(error);
-    params = cases::make_question(*c);
-    uint64_t seed = 1;
-    for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse}) {
-      if (t->ndim == 0) continue;
-      std::vector<std::byte> host(size_t(cases::span_of(*t) * cases::element_size(t->dtype)));
-      cases::fill_normal(host.data(), t->dtype, cases::span_of(*t), seed++);
-      buffers.push_back(memory.allocate(host.size()));
-      t->data = buffers.back().get();
-      memory.copy_in(t->data, host.data(), host.size());
-    }
-    params.stream = memory.stream();
-  }
-  flash3_forward_params params;
-  std::vector<std::shared_ptr<void>> buffers;
-};
+cases::NormalTensors tensors_of(const std::string& id, cases::Memory& memory) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  if (!c) throw std::runtime_error(error);
+  return {*c, memory};
+}
 
 std::vector<uint16_t> output_of(const AblationVariant& variant, const flash3_tensor& out,
                                 cases::Memory& memory) {
@@ -51,7 +38,7 @@ TEST(Ablation, EveryVariantComputesWhatTheLibraryDoes) {
   for (const char* id : {"fp16/b1/q200/k64/h2/d128/full", "fp16/b1/q128/k130/h1/d128/full",
                          "fp16/b2/q128/k240/h2/d128/full", "fp16/b1/q300/k384/h4x2/d128/full",
                          "fp16/b4/q1000/k1111/h16/d128/full", "fp16/b16/q700/k80/h16/d128/full"}) {
-    const Call call(id, *memory);
+    const cases::NormalTensors call = tensors_of(id, *memory);
     const auto variants = ablation_variants(call.params);
     ASSERT_EQ(variants.size(), 6u);
     const auto want = output_of(variants[0], call.params.out, *memory);
@@ -75,7 +62,7 @@ TEST(Ablation, RefusesOtherCalls) {
   const auto memory = make_device_memory();
   for (const char* id : {"bf16/b1/q64/k64/h1/d128/full", "fp16/b1/q64/k64/h1/d64/full",
                          "fp16/b1/q64/k64/h1/d128/causal"})
-    EXPECT_THROW(ablation_variants(Call(id, *memory).params), std::runtime_error) << id;
+    EXPECT_THROW(ablation_variants(tensors_of(id, *memory).params), std::runtime_error) << id;
 }
 
 }  // namespace

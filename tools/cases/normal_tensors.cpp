@@ -1,0 +1,22 @@
+#include "cases/normal_tensors.hpp"
+
+#include <cstddef>
+
+#include "cases/tensors.hpp"
+
+namespace flash3::cases {
+
+NormalTensors::NormalTensors(const Case& c, Memory& memory) : params(make_question(c)) {
+  uint64_t seed = 1;
+  for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse}) {
+    if (t->ndim == 0) continue;
+    std::vector<std::byte> host(static_cast<size_t>(span_of(*t) * element_size(t->dtype)));
+    fill_normal(host.data(), t->dtype, span_of(*t), seed++);
+    buffers_.push_back(memory.allocate(host.size()));
+    t->data = buffers_.back().get();
+    memory.copy_in(t->data, host.data(), host.size());
+  }
+  params.stream = memory.stream();
+}
+
+}  // namespace flash3::cases

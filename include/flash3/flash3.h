@@ -134,6 +134,55 @@ FLASH3_API flash3_status flash3_forward(const flash3_forward_params* params);
 FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
                                                 size_t* size);
 
+/* One backward call: from the gradient of the forward's outputs to that of its inputs. With
+ *   S = softmax_scale · Q·Kᵀ + mask,  P = exp(S − lse),  dP = dOut·Vᵀ,
+ *   delta = rowsum(dOut ∘ Out) − dlse,  dS = P ∘ (dP − delta)
+ * it computes
+ *   dQ = softmax_scale · dS·K,  dK = softmax_scale · dSᵀ·Q,  dV = Pᵀ·dOut
+ * (FlashAttention-2, alg. 2), S and P again tile by tile: memory beyond the tensors is O(seq), never
+ * the score matrix. Zero-initialise it, then set struct_size = sizeof(flash3_backward_params).
+ *
+ * q, k, v, out and lse are those of the forward call, and mask, softmax_scale and dtype must be the
+ * same. Gradients of rows that see nothing, and of keys that nobody sees, are exactly 0; every
+ * element of dq, dk and dv is written. */
+typedef struct flash3_backward_params {
+  size_t struct_size;
+
+  flash3_tensor dout; /* [batch, seq_q, heads_q, head_dim_v] gradient of out */
+  flash3_tensor dlse; /* [batch, heads_q, seq_q] float32, gradient of lse; all zero: there is none */
+  flash3_tensor q;    /* [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor k;    /* [batch, seq_k, heads_k, head_dim]   */
+  flash3_tensor v;    /* [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor out;  /* [batch, seq_q, heads_q, head_dim_v] */
+  flash3_tensor lse;  /* [batch, heads_q, seq_q] float32; required */
+
+  flash3_tensor dq; /* [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor dk; /* [batch, seq_k, heads_k, head_dim]; GQA: summed over the query heads */
+  flash3_tensor dv; /* [batch, seq_k, heads_k, head_dim_v] */
+
+  float softmax_scale; /* as in flash3_forward_params, down to window_right */
+  int32_t causal;
+  int32_t window;
+  int32_t deterministic; /* 1: the same bits each time on the same kind of device; 0: the order of
+                            float32 sums may vary from call to call */
+  int64_t window_left;
+  int64_t window_right;
+
+  int32_t backend; /* as in flash3_forward_params, to the end */
+  int32_t num_threads;
+  void* stream;
+  void* workspace;
+  size_t workspace_size;
+} flash3_backward_params;
+
+/* As their forward counterparts. */
+FLASH3_API flash3_status flash3_backward_supported(const flash3_backward_params* params);
+FLASH3_API flash3_status flash3_backward_workspace(const flash3_backward_params* params,
+                                                   size_t* bytes);
+FLASH3_API flash3_status flash3_backward(const flash3_backward_params* params);
+FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* params, char* buffer,
+                                                 size_t* size);
+
 /* FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
  * in flash3_last_error(). */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);

@@ -53,6 +53,12 @@ class Backend {
   // Workspace size and alignment, and pointer accessibility have been checked by the caller
   // (core/dispatch).
   virtual Status forward(const ForwardProblem& problem) const = 0;
+
+  // The same four for the backward.
+  virtual Status supports(const BackwardProblem& problem) const = 0;
+  virtual size_t workspace_size(const BackwardProblem& problem) const = 0;
+  virtual void explain(const BackwardProblem& problem, Explanation* out) const = 0;
+  virtual Status backward(const BackwardProblem& problem) const = 0;
 };
 
 // Built-in backends, best first: [hopper,] cpu.

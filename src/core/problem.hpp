@@ -1,5 +1,5 @@
-// A validated, normalised forward call. Made once, in make_forward_problem; nothing behind it
-// checks user input again.
+// A validated, normalised call. Made once, in make_forward_problem or make_backward_problem; nothing
+// behind them checks user input again.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +28,15 @@ struct LseView {
   int64_t stride_batch = 0, stride_head = 0;
 };
 
-struct ForwardProblem {
+// What forward and backward calls have in common.
+struct Problem {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;
   int64_t batch = 0, seq_q = 0, seq_k = 0, heads_q = 0, heads_k = 0;
   int head_dim = 0, head_dim_v = 0;
 
-  TensorView q, k, v, out;
-  LseView lse;
+  TensorView q, k, v;
+  TensorView out;  // written by the forward, read by the backward
+  LseView lse;     // likewise
 
   float softmax_scale = 0.f;  // never the "0 = default" of the C interface
   Band band;
@@ -46,8 +48,23 @@ struct ForwardProblem {
   size_t workspace_size = 0;
 
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
+};
+
+struct ForwardProblem : Problem {
   // No output element exists: nothing to run.
   bool is_empty() const { return batch == 0 || seq_q == 0 || heads_q == 0; }
+};
+
+struct BackwardProblem : Problem {
+  TensorView dout, dq, dk, dv;
+  LseView dlse;  // gradient of lse; not wanted: zero
+  bool deterministic = false;
+
+  // No gradient element exists: nothing to run.
+  bool is_empty() const {
+    return batch == 0 || (seq_q == 0 && seq_k == 0) || (heads_q == 0 && heads_k == 0) ||
+           (heads_q == 0 && seq_k == 0) || (heads_k == 0 && seq_q == 0);
+  }
 };
 
 // Whether data pointers must be there: a launch needs them, a question does not.
@@ -57,6 +74,8 @@ enum class Pointers { kRequired, kOptional };
 // the rule.
 Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,
                             ForwardProblem* problem);
+Status make_backward_problem(const flash3_backward_params* params, Pointers pointers,
+                             BackwardProblem* problem);
 
 const char* dtype_name(flash3_dtype dtype);
 int dtype_size(flash3_dtype dtype);  // bytes

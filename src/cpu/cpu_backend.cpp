@@ -82,6 +82,13 @@ class CpuBackend final : public Backend {
     }
     return run_attention(problem, plan);
   }
+
+  Status supports(const BackwardProblem&) const override {
+    return unsupported("the cpu backend of this version runs no backward");
+  }
+  size_t workspace_size(const BackwardProblem&) const override { return 0; }
+  void explain(const BackwardProblem&, Explanation*) const override {}
+  Status backward(const BackwardProblem& problem) const override { return supports(problem); }
 };
 
 }  // namespace

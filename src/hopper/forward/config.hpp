@@ -77,7 +77,7 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 573, 1.27 at 16k
     {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 446, 1.20 at 512
     {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 550, 1.29 at 16k
-    {64, 64, true, 64, 4, 2, 2, 1.06, 3.0},      // 344, 1.07 at 1k
+    {64, 64, true, 64, 4, 2, 2, 1.06, 1.3},      // 372, 1.16 at 1k
     {96, 96, false, 128, 2, 2, 2, 1.2, 1.5},     // not measured beside a peer
     {96, 96, true, 128, 2, 2, 2, 1.2, 2.3},      // not measured beside a peer
     {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 529, 1.07 at 512

@@ -75,6 +75,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
   // apart.
   constexpr bool kAlwaysRescale = VTile::kCols <= 64;
+  // Where key tiles are no wider than a warpgroup's rows, the band's edge crosses some that only
+  // other warpgroups see.
+  constexpr bool kPassBy = Traits::kBand && kTileN <= kWarpgroupRows;
 
   const TileSchedule& schedule = params.schedule;
   auto tiles = consumer_tiles<Traits>(params, shared);
@@ -109,6 +112,20 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   };
   bool release_previous_q = false;
 
+  // Key tiles that other warpgroups' rows see and these do not: their stages pass by.
+  const auto pass_by = [&](int key_tiles) {
+    for (; key_tiles > 0; --key_tiles) {
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      release_k(k_state.stage);
+      k_state.advance();
+      wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
+      release_v(v_state.stage);
+      v_state.advance();
+      turn.await();
+      turn.pass_on();
+    }
+  };
+
   if constexpr (!Traits::kSchedule.specialised) own.begin();
   turn.start();
   WorkTile work;
@@ -140,7 +157,18 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     float alpha[2];
     OnlineSoftmax softmax{params.scale_log2};
 
-    int n = work.key_tile_end - 1;
+    // Of the work tile's key tiles, those that these rows see; one that they do not see where they
+    // see none.
+    int begin = work.key_tile_begin, end = work.key_tile_end;
+    if constexpr (kPassBy) {
+      const Range seen = schedule.band.key_tiles(
+          {first_query, min(first_query + pack.queries, schedule.seq_q)}, schedule.seq_k, kTileN);
+      begin = max(begin, min(end - 1, int(seen.begin)));
+      end = max(begin + 1, min(end, int(seen.end)));
+      pass_by(work.key_tile_end - end);
+    }
+
+    int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
     const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
     wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
@@ -279,7 +307,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         }
       };
 #pragma unroll 1
-      for (--n; n >= work.key_tile_begin; --n) {
+      for (--n; n >= begin; --n) {
         as_constant<Traits::kStages>(k_state.stage, step);
         k_state.advance();
         v_state.advance();
@@ -294,6 +322,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     pin_registers(r_o);
     release_v(v_state.stage);
     v_state.advance();
+    if constexpr (kPassBy) pass_by(begin - work.key_tile_begin);
 
     OnlineSoftmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);

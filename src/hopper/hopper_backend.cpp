@@ -3,6 +3,7 @@
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
+#include "hopper/backward/launch.hpp"
 #include "hopper/device_info.hpp"
 #include "hopper/forward/launch.hpp"
 #include "hopper/forward/select.hpp"
@@ -93,12 +94,38 @@ class HopperBackend final : public Backend {
                  : "element by element: out's base, strides or rows are not multiples of 16 bytes");
   }
 
-  Status supports(const BackwardProblem&) const override {
-    return unsupported("the hopper backend of this version runs no backward");
+  Status supports(const BackwardProblem& problem) const override {
+    BackwardPlan plan;
+    return make_plan(problem, &plan);
   }
-  size_t workspace_size(const BackwardProblem&) const override { return 0; }
-  void explain(const BackwardProblem&, Explanation*) const override {}
-  Status backward(const BackwardProblem& problem) const override { return supports(problem); }
+
+  size_t workspace_size(const BackwardProblem& problem) const override {
+    BackwardPlan plan;
+    return make_plan(problem, &plan).ok() ? plan.workspace_bytes : 0;
+  }
+
+  Status backward(const BackwardProblem& problem) const override {
+    BackwardPlan plan;
+    FLASH3_CHECK(make_plan(problem, &plan));
+    return launch_backward(problem, plan);
+  }
+
+  void explain(const BackwardProblem& problem, Explanation* out) const override {
+    BackwardPlan plan;
+    const Status status = make_plan(problem, &plan);
+    if (!status.ok()) {
+      out->add("unsupported", status.message());
+      return;
+    }
+    const BackwardConfig& c = plan.kernel->config;
+    out->add("kernel", plan.kernel->id);
+    out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
+    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 keys"));
+    out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
+    out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads"));
+    out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
+    out->add("workspace", message(plan.workspace_bytes, " bytes"));
+  }
 
  private:
   // Rows, heads, and why: only where query heads share a KV head is there a choice.
@@ -127,6 +154,12 @@ class HopperBackend final : public Backend {
     Device device;
     FLASH3_CHECK(current_device(&device));
     return plan_forward(problem, device, plan);
+  }
+
+  static Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
+    Device device;
+    FLASH3_CHECK(current_device(&device));
+    return plan_backward(problem, plan);
   }
 };
 

@@ -11,6 +11,9 @@ namespace flash3::hopper {
 // and below 2^40; the step from one group of packed heads to the next is one of them.
 bool tma_can_address(const TensorView& view, const HeadPack& pack = {});
 
+// Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
+constexpr int box_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
+
 // Maps of a 16-bit tensor. box_dims is the swizzle's width: 32 or 64 elements. What lies outside of
 // the view reads as zero.
 

@@ -21,6 +21,8 @@ enum class BarrierName {
   kKEmpty,
   kVFull,
   kVEmpty,
+  kDoutFull,
+  kDoutEmpty,
   kTileFull,
   kTileEmpty,
   kTileWanted
@@ -35,6 +37,8 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kKEmpty: return "k_empty";
     case BarrierName::kVFull: return "v_full";
     case BarrierName::kVEmpty: return "v_empty";
+    case BarrierName::kDoutFull: return "dout_full";
+    case BarrierName::kDoutEmpty: return "dout_empty";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
     case BarrierName::kTileWanted: return "tile_wanted";
@@ -74,9 +78,10 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
-  kGemmTurn = 1,      // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 5,  // this warpgroup's output tile is in shared memory, or its readers are done
-                      // with what was there
+  kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
+                       // with what was there
+  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

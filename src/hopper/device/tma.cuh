@@ -32,6 +32,20 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, Que
   cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
 }
 
+// `bytes` contiguous bytes, a multiple of 16, as are both addresses.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
+                                          uint64_t* barrier) {
+  using namespace cuda::ptx;
+  cp_async_bulk(space_cluster, space_global, shared, global, bytes, barrier);
+}
+
+__device__ __forceinline__ void tma_store(const TensorMap* map, KeyCoordinates at,
+                                          const void* shared) {
+  using namespace cuda::ptx;
+  const int32_t coordinates[4] = {at.dim, at.seq, at.head, at.batch};
+  cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+}
+
 __device__ __forceinline__ void tma_store(const TensorMap* map, QueryCoordinates at,
                                           const void* shared) {
   using namespace cuda::ptx;

@@ -7,18 +7,13 @@
 #include <numbers>
 #include <random>
 
-#include "core/message.hpp"
-#include "hopper/forward/pack.hpp"
+#include "hopper/cuda_status.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/packed_copy.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
-
-Status cuda_status(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  return {FLASH3_CUDA_ERROR, message(what, " failed: ", cudaGetErrorString(error))};
-}
 
 // A number that no other launch has, and that memory does not hold by chance. A replayed graph
 // repeats it: see TileCounter.
@@ -30,19 +25,6 @@ unsigned long long new_ticket() {
   return (x ^ (x >> 31)) | 1;  // never 0, which withdraws a ticket
 }
 
-// Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
-int chunk(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
-
-// The tensor that the kernel loads: the user's, or the copy that is enqueued here.
-Status input_view(const ForwardProblem& problem, const TensorView& source, const PackedCopy& copy,
-                  TensorView* view) {
-  *view = source;
-  if (!copy.needed) return {};
-  *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
-  return cuda_status(launch_pack(source, *view, static_cast<cudaStream_t>(problem.stream)),
-                     "launching the copy");
-}
-
 }  // namespace
 
 Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
@@ -51,18 +33,19 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
 
   TensorView q, k, v;
   FLASH3_CHECK(input_view(problem, problem.q, plan.q, &q));
-  FLASH3_CHECK(encode_query_map(q, plan.pack, chunk(config.head_dim), &params.q));
+  FLASH3_CHECK(encode_query_map(q, plan.pack, box_columns(config.head_dim), &params.q));
   if (problem.seq_k > 0) {
     FLASH3_CHECK(input_view(problem, problem.k, plan.k, &k));
     FLASH3_CHECK(input_view(problem, problem.v, plan.v, &v));
-    FLASH3_CHECK(encode_key_map(k, config.tile_n, chunk(config.head_dim), &params.k));
-    FLASH3_CHECK(encode_key_map(v, config.tile_n, chunk(config.head_dim_v), &params.v));
+    FLASH3_CHECK(encode_key_map(k, config.tile_n, box_columns(config.head_dim), &params.k));
+    FLASH3_CHECK(encode_key_map(v, config.tile_n, box_columns(config.head_dim_v), &params.v));
   } else {
     params.k = params.v = params.q;  // valid, and never loaded from
   }
   params.out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma)
-    FLASH3_CHECK(encode_query_map(problem.out, plan.pack, chunk(config.head_dim_v), &params.out));
+    FLASH3_CHECK(
+        encode_query_map(problem.out, plan.pack, box_columns(config.head_dim_v), &params.out));
 
   params.out_data = static_cast<unsigned short*>(problem.out.data);
   params.out_stride_batch = problem.out.stride_batch;

@@ -31,19 +31,6 @@ void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kR
   (list.push_back(kernel_of_row<kElement, kRows>()), ...);
 }
 
-size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-PackedCopy plan_copy(const TensorView& view, size_t* workspace) {
-  PackedCopy copy;
-  const int64_t elements = view.batch * view.seq * view.heads;
-  if (elements == 0 || tma_can_address(view)) return copy;
-  copy.needed = true;
-  copy.offset = *workspace;
-  copy.row = (view.dim + 7) / 8 * 8;
-  *workspace += align_up(size_t(elements * copy.row) * 2);
-  return copy;
-}
-
 // TMA must reach from one group of packed heads to the next; a copy is always laid out so.
 bool can_pack(const ForwardProblem& problem, const HeadPack& pack) {
   return tma_can_address(problem.q, pack) || !tma_can_address(problem.q);

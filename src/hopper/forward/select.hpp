@@ -13,6 +13,7 @@
 #include "hopper/element.hpp"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/estimate.hpp"
+#include "hopper/packed_copy.hpp"
 
 namespace flash3::hopper {
 
@@ -36,13 +37,6 @@ struct ForwardChoice {
 // holds the head dims, one head a tile, and then packed by every divisor of the heads per KV head
 // that fits a warpgroup's rows. Empty if no kernel takes the dtype or the head dims.
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
-
-// An input that TMA cannot address, copied to aligned rows in the workspace before the kernel runs.
-struct PackedCopy {
-  bool needed = false;
-  size_t offset = 0;  // into the workspace
-  int64_t row = 0;    // elements from one row to the next
-};
 
 // Rows, keys, the band's bounds and their sums are 32-bit in the kernel.
 inline constexpr int64_t kMaxLength = int64_t{1} << 30;

@@ -1,6 +1,6 @@
-#include <cstdint>
-
-#include "hopper/forward/pack.hpp"
+#include "hopper/cuda_status.hpp"
+#include "hopper/packed_copy.hpp"
+#include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(TensorView source, Tenso
   }
 }
 
-}  // namespace
-
+// The packed tensor at `data`: [batch, seq, heads, dim] with `row` elements from one row to the
+// next.
 TensorView packed_view(const TensorView& source, void* data, int64_t row) {
   TensorView packed = source;
   packed.data = data;
@@ -40,6 +40,28 @@ cudaError_t launch_pack(const TensorView& source, const TensorView& packed, cuda
   const int64_t blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
   pack_kernel<<<unsigned(blocks), kThreads, 0, stream>>>(source, packed);
   return cudaPeekAtLastError();
+}
+
+}  // namespace
+
+PackedCopy plan_copy(const TensorView& view, size_t* workspace) {
+  PackedCopy copy;
+  const int64_t elements = view.batch * view.seq * view.heads;
+  if (elements == 0 || tma_can_address(view)) return copy;
+  copy.needed = true;
+  copy.offset = *workspace;
+  copy.row = (view.dim + 7) / 8 * 8;
+  *workspace += align_up(size_t(elements * copy.row) * 2);
+  return copy;
+}
+
+Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,
+                  TensorView* view) {
+  *view = source;
+  if (!copy.needed) return {};
+  *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
+  return cuda_status(launch_pack(source, *view, static_cast<cudaStream_t>(problem.stream)),
+                     "launching the copy");
 }
 
 }  // namespace flash3::hopper

@@ -1,0 +1,80 @@
+// The tile table of the backward kernels, and what follows from a row. constexpr and NVRTC-clean,
+// like the forward's.
+#pragma once
+
+#include "core/host_device.hpp"
+
+namespace flash3::hopper {
+
+// One kernel: a block owns tile_n = 64 · warpgroups keys, whose dK and dV stay in registers, 64
+// keys a warpgroup, and walks over query tiles of tile_m, 64 queries a step. Q (with its LSE) and
+// dOut (with delta) each travel through a ring.
+struct BackwardConfig {
+  int head_dim;
+  int head_dim_v;
+  bool band;  // masks by the band; otherwise only the end of the keys
+  int tile_m;
+  int warpgroups;
+  int q_stages;
+  int dout_stages;
+
+  FLASH3_HOST_DEVICE constexpr int tile_n() const { return 64 * warpgroups; }
+  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
+
+  // Registers per thread after setmaxnreg; see forward/config.hpp.
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 24; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    return warpgroups == 2 ? 240 : 160;
+  }
+  FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+
+  // dQ of a query tile is computed in blocks of 64 × 64, dealt out to the warpgroups.
+  FLASH3_HOST_DEVICE constexpr int dq_blocks() const { return tile_m / 64 * (head_dim / 64); }
+
+  // Shared memory in bytes. dK and dV are staged in the places of K and V.
+  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
+  FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
+  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
+  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    const int barriers = 2 + 2 * q_stages + 2 * dout_stages;
+    return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
+           dout_stages * dout_bytes() + ds_bytes() + 8 * barriers;
+  }
+};
+
+inline constexpr int kStepQueries = 64;
+
+inline constexpr BackwardConfig kBackwardConfigs[] = {
+    // D, Dv, band, tile_m, warpgroups, q_stages, dout_stages
+    {64, 64, false, 128, 2, 3, 3},
+    {64, 64, true, 128, 2, 3, 3},
+    {128, 128, false, 64, 2, 3, 3},
+    {128, 128, true, 64, 2, 3, 3},
+};
+
+constexpr bool is_valid(const BackwardConfig& c) {
+  const int gradients = (c.head_dim + c.head_dim_v) / 2, scores = kStepQueries / 2;
+  return c.shared_bytes() <= 227 * 1024 && c.tile_m % 64 == 0 && c.head_dim % 64 == 0 &&
+         c.head_dim_v % 64 == 0 && c.dq_blocks() % c.warpgroups == 0 &&
+         128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
+             c.threads() * c.launch_registers() &&
+         gradients + 2 * scores + 16 <= c.consumer_registers();
+}
+
+constexpr bool all_backward_valid() {
+  for (const BackwardConfig& c : kBackwardConfigs) {
+    if (!is_valid(c)) return false;
+  }
+  return true;
+}
+static_assert(all_backward_valid(), "a row of the tile table exceeds shared memory or registers");
+
+// The row of a kernel instance; no head dims if there is none.
+constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band) {
+  for (const BackwardConfig& c : kBackwardConfigs) {
+    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band) return c;
+  }
+  return {};
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,14 @@
+// What a file in instances/ includes.
+#pragma once
+
+#include "hopper/backward/instances.hpp"
+#include "hopper/backward/kernel.cuh"
+
+#define FLASH3_BACKWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND)                              \
+  template <>                                                                                      \
+  const void* flash3::hopper::backward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM, \
+                                                       HEAD_DIM_V, BAND>() {                       \
+    return reinterpret_cast<const void*>(                                                          \
+        &backward_kernel<                                                                          \
+            BackwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND>>);        \
+  }

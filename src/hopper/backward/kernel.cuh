@@ -1,0 +1,89 @@
+// The backward kernel: shared memory, roles, and nothing else. load.cuh is the producer, math.cuh
+// the consumer, store.cuh the consumer's epilogue; README.md draws the schedule.
+#pragma once
+
+#include "hopper/backward/config.hpp"
+#include "hopper/backward/params.h"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/registers.cuh"
+#include "hopper/device/roles.cuh"
+#include "hopper/device/tile/mma.cuh"
+
+namespace flash3::hopper {
+
+// Everything that the roles of one kernel share, at compile time.
+template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_>
+struct BackwardTraits {
+  static constexpr Element kElement = kElement_;
+  static constexpr bool kBand = kBand_;
+  static constexpr BackwardConfig kConfig = backward_config(kHeadDim_, kHeadDimV_, kBand_);
+  static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n();
+  static constexpr int kWarpgroups = kConfig.warpgroups;
+
+  using KTile = SharedTile<kTileN, kHeadDim>;
+  using VTile = SharedTile<kTileN, kHeadDimV>;
+  using QTile = SharedTile<kTileM, kHeadDim>;
+  using DoutTile = SharedTile<kTileM, kHeadDimV>;
+  using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
+
+  using QState = PipelineState<kConfig.q_stages>;
+  using DoutState = PipelineState<kConfig.dout_stages>;
+
+  struct Shared {
+    uint8_t k[KTile::kBytes];
+    uint8_t v[VTile::kBytes];
+    uint8_t q[kConfig.q_stages][QTile::kBytes];
+    uint8_t dout[kConfig.dout_stages][DoutTile::kBytes];
+    uint8_t ds[2][DsTile::kBytes];
+    float lse[kConfig.q_stages][kTileM];  // base 2
+    float delta[kConfig.dout_stages][kTileM];
+    RingBarriers<kConfig.q_stages> q_barriers;
+    RingBarriers<kConfig.dout_stages> dout_barriers;
+    uint64_t k_full, v_full;
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::hopper
+
+#include "hopper/backward/load.cuh"
+#include "hopper/backward/math.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+    backward_kernel(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+
+  if (threadIdx.x == 0) {
+    shared.q_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
+    shared.dout_barriers.init(4 * Traits::kWarpgroups);
+    cuda::ptx::mbarrier_init(&shared.k_full, 1);
+    cuda::ptx::mbarrier_init(&shared.v_full, 1);
+    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  }
+  __syncthreads();
+
+  const KeyTile work =
+      decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand, int(blockIdx.x));
+  const int warpgroup = warpgroup_index();
+  if (warpgroup == 0) {
+    release_registers<Traits::kConfig.producer_registers()>();
+    const BackwardProducerWarp role{warp_in_warpgroup()};
+    if (threadIdx.x % 32 == 0) {
+      if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
+      if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
+    }
+  } else {
+    acquire_registers<Traits::kConfig.consumer_registers()>();
+    accumulate<Traits>(params, shared, work, warpgroup - 1);
+  }
+}
+
+}  // namespace flash3::hopper

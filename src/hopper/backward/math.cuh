@@ -1,0 +1,286 @@
+// The consumer: one warpgroup, 64 keys, whose dK and dV stay in its registers. Scores are computed
+// transposed, keys × queries, so that P and dS come out of the tensor cores as they go back in: as
+// the register operand of dV = Pᵀ·dOut and dK = dSᵀ·Q. Only dQ needs the keys of all warpgroups: dS
+// goes through shared memory for it. Per query tile i, in the order of issue
+//
+//   dPᵀ_i = V·dOut_iᵀ          asynchronous, as all products
+//   Pᵀ_i = exp2(Sᵀ_i − lse)    S_i was issued a tile before
+//   dV += Pᵀ_i·dOut_i
+//   wait dPᵀ_i; dSᵀ_i = Pᵀ_i ∘ (dPᵀ_i − delta)
+//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ
+//   dS_i to shared memory; the warpgroups meet
+//   dQ_i = dS_i·K, this warpgroup's blocks of it
+//   dK += dSᵀ_i·Q_i
+//   wait dQ_i; add it to the sums in global memory
+//
+// FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
+#pragma once
+
+#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/store.cuh"
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/ptx/reduce.cuh"
+#include "hopper/device/ptx/stmatrix.cuh"
+
+namespace flash3::hopper {
+
+// A warp's arrival that it has read a stage.
+__device__ __forceinline__ void release_stage(uint64_t* empty) {
+  if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
+// Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
+template <Element T, class ATile, class BTile>
+__device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
+                                                        Descriptor b) {
+  static_assert(ATile::kCols == BTile::kCols);
+  discard_registers(r);
+  wgmma_fence();
+#pragma unroll
+  for (int col = 0; col < ATile::kCols; col += 16) {
+    Wgmma<T, kStepQueries>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
+  }
+  wgmma_commit();
+}
+
+// Issues D += A·B, A [64, kStepQueries] in registers, B kStepQueries rows of BTile.
+template <Element T, class BTile>
+__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2],
+                                               uint32_t (&a)[kStepQueries / 4], Descriptor b) {
+  pin_registers(r);
+  pin_registers(a);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < kStepQueries; row += 16) {
+    Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
+  }
+  wgmma_commit();
+}
+
+// A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
+template <class DsTile>
+__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kStepQueries / 4],
+                                         int first_query, int warpgroup, int thread) {
+  const int lane = thread % 32;
+  const int query = first_query + lane / 16 * 8 + lane % 8;
+  const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
+#pragma unroll
+  for (int j = 0; j < kStepQueries / 16; ++j) {
+    stmatrix_x4_transposed(base + DsTile::offset(16 * j + query, key), r_ds[4 * j], r_ds[4 * j + 1],
+                           r_ds[4 * j + 2], r_ds[4 * j + 3]);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void accumulate(const BackwardParams& params,
+                                           typename Traits::Shared& shared, const KeyTile& work,
+                                           int warpgroup) {
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using QTile = typename Traits::QTile;
+  using DoutTile = typename Traits::DoutTile;
+  using DsTile = typename Traits::DsTile;
+  constexpr Element kElement = Traits::kElement;
+  constexpr int kTileM = Traits::kTileM;
+  constexpr int kSteps = kTileM / kStepQueries;
+  constexpr int kDqBlocks = Traits::kConfig.dq_blocks();
+  constexpr int kOwnBlocks = kDqBlocks / Traits::kWarpgroups;
+  constexpr int kColumnBlocks = Traits::kHeadDim / 64;
+
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int query_in_tile = thread % 4 * 2;
+  const int first_key = work.key + warpgroup * kWarpgroupRows;
+  const int key[2] = {first_key + thread / 32 * 16 + thread % 32 / 4,
+                      first_key + thread / 32 * 16 + thread % 32 / 4 + 8};
+
+  // Steps that need no mask for these 64 keys.
+  const Range unmasked =
+      (Traits::kBand ? params.queries : Band{})
+          .full_tiles({first_key, first_key + kWarpgroupRows}, params.rows.padded_q, kStepQueries);
+  const int unmasked_begin = int(unmasked.begin), unmasked_end = int(unmasked.end);
+  const bool keys_end = first_key + kWarpgroupRows > params.seq_k;
+
+  const Descriptor k_rows =
+      descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
+  const Descriptor v_rows =
+      descriptor(VTile::kMajorK, shared.v) + warpgroup * 64 * VTile::kRowBytes;
+  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
+  const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
+  const Descriptor q_columns = descriptor(QTile::kMajorMN, shared.q);
+  const Descriptor dout_rows = descriptor(DoutTile::kMajorK, shared.dout);
+  const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
+  const Descriptor ds_rows = descriptor(DsTile::kMajorK, shared.ds);
+
+  float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
+  float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
+  uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
+
+  typename Traits::QState q_state;
+  typename Traits::DoutState dout_state;
+  const auto issue_s = [&](int step_in_tile) {
+    issue_transposed_scores<kElement, KTile, QTile>(
+        r_s, k_rows,
+        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+  };
+  const auto wait_for_q = [&] {
+    wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
+  };
+
+  const int m_tiles = work.query_tile_end - work.query_tile_begin;
+  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
+  int m = work.query_tile_begin;
+  const int64_t dq_tile_floats = kDqBlocks * 4096;
+  const int64_t dq_head_floats = int64_t(params.rows.padded_q) * Traits::kHeadDim;
+  float* dq_head = params.rows.dq + (int64_t(work.batch) * params.rows.heads_q +
+                                     work.kv_head * params.heads_per_kv_head) *
+                                        dq_head_floats;
+
+  wait(&shared.k_full, 0, BarrierName::kKFull);
+  if (tiles > 0) {
+    wait_for_q();
+    issue_s(0);
+    wgmma_wait<0>();
+    pin_registers(r_s);
+  }
+  wait(&shared.v_full, 0, BarrierName::kVFull);
+
+  int previous_q_stage = 0;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int q_stage = q_state.stage, dout_stage = dout_state.stage;
+    uint8_t* const ds = shared.ds[tile % 2];
+    wait(&shared.dout_barriers.full[dout_stage], dout_state.phase, BarrierName::kDoutFull);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int first_row = step * kStepQueries;
+      const bool last = step == kSteps - 1;
+      issue_transposed_scores<kElement, VTile, DoutTile>(
+          r_dp, v_rows,
+          dout_rows + (dout_stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
+
+      const int m_step = m * kSteps + step;
+      if (Traits::kBand && (m_step < unmasked_begin || m_step >= unmasked_end)) {
+        mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), key,
+                          m_step * kStepQueries + query_in_tile, params.rows.padded_q);
+      }
+      if (keys_end) {
+#pragma unroll
+        for (int j = 0; j < kStepQueries / 2; ++j) {
+          if (key[j / 2 % 2] >= params.seq_k) r_s[j] = -kInfinity;
+        }
+      }
+      const float* lse = shared.lse[q_stage] + first_row + query_in_tile;
+#pragma unroll
+      for (int j = 0; j < kStepQueries / 8; ++j) {
+        const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float* s = &r_s[4 * j + 2 * h];
+          s[0] = exp2_approx(fmaf(s[0], params.scale_log2, -row.x));
+          s[1] = exp2_approx(fmaf(s[1], params.scale_log2, -row.y));
+        }
+      }
+      wgmma_wait<1>();  // dK of the step before
+      pin_registers(r_dk);
+      pin_registers(r_a);
+      if (step == 0 && tile > 0) release_stage(&shared.q_barriers.empty[previous_q_stage]);
+      pack_probabilities<kElement>(r_s, r_a);
+      issue_gradient<kElement, DoutTile>(
+          r_dv, r_a, dout_columns + (dout_stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
+
+      wgmma_wait<1>();  // dP
+      pin_registers(r_dp);
+      const float* delta = shared.delta[dout_stage] + first_row + query_in_tile;
+#pragma unroll
+      for (int j = 0; j < kStepQueries / 8; ++j) {
+        const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int i = 4 * j + 2 * h;
+          r_dp[i] = r_s[i] * (r_dp[i] - row.x);
+          r_dp[i + 1] = r_s[i + 1] * (r_dp[i + 1] - row.y);
+        }
+      }
+      wgmma_wait<0>();  // dV
+      pin_registers(r_dv);
+      pin_registers(r_a);
+      pack_probabilities<kElement>(r_dp, r_a);
+      if (last) {
+        release_stage(&shared.dout_barriers.empty[dout_stage]);
+        dout_state.advance();
+        q_state.advance();
+        if (tile + 1 < tiles) wait_for_q();
+      }
+      // Behind the last tile the scores of whatever lies there: a branch around the product would
+      // make ptxas give the asynchronous pipeline up (C7512).
+      issue_s(last ? 0 : step + 1);
+      store_ds<DsTile>(ds, r_a, first_row, warpgroup, thread);
+      const Descriptor q_now = q_columns + (q_stage * QTile::kBytes + QTile::mn_step(first_row));
+      if (!last) {
+        issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
+        wgmma_wait<1>();  // S of the next step
+        pin_registers(r_s);
+        continue;
+      }
+
+      fence_shared_for_async_proxy();
+      sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
+      float r_dq[kOwnBlocks][32];
+#pragma unroll
+      for (int i = 0; i < kOwnBlocks; ++i) discard_registers(r_dq[i]);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kOwnBlocks; ++i) {
+        const int block = warpgroup * kOwnBlocks + i;
+        const Descriptor a =
+            ds_rows + (tile % 2 * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes);
+        const Descriptor b = k_columns + block % kColumnBlocks * KTile::kChunkBytes;
+#pragma unroll
+        for (int col = 0; col < Traits::kTileN; col += 16) {
+          Wgmma<kElement, 64>::template ss<false, true>(r_dq[i], a + DsTile::k_step(col),
+                                                        b + KTile::mn_step(col), col != 0);
+        }
+      }
+      wgmma_commit();
+      issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
+
+      wgmma_wait<1>();  // S of the next tile, dQ
+#pragma unroll
+      for (int i = 0; i < kOwnBlocks; ++i) pin_registers(r_dq[i]);
+      pin_registers(r_s);
+#pragma unroll
+      for (int i = 0; i < kOwnBlocks; ++i) {
+        float* sums =
+            dq_head + m * dq_tile_floats + (warpgroup * kOwnBlocks + i) * 4096 + thread * 4;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) add_to_global(sums + j * 512, &r_dq[i][4 * j]);
+      }
+    }
+    previous_q_stage = q_stage;
+    if (++m == work.query_tile_end) {
+      m = work.query_tile_begin;
+      dq_head += dq_head_floats;
+    }
+  }
+  wgmma_wait<0>();
+  pin_registers(r_dk);
+
+  // K and V lie where the gradients are staged: all have read K.
+  sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
+#pragma unroll
+  for (float& x : r_dk) x *= params.softmax_scale;
+  const KeyRows rows{first_key, work.kv_head, work.batch,
+                     min(kWarpgroupRows, params.seq_k - first_key)};
+  stage_gradient<kElement, VTile>(shared.v, r_dv, warpgroup, thread);
+  stage_gradient<kElement, KTile>(shared.k, r_dk, warpgroup, thread);
+  fence_shared_for_async_proxy();
+  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  store_gradient<VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out, params.head_dim_v,
+                        rows, shared.v, warpgroup, thread);
+  store_gradient<KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out, params.head_dim,
+                        rows, shared.k, warpgroup, thread);
+  tma_store_wait_read();  // a block's memory must outlive its stores
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,97 @@
+// What the backward kernels are launched with. Plain data: filled by launch.cpp; host and device,
+// so no <cstdint>.
+#pragma once
+
+#include "core/band.hpp"
+#include "hopper/device/tensor_map.h"
+
+namespace flash3::hopper {
+
+// A strided view of 16-bit elements, [batch, seq, head, dim].
+struct ElementView {
+  unsigned short* data;
+  long long stride_batch, stride_seq, stride_head;
+  bool aligned;  // base and strides are multiples of 16 bytes
+};
+
+// A strided view of floats, [batch, head, seq]; data null: not given.
+struct RowView {
+  const float* data;
+  long long stride_batch, stride_head;
+};
+
+// Rows of the workspace, one per query of a padded sequence: [batch, heads_q, padded_q].
+struct BackwardRows {
+  int batch, heads_q, seq_q;
+  int padded_q;     // seq_q rounded up to query tiles
+  float* lse_log2;  // lse · log2 e; +∞ for rows past the end and rows that see no key
+  float* delta;     // rowsum(dOut ∘ Out) − dlse
+  float* dq;        // [batch, heads_q, blocks, 64 · 64]: float32 sums, see DqBlock
+  int dq_columns;   // of a row of dq: the kernel's head_dim
+};
+
+struct BackwardParams {
+  TensorMap q;     // box [tile_m, chunk]
+  TensorMap dout;  // box [tile_m, chunk]
+  TensorMap k;     // box [tile_n, chunk]
+  TensorMap v;     // box [tile_n, chunk]
+  TensorMap dk;    // box [64, chunk]; only if dk_by_tma
+  TensorMap dv;    // box [64, chunk]; only if dv_by_tma
+
+  BackwardRows rows;
+  ElementView dk_out, dv_out;
+  bool dk_by_tma, dv_by_tma;
+
+  float softmax_scale;
+  float scale_log2;  // softmax_scale · log2 e
+  int head_dim, head_dim_v;
+  int seq_k, heads_k;
+  int heads_per_kv_head;
+
+  // Key j sees query i iff j + queries.lo ≤ i ≤ j + queries.hi: the band, transposed, and cut to
+  // where no sum with a row overflows 32 bits.
+  Band queries;
+
+  // The order of work: see decode_key_tile.
+  int n_tiles;
+  int kv_heads;            // batch · heads_k
+  int kv_heads_at_a_time;  // consecutive ones whose Q and dOut share the L2 cache
+};
+
+// The work of one block.
+struct KeyTile {
+  int key;  // the first one
+  int kv_head, batch;
+  int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
+};
+
+// The index-th block's work. A few KV heads at a time, and within those
+//   full   all key tiles of one head after the other
+//   band   the first key tile of each head in turn, then the second: under a causal mask the
+//          longest come first
+FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& params, int tile_m,
+                                                     int tile_n, bool band, int index) {
+  const int n_tiles = params.n_tiles, at_a_time = params.kv_heads_at_a_time;
+  const int first_head = index / (at_a_time * n_tiles) * at_a_time;
+  const int heads_left = params.kv_heads - first_head;
+  const int heads = at_a_time < heads_left ? at_a_time : heads_left;
+  const int place = index - first_head * n_tiles;
+  const int n = band ? place / heads : place % n_tiles;
+  const int head = first_head + (band ? place % heads : place / n_tiles);
+
+  KeyTile work{};
+  work.key = n * tile_n;
+  work.batch = head / params.heads_k;
+  work.kv_head = head % params.heads_k;
+  work.query_tile_end = (params.rows.seq_q + tile_m - 1) / tile_m;
+  if (band) {
+    const int end = work.key + tile_n;
+    const Range keys = {work.key, end < params.seq_k ? end : params.seq_k};
+    const Range tiles = params.queries.key_tiles(keys, params.rows.seq_q, tile_m);
+    work.query_tile_begin = int(tiles.begin);
+    work.query_tile_end = int(tiles.end);
+  }
+  return work;
+}
+
+}  // namespace flash3::hopper

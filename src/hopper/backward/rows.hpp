@@ -1,0 +1,31 @@
+// The two small kernels around the main one: what they are launched with. Both work on the rows of
+// the workspace (params.h, BackwardRows).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "hopper/backward/params.h"
+#include "hopper/element.hpp"
+
+namespace flash3::hopper {
+
+// Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, dq = 0.
+struct PreprocessParams {
+  BackwardRows rows;
+  ElementView dout, out;
+  RowView lse, dlse;
+  int head_dim_v;
+};
+cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);
+
+// After it: dq = softmax_scale · the float32 sums.
+struct ConvertParams {
+  BackwardRows rows;
+  ElementView dq;
+  float softmax_scale;
+  int head_dim;
+  int tile_m;  // of the main kernel
+};
+cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream);
+
+}  // namespace flash3::hopper

@@ -1,0 +1,60 @@
+// The epilogue of one warpgroup's 64 keys: registers → shared memory, in the places of K and V →
+// global memory.
+#pragma once
+
+#include "hopper/backward/kernel.cuh"
+#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/tma.cuh"
+
+namespace flash3::hopper {
+
+struct KeyRows {
+  int key, kv_head, batch;
+  int count;  // ≤ 0 behind the end of the keys
+};
+
+// Rounds 64 rows to their place in the tile.
+template <Element kElement, class Tile>
+__device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[Tile::kCols / 2],
+                                               int warpgroup, int thread) {
+  const int lane = thread % 32;
+  const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane % 16;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
+#pragma unroll
+  for (int col = 0; col < Tile::kCols; col += 16) {
+    const float* x = &r[col / 2];
+    stmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), pack2<kElement>(x[0], x[1]),
+                pack2<kElement>(x[2], x[3]), pack2<kElement>(x[4], x[5]),
+                pack2<kElement>(x[6], x[7]));
+  }
+}
+
+// map: null where TMA cannot store the rows; then element by element.
+template <class Tile>
+__device__ __forceinline__ void store_gradient(const TensorMap* map, const ElementView& out,
+                                               int columns, const KeyRows& rows,
+                                               const uint8_t* tile, int warpgroup, int thread) {
+  if (rows.count <= 0) return;
+  const int first_row = warpgroup * kWarpgroupRows;
+  if (map != nullptr) {
+    if (thread == 0) {
+#pragma unroll
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        tma_store(map, KeyCoordinates{c * Tile::kChunk, rows.key, rows.kv_head, rows.batch},
+                  tile + c * Tile::kChunkBytes + first_row * Tile::kRowBytes);
+      }
+      tma_store_commit();
+    }
+    return;
+  }
+  uint16_t* data = out.data + rows.batch * out.stride_batch + rows.kv_head * out.stride_head +
+                   int64_t(rows.key) * out.stride_seq;
+  for (int r = thread / 32; r < rows.count; r += 4) {
+    for (int col = thread % 32; col < columns; col += 32) {
+      data[r * out.stride_seq + col] = reinterpret_cast<const uint16_t*>(
+          tile + Tile::offset(first_row + r, col / 8 * 8))[col % 8];
+    }
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,29 @@
+// Inputs whose rows TMA cannot address are first copied to aligned rows in the workspace. Costs one
+// read and one write of the tensor; only head dims or strides that are not multiples of 8 elements,
+// or bases off 16 bytes, need it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.hpp"
+
+namespace flash3::hopper {
+
+// Where a part of the workspace begins: every part is aligned to 256 bytes.
+inline size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+struct PackedCopy {
+  bool needed = false;
+  size_t offset = 0;  // into the workspace
+  int64_t row = 0;    // elements from one row to the next
+};
+
+// Whether the input needs a copy; if so *workspace grows by it.
+PackedCopy plan_copy(const TensorView& view, size_t* workspace);
+
+// The tensor that the kernel loads: the caller's own, or the copy, which is enqueued here.
+Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,
+                  TensorView* view);
+
+}  // namespace flash3::hopper

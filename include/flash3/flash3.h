@@ -3,14 +3,15 @@
  *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V
  *   lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
- * computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608); the score
- * matrix is never stored.
+ * computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608), and the
+ * gradients of both by flash3_backward; the score matrix is never stored.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
  *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or has run it when it returns
  *      (CPU).
+ *   flash3_backward goes the same way.
  *
  * Rules
  *   - The caller owns every buffer. The library never allocates device memory, synchronises,
@@ -68,10 +69,10 @@ typedef enum flash3_backend FLASH3_INT32 {
 
 /* A strided view of memory that the caller owns. Strides count elements; the last dimension's must
  * be 1, none may be negative, and that of a dimension of size 0 or 1 may be anything. Elements of
- * q, k and v may share memory (stride 0 broadcasts); those of out and lse must not: each
- * dimension's stride must reach past the dimensions with smaller strides. data must be aligned to
- * the element, and may be NULL if there are no elements. Where only a question is asked
- * (_supported, _workspace, _explain), data may be NULL. */
+ * an input may share memory (stride 0 broadcasts); those of an output must not: each dimension's
+ * stride must reach past the dimensions with smaller strides. data must be aligned to the element,
+ * and may be NULL if there are no elements. Where only a question is asked (_supported, _workspace,
+ * _explain), data may be NULL. */
 typedef struct flash3_tensor {
   void* data;
   flash3_dtype dtype;
@@ -139,8 +140,9 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *   delta = rowsum(dOut ∘ Out) − dlse,  dS = P ∘ (dP − delta)
  * it computes
  *   dQ = softmax_scale · dS·K,  dK = softmax_scale · dSᵀ·Q,  dV = Pᵀ·dOut
- * (FlashAttention-2, alg. 2), S and P again tile by tile: memory beyond the tensors is O(seq), never
- * the score matrix. Zero-initialise it, then set struct_size = sizeof(flash3_backward_params).
+ * (FlashAttention-2, alg. 2), S and P again tile by tile: memory beyond the tensors is O(seq),
+ * never the score matrix. Zero-initialise it, then set struct_size =
+ * sizeof(flash3_backward_params).
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale and dtype must be the
  * same. Gradients of rows that see nothing, and of keys that nobody sees, are exactly 0; every
@@ -149,7 +151,7 @@ typedef struct flash3_backward_params {
   size_t struct_size;
 
   flash3_tensor dout; /* [batch, seq_q, heads_q, head_dim_v] gradient of out */
-  flash3_tensor dlse; /* [batch, heads_q, seq_q] float32, gradient of lse; all zero: there is none */
+  flash3_tensor dlse; /* [batch, heads_q, seq_q] float32, gradient of lse; all zero: none */
   flash3_tensor q;    /* [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;    /* [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;    /* [batch, seq_k, heads_k, head_dim_v] */

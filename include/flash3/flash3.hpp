@@ -1,9 +1,12 @@
 // flash3 for C++20: a header-only layer over flash3.h.
 //
 //   flash3::forward({.q = q, .k = k, .v = v, .out = out, .causal = true, .stream = stream});
+//   flash3::backward({.dout = dout, .q = q, .k = k, .v = v, .out = out, .lse = lse,
+//                     .dq = dq, .dk = dk, .dv = dv, .causal = true, .stream = stream});
 //
-// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward() throws
-// flash3::Error; try_forward() returns a Result instead. Shapes, rules and units: flash3.h.
+// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward() and
+// backward() throw flash3::Error; try_forward() and try_backward() return a Result instead. Shapes,
+// rules and units: flash3.h.
 #pragma once
 
 #include <array>
@@ -68,6 +71,25 @@ inline Tensor heads_first(Tensor t) {
   return t;
 }
 
+namespace detail {
+
+// The options that both kinds of call have.
+template <class Args, class Params>
+void set_options(const Args& args, Params& p) {
+  p.softmax_scale = args.softmax_scale.value_or(0.f);
+  p.causal = args.causal;
+  p.window = args.window_left.has_value() || args.window_right.has_value();
+  p.window_left = args.window_left.value_or(-1);
+  p.window_right = args.window_right.value_or(-1);
+  p.backend = args.backend;
+  p.num_threads = args.num_threads;
+  p.stream = args.stream;
+  p.workspace = args.workspace;
+  p.workspace_size = args.workspace_size;
+}
+
+}  // namespace detail
+
 // The arguments of a forward call; unset optionals take the default in flash3.h.
 struct Forward {
   Tensor q{}, k{}, v{}, out{};
@@ -85,50 +107,113 @@ struct Forward {
     flash3_forward_params p{};
     p.struct_size = sizeof p;
     p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
-    p.softmax_scale = softmax_scale.value_or(0.f);
-    p.causal = causal;
-    p.window = window_left.has_value() || window_right.has_value();
-    p.window_left = window_left.value_or(-1);
-    p.window_right = window_right.value_or(-1);
-    p.backend = backend;
-    p.num_threads = num_threads;
-    p.stream = stream;
-    p.workspace = workspace;
-    p.workspace_size = workspace_size;
+    detail::set_options(*this, p);
     return p;
   }
 };
 
-inline Result try_forward(const Forward& args) {
-  const auto p = args.params();
-  return Result(flash3_forward(&p));
+// The arguments of a backward call; unset optionals take the default in flash3.h. q, k, v, out and
+// lse, and every option of the mask, are those of the forward call.
+struct Backward {
+  Tensor dout{};
+  Tensor dlse{};  // zero unless set
+  Tensor q{}, k{}, v{}, out{}, lse{};
+  Tensor dq{}, dk{}, dv{};
+  std::optional<float> softmax_scale = {};  // unset or 0: 1/√head_dim
+  bool causal = false;
+  bool deterministic = false;
+  std::optional<int64_t> window_left = {}, window_right = {};  // unbounded
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+
+  flash3_backward_params params() const {
+    flash3_backward_params p{};
+    p.struct_size = sizeof p;
+    p.dout = dout, p.dlse = dlse;
+    p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
+    p.dq = dq, p.dk = dk, p.dv = dv;
+    detail::set_options(*this, p);
+    p.deterministic = deterministic;
+    return p;
+  }
+};
+
+namespace detail {
+
+// The four C functions of each kind of call.
+inline flash3_status run(const flash3_forward_params* p) { return flash3_forward(p); }
+inline flash3_status run(const flash3_backward_params* p) { return flash3_backward(p); }
+inline flash3_status supported(const flash3_forward_params* p) {
+  return flash3_forward_supported(p);
+}
+inline flash3_status supported(const flash3_backward_params* p) {
+  return flash3_backward_supported(p);
+}
+inline flash3_status workspace(const flash3_forward_params* p, size_t* bytes) {
+  return flash3_forward_workspace(p, bytes);
+}
+inline flash3_status workspace(const flash3_backward_params* p, size_t* bytes) {
+  return flash3_backward_workspace(p, bytes);
+}
+inline flash3_status explain(const flash3_forward_params* p, char* buffer, size_t* size) {
+  return flash3_forward_explain(p, buffer, size);
+}
+inline flash3_status explain(const flash3_backward_params* p, char* buffer, size_t* size) {
+  return flash3_backward_explain(p, buffer, size);
 }
 
-inline void forward(const Forward& args) { try_forward(args).or_throw(); }
-
-// OK if forward() would run this call, else the reason.
-inline Result supported(const Forward& args) {
+template <class Args>
+Result try_run(const Args& args) {
   const auto p = args.params();
-  return Result(flash3_forward_supported(&p));
+  return Result(run(&p));
 }
 
-// Bytes of workspace that forward() needs.
-inline size_t workspace(const Forward& args) {
+template <class Args>
+Result supported_of(const Args& args) {
+  const auto p = args.params();
+  return Result(supported(&p));
+}
+
+template <class Args>
+size_t workspace_of(const Args& args) {
   const auto p = args.params();
   size_t bytes = 0;
-  Result(flash3_forward_workspace(&p, &bytes)).or_throw();
+  Result(workspace(&p, &bytes)).or_throw();
   return bytes;
 }
 
-// Which kernel runs and why, as lines of "name: value".
-inline std::string explain(const Forward& args) {
+template <class Args>
+std::string explain_of(const Args& args) {
   const auto p = args.params();
   size_t size = 0;
-  Result(flash3_forward_explain(&p, nullptr, &size)).or_throw();
+  Result(explain(&p, nullptr, &size)).or_throw();
   std::string text(size, '\0');
-  Result(flash3_forward_explain(&p, text.data(), &size)).or_throw();
+  Result(explain(&p, text.data(), &size)).or_throw();
   text.resize(size - 1);  // the final NUL
   return text;
 }
+
+}  // namespace detail
+
+inline Result try_forward(const Forward& args) { return detail::try_run(args); }
+inline Result try_backward(const Backward& args) { return detail::try_run(args); }
+
+inline void forward(const Forward& args) { try_forward(args).or_throw(); }
+inline void backward(const Backward& args) { try_backward(args).or_throw(); }
+
+// OK if forward() or backward() would run this call, else the reason.
+inline Result supported(const Forward& args) { return detail::supported_of(args); }
+inline Result supported(const Backward& args) { return detail::supported_of(args); }
+
+// Bytes of workspace that the call needs.
+inline size_t workspace(const Forward& args) { return detail::workspace_of(args); }
+inline size_t workspace(const Backward& args) { return detail::workspace_of(args); }
+
+// Which kernel runs and why, as lines of "name: value".
+inline std::string explain(const Forward& args) { return detail::explain_of(args); }
+inline std::string explain(const Backward& args) { return detail::explain_of(args); }
 
 }  // namespace flash3

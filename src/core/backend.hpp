@@ -70,17 +70,20 @@ const Backend* find_backend(flash3_backend id);
 // The backend that problem.backend asks for, or for auto the first that is available, can access
 // every tensor, and supports the call. On failure *backend is null and the status tells why: for
 // auto, each backend's reason.
-Status select_backend(const ForwardProblem& problem, const Backend** backend);
+template <AnyProblem P>
+Status select_backend(const P& problem, const Backend** backend);
 
 // The backend `id` if it is built in and this machine can run it; for auto, the first such.
 Status available_backend(flash3_backend id, const Backend** backend);
 
 // Whether the backend `id` is built in, available, can access every tensor, and supports the call;
 // *backend is set only if so.
-Status check_backend(const ForwardProblem& problem, flash3_backend id, const Backend** backend);
+template <AnyProblem P>
+Status check_backend(const P& problem, flash3_backend id, const Backend** backend);
 
 // Whether problem.workspace is what backend needs for this call.
-Status check_workspace(const ForwardProblem& problem, const Backend& backend);
+template <AnyProblem P>
+Status check_workspace(const P& problem, const Backend& backend);
 
 const char* backend_name(flash3_backend id);
 

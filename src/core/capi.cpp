@@ -80,13 +80,22 @@ Status check_backend_id(flash3_backend id) {
 
 // ---- what explain says of the call itself, before the backend's own lines ----
 
-std::string describe_problem(const ForwardProblem& p) {
+std::string describe_sizes(const Problem& p) {
   return message(dtype_name(p.dtype), ", batch ", p.batch, ", seq_q ", p.seq_q, ", seq_k ", p.seq_k,
                  ", heads_q ", p.heads_q, ", heads_k ", p.heads_k, ", head_dim ", p.head_dim,
-                 ", head_dim_v ", p.head_dim_v, p.lse.wanted ? ", with lse" : "");
+                 ", head_dim_v ", p.head_dim_v);
 }
 
-std::string describe_mask(const ForwardProblem& p) {
+std::string describe_problem(const ForwardProblem& p) {
+  return message(describe_sizes(p), p.lse.wanted ? ", with lse" : "");
+}
+
+std::string describe_problem(const BackwardProblem& p) {
+  return message("backward, ", describe_sizes(p), p.dlse.wanted ? ", with dlse" : "",
+                 p.deterministic ? ", deterministic" : "");
+}
+
+std::string describe_mask(const Problem& p) {
   if (p.band.is_full(p.seq_q, p.seq_k)) return "none";
   std::string text = "query i sees keys j with ";
   if (p.band.lo > -Band::kUnbounded) append(text, message("i + ", p.band.lo, " <= "));
@@ -96,7 +105,8 @@ std::string describe_mask(const ForwardProblem& p) {
 }
 
 // For auto, why not the better backends.
-std::string describe_choice(const ForwardProblem& p, const Backend& chosen) {
+template <AnyProblem P>
+std::string describe_choice(const P& p, const Backend& chosen) {
   std::string text = "auto";
   for (const flash3_backend id : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
     if (id == chosen.id()) break;
@@ -107,11 +117,17 @@ std::string describe_choice(const ForwardProblem& p, const Backend& chosen) {
   return text;
 }
 
-Status explain(const ForwardProblem& p, std::string* text) {
+const char* describe_empty(const ForwardProblem&) { return "none (the output has no elements)"; }
+const char* describe_empty(const BackwardProblem&) {
+  return "none (the gradients have no elements)";
+}
+
+template <AnyProblem P>
+Status explain(const P& p, std::string* text) {
   const Backend* backend = nullptr;
   if (!p.is_empty()) FLASH3_CHECK(select_backend(p, &backend));
   Explanation lines;
-  lines.add("backend", backend ? backend->name() : "none (the output has no elements)");
+  lines.add("backend", backend ? backend->name() : describe_empty(p));
   if (backend && p.backend == FLASH3_BACKEND_AUTO)
     lines.add("chosen by", describe_choice(p, *backend));
   lines.add("problem", describe_problem(p));
@@ -122,54 +138,102 @@ Status explain(const ForwardProblem& p, std::string* text) {
   return {};
 }
 
-}  // namespace
-}  // namespace flash3
-
+// ---- the four functions that each kind of call has ----
 // A call with no output element is valid, needs no backend, and does nothing.
 
-flash3_status flash3_forward_supported(const flash3_forward_params* params) {
-  return flash3::guarded([&]() -> flash3::Status {
-    flash3::ForwardProblem problem;
-    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
-    const flash3::Backend* backend = nullptr;
-    return problem.is_empty() ? flash3::Status() : flash3::select_backend(problem, &backend);
+Status make_problem(const flash3_forward_params* params, Pointers pointers, ForwardProblem* p) {
+  return make_forward_problem(params, pointers, p);
+}
+Status make_problem(const flash3_backward_params* params, Pointers pointers, BackwardProblem* p) {
+  return make_backward_problem(params, pointers, p);
+}
+
+Status launch(const Backend& backend, const ForwardProblem& p) { return backend.forward(p); }
+Status launch(const Backend& backend, const BackwardProblem& p) { return backend.backward(p); }
+
+template <AnyProblem P, class Params>
+flash3_status answer_supported(const Params* params) {
+  return guarded([&]() -> Status {
+    P problem;
+    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
+    const Backend* backend = nullptr;
+    return problem.is_empty() ? Status() : select_backend(problem, &backend);
   });
 }
 
-flash3_status flash3_forward_workspace(const flash3_forward_params* params, size_t* bytes) {
-  return flash3::guarded([&]() -> flash3::Status {
-    FLASH3_CHECK(flash3::check_result(bytes, "bytes"));
-    flash3::ForwardProblem problem;
-    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
-    const flash3::Backend* backend = nullptr;
-    if (!problem.is_empty()) FLASH3_CHECK(flash3::select_backend(problem, &backend));
+template <AnyProblem P, class Params>
+flash3_status answer_workspace(const Params* params, size_t* bytes) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(bytes, "bytes"));
+    P problem;
+    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
+    const Backend* backend = nullptr;
+    if (!problem.is_empty()) FLASH3_CHECK(select_backend(problem, &backend));
     *bytes = backend ? backend->workspace_size(problem) : 0;
     return {};
   });
 }
 
-flash3_status flash3_forward(const flash3_forward_params* params) {
-  return flash3::guarded([&]() -> flash3::Status {
-    flash3::ForwardProblem problem;
-    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kRequired, &problem));
+template <AnyProblem P, class Params>
+flash3_status run(const Params* params) {
+  return guarded([&]() -> Status {
+    P problem;
+    FLASH3_CHECK(make_problem(params, Pointers::kRequired, &problem));
     if (problem.is_empty()) return {};
-    const flash3::Backend* backend = nullptr;
-    FLASH3_CHECK(flash3::select_backend(problem, &backend));
-    FLASH3_CHECK(flash3::check_workspace(problem, *backend));
-    return backend->forward(problem);
+    const Backend* backend = nullptr;
+    FLASH3_CHECK(select_backend(problem, &backend));
+    FLASH3_CHECK(check_workspace(problem, *backend));
+    return launch(*backend, problem);
   });
+}
+
+template <AnyProblem P, class Params>
+flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(size, "size"));
+    P problem;
+    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
+    std::string text;
+    FLASH3_CHECK(explain(problem, &text));
+    return give_text(text, buffer, size);
+  });
+}
+
+}  // namespace
+}  // namespace flash3
+
+flash3_status flash3_forward_supported(const flash3_forward_params* params) {
+  return flash3::answer_supported<flash3::ForwardProblem>(params);
+}
+
+flash3_status flash3_forward_workspace(const flash3_forward_params* params, size_t* bytes) {
+  return flash3::answer_workspace<flash3::ForwardProblem>(params, bytes);
+}
+
+flash3_status flash3_forward(const flash3_forward_params* params) {
+  return flash3::run<flash3::ForwardProblem>(params);
 }
 
 flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
                                      size_t* size) {
-  return flash3::guarded([&]() -> flash3::Status {
-    FLASH3_CHECK(flash3::check_result(size, "size"));
-    flash3::ForwardProblem problem;
-    FLASH3_CHECK(flash3::make_forward_problem(params, flash3::Pointers::kOptional, &problem));
-    std::string text;
-    FLASH3_CHECK(flash3::explain(problem, &text));
-    return flash3::give_text(text, buffer, size);
-  });
+  return flash3::answer_explain<flash3::ForwardProblem>(params, buffer, size);
+}
+
+flash3_status flash3_backward_supported(const flash3_backward_params* params) {
+  return flash3::answer_supported<flash3::BackwardProblem>(params);
+}
+
+flash3_status flash3_backward_workspace(const flash3_backward_params* params, size_t* bytes) {
+  return flash3::answer_workspace<flash3::BackwardProblem>(params, bytes);
+}
+
+flash3_status flash3_backward(const flash3_backward_params* params) {
+  return flash3::run<flash3::BackwardProblem>(params);
+}
+
+flash3_status flash3_backward_explain(const flash3_backward_params* params, char* buffer,
+                                      size_t* size) {
+  return flash3::answer_explain<flash3::BackwardProblem>(params, buffer, size);
 }
 
 flash3_status flash3_backend_available(flash3_backend id) {

@@ -35,6 +35,31 @@ Status check_access(const Backend& backend, const char* field, const void* addre
       message(field, " is ", memory, ", which the ", backend.name(), " backend cannot ", verb));
 }
 
+// What a backend must be able to reach for a call. `verb`: what the call does to out and lse.
+Status check_memory(const Backend& backend, const Problem& p, const char* verb) {
+  FLASH3_CHECK(check_access(backend, "q.data", p.q.data, "read"));
+  FLASH3_CHECK(check_access(backend, "k.data", p.k.data, "read"));
+  FLASH3_CHECK(check_access(backend, "v.data", p.v.data, "read"));
+  FLASH3_CHECK(check_access(backend, "out.data", p.out.data, verb));
+  return check_access(backend, "lse.data", p.lse.data, verb);
+}
+
+Status check_memory(const Backend& backend, const ForwardProblem& p) {
+  return check_memory(backend, p, "write");
+}
+
+Status check_memory(const Backend& backend, const BackwardProblem& p) {
+  FLASH3_CHECK(check_memory(backend, p, "read"));
+  FLASH3_CHECK(check_access(backend, "dout.data", p.dout.data, "read"));
+  FLASH3_CHECK(check_access(backend, "dlse.data", p.dlse.data, "read"));
+  FLASH3_CHECK(check_access(backend, "dq.data", p.dq.data, "write"));
+  FLASH3_CHECK(check_access(backend, "dk.data", p.dk.data, "write"));
+  return check_access(backend, "dv.data", p.dv.data, "write");
+}
+
+const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }
+const char* workspace_function(const BackwardProblem&) { return "flash3_backward_workspace"; }
+
 }  // namespace
 
 std::span<const Backend* const> backends() {
@@ -71,21 +96,19 @@ Status available_backend(flash3_backend id, const Backend** backend) {
   return unsupported(std::move(reasons));
 }
 
-Status check_backend(const ForwardProblem& problem, flash3_backend id, const Backend** backend) {
+template <AnyProblem P>
+Status check_backend(const P& problem, flash3_backend id, const Backend** backend) {
   *backend = nullptr;
   const Backend* candidate = nullptr;
   FLASH3_CHECK(available_backend(id, &candidate));
-  FLASH3_CHECK(check_access(*candidate, "q.data", problem.q.data, "read"));
-  FLASH3_CHECK(check_access(*candidate, "k.data", problem.k.data, "read"));
-  FLASH3_CHECK(check_access(*candidate, "v.data", problem.v.data, "read"));
-  FLASH3_CHECK(check_access(*candidate, "out.data", problem.out.data, "write"));
-  FLASH3_CHECK(check_access(*candidate, "lse.data", problem.lse.data, "write"));
+  FLASH3_CHECK(check_memory(*candidate, problem));
   FLASH3_CHECK(candidate->supports(problem));
   *backend = candidate;
   return {};
 }
 
-Status select_backend(const ForwardProblem& problem, const Backend** backend) {
+template <AnyProblem P>
+Status select_backend(const P& problem, const Backend** backend) {
   if (problem.backend != FLASH3_BACKEND_AUTO)
     return check_backend(problem, problem.backend, backend);
 
@@ -102,21 +125,30 @@ Status select_backend(const ForwardProblem& problem, const Backend** backend) {
   return {code, std::move(reasons)};
 }
 
-Status check_workspace(const ForwardProblem& problem, const Backend& backend) {
+template <AnyProblem P>
+Status check_workspace(const P& problem, const Backend& backend) {
   const size_t needed = backend.workspace_size(problem);
   if (needed == 0) return {};
   if (!problem.workspace)
-    return invalid_argument(message("workspace is null but this call needs ", needed,
-                                    " bytes, as flash3_forward_workspace tells"));
+    return invalid_argument(message("workspace is null but this call needs ", needed, " bytes, as ",
+                                    workspace_function(problem), " tells"));
   if (problem.workspace_size < needed)
     return invalid_argument(message("workspace_size = ", problem.workspace_size,
-                                    " but this call needs ", needed,
-                                    " bytes, as flash3_forward_workspace tells"));
+                                    " but this call needs ", needed, " bytes, as ",
+                                    workspace_function(problem), " tells"));
   if (reinterpret_cast<uintptr_t>(problem.workspace) % kWorkspaceAlignment != 0)
     return invalid_argument(message("workspace = ", hex(problem.workspace),
                                     " but it must be a multiple of ", kWorkspaceAlignment));
   return check_access(backend, "workspace", problem.workspace, "use");
 }
+
+#define FLASH3_DISPATCH(P)                                                  \
+  template Status check_backend(const P&, flash3_backend, const Backend**); \
+  template Status select_backend(const P&, const Backend**);                \
+  template Status check_workspace(const P&, const Backend&);
+FLASH3_DISPATCH(ForwardProblem)
+FLASH3_DISPATCH(BackwardProblem)
+#undef FLASH3_DISPATCH
 
 const char* backend_name(flash3_backend id) {
   switch (id) {

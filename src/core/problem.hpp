@@ -1,7 +1,8 @@
-// A validated, normalised call. Made once, in make_forward_problem or make_backward_problem; nothing
-// behind them checks user input again.
+// A validated, normalised call. Made once, in make_forward_problem or make_backward_problem;
+// nothing behind them checks user input again.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -62,10 +63,12 @@ struct BackwardProblem : Problem {
 
   // No gradient element exists: nothing to run.
   bool is_empty() const {
-    return batch == 0 || (seq_q == 0 && seq_k == 0) || (heads_q == 0 && heads_k == 0) ||
-           (heads_q == 0 && seq_k == 0) || (heads_k == 0 && seq_q == 0);
+    return batch == 0 || (seq_q * heads_q == 0 && seq_k * heads_k == 0);  // products below 2^62
   }
 };
+
+template <class T>
+concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, BackwardProblem>;
 
 // Whether data pointers must be there: a launch needs them, a question does not.
 enum class Pointers { kRequired, kOptional };

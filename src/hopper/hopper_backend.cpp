@@ -93,6 +93,13 @@ class HopperBackend final : public Backend {
                  : "element by element: out's base, strides or rows are not multiples of 16 bytes");
   }
 
+  Status supports(const BackwardProblem&) const override {
+    return unsupported("the hopper backend of this version runs no backward");
+  }
+  size_t workspace_size(const BackwardProblem&) const override { return 0; }
+  void explain(const BackwardProblem&, Explanation*) const override {}
+  Status backward(const BackwardProblem& problem) const override { return supports(problem); }
+
  private:
   // Rows, heads, and why: only where query heads share a KV head is there a choice.
   static void explain_heads(const ForwardProblem& problem, const ForwardPlan& plan,

@@ -29,6 +29,30 @@ _Static_assert(offsetof(flash3_forward_params, softmax_scale) == 408 &&
                    offsetof(flash3_forward_params, workspace_size) == 464,
                "options of flash3_forward_params");
 
+_Static_assert(offsetof(flash3_backward_params, dout) == 8 &&
+                   offsetof(flash3_backward_params, dlse) == 88 &&
+                   offsetof(flash3_backward_params, q) == 168 &&
+                   offsetof(flash3_backward_params, k) == 248 &&
+                   offsetof(flash3_backward_params, v) == 328 &&
+                   offsetof(flash3_backward_params, out) == 408 &&
+                   offsetof(flash3_backward_params, lse) == 488 &&
+                   offsetof(flash3_backward_params, dq) == 568 &&
+                   offsetof(flash3_backward_params, dk) == 648 &&
+                   offsetof(flash3_backward_params, dv) == 728,
+               "tensors of flash3_backward_params");
+_Static_assert(offsetof(flash3_backward_params, softmax_scale) == 808 &&
+                   offsetof(flash3_backward_params, causal) == 812 &&
+                   offsetof(flash3_backward_params, window) == 816 &&
+                   offsetof(flash3_backward_params, deterministic) == 820 &&
+                   offsetof(flash3_backward_params, window_left) == 824 &&
+                   offsetof(flash3_backward_params, window_right) == 832 &&
+                   offsetof(flash3_backward_params, backend) == 840 &&
+                   offsetof(flash3_backward_params, num_threads) == 844 &&
+                   offsetof(flash3_backward_params, stream) == 848 &&
+                   offsetof(flash3_backward_params, workspace) == 856 &&
+                   offsetof(flash3_backward_params, workspace_size) == 864,
+               "options of flash3_backward_params");
+
 flash3_status c11_average(float a, float b, float* out, float* lse) {
   float q[1] = {1.0f}, k[2] = {3.0f, 3.0f}, v[2] = {a, b};
   const flash3_forward_params params = {

@@ -94,6 +94,10 @@ class PickyBackend : public Backend {
   size_t workspace_size(const ForwardProblem&) const override { return needed; }
   void explain(const ForwardProblem&, Explanation*) const override {}
   Status forward(const ForwardProblem&) const override { return {}; }
+  Status supports(const BackwardProblem&) const override { return {}; }
+  size_t workspace_size(const BackwardProblem&) const override { return needed; }
+  void explain(const BackwardProblem&, Explanation*) const override {}
+  Status backward(const BackwardProblem&) const override { return {}; }
 
   size_t needed = 1024;
   const void* forbidden = nullptr;
@@ -132,6 +136,13 @@ TEST(Workspace, Rules) {
   EXPECT_TRUE(check_workspace(problem, backend).ok());
   problem.workspace = nullptr, problem.workspace_size = 0;
   EXPECT_TRUE(check_workspace(problem, backend).ok());
+}
+
+TEST(Workspace, BackwardNamesItsOwnFunction) {
+  PickyBackend backend;
+  BackwardProblem problem;
+  EXPECT_EQ(check_workspace(problem, backend).message(),
+            "workspace is null but this call needs 1024 bytes, as flash3_backward_workspace tells");
 }
 
 }  // namespace

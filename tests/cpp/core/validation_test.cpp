@@ -3,56 +3,22 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <ostream>
 #include <string>
 #include <vector>
 
 #include "call.hpp"
 #include "core/problem.hpp"
+#include "rules.hpp"
 
 namespace flash3::test {
 namespace {
 
-constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
-constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+using P = flash3_forward_params;
 
-struct Rule {
-  const char* name;
-  std::function<void(flash3_forward_params&)> breaks;
-  std::string message;
-  flash3_status status = FLASH3_INVALID_ARGUMENT;
-};
-void PrintTo(const Rule& rule, std::ostream* os) { *os << rule.name; }
-
-std::vector<Rule> rules() {
-  using P = flash3_forward_params;
-  const auto bad_enum = static_cast<flash3_dtype>(99);
-  return {
-      {"StructSizeNotSet", [](P& p) { p.struct_size = 0; },
-       "struct_size = 0 but flash3_forward_params takes 472 bytes; set struct_size = "
-       "sizeof(flash3_forward_params)"},
-      {"StructSizeTooSmall", [](P& p) { p.struct_size = 471; },
-       "struct_size = 471 but flash3_forward_params takes 472 bytes; set struct_size = "
-       "sizeof(flash3_forward_params)"},
-      {"StructSizeGarbage", [](P& p) { p.struct_size = 0xDEADBEEF00; },
-       "struct_size = 956397711104 but flash3_forward_params takes 472 bytes; set struct_size = "
-       "sizeof(flash3_forward_params)"},
-
-      {"QMissing", [](P& p) { p.q = {}; },
-       "q is all zero; it must be a tensor [batch, seq_q, heads_q, head_dim]"},
-      {"KMissing", [](P& p) { p.k = {}; },
-       "k is all zero; it must be a tensor [batch, seq_k, heads_k, head_dim]"},
-      {"VMissing", [](P& p) { p.v = {}; },
-       "v is all zero; it must be a tensor [batch, seq_k, heads_k, head_dim_v]"},
-      {"OutMissing", [](P& p) { p.out = {}; },
-       "out is all zero; it must be a tensor [batch, seq_q, heads_q, head_dim_v]"},
-
-      {"QDtypeNone", [](P& p) { p.q.dtype = FLASH3_DTYPE_NONE; },
-       "q.dtype = 0 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
-      {"VDtypeUnknown", [=](P& p) { p.v.dtype = bad_enum; },
-       "v.dtype = 99 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
+std::vector<Rule<P>> rules() {
+  std::vector<Rule<P>> all = shared_rules<P>("flash3_forward_params");
+  const std::vector<Rule<P>> forward = {
       {"KDtypeDiffers", [](P& p) { p.k.dtype = FLASH3_FLOAT16; },
        "k.dtype = float16 but q.dtype = float32; q, k, v and out must have the same dtype"},
       {"VDtypeDiffers", [](P& p) { p.v.dtype = FLASH3_BFLOAT16; },
@@ -60,84 +26,6 @@ std::vector<Rule> rules() {
       {"OutDtypeDiffers", [](P& p) { p.out.dtype = FLASH3_FLOAT16; },
        "out.dtype = float16 but q.dtype = float32; q, k, v and out must have the same dtype"},
 
-      {"QNdim", [](P& p) { p.q.ndim = 3; },
-       "q.ndim = 3 but it must be 4, [batch, seq_q, heads_q, head_dim]"},
-      {"OutNdim", [](P& p) { p.out.ndim = 5; },
-       "out.ndim = 5 but it must be 4, [batch, seq_q, heads_q, head_dim_v]"},
-      {"LseNdim", [](P& p) { p.lse.ndim = 4; },
-       "lse.ndim = 4 but it must be 3, [batch, heads_q, seq_q]"},
-
-      {"NegativeSize", [](P& p) { p.k.shape[1] = -5; },
-       "k.shape[1] = -5 but a size must be from 0 to 2147483647"},
-      {"HugeSeq", [](P& p) { p.q.shape[1] = kMaxSize + 1; },
-       "q.shape[1] = 2147483648 but a size must be from 0 to 2147483647"},
-      {"HugeBatch", [](P& p) { p.v.shape[0] = kHuge; },
-       "v.shape[0] = 9223372036854775807 but a size must be from 0 to 2147483647"},
-      {"NegativeLseSize", [](P& p) { p.lse.shape[2] = -1; },
-       "lse.shape[2] = -1 but a size must be from 0 to 2147483647"},
-
-      {"BatchK", [](P& p) { p.k.shape[0] = 7; },
-       "k.shape[0] = 7 but q.shape[0] = 2; q and k must have the same batch size"},
-      {"BatchV", [](P& p) { p.v.shape[0] = 7; },
-       "v.shape[0] = 7 but q.shape[0] = 2; q and v must have the same batch size"},
-      {"BatchOut", [](P& p) { p.out.shape[0] = 7; },
-       "out.shape[0] = 7 but q.shape[0] = 2; q and out must have the same batch size"},
-      {"SeqV", [](P& p) { p.v.shape[1] = 7; },
-       "v.shape[1] = 7 but k.shape[1] = 5; k and v must have the same seq_k"},
-      {"HeadsV", [](P& p) { p.v.shape[2] = 7; },
-       "v.shape[2] = 7 but k.shape[2] = 2; k and v must have the same heads_k"},
-      {"HeadDimK", [](P& p) { p.k.shape[3] = 7; },
-       "k.shape[3] = 7 but q.shape[3] = 8; q and k must have the same head_dim"},
-      {"SeqOut", [](P& p) { p.out.shape[1] = 7; },
-       "out.shape[1] = 7 but q.shape[1] = 3; q and out must have the same seq_q"},
-      {"HeadsOut", [](P& p) { p.out.shape[2] = 7; },
-       "out.shape[2] = 7 but q.shape[2] = 4; q and out must have the same heads_q"},
-      {"HeadDimOut", [](P& p) { p.out.shape[3] = 7; },
-       "out.shape[3] = 7 but v.shape[3] = 16; v and out must have the same head_dim_v"},
-      {"BatchLse", [](P& p) { p.lse.shape[0] = 7; },
-       "lse.shape[0] = 7 but q.shape[0] = 2; q and lse must have the same batch size"},
-      {"HeadsLse", [](P& p) { p.lse.shape[1] = 7; },
-       "lse.shape[1] = 7 but q.shape[2] = 4; q and lse must have the same heads_q"},
-      {"SeqLse", [](P& p) { p.lse.shape[2] = 7; },
-       "lse.shape[2] = 7 but q.shape[1] = 3; q and lse must have the same seq_q"},
-
-      {"HeadDimZero", [](P& p) { p.q.shape[3] = p.k.shape[3] = 0; },
-       "q.shape[3] = 0 but head_dim must be from 1 to 256"},
-      {"HeadDimTooLarge", [](P& p) { p.q.shape[3] = p.k.shape[3] = 257; },
-       "q.shape[3] = 257 but head_dim must be from 1 to 256"},
-      {"HeadDimVZero", [](P& p) { p.v.shape[3] = p.out.shape[3] = 0; },
-       "v.shape[3] = 0 but head_dim_v must be from 1 to 256"},
-      {"HeadDimVTooLarge", [](P& p) { p.v.shape[3] = p.out.shape[3] = 512; },
-       "v.shape[3] = 512 but head_dim_v must be from 1 to 256"},
-      {"HeadsNotDivisible", [](P& p) { p.k.shape[2] = p.v.shape[2] = 3; },
-       "q.shape[2] = 4 but k.shape[2] = 3; heads_q must be a multiple of heads_k"},
-      {"MoreKvHeads", [](P& p) { p.k.shape[2] = p.v.shape[2] = 8; },
-       "q.shape[2] = 4 but k.shape[2] = 8; heads_q must be a multiple of heads_k"},
-      {"NoKvHeads", [](P& p) { p.k.shape[2] = p.v.shape[2] = 0; },
-       "q.shape[2] = 4 but k.shape[2] = 0; heads_q must be a multiple of heads_k"},
-      {"TooManyHeads",
-       [](P& p) {
-         for (flash3_tensor* t : {&p.q, &p.k, &p.v, &p.out}) t->shape[0] = 1 << 29;
-       },
-       "q.shape[0] = 536870912 and q.shape[2] = 4; batch * heads_q must be at most 2147483647"},
-
-      {"NegativeStride", [](P& p) { p.q.stride[1] = -32; },
-       "q.stride[1] = -32 but a stride must be at least 0"},
-      {"LastStrideK", [](P& p) { p.k.stride[3] = 2; },
-       "k.stride[3] = 2 but it must be 1; the last dimension of k, [batch, seq_k, heads_k, "
-       "head_dim], must be contiguous"},
-      {"LastStrideOut", [](P& p) { p.out.stride[3] = 0; },
-       "out.stride[3] = 0 but it must be 1; the last dimension of out, [batch, seq_q, heads_q, "
-       "head_dim_v], must be contiguous"},
-      {"LastStrideLse", [](P& p) { p.lse.stride[2] = 2; },
-       "lse.stride[2] = 2 but it must be 1; the last dimension of lse, [batch, heads_q, seq_q], "
-       "must be contiguous"},
-      {"StrideProductOverflows", [](P& p) { p.v.stride[1] = kHuge / 2; },
-       "v spans more bytes than int64 can count; shape x stride = 2 x 160 + 5 x "
-       "4611686018427387903 + 2 x 16 + 16 x 1"},
-      {"BytesOverflow", [](P& p) { p.k.stride[0] = kHuge / 4; },
-       "k spans more bytes than int64 can count; shape x stride = 2 x 2305843009213693951 + 5 x 16 "
-       "+ 2 x 8 + 8 x 1"},
       {"ElementCountOverflows",  // stride 0: the memory is small, the number of elements is not
        [](P& p) {
          for (flash3_tensor* t : {&p.q, &p.k, &p.v, &p.out}) {
@@ -173,25 +61,12 @@ std::vector<Rule> rules() {
          p.lse.shape[0] = 2;
        },
        "lse.dtype = 0 but it must be 3 (float32); an lse that is not wanted is all zero"},
-
-      {"ScaleNan", [](P& p) { p.softmax_scale = std::nanf(""); },
-       "softmax_scale = nan but it must be finite and at least 0 (0: 1/sqrt(head_dim))"},
-      {"ScaleInfinite", [](P& p) { p.softmax_scale = INFINITY; },
-       "softmax_scale = inf but it must be finite and at least 0 (0: 1/sqrt(head_dim))"},
-      {"ScaleNegative", [](P& p) { p.softmax_scale = -0.125f; },
-       "softmax_scale = -0.125 but it must be finite and at least 0 (0: 1/sqrt(head_dim))"},
-      {"Causal", [](P& p) { p.causal = 2; }, "causal = 2 but it must be 0 or 1"},
-      {"Window", [](P& p) { p.window = -1; }, "window = -1 but it must be 0 or 1"},
-      {"Backend", [](P& p) { p.backend = 3; },
-       "backend = 3 but it must be 0 (auto), 1 (hopper) or 2 (cpu)"},
-      {"BackendNegative", [](P& p) { p.backend = -1; },
-       "backend = -1 but it must be 0 (auto), 1 (hopper) or 2 (cpu)"},
-      {"Threads", [](P& p) { p.num_threads = -4; },
-       "num_threads = -4 but it must be at least 0 (0: one per core)"},
   };
+  all.insert(all.end(), forward.begin(), forward.end());
+  return all;
 }
 
-class Validation : public testing::TestWithParam<Rule> {};
+class Validation : public testing::TestWithParam<Rule<P>> {};
 
 // The same sentence from every function, and nothing written.
 TEST_P(Validation, EveryFunctionRefuses) {

@@ -1,0 +1,55 @@
+// The rules of flash3.h for tensors, one function each: what core/problem checks a call with.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+inline constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+
+// A tensor of the call, with what messages say about it.
+struct Field {
+  const char* name;
+  const char* layout;
+  int ndim;
+  const flash3_tensor& tensor;
+
+  std::string part(const char* member, int dim) const;
+  bool has_no_elements() const;
+};
+
+// False for a zero-initialised tensor: not given.
+bool is_given(const flash3_tensor& tensor);
+
+// dtype, ndim and each size by itself.
+Status check_form(const Field& field);
+
+// All have the dtype of the first.
+Status check_same_dtype(std::initializer_list<Field> fields);
+
+// What q, k, v and out say of each other's shapes, and the limits of head dims and heads.
+Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out);
+
+Status check_same_shape(const Field& field, const Field& other);
+
+// The stride of a dimension with fewer than two elements is never used, so it may be anything.
+Status check_strides(const Field& field);
+
+// For outputs: no two elements share memory.
+Status check_no_overlap(const Field& field);
+
+Status check_data(const Field& field, Pointers pointers);
+
+// dtype, ndim, shape and strides of a [batch, heads_q, seq_q] float32 tensor. `advice` ends the
+// sentence of a wrong dtype.
+Status check_rows(const Field& rows, const Field& q, const char* advice);
+
+TensorView view(const flash3_tensor& tensor);
+LseView lse_view(const flash3_tensor& tensor);
+
+}  // namespace flash3

@@ -19,13 +19,8 @@ namespace {
 constexpr int kMaxTileRows = 768;
 constexpr int kMinTileRows = 48;
 
-// Work that pays for one more thread, as multiply-adds: starting a thread takes about 20 µs.
-constexpr double kWorkPerThread = 1.5e6;
 constexpr double kAmxSpeed = 4;  // multiply-adds in the time of one, softmax included
 constexpr int kAmxRows = 32;     // of a strip
-
-// More than any machine has: a bound on what a caller can ask for.
-constexpr int kMaxThreads = 4096;
 
 // Keys that pay for one more part of a split row.
 constexpr int64_t kMinSplitKeys = 1024;
@@ -167,10 +162,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     return plan;
   }
 
-  const int threads =
-      std::min(p.num_threads > 0 ? p.num_threads : available_threads(), kMaxThreads);
-  plan.threads =
-      static_cast<int>(std::clamp<double>(work_of(p, plan.target) / kWorkPerThread, 1, threads));
+  plan.threads = threads_for(work_of(p, plan.target), p.num_threads);
 
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
   const int64_t heads = p.batch * p.heads_k, rows = p.seq_q * p.queries_per_kv_head();

@@ -1,10 +1,11 @@
-// The CPU backend: what core/backend.hpp asks, answered by plan_attention.
+// The CPU backend: what core/backend.hpp asks, answered by plan_attention and plan_backward.
 #include <algorithm>
 #include <cctype>
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/backward.hpp"
 #include "cpu/parallel.hpp"
 
 namespace flash3 {
@@ -18,20 +19,36 @@ const char* short_dtype(flash3_dtype dtype) {
   }
 }
 
-std::string kernel_id(const ForwardProblem& problem, const AttentionPlan& plan) {
-  std::string target = target_name(plan.target);
+std::string kernel_id(const char* direction, flash3_dtype dtype, CpuTarget cpu_target) {
+  std::string target = target_name(cpu_target);
   std::transform(target.begin(), target.end(), target.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return message("cpu_fwd_", short_dtype(problem.dtype), "_", target);
+  return message("cpu_", direction, "_", short_dtype(dtype), "_", target);
 }
 
-std::string arithmetic(const ForwardProblem& problem, const AttentionPlan& plan) {
-  if (problem.dtype == FLASH3_FLOAT32) return "float32";
+const char* float_arithmetic(flash3_dtype dtype) {
+  return dtype == FLASH3_FLOAT32 ? "float32" : "converted to float32";
+}
+
+const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan) {
   if (problem.dtype == FLASH3_BFLOAT16 && plan.target >= CpuTarget::kAvx3Zen4)
     return plan.target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
                                           : "bfloat16 dot products, summed in float32";
-  return "converted to float32";
+  return float_arithmetic(problem.dtype);
 }
+
+std::string tasks_on(int64_t tasks, int threads) {
+  return message(tasks, " on ", threads, threads == 1 ? " thread" : " threads");
+}
+
+// Nothing where no query heads share a KV head.
+void add_packing(const Problem& problem, Explanation* out) {
+  if (problem.queries_per_kv_head() > 1)
+    out->add("rows", message("the ", problem.queries_per_kv_head(),
+                             " query heads of a KV head side by side, so that they share K and V"));
+}
+
+std::string tile_name(TileShape tile) { return message(tile.rows, " rows x ", tile.keys, " keys"); }
 
 class CpuBackend final : public Backend {
  public:
@@ -55,17 +72,13 @@ class CpuBackend final : public Backend {
 
   void explain(const ForwardProblem& problem, Explanation* out) const override {
     const AttentionPlan plan = plan_attention(problem);
-    out->add("kernel", kernel_id(problem, plan));
+    out->add("kernel", kernel_id("fwd", problem.dtype, plan.target));
     out->add("why", plan.why);
     out->add("instructions", target_name(plan.target));
     out->add("arithmetic", arithmetic(problem, plan));
-    out->add("tile", message(plan.tile.rows, " rows x ", plan.tile.keys, " keys"));
-    if (problem.queries_per_kv_head() > 1)
-      out->add("rows",
-               message("the ", problem.queries_per_kv_head(),
-                       " query heads of a KV head side by side, so that they share K and V"));
-    out->add("tasks",
-             message(plan.tasks, " on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
+    out->add("tile", tile_name(plan.tile));
+    add_packing(problem, out);
+    out->add("tasks", tasks_on(plan.tasks, plan.threads));
     if (plan.splits > 1)
       out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
     out->add("workspace", message(plan.workspace_size, " bytes"));
@@ -83,12 +96,28 @@ class CpuBackend final : public Backend {
     return run_attention(problem, plan);
   }
 
-  Status supports(const BackwardProblem&) const override {
-    return unsupported("the cpu backend of this version runs no backward");
+  Status supports(const BackwardProblem&) const override { return {}; }
+
+  size_t workspace_size(const BackwardProblem& problem) const override {
+    return plan_backward(problem).workspace_size;
   }
-  size_t workspace_size(const BackwardProblem&) const override { return 0; }
-  void explain(const BackwardProblem&, Explanation*) const override {}
-  Status backward(const BackwardProblem& problem) const override { return supports(problem); }
+
+  void explain(const BackwardProblem& problem, Explanation* out) const override {
+    const BackwardPlan plan = plan_backward(problem);
+    out->add("kernel", kernel_id("bwd", problem.dtype, plan.target));
+    out->add("why", plan.why);
+    out->add("instructions", target_name(plan.target));
+    out->add("arithmetic", float_arithmetic(problem.dtype));
+    out->add("tile", tile_name(plan.tile));
+    add_packing(problem, out);
+    out->add("tasks", tasks_on(plan.tasks, plan.threads));
+    out->add("deterministic", "the same bits on any number of threads, asked for or not");
+    out->add("workspace", message(plan.workspace_size, " bytes"));
+  }
+
+  Status backward(const BackwardProblem& problem) const override {
+    return run_backward(problem, plan_backward(problem));
+  }
 };
 
 }  // namespace

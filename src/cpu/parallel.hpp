@@ -22,6 +22,15 @@ inline int available_threads() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// How many threads pay for so many multiply-adds in float32: starting one takes about 20 µs.
+// num_threads: what the caller allows, 0 for all cores.
+inline int threads_for(double multiply_adds, int num_threads) {
+  constexpr double kWorkPerThread = 1.5e6;
+  constexpr int kMaxThreads = 4096;  // more than any machine has: a bound on what one can ask for
+  const int most = std::min(num_threads > 0 ? num_threads : available_threads(), kMaxThreads);
+  return static_cast<int>(std::clamp<double>(multiply_adds / kWorkPerThread, 1, most));
+}
+
 // Runs work(worker) for every worker in [0, num_workers), the first on the calling thread. Workers
 // must share their tasks through a counter rather than own a fixed part: where the system refuses
 // more threads, fewer workers run, and they do everything. work must not throw.

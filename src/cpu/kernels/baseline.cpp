@@ -1,6 +1,10 @@
 // What the compiler may assume anyway.
+// clang-format off: the second needs the first
 #include "cpu/kernels/attention-inl.hpp"
+#include "cpu/kernels/backward-inl.hpp"
+// clang-format on
 
 namespace flash3 {
 const AttentionKernel kBaselineKernel{scratch_bytes, run_task};
-}
+const BackwardKernel kBaselineBackward{backward_scratch_bytes, run_backward_task};
+}  // namespace flash3

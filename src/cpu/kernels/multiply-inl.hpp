@@ -14,7 +14,21 @@ namespace flash3 {
 namespace {
 
 // What becomes of the old content of the result.
-enum class Into { kFresh, kScaled };
+enum class Into { kFresh, kAdded, kScaled };
+
+// Rows of the left operand: word k of row r. Transposed where they lie as columns.
+struct PackedRows {
+  const float* words;
+  int64_t stride;
+  HWY_INLINE float word(int r, int64_t k) const { return words[r * stride + k]; }
+  PackedRows from(int64_t r, int64_t k) const { return {words + r * stride + k, stride}; }
+};
+struct TransposedRows {
+  const float* words;
+  int64_t stride;
+  HWY_INLINE float word(int r, int64_t k) const { return words[k * stride + r]; }
+  TransposedRows from(int64_t r, int64_t k) const { return {words + k * stride + r, stride}; }
+};
 
 // Columns of the right operand: vector i of word k.
 struct PackedColumns {
@@ -36,12 +50,12 @@ struct RowsInPlace {
   }
 };
 
-// c = a·b (kFresh) or c = c·scale[row] + a·b (kScaled) for kRows rows and kVectors vectors of
-// columns: the accumulators stay in registers. They start from zero and join the old content at the
-// end, which keeps the rounding of a long sum to that of its tiles.
-template <class Words, Into kInto, int kRows, int kVectors, class Columns>
-HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, int64_t depth,
-                                 const float* scale, float* c, int64_t c_stride) {
+// c = a·b (kFresh), c + a·b (kAdded) or c·scale[row] + a·b (kScaled) for kRows rows and kVectors
+// vectors of columns: the accumulators stay in registers. They start from zero and join the old
+// content at the end, which keeps the rounding of a long sum to that of its tiles.
+template <class Words, Into kInto, int kRows, int kVectors, class Rows, class Columns>
+HWY_NOINLINE void multiply_block(Rows a, Columns b, int64_t depth, const float* scale, float* c,
+                                 int64_t c_stride) {
   VecF sum[kRows][kVectors];
   FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
     FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) { sum[r][i] = hn::Zero(F32()); }
@@ -50,7 +64,7 @@ HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, in
     VecF column[kVectors];
     FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) { column[i] = b.load_vector(k, i); }
     FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
-      const auto element = set(a[r * a_stride + k]);
+      const auto element = set(a.word(r, k));
       FLASH3_UNROLL for (int i = 0; i < kVectors; ++i) {
         sum[r][i] = Words::multiply_add(element, column[i], sum[r][i]);
       }
@@ -61,25 +75,25 @@ HWY_NOINLINE void multiply_block(const float* a, int64_t a_stride, Columns b, in
       float* at = c + r * c_stride + i * kLanes;
       if constexpr (kInto == Into::kScaled)
         sum[r][i] = hn::MulAdd(hn::Load(F32(), at), set(scale[r]), sum[r][i]);
+      if constexpr (kInto == Into::kAdded) sum[r][i] = hn::Add(hn::Load(F32(), at), sum[r][i]);
       hn::Store(sum[r][i], F32(), at);
     }
   }
 }
 
 // The same for `vectors` vectors of columns, at most a panel.
-template <class Words, Into kInto, int kRows, class Columns>
-HWY_INLINE void multiply_columns(const float* a, int64_t a_stride, Columns b, int64_t depth,
-                                 int vectors, const float* scale, float* c, int64_t c_stride) {
+template <class Words, Into kInto, int kRows, class Rows, class Columns>
+HWY_INLINE void multiply_columns(Rows a, Columns b, int64_t depth, int vectors, const float* scale,
+                                 float* c, int64_t c_stride) {
   if (vectors == kPanelVectors)
-    return multiply_block<Words, kInto, kRows, kPanelVectors>(a, a_stride, b, depth, scale, c,
-                                                              c_stride);
+    return multiply_block<Words, kInto, kRows, kPanelVectors>(a, b, depth, scale, c, c_stride);
   if constexpr (kPanelVectors == 4) {
     if (vectors == 3)
-      return multiply_block<Words, kInto, kRows, 3>(a, a_stride, b, depth, scale, c, c_stride);
+      return multiply_block<Words, kInto, kRows, 3>(a, b, depth, scale, c, c_stride);
     if (vectors == 2)
-      return multiply_block<Words, kInto, kRows, 2>(a, a_stride, b, depth, scale, c, c_stride);
+      return multiply_block<Words, kInto, kRows, 2>(a, b, depth, scale, c, c_stride);
   }
-  multiply_block<Words, kInto, kRows, 1>(a, a_stride, b, depth, scale, c, c_stride);
+  multiply_block<Words, kInto, kRows, 1>(a, b, depth, scale, c, c_stride);
 }
 
 // scores = q·kᵀ for one strip, from packed K: its first `vectors` vectors of keys.
@@ -88,8 +102,8 @@ void packed_scores(const float* q, int q_words, const float* k, int vectors, flo
                    int64_t scores_stride) {
   for (; vectors > 0; vectors -= kPanelVectors, k += int64_t{q_words} * kPanel, scores += kPanel)
     multiply_columns<Words, Into::kFresh, Words::kStripRows>(
-        q, q_words, PackedColumns{k, kPanel}, q_words, std::min(vectors, kPanelVectors), nullptr,
-        scores, scores_stride);
+        PackedRows{q, q_words}, PackedColumns{k, kPanel}, q_words, std::min(vectors, kPanelVectors),
+        nullptr, scores, scores_stride);
 }
 
 // out = out·scale + weights·v for one strip, from packed V: words [first, first + depth) of the
@@ -102,8 +116,8 @@ void packed_values(const float* weights, int64_t weights_stride, const float* v,
   for (; vectors > 0; vectors -= kPanelVectors, v += panel_depth * kPanel, out += kPanel) {
     const int now = std::min(vectors, kPanelVectors), stride = now * kLanes;
     multiply_columns<Words, Into::kScaled, Words::kStripRows>(
-        weights + first, weights_stride, PackedColumns{v + first * stride, stride}, depth, now,
-        scale, out, out_stride);
+        PackedRows{weights + first, weights_stride}, PackedColumns{v + first * stride, stride},
+        depth, now, scale, out, out_stride);
   }
 }
 
@@ -171,7 +185,7 @@ void values_in_place(const float* weights, int64_t weights_stride, const typenam
   const int out_stride = vectors * kLanes;
   for (; vectors > 0; vectors -= kPanelVectors, v += kPanel, out += kPanel)
     multiply_columns<Words, Into::kScaled, kRows>(
-        weights, weights_stride, RowsInPlace<Words>{v, stride}, depth,
+        PackedRows{weights, weights_stride}, RowsInPlace<Words>{v, stride}, depth,
         std::min(vectors, kPanelVectors), scale, out, out_stride);
 }
 

@@ -1,0 +1,33 @@
+// The backward on the CPU: exact, tiled, many threads, the same bits on any number of them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/problem.hpp"
+#include "cpu/backward_task.hpp"
+#include "cpu/target.hpp"
+
+namespace flash3 {
+
+// How one call runs. Made by plan_backward alone, for every question and for the launch.
+struct BackwardPlan {
+  CpuTarget target = CpuTarget::kBaseline;
+  const BackwardKernel* kernel = nullptr;
+  TileShape tile;
+  int threads = 1;
+  int64_t tasks = 0;        // batch × KV heads × blocks of keys
+  size_t scratch_size = 0;  // of one thread
+  size_t workspace_size = 0;
+  std::string why;
+};
+
+// target: the best that this machine has, unless a test asks for another. The arithmetic is
+// float32, for which nothing behind kAvx3 has more to offer: what comes after it counts as kAvx3.
+BackwardPlan plan_backward(const BackwardProblem& problem,
+                           std::optional<CpuTarget> target = std::nullopt);
+
+// Computes dq, dk and dv. A workspace that is smaller than plan.workspace_size makes fewer threads.
+Status run_backward(const BackwardProblem& problem, const BackwardPlan& plan);
+
+}  // namespace flash3

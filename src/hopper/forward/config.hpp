@@ -28,7 +28,8 @@ struct ForwardConfig {
   int stages;
   int q_stages;  // 2: Q of the next work tile loads while this one runs
   // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
-  // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store).
+  // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
+  // key tiles that warpgroups pass by).
   double key_tile_us;
   double tile_us;
   ForwardSchedule schedule = {};
@@ -74,22 +75,22 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // measured", the two times are guesses from the rows around.
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // D, Dv, band, tile_n, warpgroups, stages, q_stages, key_tile_us, tile_us
-    {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 573, 1.27 at 16k
-    {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 446, 1.20 at 512
-    {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 550, 1.29 at 16k
-    {64, 64, true, 64, 4, 2, 2, 1.06, 1.3},      // 372, 1.16 at 1k
+    {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 576, 1.28 at 16k
+    {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 444, 1.21 at 512
+    {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 548, 1.28 at 16k
+    {64, 64, true, 64, 4, 2, 2, 1.06, 1.3},      // 381, 1.19 at 1k
     {96, 96, false, 128, 2, 2, 2, 1.2, 1.5},     // not measured beside a peer
     {96, 96, true, 128, 2, 2, 2, 1.2, 2.3},      // not measured beside a peer
-    {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 529, 1.07 at 512
-    {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 693, 1.12 at 16k
-    {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 582, 1.31 at 2k
-    {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 715, 1.28 at 16k
+    {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 533, 1.07 at 512
+    {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 706, 1.14 at 16k
+    {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 576, 1.29 at 2k
+    {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 713, 1.31 at 16k
     {192, 128, false, 128, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
     {192, 128, true, 128, 2, 2, 1, 1.7, 3.5},    // not measured beside a peer
     {192, 192, false, 112, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
     {192, 192, true, 96, 2, 2, 1, 1.45, 3.5},    // not measured beside a peer
-    {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 772, 1.21 at 16k
-    {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 754, 1.37 at 16k
+    {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 768, 1.20 at 16k
+    {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 780, 1.36 at 16k
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {

@@ -25,8 +25,10 @@ __device__ __forceinline__ Piece load_piece(const unsigned short* row, int col, 
     const uint4 x = *reinterpret_cast<const uint4*>(row + col);
     return {{x.x, x.y, x.z, x.w}};
   }
-  for (int i = 0; i < 8 && col + i < columns; ++i)
-    piece.pairs[i / 2] |= uint32_t(row[col + i]) << (i % 2 * 16);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (col + i < columns) piece.pairs[i / 2] |= uint32_t(row[col + i]) << (i % 2 * 16);
+  }
   return piece;
 }
 

@@ -84,7 +84,8 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
     if (thread == 0 && rows.count(params) > 0) {
 #pragma unroll
       for (int c = 0; c < OutTile::kChunks; ++c) {
-        tma_store(&params.out, {c * OutTile::kChunk, rows.query, rows.head_group, rows.batch},
+        tma_store(&params.out,
+                  QueryCoordinates{c * OutTile::kChunk, rows.query, rows.head_group, rows.batch},
                   staging + c * OutTile::kChunkBytes);
       }
       tma_store_commit();

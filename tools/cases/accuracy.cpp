@@ -22,6 +22,7 @@ std::vector<Case> accuracy_cases(Level level) {
 }
 
 std::string accuracy_objection(const Case& c) {
+  if (c.backward) return "it is a backward case, but the accuracy experiment is of the forward";
   if (c.dtype == FLASH3_FLOAT32)
     return "dtype = fp32, but the accuracy experiment is for fp16 and bf16: in fp32 the plain "
            "implementation rounds nothing on the way";

@@ -85,6 +85,9 @@ bool option(std::string_view text, Case* c) {
   if (const auto layout = value_in(kLayouts, text)) return c->layout = *layout, true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
   if (text == "nolse") return c->want_lse = false, true;
+  if (text == "bwd") return c->backward = true;
+  if (text == "dlse") return c->backward = c->want_dlse = true;
+  if (text == "deterministic") return c->backward = c->deterministic = true;
   if (eat("scale", &text)) return number(text, &c->softmax_scale);
   if (eat("seed", &text)) return number(text, &c->seed);
   return false;
@@ -105,13 +108,6 @@ std::string float_name(float x) {
   char text[32];
   const auto [end, code] = std::to_chars(text, text + sizeof text, x);
   return code == std::errc() ? std::string(text, end) : std::string("?");
-}
-
-Band band_of(const Case& c) {
-  const int64_t left = c.window ? c.window_left : -1;
-  int64_t right = c.window ? c.window_right : -1;
-  if (c.causal) right = right < 0 ? 0 : std::min<int64_t>(right, 0);
-  return Band::make(c.seq_q, c.seq_k, left, right);
 }
 
 }  // namespace
@@ -135,6 +131,9 @@ std::string to_id(const Case& c) {
   if (!c.want_lse) id += "/nolse";
   if (c.softmax_scale != 0.f) id += "/scale" + float_name(c.softmax_scale);
   if (c.seed != defaults.seed) id += "/seed" + std::to_string(c.seed);
+  if (c.backward) id += "/bwd";
+  if (c.want_dlse) id += "/dlse";
+  if (c.deterministic) id += "/deterministic";
   return id;
 }
 
@@ -154,7 +153,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the heads (h4, or h4x2 for 4 query heads on 2 KV heads)",
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
-      "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>)"};
+      "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
+      "bwd, dlse, "
+      "deterministic)"};
   constexpr size_t kRequired = 7;
 
   Case c;
@@ -184,6 +185,13 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
   return c;
 }
 
+Band band_of(const Case& c) {
+  const int64_t left = c.window ? c.window_left : -1;
+  int64_t right = c.window ? c.window_right : -1;
+  if (c.causal) right = right < 0 ? 0 : std::min<int64_t>(right, 0);
+  return Band::make(c.seq_q, c.seq_k, left, right);
+}
+
 int64_t visible_pairs(const Case& c) {
   const Band band = band_of(c);
   if (c.seq_q > 0 && c.seq_k > 0 && band.is_full(c.seq_q, c.seq_k)) return c.seq_q * c.seq_k;
@@ -196,7 +204,9 @@ double flops(const Case& c) {
   double pairs = static_cast<double>(visible_pairs(c));
   if (c.causal && !c.window && c.seq_q == c.seq_k)
     pairs = static_cast<double>(c.seq_q) * static_cast<double>(c.seq_k) / 2;
-  return 2 * pairs * static_cast<double>((c.head_dim + c.head_dim_v) * c.batch * c.heads_q);
+  const int64_t products =
+      c.backward ? 3 * c.head_dim + 2 * c.head_dim_v : c.head_dim + c.head_dim_v;
+  return 2 * pairs * static_cast<double>(products * c.batch * c.heads_q);
 }
 
 double tensor_bytes(const Case& c) {
@@ -204,7 +214,8 @@ double tensor_bytes(const Case& c) {
   const double rows_q = static_cast<double>(c.batch * c.seq_q * c.heads_q);
   const double rows_k = static_cast<double>(c.batch * c.seq_k * c.heads_k);
   const double dims = static_cast<double>(c.head_dim + c.head_dim_v);
-  return size * dims * (rows_q + rows_k) + (c.want_lse ? 4 * rows_q : 0);
+  const double tensors = size * dims * (rows_q + rows_k), lse = 4 * rows_q;
+  return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
 
 double score_matrix_bytes(const Case& c) {

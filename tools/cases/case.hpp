@@ -2,6 +2,8 @@
 //
 //   bf16/b2/q129/k1000/h4x2/d128/causal          h<heads_q>x<heads_k> (h4: MHA), d<dim>x<dim_v>
 //   (d64) fp16/b1/q65/k65/h2/d40x72/w100:50/bhsd/outliers/nolse/scale0.5/seed7
+//   bf16/b2/q129/k1000/h4x2/d128/causal/bwd/dlse/deterministic             the backward of the
+//   first
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -12,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/band.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cases {
@@ -44,6 +47,10 @@ struct Case {
   float softmax_scale = 0.f;  // 0: the default
   uint64_t seed = 1;
 
+  bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
+  bool want_dlse = false;  // "dlse": a gradient of lse is given
+  bool deterministic = false;  // "deterministic"
+
   bool operator==(const Case&) const = default;
 };
 
@@ -62,11 +69,14 @@ std::optional<Layout> parse_layout(std::string_view name);
 // (query, key) pairs that the mask lets through, in one head.
 int64_t visible_pairs(const Case& c);
 
-// Floating point operations of the two matrix products over the visible pairs, 2·pairs·(D + Dv) a
-// head. By the field's convention a causal square counts as half of the full one.
+Band band_of(const Case& c);
+
+// Floating point operations of the matrix products over the visible pairs: forward 2·pairs·(D + Dv)
+// a head, backward 2·pairs·(3D + 2Dv), which is 2.5 times as many where D = Dv. By the field's
+// convention a causal square counts as half of the full one.
 double flops(const Case& c);
 
-// Bytes of q, k, v and out, each moved once, and of lse.
+// Bytes of q, k, v and out, each moved once, and of lse; backward: of their gradients too.
 double tensor_bytes(const Case& c);
 
 // Bytes of the score matrix that is never stored.

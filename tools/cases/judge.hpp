@@ -9,12 +9,19 @@
 //        it matters for float32 tensors alone.
 //   lse: 2⁻¹⁷ of the largest |lse|, at least of 1: hardware exp2 and log2 err by a few float32
 //   ulps.
-// Infinities and NaNs must stand where the oracle has them, and no element may keep its poison.
+//   dq, dk, dv: max |ref| · one rounding to the dtype, and for what cancels in their sums 2⁻²² · (1
+//   +
+//        max |lse| / 4) of what the largest element would be if nothing did (ReferenceBackward): a
+//        few float32 roundings of each term, and one of its score.
+// A gradient that the mask leaves nothing for must be exactly 0. Infinities and NaNs must stand
+// where the oracle has them, and no element may keep its poison.
 #pragma once
 
 #include <string>
 
+#include "cases/backward_tensors.hpp"
 #include "cases/tensors.hpp"
+#include "cpu/attention_backward_ref.hpp"
 #include "cpu/attention_ref.hpp"
 
 namespace flash3::cases {
@@ -29,7 +36,8 @@ struct Score {
 };
 
 struct Verdict {
-  Score out, lse;
+  Score out, lse;            // of a forward case
+  Score dq, dk, dv;          // of a backward case
   std::string failure;       // the first thing that went wrong; "" if the case passed
   bool unsupported = false;  // the backend said no, and why is in failure
   double oracle_seconds = 0, seconds = 0;
@@ -39,5 +47,14 @@ struct Verdict {
 // got and naive are host tensors, [batch, seq_q, heads_q, dim_v] or [batch, heads_q, seq_q].
 Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
 Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
+
+struct GradientScores {
+  Score dq, dk, dv;
+  std::string failure() const;  // the first; "" if all passed
+};
+
+// Host tensors of a backward case; lse of `got` is read too.
+GradientScores judge_gradients(const Case& c, const BackwardViews& got, const BackwardViews& naive,
+                               const ReferenceBackward& ref);
 
 }  // namespace flash3::cases

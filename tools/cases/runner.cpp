@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "cases/upload.hpp"
+
 namespace flash3::cases {
 namespace {
 
@@ -9,34 +11,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// A guarded tensor's bytes, uploaded.
-class Upload {
- public:
-  Upload(Memory& memory, const GuardedTensor& host)
-      : memory_(memory), host_(host), base_(memory.allocate(host.bytes.size())) {
-    reset();
-  }
-  void reset() { memory_.copy_in(base_.get(), host_.bytes.data(), host_.bytes.size()); }
-  void download(GuardedTensor* to) const {
-    memory_.copy_out(to->bytes.data(), base_.get(), to->bytes.size());
-  }
-  flash3_tensor view() const {
-    return host_.bytes.empty() ? flash3_tensor{} : host_.at(base_.get());
-  }
-
- private:
-  Memory& memory_;
-  const GuardedTensor& host_;
-  std::shared_ptr<void> base_;
-};
-
-// A copy whose view points into the copy.
-GuardedTensor clone(const GuardedTensor& g) {
-  GuardedTensor copy = g;
-  if (!copy.bytes.empty()) copy.view.data = copy.bytes.data() + copy.offset;
-  return copy;
 }
 
 struct Expected {
@@ -67,6 +41,7 @@ std::string last_error(const char* call) { return std::string(call) + ": " + fla
 }  // namespace
 
 Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
+  if (c.backward) return run_backward_case(c, memory, options);
   Verdict verdict;
   const ForwardTensors host = make_forward_tensors(c);
 
@@ -87,9 +62,7 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
     verdict.failure = last_error("flash3_forward_workspace");
     return verdict;
   }
-  // Poisoned, and guarded like a tensor of bytes; [1, 1, 1, n/2] of 16-bit elements says the same.
-  const GuardedTensor scratch = make_tensor(
-      FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(workspace_bytes + 1) / 2, Layout::kBatchSeq);
+  const GuardedTensor scratch = make_workspace(workspace_bytes);
   Upload workspace(memory, scratch);
   params.workspace = workspace_bytes > 0 ? workspace.view().data : nullptr;
   params.workspace_size = workspace_bytes;

@@ -208,4 +208,20 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
   return table.take();
 }
 
+std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  Table table;
+  size_t i = 0;
+  for (Case c : case_table(level, dtypes)) {
+    const bool full = !c.causal && !c.window;
+    if (c.distribution == Distribution::kSpecial && !full) continue;
+    c.want_lse = true;
+    c.backward = true;
+    c.want_dlse = i % 3 == 0;
+    c.deterministic = i / 3 % 2 == 0;
+    ++i;
+    table.add(c);
+  }
+  return table.take();
+}
+
 }  // namespace flash3::cases

@@ -23,4 +23,9 @@ std::span<const flash3_dtype> dtypes_of(flash3_backend backend);
 // Without duplicates; dtypes must not be empty.
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes);
 
+// The backward of each case of that table: all with lse, since a backward needs it; dlse and
+// deterministic take turns. Special values only without a mask: what they do to the gradients of
+// keys that a row does not see, but that share a tile with ones that it sees, is nobody's promise.
+std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
 }  // namespace flash3::cases

@@ -100,9 +100,7 @@ void place_specials(const Case& c, const ForwardTensors& t) {
   set(t.q.view, 0, c.seq_q / 2, 0, 0, kNaN);
   set(t.k.view, b, c.seq_k / 3, c.heads_k - 1, c.head_dim - 1, kInf);
 
-  const int64_t left = c.window ? c.window_left : -1;
-  const int64_t right = c.causal ? 0 : (c.window ? c.window_right : -1);
-  const Band band = Band::make(c.seq_q, c.seq_k, left, right);
+  const Band band = band_of(c);
   const int64_t first = std::max<int64_t>(0, c.seq_q - 1 + band.lo);  // seen by the last row
   const int64_t last = std::min<int64_t>(c.seq_k - 1, band.hi);       // seen by the first row
   if (first > last) return;
@@ -129,6 +127,8 @@ flash3_tensor GuardedTensor::at(void* base) const {
   moved.data = static_cast<std::byte*>(base) + offset;
   return moved;
 }
+
+void GuardedTensor::poison() { std::fill(bytes.begin(), bytes.end(), kPoison); }
 
 std::string GuardedTensor::damage() const {
   std::vector<bool> owned(bytes.size(), false);
@@ -168,7 +168,7 @@ float normal_value(uint64_t seed, uint64_t i) { return normal_pair(seed, i / 2)[
 void fill_random(const flash3_tensor& t, Distribution distribution, uint64_t seed) {
   uint64_t i = 0;
   for_each_row(t, [&](int64_t row) {
-    for (int64_t d = 0; d < t.shape[3]; ++d)
+    for (int64_t d = 0; d < t.shape[t.ndim - 1]; ++d)
       store_float(t.data, t.dtype, row + d, value_at(distribution, seed, i++));
   });
 }

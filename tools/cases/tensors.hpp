@@ -21,6 +21,8 @@ struct GuardedTensor {
 
   // The same view in a copy of bytes that lives at base.
   flash3_tensor at(void* base) const;
+  // Every byte as it was before anything was written.
+  void poison();
   // Which gap or guard byte has changed since the poisoning, in words; "" if none has.
   std::string damage() const;
 };
@@ -33,8 +35,8 @@ int64_t element_size(flash3_dtype dtype);
 // Elements from the first to just behind the last one, gaps included.
 int64_t span_of(const flash3_tensor& t);
 
-// Fills elements first … first + count − 1 (numbered in [batch, seq, heads, dim] order, so that the
-// layout does not change the values) with N(0, 1) or outliers; value i depends on seed and i alone.
+// Fills all elements (numbered in [batch, seq, heads, dim] order, so that the layout does not
+// change the values) with N(0, 1) or outliers; value i depends on seed and i alone.
 void fill_random(const flash3_tensor& t, Distribution distribution, uint64_t seed);
 
 // Value i of the standard normal sequence named by seed.

@@ -78,8 +78,8 @@ int bench_ablation(const BenchOptions& options) {
 
   Workbench workbench(FLASH3_BACKEND_HOPPER, 0);
   const PreparedCase prepared = workbench.prepare(c);
-  const auto variants = device::ablation_variants(prepared.params);
-  OutputCheck check_output(prepared.params.out, workbench.memory());
+  const auto variants = device::ablation_variants(prepared.forward);
+  OutputCheck check_output(prepared.forward.out, workbench.memory());
   std::vector<double> differences;
   std::vector<std::function<void()>> calls;
   for (const device::AblationVariant& variant : variants) {

@@ -12,6 +12,7 @@
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "core/problem.hpp"
+#include "cpu/attention_backward_ref.hpp"
 #include "cpu/attention_ref.hpp"
 
 namespace flash3::cli {
@@ -64,6 +65,13 @@ std::vector<Case> cases_of(const BenchOptions& options, flash3_backend backend) 
     return list;
   }
   if (list.empty()) list = bench_suite(suite_of(options), backend, dtype);
+  for (Case& c : list) {
+    c.backward |= options.backward;
+    if (options.deterministic && !c.backward)
+      throw UsageError("--deterministic is for backward cases, and " + to_id(c) +
+                       " is a forward one: add --backward");
+    c.deterministic |= options.deterministic;
+  }
   keep_matching(options.filters, &list);
   return list;
 }
@@ -81,6 +89,7 @@ class Bench {
     BenchResult r;
     r.c = c;
     r.kernel = prepared.kernel;
+    r.workspace_bytes = prepared.workspace_bytes;
     if (options_.sustained > 0) {
       r.sustained = measure_sustained(
           memory, [&] { prepared.call(); }, options_.sustained, sample_seconds,
@@ -105,7 +114,7 @@ class Bench {
                device::kFlopsPerClockPerSm;
     if (const auto found = ceilings_.find(c.dtype); found != ceilings_.end())
       r.ceiling_tflops = found->second;
-    if (options_.naive) r.naive_seconds = time_naive(prepared.params);
+    if (options_.naive) r.naive_seconds = time_naive(prepared);
     return r;
   }
 
@@ -125,13 +134,22 @@ class Bench {
   double ceiling(flash3_dtype dtype) const { return ceilings_.at(dtype); }
 
  private:
-  double time_naive(const flash3_forward_params& params) {
-    ForwardProblem problem;
-    const Status status = make_forward_problem(&params, Pointers::kRequired, &problem);
+  double time_naive(const PreparedCase& prepared) {
+    ForwardProblem forward;
+    BackwardProblem backward;
+    const Status status =
+        prepared.c.backward
+            ? make_backward_problem(&prepared.backward, Pointers::kRequired, &backward)
+            : make_forward_problem(&prepared.forward, Pointers::kRequired, &forward);
     if (!status.ok()) throw std::runtime_error(status.message());
-    return measure(
-               workbench_.memory(), [&] { attention_naive(problem, options_.threads); },
-               std::min(options_.samples, 5), 1e-3 * options_.sample_ms)
+    const auto run = [&] {
+      if (prepared.c.backward)
+        attention_backward_naive(backward, options_.threads);
+      else
+        attention_naive(forward, options_.threads);
+    };
+    return measure(workbench_.memory(), run, std::min(options_.samples, 5),
+                   1e-3 * options_.sample_ms)
         .median;
   }
 
@@ -159,6 +177,7 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
   table.sustained = options.sustained > 0;
   for (const Case& c : list) {
     table.keys |= c.window;
+    table.memory |= c.backward;
     table.case_width = std::max(table.case_width, to_id(c).size());
   }
   return table;

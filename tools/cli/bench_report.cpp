@@ -59,6 +59,7 @@ std::string BenchTable::header() const {
   line += fmt::format(" {:>9}", sustained ? "sustained" : "TFLOP/s");
   if (!sustained) line += fmt::format(" {:>8}", "spread");
   line += fmt::format(" {:>8}", "GB/s");
+  if (memory) line += fmt::format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
   if (keys) line += fmt::format(" {:>10} {:>9}", "keys/query", "us/key");
   if (gpu) line += fmt::format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
   if (ceiling) line += fmt::format(" {:>9}", "% ceiling");
@@ -75,6 +76,9 @@ std::string BenchTable::row(const BenchResult& r) const {
   line += fmt::format(" {:>9.3f}", r.tflops());
   if (!r.sustained) line += fmt::format(" {:>7.1f}%", r.spread_percent());
   line += fmt::format(" {:>8.1f}", r.gbps());
+  if (memory)
+    line += fmt::format(" {:>13.2f} {:>10.1f}", double(r.workspace_bytes) / (1 << 20),
+                        score_matrix_bytes(r.c) / (1 << 20));
   if (keys)
     line += cell(r.keys_per_query(), 10, 1) +
             cell(r.keys_per_query() > 0 ? 1e6 * r.seconds() / r.keys_per_query() : 0, 9, 4);
@@ -125,6 +129,8 @@ Json to_json(const BenchResult& r) {
     j["samples"] = r.timing.samples;
     j["calls_per_sample"] = r.timing.calls_per_sample;
   }
+  j["workspace_bytes"] = r.workspace_bytes;
+  j["score_matrix_bytes"] = score_matrix_bytes(r.c);
   j["tflops"] = r.tflops();
   j["gbps"] = r.gbps();
   j["keys_per_query"] = r.keys_per_query();

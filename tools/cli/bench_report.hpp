@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 struct BenchResult {
   cases::Case c;
   std::string kernel;
+  size_t workspace_bytes = 0;
   Timing timing;                             // without `sustained`
   std::optional<SustainedTiming> sustained;  // instead of `timing`
   device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
@@ -39,7 +40,8 @@ struct BenchResult {
 // The columns that a run has.
 struct BenchTable {
   bool gpu = false, naive = false, ceiling = false, sustained = false;
-  bool keys = false;  // time against the keys that a query sees
+  bool keys = false;    // time against the keys that a query sees
+  bool memory = false;  // bytes of workspace, and what the score matrix would have taken
   size_t case_width = 40;
 
   std::string header() const;

@@ -25,6 +25,7 @@ struct ExplainOptions {
   std::vector<std::string> cases;
   std::string backend = "auto";
   bool json = false;
+  bool backward = false;  // of each case
 };
 
 struct VerifyOptions {
@@ -36,12 +37,15 @@ struct VerifyOptions {
   int repeat = 1;
   bool quiet = false, list = false;
   bool accuracy = false;  // the accuracy experiment instead of the table
+  bool backward = false;  // the backward's table, or the backward of each case
 };
 
 struct BenchOptions {
   std::string suite, backend = "auto";  // no suite: quick, or with `ceiling` none
   std::string dtype;                    // of the suite and the ceiling; "": bf16
   std::vector<std::string> cases, filters;
+  bool backward = false;       // of each case, and of the suite
+  bool deterministic = false;  // with backward
   bool ceiling = false;
   int ceiling_dim = 128;
   bool ablation = false;  // the paper's ablation instead of cases

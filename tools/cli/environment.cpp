@@ -39,6 +39,17 @@ std::string cpu_model() {
   return "";
 }
 
+// What a function with the buffer rule of flash3.h has to say.
+template <class Function>
+std::string text_from(const Function& function) {
+  size_t size = 0;
+  check(function(nullptr, &size));
+  std::string text(size, '\0');
+  check(function(text.data(), &size));
+  text.resize(text.find('\0'));
+  return text;
+}
+
 }  // namespace
 
 flash3_backend resolve_backend(const std::string& name) {
@@ -104,12 +115,12 @@ void keep_matching(const std::vector<std::string>& filters, std::vector<cases::C
 }
 
 std::string explanation(const flash3_forward_params& params) {
-  size_t size = 0;
-  check(flash3_forward_explain(&params, nullptr, &size));
-  std::string text(size, '\0');
-  check(flash3_forward_explain(&params, text.data(), &size));
-  text.resize(text.find('\0'));
-  return text;
+  return text_from([&](char* text, size_t* n) { return flash3_forward_explain(&params, text, n); });
+}
+
+std::string explanation(const flash3_backward_params& params) {
+  return text_from(
+      [&](char* text, size_t* n) { return flash3_backward_explain(&params, text, n); });
 }
 
 std::string value_of(const std::string& text, const std::string& name) {

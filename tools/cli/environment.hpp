@@ -38,8 +38,9 @@ cases::Case parse_case(const std::string& text);
 // stays.
 void keep_matching(const std::vector<std::string>& filters, std::vector<cases::Case>* list);
 
-// flash3_forward_explain's text; throws with the library's reason.
+// What flash3_forward_explain or flash3_backward_explain says; throws with the library's reason.
 std::string explanation(const flash3_forward_params& params);
+std::string explanation(const flash3_backward_params& params);
 // The value of "name: value" in such a text, "" if it is not there.
 std::string value_of(const std::string& text, const std::string& name);
 

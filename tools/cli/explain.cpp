@@ -4,20 +4,30 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cases/tensors.hpp"
+#include "cases/backward_tensors.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 
 namespace flash3::cli {
+namespace {
+
+std::string explanation_of(const cases::Case& c, flash3_backend backend) {
+  const auto ask = [&](auto params) {
+    params.backend = backend;
+    return explanation(params);
+  };
+  return c.backward ? ask(cases::make_backward_question(c)) : ask(cases::make_question(c));
+}
+
+}  // namespace
 
 int explain(const ExplainOptions& options) {
   const flash3_backend backend = resolve_backend(options.backend);
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const std::string& id : options.cases) {
-    const cases::Case c = parse_case(id);
-    auto params = cases::make_question(c);
-    params.backend = backend;
-    const std::string text = explanation(params);
+    cases::Case c = parse_case(id);
+    c.backward |= options.backward;
+    const std::string text = explanation_of(c, backend);
     if (!options.json) {
       fmt::print("{}case: {}\n{}", &id == &options.cases.front() ? "" : "\n", to_id(c), text);
       continue;

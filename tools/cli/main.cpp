@@ -15,7 +15,7 @@ constexpr const char* kCaseHelp =
     "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
     "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
-    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n>";
+    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse deterministic";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -56,9 +56,12 @@ int parse_and_run(int argc, char** argv) {
   BenchOptions bench_options;
   auto* bench_app = app.add_subcommand("bench", "Time cases: TFLOP/s, GB/s, clocks, watts");
   bench_app->add_option("--suite", bench_options.suite,
-                        "quick (the default), forward (the papers' sweep) or window (time against "
-                        "the width of a sliding window)");
+                        "quick (the default), forward (the papers' sweep), backward (the same "
+                        "sweep's backward) or window (time against the width of a sliding window)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
+  bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
+  bench_app->add_flag("--deterministic", bench_options.deterministic,
+                      "Of backward cases: the same bits each time");
   bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
   bench_app->add_option("--dtype", bench_options.dtype,
@@ -97,7 +100,7 @@ int parse_and_run(int argc, char** argv) {
       "parts of its schedule switched off, on the paper's shape; only with --samples, --sample-ms "
       "and --json");
   for (const char* other : {"--suite", "--case", "--filter", "--dtype", "--ceiling", "--sustained",
-                            "--naive", "--threads", "--csv"})
+                            "--backward", "--deterministic", "--naive", "--threads", "--csv"})
     ablation_flag->excludes(bench_app->get_option(other));
   bench_app->callback([&] { command = [&] { return bench(bench_options); }; });
 
@@ -109,6 +112,12 @@ int parse_and_run(int argc, char** argv) {
                  "The FlashAttention-3 paper's experiment instead of the table: RMSE on data\n"
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
+  verify_app
+      ->add_flag(
+          "--backward", verify_options.backward,
+          "The gradients instead of the forward: the same table with dlse and deterministic\n"
+          "taking turns, or the backward of each --case")
+      ->excludes("--accuracy");
   verify_app->add_option("--case", verify_options.cases, kCaseHelp);
   verify_app->add_option(
       "--filter", verify_options.filters,
@@ -120,7 +129,8 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   verify_app
-      ->add_option("--repeat", verify_options.repeat, "Run each case so often; bits must agree")
+      ->add_option("--repeat", verify_options.repeat,
+                   "Run each case so often; bits must agree (of backward cases: if deterministic)")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
@@ -132,6 +142,7 @@ int parse_and_run(int argc, char** argv) {
   explain_app->add_option("case,--case", explain_options.cases, kCaseHelp)->required();
   explain_app->add_option("--backend", explain_options.backend, kBackendHelp)
       ->capture_default_str();
+  explain_app->add_flag("--backward", explain_options.backward, "The backward of each case");
   explain_app->add_flag("--json", explain_options.json, "Print JSON");
   explain_app->callback([&] { command = [&] { return explain(explain_options); }; });
 

@@ -50,8 +50,13 @@ std::vector<cases::Case> bench_suite(const std::string& name, flash3_backend bac
   const int64_t hidden = gpu ? 2048 : 512;
   if (name == "quick") return sweep(dtype, tokens, hidden, tokens / 4, tokens / 4);
   if (name == "forward") return sweep(dtype, tokens, hidden, 512, tokens);
+  if (name == "backward") {
+    std::vector<cases::Case> suite = sweep(dtype, tokens, hidden, 512, tokens);
+    for (cases::Case& c : suite) c.backward = true;
+    return suite;
+  }
   if (name == "window") return gpu ? windows(dtype, 32768, hidden) : windows(dtype, 2048, 128);
-  throw UsageError("suite '" + name + "' is not one of quick, forward, window");
+  throw UsageError("suite '" + name + "' is not one of quick, forward, backward, window");
 }
 
 }  // namespace flash3::cli

@@ -24,12 +24,17 @@ using cases::Verdict;
 
 std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend backend) {
   std::vector<Case> list;
-  for (const std::string& id : options.cases) list.push_back(parse_case(id));
+  for (const std::string& id : options.cases) {
+    list.push_back(parse_case(id));
+    list.back().backward |= options.backward;
+  }
   if (list.empty()) {
     const auto level = cases::parse_level(options.level);
     if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
-    list = options.accuracy ? cases::accuracy_cases(*level)
-                            : cases::case_table(*level, cases::dtypes_of(backend));
+    const auto dtypes = cases::dtypes_of(backend);
+    list = options.accuracy   ? cases::accuracy_cases(*level)
+           : options.backward ? cases::backward_case_table(*level, dtypes)
+                              : cases::case_table(*level, dtypes);
   }
   if (options.accuracy)
     for (const Case& c : list)
@@ -41,9 +46,14 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
 
 std::string report(const Case& c, const Verdict& v) {
   if (!v.passed()) return fmt::format("FAIL  {}\n      {}", to_id(c), v.failure);
-  std::string line =
-      fmt::format("ok    {:<56} out {:.1e} <= {:.1e}", to_id(c), v.out.error, v.out.allowed);
-  if (c.want_lse) line += fmt::format("  lse {:.1e} <= {:.1e}", v.lse.error, v.lse.allowed);
+  const auto score = [](const char* name, const cases::Score& s) {
+    return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
+  };
+  if (c.backward)
+    return fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq), score("dk", v.dk),
+                       score("dv", v.dv));
+  std::string line = fmt::format("ok    {:<56} {}", to_id(c), score("out", v.out));
+  if (c.want_lse) line += fmt::format("  {}", score("lse", v.lse));
   return line;
 }
 

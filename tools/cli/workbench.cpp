@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
-#include "cases/tensors.hpp"
+#include "cases/backward_tensors.hpp"
 #include "cli/environment.hpp"
 
 namespace flash3::cli {
 
-void PreparedCase::call() const { check(flash3_forward(&params)); }
+void PreparedCase::call() const {
+  check(c.backward ? flash3_backward(&backward) : flash3_forward(&forward));
+}
 
 Workbench::Workbench(flash3_backend backend, int threads)
     : backend_(backend), threads_(threads), memory_(make_memory(backend)), gpu_(gpu_of(backend)) {
@@ -17,28 +19,53 @@ Workbench::Workbench(flash3_backend backend, int threads)
 PreparedCase Workbench::prepare(const cases::Case& c) {
   PreparedCase p;
   p.c = c;
-  p.params = cases::make_question(c);
-  p.params.backend = backend_;
-  p.params.num_threads = threads_;
-  p.params.stream = memory_->stream();
-  check(flash3_forward_supported(&p.params));
-  size_t workspace_bytes = 0;
-  check(flash3_forward_workspace(&p.params, &workspace_bytes));
-  p.kernel = value_of(explanation(p.params), "kernel");
-
-  uint64_t seed = 3 * c.seed;
-  for (flash3_tensor* t : {&p.params.q, &p.params.k, &p.params.v}) {
-    t->data = add_buffer(*t, &p.buffers);
-    const int64_t count = cases::span_of(*t);
-    memory_->copy_in(t->data, normal_values(c.dtype, seed++, count),
-                     static_cast<size_t>(count * cases::element_size(c.dtype)));
-  }
-  p.params.out.data = add_buffer(p.params.out, &p.buffers);
-  if (c.want_lse) p.params.lse.data = add_buffer(p.params.lse, &p.buffers);
-  p.buffers.push_back(memory_->allocate(workspace_bytes));
-  p.params.workspace = workspace_bytes > 0 ? p.buffers.back().get() : nullptr;
-  p.params.workspace_size = workspace_bytes;
+  if (c.backward)
+    prepare_backward(&p);
+  else
+    prepare_forward(&p);
   return p;
+}
+
+void Workbench::prepare_forward(PreparedCase* p) {
+  flash3_forward_params& f = p->forward;
+  f = cases::make_question(p->c);
+  f.backend = backend_;
+  f.num_threads = threads_;
+  f.stream = memory_->stream();
+  check(flash3_forward_supported(&f));
+  check(flash3_forward_workspace(&f, &p->workspace_bytes));
+  p->kernel = value_of(explanation(f), "kernel");
+
+  uint64_t seed = 3 * p->c.seed;
+  for (flash3_tensor* t : {&f.q, &f.k, &f.v}) add_normal(seed++, t, &p->buffers);
+  f.out.data = add_buffer(f.out, &p->buffers);
+  if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
+  f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
+  f.workspace_size = p->workspace_bytes;
+}
+
+void Workbench::prepare_backward(PreparedCase* p) {
+  flash3_backward_params& b = p->backward;
+  b = cases::make_backward_question(p->c);
+  b.backend = backend_;
+  b.num_threads = threads_;
+  b.stream = memory_->stream();
+  check(flash3_backward_supported(&b));
+
+  prepare_forward(p);
+  check(flash3_forward(&p->forward));
+  memory_->finish();
+  const flash3_forward_params& f = p->forward;
+  b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse;
+
+  uint64_t seed = 3 * p->c.seed + 3;
+  add_normal(seed++, &b.dout, &p->buffers);
+  if (p->c.want_dlse) add_normal(seed++, &b.dlse, &p->buffers);
+  for (flash3_tensor* t : {&b.dq, &b.dk, &b.dv}) t->data = add_buffer(*t, &p->buffers);
+  check(flash3_backward_workspace(&b, &p->workspace_bytes));
+  b.workspace = add_workspace(p->workspace_bytes, &p->buffers);
+  b.workspace_size = p->workspace_bytes;
+  p->kernel = value_of(explanation(b), "kernel");
 }
 
 const void* Workbench::normal_values(flash3_dtype dtype, uint64_t seed, int64_t count) {
@@ -50,6 +77,20 @@ const void* Workbench::normal_values(flash3_dtype dtype, uint64_t seed, int64_t 
   cases::fill_normal(v.bytes.data(), dtype, count, seed);
   values_.push_back(std::move(v));
   return values_.back().bytes.data();
+}
+
+void Workbench::add_normal(uint64_t seed, flash3_tensor* t,
+                           std::vector<std::shared_ptr<void>>* buffers) {
+  t->data = add_buffer(*t, buffers);
+  const int64_t count = cases::span_of(*t);
+  memory_->copy_in(t->data, normal_values(t->dtype, seed, count),
+                   static_cast<size_t>(count * cases::element_size(t->dtype)));
+}
+
+void* Workbench::add_workspace(size_t bytes, std::vector<std::shared_ptr<void>>* buffers) {
+  if (bytes == 0) return nullptr;
+  buffers->push_back(memory_->allocate(bytes));
+  return buffers->back().get();
 }
 
 void* Workbench::add_buffer(const flash3_tensor& t, std::vector<std::shared_ptr<void>>* buffers) {

@@ -18,8 +18,10 @@ namespace flash3::cli {
 struct PreparedCase {
   cases::Case c;
   std::string kernel;
-  flash3_forward_params params{};
-  std::vector<std::shared_ptr<void>> buffers;  // what params points into
+  size_t workspace_bytes = 0;
+  flash3_forward_params forward{};
+  flash3_backward_params backward{};           // of a backward case: on what the forward has left
+  std::vector<std::shared_ptr<void>> buffers;  // what these point into
 
   void call() const;  // enqueues one call; throws the library's reason
 };
@@ -29,8 +31,8 @@ class Workbench {
   // threads: of the CPU backend; 0: all cores.
   Workbench(flash3_backend backend, int threads);
 
-  // N(0, 1) inputs, the same for the same case. Throws the library's reason if it takes no such
-  // call, and what the memory throws.
+  // N(0, 1) inputs, the same for the same case; a backward case's forward has run. Throws the
+  // library's reason if it takes no such call, and what the memory throws.
   PreparedCase prepare(const cases::Case& c);
 
   cases::Memory& memory() { return *memory_; }
@@ -38,7 +40,13 @@ class Workbench {
   device::Monitor* monitor() { return monitor_.get(); }           // null for the CPU
 
  private:
+  void prepare_forward(PreparedCase* p);
+  void prepare_backward(PreparedCase* p);
   const void* normal_values(flash3_dtype dtype, uint64_t seed, int64_t count);
+  // Memory for t, with N(0, 1) values in it.
+  void add_normal(uint64_t seed, flash3_tensor* t, std::vector<std::shared_ptr<void>>* buffers);
+  // Memory for a workspace of so many bytes; null for none.
+  void* add_workspace(size_t bytes, std::vector<std::shared_ptr<void>>* buffers);
   void* add_buffer(const flash3_tensor& t, std::vector<std::shared_ptr<void>>* buffers);
 
   // Host copies by dtype and seed, made again when a case needs more.

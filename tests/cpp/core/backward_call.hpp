@@ -1,5 +1,5 @@
 // A small valid backward call on host memory that a test can then bend: the forward of call.hpp has
-// run, and its gradients are asked for.
+// run, without a mask, and its gradients are asked for.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,6 @@ class BackwardCall {
         dq(static_cast<size_t>(s.batch * s.seq_q * s.heads_q * s.head_dim), Call::kUntouched),
         dk(static_cast<size_t>(s.batch * s.seq_k * s.heads_k * s.head_dim), Call::kUntouched),
         dv(static_cast<size_t>(s.batch * s.seq_k * s.heads_k * s.head_dim_v), Call::kUntouched) {
-    forward_.args.backend = FLASH3_BACKEND_CPU;
-    forward_.args.num_threads = 1;  // no workspace
-    flash3::forward(forward_.args);
     dout_.resize(forward_.out.size());
     for (size_t i = 0; i < dout_.size(); ++i) dout_[i] = float(i % 7) - 3.f;
     dlse_.resize(forward_.lse.size());
@@ -33,11 +30,23 @@ class BackwardCall {
     args.dq = args.q, args.dq.data = dq.data();
     args.dk = args.k, args.dk.data = dk.data();
     args.dv = args.v, args.dv.data = dv.data();
+    run_forward();
   }
   BackwardCall(const BackwardCall&) = delete;
   BackwardCall& operator=(const BackwardCall&) = delete;
 
   flash3_backward_params params() const { return args.params(); }
+
+  // out and lse again, under the mask and the scale that args now have.
+  void run_forward() {
+    forward_.args.softmax_scale = args.softmax_scale;
+    forward_.args.causal = args.causal;
+    forward_.args.window_left = args.window_left;
+    forward_.args.window_right = args.window_right;
+    forward_.args.backend = FLASH3_BACKEND_CPU;
+    forward_.args.num_threads = 1;  // no workspace
+    flash3::forward(forward_.args);
+  }
 
  private:
   Call forward_;

@@ -1,0 +1,34 @@
+// The oracle of the backward: gradients in float64, straight from the definition, O(n²), from q, k,
+// v, dout and dlse alone. It makes its own forward, so that what out and lse lost when they were
+// rounded counts as an error of who uses them. Beside it the plain implementation in the tensors'
+// own precision, as cpu/attention_ref.hpp has for the forward.
+//
+// Internal library flash3_oracle: tests and the command line, not shipped.
+#pragma once
+
+#include <vector>
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+struct ReferenceBackward {
+  std::vector<double> dq;  // [batch, seq_q, heads_q, head_dim], contiguous
+  std::vector<double> dk;  // [batch, seq_k, heads_k, head_dim]
+  std::vector<double> dv;  // [batch, seq_k, heads_k, head_dim_v]
+
+  // The largest that an element could be if no two terms of its sum cancelled: what a rounding
+  // error in float32 is relative to. Finite terms only.
+  double dq_terms = 0, dk_terms = 0, dv_terms = 0;
+};
+
+// Reads q, k, v, dout, dlse (host memory, any strides); nothing of the problem is written.
+// num_threads 0: all cores.
+ReferenceBackward attention_backward_ref(const BackwardProblem& problem, int num_threads = 0);
+
+// Writes dq, dk and dv (host memory). Scores, probabilities and the gradients of both are rounded
+// to the problem's dtype as a plain framework implementation does; delta is the row sum of dout ∘
+// out with out as given; sums in float32.
+void attention_backward_naive(const BackwardProblem& problem, int num_threads = 0);
+
+}  // namespace flash3

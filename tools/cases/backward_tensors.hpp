@@ -1,0 +1,37 @@
+// The tensors of a backward case, guarded and filled like those of cases/tensors.hpp.
+#pragma once
+
+#include "cases/tensors.hpp"
+
+namespace flash3::cases {
+
+struct BackwardViews {
+  flash3_tensor q{}, k{}, v{}, out{}, lse{}, dout{}, dlse{}, dq{}, dk{}, dv{};
+};
+
+struct BackwardTensors {
+  GuardedTensor q, k, v, out, lse,
+      dout;            // lse is empty if the case has none: such a call is refused
+  GuardedTensor dlse;  // empty if not wanted
+  GuardedTensor dq, dk, dv;
+
+  BackwardViews views() const;
+};
+
+// q, k and v after the case's seed and distribution, as for the forward; out and lse are the
+// oracle's, rounded; dout and dlse N(0, 1); dq, dk and dv poisoned. "special" means here: a NaN in
+// one row of q, another in one row of dout (what is infinite leaves no gradient that
+// implementations could agree on). The case must be one that the library takes. oracle_threads 0:
+// all cores.
+BackwardTensors make_backward_tensors(const Case& c, int oracle_threads = 1);
+
+// The call on these views, without workspace, stream or backend.
+flash3_backward_params make_backward_params(const Case& c, const BackwardViews& views);
+
+// The same without data, for questions.
+flash3_backward_params make_backward_question(const Case& c);
+
+// A copy whose view points into the copy.
+GuardedTensor clone(const GuardedTensor& tensor);
+
+}  // namespace flash3::cases

@@ -1,0 +1,39 @@
+// Guarded tensors in the memory that a call runs on.
+#pragma once
+
+#include <memory>
+
+#include "cases/memory.hpp"
+#include "cases/tensors.hpp"
+
+namespace flash3::cases {
+
+// A guarded tensor's bytes, uploaded.
+class Upload {
+ public:
+  Upload(Memory& memory, const GuardedTensor& host)
+      : memory_(memory), host_(host), base_(memory.allocate(host.bytes.size())) {
+    reset();
+  }
+  void reset() { memory_.copy_in(base_.get(), host_.bytes.data(), host_.bytes.size()); }
+  void download(GuardedTensor* to) const {
+    memory_.copy_out(to->bytes.data(), base_.get(), to->bytes.size());
+  }
+  flash3_tensor view() const {
+    return host_.bytes.empty() ? flash3_tensor{} : host_.at(base_.get());
+  }
+
+ private:
+  Memory& memory_;
+  const GuardedTensor& host_;
+  std::shared_ptr<void> base_;
+};
+
+// What a workspace of so many bytes is made from: poisoned, and guarded like a tensor of bytes; [1,
+// 1, 1, n/2] of 16-bit elements says the same.
+inline GuardedTensor make_workspace(size_t bytes) {
+  return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,
+                     Layout::kBatchSeq);
+}
+
+}  // namespace flash3::cases

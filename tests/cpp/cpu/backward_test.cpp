@@ -310,7 +310,7 @@ TEST(BackwardPlan, SmallCallsStayOnOneThreadAndLongOnesFillAll) {
     p.num_threads = threads;
     const BackwardPlan plan = plan_backward(p);
     EXPECT_EQ(plan.threads, threads);
-    EXPECT_GE(plan.tasks, 2 * threads);
+    EXPECT_GE(plan.tasks, threads);
     EXPECT_EQ(plan.tile.keys % kKeyAlignment, 0);
     EXPECT_EQ(plan.tile.rows % kBackwardStrip, 0);
   }

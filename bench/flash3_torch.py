@@ -28,6 +28,16 @@ class ForwardParams(ctypes.Structure):
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 
 
+class BackwardParams(ctypes.Structure):
+    """flash3_backward_params of flash3.h."""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("dout", Tensor), ("dlse", Tensor), ("q", Tensor), ("k", Tensor),
+                ("v", Tensor), ("out", Tensor), ("lse", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor),
+                ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32),
+                ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
 class Flash3:
     """A libflash3.so."""
 
@@ -49,21 +59,34 @@ class Flash3:
         self.check(self.lib.flash3_backend_describe(backend, text, ctypes.byref(size)))
         return text.value.decode()
 
-    def forward(self, q, k, v, out, causal, backend=AUTO, threads=0):
-        """A callable without arguments that runs one call, on the current stream if the tensors are on a GPU.
+    def prepared(self, function, params, tensors, **options):
+        """A callable without arguments: one call of this C function, on the current stream if the tensors are on a GPU.
 
-        Tensors are [batch, seq, heads, dim]; any strides whose last is 1.
+        tensors: a dict by field; options: other fields of the params.
         """
+        q = tensors["q"]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else None
-        p = ForwardParams(struct_size=ctypes.sizeof(ForwardParams), q=Tensor.of(q), k=Tensor.of(k), v=Tensor.of(v),
-                          out=Tensor.of(out), causal=int(causal), backend=backend, num_threads=threads, stream=stream)
+        p = params(struct_size=ctypes.sizeof(params), stream=stream, **{name: Tensor.of(x) for name, x in tensors.items()},
+                   **options)
         size = ctypes.c_size_t()
-        self.check(self.lib.flash3_forward_workspace(ctypes.byref(p), ctypes.byref(size)))
+        self.check(getattr(self.lib, f"{function}_workspace")(ctypes.byref(p), ctypes.byref(size)))
         workspace = torch.empty(size.value + 256, dtype=torch.uint8, device=q.device)
         p.workspace = (workspace.data_ptr() + 255) // 256 * 256
         p.workspace_size = size.value
+        run = getattr(self.lib, function)
 
-        def call(keep=(q, k, v, out, workspace)):
-            self.check(self.lib.flash3_forward(ctypes.byref(p)))
+        def call(keep=(tensors, workspace)):
+            self.check(run(ctypes.byref(p)))
 
+        call.workspace_bytes = size.value
         return call
+
+    def forward(self, q, k, v, out, causal, backend=AUTO, threads=0, lse=None):
+        """A callable that runs one forward call. Tensors are [batch, seq, heads, dim]; any strides whose last is 1."""
+        tensors = {"q": q, "k": k, "v": v, "out": out} | ({} if lse is None else {"lse": lse})
+        return self.prepared("flash3_forward", ForwardParams, tensors, causal=int(causal), backend=backend, num_threads=threads)
+
+    def backward(self, tensors, causal, deterministic=False, backend=AUTO, threads=0):
+        """A callable that runs one backward call; tensors: q, k, v, out, lse, dout, dq, dk and dv by name."""
+        return self.prepared("flash3_backward", BackwardParams, tensors, causal=int(causal),
+                             deterministic=int(deterministic), backend=backend, num_threads=threads)

@@ -26,8 +26,13 @@ class Shape:
     def flops(self):
         return 4 * self.batch * self.heads * self.seq**2 * self.dim // (2 if self.causal else 1)
 
-    def tensors(self):
-        return [torch.randn(self.batch, self.seq, self.heads, self.dim, device="cuda").bfloat16() for _ in range(3)]
+    @property
+    def backward_flops(self):
+        """Five products instead of two."""
+        return self.flops * 5 // 2
+
+    def tensors(self, count=3):
+        return [torch.randn(self.batch, self.seq, self.heads, self.dim, device="cuda").bfloat16() for _ in range(count)]
 
 
 def suite(dims, seqs, tokens=16384, hidden=2048):
@@ -157,6 +162,74 @@ def peers(qkv, causal, names):
     makers = {"cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, qkv, causal), "fa2": lambda: fa2(qkv, causal),
               "fa4": lambda: fa4(qkv, causal)}
     return {name: makers[name]() for name in names}
+
+
+def use_deterministic():
+    """torch's operators in their deterministic mode from now on, without its filling of fresh memory, which costs time."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+# The gradients' operators are called directly: what autograd does around them is not the libraries'. Each returns a callable
+# that gives (dq, dk, dv) as [batch, seq, heads, dim].
+
+def cudnn_backward(qkv, dout, causal):
+    q, k, v, grad = [x.transpose(1, 2) for x in (*qkv, dout)]
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, False)
+    return lambda: [x.transpose(1, 2) for x in torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal)]
+
+
+def no_deterministic_cudnn():
+    raise NotImplementedError("torch builds its cuDNN backward without asking for a deterministic one")
+
+
+def fa2_backward(qkv, dout, causal):
+    q, k, v, grad = [x.transpose(1, 2) for x in (*qkv, dout)]
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False)
+    return lambda: [x.transpose(1, 2) for x in torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset)]
+
+
+def fa4_backward(qkv, dout, causal, deterministic):
+    from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
+    out, lse = _flash_attn_fwd(*qkv, causal=causal, return_lse=True)[:2]
+    return lambda: _flash_attn_bwd(*qkv, out, dout, lse, causal=causal, deterministic=deterministic)[:3]
+
+
+def backward_peers(qkv, dout, causal, names, deterministic):
+    """(callables, why the others refuse this shape), each by name: not every library has every head_dim deterministic."""
+    makers = {"cudnn": no_deterministic_cudnn if deterministic else lambda: cudnn_backward(qkv, dout, causal),
+              "fa2": lambda: fa2_backward(qkv, dout, causal), "fa4": lambda: fa4_backward(qkv, dout, causal, deterministic)}
+    calls, refused = {}, {}
+    for name in names:
+        try:
+            call = makers[name]()
+            call()
+            torch.cuda.synchronize()
+            calls[name] = call
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            refused[name] = (str(error) or type(error).__name__).splitlines()[0]
+    return calls, refused
+
+
+def flash3_backward(libs, qkv, dout, causal, deterministic):
+    """(callables, gradients), by name. With deterministic each library is there twice: NAME and NAME_default."""
+    calls, gradients = {}, {}
+    modes = {"": True, "_default": False} if deterministic else {"": False}
+    for name, lib in libs.items():
+        q, k, v = qkv
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], device=q.device, dtype=torch.float32)
+        lib.forward(q, k, v, out, causal, lse=lse)()
+        for suffix, mode in modes.items():
+            made = {f"d{x}": torch.full_like(q, float("nan")) for x in "qkv"}
+            tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **made}
+            calls[name + suffix] = lib.backward(tensors, causal, mode)
+            gradients[name + suffix] = list(made.values())
+    return calls, gradients
 
 
 def describe():

@@ -2,9 +2,14 @@
 """flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, and FA4 if installed.
 
     python3 bench/peers.py --lib build/release/libflash3.so --json bench/results/forward_h200.json
+    python3 bench/peers.py --lib build/release/libflash3.so --backward --json bench/results/backward_h200.json
 
 The paper's points: 16k tokens in all, hidden size 2048, bf16, N(0,1) data. A sample is 12 ms of back-to-back calls, so that
 launch time hides; samples of all libraries rotate; the median counts. TFLOP/s count 4·S²·d·H·B, half of it for causal.
+
+--backward times the gradients instead, 2.5 times as many operations; --deterministic all of them in their deterministic mode,
+and flash3 in its default one too.
+
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
 
 --ceiling measures, before and after, what the tensor cores sustain (flash3 bench --ceiling): each figure then comes with its
@@ -46,6 +51,8 @@ def parse_args(arguments=None):
     parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4")
     parser.add_argument("--dims", type=numbers, default="64,128,256")
     parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384")
+    parser.add_argument("--backward", action="store_true", help="the gradients instead of the forward")
+    parser.add_argument("--deterministic", action="store_true", help="with --backward: the same bits each time")
     parser.add_argument("--samples", type=int, default=11)
     parser.add_argument("--ceiling", metavar="PROGRAM", help="the command line flash3: measure the tensor cores' ceiling too")
     parser.add_argument("--energy", nargs="?", type=float, const=1.0, default=0, metavar="SECONDS",
@@ -72,6 +79,8 @@ def parse_args(arguments=None):
         parser.error(f"--site {args.site}: there is no such folder")
     if args.ceiling and not pathlib.Path(args.ceiling).is_file():
         parser.error(f"--ceiling {args.ceiling}: there is no such program")
+    if args.deterministic and not args.backward:
+        parser.error("--deterministic is for --backward: every forward is deterministic")
     if args.samples < 2:
         parser.error(f"--samples {args.samples}: at least 2, for the spread")
     if args.energy < 0:
@@ -95,24 +104,47 @@ def ceiling_line(when, c):
             f"{c.get('pj_per_flop', 0):.3f} pJ/FLOP")
 
 
+def forward_calls(gpu, shape, libs, args):
+    """(calls by name, the outputs of ours, FA2's outputs, more fields of the point)."""
+    qkv = shape.tensors()
+    outs = {name: [qkv[0].new_full(qkv[0].shape, float("nan"))] for name in libs}
+    calls = {name: lib.forward(*qkv, *outs[name], shape.causal) for name, lib in libs.items()}
+    calls.update(gpu.peers(qkv, shape.causal, args.peers))
+    return calls, outs, [gpu.fa2(qkv, shape.causal)().transpose(1, 2)], {}
+
+
+def backward_calls(gpu, shape, libs, args):
+    """As forward_calls."""
+    *qkv, dout = shape.tensors(4)
+    calls, gradients = gpu.flash3_backward(libs, qkv, dout, shape.causal, args.deterministic)
+    memory = {name: call.workspace_bytes for name, call in calls.items()}
+    peers, refused = gpu.backward_peers(qkv, dout, shape.causal, args.peers, args.deterministic)
+    calls.update(peers)
+    more = {"workspace_bytes": memory, "score_matrix_bytes": 2 * shape.batch * shape.heads * shape.seq**2}
+    if refused:
+        more["refused"] = refused
+    return calls, gradients, gpu.fa2_backward(qkv, dout, shape.causal)(), more
+
+
+def largest_difference(ours, reference):
+    return max((mine.float() - theirs.float()).abs().max().item() for tensors in ours.values()
+               for mine, theirs in zip(tensors, reference))
+
+
 def measure_point(gpu, shape, libs, args, top):
     """One point as the JSON has it; top: the ceiling in TFLOP/s, or None."""
-    qkv = shape.tensors()
-    outs = {name: qkv[0].new_full(qkv[0].shape, float("nan")) for name in libs}
-    calls = {name: lib.forward(*qkv, outs[name], shape.causal) for name, lib in libs.items()}
-    calls.update(gpu.peers(qkv, shape.causal, args.peers))
+    calls, ours, reference, more = (backward_calls if args.backward else forward_calls)(gpu, shape, libs, args)
+    flops = shape.backward_flops if args.backward else shape.flops
     with gpu.Sensors() as sensors:
         times = gpu.measure(calls, args.samples)
-    reference = gpu.fa2(qkv, shape.causal)().transpose(1, 2).float()
-    tflops = {name: shape.flops / ms[0] / 1e9 for name, ms in times.items()}
+    tflops = {name: flops / ms[0] / 1e9 for name, ms in times.items()}
     point = {**shape.__dict__, "tflops": {name: round(value, 1) for name, value in tflops.items()},
              "spread_p10_p90": {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in times.items()},
-             "sm_mhz": sensors.mhz, "watts": sensors.watts,
-             "max_abs_diff_to_fa2": max((out.float() - reference).abs().max().item() for out in outs.values())}
+             "sm_mhz": sensors.mhz, "watts": sensors.watts, "max_abs_diff_to_fa2": largest_difference(ours, reference), **more}
     if top:
         point["share_of_ceiling"] = {name: round(value / top, 4) for name, value in tflops.items()}
     if args.energy:
-        point["alone"] = {name: gpu.measure_alone(call, args.energy, shape.flops) for name, call in calls.items()}
+        point["alone"] = {name: gpu.measure_alone(call, args.energy, flops) for name, call in calls.items()}
     return point
 
 
@@ -125,7 +157,8 @@ def line(point, ours):
         text += f"  /ceiling {point['share_of_ceiling'][ours]:.3f}"
     if "alone" in point:
         text += "  pJ/FLOP " + " ".join(f"{a['pj_per_flop']:.2f}" for a in point["alone"].values())
-    return f"{text}  {point['sm_mhz']} MHz {point['watts']} W  diff {point['max_abs_diff_to_fa2']:.1e}"
+    text += f"  {point['sm_mhz']} MHz {point['watts']} W  diff {point['max_abs_diff_to_fa2']:.1e}"
+    return text + "".join(f"  no {name}: {why}" for name, why in point.get("refused", {}).items())
 
 
 def main():
@@ -139,7 +172,11 @@ def main():
     ours = next(iter(libs))
 
     result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"), "dtype": "bf16",
-              "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
+              "pass": "backward" if args.backward else "forward", "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
+    if args.backward:
+        result["deterministic"] = args.deterministic
+    if args.deterministic:
+        gpu.use_deterministic()
     if args.ceiling:
         result["ceiling"] = {"before": ceiling(args.ceiling)}
         print(ceiling_line("before", result["ceiling"]["before"]), flush=True)

@@ -22,12 +22,13 @@ NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4"}
 
 
 def load():
-    """(GPU reports, CPU reports, reports of flash3 alone), each as (path, report), newest first; and the paths of other files."""
-    gpu, cpu, alone, other = [], [], [], []
+    """(GPU reports, the same of the backward, CPU reports, reports of flash3 alone), each as (path, report), newest first; and
+    the paths of other files."""
+    gpu, backward, cpu, alone, other = [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
-            gpu.append((path, report))
+            (backward if report.get("pass") == "backward" else gpu).append((path, report))
         elif "results" in report and "torch" in report:
             cpu.append((path, report))
         elif "metadata" in report and alone_kind(report):
@@ -35,7 +36,7 @@ def load():
         else:
             other.append(path)
     newest = lambda item: item[1].get("date") or item[1]["metadata"]["date"]
-    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, cpu, alone)), other
+    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, cpu, alone)), other
 
 
 def table(header, rows):
@@ -83,13 +84,32 @@ def ceiling_heading(report):
     return f" Ceiling (WGMMA alone on operands in shared memory): {runs}; shares are of the first."
 
 
+def is_backward(report):
+    return report.get("pass") == "backward"
+
+
+def what(report):
+    if not is_backward(report):
+        return "forward"
+    if report["deterministic"]:
+        return "deterministic backward (flash3_default: flash3 without that demand)"
+    return "backward"
+
+
+def memory_text(report):
+    """What the backward's workspace takes at most, beside the score matrix of the same point."""
+    point = max(report["points"], key=lambda p: p["workspace_bytes"][ours(p)])
+    return (f"Workspace: at most {point['workspace_bytes'][ours(point)] / 2**20:.1f} MiB (head_dim {point['dim']} {mask(point)} "
+            f"{point['seq']}), where the score matrix would take {point['score_matrix_bytes'] / 2**20:.0f} MiB.")
+
+
 def gpu_heading(report):
     points = report["points"]
     tokens, hidden = {p["batch"] * p["seq"] for p in points}, {p["heads"] * p["dim"] for p in points}
     clocks, watts = [p["sm_mhz"] for p in points], [p["watts"] for p in points]
     return (f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}; "
-            f"{report['dtype']}, forward, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
-            f"{', '.join(map(str, sorted(hidden)))}, flash3 without LSE; median of {report['samples']} "
+            f"{report['dtype']}, {what(report)}, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
+            f"{', '.join(map(str, sorted(hidden)))}{'' if is_backward(report) else ', flash3 without LSE'}; median of {report['samples']} "
             f"samples of {report['sample_ms']:g} ms, interleaved in one process; the GPU ran at {min(clocks)} to "
             f"{max(clocks)} MHz and {min(watts)} to {max(watts)} W."
             f"{ceiling_heading(report)}")
@@ -123,14 +143,17 @@ def gpu_summary(path, report):
         longest = [share for share, seq in shares if seq == lengths[-1]]
         lines.append(f"- flash3's share of the ceiling, over these {len(shares)} points: "
                      f"{median_range([share for share, _ in shares])}; at {lengths[-1]} {min(longest):.2f} … {max(longest):.2f}")
+    if is_backward(report):
+        lines.append(f"- {memory_text(report)}")
     return "\n".join([*lines, f"- From {source(path, report)}."])
 
 
 def gpu_points(path, report, up="../"):
     points = report["points"]
-    names = list(points[0]["tflops"])
+    names = list(dict.fromkeys(name for p in points for name in p["tflops"]))
     peers = [name for name in names if name in NAMES]
     with_ceiling, with_energy = (any(field in p for p in points) for field in ("share_of_ceiling", "alone"))
+    with_memory = is_backward(report)
     rows = []
     for p in points:
         cells = [f"{p['dim']} {mask(p)} {p['seq']}", p["batch"], p["heads"]]
@@ -139,11 +162,14 @@ def gpu_points(path, report, up="../"):
         if with_ceiling:
             cells.append(f"{p['share_of_ceiling'][ours(p)]:.3f}")
         if with_energy:
-            cells += [f"{p['alone'][name]['pj_per_flop']:.2f}" for name in names]
+            cells += [f"{p['alone'][name]['pj_per_flop']:.2f}" if name in p["alone"] else "" for name in names]
+        if with_memory:
+            cells += [f"{p['workspace_bytes'][ours(p)] / 2**20:.1f}", f"{p['score_matrix_bytes'] / 2**20:.0f}"]
         rows.append([*cells, f"{100 * max(p['spread_p10_p90'].values()):.1f} %", p["sm_mhz"], p["watts"]])
     header = ["head_dim, mask, seq", "batch", "heads", *(f"{NAMES.get(n, n)} TFLOP/s" for n in names),
               *(f"/ {NAMES[n]}" for n in peers), *(["share of the ceiling"] if with_ceiling else []),
-              *(f"{NAMES.get(n, n)} alone, pJ/FLOP" for n in names if with_energy), "widest spread, p10 to p90", "MHz", "W"]
+              *(f"{NAMES.get(n, n)} alone, pJ/FLOP" for n in names if with_energy),
+              *(["workspace, MiB", "score matrix (not stored), MiB"] if with_memory else []), "widest spread, p10 to p90", "MHz", "W"]
     return "\n\n".join([gpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
 
 
@@ -237,9 +263,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, cpu, alone, other = load()
-    readme = [section("On the GPU", gpu[:1], gpu_summary), section("On the CPU", cpu[:1], cpu_summary)]
-    everything = [section("Hopper, forward", gpu, gpu_points), section("CPU, forward", cpu, cpu_points)]
+    gpu, backward, cpu, alone, other = load()
+    newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
+    readme = [section("On the GPU", gpu[:1], gpu_summary)]
+    if newest_backward:
+        readme.append(section("On the GPU, backward", newest_backward, gpu_summary))
+    readme += [section("On the CPU", cpu[:1], cpu_summary)]
+    everything = [section("Hopper, forward", gpu, gpu_points)]
+    if backward:
+        everything.append(section("Hopper, backward", backward, gpu_points))
+    everything.append(section("CPU, forward", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))
     if other:

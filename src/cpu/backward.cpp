@@ -29,15 +29,17 @@ const BackwardKernel* kernel_of(CpuTarget target) {
   }
 }
 
-// The operands of a block, five arrays of keys and three of rows, stay in a second-level cache of a
-// megabyte or so.
+// size cut into equal parts, none larger than `largest`, each a multiple of `unit` as is `largest`.
+int even_part(int64_t size, int largest, int unit) {
+  size = std::max<int64_t>(size, 1);
+  return static_cast<int>(round_up(div_up(size, div_up(size, largest)), unit));
+}
+
+// Five arrays of the keys and three of the rows stay within a megabyte or two of second-level cache.
 TileShape largest_tile(const BackwardProblem& p) {
-  const int dims = std::max(p.head_dim, p.head_dim_v);
-  const int keys = dims <= 64 ? 384 : dims <= 128 ? 192 : 128;
-  const int64_t rows = std::max<int64_t>(p.seq_q * p.queries_per_kv_head(), 1);
-  return {static_cast<int>(std::min<int64_t>(kMaxBackwardRows, round_up(rows, kBackwardStrip))),
-          static_cast<int>(
-              std::min<int64_t>(keys, round_up(std::max<int64_t>(p.seq_k, 1), kKeyAlignment)))};
+  const int keys = std::max(p.head_dim, p.head_dim_v) <= 128 ? kMaxBackwardKeys : 256;
+  return {even_part(p.seq_q * p.queries_per_kv_head(), kMaxBackwardRows, kBackwardStrip),
+          even_part(p.seq_k, keys, kKeyAlignment)};
 }
 
 // Multiply-adds of the five products, masked pairs too.
@@ -106,11 +108,14 @@ BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> ta
   }
   plan.threads = threads_for(work_of(p), p.num_threads);
 
-  // Large blocks of keys reuse the packed Q and dOut more, several per thread balance the load.
+  // Several blocks of keys per thread balance the load. But small blocks use what is loaded of Q
+  // and dOut less often: with 128 keys a tenth of the speed is lost, with 64 a quarter.
   const int64_t heads = p.batch * p.heads_k;
   const int largest = plan.tile.keys;
-  while (plan.tile.keys > kKeyAlignment &&
-         heads * div_up(p.seq_k, plan.tile.keys) < 4 * plan.threads)
+  const auto too_few = [&](int64_t per_thread) {
+    return heads * div_up(p.seq_k, plan.tile.keys) < per_thread * plan.threads;
+  };
+  while (plan.tile.keys > kKeyAlignment && too_few(plan.tile.keys > 128 ? 4 : 1))
     plan.tile.keys = static_cast<int>(round_up(plan.tile.keys / 2, kKeyAlignment));
   plan.tasks = heads * BackwardBlocks{p, plan.tile}.key_blocks();
   plan.threads =

@@ -13,6 +13,7 @@
 
 namespace flash3 {
 
+// The most that a block has.
 inline constexpr int kMaxBackwardRows = 96;
 inline constexpr int kMaxBackwardKeys = 384;
 inline constexpr int kBackwardStrip = 6;  // rows or keys of a matrix product

@@ -2,6 +2,7 @@
 """The benchmark scripts, as far as they go without a GPU: bench/peers.py refuses bad arguments in words before it loads
 torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what they and flash3 bench wrote."""
 import contextlib
+import dataclasses
 import io
 import pathlib
 import sys
@@ -41,6 +42,7 @@ class Arguments(unittest.TestCase):
         self.expect_error([*good, "--samples", "1"], "--samples 1: at least 2")
         self.expect_error([*good, "--energy", "-1"], "--energy")
         self.expect_error([*good, "--dims", "64,x"], "--dims")
+        self.expect_error([*good, "--deterministic"], "--deterministic is for --backward")
 
     def test_no_git_and_no_commit_is_an_error(self):
         root = peers.ROOT
@@ -55,6 +57,93 @@ class Arguments(unittest.TestCase):
         args = peers.parse_args(["--lib", f"old={LIB}", "--lib", f"new={LIB}", "--peers", "", "--commit", "abc", "--energy"])
         self.assertEqual((list(args.libs), args.peers, args.commit, args.energy), (["old", "new"], [], "abc", 1.0))
         self.assertEqual(args.dims, [64, 128, 256])
+        self.assertEqual((args.backward, args.deterministic), (False, False))
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--backward", "--deterministic"])
+        self.assertEqual((args.backward, args.deterministic), (True, True))
+
+
+class FakeTensor:
+    """As much of a tensor as peers.py touches: a number."""
+    def __init__(self, value=0.0):
+        self.value = value
+
+    def float(self):
+        return self
+
+    def __sub__(self, other):
+        return FakeTensor(self.value - other.value)
+
+    def abs(self):
+        return FakeTensor(abs(self.value))
+
+    max = float
+
+    def item(self):
+        return self.value
+
+
+class FakeGpu:
+    """gpu_peers without a GPU: every call of a library takes the milliseconds that its name stands for."""
+    MS = {"flash3": [1.0, 0.9, 1.1], "flash3_default": [0.5, 0.5, 0.5], "cudnn": [2.0, 2.0, 2.0], "fa2": [4.0, 4.0, 4.0]}
+
+    class Sensors:
+        mhz, watts = 1700, 690
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    class Call:
+        workspace_bytes = 1 << 20
+
+    def flash3_backward(self, libs, qkv, dout, causal, deterministic):
+        names = ["flash3", "flash3_default"] if deterministic else ["flash3"]
+        return {name: self.Call() for name in names}, {name: [FakeTensor(1.0), FakeTensor(2.0), FakeTensor(3.5)] for name in names}
+
+    def backward_peers(self, qkv, dout, causal, names, deterministic):
+        return ({name: self.Call() for name in names if name != "fa4"},
+                {"fa4": "head_dim 256 has no deterministic mode"} if "fa4" in names else {})
+
+    def fa2_backward(self, qkv, dout, causal):
+        return lambda: [FakeTensor(1.0), FakeTensor(2.0), FakeTensor(3.0)]
+
+    def measure(self, calls, samples):
+        return {name: self.MS[name] for name in calls}
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeShape:
+    batch: int = 2
+    seq: int = 1024
+    heads: int = 8
+    dim: int = 256
+    causal: bool = False
+    flops = 4_000_000_000
+    backward_flops = 10_000_000_000
+
+    def tensors(self, count=3):
+        return [FakeTensor()] * count
+
+
+class BackwardPoint(unittest.TestCase):
+    def point(self, *more):
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--backward", "--peers", "cudnn,fa2,fa4", *more])
+        return peers.measure_point(FakeGpu(), FakeShape(), {"flash3": None}, args, None)
+
+    def test_counts_the_backwards_operations_and_bytes(self):
+        point = self.point()
+        self.assertEqual(point["tflops"], {"flash3": 10.0, "cudnn": 5.0, "fa2": 2.5})
+        self.assertEqual(point["workspace_bytes"], {"flash3": 1 << 20})
+        self.assertEqual(point["score_matrix_bytes"], 2 * 2 * 8 * 1024 * 1024)
+        self.assertEqual(point["max_abs_diff_to_fa2"], 0.5)
+
+    def test_tells_who_refuses_and_why(self):
+        point = self.point("--deterministic")
+        self.assertEqual(list(point["tflops"]), ["flash3", "flash3_default", "cudnn", "fa2"])
+        self.assertIn("no fa4: head_dim 256 has no deterministic mode", peers.line(point, "flash3"))
+        self.assertIn("/cudnn 2.000", peers.line(point, "flash3"))
 
 
 class Ceiling(unittest.TestCase):
@@ -99,6 +188,23 @@ class Tables(unittest.TestCase):
         self.assertEqual(cells["cuDNN alone, pJ/FLOP"], "1.31")
         self.assertIn("before the samples 850 TFLOP/s at 1750 MHz, 680 W, 0.80 pJ/FLOP", points)
         self.assertIn("share of the ceiling, over these 1 points: 0.82", tables.gpu_summary(path, full))
+
+    def test_backward(self):
+        path = ROOT / "bench/results/x.json"
+        report = self.report(workspace_bytes={"flash3": 3 << 20}, score_matrix_bytes=8 << 30)
+        report |= {"pass": "backward", "deterministic": False}
+        # A library that refuses a point has no cell there.
+        report["points"].append({**report["points"][0], "seq": 8192, "tflops": {"flash3": 600.0, "fa4": 400.0}})
+        points = tables.gpu_points(path, report)
+        self.assertIn("bf16, backward, batch · seq", points)
+        header, _, row, other = [line.split("|") for line in points.splitlines() if line.startswith("|")]
+        cells = {title.strip(): cell.strip() for title, cell in zip(header, row)}
+        self.assertEqual((cells["workspace, MiB"], cells["score matrix (not stored), MiB"]), ("3.0", "8192"))
+        self.assertEqual(cells["FlashAttention-4 TFLOP/s"], "")
+        cells = {title.strip(): cell.strip() for title, cell in zip(header, other)}
+        self.assertEqual((cells["cuDNN TFLOP/s"], cells["/ FlashAttention-4"]), ("", "1.500"))
+        self.assertIn("Workspace: at most 3.0 MiB", tables.gpu_summary(path, report))
+        self.assertIn("deterministic backward", tables.gpu_heading({**report, "deterministic": True}))
 
     def test_flash3_alone(self):
         path = ROOT / "bench/results/x.json"

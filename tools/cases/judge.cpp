@@ -171,7 +171,7 @@ GradientScores judge_gradients(const Case& c, const BackwardViews& got, const Ba
   if (c.heads_q == 0) unseen.assign(unseen.size(), true);
 
   const double roundoff = unit_roundoff(c.dtype);
-  const double of_terms = 0x1p-22 * (1 + largest_finite_lse(got.lse) / 4);
+  const double of_terms = 0x1p-22 * (1 + largest_finite_lse(got.lse));
   return {judge("dq", got.dq, naive.dq, ref.dq,
                 {.roundoff = roundoff, .absolute = of_terms * ref.dq_terms}, blind),
           judge("dk", got.dk, naive.dk, ref.dk,

@@ -9,10 +9,10 @@
 //        it matters for float32 tensors alone.
 //   lse: 2⁻¹⁷ of the largest |lse|, at least of 1: hardware exp2 and log2 err by a few float32
 //   ulps.
-//   dq, dk, dv: max |ref| · one rounding to the dtype, and for what cancels in their sums 2⁻²² · (1
-//   +
-//        max |lse| / 4) of what the largest element would be if nothing did (ReferenceBackward): a
-//        few float32 roundings of each term, and one of its score.
+//   dq, dk, dv: max |ref| · one rounding to the dtype, and for what cancels in their sums
+//        2⁻²² · (1 + max |lse|) of what the largest element would be if nothing did
+//        (ReferenceBackward): four float32 roundings of each term, and of the score that its
+//        probability exp(score − lse) is made from.
 // A gradient that the mask leaves nothing for must be exactly 0. Infinities and NaNs must stand
 // where the oracle has them, and no element may keep its poison.
 #pragma once

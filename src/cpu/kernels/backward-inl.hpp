@@ -5,7 +5,7 @@
 //   for each block of rows that sees it, the last one first:
 //     Q, dOut as float;  delta = rowsum(dOut ∘ Out) − dlse
 //     S = Q·Kᵀ,  dP = dOut·Vᵀ
-//     P = exp2(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
+//     P = exp(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
 //     dV += Pᵀ·dOut,  dK += dSᵀ·Q
 //     in turn with the other blocks of keys:  dQ += dS·K
 //
@@ -293,10 +293,12 @@ class BackwardRunner {
     float *p = b.p + i * b.p_stride, *ds = b.ds + i * b.p_stride;
     const Range own = row_keys_[i];
     if (!own.empty()) {
-      const VecF scale = set(p_.softmax_scale * 1.44269504f), lse = set(b.lse[i] * 1.44269504f);
+      // Base 2 only behind the difference: scale · log2 e, rounded, would be an error of the
+      // score's size, which lse, unlike the sum that the forward divides by, does not share.
+      const VecF scale = set(p_.softmax_scale), lse = set(b.lse[i]), log2_e = set(1.44269504f);
       const VecF delta = set(b.delta[i]);
       for (Index j = own.begin / kLanes * kLanes; j < own.end; j += kLanes) {
-        const VecF weight = exp2(hn::MulSub(load(p + j), scale, lse));
+        const VecF weight = exp2(hn::Mul(hn::MulSub(load(p + j), scale, lse), log2_e));
         store(weight, p + j);
         store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
       }

@@ -31,6 +31,15 @@ TEST(Suites, ForwardIsThePapersSweep) {
     EXPECT_TRUE(all.contains(id)) << id;
 }
 
+TEST(Suites, BackwardIsTheSameSweep) {
+  auto suite = bench_suite("backward", FLASH3_BACKEND_HOPPER);
+  for (cases::Case& c : suite) {
+    EXPECT_TRUE(c.backward && c.want_lse) << to_id(c);
+    c.backward = false;
+  }
+  EXPECT_EQ(ids(suite), ids(bench_suite("forward", FLASH3_BACKEND_HOPPER)));
+}
+
 TEST(Suites, WindowGoesFrom128KeysToNoWindow) {
   const auto all = ids(bench_suite("window", FLASH3_BACKEND_HOPPER, FLASH3_FLOAT16));
   EXPECT_EQ(all.size(), 18u);
@@ -81,13 +90,14 @@ TEST(BenchReport, ColumnsOfEveryKindOfRunLineUp) {
   for (const bool sustained : {false, true})
     for (const bool keys : {false, true}) {
       BenchResult r = result();
+      r.workspace_bytes = size_t{123} << 20;
       if (sustained) {
         r.sustained.emplace();
         r.sustained->burst.median = r.sustained->seconds_a_call = r.timing.median;
       }
       BenchTable table;
       table.gpu = table.ceiling = true;
-      table.sustained = sustained, table.keys = keys;
+      table.sustained = sustained, table.keys = table.memory = keys;
       EXPECT_EQ(table.header().size(), table.row(r).size()) << table.header() << "\n"
                                                             << table.row(r);
     }

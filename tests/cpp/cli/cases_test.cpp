@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <tuple>
 
+#include "cases/backward_tensors.hpp"
+#include "cases/judge.hpp"
 #include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
@@ -54,6 +57,20 @@ TEST(CaseId, ShortFormsAndLongDtypes) {
   EXPECT_EQ(to_id(parsed("bf16/b1/q1/k1/h1/d1/w:7")), "bf16/b1/q1/k1/h1/d1/w:7");
 }
 
+TEST(CaseId, BackwardOptions) {
+  const std::string forward = "bf16/b1/q1/k1/h1/d8/full";
+  EXPECT_FALSE(parsed(forward).backward);
+  EXPECT_TRUE(parsed(forward + "/bwd").backward);
+  EXPECT_FALSE(parsed(forward + "/bwd").want_dlse);
+  const Case c = parsed(forward + "/dlse");
+  EXPECT_TRUE(c.backward && c.want_dlse && !c.deterministic);
+  EXPECT_EQ(to_id(c), forward + "/bwd/dlse");
+  EXPECT_EQ(to_id(parsed(forward + "/deterministic")), forward + "/bwd/deterministic");
+  EXPECT_EQ(to_id(parsed(forward + "/deterministic/dlse/seed3")),
+            forward + "/seed3/bwd/dlse/deterministic");
+  EXPECT_NE(error_of(forward + "/backward").find("bwd, dlse, deterministic"), std::string::npos);
+}
+
 TEST(CaseId, ErrorsSayWhatWasExpected) {
   EXPECT_EQ(
       error_of("bf17/b1/q1/k1/h1/d1/full"),
@@ -78,6 +95,25 @@ TEST(CaseId, EveryCaseOfTheTableReadsBack) {
       EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c) << " is there twice";
     }
   }
+}
+
+TEST(CaseTable, BackwardCasesReadBackAndAreMixed) {
+  std::set<std::string> ids;
+  std::set<std::pair<bool, bool>> options;
+  std::set<int64_t> dims;
+  for (const Case& c : backward_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU))) {
+    EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
+    EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c) << " is there twice";
+    EXPECT_TRUE(c.backward && c.want_lse) << to_id(c);
+    EXPECT_TRUE(c.distribution != Distribution::kSpecial || (!c.causal && !c.window)) << to_id(c);
+    options.insert({c.want_dlse, c.deterministic});
+    dims.insert(c.head_dim);
+  }
+  EXPECT_EQ(options.size(), 4u);
+  std::set<int64_t> forward_dims;
+  for (const Case& c : case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU)))
+    forward_dims.insert(c.head_dim);
+  EXPECT_EQ(dims, forward_dims);
 }
 
 TEST(CaseTable, FullLevelHasEveryPairOfLengthsAndEveryHeadDim) {
@@ -138,6 +174,11 @@ TEST(Counts, FlopsFollowTheConvention) {
   EXPECT_EQ(flops(parsed("bf16/b1/q1/k16/h1/d192x128/causal")), 2. * 16 * (192 + 128));
   EXPECT_EQ(tensor_bytes(parsed("bf16/b1/q4/k8/h2x1/d64x32/full")),
             2 * (4 * 2 * 96 + 8 * 96) + 4 * 4 * 2);
+  EXPECT_EQ(flops(parsed("bf16/b2/q8/k16/h3/d64/full/bwd")), 2.5 * 4 * 8 * 16 * 64 * 3 * 2);
+  EXPECT_EQ(flops(parsed("bf16/b1/q16/k16/h1/d64/causal/bwd")), 2.5 * 4 * 16 * 16 * 64 / 2);
+  EXPECT_EQ(flops(parsed("bf16/b1/q1/k16/h1/d192x128/full/bwd")), 2. * 16 * (3 * 192 + 2 * 128));
+  EXPECT_EQ(tensor_bytes(parsed("bf16/b1/q4/k8/h2x1/d64x32/full/bwd/dlse")),
+            2 * 2 * (4 * 2 * 96 + 8 * 96) + 2 * 4 * 4 * 2);
   EXPECT_EQ(score_matrix_bytes(parsed("fp32/b2/q4/k8/h3/d64/full")), 4 * 2 * 3 * 4 * 8);
 }
 
@@ -159,6 +200,36 @@ TEST(Inputs, TheLayoutDoesNotChangeTheValues) {
           }
     EXPECT_EQ(other.damage(), "") << short_name(layout);
   }
+}
+
+// A backward case reads what the forward case of the same name reads, and out and lse of it.
+TEST(Inputs, OfABackwardCaseAreThoseOfTheForward) {
+  const Case c = parsed("bf16/b2/q9/k17/h4x2/d24/causal/odd/bwd/dlse");
+  const BackwardTensors backward = make_backward_tensors(c);
+  const ForwardTensors forward = make_forward_tensors(c);
+  EXPECT_EQ(backward.q.bytes, forward.q.bytes);
+  EXPECT_EQ(backward.k.bytes, forward.k.bytes);
+  EXPECT_EQ(backward.v.bytes, forward.v.bytes);
+  EXPECT_EQ(backward.dq.bytes, std::vector(forward.q.bytes.size(), std::byte{0xFF}));
+
+  const auto params = make_params(c, forward.q.view, forward.k.view, forward.v.view,
+                                  forward.out.view, forward.lse.view);
+  ForwardProblem problem;
+  ASSERT_TRUE(make_forward_problem(&params, Pointers::kRequired, &problem).ok());
+  const ReferenceForward ref = attention_ref(problem);
+  attention_naive(problem);
+  EXPECT_EQ(judge_out(backward.out.view, forward.out.view, ref).failure, "");
+  EXPECT_EQ(judge_lse(backward.lse.view, forward.lse.view, ref).failure, "");
+  for (const GuardedTensor* t : {&backward.out, &backward.lse, &backward.dout, &backward.dlse})
+    EXPECT_EQ(t->damage(), "");
+  const auto* dlse = static_cast<const float*>(backward.dlse.view.data);
+  EXPECT_TRUE(std::isfinite(dlse[0]));
+  EXPECT_NE(dlse[0], dlse[1]);
+
+  const auto question = make_backward_question(c);
+  EXPECT_EQ(question.dlse.shape[2], 9);
+  EXPECT_EQ(question.dk.stride[1], question.k.stride[1]);
+  EXPECT_EQ(question.dk.data, nullptr);
 }
 
 TEST(Inputs, AreStandardNormal) {

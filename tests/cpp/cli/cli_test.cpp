@@ -114,10 +114,17 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("bench --ceiling-dim 64", "requires --ceiling");
   expect_usage_error("bench --ablation --backend cpu", "--ablation needs a Hopper GPU");
   expect_usage_error("bench --ablation --backend abacus", "backend 'abacus' is not one of");
-  for (const char* other :
-       {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/", "--dtype bf16",
-        "--ceiling", "--sustained 1", "--naive", "--threads 1", "--csv r.csv"})
+  for (const char* other : {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/",
+                            "--dtype bf16", "--ceiling", "--sustained 1", "--naive", "--backward",
+                            "--deterministic", "--threads 1", "--csv r.csv"})
     expect_usage_error(std::string("bench --ablation ") + other, "excludes --ablation");
+  expect_usage_error("bench --deterministic --case bf16/b1/q1/k1/h1/d8/full",
+                     "--deterministic is for backward cases, and bf16/b1/q1/k1/h1/d8/full is a "
+                     "forward one: add --backward");
+  expect_usage_error("verify --backward --accuracy", "excludes");
+  expect_usage_error("verify --accuracy --case bf16/b1/q1/k1/h1/d8/full/bwd", "a backward case");
+  expect_usage_error("explain --backward bf16/b1/q1/k1/h1/d8/full/nolse",
+                     "lse is all zero; the backward needs the lse");
   expect_usage_error("bench --sustained 0", "sustained");
   expect_usage_error("bench --backend cpu --sustained 1 --naive", "do not go together");
   expect_usage_error("bench --case bf16/b1/q1/k1/h1/d999/full", "head_dim");
@@ -154,6 +161,12 @@ TEST_F(Cli, ExplainTellsTheKernel) {
   EXPECT_EQ(all[1]["case"], "fp32/b1/q64/k64/h2/d64/causal");
   EXPECT_EQ(all[1]["backend"], "cpu");
   EXPECT_FALSE(all[1]["kernel"].get<std::string>().empty());
+  const Outcome backward =
+      flash3("explain --backend cpu --backward bf16/b1/q64/k64/h2/d64/full/dlse");
+  EXPECT_EQ(backward.exit_code, 0) << backward.err;
+  EXPECT_NE(backward.out.find("case: bf16/b1/q64/k64/h2/d64/full/bwd/dlse\n"), std::string::npos);
+  EXPECT_NE(backward.out.find("problem: backward, bfloat16"), std::string::npos) << backward.out;
+  EXPECT_NE(backward.out.find(", with dlse\n"), std::string::npos) << backward.out;
 }
 
 TEST_F(Cli, VerifyPasses) {
@@ -162,6 +175,20 @@ TEST_F(Cli, VerifyPasses) {
   EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
   EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("ok    bf16/b1/q65/k65/h2x1/d64/causal"), std::string::npos) << o.out;
+}
+
+TEST_F(Cli, VerifyBackwardPasses) {
+  const Outcome o =
+      flash3("verify --backward --backend cpu --filter /q65/ --filter /causal/ --repeat 2");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("ok    bf16/b1/q65/k65/h2x1/d64/causal/bwd"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(" dv "), std::string::npos) << o.out;
+
+  const Outcome one =
+      flash3("verify --backward --backend cpu --case fp32/b1/q9/k9/h2/d8/full/dlse");
+  EXPECT_EQ(one.exit_code, 0) << one.out << one.err;
+  EXPECT_NE(one.out.find("ok    fp32/b1/q9/k9/h2/d8/full/bwd/dlse"), std::string::npos) << one.out;
 }
 
 TEST_F(Cli, VerifyListsWithoutRunning) {
@@ -234,8 +261,24 @@ TEST_F(Cli, BenchWritesTablesAndFiles) {
   std::istringstream csv(slurp(path("r.csv")));
   int lines = 0;
   for (std::string line; std::getline(csv, line); ++lines)
-    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 12) << line;
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 14) << line;
   EXPECT_EQ(lines, 3);
+}
+
+TEST_F(Cli, BenchOfTheBackwardTellsItsMemory) {
+  const Outcome o = flash3(
+      "bench --backward --deterministic --backend cpu --samples 2 --sample-ms 0 --naive --json " +
+      path("r.json") + " --case bf16/b1/q64/k64/h2/d64/causal");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("workspace MiB"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("scores MiB"), std::string::npos) << o.out;
+  const json row = json::parse(slurp(path("r.json")))["results"][0];
+  EXPECT_EQ(row["case"], "bf16/b1/q64/k64/h2/d64/causal/bwd/deterministic");
+  EXPECT_NE(row["kernel"].get<std::string>().find("bwd"), std::string::npos) << row;
+  EXPECT_GT(row["workspace_bytes"], 0);
+  EXPECT_EQ(row["score_matrix_bytes"], 2 * 2 * 64 * 64);
+  EXPECT_NEAR(row["tflops"].get<double>() * row["median_ms"].get<double>() * 1e9,
+              2.5 * 4 * 64 * 64 * 64 * 2 / 2, 1);
 }
 
 TEST_F(Cli, BenchCannotWriteToNowhere) {

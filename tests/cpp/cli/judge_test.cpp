@@ -8,6 +8,7 @@
 
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
+#include "faulty_memory.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -123,27 +124,6 @@ TEST(Guard, FindsAByteOutsideTheElements) {
   behind.bytes[behind.offset + 10] = std::byte{0};
   EXPECT_NE(behind.damage(), "");
 }
-
-// A memory in which something goes wrong between the call and the download.
-class FaultyMemory final : public Memory {
- public:
-  explicit FaultyMemory(std::function<void(void* to, size_t bytes, int call)> fault)
-      : fault_(std::move(fault)) {}
-  std::shared_ptr<void> allocate(size_t bytes) override { return host_.allocate(bytes); }
-  void copy_in(void* to, const void* from, size_t n) override { host_.copy_in(to, from, n); }
-  void copy_out(void* to, const void* from, size_t n) override {
-    host_.copy_out(to, from, n);
-    fault_(to, n, calls_++);
-  }
-  void finish() override {}
-  double time(const std::function<void()>& work) override { return host_.time(work); }
-  void* stream() const override { return nullptr; }
-
- private:
-  HostMemory host_;
-  std::function<void(void*, size_t, int)> fault_;
-  int calls_ = 0;
-};
 
 Case small_case() { return *parse_id("bf16/b1/q9/k17/h2x1/d24/causal", nullptr); }
 

@@ -1,0 +1,33 @@
+// Host memory that a test can make fail.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "cases/memory.hpp"
+
+namespace flash3::cases {
+
+// A memory in which something goes wrong between the call and the download.
+class FaultyMemory final : public Memory {
+ public:
+  explicit FaultyMemory(std::function<void(void* to, size_t bytes, int call)> fault)
+      : fault_(std::move(fault)) {}
+  std::shared_ptr<void> allocate(size_t bytes) override { return host_.allocate(bytes); }
+  void copy_in(void* to, const void* from, size_t n) override { host_.copy_in(to, from, n); }
+  void copy_out(void* to, const void* from, size_t n) override {
+    host_.copy_out(to, from, n);
+    fault_(to, n, calls_++);
+  }
+  void finish() override {}
+  double time(const std::function<void()>& work) override { return host_.time(work); }
+  void* stream() const override { return nullptr; }
+
+ private:
+  HostMemory host_;
+  std::function<void(void*, size_t, int)> fault_;
+  int calls_ = 0;
+};
+
+}  // namespace flash3::cases

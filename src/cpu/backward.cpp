@@ -35,7 +35,8 @@ int even_part(int64_t size, int largest, int unit) {
   return static_cast<int>(round_up(div_up(size, div_up(size, largest)), unit));
 }
 
-// Five arrays of the keys and three of the rows stay within a megabyte or two of second-level cache.
+// Five arrays of the keys and three of the rows stay within a second-level cache of a megabyte or
+// two.
 TileShape largest_tile(const BackwardProblem& p) {
   const int keys = std::max(p.head_dim, p.head_dim_v) <= 128 ? kMaxBackwardKeys : 256;
   return {even_part(p.seq_q * p.queries_per_kv_head(), kMaxBackwardRows, kBackwardStrip),
@@ -74,9 +75,9 @@ struct Space {
   }
 };
 
-void clear_dq(const BackwardProblem& p, int64_t batch, int64_t kv_head, Range rows) {
+void clear_dq(const BackwardProblem& p, Index batch, Index kv_head, Range rows) {
   for (Index r = rows.begin; r < rows.end; ++r) {
-    const int64_t row = packed_row_offset(p, p.dq, batch, kv_head, r);
+    const Index row = row_offset(p.dq, batch, packed_row(p, kv_head, r));
     for (int d = 0; d < p.head_dim; ++d) store_float(p.dq.data, p.dtype, row + d, 0.f);
   }
 }

@@ -44,12 +44,18 @@ struct BackwardBlocks {
   }
 };
 
-// Where packed row r of a KV head begins in a tensor of query heads.
-inline int64_t packed_row_offset(const Problem& p, const TensorView& t, int64_t batch,
-                                 int64_t kv_head, Index r) {
+// What a packed row of a KV head is.
+struct PackedRow {
+  Index query, head;  // of all query heads
+};
+
+inline PackedRow packed_row(const Problem& p, Index kv_head, Index r) {
   const Index group = p.queries_per_kv_head();
-  return batch * t.stride_batch + r / group * t.stride_seq +
-         (kv_head * group + r % group) * t.stride_head;
+  return {r / group, kv_head * group + r % group};
+}
+
+inline Index row_offset(const TensorView& t, Index batch, PackedRow row) {
+  return batch * t.stride_batch + row.query * t.stride_seq + row.head * t.stride_head;
 }
 
 // Floats from row to row of the dQ sums: whole vectors on every instruction set.

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cases/backward_tensors.hpp"
 #include "cases/table.hpp"
-#include "cases/tensors.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "device/monitor.hpp"
@@ -38,17 +38,26 @@ struct HeadDims {
   }
 };
 
+flash3_status supported(const flash3_forward_params& p) { return flash3_forward_supported(&p); }
+flash3_status supported(const flash3_backward_params& p) { return flash3_backward_supported(&p); }
+
+// The kernel that this call would run; "" if none.
+template <class Params>
+std::string kernel_of(Params params, flash3_backend backend) {
+  params.backend = backend;
+  return supported(params) == FLASH3_OK ? value_of(explanation(params), "kernel") : "";
+}
+
 // Kernels and the head dims that each takes, found by asking which one would run.
 Json kernels_of(flash3_backend backend) {
   std::vector<std::pair<std::string, HeadDims>> kernels;
+  cases::Case c;
   const auto ask = [&](flash3_dtype dtype, int64_t head_dim, int64_t head_dim_v, bool causal) {
-    cases::Case c;
     c.dtype = dtype, c.batch = 4, c.seq_q = c.seq_k = 4096, c.heads_q = c.heads_k = 16;
     c.head_dim = head_dim, c.head_dim_v = head_dim_v, c.causal = causal;
-    auto params = cases::make_question(c);
-    params.backend = backend;
-    if (flash3_forward_supported(&params) != FLASH3_OK) return;
-    const std::string kernel = value_of(explanation(params), "kernel");
+    const std::string kernel = c.backward ? kernel_of(cases::make_backward_question(c), backend)
+                                          : kernel_of(cases::make_question(c), backend);
+    if (kernel.empty()) return;
     auto known = std::find_if(kernels.begin(), kernels.end(),
                               [&](const auto& entry) { return entry.first == kernel; });
     if (known == kernels.end()) known = kernels.insert(kernels.end(), {kernel, {}});
@@ -56,11 +65,14 @@ Json kernels_of(flash3_backend backend) {
     if (head_dim > known->second.last || head_dim != head_dim_v)
       known->second.add(head_dim, head_dim_v);
   };
-  for (const flash3_dtype dtype : cases::dtypes_of(backend))
-    for (const bool causal : {false, true}) {
-      for (int64_t dim = 1; dim <= 256; ++dim) ask(dtype, dim, dim, causal);
-      ask(dtype, 192, 128, causal);
-    }
+  for (const bool backward : {false, true}) {
+    c.backward = backward;
+    for (const flash3_dtype dtype : cases::dtypes_of(backend))
+      for (const bool causal : {false, true}) {
+        for (int64_t dim = 1; dim <= 256; ++dim) ask(dtype, dim, dim, causal);
+        ask(dtype, 192, 128, causal);
+      }
+  }
   Json list = Json::array();
   for (const auto& [kernel, dims] : kernels)
     list.push_back({{"kernel", kernel}, {"head_dim", dims.text()}});

@@ -9,11 +9,13 @@
 //     dV += Pᵀ·dOut,  dK += dSᵀ·Q
 //     in turn with the other blocks of keys:  dQ += dS·K
 //
-// The next block of keys follows one block of rows behind. Going from the last row to the first, it
-// need not wait under a causal mask or a window, where it starts further down.
+// The task of the next block of keys follows one block of rows behind. Under a causal mask too: all
+// tasks go from the last row, which sees the most, to the first.
 //
 // A product goes over strips of 6 rows of its result, and over the part of the sum in which the
 // mask leaves something.
+
+#include <hwy/cache_control.h>
 
 #include "cpu/backward_task.hpp"
 
@@ -135,6 +137,7 @@ class BackwardRunner {
   // Of the current block of rows, counted from its first row, and from the first key of the task.
   Range rows_;
   int row_strips_ = 0, key_strips_ = 0;
+  PackedRow row_[kMaxBackwardRows];
   Range row_keys_[kMaxBackwardRows];                         // keys that the row sees
   Range strip_keys_[kMaxBackwardRows / kVectorRows];         // that some row of the strip sees
   Range strip_rows_[div_up(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip
@@ -143,12 +146,11 @@ class BackwardRunner {
     return static_cast<T*>(t.data) + task_.batch * t.stride_batch + task_.kv_head * t.stride_head +
            j * t.stride_seq;
   }
-  T* row_of_queries(const TensorView& t, Index r) const {
-    return static_cast<T*>(t.data) + packed_row_offset(p_, t, task_.batch, task_.kv_head, r);
+  T* row_of_queries(const TensorView& t, PackedRow row) const {
+    return static_cast<T*>(t.data) + row_offset(t, task_.batch, row);
   }
-  float value_of(const LseView& t, Index r) const {
-    const Index group = p_.queries_per_kv_head(), head = task_.kv_head * group + r % group;
-    return t.data[task_.batch * t.stride_batch + head * t.stride_head + r / group];
+  float value_of(const LseView& t, PackedRow row) const {
+    return t.data[task_.batch * t.stride_batch + row.head * t.stride_head + row.query];
   }
 
   static void store_row(const float* row, float scale, int dim, T* out) {
@@ -206,11 +208,14 @@ class BackwardRunner {
     else
       add_seen_keys(dq, stride);
     if (seen.end - 1 == task_.key_block)
-      for (Index r = rows_.begin; r < rows_.end; ++r)
-        store_row(dq + (r - rows_.begin) * stride, p_.softmax_scale, p_.head_dim,
-                  row_of_queries(p_.dq, r));
+      for (Index i = 0; i < rows_.size(); ++i)
+        store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, row_of_queries(p_.dq, row_[i]));
     turn.store(own + 1, std::memory_order_release);
     turn.notify_all();
+  }
+
+  static void prefetch(const T* row, int dim) {
+    for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) hwy::Prefetch(row + d);
   }
 
   // Rows that only pad the last strip are zero.
@@ -218,29 +223,38 @@ class BackwardRunner {
     const BackwardBuffers& b = buffers_;
     const int q_words = div_up(p_.head_dim, kLanes) * kLanes;
     const int v_words = div_up(p_.head_dim_v, kLanes) * kLanes;
+    // Once for each row: a division takes as long as a load that misses a cache.
+    for (Index i = 0; i < rows_.size(); ++i)
+      row_[i] = packed_row(p_, task_.kv_head, rows_.begin + i);
     for (int i = 0; i < row_strips_ * kVectorRows; ++i) {
       float *q = b.q + i * b.qk_stride, *dout = b.dout + i * b.v_stride;
-      const Index r = rows_.begin + i;
-      if (r >= rows_.end) {
+      if (i >= rows_.size()) {
         std::fill_n(q, q_words, 0.f);
         std::fill_n(dout, v_words, 0.f);
         continue;
       }
-      copy_row<Words>(row_of_queries(p_.q, r), p_.head_dim, q_words, q);
-      copy_row<Words>(row_of_queries(p_.dout, r), p_.head_dim_v, v_words, dout);
-      const T* out = row_of_queries(p_.out, r);
+      constexpr int kAhead = 6;  // rows of a head may be pages apart, where no hardware looks ahead
+      if (i + kAhead < rows_.size()) {
+        prefetch(row_of_queries(p_.q, row_[i + kAhead]), p_.head_dim);
+        prefetch(row_of_queries(p_.dout, row_[i + kAhead]), p_.head_dim_v);
+        prefetch(row_of_queries(p_.out, row_[i + kAhead]), p_.head_dim_v);
+      }
+      const PackedRow row = row_[i];
+      copy_row<Words>(row_of_queries(p_.q, row), p_.head_dim, q_words, q);
+      copy_row<Words>(row_of_queries(p_.dout, row), p_.head_dim_v, v_words, dout);
+      const T* out = row_of_queries(p_.out, row);
       VecF sum = set(0.f);
       for (int d = 0; d < p_.head_dim_v; d += kLanes)
         sum = hn::MulAdd(load(dout + d), load_first(out + d, p_.head_dim_v - d), sum);
       b.delta[i] = hn::GetLane(hn::SumOfLanes(F32(), sum));
-      if (p_.dlse.data) b.delta[i] -= value_of(p_.dlse, r);
-      b.lse[i] = value_of(p_.lse, r);
+      if (p_.dlse.data) b.delta[i] -= value_of(p_.dlse, row);
+      b.lse[i] = value_of(p_.lse, row);
     }
   }
 
-  // What these packed rows, counted from the tensor's first, see of the task's keys.
-  Range keys_seen_by(Range rows) const {
-    const Range seen = p_.band.keys(blocks_.queries(rows), p_.seq_k);
+  // What rows first … last of the block see of the task's keys.
+  Range keys_seen_by(Index first, Index last) const {
+    const Range seen = p_.band.keys({row_[first].query, row_[last].query + 1}, p_.seq_k);
     const Index begin = std::clamp(seen.begin, keys_.begin, keys_.end);
     return {begin - keys_.begin, std::clamp(seen.end, begin, keys_.end) - keys_.begin};
   }
@@ -251,13 +265,12 @@ class BackwardRunner {
     std::fill_n(row_keys_, row_strips_ * kVectorRows, Range{});
     for (Index i = 0; i < rows_.size(); ++i) {
       // Gradients of a row that saw nothing are zero, even if it was the scores that hid all keys.
-      if (buffers_.lse[i] != -kInfinity)
-        row_keys_[i] = keys_seen_by({rows_.begin + i, rows_.begin + i + 1});
+      if (buffers_.lse[i] != -kInfinity) row_keys_[i] = keys_seen_by(i, i);
       all = all && row_keys_[i].size() == keys_.size();
     }
     for (int s = 0; s < row_strips_; ++s) {
-      const Index first = rows_.begin + s * kVectorRows;
-      strip_keys_[s] = keys_seen_by({first, std::min(first + kVectorRows, rows_.end)});
+      const Index first = s * kVectorRows;
+      strip_keys_[s] = keys_seen_by(first, std::min(first + kVectorRows, rows_.size()) - 1);
     }
     const Band queries_of{-p_.band.hi, -p_.band.lo};  // the mask, transposed
     const Index group = p_.queries_per_kv_head();

@@ -144,7 +144,8 @@ TEST_F(Cli, InfoNamesTheCpuBackendAndItsKernels) {
     if (backend["name"] != "cpu") continue;
     cpu = true;
     EXPECT_EQ(backend["available"], true);
-    EXPECT_FALSE(backend["kernels"].empty());
+    EXPECT_NE(backend["kernels"].dump().find("cpu_fwd_"), std::string::npos) << backend;
+    EXPECT_NE(backend["kernels"].dump().find("cpu_bwd_"), std::string::npos) << backend;
   }
   EXPECT_TRUE(cpu);
 }

@@ -7,6 +7,7 @@
 // reduced afterwards, and the sums are the same on any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 #include "cpu/attention_task.hpp"

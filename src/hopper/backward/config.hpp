@@ -8,15 +8,14 @@ namespace flash3::hopper {
 
 // One kernel: a block owns tile_n = 64 · warpgroups keys, whose dK and dV stay in registers, 64
 // keys a warpgroup, and walks over query tiles of tile_m, 64 queries a step. Q (with its LSE) and
-// dOut (with delta) each travel through a ring.
+// dOut (with delta) each travel through a ring of `stages` tiles.
 struct BackwardConfig {
   int head_dim;
   int head_dim_v;
   bool band;  // masks by the band; otherwise only the end of the keys
   int tile_m;
   int warpgroups;
-  int q_stages;
-  int dout_stages;
+  int stages;
 
   FLASH3_HOST_DEVICE constexpr int tile_n() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
@@ -29,27 +28,29 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
   // dQ of a query tile is computed in blocks of 64 × 64, dealt out to the warpgroups.
+  static constexpr int kDqBlockBytes = 64 * 64 * 4;
   FLASH3_HOST_DEVICE constexpr int dq_blocks() const { return tile_m / 64 * (head_dim / 64); }
 
-  // Shared memory in bytes. dK and dV are staged in the places of K and V.
+  // Shared memory in bytes. dS has two slots; dQ one for each block; dK and dV are staged in the
+  // places of K and V.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 2 + 2 * q_stages + 2 * dout_stages;
-    return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
-           dout_stages * dout_bytes() + ds_bytes() + 8 * barriers;
+    const int barriers = 2 + warpgroups + 4 * stages;
+    return tile_n() * (head_dim + head_dim_v) * 2 + stages * (q_bytes() + dout_bytes()) +
+           ds_bytes() + dq_blocks() * kDqBlockBytes + 8 * barriers;
   }
 };
 
 inline constexpr int kStepQueries = 64;
 
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    // D, Dv, band, tile_m, warpgroups, q_stages, dout_stages
-    {64, 64, false, 128, 2, 3, 3},
-    {64, 64, true, 128, 2, 3, 3},
-    {128, 128, false, 64, 2, 3, 3},
-    {128, 128, true, 64, 2, 3, 3},
+    // D, Dv, band, tile_m, warpgroups, stages
+    {64, 64, false, 128, 2, 2},
+    {64, 64, true, 128, 2, 2},
+    {128, 128, false, 64, 2, 2},
+    {128, 128, true, 64, 2, 2},
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {

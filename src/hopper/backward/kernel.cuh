@@ -22,7 +22,9 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n();
+  static constexpr int kStages = kConfig.stages;
   static constexpr int kWarpgroups = kConfig.warpgroups;
+  static constexpr int kOwnBlocks = kConfig.dq_blocks() / kWarpgroups;  // of dQ, each's
 
   using KTile = SharedTile<kTileN, kHeadDim>;
   using VTile = SharedTile<kTileN, kHeadDimV>;
@@ -30,26 +32,26 @@ struct BackwardTraits {
   using DoutTile = SharedTile<kTileM, kHeadDimV>;
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
-  using QState = PipelineState<kConfig.q_stages>;
-  using DoutState = PipelineState<kConfig.dout_stages>;
-
   struct Shared {
     uint8_t k[KTile::kBytes];
     uint8_t v[VTile::kBytes];
-    uint8_t q[kConfig.q_stages][QTile::kBytes];
-    uint8_t dout[kConfig.dout_stages][DoutTile::kBytes];
+    uint8_t q[kStages][QTile::kBytes];
+    uint8_t dout[kStages][DoutTile::kBytes];
     uint8_t ds[2][DsTile::kBytes];
-    float lse[kConfig.q_stages][kTileM];  // base 2
-    float delta[kConfig.dout_stages][kTileM];
-    RingBarriers<kConfig.q_stages> q_barriers;
-    RingBarriers<kConfig.dout_stages> dout_barriers;
+    float4 dq[kConfig.dq_blocks()][8][128];
+    float lse[kStages][kTileM];  // base 2
+    float delta[kStages][kTileM];
+    RingBarriers<kStages> q_barriers;
+    RingBarriers<kStages> dout_barriers;
     uint64_t k_full, v_full;
+    uint64_t dq_empty[kWarpgroups];
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 
 }  // namespace flash3::hopper
 
+#include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/math.cuh"
 
@@ -66,6 +68,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.dout_barriers.init(4 * Traits::kWarpgroups);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
     cuda::ptx::mbarrier_init(&shared.v_full, 1);
+    for (uint64_t& barrier : shared.dq_empty) cuda::ptx::mbarrier_init(&barrier, 1);
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   __syncthreads();
@@ -76,7 +79,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();
     const BackwardProducerWarp role{warp_in_warpgroup()};
-    if (threadIdx.x % 32 == 0) {
+    if (role >= BackwardProducerWarp::kAddDq) {
+      add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
+    } else if (threadIdx.x % 32 == 0) {
       if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
       if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
     }

@@ -29,6 +29,12 @@ __device__ __forceinline__ void release_stage(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) arrive(empty);
 }
 
+// Whether any pair of 64 keys and kStepQueries queries is masked. Bounds and sums fit 32 bits.
+__device__ __forceinline__ bool crosses_edge(const Band& queries, int first_key, int first_query) {
+  return first_key + kWarpgroupRows - 1 + int(queries.lo) > first_query ||
+         first_query + kStepQueries - 1 > first_key + int(queries.hi);
+}
+
 // Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
 template <Element T, class ATile, class BTile>
 __device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
@@ -57,6 +63,20 @@ __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2],
   wgmma_commit();
 }
 
+// Issues D += Aᵀ·B, A kStepQueries rows of 64 columns of ATile, B kStepQueries rows of BTile.
+template <Element T, class ATile, class BTile>
+__device__ __forceinline__ void issue_gradient_shared(float (&r)[BTile::kCols / 2], Descriptor a,
+                                                      Descriptor b) {
+  pin_registers(r);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < kStepQueries; row += 16) {
+    Wgmma<T, BTile::kCols>::template ss<true, true>(r, a + ATile::mn_step(row),
+                                                    b + BTile::mn_step(row), true);
+  }
+  wgmma_commit();
+}
+
 // A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
 template <class DsTile>
 __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kStepQueries / 4],
@@ -72,6 +92,13 @@ __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kSt
   }
 }
 
+__device__ __forceinline__ void stage_dq(float4* to, const float* x) {
+  asm volatile(
+      "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+      : "memory");
+}
+
 template <class Traits>
 __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                            typename Traits::Shared& shared, const KeyTile& work,
@@ -83,22 +110,17 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   using DsTile = typename Traits::DsTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileM = Traits::kTileM;
+  static_assert(Traits::kStages == 2);
   constexpr int kSteps = kTileM / kStepQueries;
   constexpr int kDqBlocks = Traits::kConfig.dq_blocks();
-  constexpr int kOwnBlocks = kDqBlocks / Traits::kWarpgroups;
+  constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int query_in_tile = thread % 4 * 2;
   const int first_key = work.key + warpgroup * kWarpgroupRows;
-  const int key[2] = {first_key + thread / 32 * 16 + thread % 32 / 4,
-                      first_key + thread / 32 * 16 + thread % 32 / 4 + 8};
+  const int first_row_key = first_key + thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
 
-  // Steps that need no mask for these 64 keys.
-  const Range unmasked =
-      (Traits::kBand ? params.queries : Band{})
-          .full_tiles({first_key, first_key + kWarpgroupRows}, params.rows.padded_q, kStepQueries);
-  const int unmasked_begin = int(unmasked.begin), unmasked_end = int(unmasked.end);
   const bool keys_end = first_key + kWarpgroupRows > params.seq_k;
 
   const Descriptor k_rows =
@@ -110,67 +132,77 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   const Descriptor q_columns = descriptor(QTile::kMajorMN, shared.q);
   const Descriptor dout_rows = descriptor(DoutTile::kMajorK, shared.dout);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
+  const Descriptor ds_columns =
+      descriptor(DsTile::kMajorMN, shared.ds) + warpgroup * DsTile::kChunkBytes;
   const Descriptor ds_rows = descriptor(DsTile::kMajorK, shared.ds);
 
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
   uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
 
-  typename Traits::QState q_state;
-  typename Traits::DoutState dout_state;
-  const auto issue_s = [&](int step_in_tile) {
+  // The tile-th tile lies in stage tile % 2, where it is the tile / 2-th.
+  const auto issue_s = [&](int tile, int step_in_tile) {
     issue_transposed_scores<kElement, KTile, QTile>(
         r_s, k_rows,
-        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+        q_rows + (tile % 2 * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
   };
-  const auto wait_for_q = [&] {
-    wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
+  const auto wait_for_q = [&](int tile) {
+    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
   };
 
   const int m_tiles = work.query_tile_end - work.query_tile_begin;
   const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  const int64_t dq_tile_floats = kDqBlocks * 4096;
-  const int64_t dq_head_floats = int64_t(params.rows.padded_q) * Traits::kHeadDim;
-  float* dq_head = params.rows.dq + (int64_t(work.batch) * params.rows.heads_q +
-                                     work.kv_head * params.heads_per_kv_head) *
-                                        dq_head_floats;
+  // Until dQ has been handed over `times` times and taken.
+  const auto wait_for_dq_slot = [&](int times) {
+    wait(&shared.dq_empty[warpgroup], (times & 1) ^ 1, BarrierName::kDqEmpty);
+  };
+  const auto hand_dq_over = [&] {
+    fence_shared_for_async_proxy();
+    arrive(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
+  };
 
+  // Before the first dQ zeros are handed over.
+  const auto stage_blocks = [&](const float(&r)[kOwnBlocks][32], int times) {
+    wait_for_dq_slot(times);
+#pragma unroll
+    for (int i = 0; i < 8 * kOwnBlocks; ++i)
+      stage_dq(&shared.dq[warpgroup * kOwnBlocks + i / 8][i % 8][thread], &r[i / 8][4 * (i % 8)]);
+  };
+  if (tiles > 0) stage_blocks({}, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
-    wait_for_q();
-    issue_s(0);
+    wait_for_q(0);
+    issue_s(0, 0);
     wgmma_wait<0>();
     pin_registers(r_s);
   }
   wait(&shared.v_full, 0, BarrierName::kVFull);
 
-  int previous_q_stage = 0;
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    const int q_stage = q_state.stage, dout_stage = dout_state.stage;
-    uint8_t* const ds = shared.ds[tile % 2];
-    wait(&shared.dout_barriers.full[dout_stage], dout_state.phase, BarrierName::kDoutFull);
+    const int stage = tile % 2;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int first_row = step * kStepQueries;
       const bool last = step == kSteps - 1;
+      if (step == 0) wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
       issue_transposed_scores<kElement, VTile, DoutTile>(
-          r_dp, v_rows,
-          dout_rows + (dout_stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
-
-      const int m_step = m * kSteps + step;
-      if (Traits::kBand && (m_step < unmasked_begin || m_step >= unmasked_end)) {
+          r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
+      if (step == 0) hand_dq_over();
+      const int first_query = m * kTileM + first_row;
+      if (Traits::kBand && crosses_edge(params.queries, first_key, first_query)) {
+        const int key[2] = {first_row_key, first_row_key + 8};
         mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), key,
-                          m_step * kStepQueries + query_in_tile, params.rows.padded_q);
+                          first_query + query_in_tile, params.rows.padded_q);
       }
       if (keys_end) {
 #pragma unroll
         for (int j = 0; j < kStepQueries / 2; ++j) {
-          if (key[j / 2 % 2] >= params.seq_k) r_s[j] = -kInfinity;
+          if (first_row_key + j / 2 % 2 * 8 >= params.seq_k) r_s[j] = -kInfinity;
         }
       }
-      const float* lse = shared.lse[q_stage] + first_row + query_in_tile;
+      const float* lse = shared.lse[stage] + first_row + query_in_tile;
 #pragma unroll
       for (int j = 0; j < kStepQueries / 8; ++j) {
         const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j);
@@ -183,15 +215,15 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       }
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
-      pin_registers(r_a);
-      if (step == 0 && tile > 0) release_stage(&shared.q_barriers.empty[previous_q_stage]);
+      if (kSteps > 1) pin_registers(r_a);
+      if (step == 0 && tile > 0) release_stage(&shared.q_barriers.empty[1 - stage]);
       pack_probabilities<kElement>(r_s, r_a);
       issue_gradient<kElement, DoutTile>(
-          r_dv, r_a, dout_columns + (dout_stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
+          r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
 
       wgmma_wait<1>();  // dP
       pin_registers(r_dp);
-      const float* delta = shared.delta[dout_stage] + first_row + query_in_tile;
+      const float* delta = shared.delta[stage] + first_row + query_in_tile;
 #pragma unroll
       for (int j = 0; j < kStepQueries / 8; ++j) {
         const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j);
@@ -207,16 +239,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_a);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
-        release_stage(&shared.dout_barriers.empty[dout_stage]);
-        dout_state.advance();
-        q_state.advance();
-        if (tile + 1 < tiles) wait_for_q();
+        release_stage(&shared.dout_barriers.empty[stage]);
+        if (tile + 1 < tiles) wait_for_q(tile + 1);
       }
       // Behind the last tile the scores of whatever lies there: a branch around the product would
       // make ptxas give the asynchronous pipeline up (C7512).
-      issue_s(last ? 0 : step + 1);
-      store_ds<DsTile>(ds, r_a, first_row, warpgroup, thread);
-      const Descriptor q_now = q_columns + (q_stage * QTile::kBytes + QTile::mn_step(first_row));
+      issue_s(last ? tile + 1 : tile, last ? 0 : step + 1);
+      store_ds<DsTile>(shared.ds[stage], r_a, first_row, warpgroup, thread);
+      const Descriptor q_now = q_columns + (stage * QTile::kBytes + QTile::mn_step(first_row));
       if (!last) {
         issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
         wgmma_wait<1>();  // S of the next step
@@ -234,7 +264,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       for (int i = 0; i < kOwnBlocks; ++i) {
         const int block = warpgroup * kOwnBlocks + i;
         const Descriptor a =
-            ds_rows + (tile % 2 * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes);
+            ds_rows + (stage * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes);
         const Descriptor b = k_columns + block % kColumnBlocks * KTile::kChunkBytes;
 #pragma unroll
         for (int col = 0; col < Traits::kTileN; col += 16) {
@@ -243,25 +273,20 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
         }
       }
       wgmma_commit();
-      issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
+      issue_gradient_shared<kElement, DsTile, QTile>(
+          r_dk, ds_columns + (stage * DsTile::kBytes + DsTile::mn_step(first_row)), q_now);
 
       wgmma_wait<1>();  // S of the next tile, dQ
 #pragma unroll
       for (int i = 0; i < kOwnBlocks; ++i) pin_registers(r_dq[i]);
       pin_registers(r_s);
-#pragma unroll
-      for (int i = 0; i < kOwnBlocks; ++i) {
-        float* sums =
-            dq_head + m * dq_tile_floats + (warpgroup * kOwnBlocks + i) * 4096 + thread * 4;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) add_to_global(sums + j * 512, &r_dq[i][4 * j]);
-      }
+      stage_blocks(r_dq, tile + 1);
     }
-    previous_q_stage = q_stage;
-    if (++m == work.query_tile_end) {
-      m = work.query_tile_begin;
-      dq_head += dq_head_floats;
-    }
+    if (++m == work.query_tile_end) m = work.query_tile_begin;
+  }
+  if (tiles > 0) {
+    hand_dq_over();
+    wait_for_dq_slot(tiles + 1);  // the barrier serves the epilogue too
   }
   wgmma_wait<0>();
   pin_registers(r_dk);

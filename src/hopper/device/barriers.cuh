@@ -23,6 +23,7 @@ enum class BarrierName {
   kVEmpty,
   kDoutFull,
   kDoutEmpty,
+  kDqEmpty,
   kTileFull,
   kTileEmpty,
   kTileWanted
@@ -39,6 +40,7 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kVEmpty: return "v_empty";
     case BarrierName::kDoutFull: return "dout_full";
     case BarrierName::kDoutEmpty: return "dout_empty";
+    case BarrierName::kDqEmpty: return "dq_empty";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
     case BarrierName::kTileWanted: return "tile_wanted";

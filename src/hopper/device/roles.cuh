@@ -8,8 +8,9 @@ namespace flash3::hopper {
 inline constexpr int kWarpgroupThreads = 128;
 
 enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 3 };
-// In the backward each loads what goes with its name: K and the LSE, V and delta.
-enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1 };
+// In the backward the loaders bring what goes with their name too, K and the LSE, V and delta; from
+// kAddDq on there is a warp for each consumer warpgroup.
+enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1, kAddDq = 2 };
 
 __device__ __forceinline__ int warpgroup_index() {
   return __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);

@@ -53,6 +53,13 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, QueryCoordinates
   cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
 }
 
+// Adds `bytes` bytes of contiguous floats to those in global memory; both 16-byte aligned.
+__device__ __forceinline__ void bulk_add(float* global, const void* shared, uint32_t bytes) {
+  using namespace cuda::ptx;
+  cp_reduce_async_bulk(space_global, space_shared, op_add, global,
+                       static_cast<const float*>(shared), bytes);
+}
+
 // Ends this thread's batch of stores.
 __device__ __forceinline__ void tma_store_commit() { cuda::ptx::cp_async_bulk_commit_group(); }
 

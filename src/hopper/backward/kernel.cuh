@@ -37,8 +37,8 @@ struct BackwardTraits {
     uint8_t v[VTile::kBytes];
     uint8_t q[kStages][QTile::kBytes];
     uint8_t dout[kStages][DoutTile::kBytes];
-    uint8_t ds[2][DsTile::kBytes];
-    float4 dq[kConfig.dq_blocks()][8][128];
+    uint8_t ds[kConfig.ds_slots()][DsTile::kBytes];
+    float4 fragments[kConfig.fragment_slots()][8][kWarpgroupThreads];
     float lse[kStages][kTileM];  // base 2
     float delta[kStages][kTileM];
     RingBarriers<kStages> q_barriers;
@@ -54,6 +54,7 @@ struct BackwardTraits {
 #include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/math.cuh"
+#include "hopper/backward/math_wide.cuh"
 
 namespace flash3::hopper {
 
@@ -80,14 +81,19 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     release_registers<Traits::kConfig.producer_registers()>();
     const BackwardProducerWarp role{warp_in_warpgroup()};
     if (role >= BackwardProducerWarp::kAddDq) {
-      add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
+      if constexpr (!Traits::kConfig.wide)
+        add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
     } else if (threadIdx.x % 32 == 0) {
       if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
       if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();
-    accumulate<Traits>(params, shared, work, warpgroup - 1);
+    if constexpr (Traits::kConfig.wide) {
+      accumulate_wide<Traits>(params, shared, work, warpgroup - 1);
+    } else {
+      accumulate<Traits>(params, shared, work, warpgroup - 1);
+    }
   }
 }
 

@@ -9,14 +9,15 @@ namespace flash3::hopper {
 // One kernel: a block owns tile_n keys, whose dK and dV stay in registers: 64 keys a warpgroup, or
 // where they are wider than that (`wide`) dV of the same 64 keys in one warpgroup and dK in the
 // other. It walks over query tiles of tile_m, 64 queries a step. Q (with its LSE) and
-// dOut (with delta) each travel through a ring of `stages` tiles.
+// dOut (with delta) each travel through a ring.
 struct BackwardConfig {
   int head_dim;
   int head_dim_v;
   bool band;  // masks by the band; otherwise only the end of the keys
   int tile_m;
   int warpgroups;
-  int stages;
+  int q_stages;
+  int dout_stages;
   bool wide;
 
   FLASH3_HOST_DEVICE constexpr int tile_n() const { return wide ? 64 : 64 * warpgroups; }
@@ -44,21 +45,22 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return ds_slots() * tile_m * tile_n() * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 2 + warpgroups + 4 * stages;
-    return tile_n() * (head_dim + head_dim_v) * 2 + stages * (q_bytes() + dout_bytes()) +
-           ds_bytes() + fragment_slots() * kDqBlockBytes + 8 * barriers;
+    const int barriers = 2 + warpgroups + 2 * (q_stages + dout_stages);
+    return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
+           dout_stages * dout_bytes() + ds_bytes() + fragment_slots() * kDqBlockBytes +
+           8 * barriers;
   }
 };
 
 inline constexpr int kStepQueries = 64;
 
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    // D, Dv, band, tile_m, warpgroups, stages, wide
-    {64, 64, false, 128, 2, 2, false},  {64, 64, true, 128, 2, 2, false},
-    {128, 128, false, 64, 2, 2, false}, {128, 128, true, 64, 2, 2, false},
-    {192, 128, false, 64, 2, 2, true},  {192, 128, true, 64, 2, 2, true},
-    {192, 192, false, 64, 2, 2, true},  {192, 192, true, 64, 2, 2, true},
-    {256, 256, false, 64, 2, 2, true},  {256, 256, true, 64, 2, 2, true},
+    // D, Dv, band, tile_m, warpgroups, q_stages, dout_stages, wide
+    {64, 64, false, 128, 2, 3, 2, false},  {64, 64, true, 128, 2, 3, 2, false},
+    {128, 128, false, 64, 2, 3, 2, false}, {128, 128, true, 64, 2, 3, 2, false},
+    {192, 128, false, 64, 2, 2, 2, true},  {192, 128, true, 64, 2, 2, 2, true},
+    {192, 192, false, 64, 2, 2, 2, true},  {192, 192, true, 64, 2, 2, 2, true},
+    {256, 256, false, 64, 2, 2, 2, true},  {256, 256, true, 64, 2, 2, 2, true},
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {

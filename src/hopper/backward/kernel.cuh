@@ -22,7 +22,8 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n();
-  static constexpr int kStages = kConfig.stages;
+  static constexpr int kQStages = kConfig.q_stages;
+  static constexpr int kDoutStages = kConfig.dout_stages;
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kOwnBlocks = kConfig.dq_blocks() / kWarpgroups;  // of dQ, each's
 
@@ -35,14 +36,14 @@ struct BackwardTraits {
   struct Shared {
     uint8_t k[KTile::kBytes];
     uint8_t v[VTile::kBytes];
-    uint8_t q[kStages][QTile::kBytes];
-    uint8_t dout[kStages][DoutTile::kBytes];
+    uint8_t q[kQStages][QTile::kBytes];
+    uint8_t dout[kDoutStages][DoutTile::kBytes];
     uint8_t ds[kConfig.ds_slots()][DsTile::kBytes];
     float4 fragments[kConfig.fragment_slots()][8][kWarpgroupThreads];
-    float lse[kStages][kTileM];  // base 2
-    float delta[kStages][kTileM];
-    RingBarriers<kStages> q_barriers;
-    RingBarriers<kStages> dout_barriers;
+    float lse[kQStages][kTileM];  // base 2
+    float delta[kDoutStages][kTileM];
+    RingBarriers<kQStages> q_barriers;
+    RingBarriers<kDoutStages> dout_barriers;
     uint64_t k_full, v_full;
     uint64_t dq_empty[kWarpgroups];
   };

@@ -33,7 +33,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   using DsTile = typename Traits::DsTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileM = Traits::kTileM;
-  static_assert(Traits::kStages == 2);
+  static_assert(Traits::kDoutStages == 2);
   constexpr int kSteps = kTileM / kStepQueries;
   constexpr int kDqBlocks = Traits::kConfig.dq_blocks();
   constexpr int kOwnBlocks = Traits::kOwnBlocks;
@@ -58,14 +58,15 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
   uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
 
-  // The tile-th tile lies in stage tile % 2, where it is the tile / 2-th.
-  const auto issue_s = [&](int tile, int step_in_tile) {
+  // Q's ring; the tile-th dOut lies in stage tile % 2, where it is the tile / 2-th, as does dS.
+  PipelineState<Traits::kQStages> q_state;
+  const auto issue_s = [&](int step_in_tile) {
     issue_transposed_scores<kElement, KTile, QTile>(
         r_s, k_rows,
-        q_rows + (tile % 2 * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
   };
-  const auto wait_for_q = [&](int tile) {
-    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
+  const auto wait_for_q = [&] {
+    wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
   };
 
   const int m_tiles = work.query_tile_end - work.query_tile_begin;
@@ -91,8 +92,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   if (tiles > 0) stage_blocks({}, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
-    wait_for_q(0);
-    issue_s(0, 0);
+    wait_for_q();
+    issue_s(0);
     wgmma_wait<0>();
     pin_registers(r_s);
   }
@@ -100,7 +101,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = tile % 2;
+    const int stage = tile % 2, q_stage = q_state.stage;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int first_row = step * kStepQueries;
@@ -110,12 +111,13 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
           r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
       if (step == 0) hand_dq_over();
       const int first_query = m * kTileM + first_row;
-      compute_probabilities<Traits::kBand>(params, r_s, shared.lse[stage] + first_row, first_key,
+      compute_probabilities<Traits::kBand>(params, r_s, shared.lse[q_stage] + first_row, first_key,
                                            first_query, thread);
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
-      if (step == 0 && tile > 0) release_stage(&shared.q_barriers.empty[1 - stage]);
+      if (step == 0 && tile > 0)
+        release_stage(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
       pack_probabilities<kElement>(r_s, r_a);
       issue_gradient<kElement, DoutTile>(
           r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
@@ -129,13 +131,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
         release_stage(&shared.dout_barriers.empty[stage]);
-        if (tile + 1 < tiles) wait_for_q(tile + 1);
+        q_state.advance();
+        if (tile + 1 < tiles) wait_for_q();
       }
       // Behind the last tile the scores of whatever lies there: a branch around the product would
       // make ptxas give the asynchronous pipeline up (C7512).
-      issue_s(last ? tile + 1 : tile, last ? 0 : step + 1);
+      issue_s(last ? 0 : step + 1);
       store_ds<DsTile>(shared.ds[stage], r_a, first_row, warpgroup, thread);
-      const Descriptor q_now = q_columns + (stage * QTile::kBytes + QTile::mn_step(first_row));
+      const Descriptor q_now = q_columns + (q_stage * QTile::kBytes + QTile::mn_step(first_row));
       if (!last) {
         issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
         wgmma_wait<1>();  // S of the next step

@@ -70,6 +70,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
+  static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
 
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
   const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);

@@ -121,7 +121,7 @@ class HopperBackend final : public Backend {
     out->add("kernel", plan.kernel->id);
     out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
     out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 keys"));
-    out->add("stages", message(c.stages, " of Q, ", c.stages, " of dOut"));
+    out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
     out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads"));
     out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
     out->add("workspace", message(plan.workspace_bytes, " bytes"));

@@ -25,7 +25,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
   const auto add = [&](float* to) {
     sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
     if (threadIdx.x % 32 == 0) {
-      bulk_add(to, shared.dq[warpgroup * Traits::kOwnBlocks], kOwnFloats * 4);
+      bulk_add(to, shared.fragments[warpgroup * Traits::kOwnBlocks], kOwnFloats * 4);
       tma_store_commit();
       tma_store_wait_read();
       arrive(&shared.dq_empty[warpgroup]);

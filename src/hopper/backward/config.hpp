@@ -6,18 +6,21 @@
 
 namespace flash3::hopper {
 
-// One kernel: a block owns tile_n = 64 · warpgroups keys, whose dK and dV stay in registers, 64
-// keys a warpgroup, and walks over query tiles of tile_m, 64 queries a step. Q (with its LSE) and
-// dOut (with delta) each travel through a ring of `stages` tiles.
+// One kernel: a block owns tile_n keys, whose dK and dV stay in registers: 64 keys a warpgroup, or
+// where they are wider than that (`wide`) dV of the same 64 keys in one warpgroup and dK in the
+// other. It walks over query tiles of tile_m, 64 queries a step. Q (with its LSE) and
+// dOut (with delta) each travel through a ring.
 struct BackwardConfig {
   int head_dim;
   int head_dim_v;
   bool band;  // masks by the band; otherwise only the end of the keys
   int tile_m;
   int warpgroups;
-  int stages;
+  int q_stages;
+  int dout_stages;
+  bool wide;
 
-  FLASH3_HOST_DEVICE constexpr int tile_n() const { return 64 * warpgroups; }
+  FLASH3_HOST_DEVICE constexpr int tile_n() const { return wide ? 64 : 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
 
   // Registers per thread after setmaxnreg; see forward/config.hpp.
@@ -31,32 +34,41 @@ struct BackwardConfig {
   static constexpr int kDqBlockBytes = 64 * 64 * 4;
   FLASH3_HOST_DEVICE constexpr int dq_blocks() const { return tile_m / 64 * (head_dim / 64); }
 
-  // Shared memory in bytes. dS has two slots; dQ one for each block; dK and dV are staged in the
+  // dS of a tile; and 64 × 64 blocks of float32: dQ on its way out, or P on its way from one
+  // warpgroup to the other.
+  FLASH3_HOST_DEVICE constexpr int ds_slots() const { return wide ? 1 : 2; }
+  FLASH3_HOST_DEVICE constexpr int fragment_slots() const { return wide ? 1 : dq_blocks(); }
+
+  // Shared memory in bytes. dK and dV are staged in the
   // places of K and V.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
-  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
+  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return ds_slots() * tile_m * tile_n() * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 2 + warpgroups + 4 * stages;
-    return tile_n() * (head_dim + head_dim_v) * 2 + stages * (q_bytes() + dout_bytes()) +
-           ds_bytes() + dq_blocks() * kDqBlockBytes + 8 * barriers;
+    const int barriers = 2 + warpgroups + 2 * (q_stages + dout_stages);
+    return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
+           dout_stages * dout_bytes() + ds_bytes() + fragment_slots() * kDqBlockBytes +
+           8 * barriers;
   }
 };
 
 inline constexpr int kStepQueries = 64;
 
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    // D, Dv, band, tile_m, warpgroups, stages
-    {64, 64, false, 128, 2, 2},
-    {64, 64, true, 128, 2, 2},
-    {128, 128, false, 64, 2, 2},
-    {128, 128, true, 64, 2, 2},
+    // D, Dv, band, tile_m, warpgroups, q_stages, dout_stages, wide
+    {64, 64, false, 128, 2, 3, 2, false},  {64, 64, true, 128, 2, 3, 2, false},
+    {128, 128, false, 64, 2, 3, 2, false}, {128, 128, true, 64, 2, 3, 2, false},
+    {192, 128, false, 64, 2, 2, 2, true},  {192, 128, true, 64, 2, 2, 2, true},
+    {192, 192, false, 64, 2, 2, 2, true},  {192, 192, true, 64, 2, 2, 2, true},
+    {256, 256, false, 64, 2, 2, 2, true},  {256, 256, true, 64, 2, 2, 2, true},
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {
-  const int gradients = (c.head_dim + c.head_dim_v) / 2, scores = kStepQueries / 2;
+  const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
+            scores = kStepQueries / 2;
   return c.shared_bytes() <= 227 * 1024 && c.tile_m % 64 == 0 && c.head_dim % 64 == 0 &&
-         c.head_dim_v % 64 == 0 && c.dq_blocks() % c.warpgroups == 0 &&
+         c.head_dim_v % 64 == 0 && c.head_dim_v <= c.head_dim &&
+         (c.wide ? c.tile_m == 64 && c.warpgroups == 2 : c.dq_blocks() % c.warpgroups == 0) &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();

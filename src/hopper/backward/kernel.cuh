@@ -22,7 +22,8 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n();
-  static constexpr int kStages = kConfig.stages;
+  static constexpr int kQStages = kConfig.q_stages;
+  static constexpr int kDoutStages = kConfig.dout_stages;
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kOwnBlocks = kConfig.dq_blocks() / kWarpgroups;  // of dQ, each's
 
@@ -35,14 +36,14 @@ struct BackwardTraits {
   struct Shared {
     uint8_t k[KTile::kBytes];
     uint8_t v[VTile::kBytes];
-    uint8_t q[kStages][QTile::kBytes];
-    uint8_t dout[kStages][DoutTile::kBytes];
-    uint8_t ds[2][DsTile::kBytes];
-    float4 dq[kConfig.dq_blocks()][8][128];
-    float lse[kStages][kTileM];  // base 2
-    float delta[kStages][kTileM];
-    RingBarriers<kStages> q_barriers;
-    RingBarriers<kStages> dout_barriers;
+    uint8_t q[kQStages][QTile::kBytes];
+    uint8_t dout[kDoutStages][DoutTile::kBytes];
+    uint8_t ds[kConfig.ds_slots()][DsTile::kBytes];
+    float4 fragments[kConfig.fragment_slots()][8][kWarpgroupThreads];
+    float lse[kQStages][kTileM];  // base 2
+    float delta[kDoutStages][kTileM];
+    RingBarriers<kQStages> q_barriers;
+    RingBarriers<kDoutStages> dout_barriers;
     uint64_t k_full, v_full;
     uint64_t dq_empty[kWarpgroups];
   };
@@ -54,6 +55,7 @@ struct BackwardTraits {
 #include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/math.cuh"
+#include "hopper/backward/math_wide.cuh"
 
 namespace flash3::hopper {
 
@@ -80,14 +82,19 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     release_registers<Traits::kConfig.producer_registers()>();
     const BackwardProducerWarp role{warp_in_warpgroup()};
     if (role >= BackwardProducerWarp::kAddDq) {
-      add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
+      if constexpr (!Traits::kConfig.wide)
+        add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
     } else if (threadIdx.x % 32 == 0) {
       if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
       if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();
-    accumulate<Traits>(params, shared, work, warpgroup - 1);
+    if constexpr (Traits::kConfig.wide) {
+      accumulate_wide<Traits>(params, shared, work, warpgroup - 1);
+    } else {
+      accumulate<Traits>(params, shared, work, warpgroup - 1);
+    }
   }
 }
 

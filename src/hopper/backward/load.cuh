@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_q_side(const BackwardParams& params,
   using Tile = typename Traits::KTile;
   arrive_expect_bytes(&shared.k_full, Tile::kBytes);
   load_columns<Tile>(shared.k, &params.k, {0, work.key, work.kv_head, work.batch}, &shared.k_full);
-  stream_queries<Traits::kStages, typename Traits::QTile>(
+  stream_queries<Traits::kQStages, typename Traits::QTile>(
       params, work, &params.q, params.rows.lse_log2, shared.q, shared.lse, shared.q_barriers,
       BarrierName::kQEmpty);
 }
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_dout_side(const BackwardParams& params,
   using Tile = typename Traits::VTile;
   arrive_expect_bytes(&shared.v_full, Tile::kBytes);
   load_columns<Tile>(shared.v, &params.v, {0, work.key, work.kv_head, work.batch}, &shared.v_full);
-  stream_queries<Traits::kStages, typename Traits::DoutTile>(
+  stream_queries<Traits::kDoutStages, typename Traits::DoutTile>(
       params, work, &params.dout, params.rows.delta, shared.dout, shared.delta,
       shared.dout_barriers, BarrierName::kDoutEmpty);
 }

@@ -17,87 +17,10 @@
 #pragma once
 
 #include "hopper/backward/kernel.cuh"
+#include "hopper/backward/products.cuh"
 #include "hopper/backward/store.cuh"
-#include "hopper/device/band_mask.cuh"
-#include "hopper/device/ptx/reduce.cuh"
-#include "hopper/device/ptx/stmatrix.cuh"
 
 namespace flash3::hopper {
-
-// A warp's arrival that it has read a stage.
-__device__ __forceinline__ void release_stage(uint64_t* empty) {
-  if (threadIdx.x % 32 == 0) arrive(empty);
-}
-
-// Whether any pair of 64 keys and kStepQueries queries is masked. Bounds and sums fit 32 bits.
-__device__ __forceinline__ bool crosses_edge(const Band& queries, int first_key, int first_query) {
-  return first_key + kWarpgroupRows - 1 + int(queries.lo) > first_query ||
-         first_query + kStepQueries - 1 > first_key + int(queries.hi);
-}
-
-// Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
-template <Element T, class ATile, class BTile>
-__device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
-                                                        Descriptor b) {
-  static_assert(ATile::kCols == BTile::kCols);
-  discard_registers(r);
-  wgmma_fence();
-#pragma unroll
-  for (int col = 0; col < ATile::kCols; col += 16) {
-    Wgmma<T, kStepQueries>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
-  }
-  wgmma_commit();
-}
-
-// Issues D += A·B, A [64, kStepQueries] in registers, B kStepQueries rows of BTile.
-template <Element T, class BTile>
-__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2],
-                                               uint32_t (&a)[kStepQueries / 4], Descriptor b) {
-  pin_registers(r);
-  pin_registers(a);
-  wgmma_fence();
-#pragma unroll
-  for (int row = 0; row < kStepQueries; row += 16) {
-    Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
-  }
-  wgmma_commit();
-}
-
-// Issues D += Aᵀ·B, A kStepQueries rows of 64 columns of ATile, B kStepQueries rows of BTile.
-template <Element T, class ATile, class BTile>
-__device__ __forceinline__ void issue_gradient_shared(float (&r)[BTile::kCols / 2], Descriptor a,
-                                                      Descriptor b) {
-  pin_registers(r);
-  wgmma_fence();
-#pragma unroll
-  for (int row = 0; row < kStepQueries; row += 16) {
-    Wgmma<T, BTile::kCols>::template ss<true, true>(r, a + ATile::mn_step(row),
-                                                    b + BTile::mn_step(row), true);
-  }
-  wgmma_commit();
-}
-
-// A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
-template <class DsTile>
-__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kStepQueries / 4],
-                                         int first_query, int warpgroup, int thread) {
-  const int lane = thread % 32;
-  const int query = first_query + lane / 16 * 8 + lane % 8;
-  const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
-#pragma unroll
-  for (int j = 0; j < kStepQueries / 16; ++j) {
-    stmatrix_x4_transposed(base + DsTile::offset(16 * j + query, key), r_ds[4 * j], r_ds[4 * j + 1],
-                           r_ds[4 * j + 2], r_ds[4 * j + 3]);
-  }
-}
-
-__device__ __forceinline__ void stage_dq(float4* to, const float* x) {
-  asm volatile(
-      "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
-      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-      : "memory");
-}
 
 template <class Traits>
 __device__ __forceinline__ void accumulate(const BackwardParams& params,
@@ -110,19 +33,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   using DsTile = typename Traits::DsTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileM = Traits::kTileM;
-  static_assert(Traits::kStages == 2);
+  static_assert(Traits::kDoutStages == 2);
   constexpr int kSteps = kTileM / kStepQueries;
   constexpr int kDqBlocks = Traits::kConfig.dq_blocks();
   constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
   const int thread = threadIdx.x % kWarpgroupThreads;
-  const int query_in_tile = thread % 4 * 2;
   const int first_key = work.key + warpgroup * kWarpgroupRows;
-  const int first_row_key = first_key + thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
-
-  const bool keys_end = first_key + kWarpgroupRows > params.seq_k;
-
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
   const Descriptor v_rows =
@@ -140,14 +58,15 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
   uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
 
-  // The tile-th tile lies in stage tile % 2, where it is the tile / 2-th.
-  const auto issue_s = [&](int tile, int step_in_tile) {
+  // Q's ring; the tile-th dOut lies in stage tile % 2, where it is the tile / 2-th, as does dS.
+  PipelineState<Traits::kQStages> q_state;
+  const auto issue_s = [&](int step_in_tile) {
     issue_transposed_scores<kElement, KTile, QTile>(
         r_s, k_rows,
-        q_rows + (tile % 2 * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
   };
-  const auto wait_for_q = [&](int tile) {
-    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
+  const auto wait_for_q = [&] {
+    wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
   };
 
   const int m_tiles = work.query_tile_end - work.query_tile_begin;
@@ -167,13 +86,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wait_for_dq_slot(times);
 #pragma unroll
     for (int i = 0; i < 8 * kOwnBlocks; ++i)
-      stage_dq(&shared.dq[warpgroup * kOwnBlocks + i / 8][i % 8][thread], &r[i / 8][4 * (i % 8)]);
+      store_shared(&shared.fragments[warpgroup * kOwnBlocks + i / 8][i % 8][thread],
+                   &r[i / 8][4 * (i % 8)]);
   };
   if (tiles > 0) stage_blocks({}, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
-    wait_for_q(0);
-    issue_s(0, 0);
+    wait_for_q();
+    issue_s(0);
     wgmma_wait<0>();
     pin_registers(r_s);
   }
@@ -181,7 +101,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = tile % 2;
+    const int stage = tile % 2, q_stage = q_state.stage;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int first_row = step * kStepQueries;
@@ -191,62 +111,34 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
           r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
       if (step == 0) hand_dq_over();
       const int first_query = m * kTileM + first_row;
-      if (Traits::kBand && crosses_edge(params.queries, first_key, first_query)) {
-        const int key[2] = {first_row_key, first_row_key + 8};
-        mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), key,
-                          first_query + query_in_tile, params.rows.padded_q);
-      }
-      if (keys_end) {
-#pragma unroll
-        for (int j = 0; j < kStepQueries / 2; ++j) {
-          if (first_row_key + j / 2 % 2 * 8 >= params.seq_k) r_s[j] = -kInfinity;
-        }
-      }
-      const float* lse = shared.lse[stage] + first_row + query_in_tile;
-#pragma unroll
-      for (int j = 0; j < kStepQueries / 8; ++j) {
-        const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float* s = &r_s[4 * j + 2 * h];
-          s[0] = exp2_approx(fmaf(s[0], params.scale_log2, -row.x));
-          s[1] = exp2_approx(fmaf(s[1], params.scale_log2, -row.y));
-        }
-      }
+      compute_probabilities<Traits::kBand>(params, r_s, shared.lse[q_stage] + first_row, first_key,
+                                           first_query, thread);
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
-      if (step == 0 && tile > 0) release_stage(&shared.q_barriers.empty[1 - stage]);
+      if (step == 0 && tile > 0)
+        release_stage(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
       pack_probabilities<kElement>(r_s, r_a);
       issue_gradient<kElement, DoutTile>(
           r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
 
       wgmma_wait<1>();  // dP
       pin_registers(r_dp);
-      const float* delta = shared.delta[stage] + first_row + query_in_tile;
-#pragma unroll
-      for (int j = 0; j < kStepQueries / 8; ++j) {
-        const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int i = 4 * j + 2 * h;
-          r_dp[i] = r_s[i] * (r_dp[i] - row.x);
-          r_dp[i + 1] = r_s[i + 1] * (r_dp[i + 1] - row.y);
-        }
-      }
+      subtract_delta(r_dp, r_s, shared.delta[stage] + first_row, thread);
       wgmma_wait<0>();  // dV
       pin_registers(r_dv);
       pin_registers(r_a);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
         release_stage(&shared.dout_barriers.empty[stage]);
-        if (tile + 1 < tiles) wait_for_q(tile + 1);
+        q_state.advance();
+        if (tile + 1 < tiles) wait_for_q();
       }
       // Behind the last tile the scores of whatever lies there: a branch around the product would
       // make ptxas give the asynchronous pipeline up (C7512).
-      issue_s(last ? tile + 1 : tile, last ? 0 : step + 1);
+      issue_s(last ? 0 : step + 1);
       store_ds<DsTile>(shared.ds[stage], r_a, first_row, warpgroup, thread);
-      const Descriptor q_now = q_columns + (stage * QTile::kBytes + QTile::mn_step(first_row));
+      const Descriptor q_now = q_columns + (q_stage * QTile::kBytes + QTile::mn_step(first_row));
       if (!last) {
         issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
         wgmma_wait<1>();  // S of the next step
@@ -258,21 +150,13 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
       float r_dq[kOwnBlocks][32];
 #pragma unroll
-      for (int i = 0; i < kOwnBlocks; ++i) discard_registers(r_dq[i]);
-      wgmma_fence();
-#pragma unroll
       for (int i = 0; i < kOwnBlocks; ++i) {
         const int block = warpgroup * kOwnBlocks + i;
-        const Descriptor a =
-            ds_rows + (stage * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes);
-        const Descriptor b = k_columns + block % kColumnBlocks * KTile::kChunkBytes;
-#pragma unroll
-        for (int col = 0; col < Traits::kTileN; col += 16) {
-          Wgmma<kElement, 64>::template ss<false, true>(r_dq[i], a + DsTile::k_step(col),
-                                                        b + KTile::mn_step(col), col != 0);
-        }
+        issue_dq_block<kElement, DsTile, KTile>(
+            r_dq[i],
+            ds_rows + (stage * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes),
+            k_columns + block % kColumnBlocks * KTile::kChunkBytes);
       }
-      wgmma_commit();
       issue_gradient_shared<kElement, DsTile, QTile>(
           r_dk, ds_columns + (stage * DsTile::kBytes + DsTile::mn_step(first_row)), q_now);
 
@@ -295,17 +179,12 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
-  const KeyRows rows{first_key, work.kv_head, work.batch,
-                     min(kWarpgroupRows, params.seq_k - first_key)};
-  stage_gradient<kElement, VTile>(shared.v, r_dv, warpgroup, thread);
-  stage_gradient<kElement, KTile>(shared.k, r_dk, warpgroup, thread);
-  fence_shared_for_async_proxy();
-  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-  store_gradient<VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out, params.head_dim_v,
-                        rows, shared.v, warpgroup, thread);
-  store_gradient<KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out, params.head_dim,
-                        rows, shared.k, warpgroup, thread);
-  tma_store_wait_read();  // a block's memory must outlive its stores
+  finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
+                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, warpgroup,
+                                   NamedBarrier::kOutputStaged, warpgroup, thread);
+  finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
+                                   params.head_dim, params.seq_k, work, shared.k, r_dk, warpgroup,
+                                   NamedBarrier::kOutputStaged, warpgroup, thread);
 }
 
 }  // namespace flash3::hopper

@@ -16,9 +16,9 @@ struct KeyRows {
 // Rounds 64 rows to their place in the tile.
 template <Element kElement, class Tile>
 __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[Tile::kCols / 2],
-                                               int warpgroup, int thread) {
+                                               int row_block, int thread) {
   const int lane = thread % 32;
-  const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane % 16;
+  const int row = row_block * kWarpgroupRows + thread / 32 * 16 + lane % 16;
   const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
 #pragma unroll
   for (int col = 0; col < Tile::kCols; col += 16) {
@@ -33,9 +33,9 @@ __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[T
 template <class Tile>
 __device__ __forceinline__ void store_gradient(const TensorMap* map, const ElementView& out,
                                                int columns, const KeyRows& rows,
-                                               const uint8_t* tile, int warpgroup, int thread) {
+                                               const uint8_t* tile, int row_block, int thread) {
   if (rows.count <= 0) return;
-  const int first_row = warpgroup * kWarpgroupRows;
+  const int first_row = row_block * kWarpgroupRows;
   if (map != nullptr) {
     if (thread == 0) {
 #pragma unroll
@@ -55,6 +55,23 @@ __device__ __forceinline__ void store_gradient(const TensorMap* map, const Eleme
           tile + Tile::offset(first_row + r, col / 8 * 8))[col % 8];
     }
   }
+}
+
+// One warpgroup's 64 keys, from its registers to global memory by way of rows row_block · 64 … of
+// the tile. slot: of the named barrier, among its own threads.
+template <Element kElement, class Tile>
+__device__ __forceinline__ void finish_gradient(const TensorMap* map, const ElementView& out,
+                                                int columns, int seq_k, const KeyTile& work,
+                                                uint8_t* tile, const float (&r)[Tile::kCols / 2],
+                                                int row_block, NamedBarrier staged, int slot,
+                                                int thread) {
+  const int first_key = work.key + row_block * kWarpgroupRows;
+  const KeyRows rows{first_key, work.kv_head, work.batch, min(kWarpgroupRows, seq_k - first_key)};
+  stage_gradient<kElement, Tile>(tile, r, row_block, thread);
+  fence_shared_for_async_proxy();
+  sync(staged, slot, kWarpgroupThreads);
+  store_gradient<Tile>(map, out, columns, rows, tile, row_block, thread);
+  if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
 }  // namespace flash3::hopper

@@ -80,10 +80,11 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
-  kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
-                       // with what was there
-  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
+  kGemmTurn = 1,        // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 5,    // this warpgroup's output tile is in shared memory, or its readers are done
+                        // with what was there
+  kScoreGradient = 9,   // dS of all warpgroups is in shared memory
+  kProbabilities = 10,  // P is in shared memory, for the warpgroup that owns dK
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

@@ -1,0 +1,231 @@
+// The consumers where dK and dV of 64 keys are too wide for the registers of one warpgroup: the
+// first owns dV, the second dK, of the same 64 keys. P goes from the one to the other through
+// shared memory, in float32. Per query tile i, in the order of issue
+//
+//   first warpgroup                        second warpgroup
+//   Pᵀ_i = exp2(Sᵀ_i − lse)                wait dPᵀ_i
+//   Pᵀ_i to shared memory ───────────────► dSᵀ_i = Pᵀ_i ∘ (dPᵀ_i − delta)
+//   dV += Pᵀ_i·dOut_i                      dPᵀ_{i+1} = V·dOut_{i+1}ᵀ
+//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dS_i to shared memory
+//             ◄──────────────────────────► the warpgroups meet
+//                                          dK += dSᵀ_i·Q_i
+//   its columns of dQ_i = dS_i·K           its columns of dQ_i
+//   add them to the sums in global memory, from registers
+#pragma once
+
+#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/products.cuh"
+#include "hopper/backward/store.cuh"
+#include "hopper/device/ptx/reduce.cuh"
+
+namespace flash3::hopper {
+
+// Where this thread adds its part of dQ: a walk over the query tiles of each query head of the
+// work.
+template <class Traits>
+struct DqSums {
+  static constexpr int kTileFloats = Traits::kTileM * Traits::kHeadDim;
+
+  float* sums;
+  int64_t next_head;  // from the last tile of a head to the first of the next
+
+  __device__ __forceinline__ DqSums(const BackwardParams& params, const KeyTile& work, int thread) {
+    const int64_t head_floats = int64_t(params.rows.padded_q) * Traits::kHeadDim;
+    const int64_t first_head =
+        int64_t(work.batch) * params.rows.heads_q + work.kv_head * params.heads_per_kv_head;
+    sums = params.rows.dq + first_head * head_floats +
+           int64_t(work.query_tile_begin) * kTileFloats + thread * 4;
+    next_head = head_floats - int64_t(work.query_tile_end - work.query_tile_begin) * kTileFloats;
+  }
+  __device__ __forceinline__ void advance(bool head_ends) {
+    sums += kTileFloats;
+    if (head_ends) sums += next_head;
+  }
+};
+
+// dQ of this tile, blocks of columns [kBegin, kEnd), one after the other.
+template <class Traits, int kBegin, int kEnd>
+__device__ __forceinline__ void add_dq_columns(Descriptor ds, Descriptor k, float* sums) {
+  using KTile = typename Traits::KTile;
+  using DsTile = typename Traits::DsTile;
+  // Not unrolled: ptxas would give each block registers of its own, and there are none.
+  float r_dq[32];
+#pragma unroll 1
+  for (int block = kBegin; block < kEnd; ++block) {
+    issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds, k + block * KTile::kChunkBytes);
+    wgmma_wait<0>();
+    pin_registers(r_dq);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) add_to_global(sums + block * 4096 + j * 512, &r_dq[4 * j]);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
+                                              typename Traits::Shared& shared, const KeyTile& work,
+                                              int thread) {
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using QTile = typename Traits::QTile;
+  using DoutTile = typename Traits::DoutTile;
+  constexpr Element kElement = Traits::kElement;
+  constexpr int kColumnBlocks = Traits::kHeadDim / 64;
+  static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
+
+  const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
+  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
+  const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
+  const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
+  const Descriptor ds_rows = descriptor(Traits::DsTile::kMajorK, shared.ds);
+
+  float r_dv[Traits::kHeadDimV / 2] = {};
+  float r_s[kStepQueries / 2];
+  uint32_t r_p[kStepQueries / 4];
+  const auto wait_for_q = [&](int tile) {
+    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
+  };
+  const auto issue_s = [&](int tile) {
+    issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + tile % 2 * QTile::kBytes);
+  };
+
+  const int m_tiles = work.query_tile_end - work.query_tile_begin;
+  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
+  int m = work.query_tile_begin;
+  DqSums<Traits> dq(params, work, thread);
+  wait(&shared.k_full, 0, BarrierName::kKFull);
+  if (tiles > 0) {
+    wait_for_q(0);
+    issue_s(0);
+    wgmma_wait<0>();
+    pin_registers(r_s);
+  }
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % 2;
+    compute_probabilities<Traits::kBand>(params, r_s, shared.lse[stage], work.key,
+                                         m * Traits::kTileM, thread);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
+    arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
+    release_stage(&shared.q_barriers.empty[stage]);
+    pack_probabilities<kElement>(r_s, r_p);
+
+    wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
+    issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
+    // Behind the last tile the scores of whatever lies there: a branch around the product would
+    // make ptxas give the asynchronous pipeline up (C7512).
+    if (tile + 1 < tiles) wait_for_q(tile + 1);
+    issue_s(tile + 1);
+    wgmma_wait<1>();  // dV
+    pin_registers(r_dv);
+    pin_registers(r_p);
+    release_stage(&shared.dout_barriers.empty[stage]);
+
+    sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+    add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(ds_rows, k_columns, dq.sums);
+    pin_registers(r_s);  // add_dq_columns() has waited for all products
+    const bool head_ends = ++m == work.query_tile_end;
+    dq.advance(head_ends);
+    if (head_ends) m = work.query_tile_begin;
+  }
+
+  // V lies where dV is staged: the other warpgroup has read it.
+  sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+  finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
+                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, 0,
+                                   NamedBarrier::kOutputStaged, 0, thread);
+}
+
+template <class Traits>
+__device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
+                                              typename Traits::Shared& shared, const KeyTile& work,
+                                              int thread) {
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using QTile = typename Traits::QTile;
+  using DoutTile = typename Traits::DoutTile;
+  constexpr Element kElement = Traits::kElement;
+  constexpr int kColumnBlocks = Traits::kHeadDim / 64;
+
+  const Descriptor v_rows = descriptor(VTile::kMajorK, shared.v);
+  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
+  const Descriptor q_columns = descriptor(QTile::kMajorMN, shared.q);
+  const Descriptor dout_rows = descriptor(DoutTile::kMajorK, shared.dout);
+  const Descriptor ds_rows = descriptor(Traits::DsTile::kMajorK, shared.ds);
+
+  float r_dk[Traits::kHeadDim / 2] = {};
+  float r_dp[kStepQueries / 2];
+  uint32_t r_ds[kStepQueries / 4];
+  const auto wait_for_dout = [&](int tile) {
+    wait(&shared.dout_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kDoutFull);
+  };
+  const auto issue_dp = [&](int tile) {
+    issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows,
+                                                       dout_rows + tile % 2 * DoutTile::kBytes);
+  };
+
+  const int m_tiles = work.query_tile_end - work.query_tile_begin;
+  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
+  int m = work.query_tile_begin;
+  DqSums<Traits> dq(params, work, thread);
+  wait(&shared.v_full, 0, BarrierName::kVFull);
+  wait(&shared.k_full, 0, BarrierName::kKFull);
+  if (tiles > 0) {
+    wait_for_dout(0);
+    issue_dp(0);
+    wgmma_wait<0>();
+    pin_registers(r_dp);
+  }
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % 2;
+    float r_p[kStepQueries / 2];
+    sync(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float4 p = shared.fragments[0][j][thread];
+      r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
+    }
+    subtract_delta(r_dp, r_p, shared.delta[stage], thread);
+    release_stage(&shared.dout_barriers.empty[stage]);
+    pack_probabilities<kElement>(r_dp, r_ds);
+    if (tile + 1 < tiles) wait_for_dout(tile + 1);
+    issue_dp(tile + 1);  // behind the last tile of whatever lies there
+
+    store_ds<typename Traits::DsTile>(shared.ds[0], r_ds, 0, 0, thread);
+    fence_shared_for_async_proxy();
+    sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+    wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);
+    issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
+    add_dq_columns<Traits, (kColumnBlocks + 1) / 2, kColumnBlocks>(ds_rows, k_columns, dq.sums);
+    pin_registers(r_dp);  // add_dq_columns() has waited for all products
+    pin_registers(r_dk);
+    pin_registers(r_ds);
+    release_stage(&shared.q_barriers.empty[stage]);
+    const bool head_ends = ++m == work.query_tile_end;
+    dq.advance(head_ends);
+    if (head_ends) m = work.query_tile_begin;
+  }
+
+  // K lies where dK is staged: the other warpgroup has read it.
+  sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+#pragma unroll
+  for (float& x : r_dk) x *= params.softmax_scale;
+  finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
+                                   params.head_dim, params.seq_k, work, shared.k, r_dk, 0,
+                                   NamedBarrier::kOutputStaged, 1, thread);
+}
+
+template <class Traits>
+__device__ __forceinline__ void accumulate_wide(const BackwardParams& params,
+                                                typename Traits::Shared& shared,
+                                                const KeyTile& work, int warpgroup) {
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  if (warpgroup == 0) {
+    accumulate_dv<Traits>(params, shared, work, thread);
+  } else {
+    accumulate_dk<Traits>(params, shared, work, thread);
+  }
+}
+
+}  // namespace flash3::hopper

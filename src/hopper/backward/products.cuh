@@ -1,0 +1,148 @@
+// The pieces that both kinds of consumer are made of: products, and what happens to a 64 × 64 tile
+// of transposed scores between them.
+#pragma once
+
+#include "hopper/backward/kernel.cuh"
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/ptx/stmatrix.cuh"
+
+namespace flash3::hopper {
+
+// A warp's arrival that it has read a stage.
+__device__ __forceinline__ void release_stage(uint64_t* empty) {
+  if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
+// Whether any pair of 64 keys and kStepQueries queries is masked. Bounds and sums fit 32 bits.
+__device__ __forceinline__ bool crosses_edge(const Band& queries, int first_key, int first_query) {
+  return first_key + kWarpgroupRows - 1 + int(queries.lo) > first_query ||
+         first_query + kStepQueries - 1 > first_key + int(queries.hi);
+}
+
+// Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
+template <Element T, class ATile, class BTile>
+__device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
+                                                        Descriptor b) {
+  static_assert(ATile::kCols == BTile::kCols);
+  discard_registers(r);
+  wgmma_fence();
+#pragma unroll
+  for (int col = 0; col < ATile::kCols; col += 16) {
+    Wgmma<T, kStepQueries>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
+  }
+  wgmma_commit();
+}
+
+// Issues D += A·B, A [64, kStepQueries] in registers, B kStepQueries rows of BTile.
+template <Element T, class BTile>
+__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2],
+                                               uint32_t (&a)[kStepQueries / 4], Descriptor b) {
+  pin_registers(r);
+  pin_registers(a);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < kStepQueries; row += 16) {
+    Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
+  }
+  wgmma_commit();
+}
+
+// Issues D += Aᵀ·B, A kStepQueries rows of 64 columns of ATile, B kStepQueries rows of BTile.
+template <Element T, class ATile, class BTile>
+__device__ __forceinline__ void issue_gradient_shared(float (&r)[BTile::kCols / 2], Descriptor a,
+                                                      Descriptor b) {
+  pin_registers(r);
+  wgmma_fence();
+#pragma unroll
+  for (int row = 0; row < kStepQueries; row += 16) {
+    Wgmma<T, BTile::kCols>::template ss<true, true>(r, a + ATile::mn_step(row),
+                                                    b + BTile::mn_step(row), true);
+  }
+  wgmma_commit();
+}
+
+// A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
+template <class DsTile>
+__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kStepQueries / 4],
+                                         int first_query, int warpgroup, int thread) {
+  const int lane = thread % 32;
+  const int query = first_query + lane / 16 * 8 + lane % 8;
+  const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
+#pragma unroll
+  for (int j = 0; j < kStepQueries / 16; ++j) {
+    stmatrix_x4_transposed(base + DsTile::offset(16 * j + query, key), r_ds[4 * j], r_ds[4 * j + 1],
+                           r_ds[4 * j + 2], r_ds[4 * j + 3]);
+  }
+}
+
+__device__ __forceinline__ void store_shared(float4* to, const float* x) {
+  asm volatile(
+      "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+      : "memory");
+}
+
+// Issues one 64 × 64 block of dQ = dS·K; ds: its rows, k: its columns.
+template <Element T, class DsTile, class KTile>
+__device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
+  discard_registers(r_dq);
+  wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < DsTile::kCols; key += 16) {
+    Wgmma<T, 64>::template ss<false, true>(r_dq, ds + DsTile::k_step(key), k + KTile::mn_step(key),
+                                           key != 0);
+  }
+  wgmma_commit();
+}
+
+// Pᵀ = exp2(Sᵀ · scale − lse) in place, 0 where the mask hides the pair or the keys end. lse: of
+// the step's queries.
+template <bool kBand>
+__device__ __forceinline__ void compute_probabilities(const BackwardParams& params,
+                                                      float (&r_s)[kStepQueries / 2],
+                                                      const float* lse, int first_key,
+                                                      int first_query, int thread) {
+  const int row_key = first_key + thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
+  const int query_in_step = thread % 4 * 2;
+  if (kBand && crosses_edge(params.queries, first_key, first_query)) {
+    const int key[2] = {row_key, row_key + 8};
+    mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), key,
+                      first_query + query_in_step, params.rows.padded_q);
+  }
+  if (first_key + kWarpgroupRows > params.seq_k) {
+#pragma unroll
+    for (int j = 0; j < kStepQueries / 2; ++j) {
+      if (row_key + j / 2 % 2 * 8 >= params.seq_k) r_s[j] = -kInfinity;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kStepQueries / 8; ++j) {
+    const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + query_in_step);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float* s = &r_s[4 * j + 2 * h];
+      s[0] = exp2_approx(fmaf(s[0], params.scale_log2, -row.x));
+      s[1] = exp2_approx(fmaf(s[1], params.scale_log2, -row.y));
+    }
+  }
+}
+
+// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta: of the step's queries.
+__device__ __forceinline__ void subtract_delta(float (&r_dp)[kStepQueries / 2],
+                                               const float (&r_p)[kStepQueries / 2],
+                                               const float* delta, int thread) {
+  const int query_in_step = thread % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kStepQueries / 8; ++j) {
+    const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j + query_in_step);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = 4 * j + 2 * h;
+      r_dp[i] = r_p[i] * (r_dp[i] - row.x);
+      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - row.y);
+    }
+  }
+}
+
+}  // namespace flash3::hopper

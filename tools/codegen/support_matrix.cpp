@@ -215,6 +215,10 @@ int tile_m(const ForwardKernel& kernel) { return kernel.config.tile_m(); }
 int tile_m(const BackwardKernel& kernel) { return kernel.config.tile_m; }
 int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
 int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n(); }
+std::string stages(const ForwardKernel& kernel) { return message(kernel.config.stages); }
+std::string stages(const BackwardKernel& kernel) {
+  return message(kernel.config.q_stages, ", ", kernel.config.dout_stages);
+}
 
 // fp16 and bf16 kernels have the same shapes: the table has one row for both, and says so only if
 // it is so. `family` is what ids begin with, `suffix` what a case's id ends in.
@@ -237,11 +241,11 @@ void print_kernels(std::span<const Kernel> kernels, const std::string& family, c
     }
     const std::string calls =
         message("fp16/b2/q512/k512/h8/d128/", c.band ? "causal" : "full", suffix);
-    std::printf("| `%s_{fp16,bf16}%s` | %s | %d × %d | %d | %d | %.1f KiB | %d / %d |\n",
+    std::printf("| `%s_{fp16,bf16}%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n",
                 family.c_str(), shape.c_str(),
                 head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(fp16), tile_n(fp16),
-                c.warpgroups, c.stages, c.shared_bytes() / 1024.0, c.producer_registers(),
-                c.consumer_registers());
+                c.warpgroups, stages(fp16).c_str(), c.shared_bytes() / 1024.0,
+                c.producer_registers(), c.consumer_registers());
   }
 }
 
@@ -253,5 +257,5 @@ int main() {
   std::printf("\n");
   flash3::print_kernels(flash3::hopper::forward_kernels(), "fwd", "K and V", "");
   std::printf("\n");
-  flash3::print_kernels(flash3::hopper::backward_kernels(), "bwd", "Q and dOut", "/bwd");
+  flash3::print_kernels(flash3::hopper::backward_kernels(), "bwd", "Q, of dOut", "/bwd");
 }

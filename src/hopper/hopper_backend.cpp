@@ -123,6 +123,8 @@ class HopperBackend final : public Backend {
     out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 keys"));
     out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
     out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads"));
+    out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",
+                           plan.deterministic ? "in a fixed order" : "in any order"));
     out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
     out->add("workspace", message(plan.workspace_bytes, " bytes"));
   }
@@ -159,7 +161,7 @@ class HopperBackend final : public Backend {
   static Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
     Device device;
     FLASH3_CHECK(current_device(&device));
-    return plan_backward(problem, plan);
+    return plan_backward(problem, device, plan);
   }
 };
 

@@ -1,40 +1,87 @@
-// Adds a consumer warpgroup's dQ to the sums in global memory: one warp, which waits for the blocks
-// in shared memory and lets the copy engine add them there.
+// Adding dQ to the sums in global memory: in any order, or, deterministic, in turn.
 #pragma once
 
 #include "hopper/backward/kernel.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
 
+// A warpgroup's part of the sums, and the turns to add to it, along the walk over the query tiles
+// of each query head of the work.
+template <class Traits>
+struct DqWalk {
+  static constexpr int kTileFloats = Traits::kTileM * Traits::kHeadDim;
+
+  const BackwardParams& params;
+  const KeyTile& work;
+  int part;      // of a tile's turns
+  int row;       // of the present head in [batch, head]
+  int tile;      // of queries
+  int turn = 0;  // of this block at the present tile
+
+  __device__ __forceinline__ DqWalk(const BackwardParams& params, const KeyTile& work, int part)
+      : params(params),
+        work(work),
+        part(part),
+        row(work.batch * params.rows.heads_q + work.kv_head * params.heads_per_kv_head),
+        tile(work.query_tile_first) {}
+
+  __device__ __forceinline__ float* sums() const {
+    return params.rows.dq + int64_t(row) * params.rows.padded_q * Traits::kHeadDim +
+           int64_t(tile) * kTileFloats;
+  }
+  __device__ __forceinline__ void advance() {
+    tile = work.next(tile);
+    if (tile == work.query_tile_first) ++row;
+  }
+
+  __device__ __forceinline__ bool in_turn() const { return params.rows.turns != nullptr; }
+  // By one thread, before it or its warpgroup adds.
+  __device__ __forceinline__ void await_turn() {
+    turn = turn_of(params, Traits::kTileM, Traits::kTileN, Traits::kBand, work.key / Traits::kTileN,
+                   tile);
+    wait_for_turn(counter(), turn, BarrierName::kDqTurn);
+  }
+  // By the same thread, when what was added is visible to it.
+  __device__ __forceinline__ void end_turn() const { store_release(counter(), turn + 1); }
+
+ private:
+  __device__ __forceinline__ int* counter() const {
+    const int64_t tiles = params.rows.padded_q / Traits::kTileM;
+    return params.rows.turns + (row * tiles + tile) * kTurns + part;
+  }
+};
+
+// The warp that adds a consumer warpgroup's dQ: it waits for the blocks in shared memory and lets
+// the copy engine add them.
 template <class Traits>
 __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int warpgroup) {
-  constexpr int kTileFloats = Traits::kTileM * Traits::kHeadDim;
-  constexpr int kOwnFloats = kTileFloats / Traits::kWarpgroups;
-  const int m_tiles = work.query_tile_end - work.query_tile_begin;
-  if (m_tiles <= 0) return;
-
-  const int64_t head_floats = int64_t(params.rows.padded_q) * Traits::kHeadDim;
-  float* sums =
-      params.rows.dq +
-      (int64_t(work.batch) * params.rows.heads_q + work.kv_head * params.heads_per_kv_head) *
-          head_floats +
-      int64_t(work.query_tile_begin) * kTileFloats + warpgroup * kOwnFloats;
-  const auto add = [&](float* to) {
+  constexpr int kOwnFloats = DqWalk<Traits>::kTileFloats / Traits::kWarpgroups;
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  if (tiles == 0) return;
+  DqWalk<Traits> walk(params, work, warpgroup);
+  const bool leader = threadIdx.x % 32 == 0;
+  // Consumers hand a tile over when they are busy with the next; the first time, nothing.
+  for (int tile = -1; tile < tiles; ++tile) {
     sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
-    if (threadIdx.x % 32 == 0) {
-      bulk_add(to, shared.fragments[warpgroup * Traits::kOwnBlocks], kOwnFloats * 4);
+    if (leader && tile >= 0) {
+      if (walk.in_turn()) walk.await_turn();
+      bulk_add(walk.sums() + warpgroup * kOwnFloats,
+               shared.fragments[warpgroup * Traits::kOwnBlocks], kOwnFloats * 4);
       tma_store_commit();
-      tma_store_wait_read();
-      arrive(&shared.dq_empty[warpgroup]);
+      if (walk.in_turn()) {
+        tma_store_wait();
+        fence_proxy_async_global();
+        walk.end_turn();
+      } else {
+        tma_store_wait_read();
+      }
+      walk.advance();
     }
-  };
-  // Consumers hand a tile over when they are busy with the next: zeros first.
-  add(sums);
-  for (int h = 0; h < params.heads_per_kv_head; ++h) {
-    for (int m = 0; m < m_tiles; ++m) add(sums + h * head_floats + int64_t(m) * kTileFloats);
+    if (leader) arrive(&shared.dq_empty[warpgroup]);
   }
 }
 

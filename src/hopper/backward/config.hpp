@@ -48,7 +48,7 @@ struct BackwardConfig {
     const int barriers = 2 + warpgroups + 2 * (q_stages + dout_stages);
     return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
            dout_stages * dout_bytes() + ds_bytes() + fragment_slots() * kDqBlockBytes +
-           8 * barriers;
+           (8 * barriers + 4 + 15) / 16 * 16;
   }
 };
 

@@ -46,6 +46,7 @@ struct BackwardTraits {
     RingBarriers<kDoutStages> dout_barriers;
     uint64_t k_full, v_full;
     uint64_t dq_empty[kWarpgroups];
+    int index;  // of the block's work
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
+    shared.index = params.ticket != nullptr ? atomicAdd(params.ticket, 1) : int(blockIdx.x);
     shared.q_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
     shared.dout_barriers.init(4 * Traits::kWarpgroups);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   __syncthreads();
 
   const KeyTile work =
-      decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand, int(blockIdx.x));
+      decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand, shared.index);
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();

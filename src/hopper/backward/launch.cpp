@@ -22,9 +22,22 @@ RowView row_view(const LseView& view) { return {view.data, view.stride_batch, vi
 BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& plan) {
   char* const workspace = static_cast<char*>(problem.workspace);
   const auto at = [&](size_t offset) { return reinterpret_cast<float*>(workspace + offset); };
-  return {int(problem.batch), int(problem.heads_q),        int(problem.seq_q),
-          plan.padded_q,      at(plan.lse_offset),         at(plan.delta_offset),
-          at(plan.dq_offset), plan.kernel->config.head_dim};
+  const BackwardConfig& c = plan.kernel->config;
+  return {int(problem.batch),
+          int(problem.heads_q),
+          int(problem.seq_q),
+          plan.padded_q,
+          at(plan.lse_offset),
+          at(plan.delta_offset),
+          at(plan.dq_offset),
+          c.head_dim,
+          plan.deterministic ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr,
+          c.tile_m};
+}
+
+int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
+  if (!plan.deterministic) return nullptr;
+  return reinterpret_cast<int*>(static_cast<char*>(problem.workspace) + plan.ticket_offset);
 }
 
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
@@ -67,6 +80,10 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->n_tiles = plan.n_tiles;
   params->kv_heads = plan.kv_heads;
   params->kv_heads_at_a_time = plan.kv_heads_at_a_time;
+  // Without rows nobody sets the ticket, and nobody needs it.
+  params->ticket = rows.padded_q > 0 ? ticket(problem, plan) : nullptr;
+  params->group = plan.group;
+  params->stagger = plan.stagger;
   return {};
 }
 
@@ -102,7 +119,8 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
                                   element_view(problem.out),
                                   row_view(problem.lse),
                                   row_view(problem.dlse),
-                                  problem.head_dim_v};
+                                  problem.head_dim_v,
+                                  ticket(problem, plan)};
     FLASH3_CHECK(cuda_status(launch_preprocess(params, element, stream),
                              "launching the kernel before the backward kernel"));
   }

@@ -29,7 +29,8 @@ __device__ __forceinline__ void stream_queries(const BackwardParams& params, con
   for (int h = work.kv_head * heads; h < (work.kv_head + 1) * heads; ++h) {
     const int64_t first_row =
         (int64_t(work.batch) * params.rows.heads_q + h) * params.rows.padded_q;
-    for (int m = work.query_tile_begin; m < work.query_tile_end; ++m) {
+    int m = work.query_tile_first;
+    for (int i = work.query_tiles(); i > 0; --i, m = work.next(m)) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       uint64_t* full = &barriers.full[state.stage];
       arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);

@@ -69,9 +69,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
   };
 
-  const int m_tiles = work.query_tile_end - work.query_tile_begin;
-  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
-  int m = work.query_tile_begin;
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  int m = work.query_tile_first;
   // Until dQ has been handed over `times` times and taken.
   const auto wait_for_dq_slot = [&](int times) {
     wait(&shared.dq_empty[warpgroup], (times & 1) ^ 1, BarrierName::kDqEmpty);
@@ -81,7 +80,6 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     arrive(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
   };
 
-  // Before the first dQ zeros are handed over.
   const auto stage_blocks = [&](const float(&r)[kOwnBlocks][32], int times) {
     wait_for_dq_slot(times);
 #pragma unroll
@@ -89,7 +87,6 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       store_shared(&shared.fragments[warpgroup * kOwnBlocks + i / 8][i % 8][thread],
                    &r[i / 8][4 * (i % 8)]);
   };
-  if (tiles > 0) stage_blocks({}, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
     wait_for_q();
@@ -166,7 +163,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_s);
       stage_blocks(r_dq, tile + 1);
     }
-    if (++m == work.query_tile_end) m = work.query_tile_begin;
+    m = work.next(m);
   }
   if (tiles > 0) {
     hand_dq_over();

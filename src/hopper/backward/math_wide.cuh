@@ -13,6 +13,7 @@
 //   add them to the sums in global memory, from registers
 #pragma once
 
+#include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/kernel.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/store.cuh"
@@ -20,32 +21,10 @@
 
 namespace flash3::hopper {
 
-// Where this thread adds its part of dQ: a walk over the query tiles of each query head of the
-// work.
-template <class Traits>
-struct DqSums {
-  static constexpr int kTileFloats = Traits::kTileM * Traits::kHeadDim;
-
-  float* sums;
-  int64_t next_head;  // from the last tile of a head to the first of the next
-
-  __device__ __forceinline__ DqSums(const BackwardParams& params, const KeyTile& work, int thread) {
-    const int64_t head_floats = int64_t(params.rows.padded_q) * Traits::kHeadDim;
-    const int64_t first_head =
-        int64_t(work.batch) * params.rows.heads_q + work.kv_head * params.heads_per_kv_head;
-    sums = params.rows.dq + first_head * head_floats +
-           int64_t(work.query_tile_begin) * kTileFloats + thread * 4;
-    next_head = head_floats - int64_t(work.query_tile_end - work.query_tile_begin) * kTileFloats;
-  }
-  __device__ __forceinline__ void advance(bool head_ends) {
-    sums += kTileFloats;
-    if (head_ends) sums += next_head;
-  }
-};
-
 // dQ of this tile, blocks of columns [kBegin, kEnd), one after the other.
 template <class Traits, int kBegin, int kEnd>
-__device__ __forceinline__ void add_dq_columns(Descriptor ds, Descriptor k, float* sums) {
+__device__ __forceinline__ void add_dq_columns(DqWalk<Traits>& walk, Descriptor ds, Descriptor k,
+                                               int thread) {
   using KTile = typename Traits::KTile;
   using DsTile = typename Traits::DsTile;
   // Not unrolled: ptxas would give each block registers of its own, and there are none.
@@ -55,9 +34,20 @@ __device__ __forceinline__ void add_dq_columns(Descriptor ds, Descriptor k, floa
     issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds, k + block * KTile::kChunkBytes);
     wgmma_wait<0>();
     pin_registers(r_dq);
+    if (walk.in_turn() && block == kBegin) {
+      if (thread == 0) walk.await_turn();
+      sync(NamedBarrier::kOutputStaged, walk.part, kWarpgroupThreads);
+    }
+    float* sums = walk.sums() + block * 4096 + thread * 4;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) add_to_global(sums + block * 4096 + j * 512, &r_dq[4 * j]);
+    for (int j = 0; j < 8; ++j) add_to_global(sums + j * 512, &r_dq[4 * j]);
   }
+  if (walk.in_turn()) {
+    __threadfence();
+    sync(NamedBarrier::kOutputStaged, walk.part, kWarpgroupThreads);
+    if (thread == 0) walk.end_turn();
+  }
+  walk.advance();
 }
 
 template <class Traits>
@@ -88,10 +78,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + tile % 2 * QTile::kBytes);
   };
 
-  const int m_tiles = work.query_tile_end - work.query_tile_begin;
-  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
-  int m = work.query_tile_begin;
-  DqSums<Traits> dq(params, work, thread);
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  int m = work.query_tile_first;
+  DqWalk<Traits> dq(params, work, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
     wait_for_q(0);
@@ -122,11 +111,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     release_stage(&shared.dout_barriers.empty[stage]);
 
     sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
-    add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(ds_rows, k_columns, dq.sums);
+    add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(dq, ds_rows, k_columns, thread);
     pin_registers(r_s);  // add_dq_columns() has waited for all products
-    const bool head_ends = ++m == work.query_tile_end;
-    dq.advance(head_ends);
-    if (head_ends) m = work.query_tile_begin;
+    m = work.next(m);
   }
 
   // V lies where dV is staged: the other warpgroup has read it.
@@ -164,10 +151,8 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
                                                        dout_rows + tile % 2 * DoutTile::kBytes);
   };
 
-  const int m_tiles = work.query_tile_end - work.query_tile_begin;
-  const int tiles = max(m_tiles, 0) * params.heads_per_kv_head;
-  int m = work.query_tile_begin;
-  DqSums<Traits> dq(params, work, thread);
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  DqWalk<Traits> dq(params, work, 1);
   wait(&shared.v_full, 0, BarrierName::kVFull);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
@@ -197,14 +182,11 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
     wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
-    add_dq_columns<Traits, (kColumnBlocks + 1) / 2, kColumnBlocks>(ds_rows, k_columns, dq.sums);
+    add_dq_columns<Traits, (kColumnBlocks + 1) / 2, kColumnBlocks>(dq, ds_rows, k_columns, thread);
     pin_registers(r_dp);  // add_dq_columns() has waited for all products
     pin_registers(r_dk);
     pin_registers(r_ds);
     release_stage(&shared.q_barriers.empty[stage]);
-    const bool head_ends = ++m == work.query_tile_end;
-    dq.advance(head_ends);
-    if (head_ends) m = work.query_tile_begin;
   }
 
   // K lies where dK is staged: the other warpgroup has read it.

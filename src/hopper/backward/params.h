@@ -28,7 +28,12 @@ struct BackwardRows {
   float* delta;     // rowsum(dOut ∘ Out) − dlse
   float* dq;        // [batch, heads_q, blocks, 64 · 64]: float32 sums, see DqBlock
   int dq_columns;   // of a row of dq: the kernel's head_dim
+  int* turns;       // [batch, heads_q, query tiles, kTurns] of deterministic sums; null: any order
+  int turns_of_tile_rows;  // rows of a query tile
 };
+
+// A query tile's sums are added to by two warpgroups of each block, in parts that do not overlap.
+inline constexpr int kTurns = 2;
 
 struct BackwardParams {
   TensorMap q;     // box [tile_m, chunk]
@@ -56,6 +61,12 @@ struct BackwardParams {
   int n_tiles;
   int kv_heads;            // batch · heads_k
   int kv_heads_at_a_time;  // consecutive ones whose Q and dOut share the L2 cache
+
+  // Deterministic sums: see turn_of(). Blocks take the next index here, so that they begin in
+  // order; null: their own index.
+  int* ticket;
+  int group;    // consecutive key tiles whose blocks run at the same time
+  int stagger;  // without a band: query tiles from where one of them begins to where the next does
 };
 
 // The work of one block.
@@ -63,6 +74,14 @@ struct KeyTile {
   int key;  // the first one
   int kv_head, batch;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
+  int query_tile_first;                  // where the walk over them begins; it wraps at their end
+
+  FLASH3_HOST_DEVICE constexpr int query_tiles() const {
+    return query_tile_end > query_tile_begin ? query_tile_end - query_tile_begin : 0;
+  }
+  FLASH3_HOST_DEVICE constexpr int next(int query_tile) const {
+    return query_tile + 1 == query_tile_end ? query_tile_begin : query_tile + 1;
+  }
 };
 
 // The index-th block's work. A few KV heads at a time, and within those
@@ -91,7 +110,35 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& param
     work.query_tile_begin = int(tiles.begin);
     work.query_tile_end = int(tiles.end);
   }
+  work.query_tile_first = work.query_tile_begin;
+  if (!band && work.query_tile_end > 0)
+    work.query_tile_first = n % params.group * params.stagger % work.query_tile_end;
   return work;
+}
+
+// Deterministic sums: how many blocks add to this query tile before key tile n does.
+//
+// The key tiles of a head are cut into groups whose blocks run at the same time, one group after
+// the other. In a group all blocks walk in step: the block of a key tile further back begins
+// further back, and so comes first to every query tile that both see. In this order nobody waits,
+// as long as all are equally fast. Without a band the walks wrap.
+FLASH3_HOST_DEVICE constexpr int turn_of(const BackwardParams& params, int tile_m, int tile_n,
+                                         bool band, int n, int query_tile) {
+  const int group_begin = n / params.group * params.group;
+  const int end = group_begin + params.group;
+  const int group_end = end < params.n_tiles ? end : params.n_tiles;
+  if (!band) {
+    const int size = group_end - group_begin, last = query_tile / params.stagger;
+    const int first = last < size ? last : size - 1;  // of the group, to come to this tile
+    return group_begin + (first - (n - group_begin) + size) % size;
+  }
+  const Band keys_band = {-params.queries.hi, -params.queries.lo};
+  const int query = query_tile * tile_m, query_end = query + tile_m;
+  const Range queries = {query, query_end < params.rows.seq_q ? query_end : params.rows.seq_q};
+  const Range tiles = keys_band.key_tiles(queries, params.seq_k, tile_n);
+  const int before = group_begin - int(tiles.begin);  // of earlier groups
+  const int last = (int(tiles.end) < group_end ? int(tiles.end) : group_end) - 1;
+  return (before > 0 ? before : 0) + last - n;
 }
 
 }  // namespace flash3::hopper

@@ -54,6 +54,14 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
   for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
 
+  if (rows.turns != nullptr && threadIdx.x < kTurns &&
+      block * kRows % rows.turns_of_tile_rows == 0) {
+    const int64_t tile = head_index * (rows.padded_q / rows.turns_of_tile_rows) +
+                         block * kRows / rows.turns_of_tile_rows;
+    rows.turns[tile * kTurns + threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
+  }
+
   const unsigned short* dout =
       params.dout.data + batch * params.dout.stride_batch + head * params.dout.stride_head;
   const unsigned short* out =

@@ -15,6 +15,7 @@ struct PreprocessParams {
   ElementView dout, out;
   RowView lse, dlse;
   int head_dim_v;
+  int* ticket;  // to be zero, if rows.turns are
 };
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);
 

@@ -6,6 +6,7 @@
 
 #include "core/message.hpp"
 #include "hopper/backward/instances.hpp"
+#include "hopper/backward/params.h"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -63,7 +64,7 @@ std::span<const BackwardKernel> backward_kernels() {
   return list;
 }
 
-Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan) {
+Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
   *plan = {};
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
@@ -104,11 +105,19 @@ Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan) {
   plan->n_tiles = int(n_tiles);
   plan->kv_heads = int(kv_heads);
   plan->grid = int(kv_heads * n_tiles);
-  if (c.band) {
+  plan->deterministic = problem.deterministic;
+  if (plan->deterministic) {
+    plan->turns_offset = reserve(problem.batch * problem.heads_q * m_tiles * kTurns);
+    plan->ticket_offset = reserve(1);
+    // All blocks of a group must be able to run at the same time: one takes a multiprocessor.
+    const int64_t group = std::min<int64_t>({n_tiles, m_tiles, device.multiprocessors});
+    plan->group = int(std::max<int64_t>(group, 1));
+    plan->stagger = int(std::max<int64_t>(m_tiles / plan->group, 1));
+  } else if (c.band) {
     const int64_t bytes = problem.queries_per_kv_head() * plan->padded_q *
                           (problem.head_dim * 6 + problem.head_dim_v * 2);
-    plan->kv_heads_at_a_time =
-        int(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes, 1), 1, kv_heads));
+    plan->kv_heads_at_a_time = int(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes, 1), 1,
+                                                       std::max<int64_t>(kv_heads, 1)));
   }
   return {};
 }

@@ -30,6 +30,7 @@ struct BackwardPlan {
 
   // Offsets into the workspace; see BackwardRows in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
+  size_t turns_offset = 0, ticket_offset = 0;  // only if deterministic
   size_t workspace_bytes = 0;
 
   int padded_q = 0;
@@ -37,8 +38,13 @@ struct BackwardPlan {
   int kv_heads = 0;  // batch · heads_k
   int kv_heads_at_a_time = 1;
   int grid = 0;  // blocks: one for each tile of keys
+
+  // See turn_of() in params.h.
+  bool deterministic = false;
+  int group = 1;
+  int stagger = 0;
 };
 
-Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan);
+Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
 
 }  // namespace flash3::hopper

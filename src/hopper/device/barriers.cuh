@@ -6,6 +6,7 @@
 #include <cuda/ptx>
 
 #include "hopper/device/element.cuh"
+#include "hopper/device/ptx/memory.cuh"
 
 #if defined(FLASH3_DEBUG_BARRIERS)
 #include <cstdio>
@@ -24,6 +25,7 @@ enum class BarrierName {
   kDoutFull,
   kDoutEmpty,
   kDqEmpty,
+  kDqTurn,
   kTileFull,
   kTileEmpty,
   kTileWanted
@@ -41,6 +43,7 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kDoutFull: return "dout_full";
     case BarrierName::kDoutEmpty: return "dout_empty";
     case BarrierName::kDqEmpty: return "dq_empty";
+    case BarrierName::kDqTurn: return "dq_turn";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
     case BarrierName::kTileWanted: return "tile_wanted";
@@ -49,24 +52,35 @@ __device__ inline const char* to_string(BarrierName name) {
 }
 #endif
 
-// Waits until the phase of this parity has completed.
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity,
-                                     [[maybe_unused]] BarrierName name) {
+// Calls done() until it is true.
+template <class Done>
+__device__ __forceinline__ void wait_until(const Done& done, [[maybe_unused]] BarrierName name,
+                                           [[maybe_unused]] int value) {
 #if defined(FLASH3_DEBUG_BARRIERS)
   constexpr long long kTimeoutClocks = 4'000'000'000;  // about two seconds
   const long long start = clock64();
-  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  while (!done()) {
     if (clock64() - start > kTimeoutClocks) {
-      printf("flash3: stuck on barrier %s: block %d, warp %d, lane %d, parity %u\n",
-             to_string(name), int(blockIdx.x), int(threadIdx.x / 32), int(threadIdx.x % 32),
-             parity);
+      printf("flash3: stuck on barrier %s: block %d, warp %d, lane %d, parity %d\n",
+             to_string(name), int(blockIdx.x), int(threadIdx.x / 32), int(threadIdx.x % 32), value);
       __trap();
     }
   }
 #else
-  while (!cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
+  while (!done()) {
   }
 #endif
+}
+
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, BarrierName name) {
+  wait_until([&] { return cuda::ptx::mbarrier_try_wait_parity(barrier, parity); }, name,
+             int(parity));
+}
+
+// Waits until a counter in global memory, to which others add, has come to this value.
+__device__ __forceinline__ void wait_for_turn(const int* counter, int value, BarrierName name) {
+  wait_until([&] { return load_acquire(counter) == value; }, name, value);
 }
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }

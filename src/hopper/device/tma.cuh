@@ -68,6 +68,17 @@ __device__ __forceinline__ void tma_store_wait_read() {
   cuda::ptx::cp_async_bulk_wait_group_read(cuda::ptx::n32_t<0>{});
 }
 
+// Waits until this thread's stores and additions are done, and visible to it.
+__device__ __forceinline__ void tma_store_wait() {
+  cuda::ptx::cp_async_bulk_wait_group(cuda::ptx::n32_t<0>{});
+}
+
+// Orders what the copy engine wrote to global memory before ordinary accesses that follow.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  using namespace cuda::ptx;
+  fence_proxy_async(space_global);
+}
+
 // Makes ordinary writes to shared memory visible to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_shared_for_async_proxy() {
   using namespace cuda::ptx;

@@ -25,8 +25,10 @@ BackwardProblem problem_of(const std::string& id) {
   return problem;
 }
 
+constexpr Device kDevice{0, 132};
+
 Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
-  return plan_backward(problem, plan);
+  return plan_backward(problem, kDevice, plan);
 }
 
 BackwardPlan plan_of(const BackwardProblem& problem) {
@@ -125,12 +127,14 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
   expect_part(refusal(p), std::to_string((int64_t{1} << 30) * c.dq_blocks()) + " blocks of dq");
 }
 
-// The inputs' copies, LSE, delta and the sums of dQ; each part on a multiple of 256 bytes, and none
-// over another.
+// The inputs' copies, LSE, delta and the sums of dQ, deterministic also the turns to add to them
+// and a ticket; each part on a multiple of 256 bytes, and none over another.
 TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
-  for (const char* id : {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",
-                         "bf16/b3/q129/k77/h3/d100x40/w10:5", "bf16/b2/q200/k300/h4/d64/full/odd",
-                         "fp16/b1/q65/k65/h2/d72/causal/padded"}) {
+  for (const char* id :
+       {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",
+        "bf16/b3/q129/k77/h3/d100x40/w10:5", "bf16/b2/q200/k300/h4/d64/full/odd",
+        "fp16/b1/q65/k65/h2/d72/causal/padded", "bf16/b2/q300/k500/h4x2/d128/causal/deterministic",
+        "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
@@ -142,8 +146,13 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
                                       {plan.dq_offset, 4 * rows * size_t(c.head_dim)}};
-    ASSERT_EQ(parts.size(), 3u) << id;
     size_t count = 3;
+    if (problem.deterministic) {
+      parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
+      parts[plan.ticket_offset] = sizeof(int);
+      count = 5;
+    }
+    ASSERT_EQ(parts.size(), count) << id;
     for (const auto& [copy, view] :
          {std::pair{&plan.q, &problem.q}, std::pair{&plan.k, &problem.k},
           std::pair{&plan.v, &problem.v}, std::pair{&plan.dout, &problem.dout}}) {
@@ -205,6 +214,8 @@ BackwardParams order_of_work(const BackwardProblem& problem, const BackwardPlan&
   params.n_tiles = plan.n_tiles;
   params.kv_heads = plan.kv_heads;
   params.kv_heads_at_a_time = plan.kv_heads_at_a_time;
+  params.group = plan.group;
+  params.stagger = plan.stagger;
   return params;
 }
 
@@ -262,6 +273,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheBandLeaves) {
       } else {
         EXPECT_EQ(work.query_tile_begin, first / c.tile_m) << id << ", key " << work.key;
         EXPECT_EQ(work.query_tile_end, last / c.tile_m + 1) << id << ", key " << work.key;
+        EXPECT_EQ(work.query_tile_first, work.query_tile_begin) << id << ", key " << work.key;
       }
     }
   }
@@ -304,6 +316,82 @@ TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
   EXPECT_EQ(heads("b1/q4096/k4096/h16x4/d128/causal"), 1) << "16 MiB for the queries of each";
   EXPECT_EQ(heads("b1/q65536/k65536/h16/d128/causal"), 1);
   EXPECT_EQ(heads("b1/q512/k512/h8/d128/full"), 1) << "one after the other";
+}
+
+// The blocks of a deterministic call on so many multiprocessors: they begin in order as room is
+// made, and one whose turn has come adds to its next query tile (of one query head a KV head).
+// Returns the steps until all are done.
+int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
+                     int multiprocessors) {
+  const BackwardConfig& c = plan.kernel->config;
+  const BackwardParams params = order_of_work(problem, plan);
+  struct Block {
+    KeyTile work;
+    int tile, left;  // query tile, and how many from it on
+  };
+  std::vector<Block> running;
+  std::map<std::pair<int, int>, int> turns;  // of (KV head, query tile)
+  int next = 0;
+  int64_t steps = 0;
+  while (next < plan.grid || !running.empty()) {
+    for (; next < plan.grid && std::ssize(running) < multiprocessors; ++next) {
+      const KeyTile work = work_of(problem, plan, next);
+      running.push_back({work, work.query_tile_first, work.query_tiles()});
+    }
+    // What a block adds is seen by the others in the next step.
+    const auto before = turns;
+    bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
+    for (Block& b : running) {
+      const std::pair at(int(b.work.batch * problem.heads_k) + b.work.kv_head, b.tile);
+      const auto found = before.find(at);
+      const int turn =
+          turn_of(params, c.tile_m, c.tile_n(), c.band, b.work.key / c.tile_n(), b.tile);
+      if (turn != (found == before.end() ? 0 : found->second)) continue;
+      ++turns[at];
+      b.tile = b.work.next(b.tile);
+      --b.left;
+      moved = true;
+    }
+    if (!moved) {
+      ADD_FAILURE() << "all wait, on " << multiprocessors << " multiprocessors";
+      return -1;
+    }
+    ++steps;
+  }
+  return steps;
+}
+
+TEST(DeterministicSums, GiveEveryBlockItsTurn) {
+  std::vector<std::string> shapes(std::begin(kShapes), std::end(kShapes));
+  // More key tiles than multiprocessors, more than query tiles, and fewer.
+  shapes.insert(shapes.end(),
+                {"bf16/b1/q2048/k20000/h2/d64/full", "bf16/b1/q9000/k700/h8x2/d128/full",
+                 "bf16/b2/q5000/k20000/h2/d128/causal", "bf16/b1/q9000/k20000/h1/d256/w:100",
+                 "bf16/b1/q20000/k20000/h1/d128/w100:"});
+  for (const std::string& shape : shapes) {
+    const BackwardProblem problem = problem_of(shape + "/deterministic");
+    const BackwardPlan plan = plan_of(problem);
+    EXPECT_TRUE(plan.deterministic);
+    SCOPED_TRACE(shape);
+    walk_in_turn(problem, plan, kDevice.multiprocessors);
+  }
+}
+
+// In multiples of what the blocks would take if none ever waited.
+TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
+  for (const auto& [id, allowed] : {std::pair{"bf16/b1/q16384/k16384/h4/d128/full", 1.1},
+                                    std::pair{"bf16/b1/q16384/k16384/h4/d128/causal", 1.35},
+                                    std::pair{"bf16/b8/q2048/k2048/h4/d64/full", 1.35},
+                                    std::pair{"bf16/b1/q8192/k8192/h16/d256/causal+w500:", 1.35}}) {
+    const BackwardProblem problem = problem_of(std::string(id) + "/deterministic");
+    const BackwardPlan plan = plan_of(problem);
+    int64_t tiles = 0;
+    for (int block = 0; block < plan.grid; ++block)
+      tiles += work_of(problem, plan, block).query_tiles();
+    const int blocks = std::min(plan.grid, kDevice.multiprocessors);
+    const int64_t steps = walk_in_turn(problem, plan, kDevice.multiprocessors);
+    EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
+  }
 }
 
 // So that `flash3 verify --backward` on a GPU runs each of them, and stores both ways.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma) and UTMALDG (TMA load), the kernels
-that measure the tensor cores' ceiling have every HGMMA that they count as work, and no kernel touches local memory (LDL,
-STL)."""
+"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma) and UTMALDG (TMA load), those of the
+backward add to dQ's sums without reading them back (UBLKRED, by the copy engine, or REDG, from registers), the kernels that
+measure the tensor cores' ceiling have every HGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""
 import re
 import sys
 from collections import Counter
@@ -9,6 +9,7 @@ from collections import Counter
 from cuda_objects import cuobjdump, demangle, is_attention, parse_args, sass_by_kernel
 
 NEEDED = ("HGMMA", "UTMALDG")
+ADDITIONS = ("UBLKRED", "REDG")
 FORBIDDEN = ("LDL", "STL")
 
 
@@ -31,8 +32,11 @@ def main():
         for kernel, instructions in kernels.items():
             seen += 1
             count = Counter(instruction.split(".")[0] for instruction in instructions)
-            print(f"{len(instructions):6} instructions, {count['HGMMA']:4} HGMMA, {count['UTMALDG']:3} UTMALDG  {demangle(kernel)}")
+            shown = "".join(f",{count[name]:4} {name}" for name in (*NEEDED, *ADDITIONS) if count[name])
+            print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in NEEDED if is_attention(obj) and not count[name]]
+            if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
+                bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)
             if products is None and "ceiling" in obj.name:
                 bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")

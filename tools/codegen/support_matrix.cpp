@@ -1,57 +1,86 @@
 // Prints what the library supports, as Markdown, by asking the functions that decide it when a call
-// is made: plan_forward for Hopper, the CPU backend's supports(). Needs no GPU: a plan launches
-// nothing. support_matrix.py puts the text into README.md.
+// is made: plan_forward and plan_backward for Hopper, the CPU backend's supports(). Needs no GPU: a
+// plan launches nothing. support_matrix.py puts the text into README.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "cases/tensors.hpp"
+#include "cases/backward_tensors.hpp"
 #include "core/backend.hpp"
 #include "core/message.hpp"
+#include "hopper/backward/select.hpp"
 #include "hopper/forward/select.hpp"
 
 namespace flash3 {
 namespace {
 
 using cases::Case;
-using hopper::ForwardConfig;
+using hopper::BackwardKernel;
+using hopper::BackwardPlan;
 using hopper::ForwardKernel;
 using hopper::ForwardPlan;
 
 constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32};
 constexpr hopper::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
 
-struct Answer {
-  bool supported = false, copied = false;
-  const ForwardKernel* kernel = nullptr;  // Hopper's
+struct HeadDims {
+  int64_t dim = 0, dim_v = 0;
+  bool operator==(const HeadDims&) const = default;
 };
 
-ForwardProblem problem_of(const Case& c) {
+struct Answer {
+  bool supported = false, copied = false;
+  HeadDims tile;  // of Hopper's kernel
+};
+
+void check(const Case& c, const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s: %s\n", to_id(c).c_str(), status.message().c_str());
+  std::exit(1);
+}
+
+ForwardProblem forward_problem(const Case& c) {
   const auto params = cases::make_question(c);
   ForwardProblem problem;
-  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s: %s\n", to_id(c).c_str(), status.message().c_str());
-    std::exit(1);
-  }
+  check(c, make_forward_problem(&params, Pointers::kOptional, &problem));
   return problem;
 }
 
-Answer ask_hopper(const Case& c) {
-  ForwardPlan plan;
+BackwardProblem backward_problem(const Case& c) {
+  const auto params = cases::make_backward_question(c);
+  BackwardProblem problem;
+  check(c, make_backward_problem(&params, Pointers::kOptional, &problem));
+  return problem;
+}
+
+template <class Plan>
+Answer answer_of(const Plan& plan, const Status& status) {
   Answer answer;
-  answer.supported = hopper::plan_forward(problem_of(c), kDevice, &plan).ok();
+  answer.supported = status.ok();
   answer.copied = plan.q.needed || plan.k.needed || plan.v.needed;
-  answer.kernel = plan.kernel;
+  if (plan.kernel) answer.tile = {plan.kernel->config.head_dim, plan.kernel->config.head_dim_v};
   return answer;
 }
 
+Answer ask_hopper(const Case& c) {
+  if (c.backward) {
+    BackwardPlan plan;
+    const Status status = plan_backward(backward_problem(c), &plan);
+    return answer_of(plan, status);
+  }
+  ForwardPlan plan;
+  const Status status = plan_forward(forward_problem(c), kDevice, &plan);
+  return answer_of(plan, status);
+}
+
 Answer ask_cpu(const Case& c) {
+  const Backend& cpu = cpu_backend();
   Answer answer;
-  answer.supported = cpu_backend().supports(problem_of(c)).ok();
+  answer.supported =
+      c.backward ? cpu.supports(backward_problem(c)).ok() : cpu.supports(forward_problem(c)).ok();
   return answer;
 }
 
@@ -70,10 +99,13 @@ Case with_head_dims(Case c, int64_t dim, int64_t dim_v) {
   return c;
 }
 
+enum class Dims { kAsGiven, kEqual, kDifferent, kAny };
+
 // What a user may ask for: supported if every one of these cases is.
 struct Feature {
   const char* name;
   std::vector<std::string> cases;  // ids without the dtype
+  Dims dims = Dims::kAsGiven;      // others: each case with all such head dims from 1
 };
 
 const Feature kFeatures[] = {
@@ -85,8 +117,8 @@ const Feature kFeatures[] = {
     {"GQA, MQA", {"b2/q512/k512/h8x2/d128/causal", "b2/q512/k512/h8x1/d128/causal"}},
     {"seq_q ≠ seq_k, masks aligned to the bottom right",
      {"b2/q129/k1000/h8/d128/causal", "b2/q1000/k129/h8/d128/causal"}},
-    {"head_dim = head_dim_v = 1 … 256", {}},
-    {"head_dim ≠ head_dim_v, each 1 … 256", {}},
+    {"head_dim = head_dim_v = 1 … 256", {"b2/q512/k512/h8/d128/causal"}, Dims::kEqual},
+    {"head_dim ≠ head_dim_v, each 1 … 256", {"b2/q512/k512/h8/d128/causal"}, Dims::kDifferent},
     {"LSE", {"b2/q512/k512/h8/d128/causal", "b2/q512/k512/h8/d128/causal/nolse"}},
     {"[batch, seq, heads, dim] and [batch, heads, seq, dim]",
      {"b2/q512/k512/h8/d128/causal/bshd", "b2/q512/k512/h8/d128/causal/bhsd"}},
@@ -95,18 +127,40 @@ const Feature kFeatures[] = {
     {"empty batch, empty Q, empty K",
      {"b0/q512/k512/h8/d128/causal", "b2/q0/k512/h8/d128/causal", "b2/q512/k0/h8/d128/causal"}},
     {"tensors of more than 2³¹ elements", {"b1/q30000000/k512/h1/d128/full"}},
+    {"backward: masks, GQA and lengths as above",
+     {"b2/q512/k512/h8/d128/full/bwd", "b2/q512/k512/h8/d128/causal/bwd",
+      "b2/q512/k512/h8/d128/w100:50/bwd", "b2/q512/k512/h8/d128/causal+w128:/bwd",
+      "b2/q512/k512/h8x2/d128/causal/bwd", "b2/q512/k512/h8x1/d128/causal/bwd",
+      "b2/q129/k1000/h8/d128/causal/bwd", "b2/q1000/k129/h8/d128/causal/bwd",
+      "b0/q512/k512/h8/d128/causal/bwd", "b2/q0/k512/h8/d128/causal/bwd",
+      "b2/q512/k0/h8/d128/causal/bwd", "b1/q30000000/k512/h1/d128/full/bwd"}},
+    {"backward: head_dim and head_dim_v, each 1 … 256",
+     {"b2/q512/k512/h8/d128/full/bwd", "b2/q512/k512/h8/d128/causal/bwd"},
+     Dims::kAny},
+    {"backward: gradient of LSE", {"b2/q512/k512/h8/d128/causal/dlse"}},
+    {"backward: dense layouts, and row gaps of whole 16 bytes",
+     {"b2/q512/k512/h8/d128/causal/bshd/bwd", "b2/q512/k512/h8/d128/causal/bhsd/bwd",
+      "b2/q512/k512/h8/d128/causal/padded/bwd"}},
+    {"backward: strides of any size, bases on any element",
+     {"b2/q512/k512/h8/d128/causal/odd/bwd"}},
+    {"backward: deterministic",
+     {"b2/q512/k512/h8/d128/full/deterministic", "b2/q512/k512/h8/d64/causal/deterministic"}},
 };
 
 std::vector<Case> cases_of(const Feature& feature, flash3_dtype dtype) {
   const std::string prefix = message(cases::short_name(dtype), "/");
   std::vector<Case> list;
-  for (const std::string& id : feature.cases) list.push_back(parse(prefix + id));
-  if (!list.empty()) return list;
-  const bool differ = std::string_view(feature.name).find("≠") != std::string_view::npos;
-  const Case any = parse(prefix + "b2/q512/k512/h8/d128/causal");
-  for (int64_t dim = 1; dim <= kMaxHeadDim; ++dim)
-    for (int64_t dim_v = 1; dim_v <= kMaxHeadDim; ++dim_v)
-      if ((dim != dim_v) == differ) list.push_back(with_head_dims(any, dim, dim_v));
+  for (const std::string& id : feature.cases) {
+    const Case c = parse(prefix + id);
+    if (feature.dims == Dims::kAsGiven) {
+      list.push_back(c);
+      continue;
+    }
+    for (int64_t dim = 1; dim <= kMaxHeadDim; ++dim)
+      for (int64_t dim_v = 1; dim_v <= kMaxHeadDim; ++dim_v)
+        if (feature.dims == Dims::kAny || (dim == dim_v) == (feature.dims == Dims::kEqual))
+          list.push_back(with_head_dims(c, dim, dim_v));
+  }
   return list;
 }
 
@@ -140,18 +194,14 @@ void print_features() {
                 cell(feature, ask_cpu).c_str());
 }
 
-// The head dims for which plan_forward takes this kernel, or another of the same group of rows.
-std::string head_dims_of(const ForwardKernel& kernel) {
+// The head dims for which Hopper takes a kernel with such a tile; calls: an id with the mask of the
+// kernel.
+std::string head_dims_of(const HeadDims& tile, const std::string& calls) {
   int64_t first = 0, last = 0, low = 0, high = 0, low_v = 0, high_v = 0;
-  const Case any = parse(message(kernel.element == hopper::Element::kFloat16 ? "fp16" : "bf16",
-                                 "/b2/q512/k512/h8/d128/", kernel.config.band ? "causal" : "full"));
+  const Case any = parse(calls);
   for (int64_t dim = 1; dim <= kMaxHeadDim; ++dim) {
     for (int64_t dim_v = 1; dim_v <= kMaxHeadDim; ++dim_v) {
-      const ForwardKernel* taken = ask_hopper(with_head_dims(any, dim, dim_v)).kernel;
-      if (!taken || taken->config.head_dim != kernel.config.head_dim ||
-          taken->config.head_dim_v != kernel.config.head_dim_v) {
-        continue;
-      }
+      if (ask_hopper(with_head_dims(any, dim, dim_v)).tile != tile) continue;
       if (dim == dim_v) last = dim, first = first ? first : dim;
       high = dim, low = low ? low : dim;
       high_v = std::max(high_v, dim_v), low_v = low_v ? std::min(low_v, dim_v) : dim_v;
@@ -161,27 +211,41 @@ std::string head_dims_of(const ForwardKernel& kernel) {
   return message(low, "–", high, " with head_dim_v ", low_v, "–", high_v);
 }
 
+int tile_m(const ForwardKernel& kernel) { return kernel.config.tile_m(); }
+int tile_m(const BackwardKernel& kernel) { return kernel.config.tile_m; }
+int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
+int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n(); }
+std::string stages(const ForwardKernel& kernel) { return message(kernel.config.stages); }
+std::string stages(const BackwardKernel& kernel) {
+  return message(kernel.config.q_stages, ", ", kernel.config.dout_stages);
+}
+
 // fp16 and bf16 kernels have the same shapes: the table has one row for both, and says so only if
-// it is so.
-void print_kernels() {
-  const auto kernels = hopper::forward_kernels();
+// it is so. `family` is what ids begin with, `suffix` what a case's id ends in.
+template <class Kernel>
+void print_kernels(std::span<const Kernel> kernels, const std::string& family, const char* staged,
+                   const char* suffix) {
   const size_t half = kernels.size() / 2;
   std::printf(
-      "| kernel | head_dim | tile, queries × keys | consumer warpgroups | stages of K and V | "
+      "| kernel | head_dim | tile, queries × keys | consumer warpgroups | stages of %s | "
       "shared memory | registers, producer / consumer |\n"
-      "| --- | --- | --- | --- | --- | --- | --- |\n");
+      "| --- | --- | --- | --- | --- | --- | --- |\n",
+      staged);
   for (size_t i = 0; i < half; ++i) {
-    const ForwardKernel &fp16 = kernels[i], &bf16 = kernels[half + i];
-    const ForwardConfig& c = fp16.config;
-    const std::string shape = fp16.id.substr(std::string_view("fwd_fp16").size());
-    if (fp16.id != "fwd_fp16" + shape || bf16.id != "fwd_bf16" + shape) {
+    const Kernel &fp16 = kernels[i], &bf16 = kernels[half + i];
+    const auto& c = fp16.config;
+    const std::string shape = fp16.id.substr(family.size() + 5);  // behind "fwd_fp16"
+    if (fp16.id != family + "_fp16" + shape || bf16.id != family + "_bf16" + shape) {
       std::fprintf(stderr, "%s and %s are not a pair\n", fp16.id.c_str(), bf16.id.c_str());
       std::exit(1);
     }
-    std::printf("| `fwd_{fp16,bf16}%s` | %s | %d × %d | %d | %d | %.1f KiB | %d / %d |\n",
-                shape.c_str(), head_dims_of(fp16).c_str(), c.tile_m(), c.tile_n, c.warpgroups,
-                c.stages, c.shared_bytes() / 1024.0, c.producer_registers(),
-                c.consumer_registers());
+    const std::string calls =
+        message("fp16/b2/q512/k512/h8/d128/", c.band ? "causal" : "full", suffix);
+    std::printf("| `%s_{fp16,bf16}%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n",
+                family.c_str(), shape.c_str(),
+                head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(fp16), tile_n(fp16),
+                c.warpgroups, stages(fp16).c_str(), c.shared_bytes() / 1024.0,
+                c.producer_registers(), c.consumer_registers());
   }
 }
 
@@ -191,5 +255,7 @@ void print_kernels() {
 int main() {
   flash3::print_features();
   std::printf("\n");
-  flash3::print_kernels();
+  flash3::print_kernels(flash3::hopper::forward_kernels(), "fwd", "K and V", "");
+  std::printf("\n");
+  flash3::print_kernels(flash3::hopper::backward_kernels(), "bwd", "Q, of dOut", "/bwd");
 }

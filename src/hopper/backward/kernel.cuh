@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   }
   __syncthreads();
 
-  const KeyTile work =
-      decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand, shared.index);
+  const KeyTile work = decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand,
+                                       __shfl_sync(~0u, shared.index, 0));
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();

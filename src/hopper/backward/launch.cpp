@@ -77,6 +77,11 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   constexpr Index kLimit = Index{1} << 30;
   params->queries.lo = std::clamp<Index>(-problem.band.hi, -kLimit, kLimit);
   params->queries.hi = std::clamp<Index>(-problem.band.lo, -kLimit, kLimit);
+  // Query + 0 ≥ key + 63 + lo, and query + 63 ≤ key + hi; cut so that no sum overflows.
+  const Index lo = params->queries.lo, hi = params->queries.hi;
+  params->first_whole = int(problem.seq_k + (64 - 1) + std::max<Index>(lo, -kLimit / 2));
+  params->whole_steps = int(std::min<Index>(
+      hi - std::max<Index>(lo, -kLimit / 2) - (64 - 1) - (kStepQueries - 1), kLimit));
   params->n_tiles = plan.n_tiles;
   params->kv_heads = plan.kv_heads;
   params->kv_heads_at_a_time = plan.kv_heads_at_a_time;

@@ -39,9 +39,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
-  constexpr bool kThreadKept = Traits::kHeadDim <= 64;  // there are registers to spare
+  constexpr bool kThreadKept = true;
   const int thread = thread_in_warpgroup<kThreadKept>();
-  const int first_key = work.key + warpgroup * kWarpgroupRows;
+  const StepMask<Traits::kBand> mask(params, work.key + warpgroup * kWarpgroupRows);
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
   const Descriptor v_rows =
@@ -111,9 +111,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       issue_transposed_scores<kElement, VTile, DoutTile>(
           r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
       if (step == 0) hand_dq_over();
-      const int first_query = m * kTileM + first_row;
-      compute_probabilities<Traits::kBand>(params, r_s, shared.lse[q_stage] + first_row, first_key,
-                                           first_query, thread);
+      mask.apply(params, r_s, m * kTileM + first_row, thread);
+      compute_probabilities(r_s, params.scale_log2, shared.lse[q_stage] + first_row, thread);
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);

@@ -62,6 +62,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
   static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
 
+  const StepMask<Traits::kBand> mask(params, work.key);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
   const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
@@ -91,8 +92,8 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
-    compute_probabilities<Traits::kBand>(params, r_s, shared.lse[stage], work.key,
-                                         m * Traits::kTileM, thread);
+    mask.apply(params, r_s, m * Traits::kTileM, thread);
+    compute_probabilities(r_s, params.scale_log2, shared.lse[stage], thread);
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
     arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);

@@ -56,6 +56,9 @@ struct BackwardParams {
   // Key j sees query i iff j + queries.lo ≤ i ≤ j + queries.hi: the band, transposed, and cut to
   // where no sum with a row overflows 32 bits.
   Band queries;
+  // A step of 64 queries from `query` on sees all of the 64 keys from `key` on iff
+  //   0 ≤ query + (seq_k − key) − first_whole ≤ whole_steps
+  int first_whole, whole_steps;
 
   // The order of work: see decode_key_tile.
   int n_tiles;

@@ -13,12 +13,6 @@ __device__ __forceinline__ void release_stage(uint64_t* empty, int thread) {
   if (thread % 32 == 0) arrive(empty);
 }
 
-// Whether any pair of 64 keys and kStepQueries queries is masked. Bounds and sums fit 32 bits.
-__device__ __forceinline__ bool crosses_edge(const Band& queries, int first_key, int first_query) {
-  return first_key + kWarpgroupRows - 1 + int(queries.lo) > first_query ||
-         first_query + kStepQueries - 1 > first_key + int(queries.hi);
-}
-
 // Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
 template <Element T, class ATile, class BTile>
 __device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
@@ -96,34 +90,55 @@ __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds,
   wgmma_commit();
 }
 
-// Pᵀ = exp2(Sᵀ · scale − lse) in place, 0 where the mask hides the pair or the keys end. lse: of
-// the step's queries.
+// Keeps a number that the compiler could fetch again from the kernel's parameters in its register:
+// such a fetch queues behind the products.
+__device__ __forceinline__ int keep(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Which steps of a warpgroup's 64 keys need a mask.
 template <bool kBand>
-__device__ __forceinline__ void compute_probabilities(const BackwardParams& params,
-                                                      float (&r_s)[kStepQueries / 2],
-                                                      const float* lse, int first_key,
-                                                      int first_query, int thread) {
-  const int row_key = first_key + thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
-  const int query_in_step = thread % 4 * 2;
-  if (kBand && crosses_edge(params.queries, first_key, first_query)) {
-    const int key[2] = {row_key, row_key + 8};
-    mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), key,
-                      first_query + query_in_step, params.rows.padded_q);
-  }
-  if (first_key + kWarpgroupRows > params.seq_k) {
+struct StepMask {
+  int keys;  // from the first of the 64 to the end of all
+
+  __device__ __forceinline__ StepMask(const BackwardParams& params, int first_key)
+      : keys(keep(params.seq_k - first_key)) {}
+
+  // Scores of hidden pairs become −∞.
+  __device__ __forceinline__ void apply(const BackwardParams& params,
+                                        float (&r_s)[kStepQueries / 2], int query,
+                                        int thread) const {
+    const int row = thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
+    const int behind_first_whole = query + keys - params.first_whole;
+    if (kBand && (behind_first_whole < 0 || behind_first_whole > params.whole_steps)) {
+      const int key = params.seq_k - keys + row;
+      const int keys_of_rows[2] = {key, key + 8};
+      mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), keys_of_rows,
+                        query + thread % 4 * 2, params.rows.padded_q);
+    }
+    if (keys < kWarpgroupRows) {
 #pragma unroll
-    for (int j = 0; j < kStepQueries / 2; ++j) {
-      if (row_key + j / 2 % 2 * 8 >= params.seq_k) r_s[j] = -kInfinity;
+      for (int j = 0; j < kStepQueries / 2; ++j) {
+        if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
+      }
     }
   }
+};
+
+// Pᵀ = exp2(Sᵀ · scale − lse) in place. lse: of the step's queries.
+__device__ __forceinline__ void compute_probabilities(float (&r_s)[kStepQueries / 2],
+                                                      float scale_log2, const float* lse,
+                                                      int thread) {
+  const int query_in_step = thread % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kStepQueries / 8; ++j) {
     const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + query_in_step);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float* s = &r_s[4 * j + 2 * h];
-      s[0] = exp2_approx(fmaf(s[0], params.scale_log2, -row.x));
-      s[1] = exp2_approx(fmaf(s[1], params.scale_log2, -row.y));
+      s[0] = exp2_approx(fmaf(s[0], scale_log2, -row.x));
+      s[1] = exp2_approx(fmaf(s[1], scale_log2, -row.y));
     }
   }
 }

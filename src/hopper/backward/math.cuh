@@ -39,7 +39,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
-  const int thread = threadIdx.x % kWarpgroupThreads;
+  constexpr bool kThreadKept = Traits::kHeadDim <= 64;  // there are registers to spare
+  const int thread = thread_in_warpgroup<kThreadKept>();
   const int first_key = work.key + warpgroup * kWarpgroupRows;
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
@@ -64,6 +65,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     issue_transposed_scores<kElement, KTile, QTile>(
         r_s, k_rows,
         q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+  };
+  const auto release = [&](uint64_t* empty) {
+    release_stage(empty, kThreadKept ? thread : int(threadIdx.x));
   };
   const auto wait_for_q = [&] {
     wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
@@ -114,7 +118,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
       if (step == 0 && tile > 0)
-        release_stage(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
+        release_stage(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1],
+                      thread);
       pack_probabilities<kElement>(r_s, r_a);
       issue_gradient<kElement, DoutTile>(
           r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
@@ -127,7 +132,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_a);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
-        release_stage(&shared.dout_barriers.empty[stage]);
+        release(&shared.dout_barriers.empty[stage]);
         q_state.advance();
         if (tile + 1 < tiles) wait_for_q();
       }

@@ -96,7 +96,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
     arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
-    release_stage(&shared.q_barriers.empty[stage]);
+    release_stage(&shared.q_barriers.empty[stage], thread);
     pack_probabilities<kElement>(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     wgmma_wait<1>();  // dV
     pin_registers(r_dv);
     pin_registers(r_p);
-    release_stage(&shared.dout_barriers.empty[stage]);
+    release_stage(&shared.dout_barriers.empty[stage], thread);
 
     sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
     add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(dq, ds_rows, k_columns, thread);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
       r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
     }
     subtract_delta(r_dp, r_p, shared.delta[stage], thread);
-    release_stage(&shared.dout_barriers.empty[stage]);
+    release_stage(&shared.dout_barriers.empty[stage], thread);
     pack_probabilities<kElement>(r_dp, r_ds);
     if (tile + 1 < tiles) wait_for_dout(tile + 1);
     issue_dp(tile + 1);  // behind the last tile of whatever lies there
@@ -186,7 +186,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     pin_registers(r_dp);  // add_dq_columns() has waited for all products
     pin_registers(r_dk);
     pin_registers(r_ds);
-    release_stage(&shared.q_barriers.empty[stage]);
+    release_stage(&shared.q_barriers.empty[stage], thread);
   }
 
   // K lies where dK is staged: the other warpgroup has read it.
@@ -202,7 +202,7 @@ template <class Traits>
 __device__ __forceinline__ void accumulate_wide(const BackwardParams& params,
                                                 typename Traits::Shared& shared,
                                                 const KeyTile& work, int warpgroup) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int thread = thread_in_warpgroup<true>();
   if (warpgroup == 0) {
     accumulate_dv<Traits>(params, shared, work, thread);
   } else {

@@ -9,8 +9,8 @@
 namespace flash3::hopper {
 
 // A warp's arrival that it has read a stage.
-__device__ __forceinline__ void release_stage(uint64_t* empty) {
-  if (threadIdx.x % 32 == 0) arrive(empty);
+__device__ __forceinline__ void release_stage(uint64_t* empty, int thread) {
+  if (thread % 32 == 0) arrive(empty);
 }
 
 // Whether any pair of 64 keys and kStepQueries queries is masked. Bounds and sums fit 32 bits.

@@ -12,6 +12,15 @@ enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 
 // kAddDq on there is a warp for each consumer warpgroup.
 enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1, kAddDq = 2 };
 
+// This thread's place in its warpgroup. kKept: in a register throughout; otherwise the compiler may
+// save that and read the special register, slowly, wherever the place is needed.
+template <bool kKept>
+__device__ __forceinline__ int thread_in_warpgroup() {
+  unsigned thread = threadIdx.x;
+  if constexpr (kKept) asm volatile("" : "+r"(thread));
+  return int(thread % kWarpgroupThreads);
+}
+
 __device__ __forceinline__ int warpgroup_index() {
   return __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);
 }

@@ -68,7 +68,7 @@ Answer answer_of(const Plan& plan, const Status& status) {
 Answer ask_hopper(const Case& c) {
   if (c.backward) {
     BackwardPlan plan;
-    const Status status = plan_backward(backward_problem(c), &plan);
+    const Status status = plan_backward(backward_problem(c), kDevice, &plan);
     return answer_of(plan, status);
   }
   ForwardPlan plan;

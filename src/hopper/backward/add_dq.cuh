@@ -1,8 +1,10 @@
 // Adding dQ to the sums in global memory: in any order, or, deterministic, in turn.
 #pragma once
 
-#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/params.h"
+#include "hopper/device/barriers.cuh"
 #include "hopper/device/ptx/memory.cuh"
+#include "hopper/device/roles.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {

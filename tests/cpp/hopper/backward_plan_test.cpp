@@ -8,6 +8,7 @@
 
 #include "cases/backward_tensors.hpp"
 #include "cases/table.hpp"
+#include "core/message.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/backward/select.hpp"
 
@@ -59,9 +60,9 @@ TEST(BackwardKernels, HaveNamesOfTheirOwnThatTellTheirRow) {
     EXPECT_TRUE(functions.insert(kernel.function).second) << kernel.id;
     const BackwardConfig& c = kernel.config;
     expect_part(kernel.id, kernel.element == Element::kFloat16 ? "bwd_fp16_d" : "bwd_bf16_d");
-    expect_part(kernel.id, "_d" + std::to_string(c.head_dim));
+    expect_part(kernel.id, message("_d", c.head_dim));
     expect_part(kernel.id, c.band ? "_band_" : "_full_");
-    expect_part(kernel.id, "_" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n()));
+    expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n()));
   }
   EXPECT_EQ(std::ssize(ids), 2 * std::ssize(kBackwardConfigs)) << "fp16 and bf16";
 }
@@ -71,16 +72,15 @@ TEST(BackwardPlan, TakesTheNarrowestKernelThatHoldsTheHeadDims) {
   for (const char* mask : {"full", "causal"})
     for (int dim = 1; dim <= kMaxHeadDim; dim += 3)
       for (int dim_v = 1; dim_v <= kMaxHeadDim; dim_v += 3) {
-        const BackwardProblem problem = problem_of("bf16/b1/q300/k300/h2/d" + std::to_string(dim) +
-                                                   "x" + std::to_string(dim_v) + "/" + mask);
+        const BackwardProblem problem =
+            problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
         const BackwardConfig* narrowest = nullptr;
         for (const BackwardConfig& c : kBackwardConfigs)
           if (c.head_dim >= dim && c.head_dim_v >= dim_v && c.band == (mask[0] == 'c') &&
               (!narrowest || cost(c) < cost(*narrowest)))
             narrowest = &c;
         if (!narrowest) {
-          expect_part(refusal(problem), "head_dim = " + std::to_string(dim) +
-                                            ", head_dim_v = " + std::to_string(dim_v));
+          expect_part(refusal(problem), message("head_dim = ", dim, ", head_dim_v = ", dim_v));
           continue;
         }
         const BackwardConfig& taken = plan_of(problem).kernel->config;
@@ -124,7 +124,7 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
   p.seq_q = 0, p.seq_k = 2 * c.tile_n();
   expect_part(refusal(p), "1073741824 tiles of keys");
   p = fits, p.batch = 1 << 15, p.heads_q = 1 << 15, p.seq_q = c.tile_m;
-  expect_part(refusal(p), std::to_string((int64_t{1} << 30) * c.dq_blocks()) + " blocks of dq");
+  expect_part(refusal(p), message((int64_t{1} << 30) * c.dq_blocks(), " blocks of dq"));
 }
 
 // The inputs' copies, LSE, delta and the sums of dQ, deterministic also the turns to add to them

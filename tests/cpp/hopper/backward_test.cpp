@@ -91,7 +91,8 @@ TEST_F(HopperBackward, CaseTable) {
 TEST_F(HopperBackward, TheSameBitsEveryTimeInDeterministicMode) {
   for (const char* id :
        {"bf16/b3/q1000/k1000/h15x3/d128/causal", "fp16/b2/q300/k1111/h4x2/d64/w100:50",
-        "bf16/b1/q700/k700/h4/d64/full", "bf16/b2/q300/k300/h4/d72/causal/odd"}) {
+        "bf16/b1/q700/k700/h4/d64/full", "bf16/b2/q300/k300/h4/d72/causal/odd",
+        "bf16/b2/q700/k900/h4/d256/full", "fp16/b1/q513/k900/h6x2/d192x128/causal"}) {
     const Case c = parse(std::string(id) + "/deterministic");
     if (const std::string reason = refusal(c); !reason.empty()) GTEST_SKIP() << reason;
     verify(c, 10);
@@ -99,22 +100,26 @@ TEST_F(HopperBackward, TheSameBitsEveryTimeInDeterministicMode) {
 }
 
 TEST_F(HopperBackward, CallsFromManyThreadsOnTheirOwnStreams) {
-  const Case c = parse("bf16/b2/q333/k444/h4x2/d128/causal/dlse");
-  std::atomic<int> passed{0};
-  {
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < 8; ++i)
-      threads.emplace_back([&, i] {
-        const auto memory = device::make_device_memory();
-        cases::RunOptions options;
-        options.backend = FLASH3_BACKEND_HOPPER;
-        options.repeat = 20;
-        Case mine = c;
-        mine.seed = static_cast<uint64_t>(i) + 1;
-        passed += run_case(mine, *memory, options).passed();
-      });
+  for (const char* id :
+       {"bf16/b2/q333/k444/h4x2/d128/causal/dlse", "bf16/b1/q900/k900/h4/d64/full/deterministic"}) {
+    const Case c = parse(id);
+    if (const std::string reason = refusal(c); !reason.empty()) GTEST_SKIP() << reason;
+    std::atomic<int> passed{0};
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < 8; ++i)
+        threads.emplace_back([&, i] {
+          const auto memory = device::make_device_memory();
+          cases::RunOptions options;
+          options.backend = FLASH3_BACKEND_HOPPER;
+          options.repeat = 20;
+          Case mine = c;
+          mine.seed = static_cast<uint64_t>(i) + 1;
+          passed += run_case(mine, *memory, options).passed();
+        });
+    }
+    EXPECT_EQ(passed, 8) << id;
   }
-  EXPECT_EQ(passed, 8);
 }
 
 // A call on device memory, with its workspace; inputs can be replaced, gradients read.
@@ -218,7 +223,8 @@ TEST_F(HopperBackward, WritesNothingButTheGradients) {
        {"bf16/b2/q65/k129/h2/d64/full", "bf16/b2/q63/k191/h3x1/d128/causal/padded",
         "fp16/b2/q129/k65/h2/d72x40/w10:3/padded", "bf16/b1/q1/k1/h1/d1/full/odd",
         "bf16/b2/q200/k77/h2/d100x44/causal/dlse", "fp16/b2/q70/k300/h4x2/d128/full/odd/dlse",
-        "bf16/b1/q300/k100/h2/d64/causal/bhsd", "bf16/b1/q100/k300/h2/d64/w0:5"}) {
+        "bf16/b1/q300/k100/h2/d64/causal/bhsd", "bf16/b1/q100/k300/h2/d64/w0:5",
+        "bf16/b2/q70/k130/h2/d256/causal/padded", "fp16/b1/q130/k70/h2/d180x120/full/odd"}) {
     DeviceCall call(parse(id), *memory_);
     call.run();
     call.gradients();  // looks at what lies around them
@@ -226,10 +232,15 @@ TEST_F(HopperBackward, WritesNothingButTheGradients) {
   }
 }
 
-// At most two tiles of keys: the sum of two is the same in either order, so dq's bits are too.
+// At most two tiles of keys: the sum of two is the same in either order, so dq's bits are too. Or
+// deterministic: counters in the workspace must start anew with each replay.
 TEST_F(HopperBackward, CanBeCapturedInAGraphAndReplayed) {
-  for (const char* id : {"bf16/b2/q300/k128/h4x2/d128/causal", "fp16/b1/q200/k100/h2/d64/full",
-                         "bf16/b2/q200/k90/h2/d72/causal/odd/dlse"}) {
+  for (const char* id :
+       {"bf16/b2/q300/k128/h4x2/d128/causal", "fp16/b1/q200/k100/h2/d64/full",
+        "bf16/b2/q200/k90/h2/d72/causal/odd/dlse", "bf16/b1/q200/k128/h2/d256/full",
+        "bf16/b2/q300/k900/h4x2/d128/causal/deterministic",
+        "fp16/b1/q500/k500/h2/d192/full/deterministic"}) {
+    if (const std::string reason = refusal(parse(id)); !reason.empty()) GTEST_SKIP() << reason;
     DeviceCall call(parse(id), *memory_);
     const auto stream = static_cast<cudaStream_t>(memory_->stream());
     cudaGraph_t graph = nullptr;

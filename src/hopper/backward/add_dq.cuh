@@ -27,7 +27,7 @@ struct DqWalk {
         work(work),
         part(part),
         row(work.batch * params.rows.heads_q + work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_first) {}
+        tile(work.query_tile_begin) {}
 
   __device__ __forceinline__ float* sums() const {
     return params.rows.dq + int64_t(row) * params.rows.padded_q * Traits::kHeadDim +
@@ -35,7 +35,7 @@ struct DqWalk {
   }
   __device__ __forceinline__ void advance() {
     tile = work.next(tile);
-    if (tile == work.query_tile_first) ++row;
+    if (tile == work.query_tile_begin) ++row;
   }
 
   __device__ __forceinline__ bool in_turn() const { return params.rows.turns != nullptr; }

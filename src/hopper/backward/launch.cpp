@@ -87,8 +87,6 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->kv_heads_at_a_time = plan.kv_heads_at_a_time;
   // Without rows nobody sets the ticket, and nobody needs it.
   params->ticket = rows.padded_q > 0 ? ticket(problem, plan) : nullptr;
-  params->group = plan.group;
-  params->stagger = plan.stagger;
   return {};
 }
 

@@ -29,7 +29,7 @@ __device__ __forceinline__ void stream_queries(const BackwardParams& params, con
   for (int h = work.kv_head * heads; h < (work.kv_head + 1) * heads; ++h) {
     const int64_t first_row =
         (int64_t(work.batch) * params.rows.heads_q + h) * params.rows.padded_q;
-    int m = work.query_tile_first;
+    int m = work.query_tile_begin;
     for (int i = work.query_tiles(); i > 0; --i, m = work.next(m)) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       uint64_t* full = &barriers.full[state.stage];

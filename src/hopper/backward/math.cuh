@@ -74,7 +74,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  int m = work.query_tile_first;
+  int m = work.query_tile_begin;
   // Until dQ has been handed over `times` times and taken.
   const auto wait_for_dq_slot = [&](int times) {
     wait(&shared.dq_empty[warpgroup], (times & 1) ^ 1, BarrierName::kDqEmpty);

@@ -80,7 +80,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  int m = work.query_tile_first;
+  int m = work.query_tile_begin;
   DqWalk<Traits> dq(params, work, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {

@@ -65,11 +65,9 @@ struct BackwardParams {
   int kv_heads;            // batch · heads_k
   int kv_heads_at_a_time;  // consecutive ones whose Q and dOut share the L2 cache
 
-  // Deterministic sums: see turn_of(). Blocks take the next index here, so that they begin in
-  // order; null: their own index.
+  // Deterministic sums: blocks take the next index here, so that they begin in order, and a block
+  // only ever waits for ones that have begun. Null: each takes its own index.
   int* ticket;
-  int group;    // consecutive key tiles whose blocks run at the same time
-  int stagger;  // without a band: query tiles from where one of them begins to where the next does
 };
 
 // The work of one block.
@@ -77,7 +75,6 @@ struct KeyTile {
   int key;  // the first one
   int kv_head, batch;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
-  int query_tile_first;                  // where the walk over them begins; it wraps at their end
 
   FLASH3_HOST_DEVICE constexpr int query_tiles() const {
     return query_tile_end > query_tile_begin ? query_tile_end - query_tile_begin : 0;
@@ -90,7 +87,7 @@ struct KeyTile {
 // The index-th block's work. A few KV heads at a time, and within those
 //   full   all key tiles of one head after the other
 //   band   the first key tile of each head in turn, then the second: under a causal mask the
-//          longest come first
+//          longest come first. Deterministic: one head at a time, its last key tile first
 FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& params, int tile_m,
                                                      int tile_n, bool band, int index) {
   const int n_tiles = params.n_tiles, at_a_time = params.kv_heads_at_a_time;
@@ -98,7 +95,8 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& param
   const int heads_left = params.kv_heads - first_head;
   const int heads = at_a_time < heads_left ? at_a_time : heads_left;
   const int place = index - first_head * n_tiles;
-  const int n = band ? place / heads : place % n_tiles;
+  int n = band ? place / heads : place % n_tiles;
+  if (band && params.rows.turns != nullptr) n = n_tiles - 1 - n;
   const int head = first_head + (band ? place % heads : place / n_tiles);
 
   KeyTile work{};
@@ -113,35 +111,20 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& param
     work.query_tile_begin = int(tiles.begin);
     work.query_tile_end = int(tiles.end);
   }
-  work.query_tile_first = work.query_tile_begin;
-  if (!band && work.query_tile_end > 0)
-    work.query_tile_first = n % params.group * params.stagger % work.query_tile_end;
   return work;
 }
 
-// Deterministic sums: how many blocks add to this query tile before key tile n does.
-//
-// The key tiles of a head are cut into groups whose blocks run at the same time, one group after
-// the other. In a group all blocks walk in step: the block of a key tile further back begins
-// further back, and so comes first to every query tile that both see. In this order nobody waits,
-// as long as all are equally fast. Without a band the walks wrap.
+// Deterministic sums: how many blocks add to this query tile before key tile n does. They come in
+// the order in which decode_key_tile() hands out the key tiles of a head: without a band from the
+// first, under a band from the last. There all begin to walk at once, and the key tile further
+// back, which begins further back, comes first to every query tile that both see.
 FLASH3_HOST_DEVICE constexpr int turn_of(const BackwardParams& params, int tile_m, int tile_n,
                                          bool band, int n, int query_tile) {
-  const int group_begin = n / params.group * params.group;
-  const int end = group_begin + params.group;
-  const int group_end = end < params.n_tiles ? end : params.n_tiles;
-  if (!band) {
-    const int size = group_end - group_begin, last = query_tile / params.stagger;
-    const int first = last < size ? last : size - 1;  // of the group, to come to this tile
-    return group_begin + (first - (n - group_begin) + size) % size;
-  }
+  if (!band) return n;
   const Band keys_band = {-params.queries.hi, -params.queries.lo};
   const int query = query_tile * tile_m, query_end = query + tile_m;
   const Range queries = {query, query_end < params.rows.seq_q ? query_end : params.rows.seq_q};
-  const Range tiles = keys_band.key_tiles(queries, params.seq_k, tile_n);
-  const int before = group_begin - int(tiles.begin);  // of earlier groups
-  const int last = (int(tiles.end) < group_end ? int(tiles.end) : group_end) - 1;
-  return (before > 0 ? before : 0) + last - n;
+  return int(keys_band.key_tiles(queries, params.seq_k, tile_n).end) - 1 - n;
 }
 
 }  // namespace flash3::hopper

@@ -110,7 +110,8 @@ struct StepMask {
                                         float (&r_s)[kStepQueries / 2], int query,
                                         int thread) const {
     const int row = thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
-    const int behind_first_whole = query + keys - params.first_whole;
+    const int behind_first_whole =
+        int(uint32_t(query) + uint32_t(keys) - uint32_t(params.first_whole));
     if (kBand && (behind_first_whole < 0 || behind_first_whole > params.whole_steps)) {
       const int key = params.seq_k - keys + row;
       const int keys_of_rows[2] = {key, key + 8};

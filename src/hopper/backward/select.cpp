@@ -64,7 +64,7 @@ std::span<const BackwardKernel> backward_kernels() {
   return list;
 }
 
-Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
+Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan) {
   *plan = {};
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
@@ -109,10 +109,6 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   if (plan->deterministic) {
     plan->turns_offset = reserve(problem.batch * problem.heads_q * m_tiles * kTurns);
     plan->ticket_offset = reserve(1);
-    // All blocks of a group must be able to run at the same time: one takes a multiprocessor.
-    const int64_t group = std::min<int64_t>({n_tiles, m_tiles, device.multiprocessors});
-    plan->group = int(std::max<int64_t>(group, 1));
-    plan->stagger = int(std::max<int64_t>(m_tiles / plan->group, 1));
   } else if (c.band) {
     const int64_t bytes = problem.queries_per_kv_head() * plan->padded_q *
                           (problem.head_dim * 6 + problem.head_dim_v * 2);

@@ -6,7 +6,6 @@
 
 #include "core/problem.hpp"
 #include "hopper/backward/config.hpp"
-#include "hopper/device_info.hpp"
 #include "hopper/element.hpp"
 #include "hopper/packed_copy.hpp"
 
@@ -39,12 +38,9 @@ struct BackwardPlan {
   int kv_heads_at_a_time = 1;
   int grid = 0;  // blocks: one for each tile of keys
 
-  // See turn_of() in params.h.
-  bool deterministic = false;
-  int group = 1;
-  int stagger = 0;
+  bool deterministic = false;  // blocks add to dQ in turn: turn_of() in params.h
 };
 
-Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
+Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan);
 
 }  // namespace flash3::hopper

@@ -11,7 +11,7 @@
 //   dS_i to shared memory; the warpgroups meet
 //   dQ_i = dS_i·K, this warpgroup's blocks of it
 //   dK += dSᵀ_i·Q_i
-//   wait dQ_i; add it to the sums in global memory
+//   wait dQ_i; stage it for the warp that adds it to the sums in global memory (add_dq.cuh)
 //
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once

@@ -26,7 +26,7 @@ struct BackwardRows {
   int padded_q;     // seq_q rounded up to query tiles
   float* lse_log2;  // lse · log2 e; +∞ for rows past the end and rows that see no key
   float* delta;     // rowsum(dOut ∘ Out) − dlse
-  float* dq;        // [batch, heads_q, blocks, 64 · 64]: float32 sums, see DqBlock
+  float* dq;        // [batch, heads_q, blocks, 64 · 64]: float32 sums, see README.md
   int dq_columns;   // of a row of dq: the kernel's head_dim
   int* turns;       // [batch, heads_q, query tiles, kTurns] of deterministic sums; null: any order
   int turns_of_tile_rows;  // rows of a query tile

@@ -161,7 +161,7 @@ class HopperBackend final : public Backend {
   static Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
     Device device;
     FLASH3_CHECK(current_device(&device));
-    return plan_backward(problem, plan);
+    return plan_backward(problem, device, plan);
   }
 };
 

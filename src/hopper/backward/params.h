@@ -87,7 +87,8 @@ struct KeyTile {
 // The index-th block's work. A few KV heads at a time, and within those
 //   full   all key tiles of one head after the other
 //   band   the first key tile of each head in turn, then the second: under a causal mask the
-//          longest come first. Deterministic: one head at a time, its last key tile first
+//          longest come first
+// Deterministic: one key tile of each head in turn, from the first, or under a band from the last.
 FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& params, int tile_m,
                                                      int tile_n, bool band, int index) {
   const int n_tiles = params.n_tiles, at_a_time = params.kv_heads_at_a_time;
@@ -95,9 +96,10 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const BackwardParams& param
   const int heads_left = params.kv_heads - first_head;
   const int heads = at_a_time < heads_left ? at_a_time : heads_left;
   const int place = index - first_head * n_tiles;
-  int n = band ? place / heads : place % n_tiles;
-  if (band && params.rows.turns != nullptr) n = n_tiles - 1 - n;
-  const int head = first_head + (band ? place % heads : place / n_tiles);
+  const bool in_turn = params.rows.turns != nullptr;
+  int n = band || in_turn ? place / heads : place % n_tiles;
+  if (band && in_turn) n = n_tiles - 1 - n;
+  const int head = first_head + (band || in_turn ? place % heads : place / n_tiles);
 
   KeyTile work{};
   work.key = n * tile_n;

@@ -64,7 +64,7 @@ std::span<const BackwardKernel> backward_kernels() {
   return list;
 }
 
-Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan) {
+Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
   *plan = {};
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
@@ -109,6 +109,10 @@ Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan) {
   if (plan->deterministic) {
     plan->turns_offset = reserve(problem.batch * problem.heads_q * m_tiles * kTurns);
     plan->ticket_offset = reserve(1);
+    // Heads whose blocks run at the same time take turns, so that blocks that come one after the
+    // other in a head also begin, and end, one after the other.
+    plan->kv_heads_at_a_time = int(std::clamp<int64_t>(
+        device.multiprocessors / std::max<int64_t>(n_tiles, 1), 1, std::max<int64_t>(kv_heads, 1)));
   } else if (c.band) {
     const int64_t bytes = problem.queries_per_kv_head() * plan->padded_q *
                           (problem.head_dim * 6 + problem.head_dim_v * 2);

@@ -6,6 +6,7 @@
 
 #include "core/problem.hpp"
 #include "hopper/backward/config.hpp"
+#include "hopper/device_info.hpp"
 #include "hopper/element.hpp"
 #include "hopper/packed_copy.hpp"
 
@@ -41,6 +42,6 @@ struct BackwardPlan {
   bool deterministic = false;  // blocks add to dQ in turn: turn_of() in params.h
 };
 
-Status plan_backward(const BackwardProblem& problem, BackwardPlan* plan);
+Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
 
 }  // namespace flash3::hopper

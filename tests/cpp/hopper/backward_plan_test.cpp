@@ -26,8 +26,10 @@ BackwardProblem problem_of(const std::string& id) {
   return problem;
 }
 
+constexpr Device kDevice{0, 132};  // an H100 or H200
+
 Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
-  return plan_backward(problem, plan);
+  return plan_backward(problem, kDevice, plan);
 }
 
 BackwardPlan plan_of(const BackwardProblem& problem) {
@@ -315,8 +317,6 @@ TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
   EXPECT_EQ(heads("b1/q512/k512/h8/d128/full"), 1) << "one after the other";
 }
 
-constexpr int kMultiprocessors = 132;  // of an H100 or H200
-
 // The blocks of a deterministic call on so many multiprocessors: they begin in order as room is
 // made, and one whose turn has come adds to its next query tile (of one query head a KV head).
 // Returns the steps until all are done.
@@ -373,14 +373,14 @@ TEST(DeterministicSums, GiveEveryBlockItsTurn) {
     EXPECT_TRUE(plan.deterministic);
     SCOPED_TRACE(shape);
     // Whatever other calls leave of the GPU.
-    for (const int multiprocessors : {1, 7, kMultiprocessors})
+    for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
       walk_in_turn(problem, plan, multiprocessors);
   }
 }
 
 // In multiples of what the blocks would take if none ever waited.
 TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
-  for (const auto& [id, allowed] : {std::pair{"bf16/b1/q16384/k16384/h4/d128/full", 1.1},
+  for (const auto& [id, allowed] : {std::pair{"bf16/b1/q16384/k16384/h4/d128/full", 1.2},
                                     std::pair{"bf16/b1/q16384/k16384/h4/d128/causal", 1.35},
                                     std::pair{"bf16/b8/q2048/k2048/h4/d64/full", 1.35},
                                     std::pair{"bf16/b1/q8192/k8192/h16/d256/causal+w500:", 1.35}}) {
@@ -389,8 +389,8 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
     int64_t tiles = 0;
     for (int block = 0; block < plan.grid; ++block)
       tiles += work_of(problem, plan, block).query_tiles();
-    const int blocks = std::min(plan.grid, kMultiprocessors);
-    const int64_t steps = walk_in_turn(problem, plan, kMultiprocessors);
+    const int blocks = std::min(plan.grid, kDevice.multiprocessors);
+    const int64_t steps = walk_in_turn(problem, plan, kDevice.multiprocessors);
     EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
   }
 }

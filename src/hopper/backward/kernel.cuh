@@ -68,8 +68,10 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 
   if (threadIdx.x == 0) {
     shared.index = params.ticket != nullptr ? atomicAdd(params.ticket, 1) : int(blockIdx.x);
-    shared.q_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
-    shared.dout_barriers.init(4 * Traits::kWarpgroups);
+    // Each consumer warp; wide: each consumer thread, since they have not met when one lets go.
+    constexpr int kReaders = Traits::kWarpgroups * (Traits::kConfig.wide ? kWarpgroupThreads : 4);
+    shared.q_barriers.init(kReaders);
+    shared.dout_barriers.init(kReaders);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
     cuda::ptx::mbarrier_init(&shared.v_full, 1);
     for (uint64_t& barrier : shared.dq_empty) cuda::ptx::mbarrier_init(&barrier, 1);

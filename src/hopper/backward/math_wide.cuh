@@ -7,7 +7,7 @@
 //   Pᵀ_i to shared memory ───────────────► dSᵀ_i = Pᵀ_i ∘ (dPᵀ_i − delta)
 //   dV += Pᵀ_i·dOut_i                      dPᵀ_{i+1} = V·dOut_{i+1}ᵀ
 //   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dS_i to shared memory
-//             ◄──────────────────────────► the warpgroups meet
+//   wait dS_i ◄──────────────────────────
 //                                          dK += dSᵀ_i·Q_i
 //   its columns of dQ_i = dS_i·K           its columns of dQ_i
 //   add them to the sums in global memory, from registers
@@ -97,7 +97,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
     arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
-    release_stage(&shared.q_barriers.empty[stage], thread);
+    arrive(&shared.q_barriers.empty[stage]);
     pack_probabilities<kElement>(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     wgmma_wait<1>();  // dV
     pin_registers(r_dv);
     pin_registers(r_p);
-    release_stage(&shared.dout_barriers.empty[stage], thread);
+    arrive(&shared.dout_barriers.empty[stage]);
 
     sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
     add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(dq, ds_rows, k_columns, thread);
@@ -117,7 +117,8 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     m = work.next(m);
   }
 
-  // V lies where dV is staged: the other warpgroup has read it.
+  // V lies where dV is staged: the other warpgroup has read it, as this one has K.
+  arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
   sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
   finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
                                    params.head_dim_v, params.seq_k, work, shared.v, r_dv, 0,
@@ -173,25 +174,27 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
       r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
     }
     subtract_delta(r_dp, r_p, shared.delta[stage], thread);
-    release_stage(&shared.dout_barriers.empty[stage], thread);
+    arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
     if (tile + 1 < tiles) wait_for_dout(tile + 1);
     issue_dp(tile + 1);  // behind the last tile of whatever lies there
 
     store_ds<typename Traits::DsTile>(shared.ds[0], r_ds, 0, 0, thread);
     fence_shared_for_async_proxy();
-    sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+    arrive(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+    sync(NamedBarrier::kOutputStaged, 1, kWarpgroupThreads);  // this warpgroup's own dS
     wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     add_dq_columns<Traits, (kColumnBlocks + 1) / 2, kColumnBlocks>(dq, ds_rows, k_columns, thread);
     pin_registers(r_dp);  // add_dq_columns() has waited for all products
     pin_registers(r_dk);
     pin_registers(r_ds);
-    release_stage(&shared.q_barriers.empty[stage], thread);
+    arrive(&shared.q_barriers.empty[stage]);
   }
 
-  // K lies where dK is staged: the other warpgroup has read it.
-  sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+  // K lies where dK is staged: the other warpgroup has read it, as this one has V.
+  arrive(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+  sync(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,

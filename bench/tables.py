@@ -35,7 +35,8 @@ def load():
             alone.append((path, report))
         else:
             other.append(path)
-    newest = lambda item: item[1].get("date") or item[1]["metadata"]["date"]
+    # Of one day, the one with the most points.
+    newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
     return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, cpu, alone)), other
 
 

@@ -71,24 +71,23 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // Head dims and mask choose a group of rows, the narrowest that is wide enough; within it
 // forward/estimate.cpp takes the row that is expected to be the fastest. key_tile_us and tile_us
 // are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. Behind a row:
-// TFLOP/s and the ratio to cuDNN in the same run, and at which length; where it says "not
-// measured", the two times are guesses from the rows around.
+// TFLOP/s and the ratio to cuDNN in the same run, if there was one, and at which length.
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // D, Dv, band, tile_n, warpgroups, stages, q_stages, key_tile_us, tile_us
     {64, 64, false, 128, 3, 2, 2, 1.44, 1.5},    // 576, 1.28 at 16k
     {64, 64, false, 64, 4, 2, 2, 1.06, 1.4},     // 444, 1.21 at 512
     {64, 64, true, 128, 3, 2, 2, 1.44, 2.4},     // 548, 1.28 at 16k
     {64, 64, true, 64, 4, 2, 2, 1.06, 1.3},      // 381, 1.19 at 1k
-    {96, 96, false, 128, 2, 2, 2, 1.2, 1.5},     // not measured beside a peer
-    {96, 96, true, 128, 2, 2, 2, 1.2, 2.3},      // not measured beside a peer
+    {96, 96, false, 128, 2, 2, 2, 1.37, 1.6},    // 606, 1.23 at 16k
+    {96, 96, true, 128, 2, 2, 2, 1.41, 1.7},     // 590, 1.34 at 16k
     {128, 128, false, 128, 2, 2, 2, 1.65, 1.5},  // 533, 1.07 at 512
     {128, 128, false, 144, 2, 2, 2, 1.83, 1.7},  // 706, 1.14 at 16k
     {128, 128, true, 128, 2, 2, 2, 1.65, 2.3},   // 576, 1.29 at 2k
     {128, 128, true, 144, 2, 2, 2, 1.79, 3.0},   // 713, 1.31 at 16k
-    {192, 128, false, 128, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
-    {192, 128, true, 128, 2, 2, 1, 1.7, 3.5},    // not measured beside a peer
-    {192, 192, false, 112, 2, 2, 1, 1.7, 3.0},   // not measured beside a peer
-    {192, 192, true, 96, 2, 2, 1, 1.45, 3.5},    // not measured beside a peer
+    {192, 128, false, 128, 2, 2, 1, 1.93, 3.1},  // 718 at 16k
+    {192, 128, true, 128, 2, 2, 1, 1.98, 4.2},   // 699 at 16k
+    {192, 192, false, 112, 2, 2, 1, 1.78, 3.7},  // 816, 1.22 at 16k
+    {192, 192, true, 96, 2, 2, 1, 1.53, 5.1},    // 814, 1.34 at 16k
     {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 768, 1.20 at 16k
     {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 780, 1.36 at 16k
 };

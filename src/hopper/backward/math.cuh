@@ -39,8 +39,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
-  constexpr bool kThreadKept = true;
-  const int thread = thread_in_warpgroup<kThreadKept>();
+  const int thread = thread_in_warpgroup();
   const StepMask<Traits::kBand> mask(params, work.key + warpgroup * kWarpgroupRows);
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
@@ -66,9 +65,6 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
         r_s, k_rows,
         q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
   };
-  const auto release = [&](uint64_t* empty) {
-    release_stage(empty, kThreadKept ? thread : int(threadIdx.x));
-  };
   const auto wait_for_q = [&] {
     wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
   };
@@ -91,10 +87,12 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       store_shared(&shared.fragments[warpgroup * kOwnBlocks + i / 8][i % 8][thread],
                    &r[i / 8][4 * (i % 8)]);
   };
+  float2 r_lse[kStepQueries / 8];
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
     wait_for_q();
     issue_s(0);
+    load_rows(r_lse, shared.lse[0], thread);
     wgmma_wait<0>();
     pin_registers(r_s);
   }
@@ -110,9 +108,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       if (step == 0) wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
       issue_transposed_scores<kElement, VTile, DoutTile>(
           r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
-      if (step == 0) hand_dq_over();
       mask.apply(params, r_s, m * kTileM + first_row, thread);
-      compute_probabilities(r_s, params.scale_log2, shared.lse[q_stage] + first_row, thread);
+      if (step > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
+      compute_probabilities(r_s, params.scale_log2, r_lse);
+      if (step == 0) hand_dq_over();
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
@@ -123,15 +122,17 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       issue_gradient<kElement, DoutTile>(
           r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
 
+      float2 r_delta[kStepQueries / 8];
+      load_rows(r_delta, shared.delta[stage] + first_row, thread);
       wgmma_wait<1>();  // dP
       pin_registers(r_dp);
-      subtract_delta(r_dp, r_s, shared.delta[stage] + first_row, thread);
+      subtract_delta(r_dp, r_s, r_delta);
       wgmma_wait<0>();  // dV
       pin_registers(r_dv);
       pin_registers(r_a);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
-        release(&shared.dout_barriers.empty[stage]);
+        release_stage(&shared.dout_barriers.empty[stage], thread);
         q_state.advance();
         if (tile + 1 < tiles) wait_for_q();
       }
@@ -165,6 +166,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 #pragma unroll
       for (int i = 0; i < kOwnBlocks; ++i) pin_registers(r_dq[i]);
       pin_registers(r_s);
+      load_rows(r_lse, shared.lse[q_state.stage], thread);
       stage_blocks(r_dq, tile + 1);
     }
     m = work.next(m);

@@ -93,7 +93,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
     mask.apply(params, r_s, m * Traits::kTileM, thread);
-    compute_probabilities(r_s, params.scale_log2, shared.lse[stage], thread);
+    float2 r_lse[kStepQueries / 8];
+    load_rows(r_lse, shared.lse[stage], thread);
+    compute_probabilities(r_s, params.scale_log2, r_lse);
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
     arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
@@ -173,7 +175,9 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
       const float4 p = shared.fragments[0][j][thread];
       r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
     }
-    subtract_delta(r_dp, r_p, shared.delta[stage], thread);
+    float2 r_delta[kStepQueries / 8];
+    load_rows(r_delta, shared.delta[stage], thread);
+    subtract_delta(r_dp, r_p, r_delta);
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
     if (tile + 1 < tiles) wait_for_dout(tile + 1);
@@ -206,7 +210,7 @@ template <class Traits>
 __device__ __forceinline__ void accumulate_wide(const BackwardParams& params,
                                                 typename Traits::Shared& shared,
                                                 const KeyTile& work, int warpgroup) {
-  const int thread = thread_in_warpgroup<true>();
+  const int thread = thread_in_warpgroup();
   if (warpgroup == 0) {
     accumulate_dv<Traits>(params, shared, work, thread);
   } else {

@@ -127,36 +127,46 @@ struct StepMask {
   }
 };
 
-// Pᵀ = exp2(Sᵀ · scale − lse) in place. lse: of the step's queries.
-__device__ __forceinline__ void compute_probabilities(float (&r_s)[kStepQueries / 2],
-                                                      float scale_log2, const float* lse,
-                                                      int thread) {
-  const int query_in_step = thread % 4 * 2;
+// The lse or delta of the queries of this thread's columns; rows: of the step's queries. Loaded
+// where this stands: the compiler would wait until it needs them, behind other accesses.
+__device__ __forceinline__ void load_rows(float2 (&r)[kStepQueries / 8], const float* rows,
+                                          int thread) {
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(rows + thread % 4 * 2));
 #pragma unroll
   for (int j = 0; j < kStepQueries / 8; ++j) {
-    const float2 row = *reinterpret_cast<const float2*>(lse + 8 * j + query_in_step);
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(r[j].x), "=f"(r[j].y)
+                 : "r"(address + 32 * j)
+                 : "memory");
+  }
+}
+
+// Pᵀ = exp2(Sᵀ · scale − lse) in place.
+__device__ __forceinline__ void compute_probabilities(float (&r_s)[kStepQueries / 2],
+                                                      float scale_log2,
+                                                      const float2 (&lse)[kStepQueries / 8]) {
+#pragma unroll
+  for (int j = 0; j < kStepQueries / 8; ++j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float* s = &r_s[4 * j + 2 * h];
-      s[0] = exp2_approx(fmaf(s[0], scale_log2, -row.x));
-      s[1] = exp2_approx(fmaf(s[1], scale_log2, -row.y));
+      s[0] = exp2_approx(fmaf(s[0], scale_log2, -lse[j].x));
+      s[1] = exp2_approx(fmaf(s[1], scale_log2, -lse[j].y));
     }
   }
 }
 
-// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta: of the step's queries.
+// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ.
 __device__ __forceinline__ void subtract_delta(float (&r_dp)[kStepQueries / 2],
                                                const float (&r_p)[kStepQueries / 2],
-                                               const float* delta, int thread) {
-  const int query_in_step = thread % 4 * 2;
+                                               const float2 (&delta)[kStepQueries / 8]) {
 #pragma unroll
   for (int j = 0; j < kStepQueries / 8; ++j) {
-    const float2 row = *reinterpret_cast<const float2*>(delta + 8 * j + query_in_step);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = 4 * j + 2 * h;
-      r_dp[i] = r_p[i] * (r_dp[i] - row.x);
-      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - row.y);
+      r_dp[i] = r_p[i] * (r_dp[i] - delta[j].x);
+      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - delta[j].y);
     }
   }
 }

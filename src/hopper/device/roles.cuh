@@ -12,12 +12,11 @@ enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 
 // kAddDq on there is a warp for each consumer warpgroup.
 enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1, kAddDq = 2 };
 
-// This thread's place in its warpgroup. kKept: in a register throughout; otherwise the compiler may
-// save that and read the special register, slowly, wherever the place is needed.
-template <bool kKept>
+// This thread's place in its warpgroup, kept in a register: the compiler would read the special
+// register again, slowly, wherever the place is needed.
 __device__ __forceinline__ int thread_in_warpgroup() {
   unsigned thread = threadIdx.x;
-  if constexpr (kKept) asm volatile("" : "+r"(thread));
+  asm volatile("" : "+r"(thread));
   return int(thread % kWarpgroupThreads);
 }
 

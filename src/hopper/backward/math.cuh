@@ -166,8 +166,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 #pragma unroll
       for (int i = 0; i < kOwnBlocks; ++i) pin_registers(r_dq[i]);
       pin_registers(r_s);
-      // Behind the last tile once more its own.
-      load_rows(r_lse, shared.lse[tile + 1 < tiles ? q_state.stage : q_stage], thread);
+      load_rows(r_lse, shared.lse[q_state.stage], thread);
       stage_blocks(r_dq, tile + 1);
     }
     m = work.next(m);

@@ -63,7 +63,7 @@ struct BackwardParams {
   // The order of work: see decode_key_tile.
   int n_tiles;
   int kv_heads;            // batch · heads_k
-  int kv_heads_at_a_time;  // consecutive ones whose Q and dOut share the L2 cache
+  int kv_heads_at_a_time;  // consecutive ones: see plan_backward
 
   // Deterministic sums: blocks take the next index here, so that they begin in order, and a block
   // only ever waits for ones that have begun. Null: each takes its own index.

@@ -120,7 +120,7 @@ class HopperBackend final : public Backend {
     const BackwardConfig& c = plan.kernel->config;
     out->add("kernel", plan.kernel->id);
     out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
-    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 keys"));
+    out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
     out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
     out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads"));
     out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",

@@ -221,6 +221,12 @@ std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype>
     ++i;
     table.add(c);
   }
+  // Tiles of their own, where calls have many queries.
+  for (const flash3_dtype dtype : dtypes) {
+    Case c = with(make_case(dtype, {128, 128}, 8200, 150, {2, 1}), {false, true, -1, 8100});
+    c.want_lse = c.backward = true;
+    table.add(c);
+  }
   return table.take();
 }
 

@@ -1,52 +1,46 @@
 // Adding dQ to the sums in global memory: in any order, or, deterministic, in turn.
 #pragma once
 
-#include "hopper/backward/params.h"
-#include "hopper/device/barriers.cuh"
+#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/load.cuh"
+#include "hopper/backward/products.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
 
-// A warpgroup's part of the sums, and the turns to add to it, along the walk over the query tiles
-// of each query head of the work.
+// The sums of the i-th query tile of the work, and the turns to add to them.
 template <class Traits>
-struct DqWalk {
-  static constexpr int kTileFloats = Traits::kTileM * Traits::kHeadDim;
-
+struct DqSums {
   const BackwardParams& params;
   const KeyTile& work;
-  int part;      // of a tile's turns
-  int row;       // of the present head in [batch, head]
-  int tile;      // of queries
-  int turn = 0;  // of this block at the present tile
+  int part;  // of the tile's turns
+  int tile;
+  int row;  // [batch, head]
 
-  __device__ __forceinline__ DqWalk(const BackwardParams& params, const KeyTile& work, int part)
-      : params(params),
-        work(work),
-        part(part),
-        row(work.batch * params.rows.heads_q + work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_begin) {}
-
-  __device__ __forceinline__ float* sums() const {
-    return params.rows.dq + int64_t(row) * params.rows.padded_q * Traits::kHeadDim +
-           int64_t(tile) * kTileFloats;
+  __device__ __forceinline__ DqSums(const BackwardParams& params, const KeyTile& work, int part,
+                                    int i)
+      : params(params), work(work), part(part) {
+    const QueryPlace at(params, work, i);
+    tile = at.tile;
+    row = work.batch * params.rows.heads_q + at.head;
   }
-  __device__ __forceinline__ void advance() {
-    tile = work.next(tile);
-    if (tile == work.query_tile_begin) ++row;
+
+  __device__ __forceinline__ float* begin() const {
+    return params.rows.dq +
+           (int64_t(row) * params.rows.padded_q + tile * Traits::kTileM) * Traits::kHeadDim;
   }
 
   __device__ __forceinline__ bool in_turn() const { return params.rows.turns != nullptr; }
-  // By one thread, before it or its warpgroup adds.
-  __device__ __forceinline__ void await_turn() {
-    turn = turn_of(params, Traits::kTileM, Traits::kTileN, Traits::kBand, work.key / Traits::kTileN,
-                   tile);
+  // By one thread, before it or its warpgroup adds. Returns the turn.
+  __device__ __forceinline__ int await_turn() const {
+    const int turn = turn_of(params, Traits::kTileM, Traits::kTileN, Traits::kBand,
+                             work.key / Traits::kTileN, tile);
     wait_for_turn(counter(), turn, BarrierName::kDqTurn);
+    return turn;
   }
   // By the same thread, when what was added is visible to it.
-  __device__ __forceinline__ void end_turn() const { store_release(counter(), turn + 1); }
+  __device__ __forceinline__ void end_turn(int turn) const { store_release(counter(), turn + 1); }
 
  private:
   __device__ __forceinline__ int* counter() const {
@@ -55,36 +49,49 @@ struct DqWalk {
   }
 };
 
-// The warp that adds a consumer warpgroup's dQ: it waits for the blocks in shared memory and lets
+// The thread that adds a consumer warpgroup's dQ: it waits for the blocks in shared memory and lets
 // the copy engine add them.
 template <class Traits>
 __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int warpgroup) {
-  constexpr int kOwnFloats = DqWalk<Traits>::kTileFloats / Traits::kWarpgroups;
+  constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  if (tiles == 0) return;
-  DqWalk<Traits> walk(params, work, warpgroup);
-  const bool leader = threadIdx.x % 32 == 0;
-  // Consumers hand a tile over when they are busy with the next; the first time, nothing.
-  for (int tile = -1; tile < tiles; ++tile) {
-    sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
-    if (leader && tile >= 0) {
-      if (walk.in_turn()) walk.await_turn();
-      bulk_add(walk.sums() + warpgroup * kOwnFloats,
-               shared.fragments[warpgroup * Traits::kOwnBlocks], kOwnFloats * 4);
-      tma_store_commit();
-      if (walk.in_turn()) {
-        tma_store_wait();
-        fence_proxy_async_global();
-        walk.end_turn();
-      } else {
-        tma_store_wait_read();
-      }
-      walk.advance();
+  for (int i = 0; i < tiles; ++i) {
+    const DqSums<Traits> sums(params, work, warpgroup, i);
+    wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
+    const int turn = sums.in_turn() ? sums.await_turn() : 0;
+    bulk_add(sums.begin() + warpgroup * kOwnFloats, shared.fragments[warpgroup * Traits::kOwnQuads],
+             kOwnFloats * 4);
+    tma_store_commit();
+    if (sums.in_turn()) {
+      tma_store_wait();
+      fence_proxy_async_global();
+      sums.end_turn(turn);
+    } else {
+      tma_store_wait_read();
     }
-    if (leader) arrive(&shared.dq_empty[warpgroup]);
+    arrive(&shared.dq_empty[warpgroup]);
   }
+}
+
+// A consumer warpgroup's side: its dQ of the i-th tile from registers to shared memory …
+template <class Traits>
+__device__ __forceinline__ void stage_dq(typename Traits::Shared& shared,
+                                         const float (&r_dq)[Traits::kOwnQuads * 4], int warpgroup,
+                                         int i, int thread) {
+  wait(&shared.dq_empty[warpgroup], i % 2 ^ 1, BarrierName::kDqEmpty);
+#pragma unroll
+  for (int quad = 0; quad < Traits::kOwnQuads; ++quad) {
+    store_shared(&shared.fragments[warpgroup * Traits::kOwnQuads + quad][thread], &r_dq[4 * quad]);
+  }
+}
+
+// … and over to the thread that adds it.
+template <class Traits>
+__device__ __forceinline__ void hand_dq_over(typename Traits::Shared& shared, int warpgroup) {
+  fence_shared_for_async_proxy();
+  arrive(&shared.dq_full[warpgroup]);
 }
 
 }  // namespace flash3::hopper

@@ -4,11 +4,11 @@
 #include "hopper/backward/instances.hpp"
 #include "hopper/backward/kernel.cuh"
 
-#define FLASH3_BACKWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND)                              \
+#define FLASH3_BACKWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, TILE_M)                      \
   template <>                                                                                      \
   const void* flash3::hopper::backward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM, \
-                                                       HEAD_DIM_V, BAND>() {                       \
+                                                       HEAD_DIM_V, BAND, TILE_M>() {               \
     return reinterpret_cast<const void*>(                                                          \
-        &backward_kernel<                                                                          \
-            BackwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND>>);        \
+        &backward_kernel<BackwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V,    \
+                                        BAND, TILE_M>>);                                           \
   }

@@ -6,7 +6,7 @@
 
 namespace flash3::hopper {
 
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileM>
 const void* backward_kernel_function();
 
 }  // namespace flash3::hopper

@@ -5,6 +5,7 @@
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/registers.cuh"
 #include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
@@ -12,11 +13,11 @@
 namespace flash3::hopper {
 
 // Everything that the roles of one kernel share, at compile time.
-template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_>
+template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, int kTileM_>
 struct BackwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
-  static constexpr BackwardConfig kConfig = backward_config(kHeadDim_, kHeadDimV_, kBand_);
+  static constexpr BackwardConfig kConfig = backward_config(kHeadDim_, kHeadDimV_, kBand_, kTileM_);
   static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
@@ -24,8 +25,8 @@ struct BackwardTraits {
   static constexpr int kTileN = kConfig.tile_n();
   static constexpr int kQStages = kConfig.q_stages;
   static constexpr int kDoutStages = kConfig.dout_stages;
-  static constexpr int kWarpgroups = kConfig.warpgroups;
-  static constexpr int kOwnBlocks = kConfig.dq_blocks() / kWarpgroups;  // of dQ, each's
+  // Of the staged dQ, each warpgroup's.
+  static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;
 
   using KTile = SharedTile<kTileN, kHeadDim>;
   using VTile = SharedTile<kTileN, kHeadDimV>;
@@ -38,14 +39,16 @@ struct BackwardTraits {
     uint8_t v[VTile::kBytes];
     uint8_t q[kQStages][QTile::kBytes];
     uint8_t dout[kDoutStages][DoutTile::kBytes];
-    uint8_t ds[kConfig.ds_slots()][DsTile::kBytes];
-    float4 fragments[kConfig.fragment_slots()][8][kWarpgroupThreads];
+    uint8_t ds[2][DsTile::kBytes];
+    float4 fragments[kConfig.fragment_quads()][kWarpgroupThreads];
     float lse[kQStages][kTileM];  // base 2
     float delta[kDoutStages][kTileM];
     RingBarriers<kQStages> q_barriers;
     RingBarriers<kDoutStages> dout_barriers;
     uint64_t k_full, v_full;
-    uint64_t dq_empty[kWarpgroups];
+    uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
+    RingBarriers<1> p_barriers;  // wide, as the next
+    RingBarriers<2> ds_barriers;
     int index;  // of the block's work
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
@@ -56,7 +59,9 @@ struct BackwardTraits {
 #include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/math.cuh"
+#include "hopper/backward/math_tall.cuh"
 #include "hopper/backward/math_wide.cuh"
+#include "hopper/backward/produce_wide.cuh"
 
 namespace flash3::hopper {
 
@@ -66,15 +71,21 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
+  launch_dependents();
+  wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     shared.index = params.ticket != nullptr ? atomicAdd(params.ticket, 1) : int(blockIdx.x);
-    // Each consumer warp; wide: each consumer thread, since they have not met when one lets go.
-    constexpr int kReaders = Traits::kWarpgroups * (Traits::kConfig.wide ? kWarpgroupThreads : 4);
+    constexpr int kReaders = kConsumerWarpgroups * kWarpgroupThreads;
     shared.q_barriers.init(kReaders);
     shared.dout_barriers.init(kReaders);
+    shared.p_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
+    shared.ds_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
     cuda::ptx::mbarrier_init(&shared.v_full, 1);
-    for (uint64_t& barrier : shared.dq_empty) cuda::ptx::mbarrier_init(&barrier, 1);
+    for (int w = 0; w < kConsumerWarpgroups; ++w) {
+      cuda::ptx::mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);
+      cuda::ptx::mbarrier_init(&shared.dq_empty[w], 1);
+    }
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   __syncthreads();
@@ -84,18 +95,23 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();
-    const BackwardProducerWarp role{warp_in_warpgroup()};
-    if (role >= BackwardProducerWarp::kAddDq) {
-      if constexpr (!Traits::kConfig.wide)
-        add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
-    } else if (threadIdx.x % 32 == 0) {
-      if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
-      if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
+    if constexpr (Traits::kConfig.wide()) {
+      produce_wide<Traits>(params, shared, work);
+    } else {
+      const BackwardProducerWarp role{warp_in_warpgroup()};
+      if (threadIdx.x % 32 == 0) {
+        if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
+        if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
+        if (role >= BackwardProducerWarp::kAddDq)
+          add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
+      }
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();
-    if constexpr (Traits::kConfig.wide) {
+    if constexpr (Traits::kConfig.wide()) {
       accumulate_wide<Traits>(params, shared, work, warpgroup - 1);
+    } else if constexpr (Traits::kConfig.tall()) {
+      accumulate_tall<Traits>(params, shared, work, warpgroup - 1);
     } else {
       accumulate<Traits>(params, shared, work, warpgroup - 1);
     }

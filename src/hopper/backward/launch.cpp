@@ -81,7 +81,7 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   const Index lo = params->queries.lo, hi = params->queries.hi;
   params->first_whole = int(problem.seq_k + (64 - 1) + std::max<Index>(lo, -kLimit / 2));
   params->whole_steps = int(std::min<Index>(
-      hi - std::max<Index>(lo, -kLimit / 2) - (64 - 1) - (kStepQueries - 1), kLimit));
+      hi - std::max<Index>(lo, -kLimit / 2) - (64 - 1) - (c.step_queries() - 1), kLimit));
   params->n_tiles = plan.n_tiles;
   params->kv_heads = plan.kv_heads;
   params->kv_heads_at_a_time = plan.kv_heads_at_a_time;
@@ -104,6 +104,9 @@ Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
   launch.blockDim = dim3(unsigned(c.threads()));
   launch.dynamicSmemBytes = size_t(c.shared_bytes());
   launch.stream = static_cast<cudaStream_t>(problem.stream);
+  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  launch.attrs = &overlap;
+  launch.numAttrs = 1;
   void* arguments[] = {&params};
   return cuda_status(cudaLaunchKernelExC(&launch, plan.kernel->function, arguments),
                      "launching the backward kernel");
@@ -129,8 +132,14 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   }
   if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows));
   if (!has_rows) return {};
-  const ConvertParams params{rows, element_view(problem.dq), problem.softmax_scale,
-                             problem.head_dim, plan.kernel->config.tile_m};
+  const BackwardConfig& c = plan.kernel->config;
+  const ConvertParams params{rows,
+                             element_view(problem.dq),
+                             problem.softmax_scale,
+                             problem.head_dim,
+                             c.tile_m,
+                             c.dq_queries(),
+                             c.tall()};
   return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
 }
 

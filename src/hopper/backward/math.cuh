@@ -16,6 +16,7 @@
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
+#include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/kernel.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/store.cuh"
@@ -33,11 +34,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   using DsTile = typename Traits::DsTile;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileM = Traits::kTileM;
-  static_assert(Traits::kDoutStages == 2);
   constexpr int kSteps = kTileM / kStepQueries;
-  constexpr int kDqBlocks = Traits::kConfig.dq_blocks();
-  constexpr int kOwnBlocks = Traits::kOwnBlocks;
   constexpr int kColumnBlocks = Traits::kHeadDim / 64;
+  static_assert(Traits::kOwnQuads == 8, "one 64 x 64 block of dQ a warpgroup");
+  // The register operand of S and dP, where there is room for it: half the reads of shared memory.
+  constexpr bool kKeysInRegisters = Traits::kHeadDim == 64;
 
   const int thread = thread_in_warpgroup();
   const StepMask<Traits::kBand> mask(params, work.key + warpgroup * kWarpgroupRows);
@@ -57,13 +58,18 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
   uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
+  uint32_t r_k[KTile::kCols / 4], r_v[VTile::kCols / 4];
 
   // Q's ring; the tile-th dOut lies in stage tile % 2, where it is the tile / 2-th, as does dS.
   PipelineState<Traits::kQStages> q_state;
   const auto issue_s = [&](int step_in_tile) {
-    issue_transposed_scores<kElement, KTile, QTile>(
-        r_s, k_rows,
-        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes));
+    const Descriptor q =
+        q_rows + (q_state.stage * QTile::kBytes + step_in_tile * kStepQueries * QTile::kRowBytes);
+    if constexpr (kKeysInRegisters) {
+      issue_transposed_scores<kElement, QTile>(r_s, r_k, q);
+    } else {
+      issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q);
+    }
   };
   const auto wait_for_q = [&] {
     wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
@@ -71,24 +77,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  // Until dQ has been handed over `times` times and taken.
-  const auto wait_for_dq_slot = [&](int times) {
-    wait(&shared.dq_empty[warpgroup], (times & 1) ^ 1, BarrierName::kDqEmpty);
-  };
-  const auto hand_dq_over = [&] {
-    fence_shared_for_async_proxy();
-    arrive(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads + 32);
-  };
-
-  const auto stage_blocks = [&](const float(&r)[kOwnBlocks][32], int times) {
-    wait_for_dq_slot(times);
-#pragma unroll
-    for (int i = 0; i < 8 * kOwnBlocks; ++i)
-      store_shared(&shared.fragments[warpgroup * kOwnBlocks + i / 8][i % 8][thread],
-                   &r[i / 8][4 * (i % 8)]);
-  };
   float2 r_lse[kStepQueries / 8];
   wait(&shared.k_full, 0, BarrierName::kKFull);
+  if constexpr (kKeysInRegisters) load_operand<KTile>(r_k, shared.k, warpgroup * 64, thread);
   if (tiles > 0) {
     wait_for_q();
     issue_s(0);
@@ -97,6 +88,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     pin_registers(r_s);
   }
   wait(&shared.v_full, 0, BarrierName::kVFull);
+  if constexpr (kKeysInRegisters) load_operand<VTile>(r_v, shared.v, warpgroup * 64, thread);
 
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
@@ -106,18 +98,23 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       const int first_row = step * kStepQueries;
       const bool last = step == kSteps - 1;
       if (step == 0) wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
-      issue_transposed_scores<kElement, VTile, DoutTile>(
-          r_dp, v_rows, dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes));
+      const Descriptor dout =
+          dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes);
+      if constexpr (kKeysInRegisters) {
+        issue_transposed_scores<kElement, DoutTile>(r_dp, r_v, dout);
+      } else {
+        issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows, dout);
+      }
       mask.apply(params, r_s, m * kTileM + first_row, thread);
       if (step > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
-      compute_probabilities(r_s, params.scale_log2, r_lse);
-      if (step == 0) hand_dq_over();
+      compute_probabilities(r_s, params.scale_log2, [&](int pair) { return r_lse[pair]; });
+      // Here, since the fence before it would hold the exponentials up.
+      if (step == 0 && tile > 0) hand_dq_over<Traits>(shared, warpgroup);
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
       if (step == 0 && tile > 0)
-        release_stage(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1],
-                      thread);
+        arrive(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
       pack_probabilities<kElement>(r_s, r_a);
       issue_gradient<kElement, DoutTile>(
           r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
@@ -126,13 +123,13 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       load_rows(r_delta, shared.delta[stage] + first_row, thread);
       wgmma_wait<1>();  // dP
       pin_registers(r_dp);
-      subtract_delta(r_dp, r_s, r_delta);
+      subtract_delta(r_dp, r_s, [&](int pair) { return r_delta[pair]; });
       wgmma_wait<0>();  // dV
       pin_registers(r_dv);
       pin_registers(r_a);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
-        release_stage(&shared.dout_barriers.empty[stage], thread);
+        arrive(&shared.dout_barriers.empty[stage]);
         q_state.advance();
         if (tile + 1 < tiles) wait_for_q();
       }
@@ -149,45 +146,42 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       }
 
       fence_shared_for_async_proxy();
-      sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
-      float r_dq[kOwnBlocks][32];
-#pragma unroll
-      for (int i = 0; i < kOwnBlocks; ++i) {
-        const int block = warpgroup * kOwnBlocks + i;
-        issue_dq_block<kElement, DsTile, KTile>(
-            r_dq[i],
-            ds_rows + (stage * DsTile::kBytes + block / kColumnBlocks * 64 * DsTile::kRowBytes),
-            k_columns + block % kColumnBlocks * KTile::kChunkBytes);
+      sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
+      float r_dq[32];
+      issue_dq_block<kElement, DsTile, KTile>(
+          r_dq,
+          ds_rows + (stage * DsTile::kBytes + warpgroup / kColumnBlocks * 64 * DsTile::kRowBytes),
+          k_columns + warpgroup % kColumnBlocks * KTile::kChunkBytes);
+      if constexpr (kKeysInRegisters) {
+        issue_gradient<kElement, QTile>(r_dk, r_a, q_now);
+      } else {
+        issue_gradient_shared<kElement, DsTile, QTile>(
+            r_dk, ds_columns + (stage * DsTile::kBytes + DsTile::mn_step(first_row)), q_now);
       }
-      issue_gradient_shared<kElement, DsTile, QTile>(
-          r_dk, ds_columns + (stage * DsTile::kBytes + DsTile::mn_step(first_row)), q_now);
 
       wgmma_wait<1>();  // S of the next tile, dQ
-#pragma unroll
-      for (int i = 0; i < kOwnBlocks; ++i) pin_registers(r_dq[i]);
+      pin_registers(r_dq);
       pin_registers(r_s);
-      load_rows(r_lse, shared.lse[q_state.stage], thread);
-      stage_blocks(r_dq, tile + 1);
+      // Behind the last tile once more its own.
+      load_rows(r_lse, shared.lse[tile + 1 < tiles ? q_state.stage : q_stage], thread);
+      stage_dq<Traits>(shared, r_dq, warpgroup, tile, thread);
     }
     m = work.next(m);
   }
-  if (tiles > 0) {
-    hand_dq_over();
-    wait_for_dq_slot(tiles + 1);  // the barrier serves the epilogue too
-  }
+  if (tiles > 0) hand_dq_over<Traits>(shared, warpgroup);
   wgmma_wait<0>();
   pin_registers(r_dk);
 
-  // K and V lie where the gradients are staged: all have read K.
-  sync(NamedBarrier::kScoreGradient, 0, Traits::kWarpgroups * kWarpgroupThreads);
+  // K and V lie where the gradients are staged: both warpgroups have read them.
+  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
                                    params.head_dim_v, params.seq_k, work, shared.v, r_dv, warpgroup,
-                                   NamedBarrier::kOutputStaged, warpgroup, thread);
+                                   warpgroup, thread);
   finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
                                    params.head_dim, params.seq_k, work, shared.k, r_dk, warpgroup,
-                                   NamedBarrier::kOutputStaged, warpgroup, thread);
+                                   warpgroup, thread);
 }
 
 }  // namespace flash3::hopper

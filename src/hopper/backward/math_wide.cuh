@@ -13,42 +13,11 @@
 //   add them to the sums in global memory, from registers
 #pragma once
 
-#include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/kernel.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/store.cuh"
-#include "hopper/device/ptx/reduce.cuh"
 
 namespace flash3::hopper {
-
-// dQ of this tile, blocks of columns [kBegin, kEnd), one after the other.
-template <class Traits, int kBegin, int kEnd>
-__device__ __forceinline__ void add_dq_columns(DqWalk<Traits>& walk, Descriptor ds, Descriptor k,
-                                               int thread) {
-  using KTile = typename Traits::KTile;
-  using DsTile = typename Traits::DsTile;
-  // Not unrolled: ptxas would give each block registers of its own, and there are none.
-  float r_dq[32];
-#pragma unroll 1
-  for (int block = kBegin; block < kEnd; ++block) {
-    issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds, k + block * KTile::kChunkBytes);
-    wgmma_wait<0>();
-    pin_registers(r_dq);
-    if (walk.in_turn() && block == kBegin) {
-      if (thread == 0) walk.await_turn();
-      sync(NamedBarrier::kOutputStaged, walk.part, kWarpgroupThreads);
-    }
-    float* sums = walk.sums() + block * 4096 + thread * 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) add_to_global(sums + j * 512, &r_dq[4 * j]);
-  }
-  if (walk.in_turn()) {
-    __threadfence();
-    sync(NamedBarrier::kOutputStaged, walk.part, kWarpgroupThreads);
-    if (thread == 0) walk.end_turn();
-  }
-  walk.advance();
-}
 
 template <class Traits>
 __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
@@ -59,15 +28,12 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using QTile = typename Traits::QTile;
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
-  constexpr int kColumnBlocks = Traits::kHeadDim / 64;
   static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
 
   const StepMask<Traits::kBand> mask(params, work.key);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
-  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
-  const Descriptor ds_rows = descriptor(Traits::DsTile::kMajorK, shared.ds);
 
   float r_dv[Traits::kHeadDimV / 2] = {};
   float r_s[kStepQueries / 2];
@@ -81,7 +47,6 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  DqWalk<Traits> dq(params, work, 0);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
     wait_for_q(0);
@@ -95,10 +60,11 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     mask.apply(params, r_s, m * Traits::kTileM, thread);
     float2 r_lse[kStepQueries / 8];
     load_rows(r_lse, shared.lse[stage], thread);
-    compute_probabilities(r_s, params.scale_log2, r_lse);
+    compute_probabilities(r_s, params.scale_log2, [&](int pair) { return r_lse[pair]; });
+    wait(&shared.p_barriers.empty[0], tile % 2 ^ 1, BarrierName::kPEmpty);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[0][j][thread], &r_s[4 * j]);
-    arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
+    for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_s[4 * j]);
+    arrive(&shared.p_barriers.full[0]);
     arrive(&shared.q_barriers.empty[stage]);
     pack_probabilities<kElement>(r_s, r_p);
 
@@ -112,19 +78,16 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     pin_registers(r_dv);
     pin_registers(r_p);
     arrive(&shared.dout_barriers.empty[stage]);
-
-    sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
-    add_dq_columns<Traits, 0, (kColumnBlocks + 1) / 2>(dq, ds_rows, k_columns, thread);
-    pin_registers(r_s);  // add_dq_columns() has waited for all products
+    wgmma_wait<0>();
+    pin_registers(r_s);
     m = work.next(m);
   }
 
-  // V lies where dV is staged: the other warpgroup has read it, as this one has K.
-  arrive(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
-  sync(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
+  // V lies where dV is staged: all have read it, and K.
+  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
   finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
-                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, 0,
-                                   NamedBarrier::kOutputStaged, 0, thread);
+                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, 0, 0,
+                                   thread);
 }
 
 template <class Traits>
@@ -136,13 +99,10 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   using QTile = typename Traits::QTile;
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
-  constexpr int kColumnBlocks = Traits::kHeadDim / 64;
 
   const Descriptor v_rows = descriptor(VTile::kMajorK, shared.v);
-  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
   const Descriptor q_columns = descriptor(QTile::kMajorMN, shared.q);
   const Descriptor dout_rows = descriptor(DoutTile::kMajorK, shared.dout);
-  const Descriptor ds_rows = descriptor(Traits::DsTile::kMajorK, shared.ds);
 
   float r_dk[Traits::kHeadDim / 2] = {};
   float r_dp[kStepQueries / 2];
@@ -156,7 +116,6 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  DqWalk<Traits> dq(params, work, 1);
   wait(&shared.v_full, 0, BarrierName::kVFull);
   wait(&shared.k_full, 0, BarrierName::kKFull);
   if (tiles > 0) {
@@ -169,41 +128,41 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
     float r_p[kStepQueries / 2];
-    sync(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
+    wait(&shared.p_barriers.full[0], tile % 2, BarrierName::kPFull);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float4 p = shared.fragments[0][j][thread];
+      const float4 p = shared.fragments[j][thread];
       r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
     }
+    arrive(&shared.p_barriers.empty[0]);
     float2 r_delta[kStepQueries / 8];
     load_rows(r_delta, shared.delta[stage], thread);
-    subtract_delta(r_dp, r_p, r_delta);
+    subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
     if (tile + 1 < tiles) wait_for_dout(tile + 1);
     issue_dp(tile + 1);  // behind the last tile of whatever lies there
 
-    store_ds<typename Traits::DsTile>(shared.ds[0], r_ds, 0, 0, thread);
+    wait(&shared.ds_barriers.empty[stage], tile / 2 % 2 ^ 1, BarrierName::kDsEmpty);
+    store_ds<typename Traits::DsTile>(shared.ds[stage], r_ds, 0, 0, thread);
     fence_shared_for_async_proxy();
-    arrive(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
-    sync(NamedBarrier::kOutputStaged, 1, kWarpgroupThreads);  // this warpgroup's own dS
+    arrive(&shared.ds_barriers.full[stage]);
     wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
-    add_dq_columns<Traits, (kColumnBlocks + 1) / 2, kColumnBlocks>(dq, ds_rows, k_columns, thread);
-    pin_registers(r_dp);  // add_dq_columns() has waited for all products
+    wgmma_wait<0>();
+    pin_registers(r_dp);
     pin_registers(r_dk);
     pin_registers(r_ds);
     arrive(&shared.q_barriers.empty[stage]);
   }
 
-  // K lies where dK is staged: the other warpgroup has read it, as this one has V.
-  arrive(NamedBarrier::kScoreGradient, 0, 2 * kWarpgroupThreads);
-  sync(NamedBarrier::kProbabilities, 0, 2 * kWarpgroupThreads);
+  // K lies where dK is staged: all have read it, and V.
+  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
-                                   params.head_dim, params.seq_k, work, shared.k, r_dk, 0,
-                                   NamedBarrier::kOutputStaged, 1, thread);
+                                   params.head_dim, params.seq_k, work, shared.k, r_dk, 0, 1,
+                                   thread);
 }
 
 template <class Traits>

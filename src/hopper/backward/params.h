@@ -32,7 +32,7 @@ struct BackwardRows {
   int turns_of_tile_rows;  // rows of a query tile
 };
 
-// A query tile's sums are added to by two warpgroups of each block, in parts that do not overlap.
+// A query tile's sums are added to in up to two parts that do not overlap.
 inline constexpr int kTurns = 2;
 
 struct BackwardParams {
@@ -56,7 +56,7 @@ struct BackwardParams {
   // Key j sees query i iff j + queries.lo ≤ i ≤ j + queries.hi: the band, transposed, and cut to
   // where no sum with a row overflows 32 bits.
   Band queries;
-  // A step of 64 queries from `query` on sees all of the 64 keys from `key` on iff
+  // A step of queries from `query` on sees all of the 64 keys from `key` on iff
   //   0 ≤ query + (seq_k − key) − first_whole ≤ whole_steps
   int first_whole, whole_steps;
 

@@ -4,6 +4,7 @@
 
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
+#include "hopper/device/ptx/grid.cuh"
 
 namespace flash3::hopper {
 namespace {
@@ -12,6 +13,10 @@ constexpr int kThreads = 256;
 constexpr int kRows = 64;  // of a block
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kInfinity = __builtin_huge_valf();
+
+FLASH3_HOST_DEVICE constexpr int blocks_of_a_head(const BackwardRows& rows) {
+  return (rows.padded_q + kRows - 1) / kRows;
+}
 
 // Eight elements of a row, zeros past its end.
 struct Piece {
@@ -44,21 +49,23 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
 // kLanes threads share a row, eight elements each.
 template <Element kElement, int kLanes>
 __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
+  launch_dependents();
   const BackwardRows& rows = params.rows;
-  const int blocks_per_head = rows.padded_q / kRows;
+  const int blocks_per_head = blocks_of_a_head(rows);
   const int block = blockIdx.x % blocks_per_head;
   const int64_t head_index = blockIdx.x / blocks_per_head;  // [batch, head]
   const int head = int(head_index % rows.heads_q), batch = int(head_index / rows.heads_q);
 
   const int64_t first_row = head_index * rows.padded_q + block * kRows;
+  const int count = min(kRows, rows.padded_q - block * kRows);
   float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
-  for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
+  for (int i = threadIdx.x; i < count * rows.dq_columns / 4; i += kThreads) dq[i] = {};
 
-  if (rows.turns != nullptr && threadIdx.x < kTurns &&
-      block * kRows % rows.turns_of_tile_rows == 0) {
-    const int64_t tile = head_index * (rows.padded_q / rows.turns_of_tile_rows) +
-                         block * kRows / rows.turns_of_tile_rows;
-    rows.turns[tile * kTurns + threadIdx.x] = 0;
+  if (rows.turns != nullptr) {
+    // Of the query tile whose first row lies here, if there is one.
+    const int tile_m = rows.turns_of_tile_rows, tile = (block * kRows + tile_m - 1) / tile_m;
+    if (threadIdx.x < kTurns && tile * tile_m < block * kRows + count)
+      rows.turns[(head_index * (rows.padded_q / tile_m) + tile) * kTurns + threadIdx.x] = 0;
     if (blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
   }
 
@@ -84,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
     }
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane != 0) continue;
+    if (lane != 0 || r >= count) continue;
 
     float lse = -kInfinity;
     if (query < rows.seq_q) {
@@ -103,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
 template <Element kElement>
 void launch(const PreprocessParams& params, cudaStream_t stream) {
   const int64_t blocks =
-      int64_t(params.rows.batch) * params.rows.heads_q * (params.rows.padded_q / kRows);
+      int64_t(params.rows.batch) * params.rows.heads_q * blocks_of_a_head(params.rows);
   const dim3 grid{unsigned(blocks)};
   if (params.head_dim_v <= 64) {
     preprocess_kernel<kElement, 8><<<grid, kThreads, 0, stream>>>(params);

@@ -4,38 +4,60 @@
 
 #include "hopper/backward/kernel.cuh"
 #include "hopper/device/band_mask.cuh"
+#include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 
 namespace flash3::hopper {
 
-// A warp's arrival that it has read a stage.
-__device__ __forceinline__ void release_stage(uint64_t* empty, int thread) {
-  if (thread % 32 == 0) arrive(empty);
+// 64 rows of a tile as the register operand of issue_transposed_scores.
+template <class Tile>
+__device__ __forceinline__ void load_operand(uint32_t (&r)[Tile::kCols / 4], const uint8_t* tile,
+                                             int first_row, int thread) {
+  const int lane = thread % 32, row = first_row + thread / 32 * 16 + lane % 16;
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
+#pragma unroll
+  for (int col = 0; col < Tile::kCols; col += 16)
+    ldmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), &r[col / 4]);
 }
 
-// Issues D = A·Bᵀ, 64 rows of ATile by kStepQueries rows of BTile, the reduction over the columns.
-template <Element T, class ATile, class BTile>
-__device__ __forceinline__ void issue_transposed_scores(float (&r)[kStepQueries / 2], Descriptor a,
-                                                        Descriptor b) {
+// Issues D = A·Bᵀ, 64 rows of ATile by as many rows of BTile as D has columns, the reduction over
+// the columns.
+template <Element T, class ATile, class BTile, int N>
+__device__ __forceinline__ void issue_transposed_scores(float (&r)[N], Descriptor a, Descriptor b) {
   static_assert(ATile::kCols == BTile::kCols);
   discard_registers(r);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < ATile::kCols; col += 16) {
-    Wgmma<T, kStepQueries>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
+    Wgmma<T, 2 * N>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
   }
   wgmma_commit();
 }
 
-// Issues D += A·B, A [64, kStepQueries] in registers, B kStepQueries rows of BTile.
-template <Element T, class BTile>
-__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2],
-                                               uint32_t (&a)[kStepQueries / 4], Descriptor b) {
+// The same, A in registers.
+template <Element T, class BTile, int N>
+__device__ __forceinline__ void issue_transposed_scores(float (&r)[N],
+                                                        uint32_t (&a)[BTile::kCols / 4],
+                                                        Descriptor b) {
+  discard_registers(r);
+  pin_registers(a);
+  wgmma_fence();
+#pragma unroll
+  for (int col = 0; col < BTile::kCols; col += 16) {
+    Wgmma<T, 2 * N>::template rs<false>(r, &a[col / 4], b + BTile::k_step(col), col != 0);
+  }
+  wgmma_commit();
+}
+
+// Issues D += A·B, A [64, 4 · N] in registers, B 4 · N rows of BTile.
+template <Element T, class BTile, int N>
+__device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uint32_t (&a)[N],
+                                               Descriptor b) {
   pin_registers(r);
   pin_registers(a);
   wgmma_fence();
 #pragma unroll
-  for (int row = 0; row < kStepQueries; row += 16) {
+  for (int row = 0; row < 4 * N; row += 16) {
     Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
   }
   wgmma_commit();
@@ -56,15 +78,15 @@ __device__ __forceinline__ void issue_gradient_shared(float (&r)[BTile::kCols / 
 }
 
 // A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
-template <class DsTile>
-__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[kStepQueries / 4],
-                                         int first_query, int warpgroup, int thread) {
+template <class DsTile, int N>
+__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N], int first_query,
+                                         int warpgroup, int thread) {
   const int lane = thread % 32;
   const int query = first_query + lane / 16 * 8 + lane % 8;
   const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
   const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
 #pragma unroll
-  for (int j = 0; j < kStepQueries / 16; ++j) {
+  for (int j = 0; j < N / 4; ++j) {
     stmatrix_x4_transposed(base + DsTile::offset(16 * j + query, key), r_ds[4 * j], r_ds[4 * j + 1],
                            r_ds[4 * j + 2], r_ds[4 * j + 3]);
   }
@@ -90,6 +112,19 @@ __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds,
   wgmma_commit();
 }
 
+// Issues 64 columns of dQᵀ = Kᵀ·dSᵀ, of as many queries as D has columns.
+template <Element T, class DsTile, class KTile, int N>
+__device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor k, Descriptor ds) {
+  discard_registers(r_dq);
+  wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < DsTile::kCols; key += 16) {
+    Wgmma<T, 2 * N>::template ss<true, false>(r_dq, k + KTile::mn_step(key),
+                                              ds + DsTile::k_step(key), key != 0);
+  }
+  wgmma_commit();
+}
+
 // Keeps a number that the compiler could fetch again from the kernel's parameters in its register:
 // such a fetch queues behind the products.
 __device__ __forceinline__ int keep(int x) {
@@ -106,8 +141,8 @@ struct StepMask {
       : keys(keep(params.seq_k - first_key)) {}
 
   // Scores of hidden pairs become −∞.
-  __device__ __forceinline__ void apply(const BackwardParams& params,
-                                        float (&r_s)[kStepQueries / 2], int query,
+  template <int N>
+  __device__ __forceinline__ void apply(const BackwardParams& params, float (&r_s)[N], int query,
                                         int thread) const {
     const int row = thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
     const int behind_first_whole =
@@ -120,53 +155,57 @@ struct StepMask {
     }
     if (keys < kWarpgroupRows) {
 #pragma unroll
-      for (int j = 0; j < kStepQueries / 2; ++j) {
+      for (int j = 0; j < N; ++j) {
         if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
       }
     }
   }
 };
 
-// The lse or delta of the queries of this thread's columns; rows: of the step's queries. Loaded
-// where this stands: the compiler would wait until it needs them, behind other accesses.
-__device__ __forceinline__ void load_rows(float2 (&r)[kStepQueries / 8], const float* rows,
-                                          int thread) {
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(rows + thread % 4 * 2));
-#pragma unroll
-  for (int j = 0; j < kStepQueries / 8; ++j) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(r[j].x), "=f"(r[j].y)
-                 : "r"(address + 32 * j)
-                 : "memory");
-  }
+// The lse or delta of two neighbouring queries of this thread's columns. Loaded where this stands:
+// the compiler would wait until it needs them, behind other accesses.
+__device__ __forceinline__ float2 load_row_pair(const float* rows, int pair, int thread) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(uint32_t(__cvta_generic_to_shared(rows + thread % 4 * 2)) + 32 * pair)
+               : "memory");
+  return x;
 }
 
-// Pᵀ = exp2(Sᵀ · scale − lse) in place.
-__device__ __forceinline__ void compute_probabilities(float (&r_s)[kStepQueries / 2],
-                                                      float scale_log2,
-                                                      const float2 (&lse)[kStepQueries / 8]) {
+// Those of all of this thread's columns; rows: of the step's queries.
+template <int N>
+__device__ __forceinline__ void load_rows(float2 (&r)[N], const float* rows, int thread) {
 #pragma unroll
-  for (int j = 0; j < kStepQueries / 8; ++j) {
+  for (int pair = 0; pair < N; ++pair) r[pair] = load_row_pair(rows, pair, thread);
+}
+
+// Pᵀ = exp2(Sᵀ · scale − lse) in place; lse(pair): of the pair-th two neighbouring columns.
+template <int N, class Lse>
+__device__ __forceinline__ void compute_probabilities(float (&r_s)[N], float scale_log2,
+                                                      const Lse& lse) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float* s = &r_s[4 * j + 2 * h];
-      s[0] = exp2_approx(fmaf(s[0], scale_log2, -lse[j].x));
-      s[1] = exp2_approx(fmaf(s[1], scale_log2, -lse[j].y));
+  for (int pair = 0; pair < N / 4; ++pair) {
+    const float2 x = lse(pair);
+#pragma unroll
+    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+      r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
+      r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
     }
   }
 }
 
-// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ.
-__device__ __forceinline__ void subtract_delta(float (&r_dp)[kStepQueries / 2],
-                                               const float (&r_p)[kStepQueries / 2],
-                                               const float2 (&delta)[kStepQueries / 8]) {
+// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ; delta(pair): likewise.
+template <int N, class Delta>
+__device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r_p)[N],
+                                               const Delta& delta) {
 #pragma unroll
-  for (int j = 0; j < kStepQueries / 8; ++j) {
+  for (int pair = 0; pair < N / 4; ++pair) {
+    const float2 x = delta(pair);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = 4 * j + 2 * h;
-      r_dp[i] = r_p[i] * (r_dp[i] - delta[j].x);
-      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - delta[j].y);
+    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+      r_dp[i] = r_p[i] * (r_dp[i] - x.x);
+      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - x.y);
     }
   }
 }

@@ -9,6 +9,15 @@
 
 namespace flash3::hopper {
 
+// A launch attribute: the kernel's blocks may begin while the previous kernel of the stream still
+// runs, and wait for its end themselves (device/ptx/grid.cuh).
+inline cudaLaunchAttribute overlap_with_previous_kernel() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
 // Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, dq = 0.
 struct PreprocessParams {
   BackwardRows rows;
@@ -25,7 +34,9 @@ struct ConvertParams {
   ElementView dq;
   float softmax_scale;
   int head_dim;
-  int tile_m;  // of the main kernel
+  int tile_m;         // of the main kernel
+  int block_queries;  // of its blocks of dQ
+  bool transposed;    // the blocks
 };
 cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream);
 

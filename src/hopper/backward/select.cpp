@@ -27,7 +27,7 @@ BackwardKernel kernel_of_row() {
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
   id += message(c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n());
   return {std::move(id), kElement, c,
-          backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band>()};
+          backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_m>()};
 }
 
 template <Element kElement, int... kRows>
@@ -35,14 +35,14 @@ void add_kernels(std::vector<BackwardKernel>& list, std::integer_sequence<int, k
   (list.push_back(kernel_of_row<kElement, kRows>()), ...);
 }
 
-// The narrowest that holds the head dims; null if there is none.
+// The first that holds the head dims; null if there is none.
 const BackwardKernel* find_kernel(const BackwardProblem& problem) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
   const bool band = !problem.band.is_full(problem.seq_q, problem.seq_k);
   for (const BackwardKernel& kernel : backward_kernels()) {
     const BackwardConfig& c = kernel.config;
     if (kernel.element == element && c.band == band && c.head_dim >= problem.head_dim &&
-        c.head_dim_v >= problem.head_dim_v)
+        c.head_dim_v >= problem.head_dim_v && c.from_queries <= problem.seq_q)
       return &kernel;
   }
   return nullptr;
@@ -79,7 +79,7 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   const int64_t n_tiles = (problem.seq_k + c.tile_n() - 1) / c.tile_n();
   const int64_t kv_heads = problem.batch * problem.heads_k;
   const int64_t rows = problem.batch * problem.heads_q * m_tiles * c.tile_m;
-  const int64_t dq_blocks = rows / 64 * (c.head_dim / 64);
+  const int64_t dq_blocks = rows / c.dq_queries() * (c.head_dim / 64);
   if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, kv_heads * n_tiles, dq_blocks}) >
       kMaxLength)
     return unsupported(

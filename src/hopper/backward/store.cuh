@@ -58,18 +58,17 @@ __device__ __forceinline__ void store_gradient(const TensorMap* map, const Eleme
 }
 
 // One warpgroup's 64 keys, from its registers to global memory by way of rows row_block · 64 … of
-// the tile. slot: of the named barrier, among its own threads.
+// the tile.
 template <Element kElement, class Tile>
 __device__ __forceinline__ void finish_gradient(const TensorMap* map, const ElementView& out,
                                                 int columns, int seq_k, const KeyTile& work,
                                                 uint8_t* tile, const float (&r)[Tile::kCols / 2],
-                                                int row_block, NamedBarrier staged, int slot,
-                                                int thread) {
+                                                int row_block, int warpgroup, int thread) {
   const int first_key = work.key + row_block * kWarpgroupRows;
   const KeyRows rows{first_key, work.kv_head, work.batch, min(kWarpgroupRows, seq_k - first_key)};
   stage_gradient<kElement, Tile>(tile, r, row_block, thread);
   fence_shared_for_async_proxy();
-  sync(staged, slot, kWarpgroupThreads);
+  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
   store_gradient<Tile>(map, out, columns, rows, tile, row_block, thread);
   if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }

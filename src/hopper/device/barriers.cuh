@@ -24,7 +24,12 @@ enum class BarrierName {
   kVEmpty,
   kDoutFull,
   kDoutEmpty,
+  kDqFull,
   kDqEmpty,
+  kPFull,
+  kPEmpty,
+  kDsFull,
+  kDsEmpty,
   kDqTurn,
   kTileFull,
   kTileEmpty,
@@ -42,7 +47,12 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kVEmpty: return "v_empty";
     case BarrierName::kDoutFull: return "dout_full";
     case BarrierName::kDoutEmpty: return "dout_empty";
+    case BarrierName::kDqFull: return "dq_full";
     case BarrierName::kDqEmpty: return "dq_empty";
+    case BarrierName::kPFull: return "p_full";
+    case BarrierName::kPEmpty: return "p_empty";
+    case BarrierName::kDsFull: return "ds_full";
+    case BarrierName::kDsEmpty: return "ds_empty";
     case BarrierName::kDqTurn: return "dq_turn";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
@@ -94,11 +104,11 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
-  kGemmTurn = 1,        // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 5,    // this warpgroup's output tile is in shared memory, or its readers are done
-                        // with what was there
-  kScoreGradient = 9,   // dS of all warpgroups is in shared memory
-  kProbabilities = 10,  // P is in shared memory, for the warpgroup that owns dK
+  kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
+                       // with what was there
+  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
+  kTileRead = 10,      // nobody reads K and V of the block any more
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

@@ -1,4 +1,4 @@
-// A circular buffer of shared-memory stages between one producer thread and the consumer warps.
+// A circular buffer of shared-memory stages between a producer and the consumers.
 //
 // stage s cycles: empty → (producer: expect bytes, TMA) → full → (consumers: read, arrive) → empty
 // … Each side walks with its own PipelineState; the parity that it waits for flips each time round.
@@ -27,9 +27,9 @@ struct RingBarriers {
   uint64_t full[kStages];
   uint64_t empty[kStages];
 
-  __device__ void init(int consumer_arrivals) {
+  __device__ void init(int consumer_arrivals, int producer_arrivals = 1) {
     for (int s = 0; s < kStages; ++s) {
-      cuda::ptx::mbarrier_init(&full[s], 1);
+      cuda::ptx::mbarrier_init(&full[s], producer_arrivals);
       cuda::ptx::mbarrier_init(&empty[s], consumer_arrivals);
     }
   }

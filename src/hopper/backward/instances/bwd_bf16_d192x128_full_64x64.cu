@@ -1,0 +1,3 @@
+#include "hopper/backward/instance.cuh"
+
+FLASH3_BACKWARD_INSTANCE(kBFloat16, 192, 128, false, 64)

@@ -1,0 +1,3 @@
+#include "hopper/backward/instance.cuh"
+
+FLASH3_BACKWARD_INSTANCE(kFloat16, 192, 192, true, 64)

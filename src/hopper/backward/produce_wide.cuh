@@ -1,0 +1,75 @@
+// The producer of wide tiles: one thread of it loads; all of it computes dQ = dS·K from the
+// consumers' dS, and adds it to the sums in global memory from its registers.
+#pragma once
+
+#include "hopper/backward/add_dq.cuh"
+#include "hopper/backward/load.cuh"
+#include "hopper/backward/products.cuh"
+#include "hopper/device/ptx/reduce.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+__device__ __forceinline__ void produce_wide(const BackwardParams& params,
+                                             typename Traits::Shared& shared, const KeyTile& work) {
+  using KTile = typename Traits::KTile;
+  using DsTile = typename Traits::DsTile;
+  constexpr int kBlocks = Traits::kHeadDim / 64;  // of dQ's columns
+  constexpr int kSlot = kConsumerWarpgroups;      // of kOutputStaged, behind the consumers'
+  static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2 && kBlocks > 1);
+  const int thread = thread_in_warpgroup();
+  const bool leader = thread == 0;
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const auto load_tile = [&](int i) {
+    if (i >= tiles) return;
+    load_q<Traits>(params, shared, work, i);
+    load_dout<Traits>(params, shared, work, i);
+  };
+  if (leader) {
+    load_k<Traits>(params, shared, work);
+    load_tile(0);
+    load_v<Traits>(params, shared, work);
+    load_tile(1);
+  }
+  __syncwarp();
+
+  const Descriptor k_columns = descriptor(KTile::kMajorMN, shared.k);
+  const Descriptor ds_rows = descriptor(DsTile::kMajorK, shared.ds);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int slot = tile % 2;
+    const DqSums<Traits> sums(params, work, 0, tile);
+    const bool in_turn = sums.in_turn();
+    int turn = 0;
+    if (in_turn && leader) turn = sums.await_turn();
+    __syncwarp();
+    if (in_turn) sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
+    wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
+    float* to = sums.begin() + thread * 4;
+#pragma unroll 1
+    for (int block = 0; block < kBlocks; ++block) {
+      // Behind the first block the tile's stages are free, or soon will be.
+      if (block == 1) {
+        if (leader) load_tile(tile + 2);
+        __syncwarp();
+      }
+      float r_dq[32];
+      issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + slot * DsTile::kBytes,
+                                                      k_columns + block * KTile::kChunkBytes);
+      wgmma_wait<0>();
+      pin_registers(r_dq);
+      if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
+      to += 64 * 64;
+    }
+    if (in_turn) {
+      __threadfence();
+      sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
+      if (leader) sums.end_turn(turn);
+    }
+  }
+  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
+}
+
+}  // namespace flash3::hopper

@@ -119,7 +119,7 @@ class Backward {
       load_row(p_.dout, p_.dtype, batch, rows.begin + row, head, dout_[row]);
       std::fill_n(dq_[row], p_.head_dim, Real(0));
     }
-    const Range any = p_.band.keys(rows, p_.seq_k);
+    const Range any = p_.band().keys(rows, p_.seq_k);
     k_.dot_products(q_, any, p_rows_);
     v_.dot_products(dout_, any, ds_rows_);
     for (int row = 0; row < count; ++row)
@@ -141,7 +141,7 @@ class Backward {
 
   // Of one row: scores and dp become probabilities and ds. Returns the keys that it sees.
   Range softmax_gradient(int64_t batch, int64_t head, Index i, int row) {
-    const Range seen = p_.band.keys({i, i + 1}, p_.seq_k);
+    const Range seen = p_.band().keys({i, i + 1}, p_.seq_k);
     Real *p = p_rows_[row].data(), *ds = ds_rows_[row].data();
     for (Index j = seen.begin; j < seen.end; ++j) p[j] = round(p[j] * Real(p_.softmax_scale));
     softmax(p, seen);

@@ -102,14 +102,14 @@ class Rows {
     for (Index i = rows.begin; i < rows.end; ++i)
       for (int d = 0; d < p.head_dim; ++d)
         q_[i - rows.begin][d] = load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
-    kv_.dot_products(q_, p.band.keys(rows, p.seq_k), scores_);
+    kv_.dot_products(q_, p.band().keys(rows, p.seq_k), scores_);
 
     Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
     const Real* weights[kRows];
     Real lse[kRows];
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
-      seen[row] = p.band.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
+      seen[row] = p.band().keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
       for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j] * p.softmax_scale);
       lse[row] = softmax(s, seen[row]);
       for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j]);

@@ -41,7 +41,7 @@ struct BackwardBlocks {
   }
   // The blocks of keys of which this block of rows sees some; begin = end if none.
   Range key_blocks_of(Index row_block) const {
-    return problem.band.key_tiles(queries(rows_of(row_block)), problem.seq_k, tile.keys);
+    return problem.band().key_tiles(queries(rows_of(row_block)), problem.seq_k, tile.keys);
   }
 };
 

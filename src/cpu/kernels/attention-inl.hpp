@@ -124,7 +124,7 @@ class TaskRunner {
   Range queries(Range rows) const { return {rows.begin / group_, (rows.end - 1) / group_ + 1}; }
   // The part of `keys` that some of these packed rows see.
   Range seen_by(Range rows, Range keys) const {
-    const Range seen = p_.band.keys(queries(rows), p_.seq_k);
+    const Range seen = p_.band().keys(queries(rows), p_.seq_k);
     return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
   }
   // Start of packed row r of a tensor of query heads.

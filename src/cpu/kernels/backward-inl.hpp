@@ -254,7 +254,7 @@ class BackwardRunner {
 
   // What rows first … last of the block see of the task's keys.
   Range keys_seen_by(Index first, Index last) const {
-    const Range seen = p_.band.keys({row_[first].query, row_[last].query + 1}, p_.seq_k);
+    const Range seen = p_.band().keys({row_[first].query, row_[last].query + 1}, p_.seq_k);
     const Index begin = std::clamp(seen.begin, keys_.begin, keys_.end);
     return {begin - keys_.begin, std::clamp(seen.end, begin, keys_.end) - keys_.begin};
   }
@@ -272,7 +272,7 @@ class BackwardRunner {
       const Index first = s * kVectorRows;
       strip_keys_[s] = keys_seen_by(first, std::min(first + kVectorRows, rows_.size()) - 1);
     }
-    const Band queries_of{-p_.band.hi, -p_.band.lo};  // the mask, transposed
+    const Band queries_of{-p_.band().hi, -p_.band().lo};  // the mask, transposed
     const Index group = p_.queries_per_kv_head();
     for (int s = 0; s < key_strips_; ++s) {
       const Index first = keys_.begin + s * kVectorRows;

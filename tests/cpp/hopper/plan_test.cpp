@@ -142,7 +142,7 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
           ASSERT_LT(head, problem.heads_q);
           ++seen[static_cast<size_t>((work.batch * problem.heads_q + head) * problem.seq_q +
                                      query)];
-          const Range keys = problem.band.keys({query, query + 1}, problem.seq_k);
+          const Range keys = problem.band().keys({query, query + 1}, problem.seq_k);
           if (keys.empty()) continue;
           EXPECT_LE(work.key_tile_begin * config.tile_n, keys.begin) << id << ", query " << query;
           EXPECT_GE(work.key_tile_end * config.tile_n, keys.end) << id << ", query " << query;

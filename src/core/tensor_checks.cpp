@@ -181,9 +181,9 @@ Status check_data(const Field& f, Pointers pointers) {
     return invalid_argument(message(f.name, ".data is null but ", f.name, " has elements; only ",
                                     "a tensor with a size of 0 needs no memory"));
   if (reinterpret_cast<uintptr_t>(t.data) % dtype_size(t.dtype) != 0)
-    return invalid_argument(message(f.name, ".data = ", hex(t.data),
-                                    " but it must be a multiple of ", dtype_size(t.dtype),
-                                    ", the size of a ", dtype_name(t.dtype)));
+    return invalid_argument(message(
+        f.name, ".data = ", hex(t.data), " but it must be a multiple of ", dtype_size(t.dtype),
+        ", the size of ", t.dtype == FLASH3_INT32 ? "an " : "a ", dtype_name(t.dtype)));
   return {};
 }
 

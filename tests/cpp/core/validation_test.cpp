@@ -165,6 +165,21 @@ TEST(StructSize, NewerCallersMayLeaveTheirFieldsZero) {
           " is set; the call was made for a newer flash3 than this one, " FLASH3_VERSION_STRING);
 }
 
+// What lies behind the caller's struct is not read.
+TEST(StructSize, OlderCallersHaveNoneOfTheNewerFields) {
+  Call call;
+  auto p = call.params();
+  p.struct_size = offsetof(P, cu_seqlens_q);
+  std::memset(reinterpret_cast<unsigned char*>(&p) + p.struct_size, 0xAB, sizeof p - p.struct_size);
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&p, Pointers::kRequired, &problem);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_FALSE(problem.is_ragged());
+  EXPECT_FALSE(problem.sink.given);
+  EXPECT_EQ(problem.softcap, 0.f);
+  EXPECT_EQ(problem.mask_rule.chunk, 0);
+}
+
 // ---- what is allowed ----
 
 void expect_valid(const Forward& args) {

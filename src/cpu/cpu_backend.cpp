@@ -50,23 +50,6 @@ void add_packing(const Problem& problem, Explanation* out) {
 
 std::string tile_name(TileShape tile) { return message(tile.rows, " rows x ", tile.keys, " keys"); }
 
-// What the kernels do not compute.
-Status check_plain(const Problem& p) {
-  if (p.is_ragged())
-    return unsupported(
-        "cu_seqlens or seqused is given but the cpu backend computes sequences of one length only");
-  if (p.sink.given)
-    return unsupported(
-        "sink is given but the cpu backend computes the softmax of the scores alone");
-  if (p.softcap > 0.f)
-    return unsupported(
-        message("softcap = ", p.softcap, " but the cpu backend computes plain scores only"));
-  if (p.mask_rule.chunk > 0)
-    return unsupported(
-        message("chunk = ", p.mask_rule.chunk, " but the cpu backend masks by windows only"));
-  return {};
-}
-
 class CpuBackend final : public Backend {
  public:
   flash3_backend id() const override { return FLASH3_BACKEND_CPU; }
@@ -81,7 +64,7 @@ class CpuBackend final : public Backend {
   // Only the hopper backend can tell device memory (Backend::owns); dispatch asks it.
   bool can_access(const void*) const override { return true; }
 
-  Status supports(const ForwardProblem& problem) const override { return check_plain(problem); }
+  Status supports(const ForwardProblem&) const override { return {}; }
 
   size_t workspace_size(const ForwardProblem& problem) const override {
     return plan_attention(problem).workspace_size;
@@ -113,7 +96,7 @@ class CpuBackend final : public Backend {
     return run_attention(problem, plan);
   }
 
-  Status supports(const BackwardProblem& problem) const override { return check_plain(problem); }
+  Status supports(const BackwardProblem&) const override { return {}; }
 
   size_t workspace_size(const BackwardProblem& problem) const override {
     return plan_backward(problem).workspace_size;

@@ -187,7 +187,8 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   if (p.is_ragged()) {
     plan.tile.rows = tile_rows(p, plan, rows);
     plan.row_blocks = div_up(rows, plan.tile.rows);
-    plan.tasks = heads * plan.row_blocks;
+    const int64_t most = most_queries(p) * p.queries_per_kv_head() / (kMaxTileRows / 2) + p.batch;
+    plan.tasks = p.heads_k * std::min(p.batch * plan.row_blocks, most);
     plan.threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
     plan.why =
         message("blocks of the sequences' rows, the longest first, short ones together, for ",

@@ -223,8 +223,10 @@ BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> ta
   plan.tasks = p.heads_k * key_blocks(p, plan.tile.keys);
   plan.threads =
       static_cast<int>(std::clamp<int64_t>(plan.threads, 1, std::max<int64_t>(1, plan.tasks)));
-  plan.why = message(p.is_ragged() ? "at most " : "", plan.tasks, " blocks of keys for ",
-                     plan.threads, plan.threads > 1 ? " threads" : " thread",
+  plan.why = message(p.is_ragged() ? "blocks of the sequences' keys, the longest sequence first, "
+                                     "short ones together,"
+                                   : message(plan.tasks, " blocks of keys"),
+                     " for ", plan.threads, plan.threads > 1 ? " threads" : " thread",
                      plan.tile.keys < largest ? ": small ones, to share them evenly" : "");
 
   plan.scratch_size = whole_lines(plan.kernel->scratch_bytes(p, plan.tile));

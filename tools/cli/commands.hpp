@@ -38,6 +38,7 @@ struct VerifyOptions {
   bool quiet = false, list = false;
   bool accuracy = false;  // the accuracy experiment instead of the table
   bool backward = false;  // the backward's table, or the backward of each case
+  bool ragged = false;    // the table of ragged batches
 };
 
 struct BenchOptions {

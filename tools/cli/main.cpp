@@ -15,7 +15,10 @@ constexpr const char* kCaseHelp =
     "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
     "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
-    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse deterministic";
+    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
+    "deterministic,\n"
+    "sink sink16 softcap<x> chunk<n>; ragged batches: random or giant (lengths), packed[q|k],\n"
+    "used[q|k], nomax";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -118,7 +121,12 @@ int parse_and_run(int argc, char** argv) {
           "The gradients instead of the forward: the same table with dlse and deterministic\n"
           "taking turns, or the backward of each --case")
       ->excludes("--accuracy");
-  verify_app->add_option("--case", verify_options.cases, kCaseHelp);
+  verify_app
+      ->add_flag("--ragged", verify_options.ragged,
+                 "Batches of sequences of different lengths, each against the oracle alone; with\n"
+                 "--backward their gradients")
+      ->excludes("--accuracy");
+  verify_app->add_option("--case", verify_options.cases, kCaseHelp)->excludes("--ragged");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

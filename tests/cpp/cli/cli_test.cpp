@@ -436,6 +436,27 @@ TEST_F(Cli, RunRefusesBadFiles) {
                      "head_dim");
 }
 
+TEST_F(Cli, RunRefusesBadSequences) {
+  const std::string file = input("packed", "F32", {12, 4, 8}, {12, 2, 8}, {12, 2, 8});
+  const auto refused = [&](const std::string& options, const std::string& message) {
+    expect_usage_error("run --backend cpu -i " + file + " " + options, message);
+  };
+  refused("", "'q' has shape [12, 4, 8]; it must have 4 dimensions");
+  refused("--cu-seqlens 0,5,,12", "--cu-seqlens 0,5,,12: it must be numbers with commas");
+  refused("--cu-seqlens 0,5,12,", "it must be numbers with commas");
+  refused("--cu-seqlens 0,99999999999", "it must be numbers with commas");
+  refused("--cu-seqlens 12", "it must have one number more than there are sequences");
+  refused("--cu-seqlens lengths", "holds no tensor 'lengths'");
+  refused("--cu-seqlens q", "tensor 'q' is F32 [12, 4, 8]; --cu-seqlens takes I32 of 1 dimension");
+  refused("--cu-seqlens 0,5,13", "cu_seqlens_q[2] = 13 but it must be from 0 to 12");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,7,5", "cu_seqlens_k must not decrease");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,12", "must have the same batch size");
+  refused("--cu-seqlens-k 0,5", "--cu-seqlens-k requires --cu-seqlens");
+  refused("--cu-seqlens 0,5,12 --sink q", "'q' has shape [12, 4, 8]; it must have 1 dimension\n");
+  refused("--cu-seqlens 0,5,12 --softcap -3", "softcap = -3 but it must be finite");
+  refused("--cu-seqlens 0,5,12 --chunk -1", "chunk = -1 but it must be at least 0");
+}
+
 TEST_F(Cli, RunOnAnEmptySequence) {
   const std::string file = input("no_keys", "BF16", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
   const Outcome o = flash3("run --backend cpu --check -i " + file + " -o " + path("o"));

@@ -102,7 +102,7 @@ struct ForwardRun {
     return p;
   }
   std::string failure() const {
-    const std::vector<RowRule> rules = output_rules(c);
+    const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
     std::string text = judge_out(got.out.view, naive.out.view, ref, rules).failure;
     if (c.want_lse && text.empty())
       text = judge_lse(got.lse.view, naive.lse.view, ref, rules).failure;

@@ -231,9 +231,9 @@ namespace {
 
 // The sum of f(queries, keys) over the sequences of the batch.
 template <class F>
-double sum_over_sequences(const Case& c, const F& f) {
+double sum_over_sequences(const Case& c, const CaseSequences* given, const F& f) {
   if (!c.is_ragged()) return static_cast<double>(c.batch) * f(c.seq_q, c.seq_k);
-  const CaseSequences sequences = make_sequences(c);
+  const CaseSequences sequences = given ? *given : make_sequences(c);
   double sum = 0;
   for (int64_t b = 0; b < c.batch; ++b) {
     const SeqInfo s = sequences[b];
@@ -253,18 +253,18 @@ double pairs_of_one(const Case& c, int64_t len_q, int64_t len_k) {
 
 }  // namespace
 
-int64_t queries(const Case& c) {
+int64_t queries(const Case& c, const CaseSequences* given) {
   return static_cast<int64_t>(
-      sum_over_sequences(c, [](int64_t q, int64_t) { return static_cast<double>(q); }));
+      sum_over_sequences(c, given, [](int64_t q, int64_t) { return static_cast<double>(q); }));
 }
 
-int64_t visible_pairs(const Case& c) {
+int64_t visible_pairs(const Case& c, const CaseSequences* given) {
   return static_cast<int64_t>(
-      sum_over_sequences(c, [&](int64_t q, int64_t k) { return pairs_of_one(c, q, k); }));
+      sum_over_sequences(c, given, [&](int64_t q, int64_t k) { return pairs_of_one(c, q, k); }));
 }
 
-double flops(const Case& c) {
-  const double pairs = sum_over_sequences(c, [&](int64_t q, int64_t k) {
+double flops(const Case& c, const CaseSequences* given) {
+  const double pairs = sum_over_sequences(c, given, [&](int64_t q, int64_t k) {
     if (c.causal && !c.window && c.chunk == 0 && q == k)
       return static_cast<double>(q) * static_cast<double>(k) / 2;
     return pairs_of_one(c, q, k);
@@ -274,19 +274,20 @@ double flops(const Case& c) {
   return 2 * pairs * static_cast<double>(products * c.heads_q);
 }
 
-double tensor_bytes(const Case& c) {
+double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
-  const double rows_q = static_cast<double>(queries(c) * c.heads_q);
-  const double rows_k =
-      sum_over_sequences(c, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
+  const double rows_q = static_cast<double>(queries(c, given) * c.heads_q);
+  const double rows_k = sum_over_sequences(
+      c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
   const double dims = static_cast<double>(c.head_dim + c.head_dim_v);
   const double tensors = size * dims * (rows_q + rows_k), lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
 
-double score_matrix_bytes(const Case& c) {
+double score_matrix_bytes(const Case& c, const CaseSequences* given) {
   const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
-  return size * static_cast<double>(c.heads_q) * sum_over_sequences(c, [](int64_t q, int64_t k) {
+  return size * static_cast<double>(c.heads_q) *
+         sum_over_sequences(c, given, [](int64_t q, int64_t k) {
            return static_cast<double>(q) * static_cast<double>(k);
          });
 }

@@ -72,6 +72,10 @@ struct Case {
   bool deterministic = false;  // "deterministic"
 
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
+  // None of what not every backend computes.
+  bool is_plain() const {
+    return !is_ragged() && sink == Sink::kNone && softcap == 0.f && chunk == 0;
+  }
   bool operator==(const Case&) const = default;
 };
 
@@ -89,20 +93,23 @@ std::optional<Layout> parse_layout(std::string_view name);
 
 Mask mask_of(const Case& c, int64_t len_q, int64_t len_k);
 
+// The functions below take the sequences of a ragged case from its seed, unless they are given.
+struct CaseSequences;
+
 // Query tokens of the batch, and the (query, key) pairs that the mask lets through in one head.
-int64_t queries(const Case& c);
-int64_t visible_pairs(const Case& c);
+int64_t queries(const Case& c, const CaseSequences* given = nullptr);
+int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 
 // Floating point operations of the matrix products over the visible pairs: forward 2·pairs·(D + Dv)
 // a head, backward 2·pairs·(3D + 2Dv), which is 2.5 times as many where D = Dv. By the field's
 // convention a causal square counts as half of the full one.
-double flops(const Case& c);
+double flops(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
 // too.
-double tensor_bytes(const Case& c);
+double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the score matrix that is never stored.
-double score_matrix_bytes(const Case& c);
+double score_matrix_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 }  // namespace flash3::cases

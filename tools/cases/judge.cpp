@@ -228,14 +228,15 @@ Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const Refe
                rules_of_lse(got, rules));
 }
 
-std::vector<RowRule> output_rules(const Case& c) {
-  return rules_by_use(make_sequences(c).q, c.batch, RowRule::kAnything);
+std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch) {
+  return rules_by_use(sequences.q, batch, RowRule::kAnything);
 }
 
 GradientScores judge_gradients(const Case& c, const BackwardViews& got, const BackwardViews& naive,
                                const ReferenceBackward& ref) {
   const GradientRules rules = gradient_rules(c);
-  const double of_terms = 0x1p-22 * (1 + largest_finite_lse(got.lse, output_rules(c)));
+  const double of_terms =
+      0x1p-22 * (1 + largest_finite_lse(got.lse, output_rules(make_sequences(c), c.batch)));
   const auto allowance = [&](flash3_dtype dtype, double terms) {
     return Allowance{.roundoff = unit_roundoff(dtype), .absolute = of_terms * terms};
   };

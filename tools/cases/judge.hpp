@@ -57,8 +57,8 @@ Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const Refe
 Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
                 const std::vector<RowRule>& rules = {});
 
-// Of the rows of a case's out and lse.
-std::vector<RowRule> output_rules(const Case& c);
+// Of the rows of out and lse.
+std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch);
 
 struct GradientScores {
   Score dq, dk, dv, dsink;

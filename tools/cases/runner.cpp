@@ -107,7 +107,7 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const Expected expected = expect(c, host, options.oracle_threads, &verdict.failure);
   verdict.oracle_seconds = seconds_since(start);
   if (!verdict.failure.empty()) return verdict;
-  const std::vector<RowRule> rules = output_rules(c);
+  const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
   verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref, rules);
   verdict.failure = verdict.out.failure;
   if (c.want_lse) {

@@ -46,6 +46,18 @@ int parse_and_run(int argc, char** argv) {
   auto* right = run_app->add_option("--window-right", run_options.window_right,
                                     "Keys seen to the right of the diagonal");
   run_app->add_option("--softmax-scale", run_options.softmax_scale, "Default: 1/sqrt(head_dim)");
+  run_app->add_option("--softcap", run_options.softcap, "Soft cap of the scores; 0: none");
+  run_app->add_option("--chunk", run_options.chunk,
+                      "Queries see only keys of their own chunk of so many; 0: none");
+  run_app->add_option("--sink", run_options.sink,
+                      "Name of a tensor in the file: a sink for each query head");
+  auto* cu_seqlens = run_app->add_option(
+      "--cu-seqlens", run_options.cu_seqlens,
+      "Ragged batch: q, k, v are [total, heads, dim], and sequence b has the rows from\n"
+      "the b-th to before the next of these numbers, e.g. 0,5,12; or the name of an I32\n"
+      "tensor in the file that holds them");
+  run_app->add_option("--cu-seqlens-k", run_options.cu_seqlens_k, "Those of k and v, if others")
+      ->needs(cu_seqlens);
   run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
       ->check(CLI::NonNegativeNumber);
   run_app->add_flag("--check", run_options.check, "Compare with the float64 oracle");

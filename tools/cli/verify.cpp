@@ -49,12 +49,7 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   return list;
 }
 
-// Of the table's cases, what not every backend computes.
-bool may_be_skipped(const Case& c) {
-  return c.is_ragged() || c.sink != cases::Sink::kNone || c.softcap > 0 || c.chunk > 0;
-}
-
-bool skipped(const Case& c, const Verdict& v) { return v.unsupported && may_be_skipped(c); }
+bool skipped(const Case& c, const Verdict& v) { return v.unsupported && !c.is_plain(); }
 
 std::string report(const Case& c, const Verdict& v) {
   if (skipped(c, v)) return fmt::format("skip  {}\n      {}", to_id(c), v.failure);

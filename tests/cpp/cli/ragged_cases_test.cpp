@@ -102,7 +102,7 @@ struct ForwardRun {
     return p;
   }
   std::string failure() const {
-    const std::vector<RowRule> rules = output_rules(c);
+    const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
     std::string text = judge_out(got.out.view, naive.out.view, ref, rules).failure;
     if (c.want_lse && text.empty())
       text = judge_lse(got.lse.view, naive.lse.view, ref, rules).failure;
@@ -117,7 +117,7 @@ struct ForwardRun {
 
 TEST(RaggedJudge, PassesWhatIsRight) {
   for (Case c : ragged_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU))) {
-    if (c.batch > 20) continue;
+    if (c.batch > 9) continue;
     EXPECT_EQ(ForwardRun(c).failure(), "") << to_id(c);
   }
 }
@@ -191,8 +191,9 @@ struct BackwardRun {
 };
 
 TEST(RaggedGradientJudge, PassesWhatIsRight) {
+  int i = 0;
   for (Case c : ragged_backward_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU))) {
-    if (c.batch > 20) continue;
+    if (c.batch > 9 || ++i % 3 != 0) continue;
     EXPECT_EQ(BackwardRun(c).failure(), "") << to_id(c);
   }
 }

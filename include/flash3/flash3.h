@@ -3,8 +3,10 @@
  *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V
  *   lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
- * computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608), and the
- * gradients of both by flash3_backward; the score matrix is never stored.
+ * and what models add to it (ragged batches, sinks, a soft cap, chunks: the last fields of
+ * flash3_forward_params), computed tile by tile with an online softmax (FlashAttention-3,
+ * arXiv:2407.08608), and the gradients of both by flash3_backward; the score matrix is never
+ * stored.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
@@ -38,12 +40,12 @@ extern "C" {
 /* C++ and C23 can say that the enums are 32 bits wide and hold any value; other C makes them so
  * anyway. */
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
-#define FLASH3_INT32 : int32_t
+#define FLASH3_ENUM_INT32 : int32_t
 #else
-#define FLASH3_INT32
+#define FLASH3_ENUM_INT32
 #endif
 
-typedef enum flash3_status FLASH3_INT32 {
+typedef enum flash3_status FLASH3_ENUM_INT32 {
   FLASH3_OK = 0,
   FLASH3_INVALID_ARGUMENT = 1, /* the call breaks a rule of this header */
   FLASH3_UNSUPPORTED =
@@ -53,14 +55,15 @@ typedef enum flash3_status FLASH3_INT32 {
   FLASH3_INTERNAL_ERROR = 5 /* a bug in flash3 */
 } flash3_status;
 
-typedef enum flash3_dtype FLASH3_INT32 {
+typedef enum flash3_dtype FLASH3_ENUM_INT32 {
   FLASH3_DTYPE_NONE = 0, /* a zero-initialised tensor: not given */
   FLASH3_FLOAT16 = 1,
   FLASH3_BFLOAT16 = 2,
-  FLASH3_FLOAT32 = 3
+  FLASH3_FLOAT32 = 3,
+  FLASH3_INT32 = 4 /* index tensors alone: cu_seqlens_q, seqused_k … */
 } flash3_dtype;
 
-typedef enum flash3_backend FLASH3_INT32 {
+typedef enum flash3_backend FLASH3_ENUM_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
                                 Hopper if there is one */
   FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
@@ -88,7 +91,7 @@ typedef struct flash3_forward_params {
   /* Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype. */
+   * one dtype. Packed tensors have other dimensions: see cu_seqlens_q. */
   flash3_tensor q;   /* [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /* [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /* [batch, seq_k, heads_k, head_dim_v] */
@@ -115,6 +118,45 @@ typedef struct flash3_forward_params {
                       kind of memory; */
   size_t workspace_size; /* its contents need not be initialised, and no other call may use it at
                             the same time */
+
+  /* Ragged batches: sequences of different lengths. Two ways to say so, for q and for k each by
+   * itself and together or not; a tensor that is all zero asks for nothing.
+   *
+   * cu_seqlens_q: q, out and lse are packed: [total_q, heads_q, head_dim], [total_q, heads_q,
+   * head_dim_v] and [heads_q, total_q], and so are their gradients in a backward call. Sequence b
+   * has the rows from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]. With cu_seqlens_k, k and
+   * v are [total_k, heads_k, dim]. One may be packed without the other.
+   * cu_seqlens must not decrease, from at least 0 to at most the tensor's rows.
+   *
+   * seqused_q, seqused_k: only the first seqused[b] tokens of sequence b count, whether packed or
+   * not; the others are as if they were not there. Between 0 and the sequence's rows.
+   *
+   * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
+   * tokens that count is read; of out and lse only their rows are written.
+   *
+   * max_seqlen: with cu_seqlens only; no sequence has more tokens that count. It bounds the choice
+   * of kernel and of workspace; 0: not known, as if one sequence could have all rows.
+   *
+   * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
+   * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph
+   * replays with other lengths, and clamps what breaks them: no memory outside the tensors is
+   * touched, and what the rows then hold is undefined. */
+  flash3_tensor cu_seqlens_q; /* [batch + 1] int32 */
+  flash3_tensor cu_seqlens_k; /* [batch + 1] int32 */
+  flash3_tensor seqused_q;    /* [batch] int32 */
+  flash3_tensor seqused_k;    /* [batch] int32 */
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+
+  /* One more logit for each query head, which takes part in the softmax but has no value, so that a
+   * row's weights may sum up to less than 1. It is neither scaled nor capped nor masked. lse
+   * includes it; a query that sees no key gets out = 0 and lse = sink. −∞ is as no sink. */
+  flash3_tensor sink; /* [heads_q] float32, or the dtype of q; all zero: none */
+
+  float softcap; /* finite and ≥ 0; 0: none. Scores become softcap · tanh(softmax_scale · Q·Kᵀ /
+                    softcap), before the mask */
+  int64_t chunk; /* ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
+                    floor(i' / chunk), with i' as above, besides what the other masks say */
 } flash3_forward_params;
 
 /* FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
@@ -144,9 +186,13 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * never the score matrix. Zero-initialise it, then set struct_size =
  * sizeof(flash3_backward_params).
  *
- * q, k, v, out and lse are those of the forward call, and mask, softmax_scale and dtype must be the
- * same. Gradients of rows that see nothing, and of keys that nobody sees, are exactly 0; every
- * element of dq, dk and dv is written. */
+ * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too, and with a sink
+ *   dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
+ *
+ * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
+ * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
+ * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
+ * for rows of packed tensors that belong to no sequence: they are left as they are. */
 typedef struct flash3_backward_params {
   size_t struct_size;
 
@@ -175,6 +221,18 @@ typedef struct flash3_backward_params {
   void* stream;
   void* workspace;
   size_t workspace_size;
+
+  flash3_tensor cu_seqlens_q; /* as in flash3_forward_params, to chunk */
+  flash3_tensor cu_seqlens_k;
+  flash3_tensor seqused_q;
+  flash3_tensor seqused_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  flash3_tensor sink;
+  float softcap;
+  int64_t chunk;
+
+  flash3_tensor dsink; /* [heads_q], the dtype of sink, which must be given; all zero: not wanted */
 } flash3_backward_params;
 
 /* As their forward counterparts. */

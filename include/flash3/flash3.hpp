@@ -64,6 +64,23 @@ inline Tensor lse_tensor(float* data, int64_t batch, int64_t heads, int64_t seq)
   return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {heads * seq, seq, 1, 0}};
 }
 
+// Contiguous tensors of a ragged batch: q, k, v, out, and the log-sum-exp.
+inline Tensor packed_tensor(void* data, flash3_dtype dtype, std::array<int64_t, 3> shape) {
+  return Tensor{
+      data, dtype, 3, {shape[0], shape[1], shape[2], 0}, {shape[1] * shape[2], shape[2], 1, 0}};
+}
+inline Tensor packed_lse_tensor(float* data, int64_t heads, int64_t total) {
+  return Tensor{data, FLASH3_FLOAT32, 2, {heads, total, 0, 0}, {total, 1, 0, 0}};
+}
+
+// One dimension: cu_seqlens and seqused; a sink.
+inline Tensor index_tensor(const int32_t* data, int64_t size) {
+  return Tensor{const_cast<int32_t*>(data), FLASH3_INT32, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
+}
+inline Tensor sink_tensor(void* data, flash3_dtype dtype, int64_t heads) {
+  return Tensor{data, dtype, 1, {heads, 0, 0, 0}, {1, 0, 0, 0}};
+}
+
 // [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
 inline Tensor heads_first(Tensor t) {
   std::swap(t.shape[1], t.shape[2]);
@@ -81,6 +98,12 @@ void set_options(const Args& args, Params& p) {
   p.window = args.window_left.has_value() || args.window_right.has_value();
   p.window_left = args.window_left.value_or(-1);
   p.window_right = args.window_right.value_or(-1);
+  p.chunk = args.chunk;
+  p.softcap = args.softcap;
+  p.sink = args.sink;
+  p.cu_seqlens_q = args.cu_seqlens_q, p.cu_seqlens_k = args.cu_seqlens_k;
+  p.seqused_q = args.seqused_q, p.seqused_k = args.seqused_k;
+  p.max_seqlen_q = args.max_seqlen_q, p.max_seqlen_k = args.max_seqlen_k;
   p.backend = args.backend;
   p.num_threads = args.num_threads;
   p.stream = args.stream;
@@ -97,6 +120,12 @@ struct Forward {
   std::optional<float> softmax_scale = {};  // unset or 0: 1/√head_dim
   bool causal = false;
   std::optional<int64_t> window_left = {}, window_right = {};  // unbounded
+  int64_t chunk = 0;                                           // none
+  float softcap = 0.f;                                         // none
+  Tensor sink{};                                               // none
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};                       // not packed unless set
+  Tensor seqused_q{}, seqused_k{};                             // every token counts unless set
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -119,10 +148,17 @@ struct Backward {
   Tensor dlse{};  // zero unless set
   Tensor q{}, k{}, v{}, out{}, lse{};
   Tensor dq{}, dk{}, dv{};
+  Tensor dsink{};                           // not wanted unless set
   std::optional<float> softmax_scale = {};  // unset or 0: 1/√head_dim
   bool causal = false;
   bool deterministic = false;
   std::optional<int64_t> window_left = {}, window_right = {};  // unbounded
+  int64_t chunk = 0;                                           // none
+  float softcap = 0.f;                                         // none
+  Tensor sink{};                                               // none
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};                       // not packed unless set
+  Tensor seqused_q{}, seqused_k{};                             // every token counts unless set
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -135,6 +171,7 @@ struct Backward {
     p.dout = dout, p.dlse = dlse;
     p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
     p.dq = dq, p.dk = dk, p.dv = dv;
+    p.dsink = dsink;
     detail::set_options(*this, p);
     p.deterministic = deterministic;
     return p;

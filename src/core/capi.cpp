@@ -1,5 +1,6 @@
 // The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -80,27 +81,55 @@ Status check_backend_id(flash3_backend id) {
 
 // ---- what explain says of the call itself, before the backend's own lines ----
 
+// "5"; of sequences of different lengths "up to 5", and for packed ones what holds them.
+std::string describe_length(const Sequences& s) {
+  if (s.packed) return message("up to ", s.max_length, " of ", s.rows, " packed rows");
+  return message(s.has_used ? "up to " : "", s.max_length);
+}
+
 std::string describe_sizes(const Problem& p) {
-  return message(dtype_name(p.dtype), ", batch ", p.batch, ", seq_q ", p.seq_q, ", seq_k ", p.seq_k,
+  return message(dtype_name(p.dtype), ", batch ", p.batch, ", seq_q ",
+                 describe_length(p.sequences_q), ", seq_k ", describe_length(p.sequences_k),
                  ", heads_q ", p.heads_q, ", heads_k ", p.heads_k, ", head_dim ", p.head_dim,
                  ", head_dim_v ", p.head_dim_v);
 }
 
+std::string describe_sink(const Problem& p) {
+  return p.sink.given ? message(", with ", dtype_name(p.sink.dtype), " sink") : "";
+}
+
 std::string describe_problem(const ForwardProblem& p) {
-  return message(describe_sizes(p), p.lse.wanted ? ", with lse" : "");
+  return message(describe_sizes(p), p.lse.wanted ? ", with lse" : "", describe_sink(p));
 }
 
 std::string describe_problem(const BackwardProblem& p) {
   return message("backward, ", describe_sizes(p), p.dlse.wanted ? ", with dlse" : "",
+                 describe_sink(p), p.dsink.given ? ", with dsink" : "",
                  p.deterministic ? ", deterministic" : "");
 }
 
+// "i + 3"; in a ragged batch each sequence has its own shift.
+std::string describe_bound(const Problem& p, Index window, Index bound) {
+  if (!p.is_ragged()) return message("i + ", bound);
+  return window == 0 ? "i'" : message(window < 0 ? "i' - " : "i' + ", std::abs(window));
+}
+
 std::string describe_mask(const Problem& p) {
-  if (p.band.is_full(p.seq_q, p.seq_k)) return "none";
+  const MaskRule& rule = p.mask_rule;
+  const Band band = p.band();
+  const bool left = band.lo > -Band::kUnbounded, right = band.hi < Band::kUnbounded;
+  const bool none =
+      p.is_ragged() ? !left && !right && rule.chunk == 0 : p.mask().is_full(p.seq_q, p.seq_k);
+  if (none) return "none";
   std::string text = "query i sees keys j with ";
-  if (p.band.lo > -Band::kUnbounded) append(text, message("i + ", p.band.lo, " <= "));
-  append(text, "j");
-  if (p.band.hi < Band::kUnbounded) append(text, message(" <= i + ", p.band.hi));
+  if (left) append(text, message(describe_bound(p, -rule.window_left, band.lo), " <= "));
+  if (left || right || rule.chunk == 0) append(text, "j");
+  if (right) append(text, message(" <= ", describe_bound(p, rule.window_right, band.hi)));
+  if (rule.chunk > 0)
+    append(text, message(left || right ? " and " : "", "j / ", rule.chunk, " = ",
+                         p.is_ragged() ? "i'" : message("(i + ", p.seq_k - p.seq_q, ")"), " / ",
+                         rule.chunk, ", rounded down"));
+  if (p.is_ragged()) append(text, ", with i' = i + the sequence's keys - its queries");
   return text;
 }
 
@@ -133,6 +162,7 @@ Status explain(const P& p, std::string* text) {
   lines.add("problem", describe_problem(p));
   lines.add("mask", describe_mask(p));
   lines.add("softmax_scale", message(p.softmax_scale));
+  if (p.softcap > 0.f) lines.add("softcap", message(p.softcap));
   if (backend) backend->explain(p, &lines);
   *text = lines.text();
   return {};

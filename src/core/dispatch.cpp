@@ -41,7 +41,12 @@ Status check_memory(const Backend& backend, const Problem& p, const char* verb) 
   FLASH3_CHECK(check_access(backend, "k.data", p.k.data, "read"));
   FLASH3_CHECK(check_access(backend, "v.data", p.v.data, "read"));
   FLASH3_CHECK(check_access(backend, "out.data", p.out.data, verb));
-  return check_access(backend, "lse.data", p.lse.data, verb);
+  FLASH3_CHECK(check_access(backend, "lse.data", p.lse.data, verb));
+  FLASH3_CHECK(check_access(backend, "cu_seqlens_q.data", p.sequences_q.cu, "read"));
+  FLASH3_CHECK(check_access(backend, "cu_seqlens_k.data", p.sequences_k.cu, "read"));
+  FLASH3_CHECK(check_access(backend, "seqused_q.data", p.sequences_q.used, "read"));
+  FLASH3_CHECK(check_access(backend, "seqused_k.data", p.sequences_k.used, "read"));
+  return check_access(backend, "sink.data", p.sink.data, "read");
 }
 
 Status check_memory(const Backend& backend, const ForwardProblem& p) {
@@ -54,7 +59,8 @@ Status check_memory(const Backend& backend, const BackwardProblem& p) {
   FLASH3_CHECK(check_access(backend, "dlse.data", p.dlse.data, "read"));
   FLASH3_CHECK(check_access(backend, "dq.data", p.dq.data, "write"));
   FLASH3_CHECK(check_access(backend, "dk.data", p.dk.data, "write"));
-  return check_access(backend, "dv.data", p.dv.data, "write");
+  FLASH3_CHECK(check_access(backend, "dv.data", p.dv.data, "write"));
+  return check_access(backend, "dsink.data", p.dsink.data, "write");
 }
 
 const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }

@@ -1,21 +1,64 @@
 // The one place where user input is checked: params of the C interface in, a problem out.
 #include "core/problem.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 
 #include "core/message.hpp"
+#include "core/sequence_checks.hpp"
 #include "core/tensor_checks.hpp"
 
 namespace flash3 {
 namespace {
 
-constexpr char kQLayout[] = "[batch, seq_q, heads_q, head_dim]";
-constexpr char kOutLayout[] = "[batch, seq_q, heads_q, head_dim_v]";
-constexpr char kKLayout[] = "[batch, seq_k, heads_k, head_dim]";
-constexpr char kVLayout[] = "[batch, seq_k, heads_k, head_dim_v]";
-constexpr char kLseLayout[] = "[batch, heads_q, seq_q]";
+// Names and dimensions of a call's tensors: packed on the side of q, of k, on both or neither.
+struct Layout {
+  bool packed_q, packed_k;
+
+  Field q(const char* name, const flash3_tensor& t) const {
+    return packed_q ? Field{name, "[total_q, heads_q, head_dim]", 3, t}
+                    : Field{name, "[batch, seq_q, heads_q, head_dim]", 4, t};
+  }
+  Field out(const char* name, const flash3_tensor& t) const {
+    return packed_q ? Field{name, "[total_q, heads_q, head_dim_v]", 3, t}
+                    : Field{name, "[batch, seq_q, heads_q, head_dim_v]", 4, t};
+  }
+  Field lse(const char* name, const flash3_tensor& t) const {
+    return packed_q ? Field{name, "[heads_q, total_q]", 2, t}
+                    : Field{name, "[batch, heads_q, seq_q]", 3, t};
+  }
+  Field k(const char* name, const flash3_tensor& t) const {
+    return packed_k ? Field{name, "[total_k, heads_k, head_dim]", 3, t}
+                    : Field{name, "[batch, seq_k, heads_k, head_dim]", 4, t};
+  }
+  Field v(const char* name, const flash3_tensor& t) const {
+    return packed_k ? Field{name, "[total_k, heads_k, head_dim_v]", 3, t}
+                    : Field{name, "[batch, seq_k, heads_k, head_dim_v]", 4, t};
+  }
+};
+
+template <class Params>
+SequenceFields sequences_of_q(const Params& p) {
+  return {{"cu_seqlens_q", "[batch + 1]", 1, p.cu_seqlens_q},
+          {"seqused_q", "[batch]", 1, p.seqused_q},
+          "max_seqlen_q",
+          p.max_seqlen_q};
+}
+
+template <class Params>
+SequenceFields sequences_of_k(const Params& p) {
+  return {{"cu_seqlens_k", "[batch + 1]", 1, p.cu_seqlens_k},
+          {"seqused_k", "[batch]", 1, p.seqused_k},
+          "max_seqlen_k",
+          p.max_seqlen_k};
+}
+
+// The number of sequences, where q or k tells it.
+Extent batch_of(const Field& tensor, const SequenceFields& sequences) {
+  return sequences.packed() ? Extent{sequences.cu, 0, 1} : Extent{tensor, 0};
+}
 
 const char* params_name(const flash3_forward_params&) { return "flash3_forward_params"; }
 const char* params_name(const flash3_backward_params&) { return "flash3_backward_params"; }
@@ -47,7 +90,8 @@ Status read_params(const Params* given, Params* params) {
                                  " bytes, and byte ", i,
                                  " is set; the call was made for a newer flash3 than this one, ",
                                  FLASH3_VERSION_STRING));
-  std::memcpy(params, given, sizeof *params);
+  *params = {};  // fields that an older header has not ask for nothing
+  std::memcpy(params, given, std::min(size, sizeof *params));
   return {};
 }
 
@@ -69,16 +113,44 @@ Status check_options(const Params& p) {
   if (p.num_threads < 0)
     return invalid_argument(
         message("num_threads = ", p.num_threads, " but it must be at least 0 (0: one per core)"));
+  if (!(p.softcap >= 0.f) || std::isinf(p.softcap))
+    return invalid_argument(
+        message("softcap = ", p.softcap, " but it must be finite and at least 0 (0: none)"));
+  if (p.chunk < 0)
+    return invalid_argument(message("chunk = ", p.chunk, " but it must be at least 0 (0: none)"));
+  return {};
+}
+
+// What both kinds of call say of q, k, v and out, once each by itself is in form: how they agree
+// with each other, with the sequences and with the sink.
+template <class Params>
+Status check_agreement(const Params& p, const Field& q, const Field& k, const Field& v,
+                       const Field& out, Pointers pointers) {
+  const SequenceFields sequences_q = sequences_of_q(p), sequences_k = sequences_of_k(p);
+  const Extent batch_q = batch_of(q, sequences_q), batch_k = batch_of(k, sequences_k);
+  FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
+  FLASH3_CHECK(check_used(sequences_q, batch_q));
+  FLASH3_CHECK(check_used(sequences_k, batch_q));
+  return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, pointers) : Status();
+}
+
+template <class Params>
+Status check_sequences(const Params& p, Pointers pointers, Layout* layout) {
+  FLASH3_CHECK(check_sequence_fields(sequences_of_q(p), pointers));
+  FLASH3_CHECK(check_sequence_fields(sequences_of_k(p), pointers));
+  *layout = {is_given(p.cu_seqlens_q), is_given(p.cu_seqlens_k)};
   return {};
 }
 
 Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
-  const Field q{"q", kQLayout, 4, p.q}, k{"k", kKLayout, 4, p.k}, v{"v", kVLayout, 4, p.v};
-  const Field out{"out", kOutLayout, 4, p.out}, lse{"lse", kLseLayout, 3, p.lse};
+  Layout layout;
+  FLASH3_CHECK(check_sequences(p, pointers, &layout));
+  const Field q = layout.q("q", p.q), k = layout.k("k", p.k), v = layout.v("v", p.v);
+  const Field out = layout.out("out", p.out), lse = layout.lse("lse", p.lse);
 
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_form(f));
   FLASH3_CHECK(check_same_dtype({q, k, v, out}));
-  FLASH3_CHECK(check_shapes(q, k, v, out));
+  FLASH3_CHECK(check_agreement(p, q, k, v, out, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_strides(f));
   FLASH3_CHECK(check_no_overlap(out));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
@@ -90,15 +162,17 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
 }
 
 Status check_tensors(const flash3_backward_params& p, Pointers pointers) {
-  const Field q{"q", kQLayout, 4, p.q}, k{"k", kKLayout, 4, p.k}, v{"v", kVLayout, 4, p.v};
-  const Field out{"out", kOutLayout, 4, p.out}, dout{"dout", kOutLayout, 4, p.dout};
-  const Field dq{"dq", kQLayout, 4, p.dq}, dk{"dk", kKLayout, 4, p.dk}, dv{"dv", kVLayout, 4, p.dv};
-  const Field lse{"lse", kLseLayout, 3, p.lse}, dlse{"dlse", kLseLayout, 3, p.dlse};
+  Layout layout;
+  FLASH3_CHECK(check_sequences(p, pointers, &layout));
+  const Field q = layout.q("q", p.q), k = layout.k("k", p.k), v = layout.v("v", p.v);
+  const Field out = layout.out("out", p.out), dout = layout.out("dout", p.dout);
+  const Field dq = layout.q("dq", p.dq), dk = layout.k("dk", p.dk), dv = layout.v("dv", p.dv);
+  const Field lse = layout.lse("lse", p.lse), dlse = layout.lse("dlse", p.dlse);
   const auto all = {q, k, v, out, dout, dq, dk, dv};
 
   for (const Field& f : all) FLASH3_CHECK(check_form(f));
   FLASH3_CHECK(check_same_dtype(all));
-  FLASH3_CHECK(check_shapes(q, k, v, out));
+  FLASH3_CHECK(check_agreement(p, q, k, v, out, pointers));
   FLASH3_CHECK(check_same_shape(dout, out));
   FLASH3_CHECK(check_same_shape(dq, q));
   FLASH3_CHECK(check_same_shape(dk, k));
@@ -108,38 +182,69 @@ Status check_tensors(const flash3_backward_params& p, Pointers pointers) {
   for (const Field& f : all) FLASH3_CHECK(check_data(f, pointers));
 
   if (!is_given(p.lse))
-    return invalid_argument(message("lse is all zero; the backward needs the lse, ", kLseLayout,
+    return invalid_argument(message("lse is all zero; the backward needs the lse, ", lse.layout,
                                     ", that the forward has written"));
   FLASH3_CHECK(check_rows(lse, q, ""));
   FLASH3_CHECK(check_data(lse, pointers));
-  if (!is_given(p.dlse)) return {};
-  FLASH3_CHECK(check_rows(dlse, q, "; a dlse that is not given is all zero"));
-  return check_data(dlse, pointers);
+  if (is_given(p.dlse)) {
+    FLASH3_CHECK(check_rows(dlse, q, "; a dlse that is not given is all zero"));
+    FLASH3_CHECK(check_data(dlse, pointers));
+  }
+  if (!is_given(p.dsink)) return {};
+  return check_dsink({"dsink", "[heads_q]", 1, p.dsink}, {"sink", "[heads_q]", 1, p.sink}, q,
+                     pointers);
+}
+
+Sequences sequences(const flash3_tensor& tensor, const SequenceFields& fields) {
+  Sequences made;
+  made.packed = fields.packed();
+  made.has_used = fields.has_used();
+  made.cu = static_cast<const int*>(fields.cu.tensor.data);
+  made.used = static_cast<const int*>(fields.used.tensor.data);
+  made.rows = tensor.shape[made.packed ? 0 : 1];
+  made.max_length =
+      fields.max_length > 0 ? std::min<Index>(fields.max_length, made.rows) : made.rows;
+  return made;
+}
+
+// The views of a call whose sequences are known.
+TensorView view_q(const Problem& p, const flash3_tensor& t) {
+  return p.sequences_q.packed ? packed_view(t, p.batch, p.seq_q) : view(t);
+}
+TensorView view_k(const Problem& p, const flash3_tensor& t) {
+  return p.sequences_k.packed ? packed_view(t, p.batch, p.seq_k) : view(t);
+}
+LseView view_lse(const Problem& p, const flash3_tensor& t) {
+  return p.sequences_q.packed ? packed_lse_view(t) : lse_view(t);
 }
 
 // The fields that both kinds of call have.
 template <class Params>
 void fill(const Params& p, Problem* problem) {
   problem->dtype = p.q.dtype;
-  problem->batch = p.q.shape[0];
-  problem->seq_q = p.q.shape[1];
-  problem->seq_k = p.k.shape[1];
-  problem->heads_q = p.q.shape[2];
-  problem->heads_k = p.k.shape[2];
-  problem->head_dim = static_cast<int>(p.q.shape[3]);
-  problem->head_dim_v = static_cast<int>(p.v.shape[3]);
-  problem->q = view(p.q);
-  problem->k = view(p.k);
-  problem->v = view(p.v);
-  problem->out = view(p.out);
-  problem->lse = lse_view(p.lse);
+  problem->sequences_q = sequences(p.q, sequences_of_q(p));
+  problem->sequences_k = sequences(p.k, sequences_of_k(p));
+  problem->batch = problem->sequences_q.packed ? p.cu_seqlens_q.shape[0] - 1 : p.q.shape[0];
+  problem->seq_q = problem->sequences_q.max_length;
+  problem->seq_k = problem->sequences_k.max_length;
+  problem->q = view_q(*problem, p.q);
+  problem->k = view_k(*problem, p.k);
+  problem->v = view_k(*problem, p.v);
+  problem->out = view_q(*problem, p.out);
+  problem->lse = view_lse(*problem, p.lse);
+  problem->heads_q = problem->q.heads;
+  problem->heads_k = problem->k.heads;
+  problem->head_dim = static_cast<int>(problem->q.dim);
+  problem->head_dim_v = static_cast<int>(problem->v.dim);
   problem->softmax_scale = p.softmax_scale > 0.f
                                ? p.softmax_scale
                                : static_cast<float>(1.0 / std::sqrt(double(problem->head_dim)));
+  problem->softcap = p.softcap;
+  problem->sink = sink_view(p.sink);
+  if (p.window) problem->mask_rule = {p.window_left, p.window_right};
   // causal is window_right = 0, the narrowest bound that a window can have on that side.
-  const int64_t left = p.window ? p.window_left : -1;
-  const int64_t right = p.causal ? 0 : p.window ? p.window_right : -1;
-  problem->band = Band::make(problem->seq_q, problem->seq_k, left, right);
+  if (p.causal) problem->mask_rule.window_right = 0;
+  problem->mask_rule.chunk = std::min(p.chunk, kMaxSize);  // no sequence is longer
   problem->backend = static_cast<flash3_backend>(p.backend);
   problem->num_threads = p.num_threads;
   problem->stream = p.stream;
@@ -170,11 +275,12 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   FLASH3_CHECK(check_flag("deterministic", p.deterministic));
   BackwardProblem made;
   fill(p, &made);
-  made.dout = view(p.dout);
-  made.dlse = lse_view(p.dlse);
-  made.dq = view(p.dq);
-  made.dk = view(p.dk);
-  made.dv = view(p.dv);
+  made.dout = view_q(made, p.dout);
+  made.dlse = view_lse(made, p.dlse);
+  made.dq = view_q(made, p.dq);
+  made.dk = view_k(made, p.dk);
+  made.dv = view_k(made, p.dv);
+  made.dsink = sink_view(p.dsink);
   made.deterministic = p.deterministic != 0;
   *problem = made;
   return {};
@@ -186,6 +292,7 @@ const char* dtype_name(flash3_dtype dtype) {
     case FLASH3_FLOAT16: return "float16";
     case FLASH3_BFLOAT16: return "bfloat16";
     case FLASH3_FLOAT32: return "float32";
+    case FLASH3_INT32: return "int32";
   }
   return "unknown";
 }
@@ -194,7 +301,8 @@ int dtype_size(flash3_dtype dtype) {
   switch (dtype) {
     case FLASH3_FLOAT16:
     case FLASH3_BFLOAT16: return 2;
-    case FLASH3_FLOAT32: return 4;
+    case FLASH3_FLOAT32:
+    case FLASH3_INT32: return 4;
     case FLASH3_DTYPE_NONE: break;
   }
   return 0;

@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/band.hpp"
+#include "core/mask.hpp"
+#include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "flash3/flash3.h"
 
@@ -15,32 +16,49 @@ namespace flash3 {
 inline constexpr int kMaxHeadDim = 256;
 
 // [batch, seq, head, dim], strides in elements, the last one is 1. The stride of a dimension with
-// fewer than two elements is 0, whatever the caller gave.
+// fewer than two elements is 0, whatever the caller gave. Packed tensors [total, head, dim] have
+// the same form with stride_batch 0: batch is the number of sequences, seq the most tokens that one
+// can have, and row i of sequence b is row rows_of(…, b).first + i of the tensor.
 struct TensorView {
   void* data = nullptr;
   int64_t batch = 0, seq = 0, heads = 0, dim = 0;
   int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
 };
 
-// [batch, head, seq] float32, strides in elements, the last one is 1.
+// [batch, head, seq] float32, strides in elements, the last one is 1. Packed ones, [head, total],
+// have stride_batch 0 and the rows of packed tensors.
 struct LseView {
   float* data = nullptr;  // null: no LSE wanted (or the call is only a question)
   bool wanted = false;
   int64_t stride_batch = 0, stride_head = 0;
 };
 
+// [head], contiguous: a sink, or its gradient.
+struct SinkView {
+  void* data = nullptr;  // null: none (or the call is only a question)
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;
+  bool given = false;
+};
+
 // What forward and backward calls have in common.
 struct Problem {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;
-  int64_t batch = 0, seq_q = 0, seq_k = 0, heads_q = 0, heads_k = 0;
+  int64_t batch = 0;
+  int64_t seq_q = 0, seq_k = 0;  // of a ragged batch: no sequence is longer
+  int64_t heads_q = 0, heads_k = 0;
   int head_dim = 0, head_dim_v = 0;
+
+  // Where each sequence lies; of a batch that is not ragged all are seq_q and seq_k long.
+  Sequences sequences_q, sequences_k;
 
   TensorView q, k, v;
   TensorView out;  // written by the forward, read by the backward
   LseView lse;     // likewise
 
   float softmax_scale = 0.f;  // never the "0 = default" of the C interface
-  Band band;
+  float softcap = 0.f;        // 0: none
+  SinkView sink;
+  MaskRule mask_rule;
 
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;  // 0: all
@@ -49,6 +67,17 @@ struct Problem {
   size_t workspace_size = 0;
 
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
+  bool is_ragged() const {
+    return sequences_q.packed || sequences_q.has_used || sequences_k.packed || sequences_k.has_used;
+  }
+
+  // Sequence b, by what cu_seqlens and seqused hold: for the CPU, and not for questions.
+  SeqInfo sequence(int64_t b) const { return seq_info(sequences_q, sequences_k, b); }
+  Mask mask(const SeqInfo& s) const { return Mask::make(s.q.length, s.k.length, mask_rule); }
+
+  // The mask of a batch that is not ragged, and its band: all of it if there are no chunks.
+  Mask mask() const { return Mask::make(seq_q, seq_k, mask_rule); }
+  Band band() const { return mask().band; }
 };
 
 struct ForwardProblem : Problem {
@@ -58,11 +87,13 @@ struct ForwardProblem : Problem {
 
 struct BackwardProblem : Problem {
   TensorView dout, dq, dk, dv;
-  LseView dlse;  // gradient of lse; not wanted: zero
+  LseView dlse;    // gradient of lse; not wanted: zero
+  SinkView dsink;  // gradient of sink
   bool deterministic = false;
 
   // No gradient element exists: nothing to run.
   bool is_empty() const {
+    if (dsink.given && heads_q > 0) return false;  // the sum of no rows is 0, and is written
     return batch == 0 || (seq_q * heads_q == 0 && seq_k * heads_k == 0);  // products below 2^62
   }
 };
@@ -79,6 +110,9 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
                             ForwardProblem* problem);
 Status make_backward_problem(const flash3_backward_params* params, Pointers pointers,
                              BackwardProblem* problem);
+
+// The rules for what cu_seqlens and seqused hold, of a problem whose memory the host can read.
+Status check_lengths(const Problem& problem);
 
 const char* dtype_name(flash3_dtype dtype);
 int dtype_size(flash3_dtype dtype);  // bytes

@@ -8,39 +8,26 @@
 namespace flash3 {
 namespace {
 
-// shape[dim] of `f` must be that of `other`.
-struct Agreement {
-  const Field& f;
-  int dim;
-  const Field& other;
-  int other_dim;
-  const char* rule;
-};
+// The dimensions of q, k, v and out, packed or not, counted from the last one.
+Extent seq_of(const Field& f) { return {f, f.ndim - 3}; }
+Extent heads_of(const Field& f) { return {f, f.ndim - 2}; }
+Extent dim_of(const Field& f) { return {f, f.ndim - 1}; }
+bool is_packed(const Field& f) { return f.ndim == 3; }
 
-Status check(const Agreement& a) {
-  const int64_t size = a.f.tensor.shape[a.dim], expected = a.other.tensor.shape[a.other_dim];
-  if (size == expected) return {};
-  return invalid_argument(message(a.f.part("shape", a.dim), " = ", size, " but ",
-                                  a.other.part("shape", a.other_dim), " = ", expected, "; ",
-                                  a.rule));
+Status check_head_dim(const Extent& dim, const char* what) {
+  if (dim.size() >= 1 && dim.size() <= kMaxHeadDim) return {};
+  return invalid_argument(
+      message(dim.name(), " = ", dim.size(), " but ", what, " must be from 1 to ", kMaxHeadDim));
 }
 
-Status check_head_dim(const Field& f, const char* what) {
-  if (f.tensor.shape[3] >= 1 && f.tensor.shape[3] <= kMaxHeadDim) return {};
-  return invalid_argument(message(f.part("shape", 3), " = ", f.tensor.shape[3], " but ", what,
-                                  " must be from 1 to ", kMaxHeadDim));
-}
-
-Status check_heads(const Field& q, const Field& k) {
-  const int64_t batch = q.tensor.shape[0], heads_q = q.tensor.shape[2];
-  const int64_t heads_k = k.tensor.shape[2];
-  if (heads_k == 0 ? heads_q > 0 : heads_q % heads_k != 0)
-    return invalid_argument(message(q.part("shape", 2), " = ", heads_q, " but ", k.part("shape", 2),
-                                    " = ", heads_k, "; heads_q must be a multiple of heads_k"));
-  if (batch * heads_q > kMaxSize)  // both are below 2^31
-    return invalid_argument(message(q.part("shape", 0), " = ", batch, " and ", q.part("shape", 2),
-                                    " = ", heads_q, "; batch * heads_q must be at most ",
-                                    kMaxSize));
+Status check_heads(const Extent& batch, const Extent& heads_q, const Extent& heads_k) {
+  const int64_t q = heads_q.size(), k = heads_k.size();
+  if (k == 0 ? q > 0 : q % k != 0)
+    return invalid_argument(message(heads_q.name(), " = ", q, " but ", heads_k.name(), " = ", k,
+                                    "; heads_q must be a multiple of heads_k"));
+  if (batch.size() * q > kMaxSize)  // both are below 2^31
+    return invalid_argument(message(batch.name(), " = ", batch.size(), " and ", heads_q.name(),
+                                    " = ", q, "; batch * heads_q must be at most ", kMaxSize));
   return {};
 }
 
@@ -70,6 +57,10 @@ bool Field::has_no_elements() const {
   return std::find(tensor.shape, tensor.shape + ndim, 0) != tensor.shape + ndim;
 }
 
+std::string Extent::name() const {
+  return extra ? message(field.part("shape", dim), " - ", extra) : field.part("shape", dim);
+}
+
 bool is_given(const flash3_tensor& t) {
   const auto is_zero = [](int64_t x) { return x == 0; };
   return t.data || t.dtype != FLASH3_DTYPE_NONE || t.ndim != 0 ||
@@ -81,9 +72,14 @@ Status check_form(const Field& f) {
   const flash3_tensor& t = f.tensor;
   if (!is_given(t))
     return invalid_argument(message(f.name, " is all zero; it must be a tensor ", f.layout));
-  if (dtype_size(t.dtype) == 0)
+  if (t.dtype < FLASH3_FLOAT16 || t.dtype > FLASH3_FLOAT32)
     return invalid_argument(message(f.name, ".dtype = ", static_cast<int32_t>(t.dtype),
                                     " but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"));
+  return check_sizes(f);
+}
+
+Status check_sizes(const Field& f) {
+  const flash3_tensor& t = f.tensor;
   if (t.ndim != f.ndim)
     return invalid_argument(
         message(f.name, ".ndim = ", t.ndim, " but it must be ", f.ndim, ", ", f.layout));
@@ -108,27 +104,31 @@ Status check_same_dtype(std::initializer_list<Field> fields) {
   return {};
 }
 
-Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out) {
-  for (const Agreement& a : {
-           Agreement{k, 0, q, 0, "q and k must have the same batch size"},
-           Agreement{v, 0, q, 0, "q and v must have the same batch size"},
-           Agreement{out, 0, q, 0, "q and out must have the same batch size"},
-           Agreement{v, 1, k, 1, "k and v must have the same seq_k"},
-           Agreement{v, 2, k, 2, "k and v must have the same heads_k"},
-           Agreement{k, 3, q, 3, "q and k must have the same head_dim"},
-           Agreement{out, 1, q, 1, "q and out must have the same seq_q"},
-           Agreement{out, 2, q, 2, "q and out must have the same heads_q"},
-           Agreement{out, 3, v, 3, "v and out must have the same head_dim_v"},
-       })
-    FLASH3_CHECK(check(a));
-  FLASH3_CHECK(check_head_dim(q, "head_dim"));
-  FLASH3_CHECK(check_head_dim(v, "head_dim_v"));
-  return check_heads(q, k);
+Status check_same(const Extent& a, const Extent& b, const char* what) {
+  if (a.size() == b.size()) return {};
+  return invalid_argument(message(a.name(), " = ", a.size(), " but ", b.name(), " = ", b.size(),
+                                  "; ", b.field.name, " and ", a.field.name, " must have the same ",
+                                  what));
+}
+
+Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out,
+                    const Extent& batch_q, const Extent& batch_k) {
+  FLASH3_CHECK(check_same(batch_k, batch_q, "batch size"));
+  if (!is_packed(v)) FLASH3_CHECK(check_same({v, 0}, batch_q, "batch size"));
+  if (!is_packed(out)) FLASH3_CHECK(check_same({out, 0}, batch_q, "batch size"));
+  FLASH3_CHECK(check_same(seq_of(v), seq_of(k), is_packed(k) ? "total_k" : "seq_k"));
+  FLASH3_CHECK(check_same(heads_of(v), heads_of(k), "heads_k"));
+  FLASH3_CHECK(check_same(dim_of(k), dim_of(q), "head_dim"));
+  FLASH3_CHECK(check_same(seq_of(out), seq_of(q), is_packed(q) ? "total_q" : "seq_q"));
+  FLASH3_CHECK(check_same(heads_of(out), heads_of(q), "heads_q"));
+  FLASH3_CHECK(check_same(dim_of(out), dim_of(v), "head_dim_v"));
+  FLASH3_CHECK(check_head_dim(dim_of(q), "head_dim"));
+  FLASH3_CHECK(check_head_dim(dim_of(v), "head_dim_v"));
+  return check_heads(batch_q, heads_of(q), heads_of(k));
 }
 
 Status check_same_shape(const Field& f, const Field& other) {
-  const std::string rule = message(other.name, " and ", f.name, " must have the same shape");
-  for (int d = 0; d < f.ndim; ++d) FLASH3_CHECK(check({f, d, other, d, rule.c_str()}));
+  for (int d = 0; d < f.ndim; ++d) FLASH3_CHECK(check_same({f, d}, {other, d}, "shape"));
   return {};
 }
 
@@ -181,9 +181,9 @@ Status check_data(const Field& f, Pointers pointers) {
     return invalid_argument(message(f.name, ".data is null but ", f.name, " has elements; only ",
                                     "a tensor with a size of 0 needs no memory"));
   if (reinterpret_cast<uintptr_t>(t.data) % dtype_size(t.dtype) != 0)
-    return invalid_argument(message(f.name, ".data = ", hex(t.data),
-                                    " but it must be a multiple of ", dtype_size(t.dtype),
-                                    ", the size of a ", dtype_name(t.dtype)));
+    return invalid_argument(message(
+        f.name, ".data = ", hex(t.data), " but it must be a multiple of ", dtype_size(t.dtype),
+        ", the size of ", t.dtype == FLASH3_INT32 ? "an " : "a ", dtype_name(t.dtype)));
   return {};
 }
 
@@ -192,23 +192,36 @@ Status check_rows(const Field& rows, const Field& q, const char* advice) {
     return invalid_argument(message(rows.name, ".dtype = ", static_cast<int32_t>(rows.tensor.dtype),
                                     " but it must be 3 (float32)", advice));
   FLASH3_CHECK(check_form(rows));
-  const auto rule = [&](const char* what) {
-    return message("q and ", rows.name, " must have the same ", what);
-  };
-  FLASH3_CHECK(check({rows, 0, q, 0, rule("batch size").c_str()}));
-  FLASH3_CHECK(check({rows, 1, q, 2, rule("heads_q").c_str()}));
-  FLASH3_CHECK(check({rows, 2, q, 1, rule("seq_q").c_str()}));
+  if (!is_packed(q)) FLASH3_CHECK(check_same({rows, 0}, {q, 0}, "batch size"));
+  FLASH3_CHECK(check_same({rows, rows.ndim - 2}, heads_of(q), "heads_q"));
+  FLASH3_CHECK(check_same({rows, rows.ndim - 1}, seq_of(q), is_packed(q) ? "total_q" : "seq_q"));
   return check_strides(rows);
 }
 
+namespace {
+
+// A dimension of one element or none is never stepped along.
+int64_t stride_of(const flash3_tensor& t, int dim) { return t.shape[dim] > 1 ? t.stride[dim] : 0; }
+
+}  // namespace
+
 TensorView view(const flash3_tensor& t) {
-  const auto stride = [&](int d) { return t.shape[d] > 1 ? t.stride[d] : 0; };
-  return {t.data, t.shape[0], t.shape[1], t.shape[2], t.shape[3], stride(0), stride(1), stride(2)};
+  return {t.data,     t.shape[0],      t.shape[1],      t.shape[2],
+          t.shape[3], stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
+}
+
+TensorView packed_view(const flash3_tensor& t, int64_t batch, int64_t seq) {
+  return {t.data, batch, seq, t.shape[1], t.shape[2], 0, stride_of(t, 0), stride_of(t, 1)};
 }
 
 LseView lse_view(const flash3_tensor& t) {
-  const auto stride = [&](int d) { return t.shape[d] > 1 ? t.stride[d] : 0; };
-  return {static_cast<float*>(t.data), is_given(t), stride(0), stride(1)};
+  return {static_cast<float*>(t.data), is_given(t), stride_of(t, 0), stride_of(t, 1)};
 }
+
+LseView packed_lse_view(const flash3_tensor& t) {
+  return {static_cast<float*>(t.data), is_given(t), 0, stride_of(t, 0)};
+}
+
+SinkView sink_view(const flash3_tensor& t) { return {t.data, t.dtype, is_given(t)}; }
 
 }  // namespace flash3

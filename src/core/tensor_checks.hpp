@@ -16,24 +16,41 @@ inline constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 struct Field {
   const char* name;
   const char* layout;
-  int ndim;
+  int ndim;  // 4: [batch, seq, heads, dim]; 3: that, packed [total, heads, dim], or the rows of one
   const flash3_tensor& tensor;
 
   std::string part(const char* member, int dim) const;
   bool has_no_elements() const;
 };
 
+// A size that others must agree with: a dimension of a tensor, less `extra` elements that are there
+// besides (cu_seqlens has one more than there are sequences).
+struct Extent {
+  const Field& field;
+  int dim;
+  int extra = 0;
+
+  int64_t size() const { return field.tensor.shape[dim] - extra; }
+  std::string name() const;
+};
+
 // False for a zero-initialised tensor: not given.
 bool is_given(const flash3_tensor& tensor);
 
-// dtype, ndim and each size by itself.
+// dtype, ndim and each size by itself; check_sizes() leaves the dtype out.
 Status check_form(const Field& field);
+Status check_sizes(const Field& field);
 
 // All have the dtype of the first.
 Status check_same_dtype(std::initializer_list<Field> fields);
 
-// What q, k, v and out say of each other's shapes, and the limits of head dims and heads.
-Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out);
+// "…; b and a must have the same `what`".
+Status check_same(const Extent& a, const Extent& b, const char* what);
+
+// What q, k, v and out say of each other's shapes, and the limits of head dims and heads. Packed
+// tensors have their batch size elsewhere.
+Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out,
+                    const Extent& batch_q, const Extent& batch_k);
 
 Status check_same_shape(const Field& field, const Field& other);
 
@@ -45,11 +62,14 @@ Status check_no_overlap(const Field& field);
 
 Status check_data(const Field& field, Pointers pointers);
 
-// dtype, ndim, shape and strides of a [batch, heads_q, seq_q] float32 tensor. `advice` ends the
-// sentence of a wrong dtype.
+// dtype, ndim, shape and strides of a [batch, heads_q, seq_q] or [heads_q, total_q] float32 tensor.
+// `advice` ends the sentence of a wrong dtype.
 Status check_rows(const Field& rows, const Field& q, const char* advice);
 
 TensorView view(const flash3_tensor& tensor);
+TensorView packed_view(const flash3_tensor& tensor, int64_t batch, int64_t seq);
 LseView lse_view(const flash3_tensor& tensor);
+LseView packed_lse_view(const flash3_tensor& tensor);
+SinkView sink_view(const flash3_tensor& tensor);
 
 }  // namespace flash3

@@ -9,7 +9,9 @@
 #include <new>
 
 #include "core/convert.hpp"
+#include "core/message.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/work_list.hpp"
 
 namespace flash3 {
 namespace {
@@ -45,18 +47,16 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 // Packed K and V of a tile stay within half a megabyte or so of second-level cache; the scores and
 // weights of a strip within the first level. AMX takes the same size; it has been tried there
 // only once, without interleaving.
-int tile_keys(const ForwardProblem& p) {
-  const int dims = std::max(p.head_dim, p.head_dim_v);
-  const int keys = dims <= 128 ? 512 : 256;
+int tile_keys(const ForwardProblem& p, int64_t keys) {
+  const int most = std::max(p.head_dim, p.head_dim_v) <= 128 ? 512 : 256;
   return static_cast<int>(
-      std::min<int64_t>(keys, round_up(std::max<int64_t>(p.seq_k, 1), kKeyAlignment)));
+      std::min<int64_t>(most, round_up(std::max<int64_t>(keys, 1), kKeyAlignment)));
 }
 
 // Multiply-adds of the whole call, or what reading K and V takes in their place.
 double work_of(const ForwardProblem& p, CpuTarget target) {
   const double speed = target == CpuTarget::kAmx ? kAmxSpeed : 1;
-  const double rows =
-      static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q) / speed;
+  const double rows = static_cast<double>(p.heads_q) * static_cast<double>(most_queries(p)) / speed;
   const double bytes = static_cast<double>(p.batch * p.heads_k) * dtype_size(p.dtype);
   const double per_key = static_cast<double>(p.seq_k) * (p.head_dim + p.head_dim_v);
   return std::max(rows, 4 * bytes) * per_key;
@@ -76,72 +76,88 @@ SplitSpace split_space(const ForwardProblem& p, const AttentionPlan& plan) {
   return {plan.splits > 1 ? plan.tasks * plan.tile.rows : 0, p.head_dim_v};
 }
 
-struct TaskPosition {
-  int64_t batch, kv_head, row_block, split;
-};
-
-// Later rows see more keys under a causal mask: long tasks come first, so that no thread is left
-// with one at the end.
-TaskPosition position(const ForwardProblem& p, const AttentionPlan& plan, int64_t task) {
-  const int64_t split = task % plan.splits;
-  task /= plan.splits;
-  const int64_t heads = p.batch * p.heads_k, head = task % heads;
-  return {head / p.heads_k, head % p.heads_k, plan.row_blocks - 1 - task / heads, split};
+// Of a ragged batch the rows of a block follow from the sequence alone, so that its bits depend on
+// neither its neighbours nor the threads. A long one has blocks enough to share out; half of the
+// most costs a twentieth of the speed.
+int tile_rows(const ForwardProblem& p, const AttentionPlan& plan, Index rows) {
+  if (!p.is_ragged()) return plan.tile.rows;
+  const int most = rows >= 8 * kMaxTileRows ? kMaxTileRows : kMaxTileRows / 2;
+  return static_cast<int>(std::min<Index>(rows, most));
 }
 
-Range rows_of(const ForwardProblem& p, const AttentionPlan& plan, int64_t row_block) {
-  const Index begin = row_block * plan.tile.rows;
-  return {begin, std::min<Index>(begin + plan.tile.rows, p.seq_q * p.queries_per_kv_head())};
+// The blocks of rows of all sequences; lane l of one is part l % splits of KV head l / splits.
+WorkList list_blocks(const ForwardProblem& p, const AttentionPlan& plan) {
+  constexpr double kPackingRows = 16;  // whose products take as long as packing K and V
+  WorkList list(p.heads_k * plan.splits);
+  const Index group = p.queries_per_kv_head();
+  for (Index b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    const Index rows = s.q.length * group;
+    if (rows == 0) continue;
+    const Index step = tile_rows(p, plan, rows);
+    // Later rows see more keys under a causal mask.
+    for (Index i = div_up(rows, step) - 1; i >= 0; --i) {
+      const Range own{i * step, std::min((i + 1) * step, rows)};
+      const Range keys = s.mask.keys({own.begin / group, (own.end - 1) / group + 1}, s.k.length);
+      const double cost = (static_cast<double>(own.size()) + kPackingRows) *
+                          static_cast<double>(keys.size() + 1) * (p.head_dim + p.head_dim_v) /
+                          static_cast<double>(plan.splits);
+      list.add({b, i, cost, cost});
+    }
+  }
+  return list;
 }
 
-void run_one(const ForwardProblem& p, const AttentionPlan& plan, int64_t index, void* scratch) {
-  const TaskPosition at = position(p, plan, index);
+// One unit of the list, and the tile that it is to be cut into.
+AttentionTask task_of(const ForwardProblem& p, const AttentionPlan& plan, const WorkList& list,
+                      int64_t unit, TileShape* tile) {
+  const Block& block = list.block_of(unit);
+  const int64_t lane = list.lane_of(unit), split = lane % plan.splits;
   AttentionTask task;
   task.problem = &p;
-  task.batch = at.batch;
-  task.kv_head = at.kv_head;
-  task.rows = rows_of(p, plan, at.row_block);
-  task.keys = {at.split * plan.split_keys,
-               std::min<Index>((at.split + 1) * plan.split_keys, p.seq_k)};
-  if (plan.splits > 1) task.partial = split_space(p, plan).at(p.workspace, index * plan.tile.rows);
-  plan.kernel->run(task, plan.tile, scratch);
+  task.sequence = sequence_of(p, block.sequence);
+  task.kv_head = lane / plan.splits;
+  const Index rows = task.sequence.q.length * p.queries_per_kv_head();
+  *tile = {tile_rows(p, plan, rows), tile_keys(p, task.sequence.k.length)};
+  task.rows = {block.index * tile->rows, std::min<Index>((block.index + 1) * tile->rows, rows)};
+  task.keys = {split * plan.split_keys,
+               std::min<Index>((split + 1) * plan.split_keys, task.sequence.k.length)};
+  if (plan.splits > 1) task.partial = split_space(p, plan).at(p.workspace, unit * plan.tile.rows);
+  return task;
 }
 
-// Merges the parts of one row: each is brought to the common max, then they add up.
-void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const TaskPosition& at,
-               Index row, const Partial& first) {
+// Merges the parts of row i of a task: each is brought to the common max, then they add up.
+void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const AttentionTask& task,
+               Index i) {
   const int64_t next_out = plan.tile.rows * p.head_dim_v, next = plan.tile.rows;
+  const float *part_max = task.partial.max + i, *part_sum = task.partial.sum + i,
+              *part_out = task.partial.out + i * p.head_dim_v;
   float max = -std::numeric_limits<float>::infinity();
-  for (int64_t s = 0; s < plan.splits; ++s) max = std::max(max, first.max[s * next]);
+  for (int64_t s = 0; s < plan.splits; ++s) max = std::max(max, part_max[s * next]);
   const float origin = max == -std::numeric_limits<float>::infinity() ? 0.f : max;
 
   float out[kMaxHeadDim] = {}, sum = 0;
   for (int64_t s = 0; s < plan.splits; ++s) {
-    const float part_sum = first.sum[s * next];
-    if (part_sum == 0) continue;  // saw nothing
-    const float scale = std::exp2(first.max[s * next] - origin);
-    sum += part_sum * scale;
-    for (int d = 0; d < p.head_dim_v; ++d) out[d] += first.out[s * next_out + d] * scale;
+    if (part_sum[s * next] == 0) continue;  // saw nothing
+    const float scale = std::exp2(part_max[s * next] - origin);
+    sum += part_sum[s * next] * scale;
+    for (int d = 0; d < p.head_dim_v; ++d) out[d] += part_out[s * next_out + d] * scale;
   }
-  const int64_t group = p.queries_per_kv_head();
-  const int64_t query = row / group, head = at.kv_head * group + row % group;
-  const int64_t offset =
-      at.batch * p.out.stride_batch + query * p.out.stride_seq + head * p.out.stride_head;
+  const PackedRow at = packed_row(p, task.kv_head, task.rows.begin + i);
+  const RowEnd end = end_of_row(max, sum, p.sink, at.head);
+  const Sequence& sequence = task.sequence;
+  const int64_t offset = row_offset(p.out, sequence.batch, sequence.q, at.query, at.head);
   for (int d = 0; d < p.head_dim_v; ++d)
-    store_float(p.out.data, p.dtype, offset + d, sum == 0 ? 0.f : out[d] / sum);
+    store_float(p.out.data, p.dtype, offset + d, end.sum == 0 ? 0.f : out[d] * end.scale / end.sum);
   if (p.lse.data)
-    p.lse.data[at.batch * p.lse.stride_batch + head * p.lse.stride_head + query] =
-        log_sum_exp(max, sum);
+    p.lse.data[row_offset(p.lse, sequence, at.query, at.head)] = log_sum_exp(end.max, end.sum);
 }
 
-void merge(const ForwardProblem& p, const AttentionPlan& plan) {
-  const SplitSpace space = split_space(p, plan);
-  for (int64_t task = 0; task < plan.tasks; task += plan.splits) {
-    const TaskPosition at = position(p, plan, task);
-    const Range rows = rows_of(p, plan, at.row_block);
-    for (Index row = rows.begin; row < rows.end; ++row)
-      merge_row(p, plan, at, row,
-                space.at(p.workspace, task * plan.tile.rows + (row - rows.begin)));
+void merge(const ForwardProblem& p, const AttentionPlan& plan, const WorkList& list) {
+  for (int64_t unit = 0; unit < list.units(); unit += plan.splits) {
+    TileShape tile;
+    const AttentionTask task = task_of(p, plan, list, unit, &tile);
+    for (Index i = 0; i < task.rows.size(); ++i) merge_row(p, plan, task, i);
   }
 }
 
@@ -155,7 +171,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   AttentionPlan plan;
   plan.target = target.value_or(best_target(p.dtype));
   plan.kernel = kernel_of(plan.target);
-  plan.tile.keys = tile_keys(p);
+  plan.tile.keys = tile_keys(p, p.seq_k);
   plan.split_keys = std::max<int64_t>(p.seq_k, 1);
   if (p.is_empty()) {
     plan.why = "no output element: nothing to run";
@@ -163,9 +179,24 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   }
 
   plan.threads = threads_for(work_of(p, plan.target), p.num_threads);
+  const auto count = [](int64_t n, const char* what) {
+    return message(n, " ", what, n == 1 ? "" : "s");
+  };
+
+  const int64_t heads = p.batch * p.heads_k, rows = p.seq_q * p.queries_per_kv_head();
+  if (p.is_ragged()) {
+    plan.tile.rows = tile_rows(p, plan, rows);
+    plan.row_blocks = div_up(rows, plan.tile.rows);
+    const int64_t most = most_queries(p) * p.queries_per_kv_head() / (kMaxTileRows / 2) + p.batch;
+    plan.tasks = p.heads_k * std::min(p.batch * plan.row_blocks, most);
+    plan.threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
+    plan.why =
+        message("blocks of the sequences' rows, the longest first, short ones together, for ",
+                count(plan.threads, "thread"));
+    return plan;
+  }
 
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
-  const int64_t heads = p.batch * p.heads_k, rows = p.seq_q * p.queries_per_kv_head();
   int64_t tile_rows = kMaxTileRows;
   while (tile_rows > kMinTileRows && heads * div_up(rows, tile_rows) < 4 * plan.threads)
     tile_rows /= 2;
@@ -175,8 +206,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     plan.tile.rows = static_cast<int>(round_up(plan.tile.rows, kAmxRows));
   plan.row_blocks = div_up(rows, plan.tile.rows);
   plan.tasks = heads * plan.row_blocks;
-  plan.why = std::to_string(plan.tasks) + " blocks of rows for " + std::to_string(plan.threads) +
-             (plan.threads > 1 ? " threads" : " thread");
+  plan.why = message(plan.tasks, " blocks of rows for ", count(plan.threads, "thread"));
 
   // Too few blocks for the threads, or a few that they cannot share evenly: split the keys.
   const bool too_few = plan.tasks < plan.threads;
@@ -198,21 +228,34 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
 }
 
 Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
-  if (plan.tasks == 0) return {};
+  if (p.is_empty()) return {};
+  if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
+  WorkList list = list_blocks(p, plan);
+  int threads = plan.threads;
+  if (p.is_ragged()) threads = std::min(threads, threads_for(list.work(), p.num_threads));
+  list.close(threads);
+  threads = static_cast<int>(std::min<int64_t>(threads, list.tasks()));
+  if (threads == 0) return {};
+
   const size_t scratch_size =
       round_up(static_cast<int64_t>(plan.kernel->scratch_bytes(p, plan.tile)), kCacheLine);
   const std::unique_ptr<void, Free> scratch(
-      std::aligned_alloc(kCacheLine, scratch_size * plan.threads));
+      std::aligned_alloc(kCacheLine, scratch_size * static_cast<size_t>(threads)));
   if (!scratch)
-    return {FLASH3_OUT_OF_MEMORY, "no host memory for " + std::to_string(plan.threads) + " × " +
+    return {FLASH3_OUT_OF_MEMORY, "no host memory for " + std::to_string(threads) + " × " +
                                       std::to_string(scratch_size) + " bytes of scratch"};
 
   std::atomic<int64_t> next{0};
-  run_workers(plan.threads, [&](int worker) {
+  run_workers(threads, [&](int worker) {
     void* own = static_cast<char*>(scratch.get()) + worker * scratch_size;
-    for (int64_t task; (task = next.fetch_add(1)) < plan.tasks;) run_one(p, plan, task, own);
+    for (int64_t index; (index = next.fetch_add(1)) < list.tasks();)
+      list.for_each_unit(index, [&](int64_t unit) {
+        TileShape tile;
+        const AttentionTask task = task_of(p, plan, list, unit, &tile);
+        plan.kernel->run(task, tile, own);
+      });
   });
-  if (plan.splits > 1) merge(p, plan);
+  if (plan.splits > 1) merge(p, plan, list);
   return {};
 }
 

@@ -14,12 +14,12 @@ namespace flash3 {
 struct AttentionPlan {
   CpuTarget target = CpuTarget::kBaseline;
   const AttentionKernel* kernel = nullptr;
-  TileShape tile;
-  int threads = 1;
+  TileShape tile;          // the largest
+  int threads = 1;         // the most
   int64_t row_blocks = 0;  // of a KV head's packed rows
   int64_t splits = 1;      // parts of the keys; more than one is followed by a merge
   int64_t split_keys = 0;  // keys of a part
-  int64_t tasks = 0;       // batch × KV heads × row_blocks × splits
+  int64_t tasks = 0;       // batch × KV heads × row_blocks × splits; ragged: at most
   size_t workspace_size = 0;
   std::string why;
 };
@@ -30,7 +30,8 @@ AttentionPlan plan_attention(const ForwardProblem& problem,
                              std::optional<CpuTarget> target = std::nullopt);
 
 // Computes out and, if it has memory, lse. The problem's workspace holds at least
-// plan.workspace_size bytes.
+// plan.workspace_size bytes. INVALID_ARGUMENT, and nothing written, if cu_seqlens or seqused hold
+// what they must not.
 Status run_attention(const ForwardProblem& problem, const AttentionPlan& plan);
 
 }  // namespace flash3

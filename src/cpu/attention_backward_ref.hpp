@@ -12,23 +12,26 @@
 
 namespace flash3 {
 
+// Contiguous, in the dimensions that the call's tensors have; rows of ragged batches that no token
+// has are 0.
 struct ReferenceBackward {
-  std::vector<double> dq;  // [batch, seq_q, heads_q, head_dim], contiguous
-  std::vector<double> dk;  // [batch, seq_k, heads_k, head_dim]
-  std::vector<double> dv;  // [batch, seq_k, heads_k, head_dim_v]
+  std::vector<double> dq;     // [batch, seq_q, heads_q, head_dim] or [total_q, heads_q, head_dim]
+  std::vector<double> dk;     // likewise
+  std::vector<double> dv;     // likewise
+  std::vector<double> dsink;  // [heads_q]; empty if there is no sink
 
   // The largest that an element could be if no two terms of its sum cancelled: what a rounding
   // error in float32 is relative to. Finite terms only.
-  double dq_terms = 0, dk_terms = 0, dv_terms = 0;
+  double dq_terms = 0, dk_terms = 0, dv_terms = 0, dsink_terms = 0;
 };
 
-// Reads q, k, v, dout, dlse (host memory, any strides); nothing of the problem is written.
-// num_threads 0: all cores.
+// Reads q, k, v, dout, dlse, sink and lengths (host memory, any strides); nothing of the problem is
+// written. num_threads 0: all cores.
 ReferenceBackward attention_backward_ref(const BackwardProblem& problem, int num_threads = 0);
 
-// Writes dq, dk and dv (host memory). Scores, probabilities and the gradients of both are rounded
-// to the problem's dtype as a plain framework implementation does; delta is the row sum of dout ∘
-// out with out as given; sums in float32.
+// Writes dq, dk, dv and dsink (host memory). Scores, probabilities and the gradients of both are
+// rounded to the problem's dtype as a plain framework implementation does; delta is the row sum of
+// dout ∘ out with out as given; sums in float32.
 void attention_backward_naive(const BackwardProblem& problem, int num_threads = 0);
 
 }  // namespace flash3

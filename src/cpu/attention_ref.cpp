@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "core/convert.hpp"
+#include "cpu/one_sequence.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/reference_math.hpp"
 
@@ -84,13 +85,13 @@ class Head {
   int64_t batch_ = -1, head_ = -1;
 };
 
-// Computes every row and hands it to store(batch, row, head, out, lse). With kRounded, scores and
+// Computes rows and hands each to store(batch, row, head, out, lse). With kRounded, scores and
 // probabilities pass through the problem's dtype.
 template <class Real, bool kRounded, class Store>
 class Rows {
  public:
   Rows(const ForwardProblem& problem, const Store& store)
-      : problem_(problem), store_(store), kv_(problem) {
+      : problem_(problem), store_(store), kv_(problem), mask_(problem.mask()) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
   }
 
@@ -102,16 +103,17 @@ class Rows {
     for (Index i = rows.begin; i < rows.end; ++i)
       for (int d = 0; d < p.head_dim; ++d)
         q_[i - rows.begin][d] = load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
-    kv_.dot_products(q_, p.band.keys(rows, p.seq_k), scores_);
+    kv_.dot_products(q_, mask_.keys(rows, p.seq_k), scores_);
 
     Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
     const Real* weights[kRows];
     Real lse[kRows];
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
-      seen[row] = p.band.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
-      for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j] * p.softmax_scale);
-      lse[row] = softmax(s, seen[row]);
+      seen[row] = mask_.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
+      for (Index j = seen[row].begin; j < seen[row].end; ++j)
+        s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
+      lse[row] = softmax(s, seen[row], static_cast<Real>(sink_of(p, head)));
       for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j]);
       weights[row] = s;
       seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
@@ -141,13 +143,14 @@ class Rows {
   const ForwardProblem& problem_;
   const Store& store_;
   Kv kv_;
+  const Mask mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
   Real q_[kRows][kMaxHeadDim] = {};
   typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
 };
 
 template <class Real, bool kRounded, class Store>
-void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
+void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
   if (p.is_empty()) return;
   // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
   const int64_t groups = (p.seq_q + kRows - 1) / kRows, tasks = p.batch * p.heads_q * groups;
@@ -168,23 +171,40 @@ void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) 
   });
 }
 
+// Every row of every sequence. row counts from the first one of its sequence.
+template <class Real, bool kRounded, class Store>
+void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
+  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kRounded>(p, num_threads, store);
+  for (int64_t b = 0; b < p.batch; ++b)
+    for_each_row_of_one_length<Real, kRounded>(
+        one_sequence(p, b), num_threads,
+        [&](int64_t, int64_t row, int64_t head, const Real* out, Real lse) {
+          store(b, row, head, out, lse);
+        });
+}
+
 }  // namespace
 
 ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
+  const int64_t rows = rows_in_batch(p.sequences_q, p.batch);
   ReferenceForward result;
-  result.out.resize(p.batch * p.seq_q * p.heads_q * p.head_dim_v);
-  result.lse.resize(p.batch * p.heads_q * p.seq_q);
+  result.out.resize(rows * p.heads_q * p.head_dim_v);
+  result.lse.resize(rows * p.heads_q);
+  // lse is [batch, heads, rows of one], or packed [heads, rows].
+  const int64_t lse_rows = p.sequences_q.rows, lse_batches = p.sequences_q.packed ? 0 : 1;
   for_each_row<double, false>(
-      p, num_threads, [&](int64_t batch, int64_t row, int64_t head, const double* out, double lse) {
-        std::copy_n(out, p.head_dim_v,
-                    &result.out[((batch * p.seq_q + row) * p.heads_q + head) * p.head_dim_v]);
-        result.lse[(batch * p.heads_q + head) * p.seq_q + row] = lse;
+      p, num_threads, [&](int64_t batch, int64_t i, int64_t head, const double* out, double lse) {
+        const int64_t row = row_in_batch(p.sequences_q, batch, i);
+        std::copy_n(out, p.head_dim_v, &result.out[(row * p.heads_q + head) * p.head_dim_v]);
+        const int64_t of_head = (lse_batches * batch * p.heads_q + head) * lse_rows;
+        result.lse[of_head + row - lse_batches * batch * lse_rows] = lse;
       });
   return result;
 }
 
 void attention_naive(const ForwardProblem& p, int num_threads) {
-  const auto store = [&](int64_t batch, int64_t row, int64_t head, const float* out, float lse) {
+  const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
+    const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
         batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
     for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.dtype, first + d, out[d]);

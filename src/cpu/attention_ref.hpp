@@ -13,13 +13,16 @@
 
 namespace flash3 {
 
+// Contiguous, in the dimensions that the call's tensors have; rows of ragged batches that no token
+// has are 0.
 struct ReferenceForward {
-  std::vector<double> out;  // [batch, seq_q, heads_q, head_dim_v], contiguous
-  std::vector<double> lse;  // [batch, heads_q, seq_q], contiguous; −∞ for a row that sees no key
+  std::vector<double> out;  // [batch, seq_q, heads_q, head_dim_v] or [total_q, heads_q, head_dim_v]
+  std::vector<double> lse;  // [batch, heads_q, seq_q] or [heads_q, total_q]; −∞ (or the sink) for a
+                            // row that sees no key
 };
 
-// Reads q, k, v (host memory, any strides); out and lse of the problem are not touched. num_threads
-// 0: all cores.
+// Reads q, k, v, sink and lengths (host memory, any strides); out and lse of the problem are not
+// touched. num_threads 0: all cores.
 ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
 
 // Writes problem.out and, if it has memory, problem.lse (host memory): scores and probabilities are

@@ -5,11 +5,13 @@
 // r % group, so that they share every load of K and V.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/convert.hpp"
+#include "cpu/sequence.hpp"
 
 namespace flash3 {
 
@@ -27,13 +29,31 @@ struct Partial {
 };
 
 // Natural logarithm, from those; −∞ where nothing was seen.
-inline float log_sum_exp(float max, float sum) {
+inline float log_sum_exp(double max, float sum) {
   return static_cast<float>((max + std::log2(static_cast<double>(sum))) * 0.69314718055994531);
+}
+
+// What a row comes to when all its keys are summed up: out = scale · Σ exp2(score − max) · v / sum,
+// lse = log_sum_exp(max, sum).
+struct RowEnd {
+  double max = 0;
+  float sum = 0, scale = 0;
+};
+
+// The head's sink, if there is one, joins what the keys gave.
+inline RowEnd end_of_row(float max, float sum, const SinkView& sink, int64_t head) {
+  if (!sink.data) return {max, sum, 1.f};
+  const double own = load_float(sink.data, sink.dtype, head) * 1.4426950408889634;
+  if (sum == 0) return {own, 1.f, 1.f};
+  const double top = std::max<double>(max, own);
+  const float scale = std::exp2(static_cast<float>(max - top));
+  return {top, sum * scale + std::exp2(static_cast<float>(own - top)), scale};
 }
 
 struct AttentionTask {
   const ForwardProblem* problem = nullptr;
-  int64_t batch = 0, kv_head = 0;
+  Sequence sequence;
+  int64_t kv_head = 0;
   Range rows;       // packed rows, at most TileShape::rows
   Range keys;       // begins at a multiple of TileShape::keys
   Partial partial;  // where the result goes if keys are not all keys; else null: out and lse

@@ -7,6 +7,7 @@
 #include "core/convert.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/work_list.hpp"
 
 namespace flash3 {
 namespace {
@@ -29,71 +30,170 @@ const BackwardKernel* kernel_of(CpuTarget target) {
   }
 }
 
-// size cut into equal parts, none larger than `largest`, each a multiple of `unit` as is `largest`.
-int even_part(int64_t size, int largest, int unit) {
-  size = std::max<int64_t>(size, 1);
-  return static_cast<int>(round_up(div_up(size, div_up(size, largest)), unit));
-}
-
 // Five arrays of the keys and three of the rows stay within a second-level cache of a megabyte or
 // two.
 TileShape largest_tile(const BackwardProblem& p) {
+  const int64_t rows = p.seq_q * p.queries_per_kv_head();
   const int keys = std::max(p.head_dim, p.head_dim_v) <= 128 ? kMaxBackwardKeys : 256;
-  return {even_part(p.seq_q * p.queries_per_kv_head(), kMaxBackwardRows, kBackwardStrip),
-          even_part(p.seq_k, keys, kKeyAlignment)};
+  if (!p.is_ragged())
+    return {even_part(rows, kMaxBackwardRows, kBackwardStrip),
+            even_part(p.seq_k, keys, kKeyAlignment)};
+  // Each sequence cuts these for itself.
+  return {even_part(std::min<int64_t>(rows, kMaxBackwardRows), kMaxBackwardRows, kBackwardStrip),
+          even_part(std::min<int64_t>(p.seq_k, keys), keys, kKeyAlignment)};
 }
 
-// Multiply-adds of the five products, masked pairs too.
-double work_of(const BackwardProblem& p) {
-  return static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q) *
-         static_cast<double>(p.seq_k) * (3. * p.head_dim + 2. * p.head_dim_v);
+// Blocks of keys of all sequences; at most that many where their lengths are not known yet.
+int64_t key_blocks(const BackwardProblem& p, int keys) {
+  const int64_t all = p.batch * div_up(p.seq_k, keys);
+  return p.sequences_k.packed ? std::min<int64_t>(all, most_keys(p) / keys + p.batch) : all;
 }
 
-// The workspace: whose turn it is, the sums of dQ, and each thread's scratch.
-struct Space {
-  int64_t heads, row_blocks;  // of KV heads, and of each of them
-  int64_t head_floats;        // the sums of dQ of one
+// Multiply-adds of the five products for so many pairs of a row and a key.
+double work_of(const BackwardProblem& p, double pairs) {
+  return pairs * (3. * p.head_dim + 2. * p.head_dim_v);
+}
 
-  Space(const BackwardProblem& p, TileShape tile)
-      : heads(p.batch * p.heads_k),
-        row_blocks(BackwardBlocks{p, tile}.row_blocks()),
-        head_floats(round_up(BackwardBlocks{p, tile}.rows(), kBackwardStrip) *
-                    dq_stride(p.head_dim)) {}
+// The workspace: whose turn it is, the sums of dQ, what the rows add to dsink, and each thread's
+// scratch. A sequence has its place in the first three by its first query, so that nothing needs to
+// be summed up over the sequences before it.
+class Space {
+ public:
+  explicit Space(const BackwardProblem& p)
+      : p_(p),
+        rows_(most_queries(p) * p.queries_per_kv_head() + p.batch * kRowsBetween),
+        blocks_(most_queries(p) * p.queries_per_kv_head() / kMaxBackwardRows + p.batch) {}
 
+  size_t shared_bytes() const { return turn_bytes() + dq_bytes() + sink_bytes(); }
+
+  std::atomic<int>* turns(const Sequence& s, int64_t kv_head) const {
+    return static_cast<std::atomic<int>*>(p_.workspace) + kv_head * blocks_ +
+           first_row(s) / kMaxBackwardRows + s.batch;
+  }
+  float* dq(const Sequence& s, int64_t kv_head) const {
+    return reinterpret_cast<float*>(bytes() + turn_bytes()) +
+           row(s, kv_head) * dq_stride(p_.head_dim);
+  }
+  // Null if dsink is not wanted.
+  float* sink_terms(const Sequence& s, int64_t kv_head) const {
+    if (!p_.dsink.data) return nullptr;
+    return reinterpret_cast<float*>(bytes() + turn_bytes() + dq_bytes()) + row(s, kv_head);
+  }
+  void* scratch(size_t size, int worker) const {
+    return bytes() + shared_bytes() + size * static_cast<size_t>(worker);
+  }
+
+ private:
+  // The last strip of a sequence's rows may reach so far behind them.
+  static constexpr int64_t kRowsBetween = kBackwardStrip - 1;
+
+  char* bytes() const { return static_cast<char*>(p_.workspace); }
   size_t turn_bytes() const {
-    return whole_lines(static_cast<size_t>(heads * row_blocks) * sizeof(std::atomic<int>));
+    return whole_lines(static_cast<size_t>(p_.heads_k * blocks_) * sizeof(std::atomic<int>));
   }
-  size_t shared_bytes() const {
-    return turn_bytes() + whole_lines(static_cast<size_t>(heads * head_floats) * sizeof(float));
+  size_t dq_bytes() const {
+    return whole_lines(static_cast<size_t>(p_.heads_k * rows_ * dq_stride(p_.head_dim)) *
+                       sizeof(float));
   }
-  float* dq(void* workspace, int64_t head) const {
-    return reinterpret_cast<float*>(static_cast<char*>(workspace) + turn_bytes()) +
-           head * head_floats;
+  size_t sink_bytes() const {
+    return p_.dsink.given ? whole_lines(static_cast<size_t>(p_.heads_k * rows_) * sizeof(float))
+                          : 0;
   }
-  void* scratch(void* workspace, size_t size, int worker) const {
-    return static_cast<char*>(workspace) + shared_bytes() + size * static_cast<size_t>(worker);
+  int64_t first_row(const Sequence& s) const {
+    return (p_.sequences_q.packed ? s.q.first : s.batch * p_.seq_q) * p_.queries_per_kv_head();
   }
+  int64_t row(const Sequence& s, int64_t kv_head) const {
+    return kv_head * rows_ + first_row(s) + s.batch * kRowsBetween;
+  }
+
+  const BackwardProblem& p_;
+  const int64_t rows_, blocks_;  // of one KV head
 };
 
-void clear_dq(const BackwardProblem& p, Index batch, Index kv_head, Range rows) {
+void clear_row(const BackwardProblem& p, const TensorView& t, int64_t offset) {
+  for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.dtype, offset + d, 0.f);
+}
+
+// What rows that see no key have instead of a task: no dQ, and their part in dsink.
+void finish_blind_rows(const BackwardProblem& p, const Space& space, const Sequence& s,
+                       Index kv_head, Range rows) {
+  float* terms = space.sink_terms(s, kv_head);
   for (Index r = rows.begin; r < rows.end; ++r) {
-    const Index row = row_offset(p.dq, batch, packed_row(p, kv_head, r));
-    for (int d = 0; d < p.head_dim; ++d) store_float(p.dq.data, p.dtype, row + d, 0.f);
+    const PackedRow row = packed_row(p, kv_head, r);
+    const auto offset = [&](const TensorView& t) {
+      return row_offset(t, s.batch, s.q, row.query, row.head);
+    };
+    clear_row(p, p.dq, offset(p.dq));
+    if (!terms) continue;
+    float delta = 0;
+    for (int d = 0; d < p.head_dim_v; ++d)
+      delta += load_float(p.dout.data, p.dtype, offset(p.dout) + d) *
+               load_float(p.out.data, p.dtype, offset(p.out) + d);
+    if (p.dlse.data) delta -= p.dlse.data[row_offset(p.dlse, s, row.query, row.head)];
+    terms[r] = sink_term(p, row.head, p.lse.data[row_offset(p.lse, s, row.query, row.head)], delta);
   }
 }
 
-// The first block of keys that each block of rows sees comes first; rows that see nothing have no
-// task, and are done here.
-std::atomic<int>* prepare(const BackwardProblem& p, const BackwardPlan& plan, const Space& space) {
-  const BackwardBlocks blocks{p, plan.tile};
-  auto* turns = static_cast<std::atomic<int>*>(p.workspace);
-  for (int64_t head = 0; head < space.heads; ++head)
-    for (Index i = 0; i < space.row_blocks; ++i) {
-      const Range seen = blocks.key_blocks_of(i);
-      new (&turns[head * space.row_blocks + i]) std::atomic<int>(static_cast<int>(seen.begin));
-      if (seen.empty()) clear_dq(p, head / p.heads_k, head % p.heads_k, blocks.rows_of(i));
+// Everything of a sequence that no task does: blind rows, and tokens that do not count.
+void finish_rest(const BackwardProblem& p, const BackwardPlan& plan, const Space& space,
+                 const Sequence& s) {
+  const BackwardBlocks blocks(p, s, plan.tile.keys);
+  for (Index kv_head = 0; kv_head < p.heads_k; ++kv_head) {
+    for (Index i = 0; i < blocks.row_blocks(); ++i)
+      if (blocks.key_blocks_of(i).empty())
+        finish_blind_rows(p, space, s, kv_head, blocks.rows_of(i));
+    for (Index j = s.k.length; j < s.k.capacity; ++j) {
+      clear_row(p, p.dk, row_offset(p.dk, s.batch, s.k, j, kv_head));
+      clear_row(p, p.dv, row_offset(p.dv, s.batch, s.k, j, kv_head));
     }
-  return turns;
+  }
+  for (Index i = s.q.length; i < s.q.capacity; ++i)
+    for (Index head = 0; head < p.heads_q; ++head)
+      clear_row(p, p.dq, row_offset(p.dq, s.batch, s.q, i, head));
+}
+
+// Blocks of keys, and whose turn it is at each block of rows: the first block of keys that it sees
+// begins. A sequence's blocks come in the order of its keys, since what is left of it is less from
+// one to the next.
+WorkList list_blocks(const BackwardProblem& p, const BackwardPlan& plan, const Space& space) {
+  WorkList list(p.heads_k);
+  std::vector<double> costs;
+  for (Index b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    const BackwardBlocks blocks(p, s, plan.tile.keys);
+    for (Index i = 0; i < blocks.row_blocks(); ++i) {
+      const int first = static_cast<int>(blocks.key_blocks_of(i).begin);
+      for (Index h = 0; h < p.heads_k; ++h) new (space.turns(s, h) + i) std::atomic<int>(first);
+    }
+    double left = 0;
+    costs.clear();
+    for (Index j = 0; j < blocks.key_blocks(); ++j) {
+      const Range keys = blocks.keys_of(j);
+      const auto rows = static_cast<double>(blocks.rows_that_see(keys).size() + 1);
+      costs.push_back(work_of(p, rows * static_cast<double>(keys.size())));
+      left += costs.back();
+    }
+    for (Index j = 0; j < blocks.key_blocks(); ++j) {
+      const double cost = costs[static_cast<size_t>(j)];
+      list.add({b, j, cost, left});
+      left -= cost;
+    }
+  }
+  return list;
+}
+
+// In the order of the rows, and so always the same bits.
+void sum_sink_terms(const BackwardProblem& p, const Space& space) {
+  const Index group = p.queries_per_kv_head();
+  for (Index head = 0; head < p.heads_q; ++head) {
+    double sum = 0;
+    for (Index b = 0; b < p.batch; ++b) {
+      const Sequence s = sequence_of(p, b);
+      const float* terms = space.sink_terms(s, head / group) + head % group;
+      for (Index i = 0; i < s.q.length; ++i) sum += terms[i * group];
+    }
+    store_float(p.dsink.data, p.dsink.dtype, head, static_cast<float>(0 - sum));
+  }
 }
 
 }  // namespace
@@ -107,60 +207,72 @@ BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> ta
     plan.why = "no gradient element: nothing to run";
     return plan;
   }
-  plan.threads = threads_for(work_of(p), p.num_threads);
+  // Masked pairs too.
+  const double pairs = static_cast<double>(most_queries(p)) * static_cast<double>(p.seq_k) *
+                       static_cast<double>(p.heads_q);
+  plan.threads = threads_for(work_of(p, pairs), p.num_threads);
 
   // Several blocks of keys per thread balance the load. But small blocks use what is loaded of Q
   // and dOut less often: with 128 keys a tenth of the speed is lost, with 64 a quarter.
-  const int64_t heads = p.batch * p.heads_k;
   const int largest = plan.tile.keys;
   const auto too_few = [&](int64_t per_thread) {
-    return heads * div_up(p.seq_k, plan.tile.keys) < per_thread * plan.threads;
+    return p.heads_k * key_blocks(p, plan.tile.keys) < per_thread * plan.threads;
   };
   while (plan.tile.keys > kKeyAlignment && too_few(plan.tile.keys > 128 ? 4 : 1))
     plan.tile.keys = static_cast<int>(round_up(plan.tile.keys / 2, kKeyAlignment));
-  plan.tasks = heads * BackwardBlocks{p, plan.tile}.key_blocks();
+  plan.tasks = p.heads_k * key_blocks(p, plan.tile.keys);
   plan.threads =
       static_cast<int>(std::clamp<int64_t>(plan.threads, 1, std::max<int64_t>(1, plan.tasks)));
-  plan.why = message(plan.tasks, " blocks of keys for ", plan.threads,
-                     plan.threads > 1 ? " threads" : " thread",
+  plan.why = message(p.is_ragged() ? "blocks of the sequences' keys, the longest sequence first, "
+                                     "short ones together,"
+                                   : message(plan.tasks, " blocks of keys"),
+                     " for ", plan.threads, plan.threads > 1 ? " threads" : " thread",
                      plan.tile.keys < largest ? ": small ones, to share them evenly" : "");
 
-  const Space space(p, plan.tile);
   plan.scratch_size = whole_lines(plan.kernel->scratch_bytes(p, plan.tile));
   plan.workspace_size =
-      space.shared_bytes() + plan.scratch_size * static_cast<size_t>(plan.threads);
+      Space(p).shared_bytes() + plan.scratch_size * static_cast<size_t>(plan.threads);
   return plan;
 }
 
 Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   if (p.is_empty()) return {};
-  const Space space(p, plan.tile);
+  if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
+  const Space space(p);
   if (p.workspace_size < space.shared_bytes() + plan.scratch_size)
     return invalid_argument(message("workspace_size = ", p.workspace_size,
                                     " but this call needs at least ",
                                     space.shared_bytes() + plan.scratch_size, " bytes"));
   const auto affordable =
       static_cast<int64_t>((p.workspace_size - space.shared_bytes()) / plan.scratch_size);
-  const int threads = static_cast<int>(std::min<int64_t>(plan.threads, affordable));
-  std::atomic<int>* turns = prepare(p, plan, space);
+  int threads = static_cast<int>(std::min<int64_t>(plan.threads, affordable));
+  WorkList list = list_blocks(p, plan, space);
+  if (p.is_ragged()) threads = std::min(threads, threads_for(list.work(), p.num_threads));
+  list.close(threads);
 
-  // Tasks are taken in the order of their keys, so that one which waits waits for one that runs:
-  // they cannot block each other. Heads take turns, so that it seldom waits at all. And under a
-  // causal mask the long tasks come first.
-  std::atomic<int64_t> next{0};
+  // A task waits only for those before it in the list, which have been taken before it: they cannot
+  // block each other. Heads and sequences take turns, so that it seldom waits at all.
+  std::atomic<int64_t> next_sequence{0}, next_task{0};
   run_workers(threads, [&](int worker) {
-    void* scratch = space.scratch(p.workspace, plan.scratch_size, worker);
-    for (int64_t index; (index = next.fetch_add(1)) < plan.tasks;) {
-      const int64_t head = index % space.heads;
-      const BackwardTask task{&p,
-                              head / p.heads_k,
-                              head % p.heads_k,
-                              index / space.heads,
-                              space.dq(p.workspace, head),
-                              turns + head * space.row_blocks};
-      plan.kernel->run(task, plan.tile, scratch);
-    }
+    for (int64_t b; (b = next_sequence.fetch_add(1)) < p.batch;)
+      finish_rest(p, plan, space, sequence_of(p, b));
+    void* scratch = space.scratch(plan.scratch_size, worker);
+    for (int64_t index; (index = next_task.fetch_add(1)) < list.tasks();)
+      list.for_each_unit(index, [&](int64_t unit) {
+        const Block& block = list.block_of(unit);
+        const Sequence s = sequence_of(p, block.sequence);
+        const int64_t head = list.lane_of(unit);
+        const BackwardTask task{&p,
+                                BackwardBlocks(p, s, plan.tile.keys),
+                                head,
+                                block.index,
+                                space.dq(s, head),
+                                space.sink_terms(s, head),
+                                space.turns(s, head)};
+        plan.kernel->run(task, scratch);
+      });
   });
+  if (p.dsink.data) sum_sink_terms(p, space);
   return {};
 }
 

@@ -14,9 +14,9 @@ namespace flash3 {
 struct BackwardPlan {
   CpuTarget target = CpuTarget::kBaseline;
   const BackwardKernel* kernel = nullptr;
-  TileShape tile;
-  int threads = 1;
-  int64_t tasks = 0;        // batch × KV heads × blocks of keys
+  TileShape tile;           // the largest
+  int threads = 1;          // the most
+  int64_t tasks = 0;        // batch × KV heads × blocks of keys; ragged: at most
   size_t scratch_size = 0;  // of one thread
   size_t workspace_size = 0;
   std::string why;
@@ -27,7 +27,9 @@ struct BackwardPlan {
 BackwardPlan plan_backward(const BackwardProblem& problem,
                            std::optional<CpuTarget> target = std::nullopt);
 
-// Computes dq, dk and dv. A workspace that is smaller than plan.workspace_size makes fewer threads.
+// Computes dq, dk, dv and, if it is wanted, dsink. A workspace that is smaller than
+// plan.workspace_size makes fewer threads. INVALID_ARGUMENT, and nothing written, if cu_seqlens or
+// seqused hold what they must not.
 Status run_backward(const BackwardProblem& problem, const BackwardPlan& plan);
 
 }  // namespace flash3

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "cpu/attention_task.hpp"
 
@@ -19,61 +20,75 @@ inline constexpr int kMaxBackwardRows = 96;
 inline constexpr int kMaxBackwardKeys = 384;
 inline constexpr int kBackwardStrip = 6;  // rows or keys of a matrix product
 
-// How the scores of one KV head are cut into blocks.
+// size cut into equal parts, none larger than `largest`, each a multiple of `unit` as is `largest`.
+constexpr int even_part(Index size, int largest, int unit) {
+  if (size < 1) size = 1;
+  const Index parts = (size + largest - 1) / largest, part = (size + parts - 1) / parts;
+  return static_cast<int>((part + unit - 1) / unit * unit);
+}
+
+// How the scores of one KV head of a sequence are cut into blocks. That of rows follows from the
+// sequence alone, and so do the sums of dK and dV.
 struct BackwardBlocks {
-  const BackwardProblem& problem;
+  Index group = 1;  // query heads of a KV head
+  Sequence sequence;
   TileShape tile;  // rows: a multiple of kBackwardStrip; keys: of kKeyAlignment
 
-  Index rows() const { return problem.seq_q * problem.queries_per_kv_head(); }
+  BackwardBlocks(const Problem& p, const Sequence& s, int largest_keys)
+      : group(p.queries_per_kv_head()),
+        sequence(s),
+        tile{even_part(rows(), kMaxBackwardRows, kBackwardStrip),
+             even_part(keys(), largest_keys, kKeyAlignment)} {}
+
+  Index rows() const { return sequence.q.length * group; }
+  Index keys() const { return sequence.k.length; }
   Index row_blocks() const { return (rows() + tile.rows - 1) / tile.rows; }
-  Index key_blocks() const { return (problem.seq_k + tile.keys - 1) / tile.keys; }
+  Index key_blocks() const { return (keys() + tile.keys - 1) / tile.keys; }
 
   Range rows_of(Index block) const {
     return {block * tile.rows, std::min<Index>((block + 1) * tile.rows, rows())};
   }
   Range keys_of(Index block) const {
-    return {block * tile.keys, std::min<Index>((block + 1) * tile.keys, problem.seq_k)};
-  }
-  // The queries of packed rows, which must not be none.
-  Range queries(Range rows) const {
-    const Index group = problem.queries_per_kv_head();
-    return {rows.begin / group, (rows.end - 1) / group + 1};
+    return {block * tile.keys, std::min<Index>((block + 1) * tile.keys, keys())};
   }
   // The blocks of keys of which this block of rows sees some; begin = end if none.
   Range key_blocks_of(Index row_block) const {
-    return problem.band.key_tiles(queries(rows_of(row_block)), problem.seq_k, tile.keys);
+    const Range rows = rows_of(row_block);
+    return sequence.mask.key_tiles({rows.begin / group, (rows.end - 1) / group + 1}, keys(),
+                                   tile.keys);
+  }
+  // The packed rows that see some of these keys, which must not be none.
+  Range rows_that_see(Range keys) const {
+    const Range queries = sequence.mask.transposed().keys(keys, sequence.q.length);
+    return {queries.begin * group, queries.end * group};
   }
 };
-
-// What a packed row of a KV head is.
-struct PackedRow {
-  Index query, head;  // of all query heads
-};
-
-inline PackedRow packed_row(const Problem& p, Index kv_head, Index r) {
-  const Index group = p.queries_per_kv_head();
-  return {r / group, kv_head * group + r % group};
-}
-
-inline Index row_offset(const TensorView& t, Index batch, PackedRow row) {
-  return batch * t.stride_batch + row.query * t.stride_seq + row.head * t.stride_head;
-}
 
 // Floats from row to row of the dQ sums: whole vectors on every instruction set.
 constexpr int dq_stride(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct BackwardTask {
   const BackwardProblem* problem = nullptr;
-  int64_t batch = 0, kv_head = 0, key_block = 0;
+  BackwardBlocks blocks;
+  int64_t kv_head = 0, key_block = 0;
   float* dq = nullptr;               // [packed row][dq_stride] of this KV head
+  float* sink_terms = nullptr;       // [packed row] of it: what the row adds to −dsink; or null
   std::atomic<int>* turn = nullptr;  // [row block] of it: the block of keys that may add to dq
 };
+
+// What a row takes from its sink, times delta, is what it adds to −dsink. No row that saw nothing
+// at all has any.
+inline float sink_term(const BackwardProblem& p, Index head, float lse, float delta) {
+  if (lse == -std::numeric_limits<float>::infinity()) return 0.f;
+  return std::exp(load_float(p.sink.data, p.sink.dtype, head) - lse) * delta;
+}
 
 struct BackwardKernel {
   // Bytes of 64-byte aligned scratch that one thread needs.
   size_t (*scratch_bytes)(const BackwardProblem& problem, TileShape tile);
-  // Blocks until tasks with a smaller key_block of the same KV head have done what it needs.
-  void (*run)(const BackwardTask& task, TileShape tile, void* scratch);
+  // Waits until tasks with a smaller key_block of the same sequence and KV head have done what it
+  // needs.
+  void (*run)(const BackwardTask& task, void* scratch);
 };
 
 extern const BackwardKernel kBaselineBackward;

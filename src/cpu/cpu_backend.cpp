@@ -37,8 +37,10 @@ const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan)
   return float_arithmetic(problem.dtype);
 }
 
-std::string tasks_on(int64_t tasks, int threads) {
-  return message(tasks, " on ", threads, threads == 1 ? " thread" : " threads");
+// Of a ragged batch, whose lengths are read when it runs, the most that there can be.
+std::string tasks_on(const Problem& problem, int64_t tasks, int threads) {
+  return message(problem.is_ragged() ? "at most " : "", tasks, " on ", threads,
+                 threads == 1 ? " thread" : " threads");
 }
 
 // Nothing where no query heads share a KV head.
@@ -78,7 +80,7 @@ class CpuBackend final : public Backend {
     out->add("arithmetic", arithmetic(problem, plan));
     out->add("tile", tile_name(plan.tile));
     add_packing(problem, out);
-    out->add("tasks", tasks_on(plan.tasks, plan.threads));
+    out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
     if (plan.splits > 1)
       out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
     out->add("workspace", message(plan.workspace_size, " bytes"));
@@ -110,7 +112,7 @@ class CpuBackend final : public Backend {
     out->add("arithmetic", float_arithmetic(problem.dtype));
     out->add("tile", tile_name(plan.tile));
     add_packing(problem, out);
-    out->add("tasks", tasks_on(plan.tasks, plan.threads));
+    out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
     out->add("deterministic", "the same bits on any number of threads, asked for or not");
     out->add("workspace", message(plan.workspace_size, " bytes"));
   }

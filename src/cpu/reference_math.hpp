@@ -6,24 +6,54 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/band.hpp"
 #include "core/convert.hpp"
+#include "core/problem.hpp"
 
 namespace flash3 {
 
-// Softmax of scores[keys] in place; returns the log-sum-exp. Where every weight is zero they stay
-// zero, and the log-sum-exp is −∞; a score of NaN or +∞ makes the whole row NaN.
+// A query head's sink; −∞ if there is none, which is as a sink of that value.
+inline float sink_of(const Problem& p, int64_t head) {
+  return p.sink.data ? load_float(p.sink.data, p.sink.dtype, head)
+                     : -std::numeric_limits<float>::infinity();
+}
+
+// Softmax of scores[keys] in place, with one more logit that has no place there; returns the
+// log-sum-exp. Where every weight is zero they stay zero, and the log-sum-exp is −∞; a score of NaN
+// or +∞ makes the whole row NaN.
 template <class Real>
-Real softmax(Real* scores, Range keys) {
+Real softmax(Real* scores, Range keys, Real sink) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  Real max = -kInfinity;
+  Real max = sink;
   for (Index j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
   const Real origin = max == -kInfinity ? 0 : max;
-  double sum = 0;
+  double sum = std::exp(sink - origin);
   for (Index j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
   if (sum == 0) return -kInfinity;
   for (Index j = keys.begin; j < keys.end; ++j) scores[j] = static_cast<Real>(scores[j] / sum);
   return static_cast<Real>(origin + std::log(sum));
+}
+
+// The weight that a sink has in a row with this log-sum-exp.
+template <class Real>
+Real sink_weight(Real sink, Real lse) {
+  return sink == -std::numeric_limits<Real>::infinity() ? 0 : std::exp(sink - lse);
+}
+
+// The score of a dot product, as a plain implementation computes it step by step; round() is what
+// its tensors do to each step.
+template <class Real, class Round>
+Real score_of(Real dot, const Problem& p, const Round& round) {
+  const Real scaled = round(dot * Real(p.softmax_scale));
+  if (p.softcap == 0.f) return scaled;
+  return round(Real(p.softcap) * round(std::tanh(round(scaled / Real(p.softcap)))));
+}
+
+// The derivative of the softcap where it has made this score: 1 − tanh².
+template <class Real>
+Real softcap_slope(Real score, const Problem& p) {
+  if (p.softcap == 0.f) return 1;
+  const Real tanh = score / Real(p.softcap);
+  return 1 - tanh * tanh;
 }
 
 // x as a tensor of this dtype would hold it.

@@ -28,37 +28,43 @@ struct Uploads {
         dlse(memory, host.dlse),
         dq(memory, host.dq),
         dk(memory, host.dk),
-        dv(memory, host.dv) {}
+        dv(memory, host.dv),
+        dsink(memory, host.dsink),
+        extra(memory, host.extra) {}
   BackwardViews views() const {
-    return {q.view(),    k.view(),    v.view(),  out.view(), lse.view(),
-            dout.view(), dlse.view(), dq.view(), dk.view(),  dv.view()};
+    return {q.view(),    k.view(),  v.view(),  out.view(), lse.view(),   dout.view(),
+            dlse.view(), dq.view(), dk.view(), dv.view(),  dsink.view(), extra.views()};
   }
-  Upload q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  Upload q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
+  ExtraUploads extra;
 };
 
 // The gradients that a call left, with all that lies around them.
 struct Gradients {
-  GuardedTensor dq, dk, dv;
+  GuardedTensor dq, dk, dv, dsink;
   bool operator==(const Gradients& other) const {
-    return dq.bytes == other.dq.bytes && dk.bytes == other.dk.bytes && dv.bytes == other.dv.bytes;
+    return dq.bytes == other.dq.bytes && dk.bytes == other.dk.bytes && dv.bytes == other.dv.bytes &&
+           dsink.bytes == other.dsink.bytes;
   }
 };
 
 Gradients poisoned_gradients(const BackwardTensors& t) {
-  return {clone(t.dq), clone(t.dk), clone(t.dv)};
+  return {clone(t.dq), clone(t.dk), clone(t.dv), clone(t.dsink)};
 }
 
 BackwardViews with_gradients(BackwardViews views, const Gradients& g) {
   views.dq = g.dq.view, views.dk = g.dk.view, views.dv = g.dv.view;
+  views.dsink = g.dsink.view;
   return views;
 }
 
 // Which tensor the call has written where it must not, in words; "" if none.
 std::string damage(const BackwardTensors& host, const Uploads& device, const Gradients& got,
                    const GuardedTensor& workspace) {
-  for (const auto& [name, tensor] : {std::pair{"dq", &got.dq}, std::pair{"dk", &got.dk},
-                                     std::pair{"dv", &got.dv}, std::pair{"workspace", &workspace}})
-    if (const std::string what = tensor->damage(); !what.empty())
+  for (const auto& [name, tensor] :
+       {std::pair{"dq", &got.dq}, std::pair{"dk", &got.dk}, std::pair{"dv", &got.dv},
+        std::pair{"dsink", &got.dsink}, std::pair{"workspace", &workspace}})
+    if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
       return std::string(name) + ": " + what;
   const struct {
     const char* name;
@@ -100,6 +106,7 @@ void keep_worse(const GradientScores& now, Verdict* verdict) {
   keep(now.dq, &verdict->dq);
   keep(now.dk, &verdict->dk);
   keep(now.dv, &verdict->dv);
+  keep(now.dsink, &verdict->dsink);
   verdict->failure = now.failure();
 }
 
@@ -108,10 +115,13 @@ void keep_worse(const GradientScores& now, Verdict* verdict) {
 Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& options) {
   Verdict verdict;
   // The library is asked first: no oracle for a call that it refuses.
-  auto params = make_backward_question(c);
-  params.backend = options.backend;
-  params.num_threads = options.num_threads;
-  params.stream = memory.stream();
+  const auto on_backend = [&](flash3_backward_params params) {
+    params.backend = options.backend;
+    params.num_threads = options.num_threads;
+    params.stream = memory.stream();
+    return params;
+  };
+  auto params = on_backend(make_backward_question(c));
   if (const auto status = flash3_backward_supported(&params); status != FLASH3_OK) {
     verdict.unsupported = status == FLASH3_UNSUPPORTED;
     verdict.failure = last_error("flash3_backward_supported");
@@ -124,11 +134,7 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
   verdict.oracle_seconds = seconds_since(start);
 
   Uploads device(memory, host);
-  const BackwardViews views = device.views();
-  params.dout = views.dout, params.dlse = views.dlse;
-  params.q = views.q, params.k = views.k, params.v = views.v;
-  params.out = views.out, params.lse = views.lse;
-  params.dq = views.dq, params.dk = views.dk, params.dv = views.dv;
+  params = on_backend(make_backward_params(c, device.views()));
   size_t workspace_bytes = 0;
   if (const auto status = flash3_backward_workspace(&params, &workspace_bytes);
       status != FLASH3_OK) {
@@ -144,7 +150,8 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
   Gradients first;
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0)
-      for (Upload* written : {&device.dq, &device.dk, &device.dv, &workspace}) written->reset();
+      for (Upload* written : {&device.dq, &device.dk, &device.dv, &device.dsink, &workspace})
+        written->reset();
     start = Clock::now();
     if (flash3_backward(&params) != FLASH3_OK) {
       verdict.failure = last_error("flash3_backward");
@@ -157,6 +164,7 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
     device.dq.download(&now.dq);
     device.dk.download(&now.dk);
     device.dv.download(&now.dv);
+    device.dsink.download(&now.dsink);
     if (run > 0 && c.deterministic) {
       if (now == first) continue;
       verdict.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";

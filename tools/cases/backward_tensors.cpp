@@ -5,7 +5,6 @@
 
 #include "core/convert.hpp"
 #include "cpu/attention_ref.hpp"
-#include "flash3/flash3.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -13,29 +12,28 @@ namespace {
 // Far from the seeds of q, k and v, which are 3 · seed and its neighbours.
 uint64_t gradient_seed(const Case& c) { return 3 * c.seed + (uint64_t{1} << 40); }
 
+// The elements of a contiguous tensor, to one of the same shape.
+void fill_with(const std::vector<double>& values, const flash3_tensor& to) {
+  size_t next = 0;
+  for_each_row(to, [&](int64_t row) {
+    for (int64_t d = 0; d < to.shape[to.ndim - 1]; ++d)
+      store_float(to.data, to.dtype, row + d, static_cast<float>(values[next++]));
+  });
+}
+
 // out and lse as a forward call would have left them, but for its errors.
-void fill_forward(const Case& c, const BackwardTensors& t, int oracle_threads) {
-  const auto params = make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view);
+void fill_forward(const Case& c, BackwardTensors* t, int oracle_threads) {
+  const auto params =
+      make_params(c, t->q.view, t->k.view, t->v.view, t->out.view, t->lse.view, t->extra.views());
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     throw std::logic_error("case " + to_id(c) + " has no forward: " + s.message());
   const ReferenceForward ref = attention_ref(problem, oracle_threads);
-  const TensorView& out = problem.out;
-  size_t next = 0;
-  for (int64_t b = 0; b < c.batch; ++b)
-    for (int64_t i = 0; i < c.seq_q; ++i)
-      for (int64_t h = 0; h < c.heads_q; ++h)
-        for (int64_t d = 0; d < c.head_dim_v; ++d)
-          store_float(out.data, c.dtype,
-                      b * out.stride_batch + i * out.stride_seq + h * out.stride_head + d,
-                      static_cast<float>(ref.out[next++]));
-  next = 0;
+  fill_with(ref.out, t->out.view);
+  t->out.poison_forbidden();
   if (!c.want_lse) return;
-  for (int64_t b = 0; b < c.batch; ++b)
-    for (int64_t h = 0; h < c.heads_q; ++h)
-      for (int64_t i = 0; i < c.seq_q; ++i)
-        problem.lse.data[b * problem.lse.stride_batch + h * problem.lse.stride_head + i] =
-            static_cast<float>(ref.lse[next++]);
+  fill_with(ref.lse, t->lse.view);
+  t->lse.poison_forbidden();
 }
 
 void place_nan(const flash3_tensor& t, int64_t batch, int64_t seq, int64_t head, int64_t dim) {
@@ -52,8 +50,8 @@ GuardedTensor clone(const GuardedTensor& tensor) {
 }
 
 BackwardViews BackwardTensors::views() const {
-  return {q.view,    k.view,    v.view,  out.view, lse.view,
-          dout.view, dlse.view, dq.view, dk.view,  dv.view};
+  return {q.view,    k.view,  v.view,  out.view, lse.view,   dout.view,
+          dlse.view, dq.view, dk.view, dv.view,  dsink.view, extra.views()};
 }
 
 BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
@@ -61,22 +59,34 @@ BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
   if (c.distribution == Distribution::kSpecial) plain.distribution = Distribution::kNormal;
   ForwardTensors forward = make_forward_tensors(plain);
   BackwardTensors t;
+  const CaseSequences sequences = make_sequences(c);
   t.dq = clone(forward.q), t.dk = clone(forward.k), t.dv = clone(forward.v);
-  for (GuardedTensor* gradient : {&t.dq, &t.dk, &t.dv}) gradient->poison();
+  for (GuardedTensor* gradient : {&t.dq, &t.dk, &t.dv}) {
+    gradient->poison();
+    gradient->forbidden.clear();  // unused tokens have a gradient: 0
+    forbid_rows(gradient, gradient == &t.dq ? sequences.q : sequences.k, c.batch,
+                {RowUse::kOutside});
+  }
   t.dout = clone(forward.out);
   t.q = std::move(forward.q), t.k = std::move(forward.k), t.v = std::move(forward.v);
   t.out = std::move(forward.out), t.lse = std::move(forward.lse);
+  t.extra = std::move(forward.extra);
+  if (c.sink != Sink::kNone) t.dsink = make_vector(t.extra.sink.view.dtype, c.heads_q);
 
   fill_random(t.dout.view, Distribution::kNormal, gradient_seed(c));
+  t.dout.poison_forbidden();
   if (c.want_dlse) {
-    t.dlse = make_lse(c.batch, c.heads_q, c.seq_q, c.layout);
+    t.dlse = make_lse(c, sequences.q);
     fill_random(t.dlse.view, Distribution::kNormal, gradient_seed(c) + 1);
+    if (c.is_ragged())
+      forbid_rows(&t.dlse, sequences.q, c.batch, {RowUse::kUnused, RowUse::kOutside},
+                  /*is_lse=*/true);
   }
   if (c.distribution == Distribution::kSpecial && c.batch * c.seq_q * c.heads_q > 0) {
     place_nan(t.q.view, 0, c.seq_q / 2, 0, 0);
     place_nan(t.dout.view, c.batch - 1, c.seq_q / 3, c.heads_q - 1, c.head_dim_v - 1);
   }
-  fill_forward(c, t, oracle_threads);
+  fill_forward(c, &t, oracle_threads);
   return t;
 }
 
@@ -86,11 +96,8 @@ flash3_backward_params make_backward_params(const Case& c, const BackwardViews& 
   p.dout = views.dout, p.dlse = views.dlse;
   p.q = views.q, p.k = views.k, p.v = views.v, p.out = views.out, p.lse = views.lse;
   p.dq = views.dq, p.dk = views.dk, p.dv = views.dv;
-  p.softmax_scale = c.softmax_scale;
-  p.causal = c.causal;
-  p.window = c.window;
-  p.window_left = c.window_left;
-  p.window_right = c.window_right;
+  p.dsink = views.dsink;
+  set_options(c, views.extra, &p);
   p.deterministic = c.deterministic;
   return p;
 }
@@ -99,8 +106,10 @@ flash3_backward_params make_backward_question(const Case& c) {
   const flash3_forward_params f = make_question(c);
   BackwardViews views{.q = f.q, .k = f.k, .v = f.v, .out = f.out, .lse = f.lse};
   views.dout = f.out;
-  if (c.want_dlse) views.dlse = lse_tensor(nullptr, c.batch, c.heads_q, c.seq_q);
+  if (c.want_dlse) views.dlse = f.lse;
   views.dq = f.q, views.dk = f.k, views.dv = f.v;
+  views.extra = {f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
+  views.dsink = f.sink;
   return make_backward_params(c, views);
 }
 

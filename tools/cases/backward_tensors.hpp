@@ -7,6 +7,8 @@ namespace flash3::cases {
 
 struct BackwardViews {
   flash3_tensor q{}, k{}, v{}, out{}, lse{}, dout{}, dlse{}, dq{}, dk{}, dv{};
+  flash3_tensor dsink{};
+  ExtraViews extra{};
 };
 
 struct BackwardTensors {
@@ -14,13 +16,15 @@ struct BackwardTensors {
       dout;            // lse is empty if the case has none: such a call is refused
   GuardedTensor dlse;  // empty if not wanted
   GuardedTensor dq, dk, dv;
+  GuardedTensor dsink;  // empty if there is no sink
+  ExtraTensors extra;
 
   BackwardViews views() const;
 };
 
 // q, k and v after the case's seed and distribution, as for the forward; out and lse are the
-// oracle's, rounded; dout and dlse N(0, 1); dq, dk and dv poisoned. "special" means here: a NaN in
-// one row of q, another in one row of dout (what is infinite leaves no gradient that
+// oracle's, rounded; dout and dlse N(0, 1); dq, dk, dv and dsink poisoned. "special" means here: a
+// NaN in one row of q, another in one row of dout (what is infinite leaves no gradient that
 // implementations could agree on). The case must be one that the library takes. oracle_threads 0:
 // all cores.
 BackwardTensors make_backward_tensors(const Case& c, int oracle_threads = 1);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/band.hpp"
+#include "cases/sequences.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -24,6 +24,9 @@ constexpr std::pair<const char*, Distribution> kDistributions[] = {
     {"normal", Distribution::kNormal},
     {"outliers", Distribution::kOutliers},
     {"special", Distribution::kSpecial}};
+
+constexpr std::pair<const char*, Lengths> kLengths[] = {{"random", Lengths::kRandom},
+                                                        {"giant", Lengths::kGiant}};
 
 template <class Table, class Value>
 const char* name_in(const Table& table, Value value) {
@@ -81,6 +84,22 @@ bool mask(std::string_view text, Case* c) {
   return eat("w", &text) && window(text, c);
 }
 
+// "<word>" for both of q and k, "<word>q" or "<word>k" for one.
+bool sides(std::string_view word, std::string_view text, bool* q, bool* k) {
+  if (!eat(word, &text)) return false;
+  if (!text.empty() && text != "q" && text != "k") return false;
+  *q |= text != "k";
+  *k |= text != "q";
+  return true;
+}
+
+bool ragged_option(std::string_view text, Case* c) {
+  if (const auto lengths = value_in(kLengths, text)) return c->lengths = *lengths, true;
+  if (text == "nomax") return c->max_known = false, true;
+  return sides("packed", text, &c->packed_q, &c->packed_k) ||
+         sides("used", text, &c->used_q, &c->used_k);
+}
+
 bool option(std::string_view text, Case* c) {
   if (const auto layout = value_in(kLayouts, text)) return c->layout = *layout, true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
@@ -88,6 +107,11 @@ bool option(std::string_view text, Case* c) {
   if (text == "bwd") return c->backward = true;
   if (text == "dlse") return c->backward = c->want_dlse = true;
   if (text == "deterministic") return c->backward = c->deterministic = true;
+  if (text == "sink") return c->sink = Sink::kFloat32, true;
+  if (text == "sink16") return c->sink = Sink::k16, true;
+  if (ragged_option(text, c)) return true;
+  if (eat("softcap", &text)) return number(text, &c->softcap);
+  if (eat("chunk", &text)) return number(text, &c->chunk);
   if (eat("scale", &text)) return number(text, &c->softmax_scale);
   if (eat("seed", &text)) return number(text, &c->seed);
   return false;
@@ -131,6 +155,16 @@ std::string to_id(const Case& c) {
   if (!c.want_lse) id += "/nolse";
   if (c.softmax_scale != 0.f) id += "/scale" + float_name(c.softmax_scale);
   if (c.seed != defaults.seed) id += "/seed" + std::to_string(c.seed);
+  const auto add_sides = [&](const char* word, bool q, bool k) {
+    if (q || k) id += std::string("/") + word + (q && k ? "" : q ? "q" : "k");
+  };
+  if (c.lengths != Lengths::kAll) id += std::string("/") + name_in(kLengths, c.lengths);
+  add_sides("packed", c.packed_q, c.packed_k);
+  add_sides("used", c.used_q, c.used_k);
+  if (!c.max_known) id += "/nomax";
+  if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
+  if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
+  if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
   if (c.backward) id += "/bwd";
   if (c.want_dlse) id += "/dlse";
   if (c.deterministic) id += "/deterministic";
@@ -154,8 +188,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
-      "bwd, dlse, "
-      "deterministic)"};
+      "random, giant, packed, packedq, packedk, used, usedq, usedk, nomax, sink, sink16, "
+      "softcap<x>, chunk<n>, bwd, dlse, deterministic)"};
   constexpr size_t kRequired = 7;
 
   Case c;
@@ -182,46 +216,80 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
     }
     return std::nullopt;
   }
+  if (c.lengths != Lengths::kAll && !c.is_ragged()) c.packed_q = c.packed_k = true;
   return c;
 }
 
-Band band_of(const Case& c) {
-  const int64_t left = c.window ? c.window_left : -1;
-  int64_t right = c.window ? c.window_right : -1;
-  if (c.causal) right = right < 0 ? 0 : std::min<int64_t>(right, 0);
-  return Band::make(c.seq_q, c.seq_k, left, right);
+Mask mask_of(const Case& c, int64_t len_q, int64_t len_k) {
+  MaskRule rule{.chunk = c.chunk};
+  if (c.window) rule.window_left = c.window_left, rule.window_right = c.window_right;
+  if (c.causal) rule.window_right = 0;
+  return Mask::make(len_q, len_k, rule);
 }
 
-int64_t visible_pairs(const Case& c) {
-  const Band band = band_of(c);
-  if (c.seq_q > 0 && c.seq_k > 0 && band.is_full(c.seq_q, c.seq_k)) return c.seq_q * c.seq_k;
+namespace {
+
+// The sum of f(queries, keys) over the sequences of the batch.
+template <class F>
+double sum_over_sequences(const Case& c, const CaseSequences* given, const F& f) {
+  if (!c.is_ragged()) return static_cast<double>(c.batch) * f(c.seq_q, c.seq_k);
+  const CaseSequences sequences = given ? *given : make_sequences(c);
+  double sum = 0;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const SeqInfo s = sequences[b];
+    sum += f(s.q.length, s.k.length);
+  }
+  return sum;
+}
+
+double pairs_of_one(const Case& c, int64_t len_q, int64_t len_k) {
+  const Mask mask = mask_of(c, len_q, len_k);
+  if (len_q > 0 && len_k > 0 && mask.is_full(len_q, len_k))
+    return static_cast<double>(len_q) * static_cast<double>(len_k);
   int64_t pairs = 0;
-  for (int64_t i = 0; i < c.seq_q; ++i) pairs += band.keys({i, i + 1}, c.seq_k).size();
-  return pairs;
+  for (int64_t i = 0; i < len_q; ++i) pairs += mask.keys({i, i + 1}, len_k).size();
+  return static_cast<double>(pairs);
 }
 
-double flops(const Case& c) {
-  double pairs = static_cast<double>(visible_pairs(c));
-  if (c.causal && !c.window && c.seq_q == c.seq_k)
-    pairs = static_cast<double>(c.seq_q) * static_cast<double>(c.seq_k) / 2;
+}  // namespace
+
+int64_t queries(const Case& c, const CaseSequences* given) {
+  return static_cast<int64_t>(
+      sum_over_sequences(c, given, [](int64_t q, int64_t) { return static_cast<double>(q); }));
+}
+
+int64_t visible_pairs(const Case& c, const CaseSequences* given) {
+  return static_cast<int64_t>(
+      sum_over_sequences(c, given, [&](int64_t q, int64_t k) { return pairs_of_one(c, q, k); }));
+}
+
+double flops(const Case& c, const CaseSequences* given) {
+  const double pairs = sum_over_sequences(c, given, [&](int64_t q, int64_t k) {
+    if (c.causal && !c.window && c.chunk == 0 && q == k)
+      return static_cast<double>(q) * static_cast<double>(k) / 2;
+    return pairs_of_one(c, q, k);
+  });
   const int64_t products =
       c.backward ? 3 * c.head_dim + 2 * c.head_dim_v : c.head_dim + c.head_dim_v;
-  return 2 * pairs * static_cast<double>(products * c.batch * c.heads_q);
+  return 2 * pairs * static_cast<double>(products * c.heads_q);
 }
 
-double tensor_bytes(const Case& c) {
+double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
-  const double rows_q = static_cast<double>(c.batch * c.seq_q * c.heads_q);
-  const double rows_k = static_cast<double>(c.batch * c.seq_k * c.heads_k);
+  const double rows_q = static_cast<double>(queries(c, given) * c.heads_q);
+  const double rows_k = sum_over_sequences(
+      c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
   const double dims = static_cast<double>(c.head_dim + c.head_dim_v);
   const double tensors = size * dims * (rows_q + rows_k), lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
 
-double score_matrix_bytes(const Case& c) {
+double score_matrix_bytes(const Case& c, const CaseSequences* given) {
   const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
-  return size * static_cast<double>(c.batch * c.heads_q) * static_cast<double>(c.seq_q) *
-         static_cast<double>(c.seq_k);
+  return size * static_cast<double>(c.heads_q) *
+         sum_over_sequences(c, given, [](int64_t q, int64_t k) {
+           return static_cast<double>(q) * static_cast<double>(k);
+         });
 }
 
 }  // namespace flash3::cases

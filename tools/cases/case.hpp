@@ -2,8 +2,8 @@
 //
 //   bf16/b2/q129/k1000/h4x2/d128/causal          h<heads_q>x<heads_k> (h4: MHA), d<dim>x<dim_v>
 //   (d64) fp16/b1/q65/k65/h2/d40x72/w100:50/bhsd/outliers/nolse/scale0.5/seed7
-//   bf16/b2/q129/k1000/h4x2/d128/causal/bwd/dlse/deterministic             the backward of the
-//   first
+//   bf16/b2/q129/k1000/h4x2/d128/causal/bwd/dlse/deterministic    the backward of the first
+//   bf16/b9/q300/k300/h4x2/d64/causal/random/packed/sink    9 sequences of up to 300 tokens
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/band.hpp"
+#include "core/mask.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cases {
@@ -33,6 +33,16 @@ enum class Distribution {
   kSpecial,   // "special": N(0, 1) with a few infinities and NaNs
 };
 
+// How long the sequences of a batch are, at most seq_q and seq_k.
+enum class Lengths {
+  kAll,     // all of them that long
+  kRandom,  // "random": from 0 to that, and now and then 0 or 1
+  kGiant,   // "giant": one in the middle that long, the others at most 40
+};
+
+// "sink"
+enum class Sink { kNone, kFloat32, k16 };  // "sink16": in the tensors' dtype
+
 struct Case {
   flash3_dtype dtype = FLASH3_BFLOAT16;
   int64_t batch = 1, seq_q = 1, seq_k = 1, heads_q = 1, heads_k = 1;
@@ -47,10 +57,25 @@ struct Case {
   float softmax_scale = 0.f;  // 0: the default
   uint64_t seed = 1;
 
+  // Ragged batches: at least one of the four below. Both sides: "packed", "used".
+  Lengths lengths = Lengths::kAll;
+  bool packed_q = false, packed_k = false;  // "packedq", "packedk": cu_seqlens
+  bool used_q = false, used_k = false;      // "usedq", "usedk": seqused
+  bool max_known = true;                    // "nomax": max_seqlen is 0
+
+  Sink sink = Sink::kNone;
+  float softcap = 0.f;  // "softcap<x>"; 0: none
+  int64_t chunk = 0;    // "chunk<n>"; 0: none
+
   bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
   bool deterministic = false;  // "deterministic"
 
+  bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
+  // None of what not every backend computes.
+  bool is_plain() const {
+    return !is_ragged() && sink == Sink::kNone && softcap == 0.f && chunk == 0;
+  }
   bool operator==(const Case&) const = default;
 };
 
@@ -66,20 +91,25 @@ const char* short_name(Distribution distribution);
 std::optional<flash3_dtype> parse_dtype(std::string_view name);  // "bf16" or "bfloat16"
 std::optional<Layout> parse_layout(std::string_view name);
 
-// (query, key) pairs that the mask lets through, in one head.
-int64_t visible_pairs(const Case& c);
+Mask mask_of(const Case& c, int64_t len_q, int64_t len_k);
 
-Band band_of(const Case& c);
+// The functions below take the sequences of a ragged case from its seed, unless they are given.
+struct CaseSequences;
+
+// Query tokens of the batch, and the (query, key) pairs that the mask lets through in one head.
+int64_t queries(const Case& c, const CaseSequences* given = nullptr);
+int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 
 // Floating point operations of the matrix products over the visible pairs: forward 2·pairs·(D + Dv)
 // a head, backward 2·pairs·(3D + 2Dv), which is 2.5 times as many where D = Dv. By the field's
 // convention a causal square counts as half of the full one.
-double flops(const Case& c);
+double flops(const Case& c, const CaseSequences* given = nullptr);
 
-// Bytes of q, k, v and out, each moved once, and of lse; backward: of their gradients too.
-double tensor_bytes(const Case& c);
+// Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
+// too.
+double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the score matrix that is never stored.
-double score_matrix_bytes(const Case& c);
+double score_matrix_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 }  // namespace flash3::cases

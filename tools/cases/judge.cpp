@@ -59,10 +59,29 @@ struct Allowance {
   double roundoff = 0, floor = 0, absolute = 0;
 };
 
-// must_be_zero: whether all elements [·, i, ·, ·] must be exactly 0, for each i; empty: none.
+// What each row must hold; rows are numbered [batch, seq], where a tensor has these dimensions.
+struct Rules {
+  const std::vector<RowRule>& of_rows;  // empty: values
+  int batch_dim = -1, seq_dim = -1;     // -1: none
+
+  RowRule at(const std::array<int64_t, 4>& place, const std::array<int64_t, 4>& shape) const {
+    if (of_rows.empty()) return RowRule::kValues;
+    const int64_t row = place[size_t(seq_dim)];
+    return of_rows[size_t(batch_dim < 0 ? row
+                                        : place[size_t(batch_dim)] * shape[size_t(seq_dim)] + row)];
+  }
+};
+
+// Of q, k, v, out and their gradients; of lse.
+Rules rules_of(const flash3_tensor& t, const std::vector<RowRule>& rules) {
+  return t.ndim == 4 ? Rules{rules, 0, 1} : Rules{rules, -1, 0};
+}
+Rules rules_of_lse(const flash3_tensor& t, const std::vector<RowRule>& rules) {
+  return t.ndim == 3 ? Rules{rules, 0, 2} : Rules{rules, -1, 1};
+}
+
 Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& naive,
-            const std::vector<double>& ref, const Allowance& allowance,
-            const std::vector<bool>& must_be_zero = {}) {
+            const std::vector<double>& ref, const Allowance& allowance, const Rules& rules) {
   Score score;
   Place place, worst;
   place.ndim = worst.ndim = got.ndim;
@@ -85,6 +104,8 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
             at_naive += place.at[size_t(i)] * naive.stride[i];
           }
           const double r = ref[next++];
+          const RowRule rule = rules.at(place.at, shape);
+          if (rule == RowRule::kAnything) continue;
           const double g = load_float(got.data, got.dtype, at_got);
           const double n = load_float(naive.data, naive.dtype, at_naive);
           if (is_poison(got, at_got)) {
@@ -92,7 +113,7 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
                 describe((std::string(name) + " was not written: ").c_str(), place, g, r, n);
             return score;
           }
-          if (!must_be_zero.empty() && must_be_zero[size_t(b)] && g != 0) {
+          if (rule == RowRule::kZeros && g != 0) {
             score.failure =
                 describe((std::string(name) + " must be exactly 0: ").c_str(), place, g, r, n);
             return score;
@@ -137,51 +158,103 @@ double largest_finite(const std::vector<double>& values) {
   return largest;
 }
 
-double largest_finite_lse(const flash3_tensor& lse) {
+double largest_finite_lse(const flash3_tensor& lse, const std::vector<RowRule>& rules) {
   double largest = 0;
   const auto* data = static_cast<const float*>(lse.data);
-  for (int64_t a = 0; a < lse.shape[0]; ++a)
-    for (int64_t b = 0; b < lse.shape[1]; ++b)
-      for (int64_t c = 0; c < lse.shape[2]; ++c)
-        if (const double x = data[a * lse.stride[0] + b * lse.stride[1] + c]; std::isfinite(x))
-          largest = std::max(largest, std::abs(x));
+  const bool packed = lse.ndim == 2;
+  const int64_t batch = packed ? 1 : lse.shape[0], stride_batch = packed ? 0 : lse.stride[0];
+  const int64_t heads = lse.shape[lse.ndim - 2], rows = lse.shape[lse.ndim - 1];
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < rows; ++i) {
+        if (rules[size_t(b * rows + i)] != RowRule::kValues) continue;
+        const double x = data[b * stride_batch + h * lse.stride[lse.ndim - 2] + i];
+        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+      }
   return largest;
+}
+
+// By the use of each row.
+std::vector<RowRule> rules_by_use(const SequenceRows& rows, int64_t batch, RowRule unused) {
+  std::vector<RowRule> rules;
+  for (const RowUse use : row_uses(rows, batch))
+    rules.push_back(use == RowUse::kCounts   ? RowRule::kValues
+                    : use == RowUse::kUnused ? unused
+                                             : RowRule::kAnything);
+  return rules;
+}
+
+struct GradientRules {
+  std::vector<RowRule> q, k;
+};
+
+// Zeros too for rows that see no key, and for keys that no row sees.
+GradientRules gradient_rules(const Case& c) {
+  const CaseSequences sequences = make_sequences(c);
+  GradientRules rules{rules_by_use(sequences.q, c.batch, RowRule::kZeros),
+                      rules_by_use(sequences.k, c.batch, RowRule::kZeros)};
+  const auto first_row = [](const SequenceRows& rows, int64_t b) {
+    return (rows.cu.empty() ? b * rows.rows : 0) + rows_of(rows.view(), b).first;
+  };
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const SeqInfo s = sequences[b];
+    const Mask mask = mask_of(c, s.q.length, s.k.length);
+    const auto q = rules.q.begin() + first_row(sequences.q, b);
+    const auto k = rules.k.begin() + first_row(sequences.k, b);
+    std::vector<bool> unseen(static_cast<size_t>(s.k.length), true);
+    for (int64_t i = 0; i < s.q.length; ++i) {
+      const Range keys = mask.keys({i, i + 1}, s.k.length);
+      if (keys.empty()) q[i] = RowRule::kZeros;
+      for (int64_t j = keys.begin; j < keys.end; ++j) unseen[size_t(j)] = false;
+    }
+    for (int64_t j = 0; j < s.k.length; ++j)
+      if (unseen[size_t(j)] || c.heads_q == 0) k[j] = RowRule::kZeros;
+  }
+  return rules;
 }
 
 }  // namespace
 
-Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref) {
+Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
+                const std::vector<RowRule>& rules) {
   return judge("out", got, naive, ref.out,
-               {.roundoff = unit_roundoff(got.dtype) + 0x1p-24 * largest_finite(ref.lse)});
+               {.roundoff = unit_roundoff(got.dtype) + 0x1p-24 * largest_finite(ref.lse)},
+               rules_of(got, rules));
 }
 
-Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref) {
-  return judge("lse", got, naive, ref.lse, {.roundoff = 0x1p-17, .floor = 1});
+Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
+                const std::vector<RowRule>& rules) {
+  return judge("lse", got, naive, ref.lse, {.roundoff = 0x1p-17, .floor = 1},
+               rules_of_lse(got, rules));
+}
+
+std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch) {
+  return rules_by_use(sequences.q, batch, RowRule::kAnything);
 }
 
 GradientScores judge_gradients(const Case& c, const BackwardViews& got, const BackwardViews& naive,
                                const ReferenceBackward& ref) {
-  const Band band = band_of(c);
-  std::vector<bool> blind(static_cast<size_t>(c.seq_q)), unseen(static_cast<size_t>(c.seq_k), true);
-  for (int64_t i = 0; i < c.seq_q; ++i) {
-    const Range keys = band.keys({i, i + 1}, c.seq_k);
-    blind[size_t(i)] = keys.empty();
-    for (int64_t j = keys.begin; j < keys.end; ++j) unseen[size_t(j)] = false;
-  }
-  if (c.heads_q == 0) unseen.assign(unseen.size(), true);
-
-  const double roundoff = unit_roundoff(c.dtype);
-  const double of_terms = 0x1p-22 * (1 + largest_finite_lse(got.lse));
-  return {judge("dq", got.dq, naive.dq, ref.dq,
-                {.roundoff = roundoff, .absolute = of_terms * ref.dq_terms}, blind),
-          judge("dk", got.dk, naive.dk, ref.dk,
-                {.roundoff = roundoff, .absolute = of_terms * ref.dk_terms}, unseen),
-          judge("dv", got.dv, naive.dv, ref.dv,
-                {.roundoff = roundoff, .absolute = of_terms * ref.dv_terms}, unseen)};
+  const GradientRules rules = gradient_rules(c);
+  const double of_terms =
+      0x1p-22 * (1 + largest_finite_lse(got.lse, output_rules(make_sequences(c), c.batch)));
+  const auto allowance = [&](flash3_dtype dtype, double terms) {
+    return Allowance{.roundoff = unit_roundoff(dtype), .absolute = of_terms * terms};
+  };
+  GradientScores scores{judge("dq", got.dq, naive.dq, ref.dq, allowance(c.dtype, ref.dq_terms),
+                              rules_of(got.dq, rules.q)),
+                        judge("dk", got.dk, naive.dk, ref.dk, allowance(c.dtype, ref.dk_terms),
+                              rules_of(got.dk, rules.k)),
+                        judge("dv", got.dv, naive.dv, ref.dv, allowance(c.dtype, ref.dv_terms),
+                              rules_of(got.dv, rules.k)),
+                        {}};
+  if (c.sink != Sink::kNone)
+    scores.dsink = judge("dsink", got.dsink, naive.dsink, ref.dsink,
+                         allowance(got.dsink.dtype, ref.dsink_terms), {{}});
+  return scores;
 }
 
 std::string GradientScores::failure() const {
-  for (const Score* score : {&dq, &dk, &dv})
+  for (const Score* score : {&dq, &dk, &dv, &dsink})
     if (!score->failure.empty()) return score->failure;
   return "";
 }

@@ -13,11 +13,14 @@
 //        2⁻²² · (1 + max |lse|) of what the largest element would be if nothing did
 //        (ReferenceBackward): four float32 roundings of each term, and of the score that its
 //        probability exp(score − lse) is made from.
-// A gradient that the mask leaves nothing for must be exactly 0. Infinities and NaNs must stand
-// where the oracle has them, and no element may keep its poison.
+// dsink is judged as they are, with the sum of its own terms.
+// A gradient that the mask leaves nothing for must be exactly 0, and so must that of a token that
+// does not count; other rows of ragged batches that hold no token are not looked at. Infinities and
+// NaNs must stand where the oracle has them, and no element may keep its poison.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cases/backward_tensors.hpp"
 #include "cases/tensors.hpp"
@@ -37,19 +40,28 @@ struct Score {
 
 struct Verdict {
   Score out, lse;            // of a forward case
-  Score dq, dk, dv;          // of a backward case
+  Score dq, dk, dv, dsink;   // of a backward case
   std::string failure;       // the first thing that went wrong; "" if the case passed
   bool unsupported = false;  // the backend said no, and why is in failure
   double oracle_seconds = 0, seconds = 0;
   bool passed() const { return failure.empty(); }
 };
 
-// got and naive are host tensors, [batch, seq_q, heads_q, dim_v] or [batch, heads_q, seq_q].
-Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
-Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref);
+// What a row of a tensor must hold.
+enum class RowRule : char { kValues, kZeros, kAnything };
+
+// got and naive are host tensors, [batch, seq_q, heads_q, dim_v] and [batch, heads_q, seq_q], or
+// packed ones. rules: of each row; empty: values.
+Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
+                const std::vector<RowRule>& rules = {});
+Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
+                const std::vector<RowRule>& rules = {});
+
+// Of the rows of out and lse.
+std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch);
 
 struct GradientScores {
-  Score dq, dk, dv;
+  Score dq, dk, dv, dsink;
   std::string failure() const;  // the first; "" if all passed
 };
 

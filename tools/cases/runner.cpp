@@ -23,9 +23,8 @@ Expected expect(const Case& c, const ForwardTensors& t, int threads, std::string
   Expected e;
   e.naive_out = clone(t.out);
   e.naive_lse = clone(t.lse);
-  if (!c.want_lse) e.naive_lse = make_lse(c.batch, c.heads_q, c.seq_q, Layout::kBatchSeq);
-  const auto params =
-      make_params(c, t.q.view, t.k.view, t.v.view, e.naive_out.view, e.naive_lse.view);
+  const auto params = make_params(c, t.q.view, t.k.view, t.v.view, e.naive_out.view,
+                                  e.naive_lse.view, t.extra.views());
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok()) {
     *failure = s.message();
@@ -43,20 +42,26 @@ std::string last_error(const char* call) { return std::string(call) + ": " + fla
 Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   if (c.backward) return run_backward_case(c, memory, options);
   Verdict verdict;
-  const ForwardTensors host = make_forward_tensors(c);
-
-  // The library is asked first: no oracle for a call that it refuses.
-  Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
-      lse(memory, host.lse);
-  auto params = make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view());
-  params.backend = options.backend;
-  params.num_threads = options.num_threads;
-  params.stream = memory.stream();
+  // The library is asked first: no tensors and no oracle for a call that it refuses.
+  const auto on_backend = [&](flash3_forward_params params) {
+    params.backend = options.backend;
+    params.num_threads = options.num_threads;
+    params.stream = memory.stream();
+    return params;
+  };
+  auto params = on_backend(make_question(c));
   if (const auto status = flash3_forward_supported(&params); status != FLASH3_OK) {
     verdict.unsupported = status == FLASH3_UNSUPPORTED;
     verdict.failure = last_error("flash3_forward_supported");
     return verdict;
   }
+
+  const ForwardTensors host = make_forward_tensors(c);
+  Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
+      lse(memory, host.lse);
+  const ExtraUploads extra(memory, host.extra);
+  params = on_backend(
+      make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(), extra.views()));
   size_t workspace_bytes = 0;
   if (flash3_forward_workspace(&params, &workspace_bytes) != FLASH3_OK) {
     verdict.failure = last_error("flash3_forward_workspace");
@@ -102,10 +107,11 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const Expected expected = expect(c, host, options.oracle_threads, &verdict.failure);
   verdict.oracle_seconds = seconds_since(start);
   if (!verdict.failure.empty()) return verdict;
-  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref);
+  const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
+  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref, rules);
   verdict.failure = verdict.out.failure;
   if (c.want_lse) {
-    verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref);
+    verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref, rules);
     if (verdict.failure.empty()) verdict.failure = verdict.lse.failure;
   }
   return verdict;

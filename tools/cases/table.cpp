@@ -172,6 +172,22 @@ void add_shapes(std::span<const flash3_dtype> dtypes, bool large, Table* table) 
     }
 }
 
+std::vector<Case> backward_of(const std::vector<Case>& cases) {
+  Table table;
+  size_t i = 0;
+  for (Case c : cases) {
+    const bool full = !c.causal && !c.window;
+    if (c.distribution == Distribution::kSpecial && !full) continue;
+    c.want_lse = true;
+    c.backward = true;
+    c.want_dlse = i % 3 == 0;
+    c.deterministic = i / 3 % 2 == 0;
+    ++i;
+    table.add(c);
+  }
+  return table.take();
+}
+
 }  // namespace
 
 std::optional<Level> parse_level(std::string_view name) {
@@ -196,6 +212,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
     add_specials(dtypes, dims.first(2), &table);
     add_shapes(dtypes.first(1), false, &table);
     add_packed_heads(dtypes.first(1), 1, &table);
+    for (const Case& c : option_cases(level, dtypes)) table.add(c);
     return table.take();
   }
   add_length_product(main_dtype, {64, 64}, kLengths, kMainMasks, &table);
@@ -205,29 +222,23 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
   add_specials(dtypes, dims, &table);
   add_shapes(dtypes, true, &table);
   add_packed_heads(dtypes, 2, &table);
+  for (const Case& c : option_cases(level, dtypes)) table.add(c);
   return table.take();
 }
 
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
-  Table table;
-  size_t i = 0;
-  for (Case c : case_table(level, dtypes)) {
-    const bool full = !c.causal && !c.window;
-    if (c.distribution == Distribution::kSpecial && !full) continue;
-    c.want_lse = true;
-    c.backward = true;
-    c.want_dlse = i % 3 == 0;
-    c.deterministic = i / 3 % 2 == 0;
-    ++i;
-    table.add(c);
-  }
+  std::vector<Case> cases = backward_of(case_table(level, dtypes));
   // Tiles of their own, where calls have many queries.
   for (const flash3_dtype dtype : dtypes) {
     Case c = with(make_case(dtype, {128, 128}, 8200, 150, {2, 1}), {false, true, -1, 8100});
     c.want_lse = c.backward = true;
-    table.add(c);
+    cases.push_back(c);
   }
-  return table.take();
+  return cases;
+}
+
+std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  return backward_of(ragged_case_table(level, dtypes));
 }
 
 }  // namespace flash3::cases

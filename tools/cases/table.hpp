@@ -23,9 +23,16 @@ std::span<const flash3_dtype> dtypes_of(flash3_backend backend);
 // Without duplicates; dtypes must not be empty.
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes);
 
-// The backward of each case of that table: all with lse, since a backward needs it; dlse and
+// Ragged batches: every packing with every kind of lengths, mask, sink and softcap.
+std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
+// The backward of each case of these tables: all with lse, since a backward needs it; dlse and
 // deterministic take turns. Special values only without a mask: what they do to the gradients of
 // keys that a row does not see, but that share a tile with ones that it sees, is nobody's promise.
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
+std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
+// What case_table() has of sinks, softcaps and chunks (options_table.cpp).
+std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);
 
 }  // namespace flash3::cases

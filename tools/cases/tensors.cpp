@@ -7,8 +7,8 @@
 #include <numbers>
 #include <thread>
 
-#include "core/band.hpp"
 #include "core/convert.hpp"
+#include "core/problem.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -48,15 +48,41 @@ GuardedTensor guard(flash3_tensor view, bool misaligned) {
   return g;
 }
 
-// Calls row(offset in elements) for each run of the last dimension.
-template <class Row>
-void for_each_row(const flash3_tensor& t, Row row) {
-  const bool lse = t.ndim == 3;
-  const int64_t inner = lse ? 1 : t.shape[2];
-  for (int64_t a = 0; a < t.shape[0]; ++a)
-    for (int64_t b = 0; b < t.shape[1]; ++b)
-      for (int64_t c = 0; c < inner; ++c)
-        row(a * t.stride[0] + b * t.stride[1] + (lse ? 0 : c * t.stride[2]));
+flash3_tensor view_of(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads, int64_t dim,
+                      Layout layout) {
+  const Strides s = strides_of(layout, seq, heads, dim);
+  return {nullptr, dtype, 4, {batch, seq, heads, dim}, {s.batch, s.seq, s.head, 1}};
+}
+
+flash3_tensor lse_view_of(int64_t batch, int64_t heads, int64_t seq, Layout layout) {
+  const bool gaps = layout == Layout::kPadded || layout == Layout::kOdd;
+  const int64_t head = gaps ? seq + 3 : seq;
+  const int64_t whole = heads * head + (gaps ? 5 : 0);
+  return {nullptr, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {whole, head, 1, 0}};
+}
+
+// Without its first dimension.
+flash3_tensor packed(flash3_tensor t) {
+  --t.ndim;
+  for (int i = 0; i < 4; ++i) {
+    t.shape[i] = i < t.ndim ? t.shape[i + 1] : 0;
+    t.stride[i] = i < t.ndim ? t.stride[i + 1] : 0;
+  }
+  return t;
+}
+
+flash3_tensor rows_view(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim) {
+  return rows.cu.empty() ? view_of(c.dtype, c.batch, rows.rows, heads, dim, c.layout)
+                         : packed(view_of(c.dtype, 1, rows.rows, heads, dim, c.layout));
+}
+
+flash3_tensor rows_lse_view(const Case& c, const SequenceRows& rows) {
+  return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, c.layout)
+                         : packed(lse_view_of(1, c.heads_q, rows.rows, c.layout));
+}
+
+flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
+  return {nullptr, dtype, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
 }
 
 // Steele and Vigna's SplitMix64: a bijection that turns a counter into random bits.
@@ -100,7 +126,7 @@ void place_specials(const Case& c, const ForwardTensors& t) {
   set(t.q.view, 0, c.seq_q / 2, 0, 0, kNaN);
   set(t.k.view, b, c.seq_k / 3, c.heads_k - 1, c.head_dim - 1, kInf);
 
-  const Band band = band_of(c);
+  const Band band = mask_of(c, c.seq_q, c.seq_k).band;
   const int64_t first = std::max<int64_t>(0, c.seq_q - 1 + band.lo);  // seen by the last row
   const int64_t last = std::min<int64_t>(c.seq_k - 1, band.hi);       // seen by the first row
   if (first > last) return;
@@ -111,7 +137,7 @@ void place_specials(const Case& c, const ForwardTensors& t) {
 
 }  // namespace
 
-int64_t element_size(flash3_dtype dtype) { return dtype == FLASH3_FLOAT32 ? 4 : 2; }
+int64_t element_size(flash3_dtype dtype) { return dtype_size(dtype); }
 
 int64_t span_of(const flash3_tensor& t) {
   int64_t last = 0;
@@ -130,6 +156,13 @@ flash3_tensor GuardedTensor::at(void* base) const {
 
 void GuardedTensor::poison() { std::fill(bytes.begin(), bytes.end(), kPoison); }
 
+void GuardedTensor::poison_forbidden() {
+  const int64_t size = element_size(view.dtype);
+  for (const Range& run : forbidden)
+    std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(offset) + run.begin * size,
+                run.size() * size, kPoison);
+}
+
 std::string GuardedTensor::damage() const {
   std::vector<bool> owned(bytes.size(), false);
   const size_t size = static_cast<size_t>(element_size(view.dtype));
@@ -139,6 +172,10 @@ std::string GuardedTensor::damage() const {
         owned.begin() + static_cast<ptrdiff_t>(offset + static_cast<size_t>(element) * size);
     std::fill(begin, begin + static_cast<ptrdiff_t>(row_bytes), true);
   });
+  for (const Range& run : forbidden)
+    std::fill_n(
+        owned.begin() + static_cast<ptrdiff_t>(offset) + run.begin * static_cast<ptrdiff_t>(size),
+        run.size() * static_cast<ptrdiff_t>(size), false);
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (owned[i] || bytes[i] == kPoison) continue;
     const auto at = static_cast<int64_t>(i) - static_cast<int64_t>(offset);
@@ -149,18 +186,42 @@ std::string GuardedTensor::damage() const {
 
 GuardedTensor make_tensor(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                           int64_t dim, Layout layout) {
-  const Strides s = strides_of(layout, seq, heads, dim);
-  const flash3_tensor view{
-      nullptr, dtype, 4, {batch, seq, heads, dim}, {s.batch, s.seq, s.head, 1}};
-  return guard(view, layout == Layout::kOdd);
+  return guard(view_of(dtype, batch, seq, heads, dim, layout), layout == Layout::kOdd);
 }
 
 GuardedTensor make_lse(int64_t batch, int64_t heads, int64_t seq, Layout layout) {
-  const bool gaps = layout == Layout::kPadded || layout == Layout::kOdd;
-  const int64_t head = gaps ? seq + 3 : seq;
-  const int64_t whole = heads * head + (gaps ? 5 : 0);
-  const flash3_tensor view{nullptr, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {whole, head, 1, 0}};
-  return guard(view, layout == Layout::kOdd);
+  return guard(lse_view_of(batch, heads, seq, layout), layout == Layout::kOdd);
+}
+
+GuardedTensor make_vector(flash3_dtype dtype, int64_t size) {
+  return guard(vector_view(dtype, size), false);
+}
+
+GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim) {
+  return guard(rows_view(c, rows, heads, dim), c.layout == Layout::kOdd);
+}
+
+GuardedTensor make_lse(const Case& c, const SequenceRows& rows) {
+  return guard(rows_lse_view(c, rows), c.layout == Layout::kOdd);
+}
+
+void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
+                 std::initializer_list<RowUse> uses, bool is_lse) {
+  const flash3_tensor& t = tensor->view;
+  const bool packed = !rows.cu.empty();
+  const int seq_dim = is_lse ? t.ndim - 1 : t.ndim - 3, head_dim = t.ndim - 2;
+  const int64_t width = is_lse ? 1 : t.shape[t.ndim - 1];
+  const std::vector<RowUse> all = row_uses(rows, batch);
+  for (size_t row = 0; row < all.size(); ++row) {
+    if (std::find(uses.begin(), uses.end(), all[row]) == uses.end()) continue;
+    const int64_t b = packed ? 0 : int64_t(row) / rows.rows;
+    const int64_t first =
+        (packed ? 0 : b * t.stride[0]) + (int64_t(row) - b * rows.rows) * t.stride[seq_dim];
+    for (int64_t h = 0; h < t.shape[head_dim]; ++h)
+      tensor->forbidden.push_back(
+          {first + h * t.stride[head_dim], first + h * t.stride[head_dim] + width});
+  }
+  tensor->poison_forbidden();
 }
 
 float normal_value(uint64_t seed, uint64_t i) { return normal_pair(seed, i / 2)[i % 2]; }
@@ -188,51 +249,77 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed) {
     workers.emplace_back(fill, begin, std::min(begin + share, count));
 }
 
+ExtraViews ExtraTensors::views() const {
+  return {sink.view, cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view, seqused_k.view};
+}
+
+ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
+  ExtraTensors t;
+  if (c.sink != Sink::kNone) {
+    t.sink = make_vector(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype, c.heads_q);
+    const float middle = std::log(static_cast<float>(c.seq_k) + 1);
+    for (int64_t h = 0; h < c.heads_q; ++h)
+      store_float(t.sink.view.data, t.sink.view.dtype, h,
+                  h == 2 ? -std::numeric_limits<float>::infinity()
+                         : middle + normal_value(c.seed + (uint64_t{1} << 41), uint64_t(h)));
+  }
+  const auto index = [](const std::vector<int32_t>& values) {
+    if (values.empty()) return GuardedTensor{};
+    GuardedTensor made = make_vector(FLASH3_INT32, static_cast<int64_t>(values.size()));
+    std::copy(values.begin(), values.end(), static_cast<int32_t*>(made.view.data));
+    return made;
+  };
+  t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
+  t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
+  return t;
+}
+
 ForwardTensors make_forward_tensors(const Case& c) {
+  const CaseSequences sequences = make_sequences(c);
   ForwardTensors t;
-  t.q = make_tensor(c.dtype, c.batch, c.seq_q, c.heads_q, c.head_dim, c.layout);
-  t.k = make_tensor(c.dtype, c.batch, c.seq_k, c.heads_k, c.head_dim, c.layout);
-  t.v = make_tensor(c.dtype, c.batch, c.seq_k, c.heads_k, c.head_dim_v, c.layout);
-  t.out = make_tensor(c.dtype, c.batch, c.seq_q, c.heads_q, c.head_dim_v, c.layout);
-  if (c.want_lse) t.lse = make_lse(c.batch, c.heads_q, c.seq_q, c.layout);
+  t.q = make_rows(c, sequences.q, c.heads_q, c.head_dim);
+  t.k = make_rows(c, sequences.k, c.heads_k, c.head_dim);
+  t.v = make_rows(c, sequences.k, c.heads_k, c.head_dim_v);
+  t.out = make_rows(c, sequences.q, c.heads_q, c.head_dim_v);
+  if (c.want_lse) t.lse = make_lse(c, sequences.q);
+  t.extra = make_extra_tensors(c, sequences);
   fill_random(t.q.view, c.distribution, 3 * c.seed);
   fill_random(t.k.view, c.distribution, 3 * c.seed + 1);
   fill_random(t.v.view, c.distribution, 3 * c.seed + 2);
   if (c.distribution == Distribution::kSpecial) place_specials(c, t);
+  if (!c.is_ragged()) return t;
+  const auto dead = {RowUse::kUnused, RowUse::kOutside};
+  for (GuardedTensor* rows : {&t.q, &t.out}) forbid_rows(rows, sequences.q, c.batch, dead);
+  for (GuardedTensor* rows : {&t.k, &t.v}) forbid_rows(rows, sequences.k, c.batch, dead);
+  if (c.want_lse) forbid_rows(&t.lse, sequences.q, c.batch, dead, /*is_lse=*/true);
   return t;
 }
 
 flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const flash3_tensor& k,
                                   const flash3_tensor& v, const flash3_tensor& out,
-                                  const flash3_tensor& lse) {
+                                  const flash3_tensor& lse, const ExtraViews& extra) {
   flash3_forward_params p{};
   p.struct_size = sizeof p;
   p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
-  p.softmax_scale = c.softmax_scale;
-  p.causal = c.causal;
-  p.window = c.window;
-  p.window_left = c.window_left;
-  p.window_right = c.window_right;
+  set_options(c, extra, &p);
   return p;
 }
 
 flash3_forward_params make_question(const Case& c) {
-  const auto view = [&](int64_t seq, int64_t heads, int64_t dim) {
-    const Strides s = strides_of(c.layout, seq, heads, dim);
-    return flash3_tensor{
-        nullptr, c.dtype, 4, {c.batch, seq, heads, dim}, {s.batch, s.seq, s.head, 1}};
+  const CaseSequences s = make_sequences(c);
+  const auto index = [](const std::vector<int32_t>& values) {
+    return values.empty() ? flash3_tensor{}
+                          : vector_view(FLASH3_INT32, static_cast<int64_t>(values.size()));
   };
-  flash3_tensor lse{};
-  if (c.want_lse) {
-    lse = {nullptr,
-           FLASH3_FLOAT32,
-           3,
-           {c.batch, c.heads_q, c.seq_q, 0},
-           {c.heads_q * c.seq_q, c.seq_q, 1, 0}};
-  }
-  return make_params(c, view(c.seq_q, c.heads_q, c.head_dim), view(c.seq_k, c.heads_k, c.head_dim),
-                     view(c.seq_k, c.heads_k, c.head_dim_v), view(c.seq_q, c.heads_q, c.head_dim_v),
-                     lse);
+  ExtraViews extra{{}, index(s.q.cu), index(s.k.cu), index(s.q.used), index(s.k.used)};
+  if (c.sink != Sink::kNone)
+    extra.sink = vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype, c.heads_q);
+  Case dense = c;  // lse is contiguous here, whatever the layout
+  dense.layout = Layout::kBatchSeq;
+  return make_params(
+      c, rows_view(c, s.q, c.heads_q, c.head_dim), rows_view(c, s.k, c.heads_k, c.head_dim),
+      rows_view(c, s.k, c.heads_k, c.head_dim_v), rows_view(c, s.q, c.heads_q, c.head_dim_v),
+      c.want_lse ? rows_lse_view(dense, s.q) : flash3_tensor{}, extra);
 }
 
 }  // namespace flash3::cases

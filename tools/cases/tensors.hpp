@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "cases/case.hpp"
+#include "cases/sequences.hpp"
 
 namespace flash3::cases {
 
@@ -18,22 +20,47 @@ struct GuardedTensor {
   std::vector<std::byte> bytes;
   size_t offset = 0;  // of view.data
   flash3_tensor view{};
+  std::vector<Range> forbidden;  // elements of the view that nobody may read or write either
 
   // The same view in a copy of bytes that lives at base.
   flash3_tensor at(void* base) const;
   // Every byte as it was before anything was written.
   void poison();
-  // Which gap or guard byte has changed since the poisoning, in words; "" if none has.
+  void poison_forbidden();
+  // Which gap, guard or forbidden byte has changed since the poisoning, in words; "" if none has.
   std::string damage() const;
 };
 
 GuardedTensor make_tensor(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                           int64_t dim, Layout layout);
 GuardedTensor make_lse(int64_t batch, int64_t heads, int64_t seq, Layout layout);
+GuardedTensor make_vector(flash3_dtype dtype, int64_t size);
+
+// The tensors of a case, packed or not: [batch, seq, heads, dim] or [total, heads, dim], and
+// [batch, heads_q, seq_q] or [heads_q, total].
+GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim);
+GuardedTensor make_lse(const Case& c, const SequenceRows& rows);
+
+// Forbids the rows that are of one of these uses, and poisons them. is_lse: rows are the last
+// dimension.
+void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
+                 std::initializer_list<RowUse> uses, bool is_lse = false);
+
 int64_t element_size(flash3_dtype dtype);
 
 // Elements from the first to just behind the last one, gaps included.
 int64_t span_of(const flash3_tensor& t);
+
+// Calls row(offset in elements) for each run of the last dimension, in the order in which a
+// contiguous tensor has them.
+template <class Row>
+void for_each_row(const flash3_tensor& t, Row row) {
+  int64_t size[3] = {1, 1, 1}, stride[3] = {};
+  for (int i = 0; i < t.ndim - 1 && i < 3; ++i) size[i] = t.shape[i], stride[i] = t.stride[i];
+  for (int64_t a = 0; a < size[0]; ++a)
+    for (int64_t b = 0; b < size[1]; ++b)
+      for (int64_t c = 0; c < size[2]; ++c) row(a * stride[0] + b * stride[1] + c * stride[2]);
+}
 
 // Fills all elements (numbered in [batch, seq, heads, dim] order, so that the layout does not
 // change the values) with N(0, 1) or outliers; value i depends on seed and i alone.
@@ -45,17 +72,49 @@ float normal_value(uint64_t seed, uint64_t i);
 // count values of N(0, 1) as dtype, on all cores: input for benchmarks.
 void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 
-struct ForwardTensors {
-  GuardedTensor q, k, v, out, lse;  // lse is empty if not wanted
+// What a call may have besides; all zero or empty: not given.
+struct ExtraViews {
+  flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
+};
+struct ExtraTensors {
+  GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  ExtraViews views() const;
 };
 
-// Inputs filled after the case's seed and distribution, outputs poisoned.
+// A sink near the log of the number of keys, so that it matters beside the scores; of three heads
+// or more, one is −∞.
+ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences);
+
+struct ForwardTensors {
+  GuardedTensor q, k, v, out, lse;  // lse is empty if not wanted
+  ExtraTensors extra;
+};
+
+// Inputs filled after the case's seed and distribution, outputs poisoned. In ragged batches rows of
+// no token that counts are forbidden.
 ForwardTensors make_forward_tensors(const Case& c);
 
 // The call on these views, without workspace, stream or backend.
 flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const flash3_tensor& k,
                                   const flash3_tensor& v, const flash3_tensor& out,
-                                  const flash3_tensor& lse);
+                                  const flash3_tensor& lse, const ExtraViews& extra = {});
+
+// The options and extra tensors of a case, forward or backward.
+template <class Params>
+void set_options(const Case& c, const ExtraViews& extra, Params* p) {
+  p->softmax_scale = c.softmax_scale;
+  p->causal = c.causal;
+  p->window = c.window;
+  p->window_left = c.window_left;
+  p->window_right = c.window_right;
+  p->softcap = c.softcap;
+  p->chunk = c.chunk;
+  p->sink = extra.sink;
+  p->cu_seqlens_q = extra.cu_seqlens_q, p->cu_seqlens_k = extra.cu_seqlens_k;
+  p->seqused_q = extra.seqused_q, p->seqused_k = extra.seqused_k;
+  p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
+  p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;
+}
 
 // The same without data, for questions.
 flash3_forward_params make_question(const Case& c);

@@ -29,6 +29,22 @@ class Upload {
   std::shared_ptr<void> base_;
 };
 
+class ExtraUploads {
+ public:
+  ExtraUploads(Memory& memory, const ExtraTensors& host)
+      : sink_(memory, host.sink),
+        cu_q_(memory, host.cu_seqlens_q),
+        cu_k_(memory, host.cu_seqlens_k),
+        used_q_(memory, host.seqused_q),
+        used_k_(memory, host.seqused_k) {}
+  ExtraViews views() const {
+    return {sink_.view(), cu_q_.view(), cu_k_.view(), used_q_.view(), used_k_.view()};
+  }
+
+ private:
+  Upload sink_, cu_q_, cu_k_, used_q_, used_k_;
+};
+
 // What a workspace of so many bytes is made from: poisoned, and guarded like a tensor of bytes; [1,
 // 1, 1, n/2] of 16-bit elements says the same.
 inline GuardedTensor make_workspace(size_t bytes) {

@@ -46,7 +46,7 @@ double BenchResult::pj_per_flop() const {
   return reading.samples > 0 && tflops() > 0 ? reading.mean_watts() / tflops() : 0;
 }
 double BenchResult::keys_per_query() const {
-  return c.seq_q > 0 ? double(visible_pairs(c)) / double(c.seq_q) : 0;
+  return queries(c) > 0 ? double(visible_pairs(c)) / double(queries(c)) : 0;
 }
 double BenchResult::spread_percent() const {
   return 100 * (timing.p90 - timing.p10) / timing.median;

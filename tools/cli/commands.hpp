@@ -38,6 +38,7 @@ struct VerifyOptions {
   bool quiet = false, list = false;
   bool accuracy = false;  // the accuracy experiment instead of the table
   bool backward = false;  // the backward's table, or the backward of each case
+  bool ragged = false;    // the table of ragged batches
 };
 
 struct BenchOptions {
@@ -62,7 +63,10 @@ struct RunOptions {
   bool causal = false, check = false, json = false;
   bool has_left = false, has_right = false;
   long long window_left = -1, window_right = -1;
-  float softmax_scale = 0;
+  float softmax_scale = 0, softcap = 0;
+  long long chunk = 0;
+  std::string sink;                      // a tensor of the file; "": none
+  std::string cu_seqlens, cu_seqlens_k;  // "0,5,12", or a tensor of the file; "": not ragged
   int threads = 0;
 };
 

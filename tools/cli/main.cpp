@@ -15,7 +15,10 @@ constexpr const char* kCaseHelp =
     "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
     "dtype/batch/seq_q/seq_k/heads[xheads_k]/dim[xdim_v]/mask, then options;\n"
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
-    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse deterministic";
+    "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
+    "deterministic,\n"
+    "sink sink16 softcap<x> chunk<n>; ragged batches: random or giant (lengths), packed[q|k],\n"
+    "used[q|k], nomax";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -43,6 +46,18 @@ int parse_and_run(int argc, char** argv) {
   auto* right = run_app->add_option("--window-right", run_options.window_right,
                                     "Keys seen to the right of the diagonal");
   run_app->add_option("--softmax-scale", run_options.softmax_scale, "Default: 1/sqrt(head_dim)");
+  run_app->add_option("--softcap", run_options.softcap, "Soft cap of the scores; 0: none");
+  run_app->add_option("--chunk", run_options.chunk,
+                      "Queries see only keys of their own chunk of so many; 0: none");
+  run_app->add_option("--sink", run_options.sink,
+                      "Name of a tensor in the file: a sink for each query head");
+  auto* cu_seqlens = run_app->add_option(
+      "--cu-seqlens", run_options.cu_seqlens,
+      "Ragged batch: q, k, v are [total, heads, dim], and sequence b has the rows from\n"
+      "the b-th to before the next of these numbers, e.g. 0,5,12; or the name of an I32\n"
+      "tensor in the file that holds them");
+  run_app->add_option("--cu-seqlens-k", run_options.cu_seqlens_k, "Those of k and v, if others")
+      ->needs(cu_seqlens);
   run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
       ->check(CLI::NonNegativeNumber);
   run_app->add_flag("--check", run_options.check, "Compare with the float64 oracle");
@@ -118,7 +133,12 @@ int parse_and_run(int argc, char** argv) {
           "The gradients instead of the forward: the same table with dlse and deterministic\n"
           "taking turns, or the backward of each --case")
       ->excludes("--accuracy");
-  verify_app->add_option("--case", verify_options.cases, kCaseHelp);
+  verify_app
+      ->add_flag("--ragged", verify_options.ragged,
+                 "Batches of sequences of different lengths, each against the oracle alone; with\n"
+                 "--backward their gradients")
+      ->excludes("--accuracy");
+  verify_app->add_option("--case", verify_options.cases, kCaseHelp)->excludes("--ragged");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

@@ -32,8 +32,13 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
     const auto level = cases::parse_level(options.level);
     if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
     const auto dtypes = cases::dtypes_of(backend);
-    list = options.accuracy   ? cases::accuracy_cases(*level)
-           : options.backward ? cases::backward_case_table(*level, dtypes)
+    if (options.accuracy)
+      list = cases::accuracy_cases(*level);
+    else if (options.ragged)
+      list = options.backward ? cases::ragged_backward_case_table(*level, dtypes)
+                              : cases::ragged_case_table(*level, dtypes);
+    else
+      list = options.backward ? cases::backward_case_table(*level, dtypes)
                               : cases::case_table(*level, dtypes);
   }
   if (options.accuracy)
@@ -44,14 +49,19 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   return list;
 }
 
+bool skipped(const Case& c, const Verdict& v) { return v.unsupported && !c.is_plain(); }
+
 std::string report(const Case& c, const Verdict& v) {
+  if (skipped(c, v)) return fmt::format("skip  {}\n      {}", to_id(c), v.failure);
   if (!v.passed()) return fmt::format("FAIL  {}\n      {}", to_id(c), v.failure);
   const auto score = [](const char* name, const cases::Score& s) {
     return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
   };
-  if (c.backward)
-    return fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq), score("dk", v.dk),
-                       score("dv", v.dv));
+  if (c.backward) {
+    const std::string line = fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq),
+                                         score("dk", v.dk), score("dv", v.dv));
+    return c.sink == cases::Sink::kNone ? line : line + "  " + score("dsink", v.dsink);
+  }
   std::string line = fmt::format("ok    {:<56} {}", to_id(c), score("out", v.out));
   if (c.want_lse) line += fmt::format("  {}", score("lse", v.lse));
   return line;
@@ -137,22 +147,28 @@ int verify(const VerifyOptions& options) {
   const std::vector<Verdict> verdicts =
       run_all(list, backend, options, jobs, [&](size_t i, const Verdict& verdict) {
         // The accuracy table is printed whole, in its own order.
-        if (!options.accuracy && (!options.quiet || !verdict.passed()))
+        const bool shown = !verdict.passed() && !skipped(list[i], verdict);
+        if (!options.accuracy && (!options.quiet || shown))
           progress.print(report(list[i], verdict));
         progress.step();
       });
 
   if (options.accuracy) progress.print(accuracy_header());
-  size_t failed = 0;
+  size_t failed = 0, skips = 0;
   for (size_t i = 0; i < list.size(); ++i) {
+    if (skipped(list[i], verdicts[i])) {
+      ++skips;
+      continue;
+    }
     failed += !verdicts[i].passed();
     if (options.accuracy && (!options.quiet || !verdicts[i].passed()))
       progress.print(accuracy_row(list[i], verdicts[i]));
     if (!options.accuracy && !options.quiet && !verdicts[i].passed())
       progress.print(report(list[i], verdicts[i]));
   }
-  progress.print(fmt::format("{} passed, {} failed", list.size() - failed, failed));
-  return failed == 0 ? 0 : kExitFailure;
+  progress.print(fmt::format("{} passed, {} failed{}", list.size() - failed - skips, failed,
+                             skips > 0 ? fmt::format(", {} skipped", skips) : ""));
+  return failed == 0 && skips < list.size() ? 0 : kExitFailure;
 }
 
 }  // namespace flash3::cli

@@ -40,6 +40,7 @@ void Workbench::prepare_forward(PreparedCase* p) {
   for (flash3_tensor* t : {&f.q, &f.k, &f.v}) add_normal(seed++, t, &p->buffers);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
+  set_options(p->c, add_extra(p->c, &p->buffers), &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }
@@ -57,6 +58,9 @@ void Workbench::prepare_backward(PreparedCase* p) {
   memory_->finish();
   const flash3_forward_params& f = p->forward;
   b.q = f.q, b.k = f.k, b.v = f.v, b.out = f.out, b.lse = f.lse;
+  const cases::ExtraViews extra{f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
+  set_options(p->c, extra, &b);
+  if (b.dsink.ndim > 0) b.dsink.data = add_buffer(b.dsink, &p->buffers);
 
   uint64_t seed = 3 * p->c.seed + 3;
   add_normal(seed++, &b.dout, &p->buffers);
@@ -66,6 +70,21 @@ void Workbench::prepare_backward(PreparedCase* p) {
   b.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   b.workspace_size = p->workspace_bytes;
   p->kernel = value_of(explanation(b), "kernel");
+}
+
+cases::ExtraViews Workbench::add_extra(const cases::Case& c,
+                                       std::vector<std::shared_ptr<void>>* buffers) {
+  const cases::ExtraTensors host = make_extra_tensors(c, make_sequences(c));
+  cases::ExtraViews views = host.views();
+  for (flash3_tensor* t : {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q,
+                           &views.seqused_k}) {
+    if (t->ndim == 0) continue;
+    const void* values = t->data;
+    t->data = add_buffer(*t, buffers);
+    memory_->copy_in(t->data, values,
+                     static_cast<size_t>(cases::span_of(*t) * cases::element_size(t->dtype)));
+  }
+  return views;
 }
 
 const void* Workbench::normal_values(flash3_dtype dtype, uint64_t seed, int64_t count) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cases/case.hpp"
 #include "cases/memory.hpp"
+#include "cases/tensors.hpp"
 #include "device/device.hpp"
 #include "device/monitor.hpp"
 #include "flash3/flash3.h"
@@ -45,6 +45,8 @@ class Workbench {
   const void* normal_values(flash3_dtype dtype, uint64_t seed, int64_t count);
   // Memory for t, with N(0, 1) values in it.
   void add_normal(uint64_t seed, flash3_tensor* t, std::vector<std::shared_ptr<void>>* buffers);
+  // Memory for the case's sink and lengths, with their values in it.
+  cases::ExtraViews add_extra(const cases::Case& c, std::vector<std::shared_ptr<void>>* buffers);
   // Memory for a workspace of so many bytes; null for none.
   void* add_workspace(size_t bytes, std::vector<std::shared_ptr<void>>* buffers);
   void* add_buffer(const flash3_tensor& t, std::vector<std::shared_ptr<void>>* buffers);

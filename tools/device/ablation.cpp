@@ -58,7 +58,8 @@ std::vector<AblationVariant> ablation_variants(const flash3_forward_params& para
   ForwardProblem problem;
   check(make_forward_problem(&params, Pointers::kRequired, &problem));
   if (problem.dtype != FLASH3_FLOAT16 || problem.head_dim != kAblationHeadDim ||
-      problem.head_dim_v != kAblationHeadDim || !problem.band.is_full(problem.seq_q, problem.seq_k))
+      problem.head_dim_v != kAblationHeadDim ||
+      !problem.band().is_full(problem.seq_q, problem.seq_k))
     throw std::runtime_error(std::string("the ablation runs calls like ") + kAblationCase +
                              ": fp16, head_dim and head_dim_v 128, no mask");
   std::vector<AblationVariant> variants;

@@ -3,9 +3,10 @@
 //
 //   for each tile of keys:          K and V packed once, for all rows of the task
 //     for each strip of rows (6):   everything of a strip stays in the first-level cache
-//       S = Q·Kᵀ                    only keys that some row of the strip sees
+//       S = Q·Kᵀ                    only keys that some row of the strip sees; capped if asked for
 //       P = exp2(S·scale − max)     running max and sum of each row; masked entries exactly 0
 //       O = O·correction + P·V
+//   the sink, if there is one, joins max and sum
 //   out = O / sum,  lse = ln 2 · (max + log2 sum)
 //
 // Few rows in all, as when decoding, read K and V in place.
@@ -82,9 +83,10 @@ class TaskRunner {
   TaskRunner(const AttentionTask& task, TileShape tile, void* scratch)
       : task_(task),
         p_(*task.problem),
+        sequence_(task.sequence),
         tile_(tile),
         group_(p_.queries_per_kv_head()),
-        in_place_(p_.seq_q * group_ <= kInPlaceRows &&
+        in_place_(sequence_.q.length * group_ <= kInPlaceRows &&
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
         padded_rows_((task.rows.size() + strip_rows_ - 1) / strip_rows_ * strip_rows_) {
@@ -113,6 +115,7 @@ class TaskRunner {
 
   const AttentionTask& task_;
   const ForwardProblem& p_;
+  const Sequence& sequence_;
   const TileShape tile_;
   const Index group_;
   const bool in_place_;  // few rows: K and V are not packed
@@ -121,21 +124,23 @@ class TaskRunner {
   std::optional<typename Words::Unit> unit_;
   bool v_is_finite_ = true;  // of the packed tile
 
-  Range queries(Range rows) const { return {rows.begin / group_, (rows.end - 1) / group_ + 1}; }
   // The part of `keys` that some of these packed rows see.
   Range seen_by(Range rows, Range keys) const {
-    const Range seen = p_.band.keys(queries(rows), p_.seq_k);
-    return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
+    return seen_by_queries({rows.begin / group_, (rows.end - 1) / group_ + 1}, keys);
   }
-  // Start of packed row r of a tensor of query heads.
-  Index row_offset(const TensorView& t, Index r) const {
-    return task_.batch * t.stride_batch + r / group_ * t.stride_seq +
-           (task_.kv_head * group_ + r % group_) * t.stride_head;
+  Range seen_by_queries(Range queries, Range keys) const {
+    const Range seen = sequence_.mask.keys(queries, sequence_.k.length);
+    return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
   }
   // Row j of this KV head.
   const Element* kv_row(const TensorView& t, Index j) const {
-    return static_cast<const Element*>(t.data) + task_.batch * t.stride_batch +
-           task_.kv_head * t.stride_head + j * t.stride_seq;
+    return static_cast<const Element*>(t.data) +
+           row_offset(t, sequence_.batch, sequence_.k, j, task_.kv_head);
+  }
+  // Start of packed row r of a tensor of query heads.
+  Index query_offset(const TensorView& t, Index r) const {
+    const PackedRow row = packed_row(p_, task_.kv_head, r);
+    return row_offset(t, sequence_.batch, sequence_.q, row.query, row.head);
   }
 
   void load_q() {
@@ -143,7 +148,7 @@ class TaskRunner {
     for (Index i = 0; i < padded_rows_; ++i, out += buffers_.q_words) {
       const Index r = task_.rows.begin + i;
       if (r < task_.rows.end)
-        copy_row<Words>(static_cast<const Element*>(p_.q.data) + row_offset(p_.q, r), p_.head_dim,
+        copy_row<Words>(static_cast<const Element*>(p_.q.data) + query_offset(p_.q, r), p_.head_dim,
                         buffers_.q_words, out);
       else
         std::fill_n(out, buffers_.q_words, 0.f);
@@ -164,11 +169,12 @@ class TaskRunner {
     const Index first = (seen.begin - tile) / kPanel * kPanel;
     const Index last = (seen.end - tile + kPanel - 1) / kPanel * kPanel;
     pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, buffers_.q_words, tile + first,
-                  tile + last, p_.seq_k, buffers_.stage, buffers_.k + first * buffers_.q_words);
+                  tile + last, sequence_.k.length, buffers_.stage,
+                  buffers_.k + first * buffers_.q_words);
     constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
                                  seen.begin / kStep * kStep, (seen.end + kStep - 1) / kStep * kStep,
-                                 p_.seq_k, tile_.keys / kPair, buffers_.v);
+                                 sequence_.k.length, tile_.keys / kPair, buffers_.v);
   }
 
   // keys: those of the tile that some row of the strip sees.
@@ -181,17 +187,23 @@ class TaskRunner {
     const Index begin = columns.begin / kStep * kStep;
     const Index end = (columns.end + kStep - 1) / kStep * kStep;
     float correction[kStripRows] = {};
+    const bool capped = p_.softcap > 0;
+    const float scale = (capped ? p_.softcap : p_.softmax_scale) * 1.44269504f;
+    Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
-      const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
+      const Range own = seen_by_queries({query, query + 1}, keys);
+      if (++of_query == group_) ++query, of_query = 0;
       const Index own_begin = std::clamp(own.begin - tile, begin, end);
       const Index own_end = std::clamp(own.end - tile, own_begin, end);
       float* scores = buffers_.scores + i * tile_.keys;
+      if (capped)
+        cap_row(scores, own_begin / kLanes * kLanes, own_end, p_.softmax_scale / p_.softcap);
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
-      correction[i] = softmax_row<Words>(scores, begin, end, p_.softmax_scale * 1.44269504f,
-                                         buffers_.weights + i * tile_.keys / kPair,
-                                         buffers_.max + strip + i, buffers_.sum + strip + i);
+      correction[i] =
+          softmax_row<Words>(scores, begin, end, scale, buffers_.weights + i * tile_.keys / kPair,
+                             buffers_.max + strip + i, buffers_.sum + strip + i);
     }
     add_values(tile, strip, rows, keys, correction);
   }
@@ -272,15 +284,15 @@ class TaskRunner {
       task_.partial.sum[i] = sum;
       return;
     }
-    const VecF factor = set(sum == 0 ? 0.f : 1.f / sum);
-    Element* out = static_cast<Element*>(p_.out.data) + row_offset(p_.out, r);
+    const PackedRow at = packed_row(p_, task_.kv_head, r);
+    const RowEnd end = end_of_row(max, sum, p_.sink, at.head);
+    const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum);
+    Element* out = static_cast<Element*>(p_.out.data) +
+                   row_offset(p_.out, sequence_.batch, sequence_.q, at.query, at.head);
     for (int d = 0; d < p_.head_dim_v; d += kLanes)
       store_first(hn::Mul(load(row + d), factor), out + d, p_.head_dim_v - d);
-    if (p_.lse.data) {
-      const Index head = task_.kv_head * group_ + r % group_;
-      p_.lse.data[task_.batch * p_.lse.stride_batch + head * p_.lse.stride_head + r / group_] =
-          log_sum_exp(max, sum);
-    }
+    if (p_.lse.data)
+      p_.lse.data[row_offset(p_.lse, sequence_, at.query, at.head)] = log_sum_exp(end.max, end.sum);
   }
 };
 

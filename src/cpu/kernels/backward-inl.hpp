@@ -6,8 +6,8 @@
 //     Q, dOut as float;  delta = rowsum(dOut ∘ Out) − dlse
 //     S = Q·Kᵀ,  dP = dOut·Vᵀ
 //     P = exp(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
-//     dV += Pᵀ·dOut,  dK += dSᵀ·Q
-//     in turn with the other blocks of keys:  dQ += dS·K
+//     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse),  dS = P ∘ (dP − delta) ∘ (1 −
+//     t²) dV += Pᵀ·dOut,  dK += dSᵀ·Q in turn with the other blocks of keys:  dQ += dS·K
 //
 // The task of the next block of keys follows one block of rows behind. Under a causal mask too: all
 // tasks go from the last row, which sees the most, to the first.
@@ -105,9 +105,12 @@ bool all_finite(const float* rows, int64_t count, int64_t stride, int columns) {
 template <class T>
 class BackwardRunner {
  public:
-  BackwardRunner(const BackwardTask& task, TileShape tile, void* scratch)
-      : task_(task), p_(*task.problem), blocks_{p_, tile}, keys_(blocks_.keys_of(task.key_block)) {
-    buffers_.cut(p_, tile, static_cast<char*>(scratch));
+  BackwardRunner(const BackwardTask& task, void* scratch)
+      : task_(task),
+        p_(*task.problem),
+        blocks_(task.blocks),
+        keys_(blocks_.keys_of(task.key_block)) {
+    buffers_.cut(p_, blocks_.tile, static_cast<char*>(scratch));
   }
 
   void run() {
@@ -129,7 +132,7 @@ class BackwardRunner {
 
   const BackwardTask& task_;
   const BackwardProblem& p_;
-  const BackwardBlocks blocks_;
+  const BackwardBlocks& blocks_;
   const Range keys_;
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
@@ -143,14 +146,15 @@ class BackwardRunner {
   Range strip_rows_[div_up(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip
 
   T* row_of_keys(const TensorView& t, Index j) const {
-    return static_cast<T*>(t.data) + task_.batch * t.stride_batch + task_.kv_head * t.stride_head +
-           j * t.stride_seq;
+    return static_cast<T*>(t.data) +
+           row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
   }
   T* row_of_queries(const TensorView& t, PackedRow row) const {
-    return static_cast<T*>(t.data) + row_offset(t, task_.batch, row);
+    return static_cast<T*>(t.data) +
+           row_offset(t, blocks_.sequence.batch, blocks_.sequence.q, row.query, row.head);
   }
   float value_of(const LseView& t, PackedRow row) const {
-    return t.data[task_.batch * t.stride_batch + row.head * t.stride_head + row.query];
+    return t.data[row_offset(t, blocks_.sequence, row.query, row.head)];
   }
 
   static void store_row(const float* row, float scale, int dim, T* out) {
@@ -162,9 +166,9 @@ class BackwardRunner {
     const BackwardBuffers& b = buffers_;
     const Index end = keys_.begin + (keys_.size() + kPanel - 1) / kPanel * kPanel;
     pack_k<Words>(row_of_keys(p_.k, 0), p_.k.stride_seq, p_.head_dim, p_.head_dim, keys_.begin, end,
-                  p_.seq_k, b.stage, b.k_columns);
+                  blocks_.keys(), b.stage, b.k_columns);
     pack_k<Words>(row_of_keys(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, p_.head_dim_v, keys_.begin,
-                  end, p_.seq_k, b.stage, b.v_columns);
+                  end, blocks_.keys(), b.stage, b.v_columns);
     const int words = div_up(p_.head_dim, kLanes) * kLanes;
     for (Index j = keys_.begin; j < keys_.end; ++j)
       copy_row<Words>(row_of_keys(p_.k, j), p_.head_dim, words,
@@ -201,8 +205,13 @@ class BackwardRunner {
     for (int now; (now = turn.load(std::memory_order_acquire)) != own;) turn.wait(now);
     const int stride = dq_stride(p_.head_dim);
     float* dq = task_.dq + rows_.begin * stride;
-    if (seen.begin == task_.key_block)
+    if (seen.begin == task_.key_block) {
       std::fill_n(dq, int64_t{row_strips_} * kVectorRows * stride, 0.f);
+      if (task_.sink_terms)
+        for (Index i = 0; i < rows_.size(); ++i)
+          task_.sink_terms[rows_.begin + i] =
+              sink_term(p_, row_[i].head, buffers_.lse[i], buffers_.delta[i]);
+    }
     if (safe)
       add_to_queries(dq, stride);
     else
@@ -254,7 +263,8 @@ class BackwardRunner {
 
   // What rows first … last of the block see of the task's keys.
   Range keys_seen_by(Index first, Index last) const {
-    const Range seen = p_.band.keys({row_[first].query, row_[last].query + 1}, p_.seq_k);
+    const Range seen =
+        blocks_.sequence.mask.keys({row_[first].query, row_[last].query + 1}, blocks_.keys());
     const Index begin = std::clamp(seen.begin, keys_.begin, keys_.end);
     return {begin - keys_.begin, std::clamp(seen.end, begin, keys_.end) - keys_.begin};
   }
@@ -272,15 +282,11 @@ class BackwardRunner {
       const Index first = s * kVectorRows;
       strip_keys_[s] = keys_seen_by(first, std::min(first + kVectorRows, rows_.size()) - 1);
     }
-    const Band queries_of{-p_.band.hi, -p_.band.lo};  // the mask, transposed
-    const Index group = p_.queries_per_kv_head();
     for (int s = 0; s < key_strips_; ++s) {
       const Index first = keys_.begin + s * kVectorRows;
-      const Range seen =
-          queries_of.keys({first, std::min(first + kVectorRows, keys_.end)}, p_.seq_q);
-      const Index begin = std::clamp(seen.begin * group, rows_.begin, rows_.end);
-      strip_rows_[s] = {begin - rows_.begin,
-                        std::clamp(seen.end * group, begin, rows_.end) - rows_.begin};
+      const Range seen = blocks_.rows_that_see({first, std::min(first + kVectorRows, keys_.end)});
+      const Index begin = std::clamp(seen.begin, rows_.begin, rows_.end);
+      strip_rows_[s] = {begin - rows_.begin, std::clamp(seen.end, begin, rows_.end) - rows_.begin};
     }
     return all;
   }
@@ -310,10 +316,21 @@ class BackwardRunner {
       // score's size, which lse, unlike the sum that the forward divides by, does not share.
       const VecF scale = set(p_.softmax_scale), lse = set(b.lse[i]), log2_e = set(1.44269504f);
       const VecF delta = set(b.delta[i]);
-      for (Index j = own.begin / kLanes * kLanes; j < own.end; j += kLanes) {
-        const VecF weight = exp2(hn::Mul(hn::MulSub(load(p + j), scale, lse), log2_e));
-        store(weight, p + j);
-        store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
+      const Index begin = own.begin / kLanes * kLanes;
+      if (p_.softcap > 0) {
+        const VecF cap = set(p_.softcap), scale_over_cap = set(p_.softmax_scale / p_.softcap);
+        for (Index j = begin; j < own.end; j += kLanes) {
+          const Tanh t = tanh(hn::Mul(load(p + j), scale_over_cap));
+          const VecF weight = exp2(hn::Mul(hn::MulSub(t.value, cap, lse), log2_e));
+          store(weight, p + j);
+          store(hn::Mul(hn::Mul(weight, t.slope), hn::Sub(load(ds + j), delta)), ds + j);
+        }
+      } else {
+        for (Index j = begin; j < own.end; j += kLanes) {
+          const VecF weight = exp2(hn::Mul(hn::MulSub(load(p + j), scale, lse), log2_e));
+          store(weight, p + j);
+          store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
+        }
       }
     }
     for (float* row : {p, ds}) {
@@ -362,11 +379,11 @@ size_t backward_scratch_bytes(const BackwardProblem& problem, TileShape tile) {
   return BackwardBuffers().cut(problem, tile, nullptr);
 }
 
-void run_backward_task(const BackwardTask& task, TileShape tile, void* scratch) {
+void run_backward_task(const BackwardTask& task, void* scratch) {
   switch (task.problem->dtype) {
-    case FLASH3_FLOAT16: return BackwardRunner<Fp16>(task, tile, scratch).run();
-    case FLASH3_BFLOAT16: return BackwardRunner<Bf16>(task, tile, scratch).run();
-    default: return BackwardRunner<float>(task, tile, scratch).run();
+    case FLASH3_FLOAT16: return BackwardRunner<Fp16>(task, scratch).run();
+    case FLASH3_BFLOAT16: return BackwardRunner<Bf16>(task, scratch).run();
+    default: return BackwardRunner<float>(task, scratch).run();
   }
 }
 

@@ -1,10 +1,18 @@
-// The online softmax of one row.
+// The online softmax of one row, and the cap of its scores.
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3 {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// scores = tanh(scores · scale) for the vectors that hold [begin, end) of one row; begin is a
+// multiple of kLanes.
+HWY_NOINLINE void cap_row(float* scores, int64_t begin, int64_t end, float scale) {
+  const VecF factor = set(scale);
+  for (int64_t j = begin; j < end; j += kLanes)
+    hn::Store(tanh(hn::Mul(hn::Load(F32(), scores + j), factor)).value, F32(), scores + j);
+}
 
 // Turns scores [begin, end) of one row, a multiple of 2 · kLanes, into weights; updates the row's
 // max and sum; returns the factor that brings what was summed before to the new max.

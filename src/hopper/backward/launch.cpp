@@ -75,8 +75,8 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->heads_k = int(problem.heads_k);
   params->heads_per_kv_head = int(problem.queries_per_kv_head());
   constexpr Index kLimit = Index{1} << 30;
-  params->queries.lo = std::clamp<Index>(-problem.band.hi, -kLimit, kLimit);
-  params->queries.hi = std::clamp<Index>(-problem.band.lo, -kLimit, kLimit);
+  params->queries.lo = std::clamp<Index>(-problem.band().hi, -kLimit, kLimit);
+  params->queries.hi = std::clamp<Index>(-problem.band().lo, -kLimit, kLimit);
   // Query + 0 ≥ key + 63 + lo, and query + 63 ≤ key + hi; cut so that no sum overflows.
   const Index lo = params->queries.lo, hi = params->queries.hi;
   params->first_whole = int(problem.seq_k + (64 - 1) + std::max<Index>(lo, -kLimit / 2));

@@ -7,6 +7,7 @@
 #include "core/message.hpp"
 #include "hopper/backward/instances.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/plain_call.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -38,7 +39,7 @@ void add_kernels(std::vector<BackwardKernel>& list, std::integer_sequence<int, k
 // The first that holds the head dims; null if there is none.
 const BackwardKernel* find_kernel(const BackwardProblem& problem) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
-  const bool band = !problem.band.is_full(problem.seq_q, problem.seq_k);
+  const bool band = !problem.band().is_full(problem.seq_q, problem.seq_k);
   for (const BackwardKernel& kernel : backward_kernels()) {
     const BackwardConfig& c = kernel.config;
     if (kernel.element == element && c.band == band && c.head_dim >= problem.head_dim &&
@@ -69,6 +70,7 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
+  FLASH3_CHECK(check_plain(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)
     return unsupported(message("no backward kernel for head_dim = ", problem.head_dim,

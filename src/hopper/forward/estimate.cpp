@@ -23,7 +23,7 @@ KeyTiles count_key_tiles(const ForwardProblem& problem, const ForwardConfig& con
     const auto m_tile = int64_t(double(i) * step + 0.5);  // the first and the last are among them
     const Range queries = {m_tile * tile_queries,
                            std::min((m_tile + 1) * tile_queries, problem.seq_q)};
-    const int64_t count = problem.band.key_tiles(queries, problem.seq_k, config.tile_n).size();
+    const int64_t count = problem.band().key_tiles(queries, problem.seq_k, config.tile_n).size();
     sum += count;
     most = std::max(most, count);
   }

@@ -6,6 +6,7 @@
 #include "core/message.hpp"
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/plain_call.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -99,7 +100,7 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   choices.reserve(8);
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16) return choices;
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
-  const bool band = !problem.band.is_full(problem.seq_q, problem.seq_k);
+  const bool band = !problem.band().is_full(problem.seq_q, problem.seq_k);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
@@ -125,6 +126,7 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
   }
+  FLASH3_CHECK(check_plain(problem));
   // The best choice without packed heads, and the best with them.
   ForwardChoice best[2];
   Estimate estimate[2];
@@ -156,8 +158,8 @@ Status plan_forward(const ForwardProblem& problem, const Device& device,
 
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {
   TileSchedule schedule{};
-  schedule.band.lo = std::clamp<Index>(problem.band.lo, -kMaxLength, kMaxLength);
-  schedule.band.hi = std::clamp<Index>(problem.band.hi, -kMaxLength, kMaxLength);
+  schedule.band.lo = std::clamp<Index>(problem.band().lo, -kMaxLength, kMaxLength);
+  schedule.band.hi = std::clamp<Index>(problem.band().hi, -kMaxLength, kMaxLength);
   schedule.seq_q = int(problem.seq_q);
   schedule.seq_k = int(problem.seq_k);
   schedule.tile_queries = plan.kernel->config.warpgroups * plan.pack.queries;

@@ -131,8 +131,8 @@ TEST(BackwardRunner, PassesTheCpuBackend) {
   }
 }
 
-// What comes back from a call: dq, dk, dv, workspace, then the inputs in this order.
-constexpr int kDq = 0, kDv = 2, kInputs = 4;
+// What comes back from a call: dq, dk, dv, dsink, workspace, then the inputs in this order.
+constexpr int kDq = 0, kDv = 2, kInputs = 5;
 
 TEST(BackwardRunner, CatchesADamagedGuard) {
   for (const auto& [download, name] : {std::pair{kDq, "dq: "}, std::pair{kDv, "dv: "}}) {

@@ -71,6 +71,28 @@ TEST(CaseId, BackwardOptions) {
   EXPECT_NE(error_of(forward + "/backward").find("bwd, dlse, deterministic"), std::string::npos);
 }
 
+TEST(CaseId, OptionsOfScoresAndRaggedBatches) {
+  const std::string dense = "bf16/b9/q300/k300/h1/d8/full";
+  const Case none = parsed(dense);
+  EXPECT_TRUE(!none.is_ragged() && none.sink == Sink::kNone && none.softcap == 0 &&
+              none.chunk == 0);
+  const Case c = parsed(dense + "/sink16/softcap30/chunk64");
+  EXPECT_EQ(c.sink, Sink::k16);
+  EXPECT_EQ(c.softcap, 30.f);
+  EXPECT_EQ(c.chunk, 64);
+  EXPECT_EQ(parsed(dense + "/sink").sink, Sink::kFloat32);
+
+  const Case ragged = parsed(dense + "/giant/packedq/usedk/nomax");
+  EXPECT_EQ(ragged.lengths, Lengths::kGiant);
+  EXPECT_TRUE(ragged.packed_q && !ragged.packed_k && !ragged.used_q && ragged.used_k);
+  EXPECT_FALSE(ragged.max_known);
+  EXPECT_EQ(to_id(parsed(dense + "/random")), dense + "/random/packed");  // the plainest way
+  EXPECT_EQ(to_id(parsed(dense + "/random/used")), dense + "/random/used");
+  EXPECT_EQ(to_id(parsed(dense + "/packedk/packedq")), dense + "/packed");
+  EXPECT_NE(error_of(dense + "/packedv").find("an option"), std::string::npos);
+  EXPECT_NE(error_of(dense + "/chunk").find("an option"), std::string::npos);
+}
+
 TEST(CaseId, ErrorsSayWhatWasExpected) {
   EXPECT_EQ(
       error_of("bf17/b1/q1/k1/h1/d1/full"),
@@ -95,6 +117,25 @@ TEST(CaseId, EveryCaseOfTheTableReadsBack) {
       EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c) << " is there twice";
     }
   }
+}
+
+TEST(CaseTable, RaggedCasesReadBackAndAreMixed) {
+  const auto dtypes = dtypes_of(FLASH3_BACKEND_CPU);
+  std::set<std::tuple<bool, bool, bool, bool>> packings;
+  std::set<std::pair<Sink, bool>> scores;
+  std::set<bool> chunks;
+  for (const Case& c : ragged_case_table(Level::kQuick, dtypes)) {
+    EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
+    EXPECT_TRUE(c.is_ragged()) << to_id(c);
+    packings.insert({c.packed_q, c.packed_k, c.used_q, c.used_k});
+    scores.insert({c.sink, c.softcap > 0});
+    chunks.insert(c.chunk > 0);
+  }
+  EXPECT_EQ(packings.size(), 8u);
+  EXPECT_EQ(scores.size(), 5u);
+  EXPECT_EQ(chunks.size(), 2u);
+  for (const Case& c : ragged_backward_case_table(Level::kQuick, dtypes))
+    EXPECT_TRUE(parsed(to_id(c)) == c && c.backward && c.want_lse) << to_id(c);
 }
 
 TEST(CaseTable, BackwardCasesReadBackAndAreMixed) {
@@ -158,9 +199,11 @@ int64_t count_pairs(const Case& c) {
       bool seen = !c.causal || j <= diagonal;
       if (c.window && c.window_left >= 0) seen = seen && j >= diagonal - c.window_left;
       if (c.window && c.window_right >= 0) seen = seen && j <= diagonal + c.window_right;
+      const auto chunk_of = [&](int64_t n) { return n >= 0 ? n / c.chunk : -1; };  // -1 or less
+      if (c.chunk > 0) seen = seen && chunk_of(j) == chunk_of(diagonal);
       pairs += seen;
     }
-  return pairs;
+  return c.batch * pairs;
 }
 
 TEST(Counts, VisiblePairsFollowTheDefinition) {

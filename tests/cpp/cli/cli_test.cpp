@@ -174,7 +174,7 @@ TEST_F(Cli, VerifyPasses) {
   const Outcome o =
       flash3("verify --backend cpu --filter /q65/ --filter /causal/ --repeat 2 --jobs 2");
   EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
-  EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(" passed, 0 failed"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("ok    bf16/b1/q65/k65/h2x1/d64/causal"), std::string::npos) << o.out;
 }
 
@@ -182,7 +182,7 @@ TEST_F(Cli, VerifyBackwardPasses) {
   const Outcome o =
       flash3("verify --backward --backend cpu --filter /q65/ --filter /causal/ --repeat 2");
   EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
-  EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(" passed, 0 failed"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("ok    bf16/b1/q65/k65/h2x1/d64/causal/bwd"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find(" dv "), std::string::npos) << o.out;
 
@@ -434,6 +434,45 @@ TEST_F(Cli, RunRefusesBadFiles) {
                      "must have 4 dimensions");
   expect_usage_error("run -i " + input("dims", "F16", {1, 2, 2, 8}, {1, 2, 2, 9}, {1, 2, 2, 8}),
                      "head_dim");
+}
+
+TEST_F(Cli, RunOnPackedSequences) {
+  const std::string file = input("packed", "BF16", {12, 4, 8}, {14, 2, 8}, {14, 2, 8});
+  const Outcome o = flash3(
+      "run --backend cpu --check --causal --softcap 20 --chunk 4 --cu-seqlens 0,5,5,11 "
+      "--cu-seqlens-k 0,2,4,14 -i " +
+      file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("bf16/b3/q6/k10/h4x2/d8/causal/packed/softcap20/chunk4"), std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("3 sequences: 11 queries, at most 6; 14 keys, at most 10"),
+            std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
+  const File result = flash3::safetensors::read(path("o"));
+  EXPECT_EQ(result.find("out")->shape, (std::vector<int64_t>{12, 4, 8}));
+  EXPECT_EQ(result.find("lse")->shape, (std::vector<int64_t>{4, 12}));
+}
+
+TEST_F(Cli, RunRefusesBadSequences) {
+  const std::string file = input("packed", "F32", {12, 4, 8}, {12, 2, 8}, {12, 2, 8});
+  const auto refused = [&](const std::string& options, const std::string& message) {
+    expect_usage_error("run --backend cpu -i " + file + " " + options, message);
+  };
+  refused("", "'q' has shape [12, 4, 8]; it must have 4 dimensions");
+  refused("--cu-seqlens 0,5,,12", "--cu-seqlens 0,5,,12: it must be numbers with commas");
+  refused("--cu-seqlens 0,5,12,", "it must be numbers with commas");
+  refused("--cu-seqlens 0,99999999999", "it must be numbers with commas");
+  refused("--cu-seqlens 12", "it must have one number more than there are sequences");
+  refused("--cu-seqlens lengths", "holds no tensor 'lengths'");
+  refused("--cu-seqlens q", "tensor 'q' is F32 [12, 4, 8]; --cu-seqlens takes I32 of 1 dimension");
+  refused("--cu-seqlens 0,5,13", "cu_seqlens_q[2] = 13 but it must be from 0 to 12");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,7,5", "cu_seqlens_k must not decrease");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,12", "must have the same batch size");
+  refused("--cu-seqlens-k 0,5", "--cu-seqlens-k requires --cu-seqlens");
+  refused("--cu-seqlens 0,5,12 --sink q", "'q' has shape [12, 4, 8]; it must have 1 dimension\n");
+  refused("--cu-seqlens 0,5,12 --softcap -3", "softcap = -3 but it must be finite");
+  refused("--cu-seqlens 0,5,12 --chunk -1", "chunk = -1 but it must be at least 0");
 }
 
 TEST_F(Cli, RunOnAnEmptySequence) {

@@ -10,6 +10,28 @@
 
 namespace flash3::test {
 
+// The forward call whose gradients `b` asks for, on the same tensors.
+inline Forward forward_of(const Backward& b) {
+  return {.q = b.q,
+          .k = b.k,
+          .v = b.v,
+          .out = b.out,
+          .lse = b.lse,
+          .softmax_scale = b.softmax_scale,
+          .causal = b.causal,
+          .window_left = b.window_left,
+          .window_right = b.window_right,
+          .chunk = b.chunk,
+          .softcap = b.softcap,
+          .sink = b.sink,
+          .cu_seqlens_q = b.cu_seqlens_q,
+          .cu_seqlens_k = b.cu_seqlens_k,
+          .seqused_q = b.seqused_q,
+          .seqused_k = b.seqused_k,
+          .max_seqlen_q = b.max_seqlen_q,
+          .max_seqlen_k = b.max_seqlen_k};
+}
+
 // Owns the memory of a float32 call.
 class BackwardCall {
  public:
@@ -37,15 +59,12 @@ class BackwardCall {
 
   flash3_backward_params params() const { return args.params(); }
 
-  // out and lse again, under the mask and the scale that args now have.
+  // out and lse again, as args now are.
   void run_forward() {
-    forward_.args.softmax_scale = args.softmax_scale;
-    forward_.args.causal = args.causal;
-    forward_.args.window_left = args.window_left;
-    forward_.args.window_right = args.window_right;
-    forward_.args.backend = FLASH3_BACKEND_CPU;
-    forward_.args.num_threads = 1;  // no workspace
-    flash3::forward(forward_.args);
+    Forward forward = forward_of(args);
+    forward.backend = FLASH3_BACKEND_CPU;
+    forward.num_threads = 1;  // no workspace
+    flash3::forward(forward);
   }
 
  private:

@@ -28,6 +28,16 @@ _Static_assert(offsetof(flash3_forward_params, softmax_scale) == 408 &&
                    offsetof(flash3_forward_params, workspace) == 456 &&
                    offsetof(flash3_forward_params, workspace_size) == 464,
                "options of flash3_forward_params");
+_Static_assert(offsetof(flash3_forward_params, cu_seqlens_q) == 472 &&
+                   offsetof(flash3_forward_params, cu_seqlens_k) == 552 &&
+                   offsetof(flash3_forward_params, seqused_q) == 632 &&
+                   offsetof(flash3_forward_params, seqused_k) == 712 &&
+                   offsetof(flash3_forward_params, max_seqlen_q) == 792 &&
+                   offsetof(flash3_forward_params, max_seqlen_k) == 800 &&
+                   offsetof(flash3_forward_params, sink) == 808 &&
+                   offsetof(flash3_forward_params, softcap) == 888 &&
+                   offsetof(flash3_forward_params, chunk) == 896,
+               "what flash3_forward_params has after its first version");
 
 _Static_assert(offsetof(flash3_backward_params, dout) == 8 &&
                    offsetof(flash3_backward_params, dlse) == 88 &&
@@ -52,6 +62,17 @@ _Static_assert(offsetof(flash3_backward_params, softmax_scale) == 808 &&
                    offsetof(flash3_backward_params, workspace) == 856 &&
                    offsetof(flash3_backward_params, workspace_size) == 864,
                "options of flash3_backward_params");
+_Static_assert(offsetof(flash3_backward_params, cu_seqlens_q) == 872 &&
+                   offsetof(flash3_backward_params, cu_seqlens_k) == 952 &&
+                   offsetof(flash3_backward_params, seqused_q) == 1032 &&
+                   offsetof(flash3_backward_params, seqused_k) == 1112 &&
+                   offsetof(flash3_backward_params, max_seqlen_q) == 1192 &&
+                   offsetof(flash3_backward_params, max_seqlen_k) == 1200 &&
+                   offsetof(flash3_backward_params, sink) == 1208 &&
+                   offsetof(flash3_backward_params, softcap) == 1288 &&
+                   offsetof(flash3_backward_params, chunk) == 1296 &&
+                   offsetof(flash3_backward_params, dsink) == 1304,
+               "what flash3_backward_params has after its first version");
 
 flash3_status c11_average(float a, float b, float* out, float* lse) {
   float q[1] = {1.0f}, k[2] = {3.0f, 3.0f}, v[2] = {a, b};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <ostream>
@@ -34,12 +35,13 @@ void PrintTo(const Rule<P>& rule, std::ostream* os) {
 template <class P>
 std::vector<Rule<P>> shared_rules(const std::string& params) {
   const auto bad_enum = static_cast<flash3_dtype>(99);
+  const size_t first_version = offsetof(P, cu_seqlens_q);  // what version 0.1 had
   const std::string takes = " but " + params + " takes " + std::to_string(sizeof(P)) +
                             " bytes; set struct_size = sizeof(" + params + ")";
   return {
       {"StructSizeNotSet", [](P& p) { p.struct_size = 0; }, "struct_size = 0" + takes},
-      {"StructSizeTooSmall", [](P& p) { p.struct_size = sizeof(P) - 1; },
-       "struct_size = " + std::to_string(sizeof(P) - 1) + takes},
+      {"StructSizeTooSmall", [=](P& p) { p.struct_size = first_version - 1; },
+       "struct_size = " + std::to_string(first_version - 1) + takes},
       {"StructSizeGarbage", [](P& p) { p.struct_size = 0xDEADBEEF00; },
        "struct_size = 956397711104" + takes},
 

@@ -40,6 +40,29 @@ TEST(Tensors, Lse) {
   EXPECT_EQ(stride(t), (Numbers{12, 3, 1}));
 }
 
+TEST(Tensors, OfRaggedBatches) {
+  float x = 0;
+  const int32_t n = 0;
+  const Tensor q = packed_tensor(&x, FLASH3_FLOAT16, {7, 4, 5});
+  EXPECT_EQ(shape(q), (Numbers{7, 4, 5}));
+  EXPECT_EQ(stride(q), (Numbers{20, 5, 1}));
+  EXPECT_EQ(q.dtype, FLASH3_FLOAT16);
+  const Tensor lse = packed_lse_tensor(&x, 4, 7);
+  EXPECT_EQ(shape(lse), (Numbers{4, 7}));
+  EXPECT_EQ(stride(lse), (Numbers{7, 1}));
+  EXPECT_EQ(lse.dtype, FLASH3_FLOAT32);
+  const Tensor cu = index_tensor(&n, 3);
+  EXPECT_EQ(cu.data, &n);
+  EXPECT_EQ(shape(cu), (Numbers{3}));
+  EXPECT_EQ(stride(cu), (Numbers{1}));
+  EXPECT_EQ(cu.dtype, FLASH3_INT32);
+  const Tensor sink = sink_tensor(&x, FLASH3_BFLOAT16, 4);
+  EXPECT_EQ(sink.data, &x);
+  EXPECT_EQ(shape(sink), (Numbers{4}));
+  EXPECT_EQ(stride(sink), (Numbers{1}));
+  EXPECT_EQ(sink.dtype, FLASH3_BFLOAT16);
+}
+
 TEST(ForwardArgs, Defaults) {
   const auto p = Forward{}.params();
   EXPECT_EQ(p.struct_size, sizeof(flash3_forward_params));
@@ -48,7 +71,51 @@ TEST(ForwardArgs, Defaults) {
   EXPECT_EQ(p.window, 0);
   EXPECT_EQ(p.backend, FLASH3_BACKEND_AUTO);
   EXPECT_EQ(p.num_threads, 0);
-  EXPECT_EQ(p.lse.dtype, FLASH3_DTYPE_NONE);
+  EXPECT_EQ(p.chunk, 0);
+  EXPECT_EQ(p.softcap, 0.f);
+  EXPECT_EQ(p.max_seqlen_q, 0);
+  EXPECT_EQ(p.max_seqlen_k, 0);
+  for (const Tensor& t : {p.lse, p.sink, p.cu_seqlens_q, p.cu_seqlens_k, p.seqused_q, p.seqused_k})
+    EXPECT_EQ(t.dtype, FLASH3_DTYPE_NONE);
+}
+
+TEST(ForwardArgs, RaggedBatchesAndScoreOptionsReachTheirFields) {
+  int32_t cu_q = 0, cu_k = 0, used_q = 0, used_k = 0;
+  float sink = 0, dsink = 0;
+  const auto expect_fields = [&](const auto& p) {
+    EXPECT_EQ(p.chunk, 8);
+    EXPECT_EQ(p.softcap, 30.f);
+    EXPECT_EQ(p.sink.data, &sink);
+    EXPECT_EQ(p.cu_seqlens_q.data, &cu_q);
+    EXPECT_EQ(p.cu_seqlens_k.data, &cu_k);
+    EXPECT_EQ(p.seqused_q.data, &used_q);
+    EXPECT_EQ(p.seqused_k.data, &used_k);
+    EXPECT_EQ(p.max_seqlen_q, 5);
+    EXPECT_EQ(p.max_seqlen_k, 6);
+  };
+  expect_fields(Forward{.chunk = 8,
+                        .softcap = 30.f,
+                        .sink = sink_tensor(&sink, FLASH3_FLOAT32, 1),
+                        .cu_seqlens_q = index_tensor(&cu_q, 1),
+                        .cu_seqlens_k = index_tensor(&cu_k, 1),
+                        .seqused_q = index_tensor(&used_q, 1),
+                        .seqused_k = index_tensor(&used_k, 1),
+                        .max_seqlen_q = 5,
+                        .max_seqlen_k = 6}
+                    .params());
+  const auto b = Backward{.dsink = sink_tensor(&dsink, FLASH3_FLOAT32, 1),
+                          .chunk = 8,
+                          .softcap = 30.f,
+                          .sink = sink_tensor(&sink, FLASH3_FLOAT32, 1),
+                          .cu_seqlens_q = index_tensor(&cu_q, 1),
+                          .cu_seqlens_k = index_tensor(&cu_k, 1),
+                          .seqused_q = index_tensor(&used_q, 1),
+                          .seqused_k = index_tensor(&used_k, 1),
+                          .max_seqlen_q = 5,
+                          .max_seqlen_k = 6}
+                     .params();
+  expect_fields(b);
+  EXPECT_EQ(b.dsink.data, &dsink);
 }
 
 TEST(ForwardArgs, EachReachesItsField) {

@@ -2,11 +2,13 @@
 // oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "../core/backward_call.hpp"
+#include "../core/ragged_call.hpp"
 #include "core/problem.hpp"
 #include "cpu/attention_backward_ref.hpp"
 #include "cpu/attention_ref.hpp"
@@ -23,23 +25,16 @@ BackwardProblem problem_of(const Backward& args) {
 }
 
 std::vector<float*> elements(const Tensor& t) {
-  std::vector<float*> all(static_cast<size_t>(t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]));
+  int64_t count = 1;
+  for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
+  std::vector<float*> all(static_cast<size_t>(count));
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<float*>(t.data) + i;
   return all;
 }
 
 // The number whose gradient the backward computes: Σ dout·out + Σ dlse·lse, in float64.
 double loss(const Backward& b) {
-  const auto params = Forward{.q = b.q,
-                              .k = b.k,
-                              .v = b.v,
-                              .out = b.out,
-                              .lse = b.lse,
-                              .softmax_scale = b.softmax_scale,
-                              .causal = b.causal,
-                              .window_left = b.window_left,
-                              .window_right = b.window_right}
-                          .params();
+  const auto params = forward_of(b).params();
   ForwardProblem problem;
   EXPECT_TRUE(make_forward_problem(&params, Pointers::kRequired, &problem).ok());
   const ReferenceForward forward = attention_ref(problem, 1);
@@ -67,18 +62,22 @@ double slope(const Backward& b, float* x) {
   return (8 * (at(kStep) - at(-kStep)) - (at(2 * kStep) - at(-2 * kStep))) / (12 * double{kStep});
 }
 
-void expect_gradients_are_slopes(const BackwardCall& call) {
-  const ReferenceBackward ref = attention_backward_ref(problem_of(call.args));
+void expect_gradients_are_slopes(const Backward& args) {
+  const ReferenceBackward ref = attention_backward_ref(problem_of(args));
   const struct {
     const char* name;
     const Tensor& input;
     const std::vector<double>& gradient;
-  } all[] = {{"dq", call.args.q, ref.dq}, {"dk", call.args.k, ref.dk}, {"dv", call.args.v, ref.dv}};
+  } all[] = {{"dq", args.q, ref.dq},
+             {"dk", args.k, ref.dk},
+             {"dv", args.v, ref.dv},
+             {"dsink", args.sink, ref.dsink}};
   for (const auto& [name, input, gradient] : all) {
+    if (!input.data) continue;
     const std::vector<float*> x = elements(input);
     ASSERT_EQ(x.size(), gradient.size());
     for (size_t i = 0; i < x.size(); ++i)
-      ASSERT_NEAR(gradient[i], slope(call.args, x[i]), 1e-9) << name << " element " << i;
+      ASSERT_NEAR(gradient[i], slope(args, x[i]), 1e-9) << name << " element " << i;
   }
 }
 
@@ -131,7 +130,7 @@ TEST(BackwardOracle, IsTheSlopeOfTheForward) {
         SCOPED_TRACE(testing::Message()
                      << "seq_q " << sizes.seq_q << " causal " << mask.causal << " left "
                      << mask.left.value_or(-1) << " dlse " << with_dlse);
-        expect_gradients_are_slopes(call);
+        expect_gradients_are_slopes(call.args);
       }
 }
 
@@ -139,7 +138,69 @@ TEST(BackwardOracle, IsTheSlopeOfTheForward) {
 TEST(BackwardOracle, IsTheSlopeOfTheForwardOverManyBlocks) {
   BackwardCall call({1, 21, 150, 1, 1, 2, 1});
   call.args.causal = true;
-  expect_gradients_are_slopes(call);
+  expect_gradients_are_slopes(call.args);
+}
+
+// A sink by hand: three equal logits, one of them without a value.
+TEST(BackwardOracle, SinkByHand) {
+  BackwardCall call({1, 1, 2, 1, 1, 1, 1}, /*with_dlse=*/false);
+  float sink = 0.f, dsink = 0.f, dlse = 3.f;
+  const auto set = [](const Tensor& t, std::vector<float> values) {
+    std::copy(values.begin(), values.end(), static_cast<float*>(t.data));
+  };
+  set(call.args.q, {0.f});
+  set(call.args.v, {1.f, 2.f});  // out = 1
+  set(call.args.dout, {6.f});
+  call.args.sink = sink_tensor(&sink, FLASH3_FLOAT32, 1);
+  call.args.dsink = sink_tensor(&dsink, FLASH3_FLOAT32, 1);
+  EXPECT_NEAR(attention_backward_ref(problem_of(call.args)).dsink.at(0), -6 / 3.0, 1e-14);
+  EXPECT_NEAR(attention_backward_ref(problem_of(call.args)).dv.at(0), 6 / 3.0, 1e-14);
+  call.args.dlse = lse_tensor(&dlse, 1, 1, 1);
+  EXPECT_NEAR(attention_backward_ref(problem_of(call.args)).dsink.at(0), (3 - 6) / 3.0, 1e-14);
+
+  set(call.args.out, {1.f});
+  attention_backward_naive(problem_of(call.args));
+  EXPECT_NEAR(dsink, -1.f, 1e-6);
+  sink = -std::numeric_limits<float>::infinity();  // as if there were none
+  EXPECT_EQ(attention_backward_ref(problem_of(call.args)).dsink.at(0), 0.0);
+  EXPECT_NEAR(attention_backward_ref(problem_of(call.args)).dv.at(0), 6 / 2.0, 1e-14);
+}
+
+TEST(BackwardOracle, IsTheSlopeOfTheForwardWithSinksSoftcapsAndChunks) {
+  for (const Sizes& sizes : {Sizes{2, 5, 7, 4, 2, 6, 5}, Sizes{1, 9, 4, 3, 1, 3, 8}})
+    for (const bool with_sink : {false, true})
+      for (const float softcap : {0.f, 0.6f})
+        for (const int64_t chunk : {0, 3})
+          for (const bool causal : {false, true}) {
+            BackwardCall call(sizes);
+            std::vector<float> sink = {0.5f, -1.f, 0.f, 2.f};
+            if (with_sink) call.args.sink = sink_tensor(sink.data(), FLASH3_FLOAT32, sizes.heads_q);
+            call.args.softcap = softcap;
+            call.args.chunk = chunk;
+            call.args.causal = causal;
+            if (causal) call.args.window_left = 2;
+            SCOPED_TRACE(testing::Message()
+                         << "seq_q " << sizes.seq_q << " sink " << with_sink << " softcap "
+                         << softcap << " chunk " << chunk << " causal " << causal);
+            expect_gradients_are_slopes(call.args);
+          }
+}
+
+TEST(BackwardOracle, IsTheSlopeOfTheForwardInRaggedBatches) {
+  RaggedCall call;
+  unsigned random = 1;
+  for (auto* values : {&call.q, &call.k, &call.v, &call.dout, &call.dlse, &call.sink})
+    for (float& x : *values) {
+      random = random * 1664525u + 1013904223u;
+      x = static_cast<float>(random >> 8) / (1 << 23) - 1.f;
+    }
+  Backward args = call.backward();
+  args.softcap = 0.6f;
+  args.causal = true;
+  for (const int64_t chunk : {0, 2}) {
+    args.chunk = chunk;
+    expect_gradients_are_slopes(args);
+  }
 }
 
 TEST(BackwardOracle, WhatSeesNothingHasExactlyNoGradient) {

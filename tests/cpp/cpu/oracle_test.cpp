@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/convert.hpp"
+#include "flash3/flash3.hpp"
 #include "harness.hpp"
 
 namespace flash3::test {
@@ -101,6 +102,106 @@ TEST(Oracle, NoKeys) {
   const ReferenceForward r = attention_ref(s.problem());
   EXPECT_EQ(r.out, std::vector<double>(8, 0.0));
   EXPECT_EQ(r.lse, std::vector<double>(2, -kInf));
+}
+
+// Logits 1, 0 and 2, of which the last one has no value.
+TEST(Oracle, SinkByHand) {
+  Small s(1, 2, 1, 1);
+  s.q = {1.f};
+  s.k = {1.f, 0.f};
+  s.v = {10.f, 100.f};
+  s.params.softmax_scale = 1.f;
+  float sink = 2.f;
+  s.params.sink = sink_tensor(&sink, FLASH3_FLOAT32, 1);
+  const double sum = std::exp(1.0) + 1 + std::exp(2.0);
+  ReferenceForward r = attention_ref(s.problem());
+  EXPECT_NEAR(r.out[0], (10 * std::exp(1.0) + 100) / sum, 1e-13);
+  EXPECT_NEAR(r.lse[0], std::log(sum), 1e-14);
+
+  s.params.window = 1, s.params.window_left = 0, s.params.window_right = -1;
+  sink = -std::numeric_limits<float>::infinity();  // as if there were none
+  r = attention_ref(s.problem());
+  EXPECT_EQ(r.out[0], 100.0);
+  EXPECT_EQ(r.lse[0], 0.0);
+}
+
+TEST(Oracle, SinkOfARowThatSeesNothing) {
+  Small s(2, 1, 2, 2);
+  s.fill(1);
+  s.params.causal = 1;  // row 0 lies before the only key
+  float sink = -3.5f;
+  s.params.sink = sink_tensor(&sink, FLASH3_FLOAT32, 1);
+  const ReferenceForward r = attention_ref(s.problem());
+  EXPECT_EQ(r.out[0], 0.0);
+  EXPECT_EQ(r.lse[0], -3.5);
+  EXPECT_GT(r.lse[1], -3.5);
+}
+
+TEST(Oracle, SoftcapByHand) {
+  Small s(1, 2, 1, 1);
+  s.q = {4.f};
+  s.k = {3.f, -1.f};
+  s.v = {1.f, 0.f};
+  s.params.softmax_scale = 0.5f;  // scores 6 and -2
+  s.params.softcap = 2.f;
+  const double a = 2 * std::tanh(3.0), b = 2 * std::tanh(-1.0);
+  const ReferenceForward r = attention_ref(s.problem());
+  EXPECT_NEAR(r.lse[0], std::log(std::exp(a) + std::exp(b)), 1e-14);
+  EXPECT_NEAR(r.out[0], 1 / (1 + std::exp(b - a)), 1e-14);
+}
+
+// i' = i + 2: rows stand for keys 2, 3 and 4; chunks are keys 0 … 2 and 3 … 4.
+TEST(Oracle, ChunksByHand) {
+  Small s(3, 5, 1, 1);
+  s.v = {1.f, 2.f, 4.f, 8.f, 16.f};
+  s.params.chunk = 3;
+  ReferenceForward r = attention_ref(s.problem());
+  EXPECT_DOUBLE_EQ(r.out[0], 7.0 / 3);
+  EXPECT_DOUBLE_EQ(r.out[1], 12.0);
+  EXPECT_DOUBLE_EQ(r.out[2], 12.0);
+  s.params.causal = 1;
+  r = attention_ref(s.problem());
+  EXPECT_DOUBLE_EQ(r.out[0], 7.0 / 3);
+  EXPECT_DOUBLE_EQ(r.out[1], 8.0);
+  EXPECT_DOUBLE_EQ(r.out[2], 12.0);
+}
+
+// Each sequence of a ragged batch is what it is alone, in tensors of its own; rows of no token stay
+// 0, and nothing is read there.
+TEST(Oracle, RaggedSequencesAreAsAlone) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr int64_t kDim = 4, kDimV = 3;
+  const std::vector<int32_t> cu_q = {1, 4, 4, 9}, cu_k = {0, 2, 7, 13}, used_k = {2, 0, 5};
+  std::vector<float> q(10 * kDim, kNaN), k(14 * kDim, kNaN), v(14 * kDimV, kNaN);
+  std::vector<float> out(10 * kDimV), lse(10);
+  uint64_t n = 0;
+  std::vector<double> want_out(10 * kDimV), want_lse(10);
+  for (size_t b = 0; b < 3; ++b) {
+    Small alone(cu_q[b + 1] - cu_q[b], used_k[b], kDim, kDimV);
+    alone.fill(++n);
+    alone.params.causal = 1;
+    const ReferenceForward r = attention_ref(alone.problem());
+    std::copy(alone.q.begin(), alone.q.end(), q.begin() + cu_q[b] * kDim);
+    std::copy(alone.k.begin(), alone.k.end(), k.begin() + cu_k[b] * kDim);
+    std::copy(alone.v.begin(), alone.v.end(), v.begin() + cu_k[b] * kDimV);
+    std::copy(r.out.begin(), r.out.end(), want_out.begin() + cu_q[b] * kDimV);
+    std::copy(r.lse.begin(), r.lse.end(), want_lse.begin() + cu_q[b]);
+  }
+  const Forward call{.q = packed_tensor(q.data(), FLASH3_FLOAT32, {10, 1, kDim}),
+                     .k = packed_tensor(k.data(), FLASH3_FLOAT32, {14, 1, kDim}),
+                     .v = packed_tensor(v.data(), FLASH3_FLOAT32, {14, 1, kDimV}),
+                     .out = packed_tensor(out.data(), FLASH3_FLOAT32, {10, 1, kDimV}),
+                     .lse = packed_lse_tensor(lse.data(), 1, 10),
+                     .causal = true,
+                     .cu_seqlens_q = index_tensor(cu_q.data(), 4),
+                     .cu_seqlens_k = index_tensor(cu_k.data(), 4),
+                     .seqused_k = index_tensor(used_k.data(), 3)};
+  const ForwardProblem problem = to_problem(call.params());
+  const ReferenceForward r = attention_ref(problem);
+  EXPECT_EQ(r.out, want_out);
+  EXPECT_EQ(r.lse, want_lse);
+  attention_naive(problem);
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], want_out[i], 1e-6) << i;
 }
 
 // V = 1, 2, 4… in its own column per key: outputs are the probabilities. They sum to 1, and each is

@@ -218,8 +218,8 @@ BackwardParams order_of_work(const BackwardProblem& problem, const BackwardPlan&
   params.rows.seq_q = int(problem.seq_q);
   params.seq_k = int(problem.seq_k);
   params.heads_k = int(problem.heads_k);
-  params.queries = {std::clamp<Index>(-problem.band.hi, -kLimit, kLimit),
-                    std::clamp<Index>(-problem.band.lo, -kLimit, kLimit)};
+  params.queries = {std::clamp<Index>(-problem.band().hi, -kLimit, kLimit),
+                    std::clamp<Index>(-problem.band().lo, -kLimit, kLimit)};
   params.n_tiles = plan.n_tiles;
   params.kv_heads = plan.kv_heads;
   params.kv_heads_at_a_time = plan.kv_heads_at_a_time;
@@ -276,7 +276,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheBandLeaves) {
       int64_t first = problem.seq_q, last = -1;
       for (int64_t i = 0; i < problem.seq_q; ++i)
         for (int64_t j = work.key; j < end; ++j)
-          if (problem.band.sees(i, j)) first = std::min(first, i), last = i;
+          if (problem.band().sees(i, j)) first = std::min(first, i), last = i;
       if (last < 0) {
         EXPECT_GE(work.query_tile_begin, work.query_tile_end) << id << ", key " << work.key;
       } else {

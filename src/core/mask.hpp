@@ -1,0 +1,91 @@
+// The mask of one sequence: its band, cut to chunks. In a chunked mask the bounds of the band
+// differ from row to row; they never decrease, so that those of a tile's first and last row tell
+// the tile's. Compiled on the host and, through NVRTC too, on the device: nothing but integers
+// here.
+#pragma once
+
+#include "core/band.hpp"
+#include "core/host_device.hpp"
+
+namespace flash3 {
+
+// What the caller asks for, whatever the lengths of the sequence.
+struct MaskRule {
+  Index window_left = -1, window_right = -1;  // negative: unbounded
+  Index chunk = 0;                            // 0: none
+};
+
+struct Mask {
+  Band band;
+  Index chunk = 0;  // 0: none
+  // Row i and column j are in one chunk iff floor((i + row_shift) / chunk) equals
+  // floor((j + column_shift) / chunk).
+  Index row_shift = 0, column_shift = 0;
+
+  FLASH3_HOST_DEVICE static constexpr Mask make(Index seq_q, Index seq_k, const MaskRule& rule) {
+    return {Band::make(seq_q, seq_k, rule.window_left, rule.window_right), rule.chunk,
+            seq_k - seq_q, 0};
+  }
+
+  // The queries that see a key: rows are keys, columns are queries.
+  FLASH3_HOST_DEVICE constexpr Mask transposed() const {
+    return {{-band.hi, -band.lo}, chunk, column_shift, row_shift};
+  }
+
+  // The columns that row i sees, also outside the tensor: [first(i), end(i)).
+  FLASH3_HOST_DEVICE constexpr Index first(Index i) const {
+    const Index first = i + band.lo;
+    if (chunk == 0) return first;
+    const Index of_chunk = chunk_of(i) * chunk - column_shift;
+    return first > of_chunk ? first : of_chunk;
+  }
+  FLASH3_HOST_DEVICE constexpr Index end(Index i) const {
+    const Index end = i + band.hi + 1;
+    if (chunk == 0) return end;
+    const Index of_chunk = (chunk_of(i) + 1) * chunk - column_shift;
+    return end < of_chunk ? end : of_chunk;
+  }
+
+  FLASH3_HOST_DEVICE constexpr bool sees(Index i, Index j) const {
+    return first(i) <= j && j < end(i);
+  }
+
+  // True if no pair of a seq_q × seq_k problem is masked.
+  FLASH3_HOST_DEVICE constexpr bool is_full(Index seq_q, Index seq_k) const {
+    return covers({0, seq_q}, {0, seq_k});
+  }
+
+  // The keys that at least one query of rows sees (the rows must not be empty).
+  FLASH3_HOST_DEVICE constexpr Range keys(Range rows, Index seq_k) const {
+    const Index begin = first(rows.begin), last = end(rows.end - 1);
+    return {begin > 0 ? begin : 0, last < seq_k ? last : seq_k};
+  }
+
+  // The key tiles of width tile_n that hold those keys.
+  FLASH3_HOST_DEVICE constexpr Range key_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Range seen = keys(rows, seq_k);
+    if (seen.empty()) return {0, 0};
+    return {seen.begin / tile_n, (seen.end + tile_n - 1) / tile_n};
+  }
+
+  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this
+  // range need one.
+  FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Index begin = first(rows.end - 1), last = end(rows.begin),
+                end = last < seq_k ? last : seq_k;
+    return {begin > 0 ? (begin + tile_n - 1) / tile_n : 0, end > 0 ? end / tile_n : 0};
+  }
+
+  // True if every query of rows sees every key of [begin, end): such a tile needs no mask.
+  FLASH3_HOST_DEVICE constexpr bool covers(Range rows, Range tile) const {
+    return first(rows.end - 1) <= tile.begin && tile.end <= end(rows.begin);
+  }
+
+ private:
+  FLASH3_HOST_DEVICE constexpr Index chunk_of(Index i) const {
+    const Index at = i + row_shift;
+    return at >= 0 ? at / chunk : -((chunk - 1 - at) / chunk);
+  }
+};
+
+}  // namespace flash3

@@ -1,0 +1,67 @@
+// One sequence of a ragged batch as a call of its own: batch 1, its lengths, and views of its rows.
+// For the oracles, which then know nothing of ragged batches. Host memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+inline TensorView one_sequence(TensorView t, flash3_dtype dtype, int64_t b, const SeqRows& rows) {
+  const int64_t element = dtype == FLASH3_FLOAT32 ? 4 : 2;
+  if (t.data)
+    t.data = static_cast<std::byte*>(t.data) +
+             (b * t.stride_batch + rows.first * t.stride_seq) * element;
+  t.batch = 1, t.seq = rows.length, t.stride_batch = 0;
+  return t;
+}
+
+inline LseView one_sequence(LseView t, int64_t b, const SeqRows& rows) {
+  if (t.data) t.data += b * t.stride_batch + rows.first;
+  t.stride_batch = 0;
+  return t;
+}
+
+inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
+  p->batch = 1;
+  p->seq_q = s.q.length, p->seq_k = s.k.length;
+  p->sequences_q = {.rows = s.q.length, .max_length = s.q.length};
+  p->sequences_k = {.rows = s.k.length, .max_length = s.k.length};
+  p->q = one_sequence(p->q, p->dtype, b, s.q);
+  p->k = one_sequence(p->k, p->dtype, b, s.k);
+  p->v = one_sequence(p->v, p->dtype, b, s.k);
+  p->out = one_sequence(p->out, p->dtype, b, s.q);
+  p->lse = one_sequence(p->lse, b, s.q);
+}
+
+inline ForwardProblem one_sequence(ForwardProblem p, int64_t b) {
+  narrow_to(b, p.sequence(b), &p);
+  return p;
+}
+
+// Without its dsink, which is a sum over all sequences.
+inline BackwardProblem one_sequence(BackwardProblem p, int64_t b) {
+  const SeqInfo s = p.sequence(b);
+  narrow_to(b, s, &p);
+  p.dout = one_sequence(p.dout, p.dtype, b, s.q);
+  p.dlse = one_sequence(p.dlse, b, s.q);
+  p.dq = one_sequence(p.dq, p.dtype, b, s.q);
+  p.dk = one_sequence(p.dk, p.dtype, b, s.k);
+  p.dv = one_sequence(p.dv, p.dtype, b, s.k);
+  p.dsink = {};
+  return p;
+}
+
+// Row i of sequence b in a contiguous tensor with the rows of q (or of k), packed or not.
+inline int64_t row_in_batch(const Sequences& s, int64_t b, int64_t i) {
+  return (s.packed ? 0 : b * s.rows) + rows_of(s, b).first + i;
+}
+
+// All rows of such a tensor.
+inline int64_t rows_in_batch(const Sequences& s, int64_t batch) {
+  return s.packed ? s.rows : batch * s.rows;
+}
+
+}  // namespace flash3

@@ -1,0 +1,47 @@
+// The sequences of a batch, ragged or not, as the CPU sees them: their lengths are read when the
+// call runs.
+#pragma once
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+// A sequence with its own lengths, and the mask that these make.
+struct Sequence {
+  Index batch = 0;
+  SeqRows q, k;
+  Mask mask;
+};
+
+inline Sequence sequence_of(const Problem& p, Index batch) {
+  const SeqInfo lengths = p.sequence(batch);
+  return {batch, lengths.q, lengths.k, p.mask(lengths)};
+}
+
+// Where row `seq` of a sequence's tensor begins; rows: its q or k.
+inline Index row_offset(const TensorView& t, Index batch, const SeqRows& rows, Index seq,
+                        Index head) {
+  return batch * t.stride_batch + (rows.first + seq) * t.stride_seq + head * t.stride_head;
+}
+inline Index row_offset(const LseView& t, const Sequence& s, Index query, Index head) {
+  return s.batch * t.stride_batch + head * t.stride_head + s.q.first + query;
+}
+
+// What a packed row of a KV head is (attention_task.hpp).
+struct PackedRow {
+  Index query, head;  // of all query heads
+};
+inline PackedRow packed_row(const Problem& p, Index kv_head, Index r) {
+  const Index group = p.queries_per_kv_head();
+  return {r / group, kv_head * group + r % group};
+}
+
+// Queries of the whole batch, as far as can be told without reading the lengths.
+inline Index most_queries(const Problem& p) {
+  return p.sequences_q.packed ? p.sequences_q.rows : p.batch * p.seq_q;
+}
+inline Index most_keys(const Problem& p) {
+  return p.sequences_k.packed ? p.sequences_k.rows : p.batch * p.seq_k;
+}
+
+}  // namespace flash3

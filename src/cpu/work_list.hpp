@@ -1,0 +1,54 @@
+// What the threads of a call share out: blocks of its sequences, those that take longest first, so
+// that no thread is left with a long one at the end. What is too short to be worth a turn of its
+// own goes together with its neighbours.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace flash3 {
+
+// Rows (forward) or keys (backward) of one sequence.
+struct Block {
+  int64_t sequence = 0;
+  int64_t index = 0;   // of the block in its sequence
+  double cost = 0;     // multiply-adds of one KV head
+  double urgency = 0;  // what is to come first has more
+};
+
+class WorkList {
+ public:
+  // lanes: how often each block is done, once for every KV head, or more.
+  explicit WorkList(int64_t lanes) : lanes_(lanes) {}
+
+  void add(const Block& block) {
+    blocks_.push_back(block);
+    work_ += block.cost * static_cast<double>(lanes_);
+  }
+  double work() const { return work_; }
+
+  // When all are there: orders them, those of equal urgency as they were added, and makes the
+  // tasks.
+  void close(int threads);
+
+  int64_t tasks() const { return static_cast<int64_t>(starts_.size()) - 1; }
+  int64_t units() const { return static_cast<int64_t>(blocks_.size()) * lanes_; }
+  const Block& block_of(int64_t unit) const { return blocks_[static_cast<size_t>(unit / lanes_)]; }
+  int64_t lane_of(int64_t unit) const { return unit % lanes_; }
+
+  // run(unit) for the units of a task. Lanes of a block follow each other.
+  template <class Run>
+  void for_each_unit(int64_t task, const Run& run) const {
+    const auto at = starts_.begin() + task;
+    for (int64_t unit = at[0]; unit < at[1]; ++unit) run(unit);
+  }
+
+ private:
+  int64_t lanes_;
+  double work_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<int64_t> starts_{0};  // first unit of each task; the end
+};
+
+}  // namespace flash3

@@ -1,0 +1,142 @@
+// The mask with chunks, and its tile ranges, against brute force over the definition in flash3.h;
+// and without chunks against the band.
+#include "core/mask.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+namespace flash3 {
+namespace {
+
+Index floor_div(Index a, Index b) { return a >= 0 ? a / b : (a - b + 1) / b; }
+
+// i' − window_left ≤ j ≤ i' + window_right and floor(j / chunk) = floor(i' / chunk), with i' = i +
+// seq_k − seq_q.
+bool defined_to_see(Index i, Index j, Index seq_q, Index seq_k, const MaskRule& rule) {
+  const Index aligned = i + seq_k - seq_q;
+  return (rule.window_left < 0 || aligned - rule.window_left <= j) &&
+         (rule.window_right < 0 || j <= aligned + rule.window_right) &&
+         (rule.chunk == 0 || floor_div(j, rule.chunk) == floor_div(aligned, rule.chunk));
+}
+
+struct Sample {
+  Index seq_q, seq_k;
+  MaskRule rule;
+  Index tile_m, tile_n;
+};
+
+class MaskProperty : public testing::Test {
+ protected:
+  Sample draw() {
+    const auto pick = [&](Index low, Index high) {
+      return std::uniform_int_distribution<Index>(low, high)(random_);
+    };
+    return {pick(1, 40),
+            pick(0, 40),
+            {pick(-2, 45), pick(-2, 45), pick(0, 2) * pick(1, 21)},
+            pick(1, 12),
+            pick(1, 12)};
+  }
+
+  std::mt19937 random_{20261122};
+};
+
+TEST_F(MaskProperty, SeesWhatTheHeaderDefines) {
+  for (int n = 0; n < 4000; ++n) {
+    const Sample s = draw();
+    const Mask mask = Mask::make(s.seq_q, s.seq_k, s.rule), transposed = mask.transposed();
+    bool all = true;
+    for (Index i = 0; i < s.seq_q; ++i)
+      for (Index j = 0; j < s.seq_k; ++j) {
+        const bool expected = defined_to_see(i, j, s.seq_q, s.seq_k, s.rule);
+        all &= expected;
+        ASSERT_EQ(mask.sees(i, j), expected) << i << " " << j << " chunk " << s.rule.chunk;
+        ASSERT_EQ(transposed.sees(j, i), expected) << i << " " << j << " chunk " << s.rule.chunk;
+      }
+    if (s.seq_k > 0) {
+      ASSERT_EQ(mask.is_full(s.seq_q, s.seq_k), all);
+    }
+  }
+}
+
+// Of `mask` over rows × columns, in tiles.
+void expect_exact_ranges(const Mask& mask, Index row_count, Index columns, Index tile_m,
+                         Index tile_n) {
+  for (Index begin = 0; begin < row_count; begin += tile_m) {
+    const Range rows{begin, std::min(begin + tile_m, row_count)};
+    const Range seen = mask.keys(rows, columns);
+    for (Index j = 0; j < columns; ++j) {
+      bool any = false;
+      for (Index i = rows.begin; i < rows.end; ++i) any |= mask.sees(i, j);
+      ASSERT_EQ(seen.begin <= j && j < seen.end, any) << "column " << j;
+    }
+    const Range tiles = mask.key_tiles(rows, columns, tile_n);
+    const Range full = mask.full_tiles(rows, columns, tile_n);
+    const Index tile_count = (columns + tile_n - 1) / tile_n;
+    ASSERT_GE(tiles.begin, 0);
+    ASSERT_LE(tiles.end, tile_count);
+    for (Index t = 0; t < tile_count; ++t) {
+      const Range tile{t * tile_n, std::min((t + 1) * tile_n, columns)};
+      bool any = false, all = true;
+      for (Index j = tile.begin; j < tile.end; ++j)
+        for (Index i = rows.begin; i < rows.end; ++i) {
+          any |= mask.sees(i, j);
+          all &= mask.sees(i, j);
+        }
+      ASSERT_EQ(tiles.begin <= t && t < tiles.end, any) << "tile " << t;
+      ASSERT_EQ(mask.covers(rows, tile), all) << "tile " << t;
+      const bool whole = tile.size() == tile_n;  // a ragged last tile is masked at its end
+      ASSERT_EQ(full.begin <= t && t < full.end, all && whole) << "tile " << t;
+    }
+  }
+}
+
+TEST_F(MaskProperty, KeysAndTilesAreExact) {
+  for (int n = 0; n < 4000; ++n) {
+    const Sample s = draw();
+    const Mask mask = Mask::make(s.seq_q, s.seq_k, s.rule);
+    expect_exact_ranges(mask, s.seq_q, s.seq_k, s.tile_m, s.tile_n);
+    expect_exact_ranges(mask.transposed(), s.seq_k, s.seq_q, s.tile_m, s.tile_n);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(MaskProperty, WithoutChunksIsTheBand) {
+  for (int n = 0; n < 2000; ++n) {
+    Sample s = draw();
+    s.rule.chunk = 0;
+    const Mask mask = Mask::make(s.seq_q, s.seq_k, s.rule);
+    const Band band = Band::make(s.seq_q, s.seq_k, s.rule.window_left, s.rule.window_right);
+    ASSERT_EQ(mask.is_full(s.seq_q, s.seq_k), band.is_full(s.seq_q, s.seq_k));
+    for (Index begin = 0; begin < s.seq_q; begin += s.tile_m) {
+      const Range rows{begin, std::min(begin + s.tile_m, s.seq_q)};
+      const auto same = [](Range a, Range b) { return a.begin == b.begin && a.end == b.end; };
+      ASSERT_TRUE(same(mask.keys(rows, s.seq_k), band.keys(rows, s.seq_k)));
+      ASSERT_TRUE(
+          same(mask.key_tiles(rows, s.seq_k, s.tile_n), band.key_tiles(rows, s.seq_k, s.tile_n)));
+      ASSERT_TRUE(
+          same(mask.full_tiles(rows, s.seq_k, s.tile_n), band.full_tiles(rows, s.seq_k, s.tile_n)));
+    }
+  }
+}
+
+TEST(Mask, RangesOfTheLargestProblemDoNotOverflow) {
+  constexpr Index kMax = std::numeric_limits<int>::max();
+  for (const Index chunk : {Index{1}, Index{8192}, kMax})
+    for (const auto& [seq_q, seq_k] : {std::pair{kMax, kMax}, {Index{1}, kMax}, {kMax, Index{1}}}) {
+      const Mask mask = Mask::make(seq_q, seq_k, {-1, 0, chunk});
+      const Range last = mask.keys({seq_q - 1, seq_q}, seq_k);
+      EXPECT_EQ(last.begin, (seq_k - 1) / chunk * chunk);
+      EXPECT_EQ(last.end, seq_k);
+      EXPECT_EQ(mask.keys({0, 1}, seq_k).empty(), seq_q > seq_k);
+    }
+}
+
+// Usable in constant expressions, as device code needs.
+static_assert(Mask::make(8, 8, {-1, 0, 4}).sees(5, 4) && !Mask::make(8, 8, {-1, 0, 4}).sees(5, 3));
+
+}  // namespace
+}  // namespace flash3

@@ -1,0 +1,137 @@
+// The part of the case table with sinks, softcaps and chunks, and the table of ragged batches.
+#include <cmath>
+#include <iterator>
+
+#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
+
+namespace flash3::cases {
+namespace {
+
+struct Dims {
+  int64_t qk, v;
+};
+constexpr Dims kDims[] = {{64, 64}, {128, 128}, {256, 256}, {33, 33}, {192, 128}, {100, 72}};
+
+struct MaskOptions {
+  bool causal, window;
+  int64_t left, right, chunk;
+};
+constexpr MaskOptions kMasks[] = {{false, false, -1, -1, 0},  // full
+                                  {true, false, -1, -1, 0},   // causal
+                                  {false, true, 100, 50, 0},  // sliding, both sides
+                                  {true, true, 128, -1, 0},   // sliding and causal
+                                  {true, false, -1, -1, 64},  // chunks, causal as Llama 4 has them
+                                  {false, false, -1, -1, 100}, {true, true, 20, -1, 37}};
+
+struct ScoreOptions {
+  Sink sink;
+  float softcap;
+};
+constexpr ScoreOptions kScores[] = {{Sink::kNone, 0.f},  {Sink::kFloat32, 0.f},
+                                    {Sink::k16, 0.f},    {Sink::kNone, 30.f},
+                                    {Sink::kNone, 50.f}, {Sink::kFloat32, 30.f}};
+
+struct Heads {
+  int64_t q, k;
+};
+constexpr Heads kHeads[] = {{3, 3}, {4, 2}, {6, 1}, {8, 1}};
+constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded,
+                               Layout::kOdd};
+
+Case make_case(flash3_dtype dtype, Dims dims, Heads heads, const MaskOptions& mask,
+               const ScoreOptions& scores) {
+  Case c;
+  c.dtype = dtype, c.head_dim = dims.qk, c.head_dim_v = dims.v;
+  c.heads_q = heads.q, c.heads_k = heads.k;
+  c.causal = mask.causal, c.window = mask.window;
+  c.window_left = mask.left, c.window_right = mask.right, c.chunk = mask.chunk;
+  c.sink = scores.sink, c.softcap = scores.softcap;
+  // Scores of a quarter of the cap: smaller ones it hardly changes.
+  if (c.softcap > 0)
+    c.softmax_scale = std::round(250 * c.softcap / std::sqrt(static_cast<float>(dims.qk))) / 1000;
+  if (dtype == FLASH3_FLOAT32 && c.sink == Sink::k16) c.sink = Sink::kFloat32;
+  return c;
+}
+
+struct Shape {
+  int64_t batch, seq_q, seq_k;
+  Lengths lengths;
+};
+constexpr Shape kShapes[] = {{9, 300, 300, Lengths::kRandom},   {7, 129, 257, Lengths::kRandom},
+                             {5, 200, 64, Lengths::kRandom},    {40, 1000, 1000, Lengths::kGiant},
+                             {1000, 40, 40, Lengths::kRandom},  {3, 150, 150, Lengths::kAll},
+                             {1, 65, 65, Lengths::kRandom},     {17, 1, 300, Lengths::kRandom},
+                             {0, 64, 64, Lengths::kRandom},     {300, 20, 200, Lengths::kRandom},
+                             {30, 900, 1500, Lengths::kRandom}, {120, 2500, 2500, Lengths::kGiant},
+                             {4000, 16, 16, Lengths::kRandom}};
+constexpr size_t kQuickShapes = 9;
+
+struct Packing {
+  bool packed_q, packed_k, used_q, used_k, max_known;
+};
+constexpr Packing kPackings[] = {
+    {true, true, false, false, true},  // training
+    {true, true, true, true, true},    {true, true, false, true, false},
+    {false, false, true, true, true},  // padded
+    {false, false, false, true, true}, {true, false, false, true, true},
+    {true, false, false, false, true}, {false, true, false, false, true},
+    {true, true, false, false, false}};
+
+}  // namespace
+
+std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes) {
+  constexpr Shape kDense[] = {{2, 129, 300, {}}, {1, 300, 129, {}}, {2, 200, 200, {}},
+                              {3, 1, 257, {}},   {1, 65, 64, {}},   {1, 30, 0, {}},
+                              {1, 333, 1000, {}}};
+  std::vector<Case> cases;
+  size_t i = 0;
+  for (const flash3_dtype dtype : level == Level::kQuick ? dtypes.first(1) : dtypes)
+    for (const Dims dims : kDims)
+      for (const MaskOptions& mask : kMasks)
+        for (const ScoreOptions& scores : kScores) {
+          ++i;
+          if (scores.sink == Sink::kNone && scores.softcap == 0 && mask.chunk == 0) continue;
+          if (level == Level::kQuick && i % 3 != 0) continue;
+          const Shape& shape = kDense[i / 3 % std::size(kDense)];
+          Case c = make_case(dtype, dims, kHeads[i / 7 % std::size(kHeads)], mask, scores);
+          c.batch = shape.batch, c.seq_q = shape.seq_q, c.seq_k = shape.seq_k;
+          c.layout = kLayouts[i / 2 % std::size(kLayouts)];
+          c.want_lse = i % 5 != 0;
+          cases.push_back(c);
+        }
+  return cases;
+}
+
+std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  const auto n = [](const auto& list) { return static_cast<int>(std::size(list)); };
+  const int shapes = level == Level::kQuick ? static_cast<int>(kQuickShapes) : n(kShapes);
+  const auto rows = pairwise({shapes, n(kPackings), n(kMasks), n(kScores), n(kDims), n(kHeads),
+                              n(kLayouts), n(dtypes), 2});
+  std::vector<Case> cases;
+  const uint64_t seeds = level == Level::kQuick ? 1 : 4;
+  for (uint64_t seed = 1; seed <= seeds; ++seed)
+    for (const auto& row : rows) {
+      const auto level_of = [&](const auto& list, size_t factor) {
+        return list[size_t(row[factor])];
+      };
+      Case c = make_case(level_of(dtypes, 7), level_of(kDims, 4), level_of(kHeads, 5),
+                         level_of(kMasks, 2), level_of(kScores, 3));
+      const Shape shape = level_of(kShapes, 0);
+      c.batch = shape.batch, c.seq_q = shape.seq_q, c.seq_k = shape.seq_k;
+      c.lengths = shape.lengths;
+      const Packing packing = level_of(kPackings, 1);
+      c.packed_q = packing.packed_q, c.packed_k = packing.packed_k;
+      c.used_q = packing.used_q, c.used_k = packing.used_k;
+      c.max_known = packing.max_known || !(c.packed_q || c.packed_k);
+      c.layout = level_of(kLayouts, 6);
+      c.want_lse = row[8] == 0;
+      c.seed = seed;
+      if (c.batch * c.seq_q > 30'000)  // keeps the oracle's work in bounds
+        c.heads_q /= c.heads_k, c.heads_k = 1;
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,70 @@
+#include "cases/sequences.hpp"
+
+#include <algorithm>
+#include <random>
+
+namespace flash3::cases {
+namespace {
+
+constexpr int64_t kSmall = 40;      // the longest beside a giant
+constexpr int64_t kRowsBehind = 3;  // that belong to no sequence
+
+int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_64* random) {
+  const auto below = [&](int64_t n) { return static_cast<int64_t>((*random)() % uint64_t(n)); };
+  switch (lengths) {
+    case Lengths::kAll: break;
+    case Lengths::kRandom: return std::min(longest, below(5) == 0 ? below(2) : below(longest + 1));
+    case Lengths::kGiant:
+      if (!is_giant) return std::min(longest, below(kSmall + 1));
+      break;
+  }
+  return longest;
+}
+
+SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, uint64_t salt) {
+  SequenceRows s;
+  s.rows = s.max_length = longest;
+  if (!packed && !used) return s;
+  std::mt19937_64 lengths(c.seed + salt), gaps(c.seed + salt + 1000);
+  if (packed) s.cu.push_back(0);
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const int64_t n = length_of(c.lengths, longest, b == c.batch / 2, &lengths);
+    if (used) s.used.push_back(static_cast<int32_t>(n));
+    if (packed)
+      s.cu.push_back(s.cu.back() + static_cast<int32_t>(n + (used ? int64_t(gaps() % 8) : 0)));
+  }
+  if (packed) s.rows = s.cu.back() + (c.lengths == Lengths::kAll ? 0 : kRowsBehind);
+  return s;
+}
+
+}  // namespace
+
+Sequences SequenceRows::view() const {
+  return {.packed = !cu.empty(),
+          .has_used = !used.empty(),
+          .cu = cu.empty() ? nullptr : cu.data(),
+          .used = used.empty() ? nullptr : used.data(),
+          .rows = rows,
+          .max_length = max_length};
+}
+
+CaseSequences make_sequences(const Case& c) {
+  return {make_rows(c, c.seq_q, c.packed_q, c.used_q, 0),
+          make_rows(c, c.seq_k, c.packed_k, c.used_k, c.seq_q == c.seq_k ? 0 : 1)};
+}
+
+std::vector<RowUse> row_uses(const SequenceRows& rows, int64_t batch) {
+  const Sequences view = rows.view();
+  const int64_t batch_rows = view.packed ? 0 : rows.rows;
+  std::vector<RowUse> uses(static_cast<size_t>(view.packed ? rows.rows : batch * rows.rows),
+                           RowUse::kOutside);
+  for (int64_t b = 0; b < batch; ++b) {
+    const SeqRows s = rows_of(view, b);
+    const auto first = uses.begin() + b * batch_rows + s.first;
+    std::fill_n(first, s.length, RowUse::kCounts);
+    std::fill_n(first + s.length, s.capacity - s.length, RowUse::kUnused);
+  }
+  return uses;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,39 @@
+// The sequences of a case: how long each is, and where it lies in the tensors.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cases/case.hpp"
+#include "core/seq_info.hpp"
+
+namespace flash3::cases {
+
+// Of the rows of q's tensors, or of k's.
+struct SequenceRows {
+  std::vector<int32_t> cu, used;  // cu_seqlens and seqused; empty: not given
+  int64_t rows = 0;               // of the tensor, for one batch element or packed
+  int64_t max_length = 0;
+
+  Sequences view() const;
+};
+
+struct CaseSequences {
+  SequenceRows q, k;
+  SeqInfo operator[](int64_t b) const { return seq_info(q.view(), k.view(), b); }
+};
+
+// A function of the case's seed. Where seq_q = seq_k, each sequence has as many keys as queries.
+CaseSequences make_sequences(const Case& c);
+
+// What a row of a tensor is to a call.
+enum class RowUse : char {
+  kCounts,   // a token
+  kUnused,   // behind the tokens of its sequence that count
+  kOutside,  // of no sequence
+};
+
+// Of each row, [batch, seq] or [total].
+std::vector<RowUse> row_uses(const SequenceRows& rows, int64_t batch);
+
+}  // namespace flash3::cases

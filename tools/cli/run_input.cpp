@@ -1,0 +1,184 @@
+#include "cli/run_input.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "core/problem.hpp"
+#include "flash3/flash3.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using cases::Case;
+using cases::Layout;
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+const safetensors::Tensor& find(const Input& in, const std::string& path, const std::string& name) {
+  const safetensors::Tensor* t = in.file.find(name);
+  if (t == nullptr) throw UsageError(path + ": holds no tensor '" + name + "'");
+  return *t;
+}
+
+flash3_tensor find_tensor(const Input& in, const std::string& path, const std::string& name,
+                          size_t ndim, Layout layout) {
+  const safetensors::Tensor& t = find(in, path, name);
+  const flash3_dtype dtype = safetensors::dtype_of(t.dtype);
+  if (dtype == FLASH3_DTYPE_NONE)
+    throw UsageError(
+        fmt::format("{}: tensor '{}' is {}; flash3 takes F16, BF16 and F32", path, name, t.dtype));
+  if (t.shape.size() != ndim)
+    throw UsageError(fmt::format("{}: tensor '{}' has shape {}; it must have {} dimension{}", path,
+                                 name, shape_text(t.shape), ndim, ndim == 1 ? "" : "s"));
+  return view_of(const_cast<std::byte*>(t.data.data()), dtype, t.shape, layout);
+}
+
+// "0,5,12", or the name of an I32 tensor in the file.
+std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
+                                     const std::string& option, const std::string& text) {
+  std::vector<int32_t> bounds;
+  if (text.find_first_not_of("0123456789,") == std::string::npos) {
+    const char *at = text.data(), *end = at + text.size();
+    for (int32_t n = 0;; ++at) {
+      const auto [behind, code] = std::from_chars(at, end, n);
+      if (code != std::errc() || (behind != end && *behind != ','))
+        throw UsageError(
+            fmt::format("{} {}: it must be numbers with commas between them, such as "
+                        "0,5,12, or the name of an I32 tensor in the file",
+                        option, text));
+      bounds.push_back(n);
+      if ((at = behind) == end) break;
+    }
+  } else {
+    const safetensors::Tensor& t = find(in, path, text);
+    if (t.dtype != "I32" || t.shape.size() != 1)
+      throw UsageError(fmt::format("{}: tensor '{}' is {} {}; {} takes I32 of 1 dimension", path,
+                                   text, t.dtype, shape_text(t.shape), option));
+    bounds.resize(t.data.size() / sizeof(int32_t));
+    std::memcpy(bounds.data(), t.data.data(), t.data.size());
+  }
+  if (bounds.size() < 2)
+    throw UsageError(
+        fmt::format("{} {}: it must have one number more than there are sequences", option, text));
+  return bounds;
+}
+
+cases::SequenceRows packed_rows(std::vector<int32_t> bounds, int64_t rows) {
+  cases::SequenceRows s;
+  for (size_t b = 1; b < bounds.size(); ++b)
+    s.max_length = std::max<int64_t>(s.max_length, int64_t{bounds[b]} - bounds[b - 1]);
+  s.cu = std::move(bounds);
+  s.rows = rows;
+  return s;
+}
+
+Layout layout_of(const Input& in, const RunOptions& options) {
+  std::string layout = options.layout;
+  if (const auto it = in.file.metadata.find("layout");
+      layout.empty() && it != in.file.metadata.end())
+    layout = it->second;
+  if (layout.empty()) layout = "bshd";
+  if (layout != "bshd" && layout != "bhsd")
+    throw UsageError("layout '" + layout + "' is not one of bshd, bhsd");
+  return *cases::parse_layout(layout);
+}
+
+// The library's own sentence, where the tensors do not fit together or lengths break a rule.
+void check_input(const Input& in) {
+  const flash3_tensor out = view_of(nullptr, in.c.dtype, out_shape(in), in.c.layout);
+  const auto params = cases::make_params(in.c, in.q, in.k, in.v, out, {}, in.extra());
+  ForwardProblem problem;
+  Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
+  if (status.ok()) status = check_lengths(problem);
+  if (!status.ok()) throw UsageError(status.message());
+}
+
+}  // namespace
+
+flash3_tensor view_of(void* data, flash3_dtype dtype, const std::vector<int64_t>& shape,
+                      Layout layout) {
+  const int ndim = static_cast<int>(shape.size());
+  flash3_tensor t{data, dtype, ndim, {}, {}};
+  int64_t stride = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    t.shape[i] = shape[size_t(i)], t.stride[i] = stride;
+    stride *= shape[size_t(i)];
+  }
+  if (layout == Layout::kHeadsFirst) {
+    std::swap(t.shape[ndim - 3], t.shape[ndim - 2]);
+    std::swap(t.stride[ndim - 3], t.stride[ndim - 2]);
+  }
+  return t;
+}
+
+std::vector<int64_t> out_shape(const Input& in) {
+  const Case& c = in.c;
+  std::vector<int64_t> shape{in.sequences.q.rows, c.heads_q, c.head_dim_v};
+  if (c.layout == Layout::kHeadsFirst) std::swap(shape[0], shape[1]);
+  if (!c.is_ragged()) shape.insert(shape.begin(), c.batch);
+  return shape;
+}
+
+cases::ExtraViews Input::extra() const {
+  cases::ExtraViews views;
+  views.sink = sink;
+  const auto index = [](const std::vector<int32_t>& values) {
+    return values.empty() ? flash3_tensor{}
+                          : index_tensor(values.data(), static_cast<int64_t>(values.size()));
+  };
+  views.cu_seqlens_q = index(sequences.q.cu);
+  views.cu_seqlens_k = index(sequences.k.cu);
+  return views;
+}
+
+Input load_input(const RunOptions& options) {
+  Input in;
+  in.file = safetensors::read(options.input);
+  Case& c = in.c;
+  c.layout = layout_of(in, options);
+  c.packed_q = c.packed_k = !options.cu_seqlens.empty();
+  const size_t ndim = c.is_ragged() ? 3 : 4;
+  in.q = find_tensor(in, options.input, "q", ndim, c.layout);
+  in.k = find_tensor(in, options.input, "k", ndim, c.layout);
+  in.v = find_tensor(in, options.input, "v", ndim, c.layout);
+  if (!options.sink.empty())
+    in.sink = find_tensor(in, options.input, options.sink, 1, Layout::kBatchSeq);
+
+  const auto size = [&](const flash3_tensor& t, size_t from_end) {
+    return t.shape[size_t(t.ndim) - from_end];
+  };
+  c.dtype = in.q.dtype;
+  c.heads_q = size(in.q, 2), c.heads_k = size(in.k, 2);
+  c.head_dim = size(in.q, 1), c.head_dim_v = size(in.v, 1);
+  if (c.is_ragged()) {
+    auto bounds = sequence_bounds(in, options.input, "--cu-seqlens", options.cu_seqlens);
+    c.batch = static_cast<int64_t>(bounds.size()) - 1;
+    auto bounds_k =
+        options.cu_seqlens_k.empty()
+            ? bounds
+            : sequence_bounds(in, options.input, "--cu-seqlens-k", options.cu_seqlens_k);
+    in.sequences = {packed_rows(std::move(bounds), size(in.q, 3)),
+                    packed_rows(std::move(bounds_k), size(in.k, 3))};
+    c.seq_q = in.sequences.q.max_length, c.seq_k = in.sequences.k.max_length;
+  } else {
+    c.batch = in.q.shape[0], c.seq_q = in.q.shape[1], c.seq_k = in.k.shape[1];
+    in.sequences = cases::make_sequences(c);
+  }
+  c.causal = options.causal;
+  c.window = options.has_left || options.has_right;
+  c.window_left = options.window_left, c.window_right = options.window_right;
+  c.softmax_scale = options.softmax_scale;
+  c.softcap = options.softcap, c.chunk = options.chunk;
+  if (in.sink.ndim > 0)
+    c.sink = in.sink.dtype == FLASH3_FLOAT32 ? cases::Sink::kFloat32 : cases::Sink::k16;
+  check_input(in);
+  return in;
+}
+
+}  // namespace flash3::cli

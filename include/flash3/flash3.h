@@ -190,9 +190,9 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  *   dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
- * lengths and dtype must be the same. Gradients of rows that see nothing, and of keys that nobody
- * sees, are exactly 0; every element of dq, dk and dv is written. Of packed ones: every row of a
- * sequence, 0 behind its seqused tokens; rows that belong to no sequence are left as they are. */
+ * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
+ * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
+ * for rows of packed tensors that belong to no sequence: they are left as they are. */
 typedef struct flash3_backward_params {
   size_t struct_size;
 

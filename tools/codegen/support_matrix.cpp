@@ -127,6 +127,14 @@ const Feature kFeatures[] = {
     {"empty batch, empty Q, empty K",
      {"b0/q512/k512/h8/d128/causal", "b2/q0/k512/h8/d128/causal", "b2/q512/k0/h8/d128/causal"}},
     {"tensors of more than 2³¹ elements", {"b1/q30000000/k512/h1/d128/full"}},
+    {"ragged batches: packed, padded, with seqused; one side or both",
+     {"b9/q300/k300/h8/d128/causal/random/packed", "b9/q300/k400/h8/d64/full/random/packed/used",
+      "b9/q300/k300/h8x2/d128/causal/random/used", "b9/q300/k400/h8/d128/full/random/packedq",
+      "b9/q300/k400/h8/d128/full/random/packedk/nomax"}},
+    {"sinks, float32 or of the tensors' dtype",
+     {"b2/q512/k512/h8/d64/causal/sink", "b2/q512/k512/h8/d64/causal+w128:/sink16"}},
+    {"softcap", {"b2/q512/k512/h8/d128/causal/softcap30", "b2/q512/k512/h8/d256/full/softcap50"}},
+    {"chunks", {"b2/q512/k512/h8/d128/causal/chunk128", "b2/q512/k512/h8/d128/full/chunk100"}},
     {"backward: masks, GQA and lengths as above",
      {"b2/q512/k512/h8/d128/full/bwd", "b2/q512/k512/h8/d128/causal/bwd",
       "b2/q512/k512/h8/d128/w100:50/bwd", "b2/q512/k512/h8/d128/causal+w128:/bwd",
@@ -145,6 +153,11 @@ const Feature kFeatures[] = {
      {"b2/q512/k512/h8/d128/causal/odd/bwd"}},
     {"backward: deterministic",
      {"b2/q512/k512/h8/d128/full/deterministic", "b2/q512/k512/h8/d64/causal/deterministic"}},
+    {"backward: ragged batches, sinks, softcap, chunks",
+     {"b9/q300/k300/h8/d128/causal/random/packed/bwd",
+      "b9/q300/k400/h8/d64/full/random/used/deterministic",
+      "b2/q512/k512/h8/d64/causal+w128:/sink/bwd", "b2/q512/k512/h8/d128/causal/softcap30/bwd",
+      "b2/q512/k512/h8/d128/causal/chunk128/bwd"}},
 };
 
 std::vector<Case> cases_of(const Feature& feature, flash3_dtype dtype) {

@@ -436,6 +436,24 @@ TEST_F(Cli, RunRefusesBadFiles) {
                      "head_dim");
 }
 
+TEST_F(Cli, RunOnPackedSequences) {
+  const std::string file = input("packed", "BF16", {12, 4, 8}, {14, 2, 8}, {14, 2, 8});
+  const Outcome o = flash3(
+      "run --backend cpu --check --causal --softcap 20 --chunk 4 --cu-seqlens 0,5,5,11 "
+      "--cu-seqlens-k 0,2,4,14 -i " +
+      file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("bf16/b3/q6/k10/h4x2/d8/causal/packed/softcap20/chunk4"), std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("3 sequences: 11 queries, at most 6; 14 keys, at most 10"),
+            std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
+  const File result = flash3::safetensors::read(path("o"));
+  EXPECT_EQ(result.find("out")->shape, (std::vector<int64_t>{12, 4, 8}));
+  EXPECT_EQ(result.find("lse")->shape, (std::vector<int64_t>{4, 12}));
+}
+
 TEST_F(Cli, RunRefusesBadSequences) {
   const std::string file = input("packed", "F32", {12, 4, 8}, {12, 2, 8}, {12, 2, 8});
   const auto refused = [&](const std::string& options, const std::string& message) {

@@ -143,7 +143,7 @@ void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const Attenti
     sum += part_sum[s * next] * scale;
     for (int d = 0; d < p.head_dim_v; ++d) out[d] += part_out[s * next_out + d] * scale;
   }
-  const PackedRow at = packed_row(p, task.kv_head, task.rows.begin + i);
+  const PackedRow at = packed_row(p.queries_per_kv_head(), task.kv_head, task.rows.begin + i);
   const RowEnd end = end_of_row(max, sum, p.sink, at.head);
   const Sequence& sequence = task.sequence;
   const int64_t offset = row_offset(p.out, sequence.batch, sequence.q, at.query, at.head);

@@ -119,7 +119,7 @@ void finish_blind_rows(const BackwardProblem& p, const Space& space, const Seque
                        Index kv_head, Range rows) {
   float* terms = space.sink_terms(s, kv_head);
   for (Index r = rows.begin; r < rows.end; ++r) {
-    const PackedRow row = packed_row(p, kv_head, r);
+    const PackedRow row = packed_row(p.queries_per_kv_head(), kv_head, r);
     const auto offset = [&](const TensorView& t) {
       return row_offset(t, s.batch, s.q, row.query, row.head);
     };

@@ -27,12 +27,11 @@ inline Index row_offset(const LseView& t, const Sequence& s, Index query, Index 
   return s.batch * t.stride_batch + head * t.stride_head + s.q.first + query;
 }
 
-// What a packed row of a KV head is (attention_task.hpp).
+// What a packed row of a KV head with a group of query heads is (attention_task.hpp).
 struct PackedRow {
   Index query, head;  // of all query heads
 };
-inline PackedRow packed_row(const Problem& p, Index kv_head, Index r) {
-  const Index group = p.queries_per_kv_head();
+inline PackedRow packed_row(Index group, Index kv_head, Index r) {
   return {r / group, kv_head * group + r % group};
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numbers>
 #include <thread>
@@ -64,9 +65,9 @@ flash3_tensor lse_view_of(int64_t batch, int64_t heads, int64_t seq, Layout layo
 // Without its first dimension.
 flash3_tensor packed(flash3_tensor t) {
   --t.ndim;
-  for (int i = 0; i < 4; ++i) {
-    t.shape[i] = i < t.ndim ? t.shape[i + 1] : 0;
-    t.stride[i] = i < t.ndim ? t.stride[i + 1] : 0;
+  for (auto* member : {&t.shape, &t.stride}) {
+    std::rotate(std::begin(*member), std::begin(*member) + 1, std::end(*member));
+    *std::rbegin(*member) = 0;
   }
   return t;
 }

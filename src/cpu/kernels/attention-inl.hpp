@@ -139,7 +139,7 @@ class TaskRunner {
   }
   // Start of packed row r of a tensor of query heads.
   Index query_offset(const TensorView& t, Index r) const {
-    const PackedRow row = packed_row(p_, task_.kv_head, r);
+    const PackedRow row = packed_row(group_, task_.kv_head, r);
     return row_offset(t, sequence_.batch, sequence_.q, row.query, row.head);
   }
 
@@ -284,7 +284,7 @@ class TaskRunner {
       task_.partial.sum[i] = sum;
       return;
     }
-    const PackedRow at = packed_row(p_, task_.kv_head, r);
+    const PackedRow at = packed_row(group_, task_.kv_head, r);
     const RowEnd end = end_of_row(max, sum, p_.sink, at.head);
     const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum);
     Element* out = static_cast<Element*>(p_.out.data) +

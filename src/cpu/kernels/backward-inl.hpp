@@ -234,7 +234,7 @@ class BackwardRunner {
     const int v_words = div_up(p_.head_dim_v, kLanes) * kLanes;
     // Once for each row: a division takes as long as a load that misses a cache.
     for (Index i = 0; i < rows_.size(); ++i)
-      row_[i] = packed_row(p_, task_.kv_head, rows_.begin + i);
+      row_[i] = packed_row(blocks_.group, task_.kv_head, rows_.begin + i);
     for (int i = 0; i < row_strips_ * kVectorRows; ++i) {
       float *q = b.q + i * b.qk_stride, *dout = b.dout + i * b.v_stride;
       if (i >= rows_.size()) {

@@ -11,9 +11,6 @@ inline Status check_plain(const Problem& p) {
     return unsupported(
         "cu_seqlens or seqused is given but the hopper backend computes sequences of one length "
         "only");
-  if (p.sink.given)
-    return unsupported(
-        "sink is given but the hopper backend computes the softmax of the scores alone");
   if (p.softcap > 0.f)
     return unsupported(
         message("softcap = ", p.softcap, " but the hopper backend computes plain scores only"));

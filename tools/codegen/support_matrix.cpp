@@ -153,11 +153,12 @@ const Feature kFeatures[] = {
      {"b2/q512/k512/h8/d128/causal/odd/bwd"}},
     {"backward: deterministic",
      {"b2/q512/k512/h8/d128/full/deterministic", "b2/q512/k512/h8/d64/causal/deterministic"}},
-    {"backward: ragged batches, sinks, softcap, chunks",
+    {"backward: sinks",
+     {"b2/q512/k512/h8/d64/causal+w128:/sink/bwd", "b2/q512/k512/h8/d128/full/sink16/bwd"}},
+    {"backward: ragged batches, softcap, chunks",
      {"b9/q300/k300/h8/d128/causal/random/packed/bwd",
       "b9/q300/k400/h8/d64/full/random/used/deterministic",
-      "b2/q512/k512/h8/d64/causal+w128:/sink/bwd", "b2/q512/k512/h8/d128/causal/softcap30/bwd",
-      "b2/q512/k512/h8/d128/causal/chunk128/bwd"}},
+      "b2/q512/k512/h8/d128/causal/softcap30/bwd", "b2/q512/k512/h8/d128/causal/chunk128/bwd"}},
 };
 
 std::vector<Case> cases_of(const Feature& feature, flash3_dtype dtype) {

@@ -7,6 +7,7 @@
 #include "hopper/backward/params.h"
 #include "hopper/backward/rows.hpp"
 #include "hopper/cuda_status.hpp"
+#include "hopper/sink.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -129,6 +130,11 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
                                   ticket(problem, plan)};
     FLASH3_CHECK(cuda_status(launch_preprocess(params, element, stream),
                              "launching the kernel before the backward kernel"));
+  }
+  if (problem.dsink.given && problem.heads_q > 0) {
+    const SinkGradientParams params{rows, sink_row(problem.sink), sink_row(problem.dsink)};
+    FLASH3_CHECK(
+        cuda_status(launch_sink_gradient(params, stream), "launching the sink's gradient"));
   }
   if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows));
   if (!has_rows) return {};

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "hopper/backward/params.h"
+#include "hopper/device/sink_view.h"
 #include "hopper/element.hpp"
 
 namespace flash3::hopper {
@@ -28,7 +29,16 @@ struct PreprocessParams {
 };
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);
 
-// After it: dq = softmax_scale · the float32 sums.
+// After preprocessing: dsink[h] = −Σ exp(sink[h] − lse) · delta over all rows of query head h. The
+// sum runs in one order.
+struct SinkGradientParams {
+  BackwardRows rows;
+  SinkRow sink;
+  SinkRow dsink;  // written
+};
+cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t stream);
+
+// After the main kernel: dq = softmax_scale · the float32 sums.
 struct ConvertParams {
   BackwardRows rows;
   ElementView dq;

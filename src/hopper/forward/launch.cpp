@@ -10,6 +10,7 @@
 #include "hopper/cuda_status.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/packed_copy.hpp"
+#include "hopper/sink.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -54,6 +55,7 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.lse = problem.lse.data;
   params.lse_stride_batch = problem.lse.stride_batch;
   params.lse_stride_head = problem.lse.stride_head;
+  params.sink = sink_row(problem.sink);
   params.softmax_scale = problem.softmax_scale;
   params.scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
   params.head_dim_v = problem.head_dim_v;

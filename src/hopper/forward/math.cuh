@@ -318,6 +318,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(params.softmax_scale, inverse_sum, lse);
+    add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     wgmma_wait<0>();
     pin_registers(r_o);
     release_v(v_state.stage);

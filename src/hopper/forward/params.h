@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/device/head_pack.hpp"
+#include "hopper/device/sink_view.h"
 #include "hopper/device/tensor_map.h"
 #include "hopper/device/tile_schedule.hpp"
 
@@ -18,6 +19,8 @@ struct ForwardParams {
   long long out_stride_batch, out_stride_seq, out_stride_head;
   float* lse;  // [batch, heads_q, seq_q] or null
   long long lse_stride_batch, lse_stride_head;
+
+  SinkRow sink;
 
   float softmax_scale;
   float scale_log2;  // softmax_scale · log2 e

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/sink.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/kernel.cuh"
 
@@ -21,15 +22,13 @@ struct OutputRows {
            head(params, row) * params.out_stride_head +
            int64_t(query + params.pack.query_of(row)) * params.out_stride_seq;
   }
+  __device__ __forceinline__ int head(const ForwardParams& params, int row) const {
+    return head_group * params.pack.heads + params.pack.head_of(row);
+  }
   // Only if there is an LSE.
   __device__ __forceinline__ float* lse(const ForwardParams& params, int row) const {
     return params.lse + batch * params.lse_stride_batch +
            head(params, row) * params.lse_stride_head + query + params.pack.query_of(row);
-  }
-
- private:
-  __device__ __forceinline__ int head(const ForwardParams& params, int row) const {
-    return head_group * params.pack.heads + params.pack.head_of(row);
   }
 };
 
@@ -45,7 +44,21 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Out
   }
 }
 
-// Rows that see no key at all: output 0, LSE −∞.
+// Takes the sinks of a thread's two rows into their normalisation and LSE.
+__device__ __forceinline__ void add_sinks(const ForwardParams& params, const OutputRows& rows,
+                                          int row_in_warpgroup, float (&inverse_sum)[2],
+                                          float (&lse)[2]) {
+  if (params.sink.data == nullptr) return;
+  const int count = rows.count(params);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_in_warpgroup + 8 * h;
+    if (row < count)
+      add_sink(load_sink(params.sink, rows.head(params, row)), inverse_sum[h], lse[h]);
+  }
+}
+
+// Rows that see no key at all: output 0, LSE −∞, or the sink where there is one.
 template <class Traits>
 __device__ __forceinline__ void store_empty(const ForwardParams& params, const OutputRows& rows,
                                             int thread) {
@@ -54,7 +67,11 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const O
     uint16_t* out = rows.output(params, row);
     for (int col = thread % 32; col < params.head_dim_v; col += 32) out[col] = 0;
   }
-  if (params.lse != nullptr && thread < count) *rows.lse(params, thread) = -kInfinity;
+  if (params.lse != nullptr && thread < count) {
+    *rows.lse(params, thread) = params.sink.data != nullptr
+                                    ? load_sink(params.sink, rows.head(params, thread))
+                                    : -kInfinity;
+  }
 }
 
 // Shared memory is read out when thread 0 has passed tma_store_wait_read().

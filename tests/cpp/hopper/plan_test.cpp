@@ -220,8 +220,6 @@ TEST(Plan, SaysWhatItDoesNotCompute) {
             "cu_seqlens or seqused is given but the hopper backend computes sequences of one "
             "length only");
   EXPECT_EQ(refusal("usedk"), refusal("packed"));
-  EXPECT_EQ(refusal("sink"),
-            "sink is given but the hopper backend computes the softmax of the scores alone");
   EXPECT_EQ(refusal("softcap30"), "softcap = 30 but the hopper backend computes plain scores only");
   EXPECT_EQ(refusal("chunk64"), "chunk = 64 but the hopper backend masks by windows only");
 }

@@ -1,0 +1,49 @@
+// The gradient of the sinks, from the rows that preprocessing made. A sink has no value, so of
+// dS = P ∘ (dP − delta) only −P · delta is left.
+#include "hopper/backward/rows.hpp"
+#include "hopper/device/element.cuh"
+#include "hopper/device/sink.cuh"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr float kLog2E = 1.44269504088896341f;
+
+// A block a query head.
+__global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientParams params) {
+  const BackwardRows& rows = params.rows;
+  const int head = blockIdx.x, thread = threadIdx.x;
+  const float sink_log2 = load_sink(params.sink, head) * kLog2E;
+  float sum = 0.f;
+  for (int batch = 0; batch < rows.batch; ++batch) {
+    const int64_t first_row = (int64_t(batch) * rows.heads_q + head) * rows.padded_q;
+    // Rows past the end have an LSE of +∞.
+    for (int row = thread; row < rows.padded_q; row += kThreads)
+      sum -= exp2f(sink_log2 - rows.lse_log2[first_row + row]) * rows.delta[first_row + row];
+  }
+  __shared__ float sums[kThreads];
+  sums[thread] = sum;
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (thread < step) sums[thread] += sums[thread + step];
+  }
+  if (thread != 0) return;
+  void* const dsink = const_cast<void*>(params.dsink.data);
+  if (params.dsink.type == SinkType::kFloat32) {
+    static_cast<float*>(dsink)[head] = sums[0];
+  } else {
+    static_cast<uint16_t*>(dsink)[head] =
+        uint16_t(params.dsink.type == SinkType::kFloat16 ? pack2<Element::kFloat16>(sums[0], 0.f)
+                                                         : pack2<Element::kBFloat16>(sums[0], 0.f));
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t stream) {
+  sink_gradient_kernel<<<dim3(unsigned(params.rows.heads_q)), kThreads, 0, stream>>>(params);
+  return cudaPeekAtLastError();
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,32 @@
+// Learnable sinks: one more logit per query head that takes part in the softmax's denominator and
+// has no value.
+#pragma once
+
+#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/sink_view.h"
+
+namespace flash3::hopper {
+
+__device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
+  if (sink.type == SinkType::kFloat32) return static_cast<const float*>(sink.data)[head];
+  const uint16_t bits = static_cast<const uint16_t*>(sink.data)[head];
+  if (sink.type == SinkType::kBFloat16) return __uint_as_float(uint32_t(bits) << 16);
+  float x;  // PTX ISA 9.7.9.22, cvt
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+// Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are
+// of the scores alone.
+__device__ __forceinline__ void add_sink(float sink, float& inverse_sum, float& lse) {
+  const float larger = fmaxf(lse, sink);
+  if (larger == -__builtin_huge_valf()) return;  // nothing to see, and no sink either
+  constexpr float kLog2E = 1.44269504088896341f;
+  const float ratio = exp2_approx(-fabsf(lse - sink) * kLog2E);  // of the smaller to the larger
+  const float share = reciprocal_approx(1.f + ratio);
+  inverse_sum *= lse >= sink ? share : ratio * share;
+  lse = larger + log_approx(1.f + ratio);
+}
+
+}  // namespace flash3::hopper

@@ -93,8 +93,17 @@ bool sides(std::string_view word, std::string_view text, bool* q, bool* k) {
   return true;
 }
 
+// "<tokens>:<draw>" behind "lognormal".
+bool log_normal(std::string_view text, Case* c) {
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos) return false;
+  c->lengths = Lengths::kLogNormal;
+  return number(text.substr(0, colon), &c->tokens) && number(text.substr(colon + 1), &c->draw);
+}
+
 bool ragged_option(std::string_view text, Case* c) {
   if (const auto lengths = value_in(kLengths, text)) return c->lengths = *lengths, true;
+  if (eat("lognormal", &text)) return log_normal(text, c);
   if (text == "nomax") return c->max_known = false, true;
   return sides("packed", text, &c->packed_q, &c->packed_k) ||
          sides("used", text, &c->used_q, &c->used_k);
@@ -158,7 +167,10 @@ std::string to_id(const Case& c) {
   const auto add_sides = [&](const char* word, bool q, bool k) {
     if (q || k) id += std::string("/") + word + (q && k ? "" : q ? "q" : "k");
   };
-  if (c.lengths != Lengths::kAll) id += std::string("/") + name_in(kLengths, c.lengths);
+  if (c.lengths == Lengths::kLogNormal)
+    id += "/lognormal" + std::to_string(c.tokens) + ":" + std::to_string(c.draw);
+  else if (c.lengths != Lengths::kAll)
+    id += std::string("/") + name_in(kLengths, c.lengths);
   add_sides("packed", c.packed_q, c.packed_k);
   add_sides("used", c.used_q, c.used_k);
   if (!c.max_known) id += "/nomax";
@@ -188,8 +200,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
-      "random, giant, packed, packedq, packedk, used, usedq, usedk, nomax, sink, sink16, "
-      "softcap<x>, chunk<n>, bwd, dlse, deterministic)"};
+      "random, giant, lognormal<tokens>:<draw>, packed, packedq, packedk, used, usedq, usedk, "
+      "nomax, sink, sink16, softcap<x>, chunk<n>, bwd, dlse, deterministic)"};
   constexpr size_t kRequired = 7;
 
   Case c;
@@ -282,6 +294,14 @@ double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double dims = static_cast<double>(c.head_dim + c.head_dim_v);
   const double tensors = size * dims * (rows_q + rows_k), lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
+}
+
+double cost_per_token(const Case& c, const CaseSequences* given) {
+  const double tokens = static_cast<double>(queries(c, given));
+  const double pairs = sum_over_sequences(c, given, [](int64_t q, int64_t k) {
+    return static_cast<double>(q) * static_cast<double>(k);
+  });
+  return tokens > 0 ? pairs / tokens : 0;
 }
 
 double score_matrix_bytes(const Case& c, const CaseSequences* given) {

@@ -4,6 +4,7 @@
 //   (d64) fp16/b1/q65/k65/h2/d40x72/w100:50/bhsd/outliers/nolse/scale0.5/seed7
 //   bf16/b2/q129/k1000/h4x2/d128/causal/bwd/dlse/deterministic    the backward of the first
 //   bf16/b9/q300/k300/h4x2/d64/causal/random/packed/sink    9 sequences of up to 300 tokens
+//   bf16/b80/q7000/k7000/h16/d128/causal/lognormal65536:3/packed    65,536 tokens, the third draw
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -38,6 +39,9 @@ enum class Lengths {
   kAll,     // all of them that long
   kRandom,  // "random": from 0 to that, and now and then 0 or 1
   kGiant,   // "giant": one in the middle that long, the others at most 40
+  // "lognormal<tokens>:<draw>": long-tailed, as log_normal_lengths() draws them; none is longer
+  // than that, and sequences that the draw has no tokens left for are empty.
+  kLogNormal,
 };
 
 // "sink"
@@ -59,6 +63,7 @@ struct Case {
 
   // Ragged batches: at least one of the four below. Both sides: "packed", "used".
   Lengths lengths = Lengths::kAll;
+  int64_t tokens = 0, draw = 0;             // of kLogNormal
   bool packed_q = false, packed_k = false;  // "packedq", "packedk": cu_seqlens
   bool used_q = false, used_k = false;      // "usedq", "usedk": seqused
   bool max_known = true;                    // "nomax": max_seqlen is 0
@@ -108,6 +113,10 @@ double flops(const Case& c, const CaseSequences* given = nullptr);
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
 // too.
 double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
+
+// The keys of a query's own sequence, masked or not: the mean over all queries. A dense
+// self-attention of this length has the same cost per token.
+double cost_per_token(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the score matrix that is never stored.
 double score_matrix_bytes(const Case& c, const CaseSequences* given = nullptr);

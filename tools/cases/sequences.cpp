@@ -1,6 +1,8 @@
 #include "cases/sequences.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <random>
 
 namespace flash3::cases {
@@ -9,10 +11,24 @@ namespace {
 constexpr int64_t kSmall = 40;      // the longest beside a giant
 constexpr int64_t kRowsBehind = 3;  // that belong to no sequence
 
+// SplitMix64: a generator that is a line in other languages too.
+uint64_t next_bits(uint64_t* state) {
+  uint64_t z = *state += 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// In (0, 1].
+double next_uniform(uint64_t* state) {
+  return (static_cast<double>(next_bits(state) >> 11) + 1) * 0x1p-53;
+}
+
 int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_64* random) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>((*random)() % uint64_t(n)); };
   switch (lengths) {
-    case Lengths::kAll: break;
+    case Lengths::kAll:
+    case Lengths::kLogNormal: break;
     case Lengths::kRandom: return std::min(longest, below(5) == 0 ? below(2) : below(longest + 1));
     case Lengths::kGiant:
       if (!is_giant) return std::min(longest, below(kSmall + 1));
@@ -26,9 +42,15 @@ SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, u
   s.rows = s.max_length = longest;
   if (!packed && !used) return s;
   std::mt19937_64 lengths(c.seed + salt), gaps(c.seed + salt + 1000);
+  std::vector<int64_t> drawn;
+  if (c.lengths == Lengths::kLogNormal)
+    drawn = log_normal_lengths(c.tokens, c.draw + 1000 * static_cast<int64_t>(salt));
+  drawn.resize(static_cast<size_t>(c.batch));
   if (packed) s.cu.push_back(0);
   for (int64_t b = 0; b < c.batch; ++b) {
-    const int64_t n = length_of(c.lengths, longest, b == c.batch / 2, &lengths);
+    const int64_t n = c.lengths == Lengths::kLogNormal
+                          ? std::min(longest, drawn[static_cast<size_t>(b)])
+                          : length_of(c.lengths, longest, b == c.batch / 2, &lengths);
     if (used) s.used.push_back(static_cast<int32_t>(n));
     if (packed)
       s.cu.push_back(s.cu.back() + static_cast<int32_t>(n + (used ? int64_t(gaps() % 8) : 0)));
@@ -46,6 +68,20 @@ Sequences SequenceRows::view() const {
           .used = used.empty() ? nullptr : used.data(),
           .rows = rows,
           .max_length = max_length};
+}
+
+std::vector<int64_t> log_normal_lengths(int64_t tokens, int64_t draw) {
+  constexpr double kDeviation = 1.2;
+  const double median = static_cast<double>(tokens) / 128;
+  auto state = static_cast<uint64_t>(draw);
+  std::vector<int64_t> lengths;
+  for (int64_t left = tokens; left > 0; left -= lengths.back()) {
+    const double radius = std::sqrt(-2 * std::log(next_uniform(&state)));
+    const double normal = radius * std::cos(2 * std::numbers::pi * next_uniform(&state));
+    const double length = std::floor(median * std::exp(kDeviation * normal));
+    lengths.push_back(static_cast<int64_t>(std::clamp(length, 1., static_cast<double>(left))));
+  }
+  return lengths;
 }
 
 CaseSequences make_sequences(const Case& c) {

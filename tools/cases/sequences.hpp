@@ -23,8 +23,14 @@ struct CaseSequences {
   SeqInfo operator[](int64_t b) const { return seq_info(q.view(), k.view(), b); }
 };
 
-// A function of the case's seed. Where seq_q = seq_k, each sequence has as many keys as queries.
+// A function of the case's seed, or of its draw. Where seq_q = seq_k, each sequence has as many
+// keys as queries.
 CaseSequences make_sequences(const Case& c);
+
+// Long-tailed lengths, at least 1, with this sum: log-normal with the median tokens / 128 and a
+// standard deviation of 1.2 of the logarithm; the last is cut to the sum. bench/ragged_points.py
+// draws the same.
+std::vector<int64_t> log_normal_lengths(int64_t tokens, int64_t draw);
 
 // What a row of a tensor is to a call.
 enum class RowUse : char {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,35 @@ TEST(CaseSequences, HaveTheLengthsThatTheirNameSays) {
   const Case equal = parsed("bf16/b3/q50/k70/h1/d8/full/packed");
   EXPECT_EQ(lengths(make_sequences(equal).q, 3), (std::vector<int64_t>{50, 50, 50}));
   EXPECT_EQ(make_sequences(equal).k.rows, 210);
+}
+
+TEST(CaseSequences, LongTailedOnesAreACommittedDraw) {
+  const std::vector<int64_t> second = log_normal_lengths(65536, 2);
+  EXPECT_EQ(std::vector<int64_t>(second.begin(), second.begin() + 6),
+            (std::vector<int64_t>{508, 576, 179, 479, 386, 100}));
+  for (const int64_t tokens : {0, 1, 100, 65536})
+    for (const int64_t draw : {1, 2, 20}) {
+      const std::vector<int64_t> all = log_normal_lengths(tokens, draw);
+      EXPECT_EQ(std::accumulate(all.begin(), all.end(), int64_t{0}), tokens);
+      EXPECT_TRUE(std::all_of(all.begin(), all.end(), [](int64_t n) { return n >= 1; }));
+    }
+
+  const std::vector<int64_t> drawn = log_normal_lengths(4096, 1);
+  const Case c = parsed("bf16/b3/q40/k40/h1/d8/causal/lognormal4096:1");
+  EXPECT_TRUE(c.packed_q && c.packed_k);
+  EXPECT_EQ(to_id(c), "bf16/b3/q40/k40/h1/d8/causal/lognormal4096:1/packed");
+  const std::vector<int64_t> cut = lengths(make_sequences(c).q, 3);
+  for (size_t b = 0; b < 3; ++b) EXPECT_EQ(cut[b], std::min<int64_t>(40, drawn[b]));
+  EXPECT_EQ(cut, lengths(make_sequences(c).k, 3));
+  Case other = c;
+  other.batch = 1000;  // more than there are
+  EXPECT_EQ(lengths(make_sequences(other).q, 1000).back(), 0);
+  other.draw = 2;
+  EXPECT_NE(lengths(make_sequences(other).q, 3), cut);
+  std::string error;
+  for (const char* bad :
+       {"lognormal", "lognormal4096", "lognormal:1", "lognormal4096:", "lognormal4096:-1"})
+    EXPECT_FALSE(parse_id(std::string("bf16/b3/q40/k40/h1/d8/causal/") + bad, &error)) << bad;
 }
 
 TEST(CaseSequences, EveryRowHasOneUse) {

@@ -41,6 +41,7 @@ flash3_backend backend_of(const BenchOptions& options) {
   if (options.ceiling)
     if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
       throw std::runtime_error("--ceiling needs a Hopper GPU: " + reason);
+  if (options.list) return backend_named(options.backend);
   const flash3_backend backend = resolve_backend(options.backend);
   if (options.naive && backend != FLASH3_BACKEND_CPU)
     throw UsageError("--naive is for the CPU backend");
@@ -54,10 +55,10 @@ std::string suite_of(const BenchOptions& options) {
 }
 
 // Empty: only the ceiling is asked for.
-std::vector<Case> cases_of(const BenchOptions& options, flash3_backend backend) {
+std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend backend) {
   const flash3_dtype dtype = dtype_of(options);
-  std::vector<Case> list;
-  for (const std::string& id : options.cases) list.push_back(parse_case(id));
+  std::vector<BenchPoint> list;
+  for (const std::string& id : options.cases) list.push_back({parse_case(id), {}});
   if (list.empty() && options.ceiling && options.suite.empty()) {
     if (!options.filters.empty() || !options.csv_file.empty())
       throw UsageError("--filter and --csv are for cases; --ceiling alone runs none");
@@ -65,14 +66,20 @@ std::vector<Case> cases_of(const BenchOptions& options, flash3_backend backend) 
     return list;
   }
   if (list.empty()) list = bench_suite(suite_of(options), backend, dtype);
-  for (Case& c : list) {
-    c.backward |= options.backward;
-    if (options.deterministic && !c.backward)
-      throw UsageError("--deterministic is for backward cases, and " + to_id(c) +
+  const auto set_pass = [&](Case* c) {
+    c->backward |= options.backward;
+    if (options.deterministic && !c->backward)
+      throw UsageError("--deterministic is for backward cases, and " + to_id(*c) +
                        " is a forward one: add --backward");
-    c.deterministic |= options.deterministic;
+    c->deterministic |= options.deterministic;
+  };
+  for (BenchPoint& point : list) {
+    set_pass(&point.c);
+    if (options.sustained > 0) point.beside.reset();  // each case alone
+    if (point.beside) set_pass(&*point.beside);
   }
-  keep_matching(options.filters, &list);
+  std::erase_if(list, [&](const BenchPoint& p) { return !matches(options.filters, p.c); });
+  if (list.empty()) throw UsageError("no case matches the filter");
   return list;
 }
 
@@ -81,8 +88,11 @@ class Bench {
   Bench(const BenchOptions& options, flash3_backend backend)
       : options_(options), workbench_(backend, options.threads) {}
 
-  BenchResult run(const Case& c) {
+  BenchResult run(const BenchPoint& point) {
+    const Case& c = point.c;
     const PreparedCase prepared = workbench_.prepare(c);
+    std::optional<PreparedCase> beside;
+    if (point.beside) beside = workbench_.prepare(*point.beside);
     device::Monitor* const monitor = workbench_.monitor();
     cases::Memory& memory = workbench_.memory();
     const double sample_seconds = 1e-3 * options_.sample_ms;
@@ -101,11 +111,15 @@ class Bench {
               monitor->start();
           });
     } else {
-      r.timing = measure(
-          memory, [&] { prepared.call(); }, options_.samples, sample_seconds,
-          [&] {
+      std::vector<std::function<void()>> calls{[&] { prepared.call(); }};
+      if (beside) calls.push_back([&] { beside->call(); });
+      const std::vector<Timing> timings =
+          measure_in_turn(memory, calls, options_.samples, sample_seconds, [&] {
             if (monitor) monitor->start();
           });
+      r.timing = timings.front();
+      r.beside = point.beside;
+      if (beside) r.beside_timing = timings.back();
     }
     if (monitor) r.reading = monitor->stop();
     const auto& gpu = workbench_.gpu();
@@ -159,26 +173,29 @@ class Bench {
 };
 
 std::vector<flash3_dtype> ceiling_dtypes(const BenchOptions& options,
-                                         const std::vector<Case>& list) {
+                                         const std::vector<BenchPoint>& list) {
   if (list.empty()) return {dtype_of(options)};
   std::vector<flash3_dtype> dtypes;
   for (const flash3_dtype dtype : {FLASH3_BFLOAT16, FLASH3_FLOAT16})
-    if (std::any_of(list.begin(), list.end(), [&](const Case& c) { return c.dtype == dtype; }))
+    if (std::any_of(list.begin(), list.end(),
+                    [&](const BenchPoint& p) { return p.c.dtype == dtype; }))
       dtypes.push_back(dtype);
   return dtypes;
 }
 
 BenchTable table_of(const BenchOptions& options, flash3_backend backend,
-                    const std::vector<Case>& list) {
+                    const std::vector<BenchPoint>& list) {
   BenchTable table;
   table.gpu = backend == FLASH3_BACKEND_HOPPER;
   table.naive = options.naive;
   table.ceiling = options.ceiling;
   table.sustained = options.sustained > 0;
-  for (const Case& c : list) {
+  for (const auto& [c, beside] : list) {
     table.keys |= c.window;
     table.memory |= c.backward;
+    table.ragged |= c.is_ragged();
     table.case_width = std::max(table.case_width, to_id(c).size());
+    if (beside) table.beside_width = std::max(table.beside_width, to_id(*beside).size());
   }
   return table;
 }
@@ -193,12 +210,32 @@ std::string how(const BenchOptions& options) {
   return fmt::format("median of {} samples of {} ms", options.samples, options.sample_ms);
 }
 
+// What the cases ask for, without running any.
+int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list) {
+  Json all = Json::array();
+  for (const auto& [c, beside] : list) {
+    Json j = work_of(c);
+    fmt::print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n",
+               to_id(c), c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c),
+               1e-6 * tensor_bytes(c));
+    if (beside) {
+      j["beside"] = work_of(*beside);
+      fmt::print("  beside {}\n", to_id(*beside));
+    }
+    all.push_back(std::move(j));
+  }
+  if (!options.json_file.empty())
+    write_file(options.json_file, Json{{"cases", all}}.dump(2) + "\n");
+  return 0;
+}
+
 }  // namespace
 
 int bench(const BenchOptions& options) {
   if (options.ablation) return bench_ablation(options);
   const flash3_backend backend = backend_of(options);
-  const std::vector<Case> list = cases_of(options, backend);
+  const std::vector<BenchPoint> list = points_of(options, backend);
+  if (options.list) return list_points(options, list);
   const BenchTable table = table_of(options, backend, list);
   Json about = metadata(backend);
   if (!list.empty() && options.cases.empty()) about["suite"] = suite_of(options);
@@ -209,6 +246,7 @@ int bench(const BenchOptions& options) {
   Bench bench(options, backend);
   Json ceilings = Json::array(), results = Json::array();
   bool failed = false, throttled = false;
+  size_t skips = 0;
   Progress progress("bench", list.size());
   const auto run_ceilings = [&](const std::string& when) {
     progress.announce("ceiling");
@@ -230,22 +268,27 @@ int bench(const BenchOptions& options) {
   };
   if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");
   if (!list.empty()) progress.print(table.header());
-  for (const Case& c : list) {
+  for (const BenchPoint& point : list) {
+    const Case& c = point.c;
     progress.announce(to_id(c));
     try {
-      const BenchResult r = bench.run(c);
+      const BenchResult r = bench.run(point);
       results.push_back(to_json(r));
       throttled |= r.reading.throttled;
       progress.print(table.row(r));
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {  // the other cases may still run
-      failed = true;
-      progress.print(table.failure(c, e.what()));
+      const bool skip = dynamic_cast<const Unsupported*>(&e) != nullptr && !c.is_plain();
+      if (skip) results.push_back(skipped(c, e.what()));
+      skips += skip;
+      failed |= !skip;
+      progress.print(table.failure(c, (skip ? "skipped: " : "") + std::string(e.what())));
     }
     progress.step();
   }
   if (options.ceiling && !list.empty()) run_ceilings("after");
+  if (skips > 0) progress.print(fmt::format("{} of {} cases skipped", skips, list.size()));
   if (throttled) progress.print("* held below its clock by power or heat");
   if (!options.json_file.empty()) {
     Json all{{"metadata", about}};
@@ -254,7 +297,7 @@ int bench(const BenchOptions& options) {
     write_file(options.json_file, all.dump(2) + "\n");
   }
   if (!options.csv_file.empty()) write_file(options.csv_file, to_csv(results));
-  return failed ? kExitFailure : 0;
+  return failed || (skips > 0 && skips == list.size()) ? kExitFailure : 0;
 }
 
 }  // namespace flash3::cli

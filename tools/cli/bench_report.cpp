@@ -16,6 +16,13 @@ std::string cell(double value, int width, int digits, const char* unit = "") {
                    : fmt::format(" {:>{}}", "-", width);
 }
 
+// A quote inside is written twice.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? std::string(2, c) : std::string(1, c);
+  return result + '"';
+}
+
 }  // namespace
 
 void add_reading(const device::Reading& r, Json* j) {
@@ -43,13 +50,16 @@ double BenchResult::percent_of_ceiling() const {
   return ceiling_tflops > 0 ? 100 * tflops() / ceiling_tflops : 0;
 }
 double BenchResult::pj_per_flop() const {
-  return reading.samples > 0 && tflops() > 0 ? reading.mean_watts() / tflops() : 0;
+  return reading.samples > 0 && tflops() > 0 && !beside ? reading.mean_watts() / tflops() : 0;
 }
 double BenchResult::keys_per_query() const {
   return queries(c) > 0 ? double(visible_pairs(c)) / double(queries(c)) : 0;
 }
 double BenchResult::spread_percent() const {
   return 100 * (timing.p90 - timing.p10) / timing.median;
+}
+double BenchResult::ratio() const {
+  return beside && tflops() > 0 ? tflops() / (flops(*beside) / beside_timing.median * 1e-12) : 0;
 }
 
 std::string BenchTable::header() const {
@@ -61,9 +71,11 @@ std::string BenchTable::header() const {
   line += fmt::format(" {:>8}", "GB/s");
   if (memory) line += fmt::format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
   if (keys) line += fmt::format(" {:>10} {:>9}", "keys/query", "us/key");
+  if (ragged) line += fmt::format(" {:>9} {:>10}", "sequences", "cost/token");
   if (gpu) line += fmt::format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
   if (ceiling) line += fmt::format(" {:>9}", "% ceiling");
   if (naive) line += fmt::format(" {:>10}", "vs naive");
+  if (beside_width > 0) line += fmt::format(" {:>6} {:<{}}", "ratio", "to", beside_width);
   return line;
 }
 
@@ -82,6 +94,7 @@ std::string BenchTable::row(const BenchResult& r) const {
   if (keys)
     line += cell(r.keys_per_query(), 10, 1) +
             cell(r.keys_per_query() > 0 ? 1e6 * r.seconds() / r.keys_per_query() : 0, 9, 4);
+  if (ragged) line += fmt::format(" {:>9}", r.c.batch) + cell(cost_per_token(r.c), 10, 1);
   if (gpu) {
     const bool read = r.reading.samples > 0;
     line += cell(r.percent_of_peak(), 7, 1, "%");
@@ -91,6 +104,9 @@ std::string BenchTable::row(const BenchResult& r) const {
   }
   if (ceiling) line += cell(r.percent_of_ceiling(), 9, 1, "%");
   if (r.naive_seconds > 0) line += fmt::format(" {:>9.2f}x", r.naive_seconds / r.seconds());
+  if (beside_width > 0)
+    line += cell(r.ratio(), 6, 3) +
+            fmt::format(" {:<{}}", r.beside ? to_id(*r.beside) : "-", beside_width);
   return line;
 }
 
@@ -135,6 +151,17 @@ Json to_json(const BenchResult& r) {
   j["gbps"] = r.gbps();
   j["keys_per_query"] = r.keys_per_query();
   if (r.keys_per_query() > 0) j["us_per_key"] = 1e6 * r.seconds() / r.keys_per_query();
+  if (r.c.is_ragged()) {
+    j["sequences"] = r.c.batch;
+    j["tokens"] = queries(r.c);
+    j["cost_per_token"] = cost_per_token(r.c);
+  }
+  if (r.beside) {
+    j["beside"] = to_id(*r.beside);
+    j["beside_ms"] = 1e3 * r.beside_timing.median;
+    j["beside_tflops"] = flops(*r.beside) / r.beside_timing.median * 1e-12;
+    j["ratio"] = r.ratio();
+  }
   if (r.peak > 0) j["percent_of_peak"] = r.percent_of_peak();
   if (r.ceiling_tflops > 0) j["share_of_ceiling"] = 0.01 * r.percent_of_ceiling();
   if (r.naive_seconds > 0) {
@@ -144,6 +171,21 @@ Json to_json(const BenchResult& r) {
   add_reading(r.reading, &j);
   if (r.pj_per_flop() > 0) j["pj_per_flop"] = r.pj_per_flop();
   return j;
+}
+
+Json work_of(const cases::Case& c) {
+  Json j;
+  j["case"] = to_id(c);
+  j["sequences"] = c.batch;
+  j["tokens"] = queries(c);
+  j["cost_per_token"] = cost_per_token(c);
+  j["flops"] = flops(c);
+  j["bytes"] = tensor_bytes(c);
+  return j;
+}
+
+Json skipped(const cases::Case& c, const std::string& why) {
+  return Json{{"case", to_id(c)}, {"skipped", why}};
 }
 
 Json to_json(const device::CeilingResult& c, const std::string& when) {
@@ -173,7 +215,7 @@ std::string to_csv(const Json& results) {
       if (i > 0) text += ',';
       if (!r.contains(columns[i])) continue;
       const Json& value = r[columns[i]];
-      text += value.is_string() ? '"' + value.get<std::string>() + '"' : value.dump();
+      text += value.is_string() ? quoted(value.get<std::string>()) : value.dump();
     }
     text += '\n';
   }

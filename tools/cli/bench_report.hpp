@@ -23,6 +23,8 @@ struct BenchResult {
   std::optional<SustainedTiming> sustained;  // instead of `timing`
   device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
   double naive_seconds = 0;                  // 0: not timed
+  std::optional<cases::Case> beside;         // timed in turn with `c`; `reading` is of both
+  Timing beside_timing;
   device::Reading reading;
   double peak = 0;  // FLOP/s at the measured clock, or at the highest without one; 0: unknown
   double ceiling_tflops = 0;  // of this run, for this dtype; 0: not measured
@@ -35,6 +37,7 @@ struct BenchResult {
   double pj_per_flop() const;         // 0: unknown
   double keys_per_query() const;      // visible ones, the mean
   double spread_percent() const;      // width of the middle 80 % of the samples
+  double ratio() const;               // of the TFLOP/s to those of `beside`; 0: there is none
 };
 
 // The columns that a run has.
@@ -42,7 +45,8 @@ struct BenchTable {
   bool gpu = false, naive = false, ceiling = false, sustained = false;
   bool keys = false;    // time against the keys that a query sees
   bool memory = false;  // bytes of workspace, and what the score matrix would have taken
-  size_t case_width = 40;
+  bool ragged = false;  // how many sequences, and how long
+  size_t case_width = 40, beside_width = 0;  // 0: no case has another beside it
 
   std::string header() const;
   std::string row(const BenchResult& r) const;
@@ -53,6 +57,10 @@ struct BenchTable {
 std::string ceiling_line(const device::CeilingResult& c);
 
 Json to_json(const BenchResult& r);
+// What a case asks for, before anything runs: sequences, tokens, FLOPs, bytes.
+Json work_of(const cases::Case& c);
+// An entry of the results for a case that the backend does not run.
+Json skipped(const cases::Case& c, const std::string& why);
 // when: "before" or "after" the cases, or "alone".
 Json to_json(const device::CeilingResult& c, const std::string& when);
 std::string to_csv(const Json& results);

@@ -17,6 +17,12 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The library does not run such a call on this backend; what() is its reason.
+class Unsupported : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 struct InfoOptions {
   bool json = false;
 };
@@ -54,7 +60,7 @@ struct BenchOptions {
   int samples = 30;
   double sample_ms = 12;
   int threads = 0;
-  bool naive = false;
+  bool naive = false, list = false;
   std::string json_file, csv_file;
 };
 

@@ -52,16 +52,16 @@ std::string text_from(const Function& function) {
 
 }  // namespace
 
-flash3_backend resolve_backend(const std::string& name) {
+flash3_backend backend_named(const std::string& name) {
   if (name == "auto")
     return unavailable(FLASH3_BACKEND_HOPPER).empty() ? FLASH3_BACKEND_HOPPER : FLASH3_BACKEND_CPU;
-  flash3_backend backend;
-  if (name == "hopper")
-    backend = FLASH3_BACKEND_HOPPER;
-  else if (name == "cpu")
-    backend = FLASH3_BACKEND_CPU;
-  else
-    throw UsageError("backend '" + name + "' is not one of auto, hopper, cpu");
+  if (name == "hopper") return FLASH3_BACKEND_HOPPER;
+  if (name == "cpu") return FLASH3_BACKEND_CPU;
+  throw UsageError("backend '" + name + "' is not one of auto, hopper, cpu");
+}
+
+flash3_backend resolve_backend(const std::string& name) {
+  const flash3_backend backend = backend_named(name);
   if (const std::string reason = unavailable(backend); !reason.empty())
     throw std::runtime_error("the " + name + " backend cannot run here: " + reason);
   return backend;
@@ -95,6 +95,7 @@ std::optional<device::Gpu> gpu_of(flash3_backend backend) {
 
 void check(flash3_status status) {
   if (status == FLASH3_INVALID_ARGUMENT) throw UsageError(flash3_last_error());
+  if (status == FLASH3_UNSUPPORTED) throw Unsupported(flash3_last_error());
   if (status != FLASH3_OK) throw std::runtime_error(flash3_last_error());
 }
 
@@ -105,12 +106,14 @@ cases::Case parse_case(const std::string& text) {
   return *c;
 }
 
+bool matches(const std::vector<std::string>& filters, const cases::Case& c) {
+  const std::string id = fmt::format("/{}/", to_id(c));
+  return std::all_of(filters.begin(), filters.end(),
+                     [&](const std::string& f) { return id.find(f) != std::string::npos; });
+}
+
 void keep_matching(const std::vector<std::string>& filters, std::vector<cases::Case>* list) {
-  std::erase_if(*list, [&](const cases::Case& c) {
-    const std::string id = fmt::format("/{}/", to_id(c));
-    return std::any_of(filters.begin(), filters.end(),
-                       [&](const std::string& f) { return id.find(f) == std::string::npos; });
-  });
+  std::erase_if(*list, [&](const cases::Case& c) { return !matches(filters, c); });
   if (list->empty()) throw UsageError("no case matches the filter");
 }
 

@@ -14,8 +14,9 @@
 
 namespace flash3::cli {
 
-// "auto": Hopper if there is one, else the CPU. Throws UsageError for an unknown name and
-// std::runtime_error, with the reason, for a backend that cannot run here.
+// "auto": Hopper if there is one, else the CPU. Throws UsageError for an unknown name.
+flash3_backend backend_named(const std::string& name);
+// The same; throws std::runtime_error, with the reason, for a backend that cannot run here.
 flash3_backend resolve_backend(const std::string& name);
 
 // "" if the backend can run here, else why not.
@@ -28,14 +29,15 @@ std::unique_ptr<cases::Memory> make_memory(flash3_backend backend);
 // The GPU that the Hopper backend uses: the current device. Nothing for the CPU.
 std::optional<device::Gpu> gpu_of(flash3_backend backend);
 
-// Throws the library's message unless status is OK: a UsageError where the call breaks a rule, else
-// a std::runtime_error.
+// Throws the library's message unless status is OK: a UsageError where the call breaks a rule,
+// Unsupported where this backend does not run it, else a std::runtime_error.
 void check(flash3_status status);
 
 // The case that text names, or UsageError.
 cases::Case parse_case(const std::string& text);
-// Drops the cases whose id, as "/bf16/…/causal/", lacks one of the filters. UsageError if none
-// stays.
+// Whether the case's id, as "/bf16/…/causal/", has all of the filters.
+bool matches(const std::vector<std::string>& filters, const cases::Case& c);
+// Drops the cases that do not match. UsageError if none stays.
 void keep_matching(const std::vector<std::string>& filters, std::vector<cases::Case>* list);
 
 // What flash3_forward_explain or flash3_backward_explain says; throws with the library's reason.

@@ -17,8 +17,8 @@ constexpr const char* kCaseHelp =
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
-    "sink sink16 softcap<x> chunk<n>; ragged batches: random or giant (lengths), packed[q|k],\n"
-    "used[q|k], nomax";
+    "sink sink16 softcap<x> chunk<n>; ragged batches: packed[q|k], used[q|k], nomax; their\n"
+    "lengths: random, giant, lognormal<tokens>:<draw>";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -70,9 +70,11 @@ int parse_and_run(int argc, char** argv) {
 
   BenchOptions bench_options;
   auto* bench_app = app.add_subcommand("bench", "Time cases: TFLOP/s, GB/s, clocks, watts");
-  bench_app->add_option("--suite", bench_options.suite,
-                        "quick (the default), forward (the papers' sweep), backward (the same "
-                        "sweep's backward) or window (time against the width of a sliding window)");
+  bench_app->add_option(
+      "--suite", bench_options.suite,
+      "quick (the default), forward (the papers' sweep), backward (the same\n"
+      "sweep's backward), window (time against the width of a sliding window) or\n"
+      "ragged (ragged batches, sinks and softcaps beside dense calls)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,
@@ -107,6 +109,9 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   bench_app->add_flag("--naive", bench_options.naive,
                       "CPU: also time the naive implementation and print the ratio");
+  auto* list_flag = bench_app->add_flag("--list", bench_options.list,
+                                        "Print the cases with their sequences, operations and "
+                                        "bytes (--json too) and run nothing");
   bench_app->add_option("--json", bench_options.json_file, "Write the results to this file");
   bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file");
   auto* ablation_flag = bench_app->add_flag(
@@ -117,6 +122,8 @@ int parse_and_run(int argc, char** argv) {
   for (const char* other : {"--suite", "--case", "--filter", "--dtype", "--ceiling", "--sustained",
                             "--backward", "--deterministic", "--naive", "--threads", "--csv"})
     ablation_flag->excludes(bench_app->get_option(other));
+  for (const char* other : {"--ceiling", "--sustained", "--naive", "--csv", "--ablation"})
+    list_flag->excludes(bench_app->get_option(other));
   bench_app->callback([&] { command = [&] { return bench(bench_options); }; });
 
   VerifyOptions verify_options;

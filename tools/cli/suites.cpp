@@ -1,5 +1,9 @@
 #include "cli/suites.hpp"
 
+#include <algorithm>
+#include <cmath>
+
+#include "cases/sequences.hpp"
 #include "cli/commands.hpp"
 
 namespace flash3::cli {
@@ -41,22 +45,91 @@ std::vector<cases::Case> windows(flash3_dtype dtype, int64_t tokens, int64_t hid
   return suite;
 }
 
+// (a) Equal lengths as ragged.
+void add_equal(const std::vector<cases::Case>& dense, std::vector<BenchPoint>* suite) {
+  for (const cases::Case& c : dense) {
+    BenchPoint point{c, c};
+    point.c.packed_q = point.c.packed_k = true;
+    suite->push_back(point);
+  }
+}
+
+// (b) Long-tailed lengths.
+void add_log_normal(flash3_dtype dtype, int64_t tokens, int64_t hidden,
+                    std::vector<BenchPoint>* suite) {
+  constexpr int64_t kDraws = 20;
+  for (const int64_t head_dim : {64, 128})
+    for (int64_t draw = 1; draw <= kDraws; ++draw) {
+      const std::vector<int64_t> lengths = cases::log_normal_lengths(tokens, draw);
+      cases::Case c =
+          self_attention(dtype, static_cast<int64_t>(lengths.size()),
+                         *std::max_element(lengths.begin(), lengths.end()), hidden, head_dim, true);
+      c.lengths = cases::Lengths::kLogNormal;
+      c.tokens = tokens, c.draw = draw;
+      c.packed_q = c.packed_k = true;
+      const int64_t seq = std::llround(cost_per_token(c));
+      const int64_t batch = std::max<int64_t>(1, (tokens + seq / 2) / seq);
+      suite->push_back({c, self_attention(dtype, batch, seq, hidden, head_dim, true)});
+    }
+}
+
+// (c) Short sequences: so many times `tokens` in all.
+void add_short(flash3_dtype dtype, int64_t tokens, int64_t hidden, std::vector<BenchPoint>* suite) {
+  for (const int64_t seq : {16, 64}) {
+    cases::Case c = self_attention(dtype, tokens / seq, seq, hidden, 128, false);
+    c.packed_q = c.packed_k = true;
+    suite->push_back({c, {}});
+  }
+}
+
+// (d) What models put into the scores, and gpt-oss's window.
+void add_models(flash3_dtype dtype, int64_t tokens, int64_t hidden,
+                std::vector<BenchPoint>* suite) {
+  constexpr float kSoftcap = 50;  // Gemma's
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const cases::Case plain = self_attention(dtype, 1, tokens, hidden, head_dim, true);
+    cases::Case sink = plain, softcap = plain;
+    sink.sink = cases::Sink::kFloat32;
+    softcap.softcap = kSoftcap;
+    suite->insert(suite->end(), {{plain, {}}, {sink, plain}, {softcap, plain}});
+  }
+  cases::Case window = self_attention(dtype, 1, tokens, 2 * hidden, 64, true);
+  window.heads_k = window.heads_q / 8;
+  window.window = true, window.window_left = 128;
+  suite->push_back({window, {}});
+}
+
+std::vector<BenchPoint> alone(const std::vector<cases::Case>& list) {
+  std::vector<BenchPoint> suite;
+  for (const cases::Case& c : list) suite.push_back({c, {}});
+  return suite;
+}
+
 }  // namespace
 
-std::vector<cases::Case> bench_suite(const std::string& name, flash3_backend backend,
-                                     flash3_dtype dtype) {
+std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
+                                    flash3_dtype dtype) {
   const bool gpu = backend == FLASH3_BACKEND_HOPPER;
   const int64_t tokens = gpu ? 16384 : 4096;
   const int64_t hidden = gpu ? 2048 : 512;
-  if (name == "quick") return sweep(dtype, tokens, hidden, tokens / 4, tokens / 4);
-  if (name == "forward") return sweep(dtype, tokens, hidden, 512, tokens);
+  if (name == "quick") return alone(sweep(dtype, tokens, hidden, tokens / 4, tokens / 4));
+  if (name == "forward") return alone(sweep(dtype, tokens, hidden, 512, tokens));
   if (name == "backward") {
     std::vector<cases::Case> suite = sweep(dtype, tokens, hidden, 512, tokens);
     for (cases::Case& c : suite) c.backward = true;
+    return alone(suite);
+  }
+  if (name == "window")
+    return alone(gpu ? windows(dtype, 32768, hidden) : windows(dtype, 2048, 128));
+  if (name == "ragged") {
+    std::vector<BenchPoint> suite;
+    add_equal(sweep(dtype, tokens, hidden, 512, tokens), &suite);
+    add_log_normal(dtype, 4 * tokens, hidden, &suite);
+    add_short(dtype, 4 * tokens, hidden, &suite);
+    add_models(dtype, tokens, hidden, &suite);
     return suite;
   }
-  if (name == "window") return gpu ? windows(dtype, 32768, hidden) : windows(dtype, 2048, 128);
-  throw UsageError("suite '" + name + "' is not one of quick, forward, backward, window");
+  throw UsageError("suite '" + name + "' is not one of quick, forward, backward, window, ragged");
 }
 
 }  // namespace flash3::cli

@@ -1,6 +1,7 @@
 // The case lists of flash3 bench.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,13 +9,25 @@
 
 namespace flash3::cli {
 
+// A case to time, and the one whose speed its own is divided by, if there is one: their samples
+// take turns.
+struct BenchPoint {
+  cases::Case c;
+  std::optional<cases::Case> beside;
+};
+
 // "forward": the FlashAttention papers' sweep (a fixed number of tokens, hidden size 2048 on a GPU,
 // head_dim 64, 128, 256, full and causal, sequence lengths 512 … 16k); "backward": the backward of
 // the same; "quick": one length of it;
 // "window": one long causal sequence (32k on a GPU) under windows of 128 keys, twice as many, …,
-// half the sequence, and none. On the CPU tokens and hidden size are smaller. Throws UsageError for
-// another name.
-std::vector<cases::Case> bench_suite(const std::string& name, flash3_backend backend,
-                                     flash3_dtype dtype = FLASH3_BFLOAT16);
+// half the sequence, and none;
+// "ragged": the sweep with its equal lengths passed as ragged, each beside its dense call; 20 draws
+// of long-tailed causal lengths (64k tokens on a GPU, head_dim 64 and 128), each beside the dense
+// call of the length with the same cost per token; thousands of sequences of 16 and of 64 tokens;
+// one long causal sequence with a sink, and with a softcap, each beside the plain call, and with a
+// window of 128 keys.
+// On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
+std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
+                                    flash3_dtype dtype = FLASH3_BFLOAT16);
 
 }  // namespace flash3::cli

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "cases/sequences.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/suites.hpp"
@@ -12,16 +13,17 @@
 namespace flash3::cli {
 namespace {
 
-std::set<std::string> ids(const std::vector<cases::Case>& suite) {
+std::set<std::string> ids(const std::vector<BenchPoint>& suite) {
   std::set<std::string> all;
-  for (const cases::Case& c : suite) EXPECT_TRUE(all.insert(to_id(c)).second) << to_id(c);
+  for (const auto& [c, beside] : suite) EXPECT_TRUE(all.insert(to_id(c)).second) << to_id(c);
   return all;
 }
 
 TEST(Suites, ForwardIsThePapersSweep) {
   const auto suite = bench_suite("forward", FLASH3_BACKEND_HOPPER);
   EXPECT_EQ(suite.size(), 36u);
-  for (const cases::Case& c : suite) {
+  for (const auto& [c, beside] : suite) {
+    EXPECT_FALSE(beside) << to_id(c);
     EXPECT_EQ(c.batch * c.seq_q, 16384) << to_id(c);
     EXPECT_EQ(c.heads_q * c.head_dim, 2048) << to_id(c);
   }
@@ -33,9 +35,9 @@ TEST(Suites, ForwardIsThePapersSweep) {
 
 TEST(Suites, BackwardIsTheSameSweep) {
   auto suite = bench_suite("backward", FLASH3_BACKEND_HOPPER);
-  for (cases::Case& c : suite) {
-    EXPECT_TRUE(c.backward && c.want_lse) << to_id(c);
-    c.backward = false;
+  for (BenchPoint& point : suite) {
+    EXPECT_TRUE(point.c.backward && point.c.want_lse) << to_id(point.c);
+    point.c.backward = false;
   }
   EXPECT_EQ(ids(suite), ids(bench_suite("forward", FLASH3_BACKEND_HOPPER)));
 }
@@ -50,13 +52,74 @@ TEST(Suites, WindowGoesFrom128KeysToNoWindow) {
       EXPECT_TRUE(all.contains(std::string(shape) + window)) << shape << window;
 }
 
+// The point of this id; the id must read back as the same case.
+BenchPoint point_of(const std::vector<BenchPoint>& suite, const std::string& id) {
+  for (const BenchPoint& point : suite)
+    if (to_id(point.c) == id) return point;
+  ADD_FAILURE() << id << " is not in the suite";
+  return {};
+}
+
+TEST(Suites, RaggedHasTheSweepBesideItsDenseCalls) {
+  const auto suite = bench_suite("ragged", FLASH3_BACKEND_HOPPER);
+  for (const auto& [dense, none] : bench_suite("forward", FLASH3_BACKEND_HOPPER)) {
+    const BenchPoint point = point_of(suite, to_id(dense) + "/packed");
+    ASSERT_TRUE(point.beside) << to_id(dense);
+    EXPECT_EQ(*point.beside, dense);
+    EXPECT_EQ(flops(point.c), flops(dense));
+  }
+  EXPECT_EQ(suite.size(), 36u + 40u + 2u + 10u);
+}
+
+TEST(Suites, RaggedHasTwentyLongTailedDraws) {
+  for (const flash3_backend backend : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
+    const int64_t tokens = backend == FLASH3_BACKEND_HOPPER ? 65536 : 16384;
+    size_t draws = 0;
+    for (const auto& [c, beside] : bench_suite("ragged", backend)) {
+      if (c.lengths != cases::Lengths::kLogNormal) continue;
+      ++draws;
+      EXPECT_EQ(queries(c), tokens) << to_id(c);
+      ASSERT_TRUE(beside) << to_id(c);
+      EXPECT_NEAR(cost_per_token(c), static_cast<double>(beside->seq_q), 0.5) << to_id(c);
+      EXPECT_NEAR(static_cast<double>(queries(*beside)), static_cast<double>(tokens),
+                  static_cast<double>(beside->seq_q))
+          << to_id(c);
+      // As many operations for each token, so that the two speeds compare.
+      EXPECT_NEAR(flops(*beside) / static_cast<double>(queries(*beside)) * tokens / flops(c), 1,
+                  1e-3)
+          << to_id(c);
+      std::string error;
+      EXPECT_EQ(cases::parse_id(to_id(c), &error), c) << error;
+    }
+    EXPECT_EQ(draws, 40u);
+  }
+}
+
+TEST(Suites, RaggedHasShortSequencesAndWhatModelsAdd) {
+  const auto suite = bench_suite("ragged", FLASH3_BACKEND_HOPPER);
+  for (const char* id :
+       {"bf16/b4096/q16/k16/h16/d128/full/packed", "bf16/b1024/q64/k64/h16/d128/full/packed",
+        "bf16/b1/q16384/k16384/h64x8/d64/causal+w128:"})
+    EXPECT_FALSE(point_of(suite, id).beside) << id;
+  for (const char* plain :
+       {"bf16/b1/q16384/k16384/h32/d64/causal", "bf16/b1/q16384/k16384/h16/d128/causal",
+        "bf16/b1/q16384/k16384/h8/d256/causal"}) {
+    EXPECT_FALSE(point_of(suite, plain).beside) << plain;
+    for (const char* option : {"/sink", "/softcap50"}) {
+      const auto beside = point_of(suite, std::string(plain) + option).beside;
+      ASSERT_TRUE(beside) << plain << option;
+      EXPECT_EQ(to_id(*beside), plain);
+    }
+  }
+}
+
 TEST(Suites, OthersAreRefused) {
   EXPECT_THROW(bench_suite("marathon", FLASH3_BACKEND_CPU), UsageError);
 }
 
 BenchResult result() {
   BenchResult r;
-  r.c = bench_suite("forward", FLASH3_BACKEND_HOPPER).front();
+  r.c = bench_suite("forward", FLASH3_BACKEND_HOPPER).front().c;
   r.timing.median = flops(r.c) / 600e12;  // 600 TFLOP/s
   r.timing.samples = 30;
   return r;
@@ -101,6 +164,62 @@ TEST(BenchReport, ColumnsOfEveryKindOfRunLineUp) {
       EXPECT_EQ(table.header().size(), table.row(r).size()) << table.header() << "\n"
                                                             << table.row(r);
     }
+}
+
+TEST(BenchReport, TheCaseBesideGivesTheRatio) {
+  BenchResult r = result();
+  EXPECT_EQ(r.ratio(), 0);
+  EXPECT_FALSE(to_json(r).contains("ratio"));
+  r.beside = r.c;
+  r.beside->batch *= 2;  // twice the work in the same time: twice the speed
+  r.beside_timing = r.timing;
+  r.reading.samples = 10, r.reading.watts = 480;
+  EXPECT_NEAR(r.ratio(), 0.5, 1e-12);
+  EXPECT_EQ(r.pj_per_flop(), 0);  // the watts are of both
+  r.c.packed_q = r.c.packed_k = true;
+  const Json j = to_json(r);
+  EXPECT_EQ(j["beside"], to_id(*r.beside));
+  EXPECT_NEAR(j["beside_tflops"].get<double>(), 1200, 1e-9);
+  EXPECT_NEAR(j["ratio"].get<double>(), 0.5, 1e-12);
+  EXPECT_EQ(j["sequences"], r.c.batch);
+  EXPECT_EQ(j["tokens"], 16384);
+  EXPECT_EQ(j["cost_per_token"], 512);
+
+  BenchTable table;
+  table.gpu = table.ragged = true;
+  table.case_width = to_id(r.c).size();
+  table.beside_width = to_id(*r.beside).size();
+  EXPECT_EQ(table.header().size(), table.row(r).size()) << table.header() << "\n" << table.row(r);
+  EXPECT_NE(table.row(r).find(" 0.500 " + to_id(*r.beside)), std::string::npos) << table.row(r);
+  r.beside.reset();
+  EXPECT_EQ(table.header().size(), table.row(r).size()) << table.header() << "\n" << table.row(r);
+}
+
+TEST(BenchReport, ASkippedCaseIsARowWithItsReason) {
+  const Json row = skipped(result().c, "softcap = 30 but \"plain\", alone");
+  EXPECT_EQ(to_csv(Json::array({row})), "case,skipped\n\"" + to_id(result().c) +
+                                            "\",\"softcap = 30 but \"\"plain\"\", alone\"\n");
+}
+
+TEST(BenchReport, WorkIsCountedPerSequence) {
+  std::string error;
+  const auto c = cases::parse_id("bf16/b3/q9/k9/h2/d8/causal/lognormal16:2/packed", &error);
+  ASSERT_TRUE(c) << error;
+  const cases::CaseSequences sequences = cases::make_sequences(*c);
+  double squares = 0;
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < c->batch; ++b) {
+    const int64_t n = sequences[b].q.length;
+    tokens += n;
+    squares += static_cast<double>(n * n);
+  }
+  ASSERT_GT(tokens, 0);
+  const Json j = work_of(*c);
+  EXPECT_EQ(j["sequences"], 3);
+  EXPECT_EQ(j["tokens"], tokens);
+  EXPECT_NEAR(j["cost_per_token"].get<double>(), squares / static_cast<double>(tokens), 1e-12);
+  EXPECT_EQ(j["flops"], 4 * squares / 2 * 8 * 2);
+  EXPECT_EQ(j["bytes"], tokens * (4 * 2 * 8 * 2 + 2 * 4));
 }
 
 TEST(BenchReport, TheCeilingInWatts) {

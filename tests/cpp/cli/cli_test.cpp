@@ -105,7 +105,8 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("verify --filter no-such-case", "no case matches");
   expect_usage_error("verify --jobs -1", "jobs");
   expect_usage_error("bench --suite marathon", "suite 'marathon'");
-  expect_usage_error("bench --suite marathon", "is not one of quick, forward, backward, window");
+  expect_usage_error("bench --suite marathon",
+                     "is not one of quick, forward, backward, window, ragged");
   expect_usage_error("bench --samples 0", "samples");
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
@@ -313,6 +314,35 @@ TEST_F(Cli, BenchTellsTheTimeOfAWindowPerKey) {
   // 2048 queries see 129 keys each, the first 128 fewer: 1 … 128.
   EXPECT_EQ(results[0]["keys_per_query"], (2048. * 129 - 128. * 129 / 2) / 2048);
   EXPECT_EQ(results[4]["keys_per_query"], 1024.5);
+}
+
+TEST_F(Cli, BenchOfTheRaggedSuiteGivesRatios) {
+  const Outcome o = flash3(
+      "bench --backend cpu --suite ragged --filter /d64/ --filter /q512/ --filter /causal/ "
+      "--samples 2 --sample-ms 0 --json " +
+      path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("cost/token"), std::string::npos) << o.out;
+  const json results = json::parse(slurp(path("r.json")))["results"];
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0]["case"], "bf16/b8/q512/k512/h8/d64/causal/packed");
+  EXPECT_EQ(results[0]["beside"], "bf16/b8/q512/k512/h8/d64/causal");
+  EXPECT_NEAR(results[0]["ratio"].get<double>(),
+              results[0]["beside_ms"].get<double>() / results[0]["median_ms"].get<double>(), 1e-9);
+}
+
+TEST_F(Cli, BenchListsWithoutRunning) {
+  const Outcome o = flash3(
+      "bench --backend hopper --suite ragged --backward --filter lognormal65536:7 "
+      "--filter /d128/ --list --json " +
+      path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json cases = json::parse(slurp(path("r.json")))["cases"];
+  ASSERT_EQ(cases.size(), 1u);
+  EXPECT_EQ(cases[0]["tokens"], 65536);
+  EXPECT_TRUE(cases[0]["case"].get<std::string>().ends_with("lognormal65536:7/packed/bwd"));
+  EXPECT_TRUE(cases[0]["beside"]["case"].get<std::string>().ends_with("/causal/bwd"));
+  expect_usage_error("bench --list --ceiling", "excludes");
 }
 
 TEST_F(Cli, BenchTellsBurstAndSustainedSpeed) {

@@ -3,7 +3,7 @@ import ctypes
 
 import torch
 
-DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}
+DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4}
 AUTO, HOPPER, CPU = 0, 1, 2
 
 
@@ -36,6 +36,22 @@ class BackwardParams(ctypes.Structure):
                 ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+# Only for calls that use these fields: a library from before they were there takes the shorter ones alone.
+RAGGED_FIELDS = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor),
+                 ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("sink", Tensor),
+                 ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
+
+
+class RaggedForwardParams(ForwardParams):
+    """flash3_forward_params of flash3.h, to its end."""
+    _fields_ = RAGGED_FIELDS
+
+
+class RaggedBackwardParams(BackwardParams):
+    """flash3_backward_params of flash3.h, to its end."""
+    _fields_ = [*RAGGED_FIELDS, ("dsink", Tensor)]
 
 
 class Flash3:
@@ -90,3 +106,11 @@ class Flash3:
         """A callable that runs one backward call; tensors: q, k, v, out, lse, dout, dq, dk and dv by name."""
         return self.prepared("flash3_backward", BackwardParams, tensors, causal=int(causal),
                              deterministic=int(deterministic), backend=backend, num_threads=threads)
+
+    def ragged_forward(self, tensors, **options):
+        """As forward, with tensors and options by the names of flash3_forward_params: cu_seqlens_q, sink, softcap …"""
+        return self.prepared("flash3_forward", RaggedForwardParams, tensors, **options)
+
+    def ragged_backward(self, tensors, **options):
+        """As backward, likewise."""
+        return self.prepared("flash3_backward", RaggedBackwardParams, tensors, **options)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, and FA4 if installed.
+"""flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, FA4 if installed, and for
+ragged batches FlexAttention.
 
     python3 bench/peers.py --lib build/release/libflash3.so --json bench/results/forward_h200.json
     python3 bench/peers.py --lib build/release/libflash3.so --backward --json bench/results/backward_h200.json
@@ -9,6 +10,10 @@ launch time hides; samples of all libraries rotate; the median counts. TFLOP/s c
 
 --backward times the gradients instead, 2.5 times as many operations; --deterministic all of them in their deterministic mode,
 and flash3 in its default one too.
+
+--ragged times what `flash3 bench --suite ragged` lists instead, but for equal lengths: long-tailed causal lengths and the dense
+call with the same cost per token, thousands of short sequences, sinks and softcaps and the plain call, a window of 128 keys. FA2
+runs through torch's nested tensors, FlexAttention compiled with a mask of documents. TFLOP/s count what the mask leaves.
 
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
 
@@ -24,8 +29,11 @@ import sys
 import tempfile
 import time
 
+from ragged_points import beside_of, ragged_suite
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PEERS = ("cudnn", "fa2", "fa4")
+RAGGED_PEERS = ("fa2", "fa4", "flex")
 
 
 def numbers(text):
@@ -47,10 +55,12 @@ def parse_args(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH",
                         help="libflash3.so; several to compare builds")
-    parser.add_argument("--peers", default="cudnn,fa2", help="any of cudnn,fa2,fa4")
+    parser.add_argument("--peers", help="any of cudnn,fa2,fa4 (default: cudnn,fa2); with --ragged of fa2,fa4,flex (default: all)")
     parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4")
     parser.add_argument("--dims", type=numbers, default="64,128,256")
-    parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384")
+    parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384", help="not with --ragged")
+    parser.add_argument("--ragged", action="store_true", help="ragged batches, sinks, softcaps and a window")
+    parser.add_argument("--filter", action="append", default=[], help="with --ragged: only cases whose id contains this")
     parser.add_argument("--backward", action="store_true", help="the gradients instead of the forward")
     parser.add_argument("--deterministic", action="store_true", help="with --backward: the same bits each time")
     parser.add_argument("--samples", type=int, default=11)
@@ -62,15 +72,18 @@ def parse_args(arguments=None):
     args = parser.parse_args(arguments)
 
     args.commit = commit_of(args.commit, parser.error)
+    known = RAGGED_PEERS if args.ragged else PEERS
+    if args.peers is None:
+        args.peers = "fa2,fa4,flex" if args.ragged else "cudnn,fa2"
     args.peers = [name for name in args.peers.split(",") if name]
     for name in args.peers:
-        if name not in PEERS:
-            parser.error(f"--peers names '{name}'; there are {', '.join(PEERS)}")
+        if name not in known:
+            parser.error(f"--peers names '{name}'; there are {', '.join(known)}")
     args.libs = {}
     for text in args.lib:
         name, _, path = text.rpartition("=")
         name = name or "flash3"
-        if name in args.libs or name in PEERS:
+        if name in args.libs or name in PEERS + RAGGED_PEERS:
             parser.error(f"--lib {text}: the name '{name}' is taken; give another: NAME=PATH")
         if not pathlib.Path(path).is_file():
             parser.error(f"--lib {text}: there is no file {path}")
@@ -81,11 +94,24 @@ def parse_args(arguments=None):
         parser.error(f"--ceiling {args.ceiling}: there is no such program")
     if args.deterministic and not args.backward:
         parser.error("--deterministic is for --backward: every forward is deterministic")
+    if args.ragged and (args.deterministic or args.energy):
+        parser.error("--deterministic and --energy are not for --ragged")
+    if args.filter and not args.ragged:
+        parser.error("--filter is for --ragged; --dims and --seqs choose among the other points")
     if args.samples < 2:
         parser.error(f"--samples {args.samples}: at least 2, for the spread")
     if args.energy < 0:
         parser.error(f"--energy {args.energy:g}: seconds, not below 0")
     return args
+
+
+def ragged_points(args):
+    """Those that the arguments ask for."""
+    points = [point for point in ragged_suite(args.backward, dims=args.dims)
+              if all(text in f"/{point.case}/" for text in args.filter)]
+    if not points:
+        raise SystemExit("no case matches the filter")
+    return points
 
 
 def ceiling(program):
@@ -148,6 +174,53 @@ def measure_point(gpu, shape, libs, args, top):
     return point
 
 
+def measure_ragged_point(gpu, ragged, point, libs, args, top):
+    """As measure_point, of a point of ragged_points; ragged: the module ragged_peers."""
+    calls, results, refused = ragged.make_calls(point, libs, args.peers)
+    beside = beside_of(point)
+    beside_calls, _, beside_refused = ragged.make_calls(beside, libs, ()) if beside else ({}, {}, {})
+    in_turn = calls | {f"{name} beside": call for name, call in beside_calls.items()}
+    with gpu.Sensors() as sensors:
+        times = gpu.measure(in_turn, args.samples) if in_turn else {}
+    mine = {name: times[name] for name in calls}
+    record = {"case": point.case, "group": point.group, "sequences": len(point.lengths), "tokens": point.tokens,
+              "longest": point.longest, "cost_per_token": round(point.cost_per_token, 1), "flops": point.flops, "bytes": point.bytes,
+              "ms": {name: round(ms[0], 4) for name, ms in mine.items()},
+              "tflops": {name: round(point.flops / ms[0] / 1e9, 1) for name, ms in mine.items()},
+              "gbps": {name: round(point.bytes / ms[0] / 1e6, 1) for name, ms in mine.items()},
+              "spread_p10_p90": {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in mine.items()},
+              "sm_mhz": sensors.mhz, "watts": sensors.watts}
+    if beside:
+        tflops = {name: beside.flops / times[f"{name} beside"][0] / 1e9 for name in beside_calls}
+        record["beside"] = {"case": beside.case, "tflops": {name: round(value, 1) for name, value in tflops.items()}}
+        record["ratio_to_beside"] = {name: round(point.flops / mine[name][0] / 1e9 / value, 4)
+                                     for name, value in tflops.items() if name in mine}
+        if beside_refused:
+            record["beside"]["refused"] = beside_refused
+    if top:
+        record["share_of_ceiling"] = {name: round(value / top, 4) for name, value in record["tflops"].items()}
+    ours, peers = {name: results[name]() for name in libs if name in results}, [name for name in args.peers if name in results]
+    if ours and peers:
+        record["max_abs_diff"] = {name: largest_difference(ours, results[name]()) for name in peers}
+    if refused:
+        record["refused"] = refused
+    return record
+
+
+def ragged_line(record, ours):
+    """What measure_ragged_point gives, in words."""
+    values = "  ".join(f"{name} {ms:.3f} ms {record['tflops'][name]:.1f} TFLOP/s {record['gbps'][name]:.0f} GB/s"
+                       for name, ms in record["ms"].items())
+    text = f"{record['case']}: cost/token {record['cost_per_token']:.0f}  {values}"
+    if ours in record.get("ratio_to_beside", {}):
+        text += f"  to {record['beside']['case']} {record['ratio_to_beside'][ours]:.3f}"
+    if ours in record["ms"]:
+        text += "".join(f"  /{name} {ms / record['ms'][ours]:.3f}" for name, ms in record["ms"].items() if name != ours)
+    text += f"  {record['sm_mhz']} MHz {record['watts']} W"
+    text += "".join(f"  diff to {name} {value:.1e}" for name, value in record.get("max_abs_diff", {}).items())
+    return text + "".join(f"  no {name}: {why}" for name, why in record.get("refused", {}).items())
+
+
 def line(point, ours):
     values = "  ".join(f"{name} {value:6.1f}" for name, value in point["tflops"].items())
     text = f"d {point['dim']:3} {'causal' if point['causal'] else 'full  '} {point['seq']:6}  {values}"
@@ -170,6 +243,8 @@ def main():
         site.addsitedir(args.site)
     libs = {name: Flash3(path) for name, path in args.libs.items()}
     ours = next(iter(libs))
+    if args.ragged:
+        ragged_points(args)  # before the ceiling, which takes long, if the filter leaves none
 
     result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"), "dtype": "bf16",
               "pass": "backward" if args.backward else "forward", "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
@@ -180,18 +255,26 @@ def main():
     if args.ceiling:
         result["ceiling"] = {"before": ceiling(args.ceiling)}
         print(ceiling_line("before", result["ceiling"]["before"]), flush=True)
-    result["points"] = []
+    result["ragged_points" if args.ragged else "points"] = []
 
     def write():
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     top = result["ceiling"]["before"]["tflops"] if args.ceiling else None
-    for shape in gpu.suite(args.dims, args.seqs):
-        point = measure_point(gpu, shape, libs, args, top)
-        result["points"].append(point)
-        print(line(point, ours), flush=True)
-        write()
+    if args.ragged:
+        import ragged_peers
+        for shape in ragged_points(args):
+            point = measure_ragged_point(gpu, ragged_peers, shape, libs, args, top)
+            result["ragged_points"].append(point)
+            print(ragged_line(point, ours), flush=True)
+            write()
+    else:
+        for shape in gpu.suite(args.dims, args.seqs):
+            point = measure_point(gpu, shape, libs, args, top)
+            result["points"].append(point)
+            print(line(point, ours), flush=True)
+            write()
     if args.ceiling:
         result["ceiling"]["after"] = ceiling(args.ceiling)
         drift = result["ceiling"]["after"]["tflops"] / top - 1

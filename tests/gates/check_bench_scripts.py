@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """The benchmark scripts, as far as they go without a GPU: bench/peers.py refuses bad arguments in words before it loads
-torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what they and flash3 bench wrote."""
+torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what they and flash3 bench wrote.
+
+--flash3 PROGRAM: the ragged points are also compared with those that this program lists."""
 import contextlib
 import dataclasses
 import io
+import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,6 +18,7 @@ from sources import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import peers  # noqa: E402
+import ragged_points  # noqa: E402
 import tables  # noqa: E402
 
 LIB = str(ROOT / "README.md")  # any file that is there
@@ -43,6 +49,11 @@ class Arguments(unittest.TestCase):
         self.expect_error([*good, "--energy", "-1"], "--energy")
         self.expect_error([*good, "--dims", "64,x"], "--dims")
         self.expect_error([*good, "--deterministic"], "--deterministic is for --backward")
+        self.expect_error([*good, "--peers", "flex"], "--peers names 'flex'; there are cudnn, fa2, fa4")
+        self.expect_error([*good, "--ragged", "--peers", "cudnn"], "--peers names 'cudnn'; there are fa2, fa4, flex")
+        self.expect_error([*good, "--ragged", "--energy"], "not for --ragged")
+        self.expect_error([*good, "--filter", "/d64/"], "--filter is for --ragged")
+        self.expect_error(["--lib", f"flex={LIB}", "--commit", "abc"], "the name 'flex' is taken")
 
     def test_no_git_and_no_commit_is_an_error(self):
         root = peers.ROOT
@@ -60,6 +71,13 @@ class Arguments(unittest.TestCase):
         self.assertEqual((args.backward, args.deterministic), (False, False))
         args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--backward", "--deterministic"])
         self.assertEqual((args.backward, args.deterministic), (True, True))
+        self.assertEqual(args.peers, ["cudnn", "fa2"])
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--ragged", "--dims", "64", "--filter", "/sink/"])
+        self.assertEqual(args.peers, ["fa2", "fa4", "flex"])
+        self.assertEqual([point.case for point in peers.ragged_points(args)], ["bf16/b1/q16384/k16384/h32/d64/causal/sink"])
+        args.filter = ["/d96/"]
+        with self.assertRaisesRegex(SystemExit, "no case matches the filter"):
+            peers.ragged_points(args)
 
 
 class FakeTensor:
@@ -146,6 +164,93 @@ class BackwardPoint(unittest.TestCase):
         self.assertIn("/cudnn 2.000", peers.line(point, "flash3"))
 
 
+class RaggedPoints(unittest.TestCase):
+    def test_draws_are_committed(self):
+        self.assertEqual(ragged_points.log_normal_lengths(65536, 2)[:6], [508, 576, 179, 479, 386, 100])
+        for draw in ragged_points.DRAWS:
+            lengths = ragged_points.log_normal_lengths(65536, draw)
+            self.assertEqual(sum(lengths), 65536)
+            self.assertGreaterEqual(min(lengths), 1)
+
+    def test_counts_what_the_mask_leaves(self):
+        def pairs(n, window, causal):
+            return sum(1 for i in range(n) for j in range(n) if (not causal or j <= i) and (window < 0 or i - j <= window))
+
+        for window in (0, 3, 8, 100):
+            point = ragged_points.RaggedPoint("x", (1, 4, 9), 2, 1, 8, True, window=window)
+            self.assertEqual(point.pairs, sum(pairs(n, window, True) for n in point.lengths))
+        point = ragged_points.RaggedPoint("x", (1, 4, 9), 2, 1, 8, False)
+        self.assertEqual(point.pairs, sum(pairs(n, -1, False) for n in point.lengths))
+        self.assertEqual(point.flops, 4 * 8 * 2 * (1 + 16 + 81))
+        self.assertEqual(dataclasses.replace(point, causal=True, backward=True).flops, 10 * 8 * 2 * (1 + 16 + 81) / 2)
+        self.assertEqual(point.bytes, 14 * (2 * 2 * 8 * (2 + 1) + 4 * 2))  # q and out have 2 heads, k and v 1
+        self.assertEqual(point.cu_seqlens, [0, 1, 5, 14])
+
+    def test_are_those_of_the_command_line(self):
+        program = os.environ.get("FLASH3_PROGRAM")
+        if not program:
+            self.skipTest("no --flash3 PROGRAM")
+        for backward in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                file = pathlib.Path(folder) / "list.json"
+                command = [program, "bench", "--suite", "ragged", "--backend", "hopper", "--list", "--json", file]
+                subprocess.run(command + ["--backward"] * backward, check=True, capture_output=True)
+                cases = {case["case"]: case for case in json.loads(file.read_text(encoding="utf-8"))["cases"]}
+            points = ragged_points.ragged_suite(backward)
+            # The others are equal lengths beside their dense calls: flash3 against itself.
+            self.assertEqual(len(cases), len(points) + 36)
+            for point in points:
+                listed, beside = cases[point.case], ragged_points.beside_of(point)
+                self.assertEqual((listed["sequences"], listed["tokens"], listed["flops"], listed["bytes"]),
+                                 (len(point.lengths), point.tokens, point.flops, point.bytes), point.case)
+                self.assertAlmostEqual(listed["cost_per_token"], point.cost_per_token)
+                self.assertEqual(listed.get("beside", {}).get("case"), beside and beside.case, point.case)
+                if beside:
+                    self.assertEqual(listed["beside"]["flops"], beside.flops, point.case)
+
+
+class FakeRagged:
+    """ragged_peers without a GPU: fa2 refuses sinks, and the tensors differ by what the name stands for."""
+    VALUES = {"flash3": 1.0, "fa2": 1.25, "flex": 1.5}
+
+    def make_calls(self, point, libs, names):
+        found = [name for name in [*libs, *names] if not (name == "fa2" and point.sink)]
+        results = {name: lambda value=self.VALUES[name]: [FakeTensor(value)] for name in found}
+        return {name: FakeGpu.Call() for name in found}, results, {"fa2": "no sink"} if point.sink and "fa2" in names else {}
+
+
+class RaggedMeasurement(unittest.TestCase):
+    def measure(self, point):
+        gpu = FakeGpu()
+        gpu.MS = {"flash3": [1.0, 0.9, 1.1], "flash3 beside": [0.5, 0.5, 0.5], "fa2": [4.0, 4.0, 4.0], "flex": [2.0, 2.0, 2.0]}
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--ragged", "--peers", "fa2,flex"])
+        return peers.measure_ragged_point(gpu, FakeRagged(), point, {"flash3": None}, args, None)
+
+    def test_ratios_to_the_dense_call_and_to_peers(self):
+        point = next(p for p in ragged_points.ragged_suite() if p.group == "log-normal")
+        record = self.measure(point)
+        beside = ragged_points.beside_of(point)
+        self.assertEqual(record["tflops"]["flash3"], round(point.flops / 1e9, 1))
+        self.assertEqual(record["gbps"]["flex"], round(point.bytes / 2e6, 1))
+        self.assertAlmostEqual(record["ratio_to_beside"]["flash3"], point.flops / beside.flops / 2, places=3)
+        self.assertEqual(record["max_abs_diff"], {"fa2": 0.25, "flex": 0.5})
+        text = peers.ragged_line(record, "flash3")
+        self.assertIn(f"to {beside.case} ", text)
+        self.assertIn("/fa2 4.000  /flex 2.000", text)
+
+    def test_who_refuses_is_told(self):
+        record = self.measure(next(p for p in ragged_points.ragged_suite() if p.sink))
+        self.assertEqual(record["refused"], {"fa2": "no sink"})
+        self.assertEqual(record["beside"]["case"], "bf16/b1/q16384/k16384/h32/d64/causal")
+        self.assertAlmostEqual(record["ratio_to_beside"]["flash3"], 0.5)
+        self.assertIn("no fa2: no sink", peers.ragged_line(record, "flash3"))
+
+    def test_short_sequences_have_nothing_beside(self):
+        record = self.measure(next(p for p in ragged_points.ragged_suite() if p.group == "short"))
+        self.assertEqual((record["sequences"], record["cost_per_token"]), (4096, 16))
+        self.assertNotIn("beside", record)
+
+
 class Ceiling(unittest.TestCase):
     def run_program(self, script):
         with tempfile.TemporaryDirectory() as folder:
@@ -229,4 +334,8 @@ class Tables(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if "--flash3" in sys.argv:
+        place = sys.argv.index("--flash3")
+        os.environ["FLASH3_PROGRAM"] = sys.argv[place + 1]
+        del sys.argv[place : place + 2]
     unittest.main()

@@ -18,17 +18,19 @@ from generated_block import update  # noqa: E402
 
 RESULTS = ROOT / "bench/results"
 NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
-NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4"}
+NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
 
 
 def load():
-    """(GPU reports, the same of the backward, CPU reports, reports of flash3 alone), each as (path, report), newest first; and
-    the paths of other files."""
-    gpu, backward, cpu, alone, other = [], [], [], [], []
+    """(GPU reports, the same of the backward, of ragged batches, CPU reports, reports of flash3 alone), each as (path, report),
+    newest first; and the paths of other files."""
+    gpu, backward, ragged, cpu, alone, other = [], [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
             (backward if report.get("pass") == "backward" else gpu).append((path, report))
+        elif "ragged_points" in report:
+            ragged.append((path, report))
         elif "results" in report and "torch" in report:
             cpu.append((path, report))
         elif "metadata" in report and alone_kind(report):
@@ -37,7 +39,7 @@ def load():
             other.append(path)
     # Of one day, the one with the most points.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
-    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, cpu, alone)), other
+    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, ragged, cpu, alone)), other
 
 
 def table(header, rows):
@@ -174,6 +176,31 @@ def gpu_points(path, report, up="../"):
     return "\n\n".join([gpu_heading(report), table(header, rows), f"From {source(path, report, up)}."])
 
 
+def ragged_points(path, report, up="../"):
+    """What bench/peers.py --ragged wrote. TFLOP/s, but milliseconds too, which alone tell something about short sequences."""
+    points = report["ragged_points"]
+    names = list(dict.fromkeys(name for p in points for name in p["ms"]))
+    mine = next((name for name in names if name not in NAMES), None)
+    rows = []
+    for p in points:
+        cells = [f"`{p['case']}`", p["sequences"], f"{p['cost_per_token']:.0f}"]
+        cells += [f"{p['ms'][n]:.3f} ({p['tflops'][n]:.0f}, {p['gbps'][n]:.0f})" if n in p["ms"] else "" for n in names]
+        cells += [f"{p['ms'][n] / p['ms'][mine]:.3f}" if n in p["ms"] and mine in p["ms"] else "" for n in names if n in NAMES]
+        beside = p.get("ratio_to_beside", {}).get(mine)
+        cells += [f"{beside:.3f} of `{p['beside']['case']}`" if beside else ""]
+        rows.append([*cells, f"{100 * max(p['spread_p10_p90'].values(), default=0):.1f} %", p["sm_mhz"], p["watts"]])
+    header = ["case", "sequences", "cost/token", *(f"{NAMES.get(n, n)} ms (TFLOP/s, GB/s)" for n in names),
+              *(f"/ {NAMES[n]}" for n in names if n in NAMES), "of the dense or plain call's TFLOP/s",
+              "widest spread, p10 to p90", "MHz", "W"]
+    refusals = dict.fromkeys(f"{NAMES.get(name, name)}: {why}" for p in points for name, why in p.get("refused", {}).items())
+    lines = [f"{report['device']}, driver {report['driver']}, torch {report['torch']}; {report['dtype']}, {report['pass']}; median of "
+             f"{report['samples']} samples of {report['sample_ms']:g} ms, interleaved in one process.{ceiling_heading(report)}",
+             table(header, rows)]
+    if refusals:
+        lines.append("Empty cells, in the libraries' own words: " + "; ".join(refusals) + ".")
+    return "\n\n".join([*lines, f"From {source(path, report, up)}."])
+
+
 def cpu_heading(report):
     return (f"{report['device']}, {report['instructions']}; torch {report['torch']}, scaled_dot_product_attention on "
             f"the CPU with as many threads; calls in turn in one process, medians. Load average of the machine at the end: "
@@ -216,6 +243,8 @@ def alone_kind(report):
         return "parts of the forward kernel's schedule switched off"
     if report.get("metadata", {}).get("suite") == "window":
         return "time against the window"
+    if report.get("metadata", {}).get("suite") == "ragged":
+        return "ragged batches, sinks and softcaps"
     if any("sustained_ms" in r for r in report["results"]):
         return "burst and sustained"
     return "the ceiling" if not report["results"] and "ceiling" in report else None
@@ -223,7 +252,9 @@ def alone_kind(report):
 
 # Columns of the tables of flash3 alone: title, field, format. A column is there if a row has its field.
 ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", ".1f"), ("TFLOP/s", "tflops", ".1f"),
-                 ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"),
+                 ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"), ("GB/s", "gbps", ".0f"),
+                 ("sequences", "sequences", "d"), ("cost/token", "cost_per_token", ".0f"), ("beside", "beside", "s"),
+                 ("of its TFLOP/s", "ratio", ".3f"), ("skipped", "skipped", "s"),
                  ("share of the ceiling", "share_of_ceiling", ".3f"), ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"),
                  ("pJ/FLOP", "pj_per_flop", ".2f"))
 
@@ -245,6 +276,8 @@ def alone_table(path, report, up="../"):
     columns = [column for column in ALONE_COLUMNS if any(column[1] in r for r in results)]
     if kind != "time against the window":
         columns = [column for column in columns if column[1] not in ("keys_per_query", "us_per_key")]
+    if kind != "ragged batches, sinks and softcaps":
+        columns = [column for column in columns if column[1] != "gbps"]
     lines = [f"{about['device']}: {kind}; {about['how']}." if "how" in about else f"{about['device']}: {kind}."]
     lines += [f"Ceiling, {c['dtype']}, head_dim {c['head_dim']}, {c['when']}{'' if c['when'] == 'alone' else ' the cases'}: "
               f"{ceiling_text(c)}." for c in report.get("ceiling", [])]
@@ -264,7 +297,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, cpu, alone, other = load()
+    gpu, backward, ragged, cpu, alone, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     readme = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -273,6 +306,8 @@ def main():
     everything = [section("Hopper, forward", gpu, gpu_points)]
     if backward:
         everything.append(section("Hopper, backward", backward, gpu_points))
+    if ragged:
+        everything.append(section("Hopper, ragged batches", ragged, ragged_points))
     everything.append(section("CPU, forward", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))

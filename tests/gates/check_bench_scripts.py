@@ -311,6 +311,30 @@ class Tables(unittest.TestCase):
         self.assertIn("Workspace: at most 3.0 MiB", tables.gpu_summary(path, report))
         self.assertIn("deterministic backward", tables.gpu_heading({**report, "deterministic": True}))
 
+    def test_ragged(self):
+        path = ROOT / "bench/results/x.json"
+        point = {"case": "c", "sequences": 47, "cost_per_token": 4760.3, "ms": {"flash3": 2.0, "fa4": 2.5},
+                 "tflops": {"flash3": 600.0, "fa4": 480.0}, "gbps": {"flash3": 500.0, "fa4": 400.0},
+                 "ratio_to_beside": {"flash3": 0.95}, "beside": {"case": "d"}, "spread_p10_p90": {"flash3": 0.01},
+                 "sm_mhz": 1700, "watts": 690, "refused": {"fa2": "no sink"}}
+        report = {**self.report(), "pass": "backward", "ragged_points": [point]}
+        del report["points"]
+        text = tables.ragged_points(path, report)
+        header, _, row = [line.split("|") for line in text.splitlines() if line.startswith("|")]
+        self.assertEqual(len(header), len(row))
+        cells = {title.strip(): cell.strip() for title, cell in zip(header, row)}
+        self.assertEqual(cells["FlashAttention-4 ms (TFLOP/s, GB/s)"], "2.500 (480, 400)")
+        self.assertEqual(cells["/ FlashAttention-4"], "1.250")
+        self.assertEqual(cells["of the dense or plain call's TFLOP/s"], "0.950 of `d`")
+        self.assertIn("FlashAttention-2: no sink", text)
+        alone = {"metadata": {"commit": "abc", "date": "2026-01-01T00:00:00Z", "device": "GPU", "suite": "ragged"},
+                 "results": [{"case": "c", "median_ms": 2.0, "tflops": 600.0, "gbps": 500.2, "sequences": 47,
+                              "cost_per_token": 4760.3, "beside": "d", "ratio": 0.95},
+                             {"case": "e", "skipped": "softcap"}]}
+        text = tables.alone_table(path, alone)
+        self.assertIn("| `c` | 2.0000 | 600.0 | 500 | 47 | 4760 | d | 0.950 |  |", text)
+        self.assertIn("| `e` |  |  |  |  |  |  |  | softcap |", text)
+
     def test_flash3_alone(self):
         path = ROOT / "bench/results/x.json"
         about = {"commit": "abc", "date": "2026-01-01T00:00:00Z", "device": "GPU"}

@@ -229,6 +229,8 @@ int tile_m(const ForwardKernel& kernel) { return kernel.config.tile_m(); }
 int tile_m(const BackwardKernel& kernel) { return kernel.config.tile_m; }
 int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
 int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n(); }
+int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
+int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) { return message(kernel.config.stages); }
 std::string stages(const BackwardKernel& kernel) {
   return message(kernel.config.q_stages, ", ", kernel.config.dout_stages);
@@ -258,7 +260,7 @@ void print_kernels(std::span<const Kernel> kernels, const std::string& family, c
     std::printf("| `%s_{fp16,bf16}%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n",
                 family.c_str(), shape.c_str(),
                 head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(fp16), tile_n(fp16),
-                c.warpgroups, stages(fp16).c_str(), c.shared_bytes() / 1024.0,
+                consumers(fp16), stages(fp16).c_str(), c.shared_bytes() / 1024.0,
                 c.producer_registers(), c.consumer_registers());
   }
 }

@@ -68,17 +68,17 @@ struct BackwardConfig {
 // size 2048, H200.
 inline constexpr BackwardConfig kBackwardConfigs[] = {
     // D, Dv, band, from_queries, tile_m, q_stages, dout_stages, form
-    {64, 64, false, 0, 128, 3, 2, BackwardForm::kSteps},
-    {64, 64, true, 0, 128, 3, 2, BackwardForm::kSteps},
-    {128, 128, false, 0, 80, 2, 2, BackwardForm::kTall},
-    {128, 128, true, 8192, 80, 2, 2, BackwardForm::kTall},
-    {128, 128, true, 0, 64, 3, 2, BackwardForm::kSteps},
-    {192, 128, false, 0, 64, 2, 2, BackwardForm::kWide},  // not measured beside a peer
-    {192, 128, true, 0, 64, 2, 2, BackwardForm::kWide},   // not measured beside a peer
-    {192, 192, false, 0, 64, 2, 2, BackwardForm::kWide},  // not measured beside a peer
-    {192, 192, true, 0, 64, 2, 2, BackwardForm::kWide},   // not measured beside a peer
-    {256, 256, false, 0, 64, 2, 2, BackwardForm::kWide},
-    {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide},
+    {64, 64, false, 0, 128, 3, 2, BackwardForm::kSteps},    // 539, 1.22
+    {64, 64, true, 0, 128, 3, 2, BackwardForm::kSteps},     // 518, 1.25
+    {128, 128, false, 0, 80, 2, 2, BackwardForm::kTall},    // 633, 1.17
+    {128, 128, true, 8192, 80, 2, 2, BackwardForm::kTall},  // 606, 1.16
+    {128, 128, true, 0, 64, 3, 2, BackwardForm::kSteps},    // 498, 1.10 at 4k
+    {192, 128, false, 0, 64, 2, 2, BackwardForm::kWide},    // not measured beside a peer
+    {192, 128, true, 0, 64, 2, 2, BackwardForm::kWide},     // not measured beside a peer
+    {192, 192, false, 0, 64, 2, 2, BackwardForm::kWide},    // not measured beside a peer
+    {192, 192, true, 0, 64, 2, 2, BackwardForm::kWide},     // not measured beside a peer
+    {256, 256, false, 0, 64, 2, 2, BackwardForm::kWide},    // 453, 1.31
+    {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide},     // 456, 1.18
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {

@@ -5,6 +5,7 @@
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/grid.cuh"
+#include "hopper/device/ptx/math.cuh"
 
 namespace flash3::hopper {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRows = 64;  // of a block
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kInfinity = __builtin_huge_valf();
 
 FLASH3_HOST_DEVICE constexpr int blocks_of_a_head(const BackwardRows& rows) {
   return (rows.padded_q + kRows - 1) / kRows;

@@ -21,7 +21,7 @@ __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
 // of the scores alone.
 __device__ __forceinline__ void add_sink(float sink, float& inverse_sum, float& lse) {
   const float larger = fmaxf(lse, sink);
-  if (larger == -__builtin_huge_valf()) return;  // nothing to see, and no sink either
+  if (larger == -kInfinity) return;  // nothing to see, and no sink either
   constexpr float kLog2E = 1.44269504088896341f;
   const float ratio = exp2_approx(-fabsf(lse - sink) * kLog2E);  // of the smaller to the larger
   const float share = reciprocal_approx(1.f + ratio);

@@ -3,6 +3,8 @@
 
 namespace flash3::hopper {
 
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);  // NVRTC has no HUGE_VALF
+
 // 2^x; 2^-inf = 0. PTX ISA 9.7.3.20, ex2.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

@@ -2,7 +2,7 @@
 //
 // wgmma.mma_async m64nNk16, 16-bit operands, float32 accumulators: PTX ISA 9.7.15.5.2.
 //   Wgmma<T, N>::ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
-//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory; MN-major, or K-major where the flag says so
+//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major or K-major
 #pragma once
 
 #include "hopper/device/ptx/descriptor.cuh"

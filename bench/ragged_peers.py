@@ -5,7 +5,7 @@ A maker takes (point, inputs) and returns (call, result): call() runs the librar
 [out] or [dq, dk, dv], each [tokens, heads, dim]. It raises where the library cannot do that.
 """
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -129,9 +129,10 @@ def fa2(point, x):
     return lambda: attention(*qkv), lambda: [attention(*qkv).transpose(1, 2).values()]
 
 
-# FlexAttention sees one sequence of all tokens under a mask of documents. What torch.compile makes is kept from point to point,
-# or every draw would be compiled anew: so the documents of all points of one size share a tensor, and a point's calls are good
-# until the next point's are made.
+# FlexAttention sees one sequence of all tokens under a mask of documents. What torch.compile makes is kept from draw to draw, or
+# each would be compiled anew: so the documents of all points of one size share a tensor, and a point's calls are good until the
+# next point's are made. A point of another kind begins afresh: what dynamo remembers would make sizes and the softcap dynamic,
+# and behind its limit of recompilations run uncompiled.
 
 @functools.cache
 def documents(tokens):
@@ -153,13 +154,11 @@ def document_mask(tokens, causal, window):
     return mask
 
 
-@functools.cache
-def compiled_block_mask():
-    return torch.compile(create_block_mask)
-
-
-@functools.cache
-def compiled_flex(softcap, has_sink, gqa):
+@functools.lru_cache(maxsize=1)
+def compiled_flex(kind):
+    """(create_block_mask, attention) for points like this one, whatever their lengths."""
+    softcap, has_sink, gqa = kind.softcap, kind.sink, kind.heads != kind.heads_k
+    torch._dynamo.reset()
     # A graph that runs more than once may not give its buffers away.
     torch._functorch.config.donated_buffer = False
 
@@ -173,15 +172,15 @@ def compiled_flex(softcap, has_sink, gqa):
         out, lse = flex_attention(q, k, v, return_lse=True, **options)
         return (out * torch.sigmoid(lse - sink[:, None])[..., None]).to(out.dtype)
 
-    return torch.compile(attention)
+    return torch.compile(create_block_mask, dynamic=False), torch.compile(attention, dynamic=False)
 
 
 def flex(point, x):
     lengths = torch.tensor(point.lengths, device="cuda")
     documents(point.tokens).copy_(torch.repeat_interleave(torch.arange(len(point.lengths), device="cuda"), lengths))
+    make_block_mask, attention = compiled_flex(replace(point, lengths=(point.tokens,), draw=0))
     mask = document_mask(point.tokens, point.causal, point.window)
-    block_mask = compiled_block_mask()(mask, None, None, point.tokens, point.tokens, device="cuda")
-    attention = compiled_flex(point.softcap, point.sink, point.heads != point.heads_k)
+    block_mask = make_block_mask(mask, None, None, point.tokens, point.tokens, device="cuda")
 
     def run(q, k, v):
         qkv = [tensor.unsqueeze(0).transpose(1, 2) for tensor in (q, k, v)]

@@ -63,7 +63,7 @@ struct BackwardConfig {
   }
 };
 
-// A call takes the first row that holds its head dims and has no more than its queries. Behind a
+// A call takes the first row that holds its head dims and whose from_queries it reaches. Behind a
 // row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one sequence, hidden
 // size 2048, H200.
 inline constexpr BackwardConfig kBackwardConfigs[] = {

@@ -6,6 +6,7 @@
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/grid.cuh"
+#include "hopper/overlap.hpp"
 
 namespace flash3::hopper {
 namespace {

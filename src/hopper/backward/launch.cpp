@@ -7,6 +7,7 @@
 #include "hopper/backward/params.h"
 #include "hopper/backward/rows.hpp"
 #include "hopper/cuda_status.hpp"
+#include "hopper/overlap.hpp"
 #include "hopper/sink.hpp"
 #include "hopper/tensor_map.hpp"
 

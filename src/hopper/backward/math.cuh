@@ -172,16 +172,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   wgmma_wait<0>();
   pin_registers(r_dk);
 
-  // K and V lie where the gradients are staged: both warpgroups have read them.
-  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
-#pragma unroll
-  for (float& x : r_dk) x *= params.softmax_scale;
-  finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
-                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, warpgroup,
-                                   warpgroup, thread);
-  finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
-                                   params.head_dim, params.seq_k, work, shared.k, r_dk, warpgroup,
-                                   warpgroup, thread);
+  finish_own_keys<Traits>(params, shared, work, r_dk, r_dv, warpgroup, thread);
 }
 
 }  // namespace flash3::hopper

@@ -1,4 +1,4 @@
-// The two small kernels around the main one: what they are launched with. Both work on the rows of
+// The small kernels around the main one: what they are launched with. All work on the rows of
 // the workspace (params.h, BackwardRows).
 #pragma once
 
@@ -9,15 +9,6 @@
 #include "hopper/element.hpp"
 
 namespace flash3::hopper {
-
-// A launch attribute: the kernel's blocks may begin while the previous kernel of the stream still
-// runs, and wait for its end themselves (device/ptx/grid.cuh).
-inline cudaLaunchAttribute overlap_with_previous_kernel() {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  return attribute;
-}
 
 // Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, dq = 0.
 struct PreprocessParams {

@@ -73,4 +73,24 @@ __device__ __forceinline__ void finish_gradient(const TensorMap* map, const Elem
   if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
+// The end of a consumer that owns dK and dV of 64 keys.
+template <class Traits>
+__device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
+                                                typename Traits::Shared& shared,
+                                                const KeyTile& work,
+                                                float (&r_dk)[Traits::kHeadDim / 2],
+                                                const float (&r_dv)[Traits::kHeadDimV / 2],
+                                                int warpgroup, int thread) {
+  // K and V lie where the gradients are staged: both warpgroups have read them.
+  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+#pragma unroll
+  for (float& x : r_dk) x *= params.softmax_scale;
+  finish_gradient<Traits::kElement, typename Traits::VTile>(
+      params.dv_by_tma ? &params.dv : nullptr, params.dv_out, params.head_dim_v, params.seq_k, work,
+      shared.v, r_dv, warpgroup, warpgroup, thread);
+  finish_gradient<Traits::kElement, typename Traits::KTile>(
+      params.dk_by_tma ? &params.dk : nullptr, params.dk_out, params.head_dim, params.seq_k, work,
+      shared.k, r_dk, warpgroup, warpgroup, thread);
+}
+
 }  // namespace flash3::hopper

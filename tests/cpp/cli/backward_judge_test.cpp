@@ -10,16 +10,10 @@
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "faulty_memory.hpp"
+#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
-
-Case parsed(const std::string& id) {
-  std::string error;
-  const auto c = parse_id(id, &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
 
 // A case with its oracle, and gradients that pass: the naive implementation's.
 class Gradients {

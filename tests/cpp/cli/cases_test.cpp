@@ -11,16 +11,10 @@
 #include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
+#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
-
-Case parsed(const std::string& id) {
-  std::string error;
-  const auto c = parse_id(id, &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
 
 std::string error_of(const std::string& id) {
   std::string error;

@@ -10,16 +10,10 @@
 #include "cases/judge.hpp"
 #include "cases/table.hpp"
 #include "core/convert.hpp"
+#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
-
-Case parsed(const std::string& id) {
-  std::string error;
-  const auto c = parse_id(id, &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
 
 std::vector<int64_t> lengths(const SequenceRows& rows, int64_t batch) {
   std::vector<int64_t> all;

@@ -1,0 +1,106 @@
+// flash3 run, as a user meets it.
+#include "program.hpp"
+
+namespace flash3::cli {
+namespace {
+
+TEST_F(Cli, RunOnRealInput) {
+  const std::string data = FLASH3_DATA_DIR "/minilm_layer5.safetensors";
+  const Outcome o =
+      flash3("run --backend cpu --check --json -i " + data + " -o " + path("o.safetensors"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(o.out);
+  EXPECT_EQ(r["check"]["passed"], true);
+  EXPECT_EQ(r["case"], "bf16/b1/q512/k512/h12/d32/full");
+  EXPECT_EQ(r["score_matrix_bytes"], 2. * 12 * 512 * 512);
+  const File file = safetensors::read(path("o.safetensors"));
+  ASSERT_NE(file.find("out"), nullptr);
+  EXPECT_EQ(file.find("out")->shape, (std::vector<int64_t>{1, 512, 12, 32}));
+  EXPECT_EQ(file.find("out")->dtype, "BF16");
+  ASSERT_NE(file.find("lse"), nullptr);
+  EXPECT_EQ(file.find("lse")->shape, (std::vector<int64_t>{1, 12, 512}));
+
+  const Outcome text = flash3("run --backend cpu --check --causal --window-left 100 -i " + data);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("/causal+w100:"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("passed"), std::string::npos) << text.out;
+}
+
+TEST_F(Cli, RunTakesBothLayouts) {
+  const std::string file = input("heads_first", "F32", {2, 4, 6, 8}, {2, 2, 7, 8}, {2, 2, 7, 3});
+  const Outcome o =
+      flash3("run --backend cpu --check --layout bhsd -i " + file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("fp32/b2/q6/k7/h4x2/d8x3/full/bhsd"), std::string::npos) << o.out;
+  EXPECT_EQ(safetensors::read(path("o")).find("out")->shape, (std::vector<int64_t>{2, 4, 6, 3}));
+  expect_usage_error("run --layout hbsd -i " + file, "layout 'hbsd'");
+}
+
+TEST_F(Cli, RunRefusesBadFiles) {
+  expect_usage_error("run -i /nonexistent", "/nonexistent: no such file");
+  expect_usage_error("run -i " + folder_.string(), "not a regular file");
+  std::ofstream(path("junk")) << "this is not a safetensors file, but long enough for one";
+  expect_usage_error("run -i " + path("junk"), "not a valid safetensors file");
+  std::ofstream(path("empty")).close();
+  expect_usage_error("run -i " + path("empty"), "has 0 bytes");
+
+  File lacking;
+  safetensors::write(path("lacking"), lacking);
+  expect_usage_error("run -i " + path("lacking"), "holds no tensor 'q'");
+  expect_usage_error("run -i " + input("ints", "I64", {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}),
+                     "'q' is I64");
+  expect_usage_error("run -i " + input("flat", "F16", {1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}),
+                     "must have 4 dimensions");
+  expect_usage_error("run -i " + input("dims", "F16", {1, 2, 2, 8}, {1, 2, 2, 9}, {1, 2, 2, 8}),
+                     "head_dim");
+}
+
+TEST_F(Cli, RunOnPackedSequences) {
+  const std::string file = input("packed", "BF16", {12, 4, 8}, {14, 2, 8}, {14, 2, 8});
+  const Outcome o = flash3(
+      "run --backend cpu --check --causal --softcap 20 --chunk 4 --cu-seqlens 0,5,5,11 "
+      "--cu-seqlens-k 0,2,4,14 -i " +
+      file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("bf16/b3/q6/k10/h4x2/d8/causal/packed/softcap20/chunk4"), std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("3 sequences: 11 queries, at most 6; 14 keys, at most 10"),
+            std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
+  const File result = safetensors::read(path("o"));
+  EXPECT_EQ(result.find("out")->shape, (std::vector<int64_t>{12, 4, 8}));
+  EXPECT_EQ(result.find("lse")->shape, (std::vector<int64_t>{4, 12}));
+}
+
+TEST_F(Cli, RunRefusesBadSequences) {
+  const std::string file = input("packed", "F32", {12, 4, 8}, {12, 2, 8}, {12, 2, 8});
+  const auto refused = [&](const std::string& options, const std::string& message) {
+    expect_usage_error("run --backend cpu -i " + file + " " + options, message);
+  };
+  refused("", "'q' has shape [12, 4, 8]; it must have 4 dimensions");
+  refused("--cu-seqlens 0,5,,12", "--cu-seqlens 0,5,,12: it must be numbers with commas");
+  refused("--cu-seqlens 0,5,12,", "it must be numbers with commas");
+  refused("--cu-seqlens 0,99999999999", "it must be numbers with commas");
+  refused("--cu-seqlens 12", "it must have one number more than there are sequences");
+  refused("--cu-seqlens lengths", "holds no tensor 'lengths'");
+  refused("--cu-seqlens q", "tensor 'q' is F32 [12, 4, 8]; --cu-seqlens takes I32 of 1 dimension");
+  refused("--cu-seqlens 0,5,13", "cu_seqlens_q[2] = 13 but it must be from 0 to 12");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,7,5", "cu_seqlens_k must not decrease");
+  refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,12", "must have the same batch size");
+  refused("--cu-seqlens-k 0,5", "--cu-seqlens-k requires --cu-seqlens");
+  refused("--cu-seqlens 0,5,12 --sink q", "'q' has shape [12, 4, 8]; it must have 1 dimension\n");
+  refused("--cu-seqlens 0,5,12 --softcap -3", "softcap = -3 but it must be finite");
+  refused("--cu-seqlens 0,5,12 --chunk -1", "chunk = -1 but it must be at least 0");
+}
+
+TEST_F(Cli, RunOnAnEmptySequence) {
+  const std::string file = input("no_keys", "BF16", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
+  const Outcome o = flash3("run --backend cpu --check -i " + file + " -o " + path("o"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  const File result = safetensors::read(path("o"));
+  EXPECT_EQ(result.find("out")->data, std::vector<std::byte>(2 * 3 * 2 * 8));  // zeros
+}
+
+}  // namespace
+}  // namespace flash3::cli

@@ -1,6 +1,6 @@
 // Every way in which the Hopper backend could run a case (which rows of the tile table, how many
-// heads packed), timed in turn beside what forward/estimate.cpp expects. The one that a call takes
-// is marked. For whoever changes the estimate.
+// heads packed, how many rows a slot has), timed in turn beside what forward/estimate.cpp expects.
+// The one that a call takes is marked. For whoever changes the estimate.
 //
 //   flash3_bench_choices [case …]
 #include <algorithm>
@@ -71,11 +71,11 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   for (Candidate& candidate : candidates) {
     std::ranges::nth_element(candidate.seconds, candidate.seconds.begin() + kSamples / 2);
     const ForwardPlan& plan = candidate.plan;
-    const bool taken = plan.kernel == planned.kernel && plan.pack.heads == planned.pack.heads;
-    std::printf("  %c %-28s %4dx%-3d %3d heads %8d tiles %10.2f us expected %10.2f us\n",
-                taken ? '*' : ' ', plan.kernel->id.c_str(), plan.kernel->config.tile_m(),
-                plan.kernel->config.tile_n, plan.pack.heads, plan.tiles, plan.estimate.us,
-                candidate.seconds[kSamples / 2] * 1e6);
+    const bool taken = plan.kernel == planned.kernel && plan.pack.heads == planned.pack.heads &&
+                       plan.slot_rows == planned.slot_rows;
+    std::printf("  %c %-31s %3d heads slots of %2d %8d tiles %10.2f us expected %10.2f us\n",
+                taken ? '*' : ' ', plan.kernel->id.c_str(), plan.pack.heads, plan.slot_rows,
+                plan.tiles, plan.estimate.us, candidate.seconds[kSamples / 2] * 1e6);
   }
   std::fflush(stdout);
   return {};
@@ -94,7 +94,9 @@ int run(std::vector<std::string> ids) {
            "bf16/b32/q512/k512/h16x4/d128/causal",
            "bf16/b4/q4096/k4096/h16x4/d128/causal",
            "bf16/b1/q16384/k16384/h16x4/d128/causal+w64:",
-           "bf16/b2/q8192/k8192/h8x2/d256/full"};
+           "bf16/b2/q8192/k8192/h8x2/d256/full",
+           "bf16/b4096/q16/k16/h16x4/d128/causal/random/packed",
+           "bf16/b1024/q60/k60/h16x4/d64/full/random/packed"};
   }
   Device device;
   Status status = current_device(&device);

@@ -254,9 +254,8 @@ def alone_kind(report):
 ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", ".1f"), ("TFLOP/s", "tflops", ".1f"),
                  ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"), ("GB/s", "gbps", ".0f"),
                  ("sequences", "sequences", "d"), ("cost/token", "cost_per_token", ".0f"), ("beside", "beside", "s"),
-                 ("of its TFLOP/s", "ratio", ".3f"), ("skipped", "skipped", "s"),
-                 ("share of the ceiling", "share_of_ceiling", ".3f"), ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"),
-                 ("pJ/FLOP", "pj_per_flop", ".2f"))
+                 ("of its TFLOP/s", "ratio", ".3f"), ("share of the ceiling", "share_of_ceiling", ".3f"),
+                 ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"), ("pJ/FLOP", "pj_per_flop", ".2f"))
 
 
 def ablation_table(path, report, up):

@@ -135,7 +135,11 @@ typedef struct flash3_forward_params {
    * tokens that count is read; of out and lse only their rows are written.
    *
    * max_seqlen: with cu_seqlens only; no sequence has more tokens that count. It bounds the choice
-   * of kernel and of workspace; 0: not known, as if one sequence could have all rows.
+   * of kernel and of workspace; 0: not known, as if one sequence could have all rows. The choice
+   * does not look at the number of sequences or tokens, so that on Hopper a sequence's out and lse
+   * are the same bits whatever else is in the batch. Where both max_seqlen are at most 64, Hopper's
+   * forward lets sequences share tiles: a NaN or infinity in v of one then reaches the out of its
+   * neighbours too.
    *
    * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
    * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph

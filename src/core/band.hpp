@@ -5,7 +5,7 @@
 //
 // Bounds come from the user's windows, shifted by seq_k − seq_q so that the band is aligned to the
 // bottom right corner (Band::make). Compiled on the host and, through NVRTC too, on the device:
-// nothing but integers here.
+// nothing but integers here, of 64 bits, or in a kernel of 32 (hopper/device/tile_schedule.hpp).
 #pragma once
 
 #include "core/host_device.hpp"
@@ -15,27 +15,34 @@ namespace flash3 {
 using Index = long long;
 
 // Half-open range [begin, end); empty if begin ≥ end.
-struct Range {
+template <class Index>
+struct RangeOf {
   Index begin = 0;
   Index end = 0;
   FLASH3_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
   FLASH3_HOST_DEVICE constexpr Index size() const { return empty() ? 0 : end - begin; }
 };
 
-struct Band {
-  // Far outside any tensor (sizes are below 2^31), yet safe to add row numbers to.
-  static constexpr Index kUnbounded = Index(1) << 40;
+template <class Index>
+struct BandOf {
+  using Range = RangeOf<Index>;
+
+  // Outside any tensor (sizes are below 2^31, in 32 bits below 2^30), yet safe to add row numbers
+  // to.
+  static constexpr Index kUnbounded = Index(1) << (sizeof(Index) == 8 ? 40 : 30);
 
   Index lo = -kUnbounded;
   Index hi = kUnbounded;
 
   // window < 0: unbounded on that side.
-  FLASH3_HOST_DEVICE static constexpr Band make(Index seq_q, Index seq_k, Index window_left,
-                                                Index window_right) {
+  FLASH3_HOST_DEVICE static constexpr BandOf make(Index seq_q, Index seq_k, Index window_left,
+                                                  Index window_right) {
     const Index shift = seq_k - seq_q;
-    Band band;
-    if (window_left >= 0 && window_left < kUnbounded) band.lo = shift - window_left;
-    if (window_right >= 0 && window_right < kUnbounded) band.hi = shift + window_right;
+    BandOf band;
+    if (window_left >= 0 && window_left < kUnbounded && shift - window_left > band.lo)
+      band.lo = shift - window_left;
+    if (window_right >= 0 && window_right < kUnbounded && shift + window_right < band.hi)
+      band.hi = shift + window_right;
     return band;
   }
 
@@ -74,5 +81,8 @@ struct Band {
     return rows.end - 1 + lo <= tile.begin && tile.end - 1 <= rows.begin + hi;
   }
 };
+
+using Range = RangeOf<Index>;
+using Band = BandOf<Index>;
 
 }  // namespace flash3

@@ -10,25 +10,31 @@
 namespace flash3 {
 
 // What the caller asks for, whatever the lengths of the sequence.
-struct MaskRule {
+template <class Index>
+struct MaskRuleOf {
   Index window_left = -1, window_right = -1;  // negative: unbounded
   Index chunk = 0;                            // 0: none
 };
 
-struct Mask {
+template <class Index>
+struct MaskOf {
+  using Range = RangeOf<Index>;
+  using Band = BandOf<Index>;
+
   Band band;
   Index chunk = 0;  // 0: none
   // Row i and column j are in one chunk iff floor((i + row_shift) / chunk) equals
   // floor((j + column_shift) / chunk).
   Index row_shift = 0, column_shift = 0;
 
-  FLASH3_HOST_DEVICE static constexpr Mask make(Index seq_q, Index seq_k, const MaskRule& rule) {
+  FLASH3_HOST_DEVICE static constexpr MaskOf make(Index seq_q, Index seq_k,
+                                                  const MaskRuleOf<Index>& rule) {
     return {Band::make(seq_q, seq_k, rule.window_left, rule.window_right), rule.chunk,
             seq_k - seq_q, 0};
   }
 
   // The queries that see a key: rows are keys, columns are queries.
-  FLASH3_HOST_DEVICE constexpr Mask transposed() const {
+  FLASH3_HOST_DEVICE constexpr MaskOf transposed() const {
     return {{-band.hi, -band.lo}, chunk, column_shift, row_shift};
   }
 
@@ -87,5 +93,8 @@ struct Mask {
     return at >= 0 ? at / chunk : -((chunk - 1 - at) / chunk);
   }
 };
+
+using MaskRule = MaskRuleOf<Index>;
+using Mask = MaskOf<Index>;
 
 }  // namespace flash3

@@ -204,6 +204,7 @@ Sequences sequences(const flash3_tensor& tensor, const SequenceFields& fields) {
   made.rows = tensor.shape[made.packed ? 0 : 1];
   made.max_length =
       fields.max_length > 0 ? std::min<Index>(fields.max_length, made.rows) : made.rows;
+  made.bounded = fields.max_length > 0 || !made.packed;
   return made;
 }
 

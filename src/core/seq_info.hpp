@@ -16,6 +16,7 @@ struct Sequences {
   const int* used = nullptr;  // [batch]; likewise
   Index rows = 0;             // of the tensor, for one batch element
   Index max_length = 0;       // no sequence has more tokens that count
+  bool bounded = false;       // max_length is the caller's, not just the rows
 };
 
 // One sequence's rows in a tensor.

@@ -7,6 +7,7 @@
 #include "hopper/device_info.hpp"
 #include "hopper/forward/launch.hpp"
 #include "hopper/forward/select.hpp"
+#include "hopper/kernel_kind.hpp"
 
 namespace flash3 {
 namespace {
@@ -64,30 +65,25 @@ class HopperBackend final : public Backend {
     out->add("kernel", plan.kernel->id);
     out->add("why", message("the smallest tile that holds head_dim ", problem.head_dim,
                             " and head_dim_v ", problem.head_dim_v, "; ",
-                            c.band ? "the mask is a band: only tiles on its edges are masked"
-                                   : "no pair is masked"));
+                            plan.slot_rows > 0 ? "the sequences of a tile mask each other"
+                                               : explain_mask(problem, "tiles")));
+    explain_scores(c.score, out);
     out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
     explain_heads(problem, plan, out);
     out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows"));
     out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
-    out->add(
-        "grid",
-        message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ", plan.tiles,
-                plan.dynamic ? " tiles, longest first, from a counter" : " tiles in turn"));
+    explain_sequences(problem, plan, out);
+    out->add("grid",
+             message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
+                     problem.is_ragged() && plan.slot_rows == 0 ? "at most " : "", plan.tiles,
+                     plan.dynamic ? " tiles, longest first, from a counter" : " tiles in turn"));
     out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
     out->add("registers", message(c.producer_registers(), " a producer thread, ",
                                   c.consumer_registers(), " a consumer thread"));
     out->add("workspace", message(plan.workspace_bytes, " bytes"));
-    const auto explain_copy = [&](const char* name, const PackedCopy& copy) {
-      if (copy.needed) {
-        out->add("copy",
-                 message(name, " first goes to rows of ", copy.row,
-                         " elements: TMA needs a 16-byte aligned base and strides of 16 bytes"));
-      }
-    };
-    explain_copy("q", plan.q);
-    explain_copy("k", plan.k);
-    explain_copy("v", plan.v);
+    explain_copy("q", plan.q, out);
+    explain_copy("k", plan.k, out);
+    explain_copy("v", plan.v, out);
     out->add("store",
              plan.out_by_tma
                  ? "TMA"
@@ -119,22 +115,67 @@ class HopperBackend final : public Backend {
     }
     const BackwardConfig& c = plan.kernel->config;
     out->add("kernel", plan.kernel->id);
+    out->add("why",
+             message("the smallest tile that holds head_dim ", problem.head_dim, " and head_dim_v ",
+                     problem.head_dim_v, "; ", explain_mask(problem, "steps")));
+    explain_scores(c.score, out);
     out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
     out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
     out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
-    out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads"));
+    if (problem.is_ragged())
+      out->add("sequences", message(problem.batch,
+                                    ", longest first, listed by a kernel of their own: their "
+                                    "lengths are read on the device"));
+    out->add(
+        "grid",
+        message(plan.grid, " blocks of ", c.threads(), " threads",
+                problem.is_ragged() ? "; those that the lengths leave no tile end at once" : ""));
     out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",
                            plan.deterministic ? "in a fixed order" : "in any order"));
     out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
+    out->add("registers", message(c.producer_registers(), " a producer thread, ",
+                                  c.consumer_registers(), " a consumer thread"));
     out->add("workspace", message(plan.workspace_bytes, " bytes"));
+    explain_copy("q", plan.q, out);
+    explain_copy("k", plan.k, out);
+    explain_copy("v", plan.v, out);
+    explain_copy("dout", plan.dout, out);
+    const auto explain_store = [&](const char* name, bool by_tma) {
+      out->add("store", message(name, by_tma ? " by TMA"
+                                             : " element by element: its base, strides or rows are "
+                                               "not multiples of 16 bytes"));
+    };
+    explain_store("dk", plan.dk_by_tma);
+    explain_store("dv", plan.dv_by_tma);
   }
 
  private:
+  // parts: what is masked at once.
+  static std::string explain_mask(const Problem& problem, const char* parts) {
+    if (!may_hide(problem)) return "no pair is masked";
+    return message("the mask is a band: only ", parts, " on its edges are masked");
+  }
+
+  static void explain_scores(ScoreKind score, Explanation* out) {
+    if (score == ScoreKind::kSoftcap)
+      out->add("scores", "capped by a polynomial; those above half the cap are moved first");
+  }
+
+  static void explain_copy(const char* name, const PackedCopy& copy, Explanation* out) {
+    if (!copy.needed) return;
+    out->add("copy",
+             message(name, " first goes to rows of ", copy.row,
+                     " elements: TMA needs a 16-byte aligned base and strides of 16 bytes"));
+  }
+
   // Rows, heads, and why: only where query heads share a KV head is there a choice.
   static void explain_heads(const ForwardProblem& problem, const ForwardPlan& plan,
                             Explanation* out) {
     const int heads = plan.pack.heads, queries = plan.kernel->config.warpgroups * plan.pack.queries;
-    if (heads == 1) {
+    if (plan.slot_rows > 0) {
+      out->add("rows", message("one query head and ", queries / plan.slot_rows,
+                               " sequences a tile, ", plan.slot_rows, " rows each"));
+    } else if (heads == 1) {
       out->add("rows", message("one query head a tile, ", queries, " queries"));
     } else {
       out->add("rows",
@@ -142,14 +183,25 @@ class HopperBackend final : public Backend {
                        " query heads of a KV head share a tile, ", queries, " queries of each"));
     }
     if (!plan.rival.kernel) return;
+    const auto describe = [](const ForwardChoice& choice) {
+      if (choice.slot_rows > 0) return message("slots of ", choice.slot_rows, " rows");
+      return choice.pack.heads == 1 ? std::string("one head a tile")
+                                    : message(choice.pack.heads, " heads packed in a tile");
+    };
     const auto estimated = [](const Estimate& e) {
       return message(e.tiles, " tiles, ", int64_t(e.us + 0.5), " us");
     };
-    const std::string other = plan.rival.pack.heads == 1
-                                  ? "one head a tile"
-                                  : message(plan.rival.pack.heads, " heads packed in a tile");
-    out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ", other, " at ",
-                                 estimated(plan.rival_estimate)));
+    out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ",
+                                 describe(plan.rival), " at ", estimated(plan.rival_estimate)));
+  }
+
+  static void explain_sequences(const ForwardProblem& problem, const ForwardPlan& plan,
+                                Explanation* out) {
+    if (!problem.is_ragged()) return;
+    out->add("sequences",
+             message(problem.batch, plan.slot_rows > 0 ? " in order" : ", longest first",
+                     ", listed by a kernel of their own: their lengths are read on "
+                     "the device"));
   }
 
   static Status make_plan(const ForwardProblem& problem, ForwardPlan* plan) {

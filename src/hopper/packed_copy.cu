@@ -1,6 +1,5 @@
 #include "hopper/cuda_status.hpp"
 #include "hopper/packed_copy.hpp"
-#include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -44,10 +43,10 @@ cudaError_t launch_pack(const TensorView& source, const TensorView& packed, cuda
 
 }  // namespace
 
-PackedCopy plan_copy(const TensorView& view, size_t* workspace) {
+PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace) {
   PackedCopy copy;
   const int64_t elements = view.batch * view.seq * view.heads;
-  if (elements == 0 || tma_can_address(view)) return copy;
+  if (elements == 0 || tma_can_address(view, rows)) return copy;
   copy.needed = true;
   copy.offset = *workspace;
   copy.row = (view.dim + 7) / 8 * 8;

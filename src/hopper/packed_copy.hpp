@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
 
@@ -19,8 +20,8 @@ struct PackedCopy {
   int64_t row = 0;    // elements from one row to the next
 };
 
-// Whether the input needs a copy; if so *workspace grows by it.
-PackedCopy plan_copy(const TensorView& view, size_t* workspace);
+// Whether the input (tensor_rows()) needs a copy; if so *workspace grows by it.
+PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace);
 
 // The tensor that the kernel loads: the caller's own, or the copy, which is enqueued here.
 Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,

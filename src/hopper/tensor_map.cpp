@@ -36,6 +36,24 @@ struct Dimension {
   int box;
 };
 
+// The step from one of all rows to the next, and how many there are; no rows: they are not evenly
+// spread.
+struct RowGrid {
+  int64_t rows, stride, rows_per_batch;
+};
+
+RowGrid row_grid(const TensorView& view) {
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  constexpr int64_t kAnyStride = 8;  // nothing is stepped over
+  if (view.batch <= 1 && view.seq <= 1) return {1, kAnyStride, 0};
+  if (view.batch <= 1) return {view.seq, view.stride_seq, 0};
+  if (view.seq <= 1) return {view.batch, view.stride_batch, 1};
+  if (view.stride_seq == 0 || view.stride_batch % view.stride_seq != 0) return {};
+  const int64_t per_batch = view.stride_batch / view.stride_seq;
+  if (per_batch < 0 || per_batch > kMostRows / view.batch) return {};
+  return {(view.batch - 1) * per_batch + view.seq, view.stride_seq, per_batch};
+}
+
 // The dimensions outside of dim, from the inside to the outside.
 template <int kCount>
 Status encode(const TensorView& view, int box_dims, const Dimension (&outer)[kCount],
@@ -74,28 +92,46 @@ Status encode(const TensorView& view, int box_dims, const Dimension (&outer)[kCo
 
 }  // namespace
 
-bool tma_can_address(const TensorView& view, const HeadPack& pack) {
-  return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 &&
-         stride_fits(view.seq, view.stride_seq) && stride_fits(view.heads, view.stride_head) &&
-         stride_fits(view.heads / pack.heads, view.stride_head * pack.heads) &&
-         stride_fits(view.batch, view.stride_batch);
+TensorView tensor_rows(const TensorView& view, const Sequences& sequences) {
+  TensorView rows = view;
+  if (!sequences.packed) return rows;
+  rows.batch = 1;
+  rows.seq = sequences.rows;
+  return rows;
 }
 
-Status encode_key_map(const TensorView& view, int box_rows, int box_dims, TensorMap* map) {
-  return encode(view, box_dims,
-                {{view.seq, view.stride_seq, box_rows},
-                 {view.heads, view.stride_head, 1},
-                 {view.batch, view.stride_batch, 1}},
-                map);
+bool tma_can_address(const TensorView& view, Rows rows) {
+  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0 ||
+      !stride_fits(view.heads, view.stride_head)) {
+    return false;
+  }
+  if (rows == Rows::kBySequence)
+    return stride_fits(view.seq, view.stride_seq) && stride_fits(view.batch, view.stride_batch);
+  const RowGrid grid = row_grid(view);
+  return grid.rows > 0 && stride_fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
 }
 
-Status encode_query_map(const TensorView& view, const HeadPack& pack, int box_dims,
-                        TensorMap* map) {
-  return encode(view, box_dims,
-                {{pack.heads, view.stride_head, pack.heads},
-                 {view.seq, view.stride_seq, pack.queries},
-                 {view.heads / pack.heads, view.stride_head * pack.heads, 1},
-                 {view.batch, view.stride_batch, 1}},
+RowMap row_map(const TensorView& view, Rows rows) {
+  if (rows == Rows::kBySequence) return {false, 0};
+  return {true, int(row_grid(view).rows_per_batch)};
+}
+
+Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map) {
+  const Dimension heads = {view.heads, view.stride_head, box.heads};
+  if (rows == Rows::kBySequence) {
+    return encode(
+        view, box.dims,
+        {heads, {view.seq, view.stride_seq, box.rows}, {view.batch, view.stride_batch, 1}}, map);
+  }
+  const RowGrid grid = row_grid(view);
+  // kRaggedEnd steps of it are −kRaggedEnd rows, modulo 2^64.
+  static_assert(kRaggedEnd == 1 << 30 && kElementBytes == 2);
+  const int64_t wrap = (int64_t{1} << 33) - grid.stride;
+  return encode(view, box.dims,
+                {heads,
+                 {kRaggedEnd, grid.stride, box.rows},
+                 {grid.rows + 1, grid.stride, 1},
+                 {int64_t{kRaggedEnd} + 1, wrap, 1}},
                 map);
 }
 

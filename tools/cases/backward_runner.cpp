@@ -123,7 +123,6 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
   };
   auto params = on_backend(make_backward_question(c));
   if (const auto status = flash3_backward_supported(&params); status != FLASH3_OK) {
-    verdict.unsupported = status == FLASH3_UNSUPPORTED;
     verdict.failure = last_error("flash3_backward_supported");
     return verdict;
   }
@@ -138,7 +137,6 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
   size_t workspace_bytes = 0;
   if (const auto status = flash3_backward_workspace(&params, &workspace_bytes);
       status != FLASH3_OK) {
-    verdict.unsupported = status == FLASH3_UNSUPPORTED;
     verdict.failure = last_error("flash3_backward_workspace");
     return verdict;
   }

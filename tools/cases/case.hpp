@@ -77,10 +77,6 @@ struct Case {
   bool deterministic = false;  // "deterministic"
 
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
-  // None of what not every backend computes.
-  bool is_plain() const {
-    return !is_ragged() && sink == Sink::kNone && softcap == 0.f && chunk == 0;
-  }
   bool operator==(const Case&) const = default;
 };
 

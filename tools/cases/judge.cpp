@@ -57,6 +57,7 @@ std::string describe(const char* what, const Place& place, double got, double re
 // What may differ from ref besides 2 · naive: roundoff · max(|ref|, floor) + absolute.
 struct Allowance {
   double roundoff = 0, floor = 0, absolute = 0;
+  double times_naive = 2;
 };
 
 // What each row must hold; rows are numbered [batch, seq], where a tensor has these dimensions.
@@ -141,7 +142,8 @@ Score judge(const char* name, const flash3_tensor& got, const flash3_tensor& nai
     score.rmse = std::sqrt(squares / static_cast<double>(finite));
     score.naive_rmse = std::sqrt(naive_squares / static_cast<double>(finite));
   }
-  score.allowed = 2 * score.naive + allowance.roundoff * largest + allowance.absolute;
+  score.allowed =
+      allowance.times_naive * score.naive + allowance.roundoff * largest + allowance.absolute;
   if (score.failure.empty() && !(score.error <= score.allowed)) {
     char errors[128];
     std::snprintf(errors, sizeof errors, "; error %.3g > allowed %.3g (naive %.3g)", score.error,
@@ -247,9 +249,13 @@ GradientScores judge_gradients(const Case& c, const BackwardViews& got, const Ba
                         judge("dv", got.dv, naive.dv, ref.dv, allowance(c.dtype, ref.dv_terms),
                               rules_of(got.dv, rules.k)),
                         {}};
-  if (c.sink != Sink::kNone)
-    scores.dsink = judge("dsink", got.dsink, naive.dsink, ref.dsink,
-                         allowance(got.dsink.dtype, ref.dsink_terms), {{}});
+  if (c.sink != Sink::kNone) {
+    // A value a head: the worst of a few says little about how far naive values lie off.
+    constexpr int64_t kFew = 16;
+    Allowance allowed = allowance(got.dsink.dtype, ref.dsink_terms);
+    if (c.heads_q < kFew) allowed.times_naive = 3;
+    scores.dsink = judge("dsink", got.dsink, naive.dsink, ref.dsink, allowed, {{}});
+  }
   return scores;
 }
 

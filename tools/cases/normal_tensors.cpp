@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "cases/sequences.hpp"
 #include "cases/tensors.hpp"
 
 namespace flash3::cases {
@@ -16,6 +17,17 @@ NormalTensors::NormalTensors(const Case& c, Memory& memory) : params(make_questi
     t->data = buffers_.back().get();
     memory.copy_in(t->data, host.data(), host.size());
   }
+  const ExtraTensors extra = make_extra_tensors(c, make_sequences(c));
+  const auto place = [&](const GuardedTensor& host) {
+    if (host.bytes.empty()) return flash3_tensor{};
+    buffers_.push_back(memory.allocate(host.bytes.size()));
+    memory.copy_in(buffers_.back().get(), host.bytes.data(), host.bytes.size());
+    return host.at(buffers_.back().get());
+  };
+  set_options(c,
+              {place(extra.sink), place(extra.cu_seqlens_q), place(extra.cu_seqlens_k),
+               place(extra.seqused_q), place(extra.seqused_k)},
+              &params);
   params.stream = memory.stream();
 }
 

@@ -10,8 +10,8 @@
 
 namespace flash3::cases {
 
-// The case's tensors, laid out as it says, in this memory; out and lse hold values too, to be
-// overwritten. params has no workspace. They live as long as this object.
+// The case's tensors and lengths, laid out as it says, in this memory; out and lse hold values too,
+// to be overwritten. params has no workspace. They live as long as this object.
 class NormalTensors {
  public:
   NormalTensors(const Case& c, Memory& memory);

@@ -54,6 +54,34 @@ Case make_case(flash3_dtype dtype, Dims dims, Heads heads, const MaskOptions& ma
   return c;
 }
 
+// Softcaps: under every mask in every head dim that has a kernel for them, and in one that runs in
+// a larger one's. Scores of the usual size, which a cap hardly touches, and large ones; with
+// infinities too where a mask hides nothing.
+void add_softcaps(std::span<const flash3_dtype> dtypes, std::vector<Case>* cases) {
+  constexpr struct {
+    int64_t batch, seq_q, seq_k;
+  } kSizes[] = {{2, 200, 200}, {1, 150, 333}, {2, 333, 150}};
+  size_t i = 0;
+  for (const flash3_dtype dtype : dtypes)
+    for (const int64_t dim : {64, 96, 128, 256}) {
+      for (const MaskOptions& mask : std::span(kMasks).first(4))
+        for (const bool large : {false, true}) {
+          Case c = make_case(dtype, {dim, dim}, kHeads[i % std::size(kHeads)], mask,
+                             {Sink::kNone, i % 5 < 2 ? 50.f : 20.f});
+          if (!large) c.softmax_scale = 0;
+          c.batch = kSizes[i % 3].batch, c.seq_q = kSizes[i % 3].seq_q;
+          c.seq_k = kSizes[i % 3].seq_k;
+          cases->push_back(c);
+          ++i;
+        }
+      // A cap so small that no weight rounds to 0 in float16: 0 · ∞ would be in V's place.
+      Case c = make_case(dtype, {dim, dim}, {4, 2}, kMasks[0], {Sink::kNone, 4.f});
+      c.batch = 2, c.seq_q = 200, c.seq_k = 300;
+      c.distribution = Distribution::kSpecial;
+      cases->push_back(c);
+    }
+}
+
 struct Shape {
   int64_t batch, seq_q, seq_k;
   Lengths lengths;
@@ -100,6 +128,7 @@ std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes
           c.want_lse = i % 5 != 0;
           cases.push_back(c);
         }
+  add_softcaps(dtypes, &cases);
   return cases;
 }
 

@@ -51,7 +51,6 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   };
   auto params = on_backend(make_question(c));
   if (const auto status = flash3_forward_supported(&params); status != FLASH3_OK) {
-    verdict.unsupported = status == FLASH3_UNSUPPORTED;
     verdict.failure = last_error("flash3_forward_supported");
     return verdict;
   }

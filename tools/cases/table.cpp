@@ -229,11 +229,13 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
   std::vector<Case> cases = backward_of(case_table(level, dtypes));
   // Tiles of their own, where calls have many queries.
-  for (const flash3_dtype dtype : dtypes) {
-    Case c = with(make_case(dtype, {128, 128}, 8200, 150, {2, 1}), {false, true, -1, 8100});
-    c.want_lse = c.backward = true;
-    cases.push_back(c);
-  }
+  for (const flash3_dtype dtype : dtypes)
+    for (const float softcap : {0.f, 20.f}) {
+      Case c = with(make_case(dtype, {128, 128}, 8200, 150, {2, 1}), {false, true, -1, 8100});
+      c.want_lse = c.backward = true;
+      c.softcap = softcap;
+      cases.push_back(c);
+    }
   return cases;
 }
 

@@ -246,7 +246,6 @@ int bench(const BenchOptions& options) {
   Bench bench(options, backend);
   Json ceilings = Json::array(), results = Json::array();
   bool failed = false, throttled = false;
-  size_t skips = 0;
   Progress progress("bench", list.size());
   const auto run_ceilings = [&](const std::string& when) {
     progress.announce("ceiling");
@@ -279,16 +278,12 @@ int bench(const BenchOptions& options) {
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {  // the other cases may still run
-      const bool skip = dynamic_cast<const Unsupported*>(&e) != nullptr && !c.is_plain();
-      if (skip) results.push_back(skipped(c, e.what()));
-      skips += skip;
-      failed |= !skip;
-      progress.print(table.failure(c, (skip ? "skipped: " : "") + std::string(e.what())));
+      failed = true;
+      progress.print(table.failure(c, e.what()));
     }
     progress.step();
   }
   if (options.ceiling && !list.empty()) run_ceilings("after");
-  if (skips > 0) progress.print(fmt::format("{} of {} cases skipped", skips, list.size()));
   if (throttled) progress.print("* held below its clock by power or heat");
   if (!options.json_file.empty()) {
     Json all{{"metadata", about}};
@@ -297,7 +292,7 @@ int bench(const BenchOptions& options) {
     write_file(options.json_file, all.dump(2) + "\n");
   }
   if (!options.csv_file.empty()) write_file(options.csv_file, to_csv(results));
-  return failed || (skips > 0 && skips == list.size()) ? kExitFailure : 0;
+  return failed ? kExitFailure : 0;
 }
 
 }  // namespace flash3::cli

@@ -184,10 +184,6 @@ Json work_of(const cases::Case& c) {
   return j;
 }
 
-Json skipped(const cases::Case& c, const std::string& why) {
-  return Json{{"case", to_id(c)}, {"skipped", why}};
-}
-
 Json to_json(const device::CeilingResult& c, const std::string& when) {
   Json j;
   j["when"] = when;

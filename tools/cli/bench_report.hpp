@@ -59,8 +59,6 @@ std::string ceiling_line(const device::CeilingResult& c);
 Json to_json(const BenchResult& r);
 // What a case asks for, before anything runs: sequences, tokens, FLOPs, bytes.
 Json work_of(const cases::Case& c);
-// An entry of the results for a case that the backend does not run.
-Json skipped(const cases::Case& c, const std::string& why);
 // when: "before" or "after" the cases, or "alone".
 Json to_json(const device::CeilingResult& c, const std::string& when);
 std::string to_csv(const Json& results);

@@ -17,12 +17,6 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The library does not run such a call on this backend; what() is its reason.
-class Unsupported : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 struct InfoOptions {
   bool json = false;
 };

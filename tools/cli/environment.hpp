@@ -29,8 +29,8 @@ std::unique_ptr<cases::Memory> make_memory(flash3_backend backend);
 // The GPU that the Hopper backend uses: the current device. Nothing for the CPU.
 std::optional<device::Gpu> gpu_of(flash3_backend backend);
 
-// Throws the library's message unless status is OK: a UsageError where the call breaks a rule,
-// Unsupported where this backend does not run it, else a std::runtime_error.
+// Throws the library's message unless status is OK: a UsageError where the call breaks a rule, else
+// a std::runtime_error.
 void check(flash3_status status);
 
 // The case that text names, or UsageError.

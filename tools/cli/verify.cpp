@@ -49,10 +49,7 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   return list;
 }
 
-bool skipped(const Case& c, const Verdict& v) { return v.unsupported && !c.is_plain(); }
-
 std::string report(const Case& c, const Verdict& v) {
-  if (skipped(c, v)) return fmt::format("skip  {}\n      {}", to_id(c), v.failure);
   if (!v.passed()) return fmt::format("FAIL  {}\n      {}", to_id(c), v.failure);
   const auto score = [](const char* name, const cases::Score& s) {
     return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
@@ -147,28 +144,22 @@ int verify(const VerifyOptions& options) {
   const std::vector<Verdict> verdicts =
       run_all(list, backend, options, jobs, [&](size_t i, const Verdict& verdict) {
         // The accuracy table is printed whole, in its own order.
-        const bool shown = !verdict.passed() && !skipped(list[i], verdict);
-        if (!options.accuracy && (!options.quiet || shown))
+        if (!options.accuracy && (!options.quiet || !verdict.passed()))
           progress.print(report(list[i], verdict));
         progress.step();
       });
 
   if (options.accuracy) progress.print(accuracy_header());
-  size_t failed = 0, skips = 0;
+  size_t failed = 0;
   for (size_t i = 0; i < list.size(); ++i) {
-    if (skipped(list[i], verdicts[i])) {
-      ++skips;
-      continue;
-    }
     failed += !verdicts[i].passed();
     if (options.accuracy && (!options.quiet || !verdicts[i].passed()))
       progress.print(accuracy_row(list[i], verdicts[i]));
     if (!options.accuracy && !options.quiet && !verdicts[i].passed())
       progress.print(report(list[i], verdicts[i]));
   }
-  progress.print(fmt::format("{} passed, {} failed{}", list.size() - failed - skips, failed,
-                             skips > 0 ? fmt::format(", {} skipped", skips) : ""));
-  return failed == 0 && skips < list.size() ? 0 : kExitFailure;
+  progress.print(fmt::format("{} passed, {} failed", list.size() - failed, failed));
+  return failed == 0 ? 0 : kExitFailure;
 }
 
 }  // namespace flash3::cli

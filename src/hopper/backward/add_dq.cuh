@@ -14,38 +14,35 @@ template <class Traits>
 struct DqSums {
   const BackwardParams& params;
   const KeyTile& work;
-  int part;  // of the tile's turns
-  int tile;
-  int row;  // [batch, head]
+  int part;   // of the tile's turns
+  int tile;   // of the sequence
+  int index;  // of all in the workspace
 
   __device__ __forceinline__ DqSums(const BackwardParams& params, const KeyTile& work, int part,
                                     int i)
       : params(params), work(work), part(part) {
     const QueryPlace at(params, work, i);
     tile = at.tile;
-    row = work.batch * params.rows.heads_q + at.head;
+    index = at.index;
   }
 
   __device__ __forceinline__ float* begin() const {
-    return params.rows.dq +
-           (int64_t(row) * params.rows.padded_q + tile * Traits::kTileM) * Traits::kHeadDim;
+    return params.rows.dq + int64_t(index) * (Traits::kTileM * Traits::kHeadDim);
   }
 
-  __device__ __forceinline__ bool in_turn() const { return params.rows.turns != nullptr; }
-  // By one thread, before it or its warpgroup adds. Returns the turn.
-  __device__ __forceinline__ int await_turn() const {
-    const int turn = turn_of(params, Traits::kTileM, Traits::kTileN, Traits::kBand,
-                             work.key / Traits::kTileN, tile);
+  __device__ __forceinline__ bool in_turn() const { return params.schedule.in_turn; }
+  // By one thread, before it or its warpgroup adds.
+  __device__ __forceinline__ void await_turn() const {
+    const int turn = turn_of(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
     wait_for_turn(counter(), turn, BarrierName::kDqTurn);
-    return turn;
   }
-  // By the same thread, when what was added is visible to it.
-  __device__ __forceinline__ void end_turn(int turn) const { store_release(counter(), turn + 1); }
+  // By the same thread, when what was added is visible to it. It counts, and does not store the
+  // turn: so no block waits forever where cu_seqlens make sequences overlap.
+  __device__ __forceinline__ void end_turn() const { add_release(counter(), 1); }
 
  private:
   __device__ __forceinline__ int* counter() const {
-    const int64_t tiles = params.rows.padded_q / Traits::kTileM;
-    return params.rows.turns + (row * tiles + tile) * kTurns + part;
+    return params.rows.turns + int64_t(index) * kTurns + part;
   }
 };
 
@@ -54,20 +51,21 @@ struct DqSums {
 template <class Traits>
 __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       int warpgroup) {
+                                       int consumer) {
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   for (int i = 0; i < tiles; ++i) {
+    const int warpgroup = opaque(consumer);  // spares registers, of which a producer has few
     const DqSums<Traits> sums(params, work, warpgroup, i);
     wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
-    const int turn = sums.in_turn() ? sums.await_turn() : 0;
+    if (sums.in_turn()) sums.await_turn();
     bulk_add(sums.begin() + warpgroup * kOwnFloats, shared.fragments[warpgroup * Traits::kOwnQuads],
              kOwnFloats * 4);
     tma_store_commit();
     if (sums.in_turn()) {
       tma_store_wait();
       fence_proxy_async_global();
-      sums.end_turn(turn);
+      sums.end_turn();
     } else {
       tma_store_wait_read();
     }

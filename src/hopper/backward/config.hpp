@@ -2,7 +2,8 @@
 // like the forward's.
 #pragma once
 
-#include "core/host_device.hpp"
+#include "hopper/backward/key_schedule.hpp"
+#include "hopper/device/score_kind.hpp"
 
 namespace flash3::hopper {
 
@@ -27,6 +28,7 @@ struct BackwardConfig {
   int q_stages;
   int dout_stages;
   BackwardForm form;
+  ScoreKind score = ScoreKind::kPlain;
 
   FLASH3_HOST_DEVICE constexpr bool wide() const { return form == BackwardForm::kWide; }
   FLASH3_HOST_DEVICE constexpr bool tall() const { return form == BackwardForm::kTall; }
@@ -51,6 +53,9 @@ struct BackwardConfig {
     return wide() ? 8 : tile_m * head_dim / 512;
   }
 
+  // Rows of the mask that lie in shared memory; without a band none is read.
+  FLASH3_HOST_DEVICE constexpr int mask_rows() const { return band ? tile_n() : 1; }
+
   // Shared memory in bytes. dK and dV are staged in the places of K and V.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
@@ -59,7 +64,9 @@ struct BackwardConfig {
     const int barriers = 2 + 2 * (kConsumerWarpgroups + 1 + 2 + q_stages + dout_stages);
     return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
            dout_stages * dout_bytes() + ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + 4 + 15) / 16 * 16;
+           (8 * barriers + int(sizeof(KeyTile)) + mask_rows() * 8 +
+            kConsumerWarpgroups * int(sizeof(WholeSteps)) + 15) /
+               16 * 16;
   }
 };
 
@@ -79,6 +86,11 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     {192, 192, true, 0, 64, 2, 2, BackwardForm::kWide},     // not measured beside a peer
     {256, 256, false, 0, 64, 2, 2, BackwardForm::kWide},    // 453, 1.31
     {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide},     // 456, 1.18
+    // Softcaps, under any mask. Not measured.
+    {64, 64, true, 0, 128, 3, 2, BackwardForm::kSteps, ScoreKind::kSoftcap},
+    {128, 128, true, 8192, 80, 2, 2, BackwardForm::kTall, ScoreKind::kSoftcap},
+    {128, 128, true, 0, 64, 3, 2, BackwardForm::kSteps, ScoreKind::kSoftcap},
+    {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide, ScoreKind::kSoftcap},
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {
@@ -103,10 +115,11 @@ constexpr bool all_backward_valid() {
 static_assert(all_backward_valid(), "a row of the tile table exceeds shared memory or registers");
 
 // The row of a kernel instance; no head dims if there is none.
-constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, int tile_m) {
+constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, int tile_m,
+                                         ScoreKind score = ScoreKind::kPlain) {
   for (const BackwardConfig& c : kBackwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.tile_m == tile_m)
+        c.tile_m == tile_m && c.score == score)
       return c;
   }
   return {};

@@ -3,6 +3,7 @@
 // A tile of tile_m queries is cut into blocks of block_queries × 64, row by row. A block's float
 // (i · 128 + t) · 4 + r is element 4i + r of thread t's fragment (device/tile/mma.cuh), of the
 // block or of its transpose.
+#include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/grid.cuh"
@@ -20,20 +21,19 @@ constexpr int kPaddedRow =
 template <Element kElement>
 __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params) {
   __shared__ __align__(16) uint16_t tile[kMaxQueries][kPaddedRow];
-  wait_for_previous_kernel();
   const BackwardRows& rows = params.rows;
   const int block_queries = params.block_queries;
   const int column_blocks = rows.dq_columns / kColumns;
-  const int blocks_per_head = rows.padded_q / block_queries * column_blocks;
-  const int blocks_per_tile = params.tile_m / block_queries * column_blocks;
-  const int block = blockIdx.x % blocks_per_head;
-  const int head_index = int(blockIdx.x / blocks_per_head);
-  const int head = head_index % rows.heads_q, batch = head_index / rows.heads_q;
-  const int in_tile = block % blocks_per_tile;
-  const int first_query =
-      block / blocks_per_tile * params.tile_m + in_tile / column_blocks * block_queries;
+  const int blocks_per_tile = rows.tiles.tile_m / block_queries * column_blocks;
+  const int index = int(blockIdx.x) / blocks_per_tile,
+            in_tile = int(blockIdx.x) - index * blocks_per_tile;
+  const RowTile whose = find_tile(rows, index);
+  const int first_query = whose.query + in_tile / column_blocks * block_queries;
   const int first_col = in_tile % column_blocks * kColumns;
-  if (first_query >= rows.seq_q || first_col >= params.head_dim) return;
+  const int count = int(whose.rows.length) - first_query,
+            capacity = int(whose.rows.capacity) - first_query;
+  wait_for_previous_kernel();
+  if (capacity <= 0 || first_col >= params.head_dim) return;
 
   const int thread = threadIdx.x;
   const float4* sums =
@@ -58,16 +58,19 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
   __syncthreads();
 
   const int piece = thread % 8 * 8;
-  unsigned short* dq = params.dq.data + batch * params.dq.stride_batch +
-                       head * params.dq.stride_head + first_col + piece;
+  unsigned short* dq = params.dq.data + whose.batch * params.dq.stride_batch +
+                       whose.head * params.dq.stride_head +
+                       (whose.rows.first + first_query) * params.dq.stride_seq + first_col + piece;
   const int columns = params.head_dim - first_col - piece;
   if (columns <= 0) return;
-  for (int r = thread / 8; r < block_queries && first_query + r < rows.seq_q; r += kThreads / 8) {
-    unsigned short* to = dq + (first_query + r) * params.dq.stride_seq;
+  for (int r = thread / 8; r < block_queries && r < capacity; r += kThreads / 8) {
+    unsigned short* to = dq + r * params.dq.stride_seq;
+    uint4 x = *reinterpret_cast<const uint4*>(&tile[r][piece]);
+    if (r >= count) x = {};  // unused rows
     if (params.dq.aligned && columns >= 8) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&tile[r][piece]);
+      *reinterpret_cast<uint4*>(to) = x;
     } else {
-      for (int c = 0; c < 8 && c < columns; ++c) to[c] = tile[r][piece + c];
+      for (int c = 0; c < 8 && c < columns; ++c) to[c] = r < count ? tile[r][piece + c] : 0;
     }
   }
 }
@@ -76,8 +79,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
 
 cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream) {
   const BackwardRows& rows = params.rows;
-  const int64_t blocks = int64_t(rows.batch) * rows.heads_q *
-                         (rows.padded_q / params.block_queries) * (rows.dq_columns / kColumns);
+  const int blocks =
+      rows.all_tiles() * (rows.tiles.tile_m / params.block_queries) * (rows.dq_columns / kColumns);
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(blocks));
   launch.blockDim = dim3(kThreads);

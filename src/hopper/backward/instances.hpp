@@ -2,11 +2,13 @@
 // parallel and in seconds.
 #pragma once
 
+#include "hopper/device/score_kind.hpp"
 #include "hopper/element.hpp"
 
 namespace flash3::hopper {
 
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileM>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileM,
+          ScoreKind kScore = ScoreKind::kPlain>
 const void* backward_kernel_function();
 
 }  // namespace flash3::hopper

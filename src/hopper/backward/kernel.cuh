@@ -4,6 +4,8 @@
 
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/find_sequence.cuh"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/registers.cuh"
@@ -13,11 +15,14 @@
 namespace flash3::hopper {
 
 // Everything that the roles of one kernel share, at compile time.
-template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, int kTileM_>
+template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, int kTileM_,
+          ScoreKind kScore = ScoreKind::kPlain>
 struct BackwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
-  static constexpr BackwardConfig kConfig = backward_config(kHeadDim_, kHeadDimV_, kBand_, kTileM_);
+  static constexpr bool kCapped = kScore == ScoreKind::kSoftcap;
+  static constexpr BackwardConfig kConfig =
+      backward_config(kHeadDim_, kHeadDimV_, kBand_, kTileM_, kScore);
   static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
@@ -34,6 +39,9 @@ struct BackwardTraits {
   using DoutTile = SharedTile<kTileM, kHeadDimV>;
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
+  // Where registers are too few for it, which steps need no mask is read as it is needed.
+  static constexpr bool kWholeInShared = kCapped && kHeadDim == 128;
+
   struct Shared {
     uint8_t k[KTile::kBytes];
     uint8_t v[VTile::kBytes];
@@ -49,7 +57,9 @@ struct BackwardTraits {
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
     RingBarriers<2> ds_barriers;
-    int index;  // of the block's work
+    KeyTile work;
+    RowKeys seen_by[kConfig.mask_rows()];   // a key: these queries
+    WholeSteps whole[kConsumerWarpgroups];  // kWholeInShared
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
@@ -65,6 +75,26 @@ struct BackwardTraits {
 
 namespace flash3::hopper {
 
+// Writes the block's work. By a whole warp.
+template <class Traits>
+__device__ __forceinline__ void find_work(const BackwardParams& params, KeyTile& work) {
+  const KeySchedule& schedule = params.schedule;
+  const SequenceList& list = schedule.sequences;
+  const bool leader = threadIdx.x % 32 == 0;
+  int index = int(blockIdx.x), heads = schedule.kv_heads;
+  if (params.ticket != nullptr)
+    index = __shfl_sync(~0u, leader ? atomicAdd(params.ticket, 1) : 0, 0);
+  SequenceRows sequence = schedule.one_length;
+  if (list.rows != nullptr) {
+    const int place = find_sequence(list, index);
+    sequence = place < list.count ? list.rows[place] : SequenceRows{};  // without a tile
+    index -= list.first_tile[place];
+    heads = schedule.heads_k;
+  }
+  if (leader)
+    work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
@@ -72,9 +102,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   launch_dependents();
-  wait_for_previous_kernel();
   if (threadIdx.x == 0) {
-    shared.index = params.ticket != nullptr ? atomicAdd(params.ticket, 1) : int(blockIdx.x);
     constexpr int kReaders = kConsumerWarpgroups * kWarpgroupThreads;
     shared.q_barriers.init(kReaders);
     shared.dout_barriers.init(kReaders);
@@ -88,10 +116,12 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     }
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
+  wait_for_previous_kernel();
+  if (threadIdx.x / 32 == 1) find_work<Traits>(params, shared.work);
   __syncthreads();
 
-  const KeyTile work = decode_key_tile(params, Traits::kTileM, Traits::kTileN, Traits::kBand,
-                                       __shfl_sync(~0u, shared.index, 0));
+  const KeyTile& work = shared.work;
+  if (!work.valid) return;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();

@@ -1,6 +1,5 @@
 #include "hopper/backward/launch.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <numbers>
 
@@ -24,17 +23,14 @@ RowView row_view(const LseView& view) { return {view.data, view.stride_batch, vi
 BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& plan) {
   char* const workspace = static_cast<char*>(problem.workspace);
   const auto at = [&](size_t offset) { return reinterpret_cast<float*>(workspace + offset); };
-  const BackwardConfig& c = plan.kernel->config;
-  return {int(problem.batch),
-          int(problem.heads_q),
-          int(problem.seq_q),
-          plan.padded_q,
+  return {plan.query_tiles,
+          problem.sequences_q,
+          int(problem.batch),
           at(plan.lse_offset),
           at(plan.delta_offset),
           at(plan.dq_offset),
-          c.head_dim,
-          plan.deterministic ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr,
-          c.tile_m};
+          plan.kernel->config.head_dim,
+          plan.deterministic ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr};
 }
 
 int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
@@ -42,60 +38,81 @@ int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
   return reinterpret_cast<int*>(static_cast<char*>(problem.workspace) + plan.ticket_offset);
 }
 
+// The input as the main kernel loads it, and its map.
+Status load_map(const BackwardProblem& problem, const BackwardPlan& plan, const TensorView& tensor,
+                const Sequences& sequences, const PackedCopy& copy, int box_rows, int head_dim,
+                TensorMap* map, RowMap* rows) {
+  TensorView view;
+  FLASH3_CHECK(input_view(problem, tensor_rows(tensor, sequences), copy, &view));
+  *rows = row_map(view, plan.rows);
+  return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map);
+}
+
+Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Sequences& sequences,
+                 int head_dim, TensorMap* map, RowMap* rows) {
+  const TensorView view = tensor_rows(tensor, sequences);
+  *rows = row_map(view, plan.rows);
+  return encode_map(view, plan.rows, {64, box_columns(head_dim)}, map);
+}
+
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
-                   const BackwardRows& rows, BackwardParams* params) {
+                   const BackwardRows& rows, const SequenceList& list, BackwardParams* params) {
   const BackwardConfig& c = plan.kernel->config;
-  TensorView k, v;
-  FLASH3_CHECK(input_view(problem, problem.k, plan.k, &k));
-  FLASH3_CHECK(input_view(problem, problem.v, plan.v, &v));
-  FLASH3_CHECK(encode_key_map(k, c.tile_n(), box_columns(c.head_dim), &params->k));
-  FLASH3_CHECK(encode_key_map(v, c.tile_n(), box_columns(c.head_dim_v), &params->v));
-  if (rows.padded_q > 0) {
-    TensorView q, dout;
-    FLASH3_CHECK(input_view(problem, problem.q, plan.q, &q));
-    FLASH3_CHECK(input_view(problem, problem.dout, plan.dout, &dout));
-    FLASH3_CHECK(encode_key_map(q, c.tile_m, box_columns(c.head_dim), &params->q));
-    FLASH3_CHECK(encode_key_map(dout, c.tile_m, box_columns(c.head_dim_v), &params->dout));
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  FLASH3_CHECK(load_map(problem, plan, problem.k, of_k, plan.k, c.tile_n(), c.head_dim, &params->k,
+                        &params->k_rows));
+  FLASH3_CHECK(load_map(problem, plan, problem.v, of_k, plan.v, c.tile_n(), c.head_dim_v,
+                        &params->v, &params->v_rows));
+  if (rows.all_tiles() > 0) {
+    FLASH3_CHECK(load_map(problem, plan, problem.q, of_q, plan.q, c.tile_m, c.head_dim, &params->q,
+                          &params->q_rows));
+    FLASH3_CHECK(load_map(problem, plan, problem.dout, of_q, plan.dout, c.tile_m, c.head_dim_v,
+                          &params->dout, &params->dout_rows));
   } else {
     params->q = params->dout = params->k;  // valid, and never loaded from
   }
   params->dk_by_tma = plan.dk_by_tma;
   params->dv_by_tma = plan.dv_by_tma;
   if (plan.dk_by_tma)
-    FLASH3_CHECK(encode_key_map(problem.dk, 64, box_columns(c.head_dim), &params->dk));
+    FLASH3_CHECK(store_map(plan, problem.dk, of_k, c.head_dim, &params->dk, &params->dk_rows));
   if (plan.dv_by_tma)
-    FLASH3_CHECK(encode_key_map(problem.dv, 64, box_columns(c.head_dim_v), &params->dv));
+    FLASH3_CHECK(store_map(plan, problem.dv, of_k, c.head_dim_v, &params->dv, &params->dv_rows));
   params->dk_out = element_view(problem.dk);
   params->dv_out = element_view(problem.dv);
 
   params->rows = rows;
   params->softmax_scale = problem.softmax_scale;
-  params->scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
+  const bool capped = problem.softcap > 0.f;
+  params->scale_log2 =
+      (capped ? problem.softcap : problem.softmax_scale) * std::numbers::log2e_v<float>;
+  if (capped) params->softcap = make_softcap(problem.softmax_scale, problem.softcap, 1);
   params->head_dim = problem.head_dim;
   params->head_dim_v = problem.head_dim_v;
-  params->seq_k = int(problem.seq_k);
-  params->heads_k = int(problem.heads_k);
   params->heads_per_kv_head = int(problem.queries_per_kv_head());
-  constexpr Index kLimit = Index{1} << 30;
-  params->queries.lo = std::clamp<Index>(-problem.band().hi, -kLimit, kLimit);
-  params->queries.hi = std::clamp<Index>(-problem.band().lo, -kLimit, kLimit);
-  // Query + 0 ≥ key + 63 + lo, and query + 63 ≤ key + hi; cut so that no sum overflows.
-  const Index lo = params->queries.lo, hi = params->queries.hi;
-  params->first_whole = int(problem.seq_k + (64 - 1) + std::max<Index>(lo, -kLimit / 2));
-  params->whole_steps = int(std::min<Index>(
-      hi - std::max<Index>(lo, -kLimit / 2) - (64 - 1) - (c.step_queries() - 1), kLimit));
-  params->n_tiles = plan.n_tiles;
-  params->kv_heads = plan.kv_heads;
-  params->kv_heads_at_a_time = plan.kv_heads_at_a_time;
+  params->schedule = key_schedule(problem, plan);
+  params->schedule.sequences = list;
   // Without rows nobody sets the ticket, and nobody needs it.
-  params->ticket = rows.padded_q > 0 ? ticket(problem, plan) : nullptr;
+  params->ticket = rows.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
   return {};
 }
 
+// Of a ragged batch; otherwise no list.
+Status list_sequences(const BackwardProblem& problem, const BackwardPlan& plan,
+                      SequenceList* sequences) {
+  *sequences = {};
+  if (!problem.is_ragged() || plan.grid == 0) return {};
+  char* const workspace = static_cast<char*>(problem.workspace);
+  ListParams list = list_params(problem, plan);
+  list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
+  list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+  *sequences = {list.rows, list.first_tile, list.batch};
+  return launch_list_sequences(list, problem.stream);
+}
+
 Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
-                   const BackwardRows& rows) {
+                   const BackwardRows& rows, const SequenceList& list) {
   BackwardParams params{};
-  FLASH3_CHECK(make_params(problem, plan, rows, &params));
+  FLASH3_CHECK(make_params(problem, plan, rows, list, &params));
   const BackwardConfig& c = plan.kernel->config;
   FLASH3_CHECK(cuda_status(
       cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -120,7 +137,9 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   const BackwardRows rows = backward_rows(problem, plan);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   const Element element = plan.kernel->element;
-  const bool has_rows = rows.batch > 0 && rows.heads_q > 0 && rows.padded_q > 0;
+  const bool has_rows = rows.all_tiles() > 0;
+  SequenceList list;
+  FLASH3_CHECK(list_sequences(problem, plan, &list));
   if (has_rows) {
     const PreprocessParams params{rows,
                                   element_view(problem.dout),
@@ -128,7 +147,8 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
                                   row_view(problem.lse),
                                   row_view(problem.dlse),
                                   problem.head_dim_v,
-                                  ticket(problem, plan)};
+                                  ticket(problem, plan),
+                                  list.rows != nullptr};
     FLASH3_CHECK(cuda_status(launch_preprocess(params, element, stream),
                              "launching the kernel before the backward kernel"));
   }
@@ -137,16 +157,12 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
     FLASH3_CHECK(
         cuda_status(launch_sink_gradient(params, stream), "launching the sink's gradient"));
   }
-  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows));
+  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows, list));
   if (!has_rows) return {};
   const BackwardConfig& c = plan.kernel->config;
-  const ConvertParams params{rows,
-                             element_view(problem.dq),
-                             problem.softmax_scale,
-                             problem.head_dim,
-                             c.tile_m,
-                             c.dq_queries(),
-                             c.tall()};
+  const ConvertParams params{
+      rows,    element_view(problem.dq), problem.softmax_scale, problem.head_dim, c.dq_queries(),
+      c.tall()};
   return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
 }
 

@@ -8,8 +8,8 @@
 namespace flash3::hopper {
 
 template <class Tile>
-__device__ __forceinline__ void load_columns(uint8_t* shared, const TensorMap* map,
-                                             KeyCoordinates at, uint64_t* full) {
+__device__ __forceinline__ void load_columns(uint8_t* shared, const TensorMap* map, BoxAt at,
+                                             uint64_t* full) {
 #pragma unroll
   for (int c = 0; c < Tile::kChunks; ++c) {
     at.dim = c * Tile::kChunk;
@@ -19,56 +19,65 @@ __device__ __forceinline__ void load_columns(uint8_t* shared, const TensorMap* m
 
 // The i-th query tile of the walk over those of each query head of the work's KV head.
 struct QueryPlace {
-  int head;  // of all query heads
-  int tile;
+  int head;   // of all query heads
+  int tile;   // of the sequence
+  int index;  // of all query tiles in the workspace
 
   __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
     const int tiles = work.query_tiles(), own_head = i / tiles;
     head = work.kv_head * params.heads_per_kv_head + own_head;
     tile = work.query_tile_begin + (i - own_head * tiles);
+    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
   }
 };
 
 // The i-th query tile of a ring, with one float a row beside it.
 template <int kStages, class Tile>
 __device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
-                                             int i, const TensorMap* map, const float* rows,
+                                             int i, const TensorMap* map, const RowMap& map_rows,
+                                             const float* rows,
                                              uint8_t (&tiles)[kStages][Tile::kBytes],
                                              float (&row_slots)[kStages][Tile::kRows],
                                              RingBarriers<kStages>& barriers, BarrierName empty) {
   const QueryPlace at(params, work, i);
-  const int64_t first_row =
-      (int64_t(work.batch) * params.rows.heads_q + at.head) * params.rows.padded_q +
-      at.tile * Tile::kRows;
   const int stage = i % kStages;
   wait(&barriers.empty[stage], i / kStages % 2 ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
-  load_columns<Tile>(tiles[stage], map, {0, at.tile * Tile::kRows, at.head, work.batch}, full);
-  bulk_load(row_slots[stage], rows + first_row, Tile::kRows * 4, full);
+  const SequenceRows& s = work.sequence;
+  load_columns<Tile>(
+      tiles[stage], map,
+      box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head), full);
+  bulk_load(row_slots[stage], rows + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+}
+
+// The block's rows of K or V.
+template <class Tile>
+__device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
+                                          const RowMap& map_rows, uint8_t* shared, uint64_t* full) {
+  const SequenceRows& s = work.sequence;
+  arrive_expect_bytes(full, Tile::kBytes);
+  load_columns<Tile>(
+      shared, map, box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), full);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_k(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work) {
-  using Tile = typename Traits::KTile;
-  arrive_expect_bytes(&shared.k_full, Tile::kBytes);
-  load_columns<Tile>(shared.k, &params.k, {0, work.key, work.kv_head, work.batch}, &shared.k_full);
+  load_keys<typename Traits::KTile>(work, &params.k, params.k_rows, shared.k, &shared.k_full);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work) {
-  using Tile = typename Traits::VTile;
-  arrive_expect_bytes(&shared.v_full, Tile::kBytes);
-  load_columns<Tile>(shared.v, &params.v, {0, work.key, work.kv_head, work.batch}, &shared.v_full);
+  load_keys<typename Traits::VTile>(work, &params.v, params.v_rows, shared.v, &shared.v_full);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int i) {
-  load_queries<Traits::kQStages, typename Traits::QTile>(params, work, i, &params.q,
+  load_queries<Traits::kQStages, typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
                                                          params.rows.lse_log2, shared.q, shared.lse,
                                                          shared.q_barriers, BarrierName::kQEmpty);
 }
@@ -78,7 +87,7 @@ __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
                                           int i) {
   load_queries<Traits::kDoutStages, typename Traits::DoutTile>(
-      params, work, i, &params.dout, params.rows.delta, shared.dout, shared.delta,
+      params, work, i, &params.dout, params.dout_rows, params.rows.delta, shared.dout, shared.delta,
       shared.dout_barriers, BarrierName::kDoutEmpty);
 }
 

@@ -40,8 +40,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   // The register operand of S and dP, where there is room for it: half the reads of shared memory.
   constexpr bool kKeysInRegisters = Traits::kHeadDim == 64;
 
+  // Where there is no room for it, the LSE is read as it is needed.
+  constexpr bool kLseAhead = !(kKeysInRegisters && Traits::kCapped);
+
   const int thread = thread_in_warpgroup();
-  const StepMask<Traits::kBand> mask(params, work.key + warpgroup * kWarpgroupRows);
+  const StepMask<Traits> mask(shared, warpgroup * kWarpgroupRows, thread);
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
   const Descriptor v_rows =
@@ -58,6 +61,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   float r_s[kStepQueries / 2], r_dp[kStepQueries / 2];
   uint32_t r_a[kStepQueries / 4];  // P, then dS, as the operand of dV and dK
+  // Under a softcap P is rounded while dS of the step before may still be read.
+  uint32_t r_capped_p[kStepQueries / 4];
+  uint32_t(&r_p)[kStepQueries / 4] = Traits::kCapped ? r_capped_p : r_a;
   uint32_t r_k[KTile::kCols / 4], r_v[VTile::kCols / 4];
 
   // Q's ring; the tile-th dOut lies in stage tile % 2, where it is the tile / 2-th, as does dS.
@@ -83,7 +89,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   if (tiles > 0) {
     wait_for_q();
     issue_s(0);
-    load_rows(r_lse, shared.lse[0], thread);
+    if constexpr (kLseAhead) load_rows(r_lse, shared.lse[0], thread);
     wgmma_wait<0>();
     pin_registers(r_s);
   }
@@ -105,9 +111,18 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       } else {
         issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows, dout);
       }
-      mask.apply(params, r_s, m * kTileM + first_row, thread);
-      if (step > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
-      compute_probabilities(r_s, params.scale_log2, [&](int pair) { return r_lse[pair]; });
+      if constexpr (Traits::kCapped) confine(params.softcap, r_s);
+      mask.apply(r_s, m * kTileM + first_row, thread);
+      if (kLseAhead && step > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
+      const auto lse = [&](int pair) {
+        return kLseAhead ? r_lse[pair]
+                         : load_row_pair(shared.lse[q_stage] + first_row, pair, thread);
+      };
+      if constexpr (Traits::kCapped) {
+        compute_capped_probabilities<kElement>(r_s, r_p, params.softcap, params.scale_log2, lse);
+      } else {
+        compute_probabilities(r_s, params.scale_log2, lse);
+      }
       // Here, since the fence before it would hold the exponentials up.
       if (step == 0 && tile > 0) hand_dq_over<Traits>(shared, warpgroup);
       wgmma_wait<1>();  // dK of the step before
@@ -115,9 +130,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       if (kSteps > 1) pin_registers(r_a);
       if (step == 0 && tile > 0)
         arrive(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
-      pack_probabilities<kElement>(r_s, r_a);
+      if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
       issue_gradient<kElement, DoutTile>(
-          r_dv, r_a, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
+          r_dv, r_p, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
 
       float2 r_delta[kStepQueries / 8];
       load_rows(r_delta, shared.delta[stage] + first_row, thread);
@@ -126,7 +141,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       subtract_delta(r_dp, r_s, [&](int pair) { return r_delta[pair]; });
       wgmma_wait<0>();  // dV
       pin_registers(r_dv);
-      pin_registers(r_a);
+      pin_registers(r_p);
       pack_probabilities<kElement>(r_dp, r_a);
       if (last) {
         arrive(&shared.dout_barriers.empty[stage]);
@@ -163,7 +178,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_dq);
       pin_registers(r_s);
       // Behind the last tile once more its own.
-      load_rows(r_lse, shared.lse[tile + 1 < tiles ? q_state.stage : q_stage], thread);
+      if constexpr (kLseAhead)
+        load_rows(r_lse, shared.lse[tile + 1 < tiles ? q_state.stage : q_stage], thread);
       stage_dq<Traits>(shared, r_dq, warpgroup, tile, thread);
     }
     m = work.next(m);

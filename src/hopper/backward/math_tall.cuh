@@ -37,7 +37,7 @@ __device__ __forceinline__ void accumulate_tall(const BackwardParams& params,
   static_assert(KTile::kChunks == kConsumerWarpgroups, "a chunk of dQ's columns a warpgroup");
 
   const int thread = thread_in_warpgroup();
-  const StepMask<Traits::kBand> mask(params, work.key + warpgroup * kWarpgroupRows);
+  const StepMask<Traits> mask(shared, warpgroup * kWarpgroupRows, thread);
   const Descriptor k_rows =
       descriptor(KTile::kMajorK, shared.k) + warpgroup * 64 * KTile::kRowBytes;
   const Descriptor v_rows =
@@ -66,19 +66,27 @@ __device__ __forceinline__ void accumulate_tall(const BackwardParams& params,
                                                        dout_rows + stage * DoutTile::kBytes);
     wgmma_wait<1>();  // S
     pin_registers(r_s);
-    mask.apply(params, r_s, m * kTileM, thread);
+    if constexpr (Traits::kCapped) confine(params.softcap, r_s);
+    mask.apply(r_s, m * kTileM, thread);
+    uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     // The LSE, and below delta, as they are needed: there are no registers for all of them.
-    compute_probabilities(r_s, params.scale_log2,
-                          [&](int pair) { return load_row_pair(shared.lse[stage], pair, thread); });
+    const auto lse = [&](int pair) { return load_row_pair(shared.lse[stage], pair, thread); };
+    if constexpr (Traits::kCapped) {
+      compute_capped_probabilities<kElement>(r_s, r_p, params.softcap, params.scale_log2, lse);
+    } else {
+      compute_probabilities(r_s, params.scale_log2, lse);
+    }
     wgmma_wait<0>();  // dP
     pin_registers(r_dp);
     subtract_delta(r_dp, r_s,
                    [&](int pair) { return load_row_pair(shared.delta[stage], pair, thread); });
-    uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
-    pack_probabilities<kElement>(r_s, r_p);
+    if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
     pack_probabilities<kElement>(r_dp, r_ds);
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
-    store_ds<DsTile>(shared.ds[stage], r_ds, 0, warpgroup, thread);
+    // Under a softcap there are no registers for addresses that the compiler would compute ahead.
+    const int late_thread = Traits::kCapped ? opaque(thread) : thread,
+              late_warpgroup = Traits::kCapped ? opaque(warpgroup) : warpgroup;
+    store_ds<DsTile>(shared.ds[stage], r_ds, 0, late_warpgroup, late_thread);
     fence_shared_for_async_proxy();
     sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
 
@@ -91,7 +99,7 @@ __device__ __forceinline__ void accumulate_tall(const BackwardParams& params,
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<1>();  // dQ
     pin_registers(r_dq);
-    stage_dq<Traits>(shared, r_dq, warpgroup, tile, thread);
+    stage_dq<Traits>(shared, r_dq, late_warpgroup, tile, late_thread);
     hand_dq_over<Traits>(shared, warpgroup);
     wgmma_wait<0>();  // dK
     pin_registers(r_dk);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   constexpr Element kElement = Traits::kElement;
   static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
 
-  const StepMask<Traits::kBand> mask(params, work.key);
+  const StepMask<Traits> mask(shared, 0, thread);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
@@ -57,16 +57,22 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
-    mask.apply(params, r_s, m * Traits::kTileM, thread);
+    if constexpr (Traits::kCapped) confine(params.softcap, r_s);
+    mask.apply(r_s, m * Traits::kTileM, thread);
     float2 r_lse[kStepQueries / 8];
     load_rows(r_lse, shared.lse[stage], thread);
-    compute_probabilities(r_s, params.scale_log2, [&](int pair) { return r_lse[pair]; });
+    const auto lse = [&](int pair) { return r_lse[pair]; };
+    if constexpr (Traits::kCapped) {
+      compute_capped_probabilities<kElement>(r_s, r_p, params.softcap, params.scale_log2, lse);
+    } else {
+      compute_probabilities(r_s, params.scale_log2, lse);
+    }
     wait(&shared.p_barriers.empty[0], tile % 2 ^ 1, BarrierName::kPEmpty);
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_s[4 * j]);
     arrive(&shared.p_barriers.full[0]);
     arrive(&shared.q_barriers.empty[stage]);
-    pack_probabilities<kElement>(r_s, r_p);
+    if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
@@ -83,11 +89,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     m = work.next(m);
   }
 
-  // V lies where dV is staged: all have read it, and K.
-  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
-  finish_gradient<kElement, VTile>(params.dv_by_tma ? &params.dv : nullptr, params.dv_out,
-                                   params.head_dim_v, params.seq_k, work, shared.v, r_dv, 0, 0,
-                                   thread);
+  // V lies where dV is staged: the other warpgroup has read it, and this one K.
+  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  finish_gradient<kElement, VTile>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
 template <class Traits>
@@ -156,13 +160,14 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     arrive(&shared.q_barriers.empty[stage]);
   }
 
-  // K lies where dK is staged: all have read it, and V.
-  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
+  // K lies where dK is staged: the producer, which reads it with dS, and the other warpgroup have
+  // done so.
+  if (tiles > 0)
+    wait(&shared.ds_barriers.empty[(tiles - 1) % 2], (tiles - 1) / 2 % 2, BarrierName::kDsEmpty);
+  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
-  finish_gradient<kElement, KTile>(params.dk_by_tma ? &params.dk : nullptr, params.dk_out,
-                                   params.head_dim, params.seq_k, work, shared.k, r_dk, 0, 1,
-                                   thread);
+  finish_gradient<kElement, KTile>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
 }
 
 template <class Traits>

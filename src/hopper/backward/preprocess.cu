@@ -2,21 +2,18 @@
 // one read of dOut and Out, one write of dQ's sums.
 #include <cuda_fp16.h>
 
+#include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/math.cuh"
+#include "hopper/overlap.hpp"
 
 namespace flash3::hopper {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 64;  // of a block
 constexpr float kLog2E = 1.44269504088896341f;
-
-FLASH3_HOST_DEVICE constexpr int blocks_of_a_head(const BackwardRows& rows) {
-  return (rows.padded_q + kRows - 1) / kRows;
-}
 
 // Eight elements of a row, zeros past its end.
 struct Piece {
@@ -46,42 +43,39 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
   }
 }
 
-// kLanes threads share a row, eight elements each.
-template <Element kElement, int kLanes>
+// A block has kRows of the rows of a query tile; kLanes threads share one, eight elements each.
+template <Element kElement, int kLanes, int kRows>
 __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
   launch_dependents();
   const BackwardRows& rows = params.rows;
-  const int blocks_per_head = blocks_of_a_head(rows);
-  const int block = blockIdx.x % blocks_per_head;
-  const int64_t head_index = blockIdx.x / blocks_per_head;  // [batch, head]
-  const int head = int(head_index % rows.heads_q), batch = int(head_index / rows.heads_q);
-
-  const int64_t first_row = head_index * rows.padded_q + block * kRows;
-  const int count = min(kRows, rows.padded_q - block * kRows);
+  const int parts = rows.tiles.tile_m / kRows;
+  const int index = int(blockIdx.x) / parts, part = int(blockIdx.x) - index * parts;
+  const int64_t first_row = int64_t(blockIdx.x) * kRows;
   float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
-  for (int i = threadIdx.x; i < count * rows.dq_columns / 4; i += kThreads) dq[i] = {};
+  for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
 
   if (rows.turns != nullptr) {
-    // Of the query tile whose first row lies here, if there is one.
-    const int tile_m = rows.turns_of_tile_rows, tile = (block * kRows + tile_m - 1) / tile_m;
-    if (threadIdx.x < kTurns && tile * tile_m < block * kRows + count)
-      rows.turns[(head_index * (rows.padded_q / tile_m) + tile) * kTurns + threadIdx.x] = 0;
+    if (threadIdx.x < kTurns && part == 0) rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
     if (blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
   }
 
-  const unsigned short* dout =
-      params.dout.data + batch * params.dout.stride_batch + head * params.dout.stride_head;
-  const unsigned short* out =
-      params.out.data + batch * params.out.stride_batch + head * params.out.stride_head;
+  const RowTile tile = find_tile(rows, index);
+  const int query = tile.query + part * kRows, count = int(tile.rows.length) - query;
+  const int64_t row_in_tensor = tile.rows.first + query;
+  const unsigned short* dout = params.dout.data + tile.batch * params.dout.stride_batch +
+                               tile.head * params.dout.stride_head +
+                               row_in_tensor * params.dout.stride_seq;
+  const unsigned short* out = params.out.data + tile.batch * params.out.stride_batch +
+                              tile.head * params.out.stride_head +
+                              row_in_tensor * params.out.stride_seq;
   const int lane = threadIdx.x % kLanes;
 #pragma unroll
   for (int r = threadIdx.x / kLanes; r < kRows; r += kThreads / kLanes) {
-    const int query = block * kRows + r;
     float sum = 0.f;
-    if (query < rows.seq_q) {
-      const Piece a = load_piece(dout + query * params.dout.stride_seq, lane * 8, params.head_dim_v,
+    if (r < count) {
+      const Piece a = load_piece(dout + r * params.dout.stride_seq, lane * 8, params.head_dim_v,
                                  params.dout.aligned);
-      const Piece b = load_piece(out + query * params.out.stride_seq, lane * 8, params.head_dim_v,
+      const Piece b = load_piece(out + r * params.out.stride_seq, lane * 8, params.head_dim_v,
                                  params.out.aligned);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -91,46 +85,55 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
     }
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane != 0 || r >= count) continue;
+    if (lane != 0) continue;
 
     float lse = -kInfinity;
-    if (query < rows.seq_q) {
-      lse =
-          params.lse.data[batch * params.lse.stride_batch + head * params.lse.stride_head + query];
-      if (params.dlse.data != nullptr)
-        sum -= params.dlse
-                   .data[batch * params.dlse.stride_batch + head * params.dlse.stride_head + query];
+    if (r < count) {
+      const auto of_row = [&](const RowView& view) {
+        return view.data[tile.batch * view.stride_batch + tile.head * view.stride_head +
+                         row_in_tensor + r];
+      };
+      lse = of_row(params.lse);
+      if (params.dlse.data != nullptr) sum -= of_row(params.dlse);
     }
     const bool sees_nothing = lse == -kInfinity;
     rows.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * kLog2E;
     rows.delta[first_row + r] = sees_nothing ? 0.f : sum;
   }
+  // Nothing here needs the kernel that lists the sequences; but who waits for this kernel, and not
+  // for that one, reads the list.
+  wait_for_previous_kernel();
+}
+
+template <Element kElement, int kRows>
+cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(params.rows.all_tiles() * (params.rows.tiles.tile_m / kRows)));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = stream;
+  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  launch.attrs = &overlap;
+  launch.numAttrs = params.behind_list ? 1 : 0;
+  return cudaLaunchKernelEx(&launch,
+                            params.head_dim_v <= 64    ? preprocess_kernel<kElement, 8, kRows>
+                            : params.head_dim_v <= 128 ? preprocess_kernel<kElement, 16, kRows>
+                                                       : preprocess_kernel<kElement, 32, kRows>,
+                            params);
 }
 
 template <Element kElement>
-void launch(const PreprocessParams& params, cudaStream_t stream) {
-  const int64_t blocks =
-      int64_t(params.rows.batch) * params.rows.heads_q * blocks_of_a_head(params.rows);
-  const dim3 grid{unsigned(blocks)};
-  if (params.head_dim_v <= 64) {
-    preprocess_kernel<kElement, 8><<<grid, kThreads, 0, stream>>>(params);
-  } else if (params.head_dim_v <= 128) {
-    preprocess_kernel<kElement, 16><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    preprocess_kernel<kElement, 32><<<grid, kThreads, 0, stream>>>(params);
-  }
+cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
+  constexpr int kTallRows = 80;  // the one height of tiles that 64 does not divide
+  return params.rows.tiles.tile_m == kTallRows ? launch<kElement, kTallRows>(params, stream)
+                                               : launch<kElement, 64>(params, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element,
                               cudaStream_t stream) {
-  if (element == Element::kFloat16) {
-    launch<Element::kFloat16>(params, stream);
-  } else {
-    launch<Element::kBFloat16>(params, stream);
-  }
-  return cudaPeekAtLastError();
+  return element == Element::kFloat16 ? launch<Element::kFloat16>(params, stream)
+                                      : launch<Element::kBFloat16>(params, stream);
 }
 
 }  // namespace flash3::hopper

@@ -11,12 +11,15 @@ namespace flash3::hopper {
 
 template <class Traits>
 __device__ __forceinline__ void produce_wide(const BackwardParams& params,
-                                             typename Traits::Shared& shared, const KeyTile& work) {
+                                             typename Traits::Shared& shared,
+                                             const KeyTile& shared_work) {
   using KTile = typename Traits::KTile;
   using DsTile = typename Traits::DsTile;
   constexpr int kBlocks = Traits::kHeadDim / 64;  // of dQ's columns
   constexpr int kSlot = kConsumerWarpgroups;      // of kOutputStaged, behind the consumers'
   static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2 && kBlocks > 1);
+  // In registers: the loading thread's warp computes too, and would wait for shared memory.
+  const KeyTile work = shared_work;
   const int thread = thread_in_warpgroup();
   const bool leader = thread == 0;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
@@ -40,8 +43,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     const int slot = tile % 2;
     const DqSums<Traits> sums(params, work, 0, tile);
     const bool in_turn = sums.in_turn();
-    int turn = 0;
-    if (in_turn && leader) turn = sums.await_turn();
+    if (in_turn && leader) sums.await_turn();
     __syncwarp();
     if (in_turn) sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
     wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
@@ -66,10 +68,9 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     if (in_turn) {
       __threadfence();
       sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
-      if (leader) sums.end_turn(turn);
+      if (leader) sums.end_turn();
     }
   }
-  sync(NamedBarrier::kTileRead, 0, 3 * kWarpgroupThreads);
 }
 
 }  // namespace flash3::hopper

@@ -6,6 +6,7 @@
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/score.cuh"
 
 namespace flash3::hopper {
 
@@ -125,35 +126,44 @@ __device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor
   wgmma_commit();
 }
 
-// Keeps a number that the compiler could fetch again from the kernel's parameters in its register:
-// such a fetch queues behind the products.
-__device__ __forceinline__ int keep(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-// Which steps of a warpgroup's 64 keys need a mask.
-template <bool kBand>
+// Masks the steps of a warpgroup's 64 keys that need it.
+template <class Traits>
 struct StepMask {
-  int keys;  // from the first of the 64 to the end of all
+  typename Traits::Shared& shared;
+  int first_row;     // of the block's keys
+  int keys;          // from the first of the 64 to the end of all
+  WholeSteps whole;  // band
 
-  __device__ __forceinline__ StepMask(const BackwardParams& params, int first_key)
-      : keys(keep(params.seq_k - first_key)) {}
+  // By the whole warpgroup.
+  __device__ __forceinline__ StepMask(typename Traits::Shared& shared, int first_row, int thread)
+      : shared(shared), first_row(first_row) {
+    const KeyTile& work = shared.work;
+    const int first_key = work.key + first_row;
+    keys = work.sequence.k_length - first_key;
+    if constexpr (Traits::kBand) {
+      // Each warp's own rows.
+      const int row = thread / 32 * 16 + thread % 16, key = first_key + row;
+      if (thread % 32 < 16)
+        shared.seen_by[first_row + row] =
+            row < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
+      whole = whole_steps(work, {first_key, first_key + kWarpgroupRows},
+                          Traits::kConfig.step_queries());
+      if constexpr (Traits::kWholeInShared) shared.whole[first_row / kWarpgroupRows] = whole;
+      __syncwarp();
+    }
+  }
 
   // Scores of hidden pairs become −∞.
   template <int N>
-  __device__ __forceinline__ void apply(const BackwardParams& params, float (&r_s)[N], int query,
-                                        int thread) const {
+  __device__ __forceinline__ void apply(float (&r_s)[N], int query, int thread) const {
     const int row = thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
-    const int behind_first_whole =
-        int(uint32_t(query) + uint32_t(keys) - uint32_t(params.first_whole));
-    if (kBand && (behind_first_whole < 0 || behind_first_whole > params.whole_steps)) {
-      const int key = params.seq_k - keys + row;
-      const int keys_of_rows[2] = {key, key + 8};
-      mask_scores<true>(r_s, int(params.queries.lo), int(params.queries.hi), keys_of_rows,
-                        query + thread % 4 * 2, params.rows.padded_q);
-    }
-    if (keys < kWarpgroupRows) {
+    if constexpr (Traits::kBand) {
+      if ((Traits::kWholeInShared ? shared.whole[first_row / kWarpgroupRows] : whole).hold(query))
+        return;
+      const RowKeys* seen_by = shared.seen_by + first_row + row;
+      mask_scores<true>(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+    } else {
+      if (keys >= kWarpgroupRows) return;
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
@@ -191,6 +201,29 @@ __device__ __forceinline__ void compute_probabilities(float (&r_s)[N], float sca
     for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
       r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
       r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
+    }
+  }
+}
+
+// Under a softcap, of confined scores: Pᵀ = exp2(tanh · scale − lse), rounded into r_p, and in the
+// place of the scores Pᵀ · (1 − tanh²), what dSᵀ has instead of Pᵀ. So nothing of tanh has to wait
+// for dP. Hidden pairs, whose tanh is −∞ here, have 0 in both: the slope saturates.
+template <Element T, int N, class Lse>
+__device__ __forceinline__ void compute_capped_probabilities(float (&r_s)[N],
+                                                             uint32_t (&r_p)[N / 2],
+                                                             const Softcap& cap, float scale_log2,
+                                                             const Lse& lse) {
+#pragma unroll
+  for (int pair = 0; pair < N / 4; ++pair) {
+    const float2 x = lse(pair);
+#pragma unroll
+    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+      const float tanh[2] = {r_s[i] * cap.factor(r_s[i]), r_s[i + 1] * cap.factor(r_s[i + 1])};
+      const float p[2] = {exp2_approx(fmaf(tanh[0], scale_log2, -x.x)),
+                          exp2_approx(fmaf(tanh[1], scale_log2, -x.y))};
+      r_p[i / 2] = pack2<T>(p[0], p[1]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) r_s[i + e] = p[e] * __saturatef(fmaf(-tanh[e], tanh[e], 1.f));
     }
   }
 }

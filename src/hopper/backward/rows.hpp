@@ -16,7 +16,8 @@ struct PreprocessParams {
   ElementView dout, out;
   RowView lse, dlse;
   int head_dim_v;
-  int* ticket;  // to be zero, if rows.turns are
+  int* ticket;       // to be zero, if rows.turns are
+  bool behind_list;  // the kernel before lists the sequences, and this one may overlap with it
 };
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);
 
@@ -35,7 +36,6 @@ struct ConvertParams {
   ElementView dq;
   float softmax_scale;
   int head_dim;
-  int tile_m;         // of the main kernel
   int block_queries;  // of its blocks of dQ
   bool transposed;    // the blocks
 };

@@ -1,20 +1,20 @@
 #include "hopper/backward/select.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/message.hpp"
 #include "hopper/backward/instances.hpp"
 #include "hopper/backward/params.h"
-#include "hopper/plain_call.hpp"
+#include "hopper/kernel_kind.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-// Rows, keys, the band's bounds and their sums are 32-bit in the kernel.
-constexpr int64_t kMaxLength = (int64_t{1} << 30) - 256;
+constexpr int64_t kMostCounted = kMaxLength - 256;
 
 // Q, dOut and the sums of dQ of the heads that run at the same time should fit the half of the L2
 // cache that is near.
@@ -26,9 +26,11 @@ BackwardKernel kernel_of_row() {
   std::string id =
       message("bwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
-  id += message(c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n());
-  return {std::move(id), kElement, c,
-          backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_m>()};
+  const bool capped = c.score == ScoreKind::kSoftcap;
+  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n());
+  return {
+      std::move(id), kElement, c,
+      backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_m, c.score>()};
 }
 
 template <Element kElement, int... kRows>
@@ -39,18 +41,53 @@ void add_kernels(std::vector<BackwardKernel>& list, std::integer_sequence<int, k
 // The first that holds the head dims; null if there is none.
 const BackwardKernel* find_kernel(const BackwardProblem& problem) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
-  const bool band = !problem.band().is_full(problem.seq_q, problem.seq_k);
+  const ScoreKind score = score_kind(problem);
+  const bool band = needs_band(problem);
+  // A length that is not known is taken for a long one, whatever the batch.
+  const int64_t queries =
+      problem.sequences_q.bounded ? problem.seq_q : std::numeric_limits<int64_t>::max();
   for (const BackwardKernel& kernel : backward_kernels()) {
     const BackwardConfig& c = kernel.config;
-    if (kernel.element == element && c.band == band && c.head_dim >= problem.head_dim &&
-        c.head_dim_v >= problem.head_dim_v && c.from_queries <= problem.seq_q)
+    if (kernel.element == element && c.band == band && c.score == score &&
+        c.head_dim >= problem.head_dim && c.head_dim_v >= problem.head_dim_v &&
+        c.from_queries <= queries)
       return &kernel;
   }
   return nullptr;
 }
 
 // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
-bool stored_by_tma(const TensorView& view) { return tma_can_address(view) && view.dim % 8 == 0; }
+bool stored_by_tma(const TensorView& view, Rows rows) {
+  return tma_can_address(view, rows) && view.dim % 8 == 0;
+}
+
+int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+
+// Tiles of keys of one KV head, in all sequences: of a ragged batch no more than these, whatever
+// the lengths. They cover unused keys too, of which max_seqlen tells nothing.
+int64_t most_key_tiles(const BackwardProblem& problem, int64_t tile_n) {
+  const Sequences& k = problem.sequences_k;
+  const int64_t of_each = problem.batch * tiles_of(problem.seq_k, tile_n);
+  if (!k.packed || of_each == 0) return of_each;
+  const int64_t of_rows = k.rows / tile_n + problem.batch;
+  return k.has_used ? of_rows : std::min(of_each, of_rows);
+}
+
+// Query tiles of one head in the workspace; QueryTiles says why there are more than rows fill.
+int64_t query_tiles_of_a_head(const BackwardProblem& problem, int64_t tile_m) {
+  const Sequences& q = problem.sequences_q;
+  if (!q.packed) return tiles_of(problem.seq_q, tile_m);
+  return q.rows == 0 || problem.batch == 0 ? 0 : q.rows / tile_m + problem.batch;
+}
+
+int64_t all_rows(const BackwardProblem& problem, const Sequences& sequences) {
+  return sequences.packed ? sequences.rows : problem.batch * sequences.rows;
+}
+
+// Of a KV head for each query: of Q, dOut and the sums of dQ of its query heads.
+int64_t bytes_of_a_query(const BackwardProblem& problem) {
+  return problem.queries_per_kv_head() * (problem.head_dim * 6 + problem.head_dim_v * 2);
+}
 
 }  // namespace
 
@@ -70,58 +107,106 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
-  FLASH3_CHECK(check_plain(problem));
+  FLASH3_CHECK(check_softcap(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)
     return unsupported(message("no backward kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   const BackwardConfig& c = plan->kernel->config;
 
-  const int64_t m_tiles = (problem.seq_q + c.tile_m - 1) / c.tile_m;
-  const int64_t n_tiles = (problem.seq_k + c.tile_n() - 1) / c.tile_n();
+  const bool ragged = problem.is_ragged();
+  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n());
   const int64_t kv_heads = problem.batch * problem.heads_k;
-  const int64_t rows = problem.batch * problem.heads_q * m_tiles * c.tile_m;
-  const int64_t dq_blocks = rows / c.dq_queries() * (c.head_dim / 64);
-  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, kv_heads * n_tiles, dq_blocks}) >
-      kMaxLength)
-    return unsupported(
-        message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
-                ", heads_q = ", problem.heads_q, ", ", kv_heads * n_tiles, " tiles of keys and ",
-                dq_blocks, " blocks of dq, but the hopper backend counts each up to ", kMaxLength));
+  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n());
+  const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
+  const int64_t query_tiles =
+      (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
+  const int64_t dq_blocks = query_tiles * (c.tile_m / c.dq_queries()) * (c.head_dim / 64);
+  const int64_t rows_q = all_rows(problem, problem.sequences_q),
+                rows_k = all_rows(problem, problem.sequences_k);
+  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, key_tiles, dq_blocks}) >
+          kMostCounted ||
+      (ragged && std::max(rows_q, rows_k) > kMostCounted))
+    return unsupported(message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
+                               ", heads_q = ", problem.heads_q, ", ", key_tiles, " tiles of keys, ",
+                               dq_blocks, " blocks of dq, and ", rows_q, " and ", rows_k,
+                               " rows of a ragged batch, but the hopper backend counts each up to ",
+                               kMostCounted));
 
-  plan->q = plan_copy(problem.q, &plan->workspace_bytes);
-  plan->k = plan_copy(problem.k, &plan->workspace_bytes);
-  plan->v = plan_copy(problem.v, &plan->workspace_bytes);
-  plan->dout = plan_copy(problem.dout, &plan->workspace_bytes);
-  plan->dk_by_tma = stored_by_tma(problem.dk);
-  plan->dv_by_tma = stored_by_tma(problem.dv);
-  const auto reserve = [&](int64_t floats) {
-    return std::exchange(plan->workspace_bytes,
-                         plan->workspace_bytes + align_up(size_t(floats) * sizeof(float)));
+  plan->rows = ragged ? Rows::kRagged : Rows::kBySequence;
+  const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
+    return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
   };
-  plan->lse_offset = reserve(rows);
-  plan->delta_offset = reserve(rows);
-  plan->dq_offset = reserve(rows * c.head_dim);
+  plan->q = copy_of(problem.q, problem.sequences_q);
+  plan->k = copy_of(problem.k, problem.sequences_k);
+  plan->v = copy_of(problem.v, problem.sequences_k);
+  plan->dout = copy_of(problem.dout, problem.sequences_q);
+  plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
+  plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
+  const auto reserve = [&](int64_t count, size_t bytes = sizeof(float)) {
+    return std::exchange(plan->workspace_bytes,
+                         plan->workspace_bytes + align_up(size_t(count) * bytes));
+  };
+  plan->lse_offset = reserve(query_tiles * c.tile_m);
+  plan->delta_offset = reserve(query_tiles * c.tile_m);
+  plan->dq_offset = reserve(query_tiles * c.tile_m * c.head_dim);
 
-  plan->padded_q = int(m_tiles * c.tile_m);
+  plan->query_tiles = {problem.sequences_q.packed, int(problem.heads_q), c.tile_m,
+                       int(tiles_of_a_head)};
   plan->n_tiles = int(n_tiles);
   plan->kv_heads = int(kv_heads);
-  plan->grid = int(kv_heads * n_tiles);
+  plan->grid = int(key_tiles);
+  if (ragged && plan->grid > 0) {
+    plan->list_offset = reserve(problem.batch, sizeof(SequenceRows));
+    plan->first_tile_offset = reserve(problem.batch + 1, sizeof(int));
+  }
   plan->deterministic = problem.deterministic;
+  const auto at_a_time = [&](int64_t heads) {
+    return int(std::clamp<int64_t>(heads, 1, std::max<int64_t>(kv_heads, 1)));
+  };
   if (plan->deterministic) {
-    plan->turns_offset = reserve(problem.batch * problem.heads_q * m_tiles * kTurns);
-    plan->ticket_offset = reserve(1);
+    plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
+    plan->ticket_offset = reserve(1, sizeof(int));
     // Heads whose blocks run at the same time take turns, so that blocks that come one after the
     // other in a head also begin, and end, one after the other.
-    plan->kv_heads_at_a_time = int(std::clamp<int64_t>(
-        device.multiprocessors / std::max<int64_t>(n_tiles, 1), 1, std::max<int64_t>(kv_heads, 1)));
+    plan->tiles_at_a_time = device.multiprocessors;
+    plan->kv_heads_at_a_time = at_a_time(plan->tiles_at_a_time / std::max<int64_t>(n_tiles, 1));
   } else if (c.band) {
-    const int64_t bytes = problem.queries_per_kv_head() * plan->padded_q *
-                          (problem.head_dim * 6 + problem.head_dim_v * 2);
-    plan->kv_heads_at_a_time = int(std::clamp<int64_t>(kL2Budget / std::max<int64_t>(bytes, 1), 1,
-                                                       std::max<int64_t>(kv_heads, 1)));
+    const int64_t bytes = tiles_of(problem.seq_q, c.tile_m) * c.tile_m * bytes_of_a_query(problem);
+    plan->kv_heads_at_a_time = at_a_time(kL2Budget / std::max<int64_t>(bytes, 1));
   }
   return {};
+}
+
+KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan) {
+  KeySchedule schedule{};
+  schedule.rule = tile_mask_rule(problem.mask_rule);
+  schedule.query_tiles = plan.query_tiles;
+  schedule.heads_k = int(problem.heads_k);
+  schedule.one_length.q_length = int(problem.seq_q);
+  schedule.one_length.k_length = schedule.one_length.k_capacity = int(problem.seq_k);
+  schedule.one_length.tiles = plan.n_tiles;
+  schedule.one_length.groups_at_a_time = plan.kv_heads_at_a_time;
+  schedule.kv_heads = plan.kv_heads;
+  schedule.in_turn = plan.deterministic;
+  return schedule;
+}
+
+ListParams list_params(const BackwardProblem& problem, const BackwardPlan& plan) {
+  ListParams list{};
+  list.q = problem.sequences_q;
+  list.k = problem.sequences_k;
+  list.batch = int(problem.batch);
+  list.tiles_of_keys = true;
+  list.tile_rows = plan.kernel->config.tile_n();
+  list.groups = int(problem.heads_k);
+  list.tiles_at_a_time = plan.tiles_at_a_time;
+  if (plan.kernel->config.band && !plan.deterministic) {
+    list.bytes_at_a_time = kL2Budget;
+    list.bytes_per_row = bytes_of_a_query(problem);
+    list.group_step = 1;
+  }
+  return list;
 }
 
 }  // namespace flash3::hopper

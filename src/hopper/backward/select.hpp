@@ -6,8 +6,10 @@
 
 #include "core/problem.hpp"
 #include "hopper/backward/config.hpp"
+#include "hopper/backward/key_schedule.hpp"
 #include "hopper/device_info.hpp"
 #include "hopper/element.hpp"
+#include "hopper/list_sequences.hpp"
 #include "hopper/packed_copy.hpp"
 
 namespace flash3::hopper {
@@ -25,23 +27,33 @@ std::span<const BackwardKernel> backward_kernels();
 struct BackwardPlan {
   const BackwardKernel* kernel = nullptr;
 
+  Rows rows = Rows::kBySequence;
   PackedCopy q, k, v, dout;
   bool dk_by_tma = false, dv_by_tma = false;
 
   // Offsets into the workspace; see BackwardRows in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
-  size_t turns_offset = 0, ticket_offset = 0;  // only if deterministic
+  size_t turns_offset = 0, ticket_offset = 0;     // only if deterministic
+  size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;
 
-  int padded_q = 0;
-  int n_tiles = 0;
+  // See key_schedule.hpp.
+  QueryTiles query_tiles{};
+  int n_tiles = 0;   // of sequences of one length, as the next
   int kv_heads = 0;  // batch · heads_k
   int kv_heads_at_a_time = 1;
-  int grid = 0;  // blocks: one for each tile of keys
+  int tiles_at_a_time = 0;  // deterministic: how many run at the same time
+  int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
 
-  bool deterministic = false;  // blocks add to dQ in turn: turn_of() in params.h
+  bool deterministic = false;  // blocks add to dQ in turn: turn_of()
 };
 
 Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
+
+// The plan's blocks, in order; without the list of a ragged batch, which belongs to a launch.
+KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan);
+
+// How a ragged batch is listed; without the list's memory.
+ListParams list_params(const BackwardProblem& problem, const BackwardPlan& plan);
 
 }  // namespace flash3::hopper

@@ -16,10 +16,12 @@ __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientPar
   const int head = blockIdx.x, thread = threadIdx.x;
   const float sink_log2 = load_sink(params.sink, head) * kLog2E;
   float sum = 0.f;
-  for (int batch = 0; batch < rows.batch; ++batch) {
-    const int64_t first_row = (int64_t(batch) * rows.heads_q + head) * rows.padded_q;
-    // Rows past the end have an LSE of +∞.
-    for (int row = thread; row < rows.padded_q; row += kThreads)
+  const int64_t rows_of_a_head = int64_t(rows.tiles.tiles) * rows.tiles.tile_m;
+  const int64_t all_rows = int64_t(rows.all_tiles()) * rows.tiles.tile_m;
+  for (int64_t first_row = head * rows_of_a_head; first_row < all_rows;
+       first_row += rows.tiles.heads_q * rows_of_a_head) {
+    // Rows that are no token's have an LSE of +∞.
+    for (int64_t row = thread; row < rows_of_a_head; row += kThreads)
       sum -= exp2f(sink_log2 - rows.lse_log2[first_row + row]) * rows.delta[first_row + row];
   }
   __shared__ float sums[kThreads];
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientPar
 }  // namespace
 
 cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t stream) {
-  sink_gradient_kernel<<<dim3(unsigned(params.rows.heads_q)), kThreads, 0, stream>>>(params);
+  sink_gradient_kernel<<<dim3(unsigned(params.rows.tiles.heads_q)), kThreads, 0, stream>>>(params);
   return cudaPeekAtLastError();
 }
 

@@ -8,10 +8,20 @@
 
 namespace flash3::hopper {
 
-struct KeyRows {
-  int key, kv_head, batch;
-  int count;  // ≤ 0 behind the end of the keys
+// Where a gradient of keys goes.
+struct GradientOut {
+  const TensorMap* map;  // null where TMA cannot store the rows; then element by element
+  const RowMap& map_rows;
+  const ElementView& view;
+  int columns;
 };
+__device__ __forceinline__ GradientOut dk_out(const BackwardParams& params) {
+  return {params.dk_by_tma ? &params.dk : nullptr, params.dk_rows, params.dk_out, params.head_dim};
+}
+__device__ __forceinline__ GradientOut dv_out(const BackwardParams& params) {
+  return {params.dv_by_tma ? &params.dv : nullptr, params.dv_rows, params.dv_out,
+          params.head_dim_v};
+}
 
 // Rounds 64 rows to their place in the tile.
 template <Element kElement, class Tile>
@@ -29,29 +39,33 @@ __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[T
   }
 }
 
-// map: null where TMA cannot store the rows; then element by element.
+// 64 keys of the work from first_key on, also unused ones, whose gradients are 0.
 template <class Tile>
-__device__ __forceinline__ void store_gradient(const TensorMap* map, const ElementView& out,
-                                               int columns, const KeyRows& rows,
-                                               const uint8_t* tile, int row_block, int thread) {
-  if (rows.count <= 0) return;
+__device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,
+                                               int first_key, const uint8_t* tile, int row_block,
+                                               int thread) {
+  const SequenceRows& s = work.sequence;
+  const int count = min(kWarpgroupRows, s.k_capacity - first_key);
+  if (count <= 0) return;
   const int first_row = row_block * kWarpgroupRows;
-  if (map != nullptr) {
+  if (out.map != nullptr) {
     if (thread == 0) {
+      BoxAt at = box_at(out.map_rows, s.batch, s.k_first, s.k_capacity, first_key, work.kv_head);
 #pragma unroll
       for (int c = 0; c < Tile::kChunks; ++c) {
-        tma_store(map, KeyCoordinates{c * Tile::kChunk, rows.key, rows.kv_head, rows.batch},
-                  tile + c * Tile::kChunkBytes + first_row * Tile::kRowBytes);
+        at.dim = c * Tile::kChunk;
+        tma_store(out.map, at, tile + c * Tile::kChunkBytes + first_row * Tile::kRowBytes);
       }
       tma_store_commit();
     }
     return;
   }
-  uint16_t* data = out.data + rows.batch * out.stride_batch + rows.kv_head * out.stride_head +
-                   int64_t(rows.key) * out.stride_seq;
-  for (int r = thread / 32; r < rows.count; r += 4) {
-    for (int col = thread % 32; col < columns; col += 32) {
-      data[r * out.stride_seq + col] = reinterpret_cast<const uint16_t*>(
+  const ElementView& view = out.view;
+  uint16_t* data = view.data + s.batch * view.stride_batch + work.kv_head * view.stride_head +
+                   (int64_t(s.k_first) + first_key) * view.stride_seq;
+  for (int r = thread / 32; r < count; r += 4) {
+    for (int col = thread % 32; col < out.columns; col += 32) {
+      data[r * view.stride_seq + col] = reinterpret_cast<const uint16_t*>(
           tile + Tile::offset(first_row + r, col / 8 * 8))[col % 8];
     }
   }
@@ -60,16 +74,13 @@ __device__ __forceinline__ void store_gradient(const TensorMap* map, const Eleme
 // One warpgroup's 64 keys, from its registers to global memory by way of rows row_block · 64 … of
 // the tile.
 template <Element kElement, class Tile>
-__device__ __forceinline__ void finish_gradient(const TensorMap* map, const ElementView& out,
-                                                int columns, int seq_k, const KeyTile& work,
+__device__ __forceinline__ void finish_gradient(const GradientOut& out, const KeyTile& work,
                                                 uint8_t* tile, const float (&r)[Tile::kCols / 2],
                                                 int row_block, int warpgroup, int thread) {
-  const int first_key = work.key + row_block * kWarpgroupRows;
-  const KeyRows rows{first_key, work.kv_head, work.batch, min(kWarpgroupRows, seq_k - first_key)};
   stage_gradient<kElement, Tile>(tile, r, row_block, thread);
   fence_shared_for_async_proxy();
   sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-  store_gradient<Tile>(map, out, columns, rows, tile, row_block, thread);
+  store_gradient<Tile>(out, work, work.key + row_block * kWarpgroupRows, tile, row_block, thread);
   if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
@@ -85,12 +96,10 @@ __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
   sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
-  finish_gradient<Traits::kElement, typename Traits::VTile>(
-      params.dv_by_tma ? &params.dv : nullptr, params.dv_out, params.head_dim_v, params.seq_k, work,
-      shared.v, r_dv, warpgroup, warpgroup, thread);
-  finish_gradient<Traits::kElement, typename Traits::KTile>(
-      params.dk_by_tma ? &params.dk : nullptr, params.dk_out, params.head_dim, params.seq_k, work,
-      shared.k, r_dk, warpgroup, warpgroup, thread);
+  finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,
+                                                            warpgroup, warpgroup, thread);
+  finish_gradient<Traits::kElement, typename Traits::KTile>(dk_out(params), work, shared.k, r_dk,
+                                                            warpgroup, warpgroup, thread);
 }
 
 }  // namespace flash3::hopper

@@ -88,9 +88,9 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, Barrier
              int(parity));
 }
 
-// Waits until a counter in global memory, to which others add, has come to this value.
+// Waits until a counter in global memory, to which others add, has come to this value, or past it.
 __device__ __forceinline__ void wait_for_turn(const int* counter, int value, BarrierName name) {
-  wait_until([&] { return load_acquire(counter) == value; }, name, value);
+  wait_until([&] { return load_acquire(counter) >= value; }, name, value);
 }
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
@@ -108,7 +108,7 @@ enum class NamedBarrier : int {
   kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
                        // with what was there
   kScoreGradient = 9,  // dS of all warpgroups is in shared memory
-  kTileRead = 10,      // nobody reads K and V of the block any more
+  kTileRead = 10,      // no consumer reads K and V of the block any more
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

@@ -10,10 +10,14 @@
 //   m' = max(m, max_j s_j)      l ·= α      O ·= α      with α = 2^(c·m − c·m')
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.
+//
+// Under a softcap the maximum is of capped scores in base 2, c = 1, and admit() makes them, less
+// the shift, of a tile's raw ones: before the softmax needs them, while a product runs.
 #pragma once
 
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/math.cuh"
+#include "hopper/device/score.cuh"
 
 namespace flash3::hopper {
 
@@ -27,20 +31,31 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+template <class Score>
 struct OnlineSoftmax {
   // In powers of two: p stays below 2^8, far from the largest float16.
   static constexpr float kSlack = 8.f;
 
-  float scale_log2;                             // c
-  float row_max[2] = {-kInfinity, -kInfinity};  // m, of unscaled scores; −∞: no key seen yet
+  Score score;
+  float row_max[2] = {-kInfinity, -kInfinity};  // m; −∞: no key seen yet
   float row_shift[2] = {0.f, 0.f};              // c·m, or 0
   float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
   bool negative_limit = true;                   // of any row of the warp
 
+  // A tile's scores as they come, before their mask.
+  template <int N>
+  __device__ __forceinline__ void admit(float (&r_s)[N]) const {
+    if constexpr (Score::kCapped) {
+      confine(score.cap, r_s);
+#pragma unroll
+      for (int j = 0; j < N; ++j) r_s[j] = score.log2_above(r_s[j], row_shift[j / 2 % 2]);
+    }
+  }
+
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
   // is what row h's earlier output must be multiplied by.
   template <int N>
-  __device__ __forceinline__ bool begin_tile(const float (&r_s)[N], float (&alpha)[2]) {
+  __device__ __forceinline__ bool begin_tile(float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
     if (negative_limit) {
       find_max(r_s, largest);
@@ -62,7 +77,8 @@ struct OnlineSoftmax {
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = kBegin; j < kEnd; ++j) {
-      r_s[j] = exp2_approx(fmaf(r_s[j], scale_log2, -row_shift[j / 2 % 2]));
+      r_s[j] =
+          exp2_approx(Score::kCapped ? r_s[j] : score.log2_above(r_s[j], row_shift[j / 2 % 2]));
       sum[j % 4] += r_s[j];
     }
 #pragma unroll
@@ -78,19 +94,20 @@ struct OnlineSoftmax {
 
   // After the last tile: the factor that normalises each row, and its natural log-sum-exp. A row
   // that saw no key: 0, −∞.
-  __device__ __forceinline__ void finish(float softmax_scale, float (&inverse_sum)[2],
-                                         float (&lse)[2]) const {
+  __device__ __forceinline__ void finish(float (&inverse_sum)[2], float (&lse)[2]) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(row_sum[h]);
       inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
-      lse[h] = sum == 0.f ? -kInfinity : fmaf(row_max[h], softmax_scale, log_approx(sum));
+      lse[h] = sum == 0.f ? -kInfinity : score.plus(row_max[h], log_approx(sum));
     }
   }
 
  private:
   // The largest score that row h's m serves.
-  __device__ __forceinline__ float limit(int h) const { return row_max[h] + kSlack / scale_log2; }
+  __device__ __forceinline__ float limit(int h) const {
+    return score.limit(row_max[h], row_shift[h], kSlack);
+  }
 
   // The largest score of each row among this thread's columns.
   template <int N>
@@ -105,27 +122,19 @@ struct OnlineSoftmax {
     }
   }
 
-  // The same where it is positive, else some negative number. Integers have a maximum of three
-  // operands in one instruction (VIMNMX3), and floats from zero up are ordered as their bits are.
+  // The same where it is positive, else some negative number.
   template <int N>
   static __device__ __forceinline__ void find_max_of_positive(const float (&r_s)[N],
                                                               float (&largest)[2]) {
     int bits[4];  // four chains
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      bits[c] = __float_as_int(r_s[c]);
-#pragma unroll
-      for (int j = 4; j < N; j += 8) {
-        const int next = __float_as_int(r_s[j + c]);
-        bits[c] = max(bits[c], j + 4 < N ? max(next, __float_as_int(r_s[j + 4 + c])) : next);
-      }
-    }
+    for (int c = 0; c < 4; ++c) bits[c] = max_of_bits<int>(r_s, c);
 #pragma unroll
     for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(max(bits[2 * h], bits[2 * h + 1]));
   }
 
   template <int N>
-  __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
+  __device__ __forceinline__ void raise_max(float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
     find_max(r_s, largest);
     bool negative = false;
@@ -133,10 +142,19 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       // Only the rows that demand it, so that no row's bits depend on its neighbours.
       const float tile_max = quad_max(largest[h]);
-      const float new_max = tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], tile_max);
+      const float new_max = tile_max <= limit(h)
+                                ? row_max[h]
+                                : fmaxf(row_max[h], score.max_of(tile_max, row_shift[h]));
       // 0 in the place of −∞ gives p = 0 instead of NaN.
-      row_shift[h] = new_max == -kInfinity ? 0.f : new_max * scale_log2;
-      alpha[h] = exp2_approx(fmaf(row_max[h], scale_log2, -row_shift[h]));
+      const float new_shift = new_max == -kInfinity ? 0.f : score.shift_of(new_max);
+      // Exactly 1 where nothing is raised: rounding would make the fma leave a trace.
+      if (new_max != row_max[h]) alpha[h] = exp2_approx(score.max_above(row_max[h], new_shift));
+      if constexpr (Score::kCapped) {
+        const float less = row_shift[h] - new_shift;
+#pragma unroll
+        for (int j = 2 * h; j < N; j += 4) r_s[j] += less, r_s[j + 1] += less;
+      }
+      row_shift[h] = new_shift;
       row_max[h] = new_max;
       row_sum[h] *= alpha[h];
       negative |= limit(h) < 0.f;

@@ -19,6 +19,12 @@ struct PipelineState {
       phase ^= 1;
     }
   }
+
+  // Where this was n ≤ kStages steps ago.
+  __device__ __forceinline__ PipelineState behind(int n) const {
+    return stage >= n ? PipelineState{stage - n, phase}
+                      : PipelineState{stage - n + kStages, phase ^ 1};
+  }
 };
 
 // The barriers of one ring, in shared memory.

@@ -12,19 +12,25 @@ enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 
 // kAddDq on there is a warp for each consumer warpgroup.
 enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1, kAddDq = 2 };
 
+// A number of which the compiler knows nothing: what follows from it is computed where it is
+// needed, and not ahead of a loop that has no registers for it.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // This thread's place in its warpgroup, kept in a register: the compiler would read the special
 // register again, slowly, wherever the place is needed.
 __device__ __forceinline__ int thread_in_warpgroup() {
-  unsigned thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return int(thread % kWarpgroupThreads);
+  return int(unsigned(opaque(int(threadIdx.x))) % kWarpgroupThreads);
 }
 
+// Tells the compiler that a number is the same in the whole warp.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 __device__ __forceinline__ int warpgroup_index() {
-  return __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);
+  return uniform(int(threadIdx.x / kWarpgroupThreads));
 }
-__device__ __forceinline__ int warp_in_warpgroup() {
-  return __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-}
+__device__ __forceinline__ int warp_in_warpgroup() { return uniform(int(threadIdx.x / 32 % 4)); }
 
 }  // namespace flash3::hopper

@@ -1,11 +1,12 @@
 // Which tile of work a block does next. The grid is persistent: one block per SM, and in each block
-// one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory, one
-// tile ahead of them. Their order is in tile_schedule.hpp. Without a mask block b does tiles b,
-// b + grid, b + 2·grid, …; under a band tiles differ in length, so after its first each block takes
-// the next one from a counter in global memory.
+// one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory,
+// ahead of them. Their order is in tile_schedule.hpp. Where all tiles are of one length block b
+// does tiles b, b + grid, b + 2·grid, …; under a band and in a ragged batch they differ in length,
+// so after its first each block takes the next one from a counter in global memory.
 #pragma once
 
 #include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tile_schedule.hpp"
 
@@ -17,40 +18,48 @@ namespace flash3::hopper {
 // starts over. No other launch has it (host: forward/launch.cpp).
 class TileCounter {
  public:
-  __device__ __forceinline__ TileCounter(TileCounterMemory* memory, unsigned long long ticket)
-      : memory_(memory), ticket_(ticket) {
-    if (memory_ == nullptr || blockIdx.x != 0) return;
-    memory_->next = gridDim.x;  // each block's first tile needs no counter
-    memory_->finished_blocks = 0;
-    store_release(&memory_->ticket, ticket_);
+  __device__ __forceinline__ explicit TileCounter(const TileSchedule& schedule)
+      : schedule_(schedule) {}
+
+  __device__ __forceinline__ void begin() const {
+    if (schedule_.counter == nullptr || blockIdx.x != 0) return;
+    schedule_.counter->next = gridDim.x;  // each block's first tile needs no counter
+    schedule_.counter->finished_blocks = 0;
+    store_release(&schedule_.counter->ticket, schedule_.ticket);
   }
 
   // The tile after `index`, which this block took last. The first time, when a tile is already
   // under way, it waits until block 0 has begun.
-  __device__ __forceinline__ int next(int index) {
-    if (memory_ == nullptr) return index + gridDim.x;
-    while (load_acquire(&memory_->ticket) != ticket_) {
-    }
-    return atomicAdd(&memory_->next, 1);
+  __device__ __forceinline__ int next(int index) const {
+    if (schedule_.counter == nullptr) return index + gridDim.x;
+    await_begin();
+    return atomicAdd(&schedule_.counter->next, 1);
   }
 
-  // After the last next(), which every block has called: its first tile is never the last.
-  __device__ __forceinline__ void finish() {
-    if (memory_ == nullptr) return;
-    if (atomicAdd(&memory_->finished_blocks, 1) == int(gridDim.x) - 1) {
-      store_release(&memory_->ticket, 0);
+  // After the last next().
+  __device__ __forceinline__ void finish() const {
+    if (schedule_.counter == nullptr) return;
+    await_begin();  // a block without any tile has not yet
+    if (atomicAdd(&schedule_.counter->finished_blocks, 1) == int(gridDim.x) - 1) {
+      store_release(&schedule_.counter->ticket, 0);
     }
   }
 
  private:
-  TileCounterMemory* memory_;
-  unsigned long long ticket_;
+  __device__ __forceinline__ void await_begin() const {
+    while (load_acquire(&schedule_.counter->ticket) != schedule_.ticket) {
+    }
+  }
+
+  const TileSchedule& schedule_;
 };
 
-// The ring through which the scheduler hands tiles out.
-inline constexpr int kTileSlots = 2;
+// The ring through which the scheduler hands tiles out. Loaders keep a tile until they have loaded
+// it.
+inline constexpr int kTileSlots = 4;
 struct TileRing {
   WorkTile tiles[kTileSlots];
+  SequenceRows slots[kTileSlots][kMaxSlots];  // short sequences that share the tile
   RingBarriers<kTileSlots> barriers;
   uint64_t wanted;  // the K loader has nearly done its tile
 
@@ -60,53 +69,100 @@ struct TileRing {
   }
 };
 
-// The scheduler's loop. From the counter a tile is taken as late as the loaders allow: a block that
-// held one in reserve while its present one is still long would leave others idle at the end.
+// Finds the sequence of a tile. By a whole warp, for indices that only grow.
+class SequenceWalk {
+ public:
+  __device__ __forceinline__ explicit SequenceWalk(const SequenceList& list) : list_(list) {}
+
+  // The sequence's place in the list; its end if there is no such tile.
+  __device__ __forceinline__ int find(int index) {
+    int passed = 32;
+    while (passed == 32 && place_ < list_.count) {
+      const int next =
+          place_ + 1 + int(threadIdx.x % 32);  // this lane asks whether its tiles come later
+      passed = __popc(__ballot_sync(~0u, next <= list_.count && list_.first_tile[next] <= index));
+      place_ += passed;
+    }
+    return place_;
+  }
+
+ private:
+  const SequenceList& list_;
+  int place_ = 0;
+};
+
+// Writes the index-th tile, and the sequences that share it. By a whole warp.
+template <int kTileN, bool kBand>
+__device__ __forceinline__ void write_tile(const TileSchedule& schedule, SequenceWalk& walk,
+                                           int index, WorkTile& work,
+                                           SequenceRows (&slots)[kMaxSlots]) {
+  const int lane = threadIdx.x % 32;
+  const SequenceList& list = schedule.sequences;
+  if (list.first_tile != nullptr) {
+    const int place = walk.find(index);
+    if (lane == 0 && place >= list.count) work.valid = false;
+    if (lane == 0 && place < list.count)
+      work = decode_tile(schedule, list.rows[place], kTileN, kBand, index - list.first_tile[place]);
+    return;
+  }
+  if (lane == 0) work = decode_tile(schedule, kTileN, kBand, index);
+  if (schedule.slot_rows == 0) return;
+  __syncwarp();
+  const int first = work.query / schedule.slot_rows;
+  if (work.valid && lane < schedule.tile_queries / schedule.slot_rows)
+    slots[lane] = first + lane < list.count ? list.rows[first + lane] : SequenceRows{};
+}
+
+// The scheduler's loop, by its whole warp. From the counter a tile is taken as late as the loaders
+// allow: a block that held one in reserve while its present one is still long would leave others
+// idle at the end.
 template <int kTileN, bool kBand>
 __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
   PipelineState<1> wanted;
-  TileCounter counter(schedule.counter, schedule.ticket);
-  for (int index = blockIdx.x;; index = counter.next(index)) {
-    const WorkTile work = decode_tile(schedule, kTileN, kBand, index);
+  const bool leader = threadIdx.x % 32 == 0;
+  const TileCounter counter(schedule);
+  if (leader) counter.begin();
+  if (schedule.sequences.rows != nullptr) wait_for_previous_kernel();
+  SequenceWalk walk(schedule.sequences);
+  for (int index = blockIdx.x;;) {
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
-    ring.tiles[slot.stage] = work;
-    arrive(&ring.barriers.full[slot.stage]);
+    WorkTile& work = ring.tiles[slot.stage];
+    write_tile<kTileN, kBand>(schedule, walk, index, work, ring.slots[slot.stage]);
+    __syncwarp();
+    const bool valid = work.valid;
+    if (leader) arrive(&ring.barriers.full[slot.stage]);
+    __syncwarp();
     slot.advance();
-    if (!work.valid) break;
+    if (!valid) break;
     if (schedule.counter != nullptr) {
-      wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
+      if (leader) wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
+      __syncwarp();
       wanted.advance();
     }
+    index = __shfl_sync(~0u, leader ? counter.next(index) : 0, 0);
   }
-  counter.finish();
+  if (leader) counter.finish();
 }
 
 // Any other role's view of the ring: by one thread, or by a whole warp.
-template <bool kWholeWarp>
 struct TileReader {
   TileRing& ring;
   PipelineState<kTileSlots> slot = {};
 
-  // False if there is no more work.
-  __device__ __forceinline__ bool next(WorkTile& work) {
+  // Waits for the next tile. False if there is no more work.
+  __device__ __forceinline__ bool next() const {
     wait(&ring.barriers.full[slot.stage], slot.phase, BarrierName::kTileFull);
-    work = ring.tiles[slot.stage];
-    if constexpr (kWholeWarp) {
-      // Tells the compiler that loops over the tile are uniform: addresses of stages then stay in
-      // uniform registers.
-      work.query = uniform(work.query);
-      work.key_tile_begin = uniform(work.key_tile_begin);
-      work.key_tile_end = uniform(work.key_tile_end);
-      work.valid = uniform(work.valid);
-    }
+    return tile().valid;
+  }
+  __device__ __forceinline__ const WorkTile& tile() const { return ring.tiles[slot.stage]; }
+  __device__ __forceinline__ const SequenceRows* slots() const { return ring.slots[slot.stage]; }
+
+  // Done with the tile.
+  __device__ __forceinline__ void release() {
     arrive(&ring.barriers.empty[slot.stage]);
     slot.advance();
-    return work.valid;
   }
-
- private:
-  static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 };
 
 }  // namespace flash3::hopper

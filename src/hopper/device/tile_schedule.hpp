@@ -8,9 +8,13 @@
 //   full   all query tiles of one group after the other
 //   band   the query tile last in the sequence first (under a causal mask the longest), one of each
 //          group in turn
+// A ragged batch goes sequence by sequence, the longest first (SequenceList), each in that order.
+// Short ragged sequences share tiles: each has slot_rows rows of its own of one long sequence,
+// whose mask is chunks of so many.
 #pragma once
 
-#include "core/band.hpp"
+#include "core/mask.hpp"
+#include "hopper/device/sequence_list.hpp"
 
 namespace flash3::hopper {
 
@@ -21,55 +25,106 @@ struct TileCounterMemory {
   int finished_blocks;
 };
 
+// Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
+inline constexpr int kMaxLength = 1 << 30;
+using TileMask = MaskOf<int>;
+using TileMaskRule = MaskRuleOf<int>;
+
+// A window or a chunk as wide as any sequence is none.
+constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) {
+  const auto window = [](Index w) { return w < kMaxLength ? int(w) : -1; };
+  return {window(rule.window_left), window(rule.window_right),
+          int(rule.chunk < kMaxLength ? rule.chunk : kMaxLength)};
+}
+
 struct TileSchedule {
-  Band band;  // cut to where no sum with a row overflows 32 bits
-  int seq_q, seq_k;
-  int tile_queries;            // queries of a work tile
-  int m_tiles;                 // per head group
-  int head_groups;             // per batch element
-  int groups;                  // batch · head_groups
-  int groups_at_a_time;        // consecutive ones whose K and V share the L2 cache
-  int tiles;                   // in all
+  TileMask mask;         // of all sequences, or of the long one whose slots they are
+  TileMaskRule rule;     // of each sequence of a ragged batch
+  int seq_q, seq_k;      // of sequences of one length, or of the long one
+  int tile_queries;      // of a work tile
+  int m_tiles;           // per head group
+  int head_groups;       // per batch element
+  int groups;            // batch · head_groups
+  int groups_at_a_time;  // consecutive ones whose K and V share the L2 cache
+  int tiles;             // in all; of a ragged batch the list's
+  SequenceList sequences;
+  int slot_rows;               // of a short sequence, a power of two; 0: they share no tiles
   TileCounterMemory* counter;  // null: tiles are dealt out in turn
   unsigned long long ticket;   // of this launch
 };
 
+// Short sequences whose rows are one work tile's.
+inline constexpr int kMaxSlots = 16;
+
 struct WorkTile {
   int query;  // the first one
-  int head_group, batch;
+  int head_group;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
   bool valid;                        // false: no more work
+  SequenceRows sequence;             // of slots: the long one
+  TileMask mask;                     // the sequence's
 
   FLASH3_HOST_DEVICE constexpr bool has_keys() const { return key_tile_begin < key_tile_end; }
 };
 
-// The index-th tile in the order above, for a kernel with key tiles of tile_n and a band or none.
-FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, int tile_n,
-                                                  bool band, int index) {
+// Tile m_tile of a head group of a sequence, for a kernel with key tiles of tile_n and a band or
+// none.
+FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const SequenceRows& sequence, const TileMask& mask,
+                                                int tile_queries, int m_tile, int head_group,
+                                                int tile_n, bool band) {
   WorkTile work{};
-  work.valid = index < schedule.tiles;
-  if (!work.valid) return work;
-
-  const int m_tiles = schedule.m_tiles, at_a_time = schedule.groups_at_a_time;
-  const int first_group = index / (at_a_time * m_tiles) * at_a_time;
-  const int groups_left = schedule.groups - first_group;
-  const int groups = at_a_time < groups_left ? at_a_time : groups_left;
-  const int place = index - first_group * m_tiles;  // among the tiles of these groups
-  const int m_tile = band ? m_tiles - 1 - place / groups : place % m_tiles;
-  const int group = first_group + (band ? place % groups : place / m_tiles);
-
-  work.query = m_tile * schedule.tile_queries;
-  work.batch = group / schedule.head_groups;
-  work.head_group = group % schedule.head_groups;
-  work.key_tile_end = (schedule.seq_k + tile_n - 1) / tile_n;
+  work.valid = true;
+  work.query = m_tile * tile_queries;
+  work.head_group = head_group;
+  work.key_tile_end = (sequence.k_length + tile_n - 1) / tile_n;
+  work.sequence = sequence;
+  work.mask = mask;
   if (band) {
-    const int end = work.query + schedule.tile_queries;
-    const Range queries = {work.query, end < schedule.seq_q ? end : schedule.seq_q};
-    const Range keys = schedule.band.key_tiles(queries, schedule.seq_k, tile_n);
-    work.key_tile_begin = int(keys.begin);
-    work.key_tile_end = int(keys.end);
+    const int end = work.query + tile_queries;
+    const TileMask::Range queries = {work.query, end < sequence.q_length ? end : sequence.q_length};
+    const TileMask::Range keys = mask.key_tiles(queries, sequence.k_length, tile_n);
+    work.key_tile_begin = keys.begin;
+    work.key_tile_end = keys.end;
   }
   return work;
+}
+
+// A tile of m_tiles · groups ones, in the order above.
+struct TilePlace {
+  int m_tile, group;
+};
+FLASH3_HOST_DEVICE constexpr TilePlace tile_place(int m_tiles, int groups, int at_a_time, bool band,
+                                                  int index) {
+  const int first_group = index / (at_a_time * m_tiles) * at_a_time;
+  const int groups_left = groups - first_group;
+  const int together = at_a_time < groups_left ? at_a_time : groups_left;
+  const int place = index - first_group * m_tiles;  // among the tiles of these groups
+  return {band ? m_tiles - 1 - place / together : place % m_tiles,
+          first_group + (band ? place % together : place / m_tiles)};
+}
+
+// The index-th tile of sequences of one length.
+FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, int tile_n,
+                                                  bool band, int index) {
+  if (index >= schedule.tiles) return {};
+  const TilePlace at =
+      tile_place(schedule.m_tiles, schedule.groups, schedule.groups_at_a_time, band, index);
+  SequenceRows sequence{};
+  sequence.batch = at.group / schedule.head_groups;
+  sequence.q_length = schedule.seq_q;
+  sequence.k_length = schedule.seq_k;
+  return work_tile(sequence, schedule.mask, schedule.tile_queries, at.m_tile,
+                   at.group % schedule.head_groups, tile_n, band);
+}
+
+// The index-th tile of a listed sequence.
+FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule,
+                                                  const SequenceRows& sequence, int tile_n,
+                                                  bool band, int index) {
+  const TilePlace at =
+      tile_place(sequence.tiles, schedule.head_groups, sequence.groups_at_a_time, band, index);
+  const auto mask = TileMask::make(sequence.q_length, sequence.k_length, schedule.rule);
+  return work_tile(sequence, mask, schedule.tile_queries, at.m_tile, at.group, tile_n, band);
 }
 
 }  // namespace flash3::hopper

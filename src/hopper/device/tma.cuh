@@ -9,27 +9,35 @@
 
 namespace flash3::hopper {
 
-// Where a box begins, for the two kinds of map that the host makes (tensor_map.hpp): the keys of
-// one head, and queries of the packed heads of a group.
-struct KeyCoordinates {
-  int32_t dim, seq, head, batch;
-};
-struct QueryCoordinates {
-  int32_t dim, seq, head_group, batch;
+// Where a box begins in a map (tensor_map.hpp): (dim, head, row, batch), or of a ragged map (dim,
+// head, y, x).
+struct BoxAt {
+  int32_t dim, head, y, x;
+  bool ragged;
 };
 
-__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, KeyCoordinates at,
-                                         uint64_t* barrier) {
-  using namespace cuda::ptx;
-  const int32_t coordinates[4] = {at.dim, at.seq, at.head, at.batch};
-  cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+// The rows from `row` on, of a head or of a group's first head, of a sequence. Rows behind the
+// sequence's end are read as zero and never written. In a map of one length the tensor ends there.
+// A ragged map has all rows of the tensor twice, as x and as y, and y ends at kRaggedEnd: the box
+// begins so far before it as the sequence has rows left, and x makes up for it. A last coordinate
+// takes kRaggedEnd rows off again: its stride wraps the address round.
+__device__ __forceinline__ BoxAt box_at(const RowMap& map, int batch, int first, int length,
+                                        int row, int head) {
+  if (!map.ragged) return {0, head, row, batch, false};
+  return {0, head, kRaggedEnd - max(length - row, 0), batch * map.rows_per_batch + first + length,
+          true};
 }
 
-__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, QueryCoordinates at,
+__device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, const BoxAt& at,
                                          uint64_t* barrier) {
   using namespace cuda::ptx;
-  const int32_t coordinates[5] = {at.dim, 0, at.seq, at.head_group, at.batch};
-  cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+  if (at.ragged) {
+    const int32_t coordinates[5] = {at.dim, at.head, at.y, at.x, kRaggedEnd};
+    cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+  } else {
+    const int32_t coordinates[4] = {at.dim, at.head, at.y, at.x};
+    cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+  }
 }
 
 // `bytes` contiguous bytes, a multiple of 16, as are both addresses.
@@ -39,18 +47,16 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
   cp_async_bulk(space_cluster, space_global, shared, global, bytes, barrier);
 }
 
-__device__ __forceinline__ void tma_store(const TensorMap* map, KeyCoordinates at,
+__device__ __forceinline__ void tma_store(const TensorMap* map, const BoxAt& at,
                                           const void* shared) {
   using namespace cuda::ptx;
-  const int32_t coordinates[4] = {at.dim, at.seq, at.head, at.batch};
-  cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
-}
-
-__device__ __forceinline__ void tma_store(const TensorMap* map, QueryCoordinates at,
-                                          const void* shared) {
-  using namespace cuda::ptx;
-  const int32_t coordinates[5] = {at.dim, 0, at.seq, at.head_group, at.batch};
-  cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+  if (at.ragged) {
+    const int32_t coordinates[5] = {at.dim, at.head, at.y, at.x, kRaggedEnd};
+    cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+  } else {
+    const int32_t coordinates[4] = {at.dim, at.head, at.y, at.x};
+    cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+  }
 }
 
 // Adds `bytes` bytes of contiguous floats to those in global memory; both 16-byte aligned.

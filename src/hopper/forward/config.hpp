@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/host_device.hpp"
+#include "hopper/device/score_kind.hpp"
 
 namespace flash3::hopper {
 
@@ -32,6 +33,7 @@ struct ForwardConfig {
   // key tiles that warpgroups pass by).
   double key_tile_us;
   double tile_us;
+  ScoreKind score = ScoreKind::kPlain;
   ForwardSchedule schedule = {};
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
@@ -58,8 +60,9 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * 2; }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages;
-    const int tile_ring = 88;  // device/scheduler.cuh
-    return 8 * barriers + tile_ring;
+    const int tile_ring = 2408;                          // device/scheduler.cuh
+    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
+    return 8 * barriers + tile_ring + rows;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return q_stages * q_bytes() + stages * (k_bytes() + v_bytes()) + control_bytes();
@@ -90,6 +93,12 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {192, 192, true, 96, 2, 2, 1, 1.53, 5.1},    // 814, 1.34 at 16k
     {256, 256, false, 64, 2, 2, 1, 1.51, 4.0},   // 768, 1.20 at 16k
     {256, 256, true, 64, 2, 2, 1, 1.51, 4.5},    // 780, 1.36 at 16k
+    // Softcaps, under any mask. Not measured: times are the plain rows', 10 % longer a key tile.
+    {64, 64, true, 128, 3, 2, 2, 1.58, 2.4, ScoreKind::kSoftcap},
+    {64, 64, true, 64, 4, 2, 2, 1.17, 1.3, ScoreKind::kSoftcap},
+    {128, 128, true, 128, 2, 2, 2, 1.82, 2.3, ScoreKind::kSoftcap},
+    {128, 128, true, 144, 2, 2, 2, 1.97, 3.0, ScoreKind::kSoftcap},
+    {256, 256, true, 64, 2, 2, 1, 1.66, 4.5, ScoreKind::kSoftcap},
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {
@@ -112,10 +121,11 @@ static_assert(all_valid(), "a row of the tile table exceeds shared memory or reg
 
 // The row of a kernel instance; no head dims if there is none.
 constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n,
-                                       const ForwardSchedule& schedule = {}) {
+                                       const ForwardSchedule& schedule = {},
+                                       ScoreKind score = ScoreKind::kPlain) {
   for (ForwardConfig c : kForwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        (c.tile_n == tile_n || !schedule.from_table)) {
+        c.score == score && (c.tile_n == tile_n || !schedule.from_table)) {
       c.tile_n = tile_n;
       c.schedule = schedule;
       return c;

@@ -12,8 +12,8 @@ struct KeyTiles {
   int64_t most = 0;
 };
 
-KeyTiles count_key_tiles(const ForwardProblem& problem, const ForwardConfig& config,
-                         int64_t tile_queries, int64_t m_tiles) {
+KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
+                         const ForwardConfig& config, int64_t tile_queries, int64_t m_tiles) {
   // Enough for a sum of a few straight pieces, and cheap enough for every call.
   constexpr int64_t kMaxSamples = 16;
   const int64_t samples = std::min(m_tiles, config.band ? kMaxSamples : 1);
@@ -21,31 +21,45 @@ KeyTiles count_key_tiles(const ForwardProblem& problem, const ForwardConfig& con
   int64_t sum = 0, most = 0;
   for (int64_t i = 0; i < samples; ++i) {
     const auto m_tile = int64_t(double(i) * step + 0.5);  // the first and the last are among them
-    const Range queries = {m_tile * tile_queries,
-                           std::min((m_tile + 1) * tile_queries, problem.seq_q)};
-    const int64_t count = problem.band().key_tiles(queries, problem.seq_k, config.tile_n).size();
+    const Range queries = {m_tile * tile_queries, std::min((m_tile + 1) * tile_queries, seq_q)};
+    const int64_t count = mask.key_tiles(queries, seq_k, config.tile_n).size();
     sum += count;
     most = std::max(most, count);
   }
   return {samples > 0 ? double(sum) / double(samples) : 0, most};
 }
 
+int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+
 }  // namespace
 
 Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& config,
-                          const HeadPack& pack, int multiprocessors) {
-  const int64_t tile_queries = int64_t{config.warpgroups} * pack.queries;
+                          const HeadPack& pack, int slot_rows, int multiprocessors) {
+  const int64_t groups = problem.heads_q / pack.heads;
+  const auto us = [&](double key_tiles) { return config.tile_us + key_tiles * config.key_tile_us; };
   Estimate e;
-  e.m_tiles = (problem.seq_q + tile_queries - 1) / tile_queries;
-  e.tiles = e.m_tiles * (problem.heads_q / pack.heads) * problem.batch;
+  if (slot_rows > 0) {
+    e.m_tiles = tiles_of(problem.batch * slot_rows, config.tile_m());
+    e.tiles = e.m_tiles * groups;
+    e.us = double(problem.batch * slot_rows * groups) / config.tile_m() / multiprocessors *
+           us(double(config.tile_m()) / config.tile_n);
+    return e;
+  }
+  constexpr int64_t kLong = 16384;  // of a length that is not known
+  const int64_t seq_q = problem.sequences_q.bounded ? problem.seq_q : kLong,
+                seq_k = problem.sequences_k.bounded ? problem.seq_k : kLong;
+  const int64_t tile_queries = int64_t{config.warpgroups} * pack.queries;
+  e.m_tiles = tiles_of(seq_q, tile_queries);
+  e.tiles = e.m_tiles * groups * problem.batch;
 
   // Each multiprocessor runs one tile at a time. Tiles of equal length go round by round; the
   // others fill the multiprocessors evenly, but none is done before the longest one.
-  const KeyTiles keys = count_key_tiles(problem, config, tile_queries, e.m_tiles);
-  const auto us = [&](double key_tiles) { return config.tile_us + key_tiles * config.key_tile_us; };
+  const KeyTiles keys = count_key_tiles(Mask::make(seq_q, seq_k, problem.mask_rule), seq_q, seq_k,
+                                        config, tile_queries, e.m_tiles);
   const double rounds = double(e.tiles) / multiprocessors;
-  e.us = config.band ? std::max(rounds * us(keys.mean), us(double(keys.most)))
-                     : std::ceil(rounds) * us(keys.mean);
+  e.us = problem.is_ragged() ? rounds * us(keys.mean)
+         : config.band       ? std::max(rounds * us(keys.mean), us(double(keys.most)))
+                             : std::ceil(rounds) * us(keys.mean);
   return e;
 }
 

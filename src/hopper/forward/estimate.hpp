@@ -10,14 +10,16 @@ namespace flash3::hopper {
 
 struct Estimate {
   int64_t m_tiles = 0;  // query tiles per head group
-  int64_t tiles = 0;    // work tiles in all
+  int64_t tiles = 0;    // work tiles in all; of a ragged batch at most
   double us = 0;        // microseconds
 };
 
 // The problem in tiles of this kernel, with the query heads packed like this (pack.heads divides
-// problem.queries_per_kv_head()), on so many multiprocessors.
+// problem.queries_per_kv_head()) or with slots of so many rows (TileSchedule; 0: none), on so many
+// multiprocessors. Of a ragged batch only the longest lengths are known: all sequences count as
+// that long, and as one of very many, so that no sequence's kernel depends on the others.
 Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& config,
-                          const HeadPack& pack, int multiprocessors);
+                          const HeadPack& pack, int slot_rows, int multiprocessors);
 
 // By how much another way must promise to be faster before it is taken. Rows of the tile table are
 // fitted beside each other; packing heads moves rows about in ways that the estimate does not know.

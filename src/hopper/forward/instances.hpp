@@ -2,11 +2,13 @@
 // parallel and in seconds.
 #pragma once
 
+#include "hopper/device/score_kind.hpp"
 #include "hopper/element.hpp"
 
 namespace flash3::hopper {
 
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileN>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileN,
+          ScoreKind kScore = ScoreKind::kPlain>
 const void* forward_kernel_function();
 
 }  // namespace flash3::hopper

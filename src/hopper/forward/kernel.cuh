@@ -2,6 +2,7 @@
 // the consumer, store.cuh the consumer's epilogue; README.md draws the schedule.
 #pragma once
 
+#include "hopper/device/band_mask.cuh"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/registers.cuh"
 #include "hopper/device/roles.cuh"
@@ -12,14 +13,23 @@
 
 namespace flash3::hopper {
 
+// What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
+// sequence (HeadPack), of the heads of this group.
+inline constexpr int kWarpRows = 16;
+struct OwnRows {
+  SequenceRows sequence;
+  int query, head_group;
+};
+
 // Everything that the roles of one kernel share, at compile time.
 template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_,
-          ForwardSchedule kSchedule_ = ForwardSchedule{}>
+          ForwardSchedule kSchedule_ = ForwardSchedule{}, ScoreKind kScore_ = ScoreKind::kPlain>
 struct ForwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
+  static constexpr ScoreKind kScore = kScore_;
   static constexpr ForwardConfig kConfig =
-      forward_config(kHeadDim, kHeadDimV, kBand, kTileN_, kSchedule_);
+      forward_config(kHeadDim, kHeadDimV, kBand, kTileN_, kSchedule_, kScore_);
   static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr ForwardSchedule kSchedule = kSchedule_;
@@ -45,6 +55,8 @@ struct ForwardTraits {
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
     TileRing tiles;
+    OwnRows own_rows[4 * kWarpgroups];             // of each consumer warp: rows.cuh
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
@@ -63,8 +75,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
-    for (auto& barriers : shared.q_barriers) barriers.init(1);
-    shared.k_barriers.init(4 * Traits::kWarpgroups);  // each consumer warp
+    for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
+    shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
     shared.tiles.init(3 + kWarpgroupThreads * Traits::kWarpgroups);  // loaders, consumers
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
@@ -77,13 +89,12 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   } else if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();
     const ProducerWarp role{warp_in_warpgroup()};
-    if (threadIdx.x % 32 == 0) {
+    if (role == ProducerWarp::kSchedule) {
+      schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
+    } else if (threadIdx.x % 32 == 0) {
       if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
       if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
       if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
-      if (role == ProducerWarp::kSchedule) {
-        schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
-      }
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();

@@ -9,6 +9,7 @@
 
 #include "hopper/cuda_status.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/overlap.hpp"
 #include "hopper/packed_copy.hpp"
 #include "hopper/sink.hpp"
 #include "hopper/tensor_map.hpp"
@@ -26,27 +27,42 @@ unsigned long long new_ticket() {
   return (x ^ (x >> 31)) | 1;  // never 0, which withdraws a ticket
 }
 
+Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
+  const ForwardConfig& config = plan.kernel->config;
+  const int columns = box_columns(config.head_dim), columns_v = box_columns(config.head_dim_v);
+  const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries,
+            box_keys = plan.slot_rows > 0 ? plan.slot_rows : config.tile_n;
+  TensorView q, k, v;
+  FLASH3_CHECK(input_view(problem, tensor_rows(problem.q, problem.sequences_q), plan.q, &q));
+  FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads}, &params->q));
+  params->q_rows = row_map(q, plan.rows);
+  if (problem.seq_k > 0) {
+    FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
+    FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
+    FLASH3_CHECK(encode_map(k, plan.rows, {box_keys, columns}, &params->k));
+    FLASH3_CHECK(encode_map(v, plan.rows, {box_keys, columns_v}, &params->v));
+    params->k_rows = row_map(k, plan.rows);
+    params->v_rows = row_map(v, plan.rows);
+  } else {
+    params->k = params->v = params->q;  // valid, and never loaded from
+  }
+  params->out_by_tma = plan.out_by_tma;
+  if (plan.out_by_tma) {
+    const TensorView out = tensor_rows(problem.out, problem.sequences_q);
+    FLASH3_CHECK(
+        encode_map(out, plan.rows, {box_queries, columns_v, plan.pack.heads}, &params->out));
+    params->out_rows = row_map(out, plan.rows);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   const ForwardConfig& config = plan.kernel->config;
   ForwardParams params{};
 
-  TensorView q, k, v;
-  FLASH3_CHECK(input_view(problem, problem.q, plan.q, &q));
-  FLASH3_CHECK(encode_query_map(q, plan.pack, box_columns(config.head_dim), &params.q));
-  if (problem.seq_k > 0) {
-    FLASH3_CHECK(input_view(problem, problem.k, plan.k, &k));
-    FLASH3_CHECK(input_view(problem, problem.v, plan.v, &v));
-    FLASH3_CHECK(encode_key_map(k, config.tile_n, box_columns(config.head_dim), &params.k));
-    FLASH3_CHECK(encode_key_map(v, config.tile_n, box_columns(config.head_dim_v), &params.v));
-  } else {
-    params.k = params.v = params.q;  // valid, and never loaded from
-  }
-  params.out_by_tma = plan.out_by_tma;
-  if (plan.out_by_tma)
-    FLASH3_CHECK(
-        encode_query_map(problem.out, plan.pack, box_columns(config.head_dim_v), &params.out));
+  FLASH3_CHECK(encode_maps(problem, plan, &params));
 
   params.out_data = static_cast<unsigned short*>(problem.out.data);
   params.out_stride_batch = problem.out.stride_batch;
@@ -62,11 +78,23 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.pack = plan.pack;
   params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
 
+  if (problem.softcap > 0.f)
+    params.softcap =
+        make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * std::numbers::log2e);
+
+  char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);
   if (plan.dynamic) {
-    params.schedule.counter = reinterpret_cast<TileCounterMemory*>(
-        static_cast<char*>(problem.workspace) + plan.counter_offset);
+    params.schedule.counter = reinterpret_cast<TileCounterMemory*>(workspace + plan.counter_offset);
     params.schedule.ticket = new_ticket();
+  }
+  if (problem.is_ragged()) {
+    ListParams list = list_params(problem, plan);
+    list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
+    if (!list.in_order)
+      list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+    params.schedule.sequences = {list.rows, list.first_tile, list.batch};
+    FLASH3_CHECK(launch_list_sequences(list, problem.stream));
   }
 
   FLASH3_CHECK(cuda_status(
@@ -78,6 +106,9 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   launch.blockDim = dim3(unsigned(config.threads()));
   launch.dynamicSmemBytes = size_t(config.shared_bytes());
   launch.stream = static_cast<cudaStream_t>(problem.stream);
+  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  launch.attrs = &overlap;
+  launch.numAttrs = problem.is_ragged() ? 1 : 0;
   void* arguments[] = {&params};
   return cuda_status(cudaLaunchKernelExC(&launch, plan.kernel->function, arguments),
                      "launching the forward kernel");

@@ -7,16 +7,36 @@
 
 namespace flash3::hopper {
 
-// Loads one tile chunk by chunk; the bytes of all of them complete the barrier. rows: of the box,
-// which may fill only a part of the tile.
-template <class Tile, class Coordinates>
-__device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map, Coordinates at,
-                                          int rows, uint64_t* full) {
-  arrive_expect_bytes(full, rows * (Tile::kCols * 2));
+// Loads a box of rows of a tile, chunk by chunk; `shared`: the tile's first such row.
+template <class Tile>
+__device__ __forceinline__ void load_box(uint8_t* shared, const TensorMap* map, BoxAt at,
+                                         uint64_t* full) {
 #pragma unroll
   for (int c = 0; c < Tile::kChunks; ++c) {
     at.dim = c * Tile::kChunk;
     tma_load(shared + c * Tile::kChunkBytes, map, at, full);
+  }
+}
+
+// Q rows of warpgroup w: as they lie in the sequence, or those of the slots.
+template <class Traits>
+__device__ __forceinline__ void load_query_rows(const ForwardParams& params, const WorkTile& work,
+                                                const SequenceRows* slots, uint8_t* shared, int w,
+                                                uint64_t* full) {
+  using Tile = typename Traits::QTile;
+  const int slot_rows = params.schedule.slot_rows;
+  const int head = work.head_group * params.pack.heads;
+  const auto load = [&](const SequenceRows& s, int row, int at_row) {
+    load_box<Tile>(shared + at_row * Tile::kRowBytes, &params.q,
+                   box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, head), full);
+  };
+  if (slot_rows == 0) {
+    arrive_expect_bytes(full, params.pack.rows() * (Tile::kCols * 2));
+    load(work.sequence, work.query + w * params.pack.queries, 0);
+  } else {
+    arrive_expect_bytes(full, Tile::kBytes);
+    const SequenceRows* own = slots + w * Tile::kRows / slot_rows;
+    for (int row = 0; row < Tile::kRows; row += slot_rows) load(*own++, 0, row);
   }
 }
 
@@ -25,21 +45,40 @@ __device__ __forceinline__ void load_tile(uint8_t* shared, const TensorMap* map,
 template <class Traits>
 __device__ __forceinline__ void load_q(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
-  TileReader<false> tiles{shared.tiles};
+  TileReader tiles{shared.tiles};
   prefetch(&params.q);
   typename Traits::QState state;
-  WorkTile work;
-  while (tiles.next(work)) {
+  for (; tiles.next(); tiles.release()) {
+    const WorkTile& work = tiles.tile();
     if (!work.has_keys()) continue;
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       auto& barriers = shared.q_barriers[w];
       wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
-      const QueryCoordinates at{0, work.query + w * params.pack.queries, work.head_group,
-                                work.batch};
-      load_tile<typename Traits::QTile>(shared.q[state.stage][w], &params.q, at, params.pack.rows(),
-                                        &barriers.full[state.stage]);
+      load_query_rows<Traits>(params, work, tiles.slots(), shared.q[state.stage][w], w,
+                              &barriers.full[state.stage]);
     }
     state.advance();
+  }
+}
+
+// Key tile n of K or V.
+template <class Traits, class Tile>
+__device__ __forceinline__ void load_key_tile(const ForwardParams& params, const WorkTile& work,
+                                              const SequenceRows* slots, int n,
+                                              const TensorMap* map, const RowMap& rows,
+                                              uint8_t* shared, uint64_t* full) {
+  const int head = work.head_group / params.groups_per_kv_head,
+            slot_rows = params.schedule.slot_rows;
+  const auto load = [&](const SequenceRows& s, int row, int at_row) {
+    load_box<Tile>(shared + at_row * Tile::kRowBytes, map,
+                   box_at(rows, s.batch, s.k_first, s.k_length, row, head), full);
+  };
+  arrive_expect_bytes(full, Tile::kBytes);
+  if (slot_rows == 0) {
+    load(work.sequence, n * Tile::kRows, 0);
+  } else {
+    const SequenceRows* own = slots + (n * Tile::kRows - work.query) / slot_rows;
+    for (int row = 0; row < Tile::kRows; row += slot_rows) load(*own++, 0, row);
   }
 }
 
@@ -47,24 +86,24 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
 // load, `wanted`, if given, asks the scheduler for the next work tile.
 template <class Traits, class Tile>
 __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, const TensorMap* map,
+                                               const RowMap& rows,
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
                                                BarrierName empty, TileRing& ring,
                                                uint64_t* wanted) {
-  TileReader<false> tiles{ring};
+  TileReader tiles{ring};
   prefetch(map);
   typename Traits::KvState state;
-  WorkTile work;
-  while (tiles.next(work)) {
-    const int head = work.head_group / params.groups_per_kv_head;
+  for (; tiles.next(); tiles.release()) {
+    const WorkTile& work = tiles.tile();
     constexpr int kKeyTilesLeft = 1;
-    const int ask = min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);
+    const int begin = work.key_tile_begin, end = work.key_tile_end,
+              ask = min(begin + kKeyTilesLeft, end - 1);
     if (wanted != nullptr && !work.has_keys()) arrive(wanted);
-    for (int n = work.key_tile_end - 1; n >= work.key_tile_begin; --n) {
+    for (int n = end - 1; n >= begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
-      load_tile<Tile>(stages[state.stage], map,
-                      KeyCoordinates{0, n * Traits::kTileN, head, work.batch}, Tile::kRows,
-                      &barriers.full[state.stage]);
+      load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
+                                  &barriers.full[state.stage]);
       state.advance();
       if (wanted != nullptr && n == ask) arrive(wanted);
     }
@@ -74,16 +113,17 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
 template <class Traits>
 __device__ __forceinline__ void load_k(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
-  load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, shared.k, shared.k_barriers,
-                                                 BarrierName::kKEmpty, shared.tiles,
-                                                 &shared.tiles.wanted);
+  load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
+                                                 shared.k_barriers, BarrierName::kKEmpty,
+                                                 shared.tiles, &shared.tiles.wanted);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
-  load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, shared.v, shared.v_barriers,
-                                                 BarrierName::kVEmpty, shared.tiles, nullptr);
+  load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, params.v_rows, shared.v,
+                                                 shared.v_barriers, BarrierName::kVEmpty,
+                                                 shared.tiles, nullptr);
 }
 
 }  // namespace flash3::hopper

@@ -6,42 +6,44 @@
 
 namespace flash3::hopper {
 
-// The work tiles of a block without a scheduler, in turn.
+// The work tiles of a block without a scheduler, in turn; see TileReader.
 template <class Traits>
 struct OwnTiles {
   const TileSchedule& schedule;
   int index = blockIdx.x;
+  WorkTile work = {};
 
   // False if there is no more work.
-  __device__ __forceinline__ bool next(WorkTile& work) {
+  __device__ __forceinline__ bool next() {
     work = decode_tile(schedule, Traits::kTileN, false, index);
     index += gridDim.x;
     return work.valid;
   }
+  __device__ __forceinline__ const WorkTile& tile() const { return work; }
+  __device__ __forceinline__ const SequenceRows* slots() const { return nullptr; }
+  __device__ __forceinline__ void release() {}
 };
 
 // One thread's stream of K or V: the key tiles of all work tiles of the block, one after the other.
 template <class Traits, class Tile>
 struct OwnKeyTiles {
   OwnTiles<Traits> tiles;
-  WorkTile work = {};
   int n = -1;  // the next key tile
   typename Traits::KvState state = {};
 
   // Waits until every consumer has done with what lies in the stage, and loads the next key tile.
   __device__ __forceinline__ void load(const ForwardParams& params, const TensorMap* map,
+                                       const RowMap& rows,
                                        uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                        RingBarriers<Traits::kStages>& barriers, BarrierName empty) {
-    if (n < work.key_tile_begin) {
-      if (!tiles.next(work)) return;
-      n = work.key_tile_end - 1;
-      if (!work.has_keys()) return;
+    if (n < tiles.work.key_tile_begin) {
+      if (!tiles.next()) return;
+      n = tiles.work.key_tile_end - 1;
+      if (!tiles.work.has_keys()) return;
     }
     wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
-    const int head = work.head_group / params.groups_per_kv_head;
-    load_tile<Tile>(stages[state.stage], map,
-                    KeyCoordinates{0, n * Traits::kTileN, head, work.batch}, Tile::kRows,
-                    &barriers.full[state.stage]);
+    load_key_tile<Traits, Tile>(params, tiles.work, tiles.slots(), n, map, rows,
+                                stages[state.stage], &barriers.full[state.stage]);
     state.advance();
     --n;
   }
@@ -68,24 +70,22 @@ struct OwnLoads {
   }
   // Q of the block's next work tile. The stage is free: this thread has seen its store leave.
   __device__ __forceinline__ void load_q(int stage) {
-    WorkTile work;
-    if (loads_q && q_tiles.next(work) && work.has_keys()) {
-      const QueryCoordinates at{0, work.query + warpgroup * params.pack.queries, work.head_group,
-                                work.batch};
-      load_tile<typename Traits::QTile>(shared.q[stage][warpgroup], &params.q, at,
-                                        params.pack.rows(),
-                                        &shared.q_barriers[warpgroup].full[stage]);
+    if (loads_q && q_tiles.next() && q_tiles.work.has_keys()) {
+      load_query_rows<Traits>(params, q_tiles.work, q_tiles.slots(), shared.q[stage][warpgroup],
+                              warpgroup, &shared.q_barriers[warpgroup].full[stage]);
     }
     __syncwarp();
   }
   __device__ __forceinline__ void load_k() {
     if (loads_kv)
-      k_tiles.load(params, &params.k, shared.k, shared.k_barriers, BarrierName::kKEmpty);
+      k_tiles.load(params, &params.k, params.k_rows, shared.k, shared.k_barriers,
+                   BarrierName::kKEmpty);
     __syncwarp();
   }
   __device__ __forceinline__ void load_v() {
     if (loads_kv)
-      v_tiles.load(params, &params.v, shared.v, shared.v_barriers, BarrierName::kVEmpty);
+      v_tiles.load(params, &params.v, params.v_rows, shared.v, shared.v_barriers,
+                   BarrierName::kVEmpty);
     __syncwarp();
   }
 };

@@ -20,6 +20,7 @@
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load_unspecialised.cuh"
+#include "hopper/forward/rows.cuh"
 #include "hopper/forward/store.cuh"
 
 namespace flash3::hopper {
@@ -48,8 +49,8 @@ struct GemmTurn {
 };
 
 // A warp's arrival that it has read a stage.
-__device__ __forceinline__ void release(uint64_t* empty) {
-  if (threadIdx.x % 32 == 0) arrive(empty);
+__device__ __forceinline__ void release(uint64_t* empty, int thread) {
+  if (thread % 32 == 0) arrive(empty);
 }
 
 // The work tiles as a consumer learns of them.
@@ -57,7 +58,7 @@ template <class Traits>
 __device__ __forceinline__ auto consumer_tiles(const ForwardParams& params,
                                                typename Traits::Shared& shared) {
   if constexpr (Traits::kSchedule.specialised) {
-    return TileReader<true>{shared.tiles};
+    return TileReader{shared.tiles};
   } else {
     return OwnTiles<Traits>{params.schedule};
   }
@@ -69,6 +70,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
+  using Softmax = OnlineSoftmax<Score<Traits::kScore>>;
   constexpr Element kElement = Traits::kElement;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
@@ -79,31 +81,31 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // other warpgroups see.
   constexpr bool kPassBy = Traits::kBand && kTileN <= kWarpgroupRows;
 
-  const TileSchedule& schedule = params.schedule;
   auto tiles = consumer_tiles<Traits>(params, shared);
   const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
-  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int thread = thread_in_warpgroup();
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
 
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
   const Descriptor v = descriptor(VTile::kMajorMN, shared.v);
-  typename Traits::KvState k_state, v_state;
+  typename Traits::KvState k_state;  // V is where K was one tile, or in three stages two, ago
   typename Traits::QState q_state;
 
   // What a stage is read for is done: the loader may have it. Without one, the next load is due.
   OwnLoads<Traits> own{params, shared, warpgroup};
   const auto release_k = [&](int stage) {
-    release(&shared.k_barriers.empty[stage]);
+    release(&shared.k_barriers.empty[stage], thread);
     if constexpr (!Traits::kSchedule.specialised) own.load_k();
   };
   const auto release_v = [&](int stage) {
-    release(&shared.v_barriers.empty[stage]);
+    release(&shared.v_barriers.empty[stage], thread);
     if constexpr (!Traits::kSchedule.specialised) own.load_v();
   };
-  // Q's slot, where the output lies, goes back to the loader when the output has left.
+  // Q's slot, where the output lies, goes back to the loader when the output has left: that of each
+  // warp, of which only the first stores but for slots.
   const auto release_q = [&](int stage) {
-    if (thread == 0) {
+    if (thread % 32 == 0) {
       tma_store_wait_read();
       if constexpr (Traits::kSchedule.specialised)
         arrive(&shared.q_barriers[warpgroup].empty[stage]);
@@ -117,10 +119,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     for (; key_tiles > 0; --key_tiles) {
       wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
       release_k(k_state.stage);
+      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, BarrierName::kVFull);
+      release_v(k_state.stage);
       k_state.advance();
-      wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-      release_v(v_state.stage);
-      v_state.advance();
       turn.await();
       turn.pass_on();
     }
@@ -128,45 +129,46 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
   if constexpr (!Traits::kSchedule.specialised) own.begin();
   turn.start();
-  WorkTile work;
-  while (tiles.next(work)) {
-    const HeadPack& pack = params.pack;
-    const int first_query = work.query + warpgroup * pack.queries;
-    const OutputRows rows{first_query, work.head_group, work.batch};
-    if (!work.has_keys()) {
+  const OutputRows rows{params, shared.own_rows[4 * warpgroup + thread / 32]};
+  RowKeys(&row_keys)[kWarpRows] = shared.row_keys[4 * warpgroup + thread / 32];
+  while (uniform(tiles.next())) {
+    const WorkTile& work = tiles.tile();
+    // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
+    // addresses of stages stay in uniform registers.
+    const int key_tile_begin = uniform(work.key_tile_begin),
+              key_tile_end = uniform(work.key_tile_end);
+    describe_rows<Traits::kBand>(params, work, tiles.slots(), warpgroup, thread / 32, thread % 32,
+                                 shared.own_rows[4 * warpgroup + thread / 32], row_keys);
+
+    // Of the work tile's key tiles, those that these 64 rows see, one that they do not see where
+    // they see none; and those that need no mask.
+    const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
+    int begin = key_tile_begin, end = key_tile_end;
+    if constexpr (kPassBy) {
+      const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, kTileN);
+      begin = uniform(max(begin, min(end - 1, seen.begin)));
+      end = uniform(max(begin + 1, min(end, seen.end)));
+    }
+    TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
+    unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
+    __syncwarp();
+    tiles.release();
+    if (key_tile_begin >= key_tile_end) {
       store_empty<Traits>(params, rows, thread);
       continue;
     }
-
-    // Key tiles that need no mask for these 64 rows.
-    const Range unmasked =
-        (Traits::kBand ? schedule.band : Band{})
-            .full_tiles({first_query, first_query + pack.queries}, schedule.seq_k, kTileN);
-    const int unmasked_begin = int(unmasked.begin), unmasked_end = int(unmasked.end);
+    if constexpr (kPassBy) pass_by(key_tile_end - end);
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
-      if (n < unmasked_begin || n >= unmasked_end) {
-        const int query[2] = {first_query + pack.query_of(row_in_warpgroup),
-                              first_query + pack.query_of(row_in_warpgroup + 8)};
-        mask_scores<Traits::kBand>(r_s, int(schedule.band.lo), int(schedule.band.hi), query,
-                                   n * kTileN + key_in_tile, schedule.seq_k);
-      }
+      if (n < unmasked.begin || n >= unmasked.end)
+        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
+                                   row_keys[row_in_warpgroup % kWarpRows + 8],
+                                   n * kTileN + key_in_tile);
     };
 
     uint32_t r_p[kTileN / 4];
     float r_o[VTile::kCols / 2] = {};
     float alpha[2];
-    OnlineSoftmax softmax{params.scale_log2};
-
-    // Of the work tile's key tiles, those that these rows see; one that they do not see where they
-    // see none.
-    int begin = work.key_tile_begin, end = work.key_tile_end;
-    if constexpr (kPassBy) {
-      const Range seen = schedule.band.key_tiles(
-          {first_query, min(first_query + pack.queries, schedule.seq_q)}, schedule.seq_k, kTileN);
-      begin = max(begin, min(end - 1, int(seen.begin)));
-      end = max(begin + 1, min(end, int(seen.end)));
-      pass_by(work.key_tile_end - end);
-    }
+    Softmax softmax{Score<Traits::kScore>::of(params)};
 
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
@@ -188,10 +190,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         for (int i = 0; i < kTileN / 2; ++i) r_s[i] = r_next[i];
       };
       const auto issue_output = [&](int stage) {
-        wait(&shared.v_barriers.full[stage], v_state.phase, BarrierName::kVFull);
+        wait(&shared.v_barriers.full[stage], k_state.behind(2).phase, BarrierName::kVFull);
         issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
       };
       const auto run_softmax = [&] {
+        softmax.admit(r_s);
         mask(r_s, n);
         const bool raised = softmax.begin_tile(r_s, alpha);
         softmax.template exponentiate<0, kTileN / 2>(r_s);
@@ -202,7 +205,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         pin_registers(r_o);
         pin_registers(r_p);
         release_v(stage);
-        if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+        if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
         pack_probabilities<kElement>(r_s, r_p);
       };
 
@@ -214,7 +217,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       run_softmax();
       pack_probabilities<kElement>(r_s, r_p);
 
-      if (n > work.key_tile_begin) {
+      if (n > key_tile_begin) {
         issue_scores(k_state.stage);
         wgmma_wait<0>();
         take_scores(k_state.stage);
@@ -233,16 +236,14 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           take_scores(kStage);
         };
 #pragma unroll 1
-        for (--n; n > work.key_tile_begin; --n) {
+        for (--n; n > key_tile_begin; --n) {
           as_constant<2>(k_state.stage, step);
           k_state.advance();
-          v_state.advance();
         }
-        issue_output(v_state.stage);
+        issue_output(k_state.stage);
         const bool raised = run_softmax();
         wgmma_wait<0>();
-        finish_output(v_state.stage, raised);
-        v_state.advance();
+        finish_output(k_state.stage, raised);
       }
     } else {
       float r_s[kTileN / 2];
@@ -253,6 +254,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       pin_registers(r_s);
       release_k(k_state.stage);
       k_state.advance();
+      softmax.admit(r_s);
       mask(r_s, n);
       softmax.begin_tile(r_s, alpha);
       softmax.template exponentiate<0, kTileN / 2>(r_s);
@@ -262,10 +264,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       const auto step = [&](auto stage) {
         constexpr int kStage = stage.value,
                       kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
+        const uint32_t phase_v = kStage == 0 ? k_state.phase ^ 1 : k_state.phase;
         if constexpr (!Traits::kSchedule.overlap) {
           // A turn is still P·V and Q·Kᵀ, but the softmax has none of its own products beside it.
           turn.await();
-          wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
+          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
           issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
           wgmma_wait<0>();
           pin_registers(r_o);
@@ -277,22 +280,24 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           wgmma_wait<0>();
           pin_registers(r_s);
           release_k(kStage);
+          softmax.admit(r_s);
           mask(r_s, n);
           const bool raised = softmax.begin_tile(r_s, alpha);
           softmax.template exponentiate<0, kTileN / 2>(r_s);
-          if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
           pack_probabilities<kElement>(r_s, r_p);
         } else {
           wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
           turn.await();
           issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-          wait(&shared.v_barriers.full[kStageV], v_state.phase, BarrierName::kVFull);
+          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
           issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
           turn.pass_on();
 
           wgmma_wait<1>();
           pin_registers(r_s);
           release_k(kStage);
+          softmax.admit(r_s);
           mask(r_s, n);
           const bool raised = softmax.begin_tile(r_s, alpha);
           softmax.template exponentiate<0, kHalf>(r_s);
@@ -301,7 +306,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           pin_registers(r_o);
           pin_registers(r_p);
           release_v(kStageV);
-          if (kAlwaysRescale || raised) OnlineSoftmax::scale_rows(r_o, alpha);
+          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
           softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
           pack_probabilities<kElement>(r_s, r_p);
         }
@@ -310,22 +315,21 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       for (--n; n >= begin; --n) {
         as_constant<Traits::kStages>(k_state.stage, step);
         k_state.advance();
-        v_state.advance();
       }
     }
 
+    const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
-    softmax.finish(params.softmax_scale, inverse_sum, lse);
+    softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     wgmma_wait<0>();
     pin_registers(r_o);
     release_v(v_state.stage);
-    v_state.advance();
-    if constexpr (kPassBy) pass_by(begin - work.key_tile_begin);
+    if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    OnlineSoftmax::scale_rows(r_o, inverse_sum);
+    Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
     // With a second slot, Q of the next tile is under way already, and this one's can wait.

@@ -4,6 +4,7 @@
 
 #include "hopper/device/head_pack.hpp"
 #include "hopper/device/sink_view.h"
+#include "hopper/device/softcap.hpp"
 #include "hopper/device/tensor_map.h"
 #include "hopper/device/tile_schedule.hpp"
 
@@ -14,6 +15,8 @@ struct ForwardParams {
   TensorMap k;    // box [tile_n, chunk]
   TensorMap v;    // box [tile_n, chunk]
   TensorMap out;  // box as q's; only if out_by_tma
+  // Of slots (TileSchedule) all have boxes of slot_rows.
+  RowMap q_rows, k_rows, v_rows, out_rows;
 
   unsigned short* out_data;  // [batch, seq_q, heads_q, head_dim_v], for rows that TMA cannot store
   long long out_stride_batch, out_stride_seq, out_stride_head;
@@ -30,6 +33,8 @@ struct ForwardParams {
   bool out_by_tma;
 
   TileSchedule schedule;  // with the shape of the problem
+
+  Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
 };
 
 }  // namespace flash3::hopper

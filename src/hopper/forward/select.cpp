@@ -1,12 +1,14 @@
 #include "hopper/forward/select.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 #include <vector>
 
 #include "core/message.hpp"
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/params.h"
-#include "hopper/plain_call.hpp"
+#include "hopper/kernel_kind.hpp"
 #include "hopper/tensor_map.hpp"
 
 namespace flash3::hopper {
@@ -22,9 +24,10 @@ ForwardKernel kernel_of_row() {
   std::string id =
       message("fwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
-  id += message(c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
+  const bool capped = c.score == ScoreKind::kSoftcap;
+  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
   return {std::move(id), kElement, c,
-          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_n>()};
+          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_n, c.score>()};
 }
 
 template <Element kElement, int... kRows>
@@ -32,9 +35,39 @@ void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kR
   (list.push_back(kernel_of_row<kElement, kRows>()), ...);
 }
 
-// TMA must reach from one group of packed heads to the next; a copy is always laid out so.
-bool can_pack(const ForwardProblem& problem, const HeadPack& pack) {
-  return tma_can_address(problem.q, pack) || !tma_can_address(problem.q);
+Rows rows_of(const ForwardProblem& problem) {
+  return problem.is_ragged() ? Rows::kRagged : Rows::kBySequence;
+}
+
+// Rows of a slot that holds any sequence of the batch, if they are few enough; otherwise 0.
+int slot_rows_of(const ForwardProblem& problem) {
+  const int64_t longest = std::max(problem.seq_q, problem.seq_k);
+  if (!problem.is_ragged() || longest > HeadPack::kRows) return 0;
+  return std::max(16, int(std::bit_ceil(uint64_t(longest))));
+}
+
+// A work tile's keys are those of its own slots.
+bool holds_slots(const ForwardConfig& c, int slot_rows) {
+  return c.band && c.tile_m() % c.tile_n == 0 && c.tile_n % slot_rows == 0 &&
+         c.tile_m() / slot_rows <= kMaxSlots;
+}
+
+// No more tiles than this, whatever the lengths.
+int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
+  const Sequences& q = problem.sequences_q;
+  const int64_t of_each = problem.batch * ((problem.seq_q + tile_queries - 1) / tile_queries);
+  return groups *
+         (q.packed ? std::min(of_each, int64_t(q.rows) / tile_queries + problem.batch) : of_each);
+}
+
+// A ragged batch's share of a plan.
+void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
+  const auto reserve = [&](size_t bytes) {
+    return std::exchange(plan->workspace_bytes, plan->workspace_bytes + align_up(bytes));
+  };
+  plan->list_offset = reserve(size_t(problem.batch) * sizeof(SequenceRows));
+  if (plan->slot_rows == 0)
+    plan->first_tile_offset = reserve((size_t(problem.batch) + 1) * sizeof(int));
 }
 
 // Everything else that follows from a choice.
@@ -43,41 +76,59 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   *plan = {};
   plan->kernel = choice.kernel;
   plan->pack = choice.pack;
+  plan->slot_rows = choice.slot_rows;
   plan->estimate = estimate;
+  plan->rows = rows_of(problem);
   const ForwardConfig& config = choice.kernel->config;
 
-  plan->q = plan_copy(problem.q, &plan->workspace_bytes);
-  plan->k = plan_copy(problem.k, &plan->workspace_bytes);
-  plan->v = plan_copy(problem.v, &plan->workspace_bytes);
+  const TensorView q = tensor_rows(problem.q, problem.sequences_q),
+                   k = tensor_rows(problem.k, problem.sequences_k),
+                   v = tensor_rows(problem.v, problem.sequences_k),
+                   out = tensor_rows(problem.out, problem.sequences_q);
+  plan->q = plan_copy(q, plan->rows, &plan->workspace_bytes);
+  plan->k = plan_copy(k, plan->rows, &plan->workspace_bytes);
+  plan->v = plan_copy(v, plan->rows, &plan->workspace_bytes);
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
-  plan->out_by_tma = tma_can_address(problem.out, choice.pack) && problem.head_dim_v % 8 == 0;
+  plan->out_by_tma = tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
 
-  const int64_t tiles = estimate.tiles;
-  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMaxLength - 256) {
-    return unsupported(message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
-                               ", heads_q = ", problem.heads_q, " and ", tiles,
-                               " tiles of work, but the hopper backend counts each up to ",
-                               kMaxLength - 256));
+  const int64_t head_groups = problem.heads_q / choice.pack.heads;
+  const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
+  const int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
+                            ? most_tiles(problem, tile_queries, head_groups)
+                            : estimate.tiles;
+  const int64_t rows_q = problem.sequences_q.packed ? q.seq : problem.batch * problem.seq_q,
+                rows_k = problem.sequences_k.packed ? k.seq : problem.batch * problem.seq_k;
+  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMaxLength - 256 ||
+      (problem.is_ragged() &&
+       std::max({rows_q, rows_k, problem.batch * choice.slot_rows}) > kMaxLength - 256)) {
+    return unsupported(message(
+        "seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k, ", heads_q = ", problem.heads_q,
+        ", ", tiles, " tiles of work, and ", rows_q, " and ", rows_k,
+        " rows of a ragged batch, but the hopper backend counts each up to ", kMaxLength - 256));
   }
-  const int64_t groups = problem.batch * (problem.heads_q / choice.pack.heads);
-  plan->m_tiles = int(estimate.m_tiles);
-  plan->groups = int(groups);
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, device.multiprocessors);
-
   plan->groups_at_a_time = 1;
+  if (problem.is_ragged()) plan_ragged(problem, plan);
+  if (choice.slot_rows > 0) {
+    plan->m_tiles = int(estimate.m_tiles);
+    plan->groups = plan->groups_at_a_time = int(head_groups);
+    return {};
+  }
+  plan->m_tiles = int(estimate.m_tiles);
+  plan->groups = int(problem.batch * head_groups);
+  // Tiles of equal length need no counter, nor does a single round of them.
+  plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
+  if (plan->dynamic) {
+    plan->counter_offset = plan->workspace_bytes;
+    plan->workspace_bytes += align_up(sizeof(TileCounterMemory));
+  }
   if (config.band) {
-    // Tiles of equal length need no counter, nor does a single round of them.
-    plan->dynamic = plan->tiles > plan->grid;
-    if (plan->dynamic) {
-      plan->counter_offset = plan->workspace_bytes;
-      plan->workspace_bytes += align_up(sizeof(TileCounterMemory));
-    }
     const int64_t kv_bytes =
         std::max<int64_t>(1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
     const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
                               (problem.queries_per_kv_head() / choice.pack.heads);
-    plan->groups_at_a_time = int(std::min(at_a_time, groups));
+    plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
   }
   return {};
 }
@@ -100,22 +151,25 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   choices.reserve(8);
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16) return choices;
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
-  const bool band = !problem.band().is_full(problem.seq_q, problem.seq_k);
+  const ScoreKind score = score_kind(problem);
+  const bool band = needs_band(problem);
+  const int slot_rows = slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.band != band || c.head_dim < problem.head_dim ||
+    if (kernel.element != element || c.score != score || c.head_dim < problem.head_dim ||
         c.head_dim_v < problem.head_dim_v) {
       continue;
     }
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
+    if (slot_rows > 0 && holds_slots(c, slot_rows)) choices.push_back({&kernel, {}, slot_rows});
+    if (c.band != band) continue;
     choices.push_back({&kernel, HeadPack{}});
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
-      const HeadPack pack = HeadPack::of(heads);
-      if (problem.queries_per_kv_head() % heads == 0 && can_pack(problem, pack))
-        choices.push_back({&kernel, pack});
+      if (problem.queries_per_kv_head() % heads == 0)
+        choices.push_back({&kernel, HeadPack::of(heads)});
     }
   }
   return choices;
@@ -126,42 +180,49 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
   }
-  FLASH3_CHECK(check_plain(problem));
-  // The best choice without packed heads, and the best with them.
+  FLASH3_CHECK(check_softcap(problem));
+  // The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
   ForwardChoice best[2];
   Estimate estimate[2];
   for (const ForwardChoice& choice : forward_choices(problem)) {
-    const bool packed = choice.pack.heads > 1;
-    const Estimate e =
-        estimate_forward(problem, choice.kernel->config, choice.pack, device.multiprocessors);
-    if (best[packed].kernel && !is_better(e, estimate[packed], kRowMargin)) continue;
-    best[packed] = choice;
-    estimate[packed] = e;
+    const bool shares = choice.shares_tiles();
+    const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack,
+                                        choice.slot_rows, device.multiprocessors);
+    if (best[shares].kernel && !is_better(e, estimate[shares], kRowMargin)) continue;
+    best[shares] = choice;
+    estimate[shares] = e;
   }
   if (!best[0].kernel) {
     return unsupported(message("no kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   }
-  const bool packed = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
-  FLASH3_CHECK(complete_plan(problem, device, best[packed], estimate[packed], plan));
-  plan->rival = best[!packed];
-  plan->rival_estimate = estimate[!packed];
+  const bool shares = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
+  FLASH3_CHECK(complete_plan(problem, device, best[shares], estimate[shares], plan));
+  plan->rival = best[!shares];
+  plan->rival_estimate = estimate[!shares];
   return {};
 }
 
 Status plan_forward(const ForwardProblem& problem, const Device& device,
                     const ForwardChoice& choice, ForwardPlan* plan) {
-  return complete_plan(
-      problem, device, choice,
-      estimate_forward(problem, choice.kernel->config, choice.pack, device.multiprocessors), plan);
+  return complete_plan(problem, device, choice,
+                       estimate_forward(problem, choice.kernel->config, choice.pack,
+                                        choice.slot_rows, device.multiprocessors),
+                       plan);
 }
 
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {
   TileSchedule schedule{};
-  schedule.band.lo = std::clamp<Index>(problem.band().lo, -kMaxLength, kMaxLength);
-  schedule.band.hi = std::clamp<Index>(problem.band().hi, -kMaxLength, kMaxLength);
+  schedule.rule = tile_mask_rule(problem.mask_rule);
   schedule.seq_q = int(problem.seq_q);
   schedule.seq_k = int(problem.seq_k);
+  schedule.mask = TileMask::make(schedule.seq_q, schedule.seq_k, schedule.rule);
+  schedule.slot_rows = plan.slot_rows;
+  if (plan.slot_rows > 0) {
+    schedule.seq_q = schedule.seq_k = int(problem.batch) * plan.slot_rows;
+    schedule.mask = {};
+    schedule.mask.chunk = plan.slot_rows;
+  }
   schedule.tile_queries = plan.kernel->config.warpgroups * plan.pack.queries;
   schedule.m_tiles = plan.m_tiles;
   schedule.head_groups = int(problem.heads_q) / plan.pack.heads;
@@ -169,6 +230,22 @@ TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& pla
   schedule.groups_at_a_time = plan.groups_at_a_time;
   schedule.tiles = plan.tiles;
   return schedule;
+}
+
+ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan) {
+  ListParams list{};
+  list.q = problem.sequences_q;
+  list.k = problem.sequences_k;
+  list.batch = int(problem.batch);
+  list.in_order = plan.slot_rows > 0;
+  list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
+  list.groups = int(problem.heads_q) / plan.pack.heads;
+  if (plan.kernel->config.band) {
+    list.bytes_at_a_time = kL2Budget;
+    list.bytes_per_row = (problem.head_dim + problem.head_dim_v) * 2;
+    list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
+  }
+  return list;
 }
 
 }  // namespace flash3::hopper

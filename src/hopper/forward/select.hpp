@@ -13,12 +13,13 @@
 #include "hopper/element.hpp"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/estimate.hpp"
+#include "hopper/list_sequences.hpp"
 #include "hopper/packed_copy.hpp"
 
 namespace flash3::hopper {
 
 struct ForwardKernel {
-  std::string id;  // "fwd_bf16_d128_band_128x144"
+  std::string id;  // "fwd_bf16_d128_band_128x144", "fwd_bf16_d128_softcap_128x144"
   Element element;
   ForwardConfig config;
   const void* function;  // for cudaLaunchKernel
@@ -27,47 +28,56 @@ struct ForwardKernel {
 // Every kernel built in, in the order of the tile table.
 std::span<const ForwardKernel> forward_kernels();
 
-// One way to run a problem: in which tiles, and how many query heads of a KV head share one.
+// One way to run a problem: in which tiles, and how many query heads of a KV head, or which rows of
+// short ragged sequences, share one.
 struct ForwardChoice {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
+  int slot_rows = 0;  // TileSchedule
+
+  bool shares_tiles() const { return pack.heads > 1 || slot_rows > 0; }
 };
 
 // All ways that give the right answer, the plain one first: the kernels of the narrowest row that
 // holds the head dims, one head a tile, and then packed by every divisor of the heads per KV head
-// that fits a warpgroup's rows. Empty if no kernel takes the dtype or the head dims.
+// that fits a warpgroup's rows, and with slots where max_seqlen is small enough. Empty if no kernel
+// takes the dtype or the head dims.
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
-
-// Rows, keys, the band's bounds and their sums are 32-bit in the kernel.
-inline constexpr int64_t kMaxLength = int64_t{1} << 30;
 
 struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
-  // What it is expected to cost, and what the best other way would that packs heads if this one
+  int slot_rows = 0;
+  // What it is expected to cost, and what the best other way would that shares tiles if this one
   // does not, or the reverse. No kernel: there is none.
   Estimate estimate, rival_estimate;
   ForwardChoice rival;
 
+  Rows rows = Rows::kBySequence;
   PackedCopy q, k, v;
   bool out_by_tma = false;
   bool dynamic = false;  // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
+  size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;
 
   // See device/tile_schedule.hpp.
   int m_tiles = 0;
   int groups = 0;
   int groups_at_a_time = 0;
-  int tiles = 0;
-  int grid = 0;  // blocks
+  int tiles = 0;  // of a ragged batch: no more than so many
+  int grid = 0;   // blocks
 };
 
 // Takes the choice that is expected to be the fastest.
 Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
 
-// The plan's work tiles, in order; without the counter, which belongs to a launch.
+// The plan's work tiles, in order; without the counter, which belongs to a launch, and the list of
+// a ragged batch.
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan);
+
+// How a ragged batch is listed; without the list's memory.
+ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // Takes this one of forward_choices(problem).
 Status plan_forward(const ForwardProblem& problem, const Device& device,

@@ -61,7 +61,9 @@ TEST(BackwardKernels, HaveNamesOfTheirOwnThatTellTheirRow) {
     const BackwardConfig& c = kernel.config;
     expect_part(kernel.id, kernel.element == Element::kFloat16 ? "bwd_fp16_d" : "bwd_bf16_d");
     expect_part(kernel.id, message("_d", c.head_dim));
-    expect_part(kernel.id, c.band ? "_band_" : "_full_");
+    expect_part(kernel.id, c.score == ScoreKind::kSoftcap ? "_softcap_"
+                           : c.band                       ? "_band_"
+                                                          : "_full_");
     expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n()));
   }
   EXPECT_EQ(std::ssize(ids), 2 * std::ssize(kBackwardConfigs)) << "fp16 and bf16";
@@ -76,8 +78,8 @@ TEST(BackwardPlan, TakesTheNarrowestKernelThatHoldsTheHeadDims) {
             problem_of(message("bf16/b1/q300/k300/h2/d", dim, "x", dim_v, "/", mask));
         const BackwardConfig* narrowest = nullptr;
         for (const BackwardConfig& c : kBackwardConfigs)
-          if (c.head_dim >= dim && c.head_dim_v >= dim_v && c.band == (mask[0] == 'c') &&
-              (!narrowest || cost(c) < cost(*narrowest)))
+          if (c.score == ScoreKind::kPlain && c.head_dim >= dim && c.head_dim_v >= dim_v &&
+              c.band == (mask[0] == 'c') && (!narrowest || cost(c) < cost(*narrowest)))
             narrowest = &c;
         if (!narrowest) {
           expect_part(refusal(problem), message("head_dim = ", dim, ", head_dim_v = ", dim_v));
@@ -147,10 +149,10 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
-    const size_t rows = size_t(problem.batch * problem.heads_q * plan.padded_q);
-    EXPECT_GE(plan.padded_q, problem.seq_q) << id;
-    EXPECT_LT(plan.padded_q - c.tile_m, problem.seq_q) << id;
-    EXPECT_EQ(plan.padded_q % c.tile_m, 0) << id;
+    const int padded_q = plan.query_tiles.tiles * c.tile_m;
+    const size_t rows = size_t(problem.batch * problem.heads_q * padded_q);
+    EXPECT_GE(padded_q, problem.seq_q) << id;
+    EXPECT_LT(padded_q - c.tile_m, problem.seq_q) << id;
 
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
@@ -211,26 +213,11 @@ TEST(BackwardPlan, EmptyCallsHaveNoBlocks) {
   EXPECT_EQ(plan_of("bf16/b1/q0/k64/h2/d64/full").workspace_bytes, 0u);
 }
 
-// What launch.cpp hands to decode_key_tile, with nothing that needs a driver.
-BackwardParams order_of_work(const BackwardProblem& problem, const BackwardPlan& plan) {
-  constexpr Index kLimit = Index{1} << 30;
-  BackwardParams params{};
-  params.rows.seq_q = int(problem.seq_q);
-  params.seq_k = int(problem.seq_k);
-  params.heads_k = int(problem.heads_k);
-  params.queries = {std::clamp<Index>(-problem.band().hi, -kLimit, kLimit),
-                    std::clamp<Index>(-problem.band().lo, -kLimit, kLimit)};
-  params.n_tiles = plan.n_tiles;
-  params.kv_heads = plan.kv_heads;
-  params.kv_heads_at_a_time = plan.kv_heads_at_a_time;
-  static int turns = 0;  // the order depends on whether there are any
-  if (plan.deterministic) params.rows.turns = &turns;
-  return params;
-}
-
 KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
   const BackwardConfig& c = plan.kernel->config;
-  return decode_key_tile(order_of_work(problem, plan), c.tile_m, c.tile_n(), c.band, block);
+  const KeySchedule schedule = key_schedule(problem, plan);
+  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n(), c.band,
+                         block);
 }
 
 const char* const kShapes[] = {
@@ -243,6 +230,11 @@ const char* const kShapes[] = {
     "bf16/b2/q1000/k1000/h2/d128/causal+w100:",
     "fp16/b1/q640/k640/h5x1/d128/w:9",
     "bf16/b2/q0/k200/h2/d128/causal",
+    "bf16/b2/q300/k400/h4x2/d128/causal/chunk150",
+    "fp16/b1/q500/k500/h2/d64/full/chunk70",
+    "bf16/b1/q400/k300/h2/d256/w30:5/chunk64",  // chunks of queries without keys
+    "bf16/b1/q300/k300/h1/d64/w62:",            // a pair short of a whole step
+    "bf16/b1/q300/k300/h1/d64/w:62",
 };
 
 TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
@@ -253,8 +245,8 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
     std::set<std::tuple<int, int, int>> seen;
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
-      EXPECT_TRUE(seen.insert({work.batch, work.kv_head, work.key}).second) << id;
-      EXPECT_TRUE(work.batch >= 0 && work.batch < problem.batch) << id;
+      EXPECT_TRUE(seen.insert({work.sequence.batch, work.kv_head, work.key}).second) << id;
+      EXPECT_TRUE(work.sequence.batch >= 0 && work.sequence.batch < problem.batch) << id;
       EXPECT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
       EXPECT_TRUE(work.key >= 0 && work.key < problem.seq_k && work.key % tile_n == 0) << id;
     }
@@ -265,7 +257,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
 }
 
 // Pair by pair: exactly the tiles from the first to the last query that sees one of the keys.
-TEST(KeyTiles, HaveTheQueryTilesThatTheBandLeaves) {
+TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
@@ -276,12 +268,36 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheBandLeaves) {
       int64_t first = problem.seq_q, last = -1;
       for (int64_t i = 0; i < problem.seq_q; ++i)
         for (int64_t j = work.key; j < end; ++j)
-          if (problem.band().sees(i, j)) first = std::min(first, i), last = i;
+          if (problem.mask().sees(i, j)) first = std::min(first, i), last = i;
       if (last < 0) {
         EXPECT_GE(work.query_tile_begin, work.query_tile_end) << id << ", key " << work.key;
       } else {
         EXPECT_EQ(work.query_tile_begin, first / c.tile_m) << id << ", key " << work.key;
         EXPECT_EQ(work.query_tile_end, last / c.tile_m + 1) << id << ", key " << work.key;
+      }
+    }
+  }
+}
+
+// Step by step: those that go without a mask have no hidden pair, and no other has none.
+TEST(KeyTiles, MaskTheStepsThatTheMaskCutsAlone) {
+  for (const char* id : kShapes) {
+    const BackwardProblem problem = problem_of(id);
+    const BackwardPlan plan = plan_of(problem);
+    const BackwardConfig& c = plan.kernel->config;
+    if (!c.band) continue;
+    const Mask mask = problem.mask();
+    for (int block = 0; block < plan.grid; ++block) {
+      const KeyTile work = work_of(problem, plan, block);
+      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
+        const WholeSteps whole = whole_steps(work, {key, key + 64}, c.step_queries());
+        for (int query = work.query_tile_begin * c.tile_m; query < work.query_tile_end * c.tile_m;
+             query += c.step_queries()) {
+          bool all = key + 64 <= problem.seq_k;
+          for (int i = query; i < query + c.step_queries(); ++i)
+            for (int j = key; j < key + 64; ++j) all = all && mask.sees(i, j);
+          EXPECT_EQ(whole.hold(query), all) << id << ", key " << key << ", query " << query;
+        }
       }
     }
   }
@@ -294,7 +310,7 @@ TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
   const BackwardPlan plan = plan_of(full);
   for (int block = 0; block < plan.grid; ++block) {
     const KeyTile work = work_of(full, plan, block);
-    EXPECT_EQ(work.batch * 6 + work.kv_head, block / plan.n_tiles);
+    EXPECT_EQ(work.sequence.batch * 6 + work.kv_head, block / plan.n_tiles);
   }
 
   for (const char* id :
@@ -332,7 +348,7 @@ TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
 int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
                      int multiprocessors) {
   const BackwardConfig& c = plan.kernel->config;
-  const BackwardParams params = order_of_work(problem, plan);
+  const KeySchedule schedule = key_schedule(problem, plan);
   struct Block {
     KeyTile work;
     int tile, left;  // query tile, and how many from it on
@@ -350,10 +366,9 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
     const auto before = turns;
     bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
-      const std::pair at(int(b.work.batch * problem.heads_k) + b.work.kv_head, b.tile);
+      const std::pair at(int(b.work.sequence.batch * problem.heads_k) + b.work.kv_head, b.tile);
       const auto found = before.find(at);
-      const int turn =
-          turn_of(params, c.tile_m, c.tile_n(), c.band, b.work.key / c.tile_n(), b.tile);
+      const int turn = turn_of(schedule, b.work, c.tile_n(), c.band, b.tile);
       if (turn != (found == before.end() ? 0 : found->second)) continue;
       ++turns[at];
       b.tile = b.work.next(b.tile);
@@ -372,10 +387,12 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
 TEST(DeterministicSums, GiveEveryBlockItsTurn) {
   std::vector<std::string> shapes(std::begin(kShapes), std::end(kShapes));
   // More key tiles than multiprocessors, more than query tiles, and fewer.
-  shapes.insert(shapes.end(),
-                {"bf16/b1/q2048/k20000/h2/d64/full", "bf16/b1/q9000/k700/h8x2/d128/full",
-                 "bf16/b2/q5000/k20000/h2/d128/causal", "bf16/b1/q9000/k20000/h1/d256/w:100",
-                 "bf16/b1/q20000/k20000/h1/d128/w100:"});
+  shapes.insert(
+      shapes.end(),
+      {"bf16/b1/q2048/k20000/h2/d64/full", "bf16/b1/q9000/k700/h8x2/d128/full",
+       "bf16/b2/q5000/k20000/h2/d128/causal", "bf16/b1/q9000/k20000/h1/d256/w:100",
+       "bf16/b1/q20000/k20000/h1/d128/w100:", "bf16/b1/q20000/k20000/h2/d128/causal/chunk1000",
+       "bf16/b1/q9000/k20000/h1/d64/full/chunk3000"});
   for (const std::string& shape : shapes) {
     const BackwardProblem problem = problem_of(shape + "/deterministic");
     const BackwardPlan plan = plan_of(problem);

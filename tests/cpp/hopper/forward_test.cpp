@@ -40,7 +40,6 @@ class HopperForward : public testing::Test {
     options.oracle_threads = 0;
     options.repeat = repeat;
     const cases::Verdict v = run_case(c, *memory_, options);
-    if (v.unsupported && !c.is_plain()) return;
     EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
   }
 

@@ -74,24 +74,21 @@ TEST(Choices, AreTheDivisorsOfTheHeadsPerKvHead) {
   EXPECT_EQ(packs("128x1"), (std::vector{1, 2, 4, 8, 16, 32, 64}));
 }
 
-// TMA steps from one head group to the next by a stride below 2^40 bytes.
-TEST(Choices, DoNotPackHeadsTooFarApart) {
+// TMA steps from head to head by a stride below 2^40 bytes, packed or not.
+TEST(Choices, PackHeadsThatTmaReaches) {
   ForwardProblem problem = problem_of("bf16/b1/q1/k100/h16x2/d256/full");
   ASSERT_EQ(forward_choices(problem).size(), 4u);
-  problem.q.stride_head = int64_t{1} << 37;  // 2^38 bytes from head to head
-  const auto choices = forward_choices(problem);
-  ASSERT_EQ(choices.size(), 2u);
-  EXPECT_EQ(choices[1].pack.heads, 2);
-
-  // The same distance in out: what is packed is stored without TMA.
-  problem = problem_of("bf16/b1/q1/k100/h16x2/d256/full");
-  problem.out.stride_head = int64_t{1} << 37;
-  ForwardPlan plan;
-  const auto all = forward_choices(problem);
-  ASSERT_EQ(all.size(), 4u);
-  for (const ForwardChoice& choice : all) {
-    ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
-    EXPECT_EQ(plan.out_by_tma, choice.pack.heads <= 2) << choice.pack.heads;
+  for (const int64_t stride : {int64_t{1} << 37, int64_t{1} << 39}) {  // 2^38, 2^40 bytes
+    problem.q.stride_head = problem.out.stride_head = stride;
+    const bool reached = stride < int64_t{1} << 39;
+    const auto choices = forward_choices(problem);
+    ASSERT_EQ(choices.size(), 4u);
+    for (const ForwardChoice& choice : choices) {
+      ForwardPlan plan;
+      ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+      EXPECT_EQ(plan.out_by_tma, reached) << choice.pack.heads;
+      EXPECT_EQ(plan.q.needed, !reached) << choice.pack.heads;
+    }
   }
 }
 
@@ -121,7 +118,8 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
   for (const char* id :
        {"bf16/b2/q1/k50/h24x2/d128/full", "bf16/b2/q65/k300/h24x2/d64/causal",
         "bf16/b1/q200/k150/h64x1/d128/causal", "bf16/b3/q333/k333/h14x2/d256/w40:7",
-        "bf16/b1/q500/k2000/h8x2/d64/causal+w100:", "bf16/b2/q130/k130/h40x4/d192x128/full"}) {
+        "bf16/b1/q500/k2000/h8x2/d64/causal+w100:", "bf16/b2/q300/k400/h8x2/d64/causal/chunk150",
+        "bf16/b2/q130/k130/h40x4/d192x128/full"}) {
     const ForwardProblem problem = problem_of(id);
     for (const ForwardChoice& choice : forward_choices(problem)) {
       ForwardPlan plan;
@@ -140,9 +138,9 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
               work.head_group * choice.pack.heads + choice.pack.head_of(in_warpgroup);
           if (in_warpgroup >= choice.pack.rows() || query >= problem.seq_q) continue;
           ASSERT_LT(head, problem.heads_q);
-          ++seen[static_cast<size_t>((work.batch * problem.heads_q + head) * problem.seq_q +
-                                     query)];
-          const Range keys = problem.band().keys({query, query + 1}, problem.seq_k);
+          ++seen[static_cast<size_t>(
+              (work.sequence.batch * problem.heads_q + head) * problem.seq_q + query)];
+          const Range keys = problem.mask().keys({query, query + 1}, problem.seq_k);
           if (keys.empty()) continue;
           EXPECT_LE(work.key_tile_begin * config.tile_n, keys.begin) << id << ", query " << query;
           EXPECT_GE(work.key_tile_end * config.tile_n, keys.end) << id << ", query " << query;
@@ -204,24 +202,8 @@ TEST(Plan, TheCaseTablePacksInEveryWay) {
   std::map<int, int> cases_with;
   for (const cases::Case& c :
        cases::case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
-    if (c.is_plain()) ++cases_with[plan_of(to_id(c)).pack.heads];
+    ++cases_with[plan_of(to_id(c)).pack.heads];
   for (const int heads : {2, 3, 4, 7, 8, 16, 24, 32, 64}) EXPECT_GE(cases_with[heads], 2) << heads;
-}
-
-TEST(Plan, SaysWhatItDoesNotCompute) {
-  const auto refusal = [](const std::string& option) {
-    ForwardPlan plan;
-    const Status status =
-        plan_forward(problem_of("bf16/b2/q64/k64/h2/d64/full/" + option), kDevice, &plan);
-    EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED) << option;
-    return status.message();
-  };
-  EXPECT_EQ(refusal("packed"),
-            "cu_seqlens or seqused is given but the hopper backend computes sequences of one "
-            "length only");
-  EXPECT_EQ(refusal("usedk"), refusal("packed"));
-  EXPECT_EQ(refusal("softcap30"), "softcap = 30 but the hopper backend computes plain scores only");
-  EXPECT_EQ(refusal("chunk64"), "chunk = 64 but the hopper backend masks by windows only");
 }
 
 TEST(Plan, TakesWhatIsExpectedToBeFastest) {
@@ -230,7 +212,7 @@ TEST(Plan, TakesWhatIsExpectedToBeFastest) {
     const ForwardProblem problem = problem_of(id);
     const ForwardPlan plan = plan_of(id);
     for (const ForwardChoice& choice : forward_choices(problem)) {
-      const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack, 132);
+      const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack, 0, 132);
       EXPECT_FALSE(is_better(e, plan.estimate, kPackMargin))
           << id << ", " << choice.pack.heads << " heads";
     }
@@ -240,7 +222,7 @@ TEST(Plan, TakesWhatIsExpectedToBeFastest) {
 Estimate estimate_of(const std::string& id, int multiprocessors = 132) {
   const ForwardProblem problem = problem_of(id);
   const ForwardChoice choice = forward_choices(problem).front();
-  return estimate_forward(problem, choice.kernel->config, choice.pack, multiprocessors);
+  return estimate_forward(problem, choice.kernel->config, choice.pack, 0, multiprocessors);
 }
 
 // Which tile rows a length gets: where each was measured to be the fastest.
@@ -267,6 +249,21 @@ TEST(Plan, TakesTheRowOfTheLength) {
     EXPECT_EQ(tile("bf16/b4/q4096/k4096/h16/d128/" + m), Tile(128, 128)) << m;
     EXPECT_EQ(tile("bf16/b1/q16384/k16384/h16/d128/" + m), Tile(128, 144)) << m;
   }
+}
+
+// So that `flash3 verify` on a GPU runs them.
+TEST(Plan, TheCaseTableReachesEveryKernel) {
+  std::map<std::string, int> cases_of;
+  for (const cases::Case& c :
+       cases::case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
+    const auto params = cases::make_question(c);
+    ForwardProblem problem;
+    ForwardPlan plan;
+    ASSERT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
+    if (plan_forward(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
+  }
+  for (const ForwardKernel& kernel : forward_kernels())
+    EXPECT_GE(cases_of[kernel.id], 1) << kernel.id;
 }
 
 TEST(Estimate, CountsWholeRounds) {

@@ -1,4 +1,4 @@
-// Ordered accesses to global memory across the GPU. PTX ISA 9.7.9.8 ld, 9.7.9.12 st.
+// Ordered accesses to global memory across the GPU. PTX ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.8 red.
 #pragma once
 
 namespace flash3::hopper {
@@ -20,8 +20,8 @@ __device__ __forceinline__ int load_acquire(const int* address) {
   return value;
 }
 
-__device__ __forceinline__ void store_release(int* address, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+__device__ __forceinline__ void add_release(int* address, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 }  // namespace flash3::hopper

@@ -1,0 +1,126 @@
+// What the kernels make of a raw score s = q·k, softmax_scale · s or its soft cap, and in what form
+// the online softmax keeps the maximum of a row of either.
+#pragma once
+
+#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/score_kind.hpp"
+#include "hopper/device/softcap.hpp"
+
+namespace flash3::hopper {
+
+// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
+// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
+// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
+// as unsigned integers. A NaN is furthest out.
+template <class Int, int N>
+__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
+  Int bits = Int(__float_as_int(r[first]));
+#pragma unroll
+  for (int j = 4; j < N; j += 8) {
+    const Int next = Int(__float_as_int(r[j + first]));
+    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
+  }
+  return bits;
+}
+
+// Moves the scores that lie beyond the reach of the cap's polynomial to where it serves them.
+template <int N>
+__device__ __forceinline__ void confine(const Softcap& cap, float (&r_s)[N]) {
+  int highest[4];
+  uint32_t lowest[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    highest[c] = max_of_bits<int>(r_s, c);
+    lowest[c] = max_of_bits<uint32_t>(r_s, c);
+  }
+  const int reach = __float_as_int(cap.reach);
+  const bool beyond =
+      max(max(highest[0], highest[1]), max(highest[2], highest[3])) > reach ||
+      max(max(lowest[0], lowest[1]), max(lowest[2], lowest[3])) > (uint32_t(reach) | 0x80000000u);
+  if (!__any_sync(~0u, beyond)) return;
+  // In groups: those without such a score are spared the work, and only one needs registers for it.
+  constexpr int kGroup = 8;
+#pragma unroll
+  for (int group = 0; group < N; group += kGroup) {
+    float largest = 0.f;
+#pragma unroll
+    for (int j = group; j < group + kGroup; ++j) largest = fmaxf(largest, fabsf(r_s[j]));
+    if (!(largest > cap.reach)) continue;
+#pragma unroll
+    for (int j = group; j < group + kGroup; ++j) {
+      // The others stay, so that no score's bits depend on its neighbours; and NaNs.
+      const float size = fabsf(r_s[j]);
+      const float moved = cap.moved(exp2_approx(size * cap.log2_u));
+      if (size > cap.reach) r_s[j] = copysignf(moved, r_s[j]);
+    }
+  }
+}
+
+template <ScoreKind>
+struct Score;
+
+template <>
+struct Score<ScoreKind::kPlain> {
+  static constexpr bool kCapped = false;
+
+  float softmax_scale;
+  float scale_log2;  // softmax_scale · log2 e
+
+  template <class Params>
+  static __device__ __forceinline__ Score of(const Params& params) {
+    return {params.softmax_scale, params.scale_log2};
+  }
+
+  // The score in base 2, less a shift.
+  __device__ __forceinline__ float log2_above(float s, float shift) const {
+    return fmaf(s, scale_log2, -shift);
+  }
+
+  // The maximum m of a row is of raw scores, as a tile's scores are. limit: the largest score of a
+  // tile that is within the slack, in base 2, of m. max_of: m, by a tile's largest score.
+  __device__ __forceinline__ float limit(float m, float, float slack) const {
+    return m + slack / scale_log2;
+  }
+  __device__ __forceinline__ float max_of(float largest, float) const { return largest; }
+  __device__ __forceinline__ float shift_of(float m) const { return m * scale_log2; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return log2_above(m, shift);
+  }
+  // In natural units, and something added.
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m, softmax_scale, x);
+  }
+};
+
+template <>
+struct Score<ScoreKind::kSoftcap> {
+  static constexpr bool kCapped = true;
+
+  Softcap cap;  // unit: softcap · log2 e
+
+  template <class Params>
+  static __device__ __forceinline__ Score of(const Params& params) {
+    return {params.softcap};
+  }
+
+  // Of a confined score. The cap in base 2, less a shift.
+  __device__ __forceinline__ float log2_above(float s, float shift) const {
+    return fmaf(s, cap.factor(s), -shift);
+  }
+
+  // m is of capped scores in base 2, and a tile's scores are such a one less the row's shift.
+  __device__ __forceinline__ float limit(float m, float shift, float slack) const {
+    return m - shift + slack;
+  }
+  __device__ __forceinline__ float max_of(float largest, float shift) const {
+    return largest + shift;
+  }
+  __device__ __forceinline__ float shift_of(float m) const { return m; }
+  __device__ __forceinline__ float max_above(float m, float shift) const { return m - shift; }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m, 0.693147180559945309f, x);
+  }
+};
+
+}  // namespace flash3::hopper

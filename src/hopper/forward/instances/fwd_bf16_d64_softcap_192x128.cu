@@ -1,0 +1,3 @@
+#include "hopper/forward/instance.cuh"
+
+FLASH3_FORWARD_SOFTCAP_INSTANCE(kBFloat16, 64, 128)

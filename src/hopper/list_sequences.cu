@@ -1,0 +1,99 @@
+// One block sorts the sequences by the length of the side that a tile walks over, so that a long
+// one never runs last, and counts their tiles.
+#include <cub/block/block_scan.cuh>
+
+#include "hopper/cuda_status.hpp"
+#include "hopper/device/ptx/grid.cuh"
+#include "hopper/list_sequences.hpp"
+#include "hopper/overlap.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr int kThreads = 1024;
+using Scan = cub::BlockScan<int, kThreads>;
+
+// Lengths in classes an eighth of a power of two wide, the longest first.
+constexpr int kClasses = 256;
+__device__ int length_class(int length) {
+  if (length < 8) return kClasses - 1 - length;
+  const int exponent = 31 - __clz(length);
+  return kClasses - 1 - ((exponent - 2) * 8 + (length >> (exponent - 3)) % 8);
+}
+
+__device__ SequenceRows make_rows(const ListParams& params, int b) {
+  const SeqInfo info = seq_info(params.q, params.k, b);
+  SequenceRows s{};
+  s.batch = b;
+  s.q_first = int(info.q.first), s.q_length = int(info.q.length);
+  s.k_first = int(info.k.first), s.k_length = int(info.k.length);
+  s.k_capacity = int(info.k.capacity);
+  if (params.in_order) return s;
+
+  const int tiled = params.tiles_of_keys ? s.k_capacity : s.q_length,
+            walked = params.tiles_of_keys ? s.q_length : s.k_length;
+  s.tiles = (tiled + params.tile_rows - 1) / params.tile_rows;
+  long long groups = 1;
+  if (params.bytes_per_row > 0)
+    groups = max(1ll, params.bytes_at_a_time / max(1ll, walked * params.bytes_per_row)) *
+             params.group_step;
+  if (params.tiles_at_a_time > 0) groups = max(1, params.tiles_at_a_time / max(s.tiles, 1));
+  s.groups_at_a_time = int(min(groups, (long long)(params.groups)));
+  return s;
+}
+
+__global__ void __launch_bounds__(kThreads) list_kernel(ListParams params) {
+  __shared__ int places[kClasses];
+  __shared__ Scan::TempStorage scan;
+  wait_for_previous_kernel();
+  launch_dependents();
+  const int thread = threadIdx.x;
+  const auto sort_key = [&](const SequenceRows& s) {
+    return length_class(params.tiles_of_keys ? s.q_length : s.k_length);
+  };
+
+  if (!params.in_order) {
+    if (thread < kClasses) places[thread] = 0;
+    __syncthreads();
+    for (int b = thread; b < params.batch; b += kThreads)
+      atomicAdd(&places[sort_key(make_rows(params, b))], 1);
+    __syncthreads();
+    int place = thread < kClasses ? places[thread] : 0;
+    Scan(scan).ExclusiveSum(place, place);
+    if (thread < kClasses) places[thread] = place;
+    __syncthreads();
+  }
+  for (int b = thread; b < params.batch; b += kThreads) {
+    const SequenceRows s = make_rows(params, b);
+    const int place = params.in_order ? b : atomicAdd(&places[sort_key(s)], 1);
+    params.rows[place] = s;
+  }
+  if (params.in_order) return;
+
+  __syncthreads();
+  int before = 0;
+  for (int first = 0; first <= params.batch; first += kThreads) {
+    const int i = first + thread;
+    int tiles = i < params.batch ? params.rows[i].tiles * params.groups : 0, all;
+    Scan(scan).ExclusiveSum(tiles, tiles, all);
+    if (i <= params.batch) params.first_tile[i] = before + tiles;
+    before += all;
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+Status launch_list_sequences(const ListParams& params, void* stream) {
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(1);
+  launch.blockDim = dim3(kThreads);
+  launch.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  launch.attrs = &overlap;
+  launch.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&launch, list_kernel, params),
+                     "launching the kernel that lists the sequences");
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,34 @@
+// The kernel before those of a ragged batch: it reads the lengths, which lie on the device alone,
+// and lists the sequences, the longest first.
+#pragma once
+
+#include "core/seq_info.hpp"
+#include "core/status.hpp"
+#include "hopper/device/sequence_list.hpp"
+
+namespace flash3::hopper {
+
+struct ListParams {
+  Sequences q, k;
+  int batch;
+  bool in_order;  // as they come, and not cut into tiles: first_tile and what follows are not used
+
+  // The forward's tiles are of tile_rows queries, the backward's of so many keys.
+  bool tiles_of_keys;
+  int tile_rows;
+  int groups;  // of heads, each with all tiles of a sequence
+  // How many groups run at the same time: so many that their rows on the other side, of
+  // bytes_per_row each, take no more than bytes_at_a_time, in steps of group_step; or whose tiles
+  // are no more than tiles_at_a_time. 0: one.
+  long long bytes_at_a_time, bytes_per_row;
+  int group_step;
+  int tiles_at_a_time;
+
+  SequenceRows* rows;  // [batch]
+  int* first_tile;     // [batch + 1]
+};
+
+// Enqueues it. The next kernel of the stream may be launched to overlap with it (overlap.hpp).
+Status launch_list_sequences(const ListParams& params, void* stream);
+
+}  // namespace flash3::hopper

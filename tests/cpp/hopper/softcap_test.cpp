@@ -1,0 +1,88 @@
+// The arithmetic of soft-capped scores, as the kernels have it: against tanh in double precision.
+#include "hopper/device/softcap.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace flash3::hopper {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// What a kernel computes of a raw score: confine() and Score<kSoftcap> in device/score.cuh.
+float capped(const Softcap& cap, float s) {
+  if (std::abs(s) > cap.reach) s = std::copysign(cap.moved(std::exp2(cap.log2_u * std::abs(s))), s);
+  return s * cap.factor(s);
+}
+
+struct Call {
+  float softmax_scale, softcap;
+};
+constexpr Call kCalls[] = {{0.0625f, 50.f},  {0.125f, 30.f},          {1.f, 1.f},
+                           {0.3f, 0.01f},    {1e-12f, 1e-6f * 1.01f}, {0.99f, 1e-6f * 1.01f},
+                           {1.01f, 0.99e6f}, {0.99e12f, 0.99e6f}};
+
+TEST(Softcap, IsTanhWithinItsBound) {
+  for (const auto& [scale, softcap] : kCalls) {
+    const double unit = softcap * std::numbers::log2e;
+    const Softcap cap = make_softcap(scale, softcap, unit);
+    double worst = 0;
+    for (double x = 1e-6; x < 60; x *= 1.0001) {
+      const auto s = static_cast<float>(x * softcap / scale);
+      const double want = std::tanh(double{s} * scale / softcap);
+      const double got = capped(cap, s) / unit;
+      ASSERT_NEAR(got, want, 0x1.6p-18 + 0x1p-22) << scale << " " << softcap << " at x = " << x;
+      ASSERT_NEAR(got, want, 1e-4 * want) << scale << " " << softcap << " at x = " << x;
+      ASSERT_EQ(capped(cap, -s), -capped(cap, s));
+      worst = std::max(worst, std::abs(got - want));
+    }
+    EXPECT_GT(worst, 0x1p-18) << "the bound could be closer";
+  }
+}
+
+TEST(Softcap, OfInfinityIsTheCapAndOfAHiddenScoreMinusInfinity) {
+  for (const auto& [scale, softcap] : kCalls) {
+    const Softcap cap = make_softcap(scale, softcap, 1);
+    EXPECT_NEAR(capped(cap, kInf), 1, 0x1p-18);
+    EXPECT_GE(capped(cap, kInf), 1) << "so that 1 - tanh², saturated, is 0";
+    EXPECT_EQ(capped(cap, -kInf), -capped(cap, kInf));
+    EXPECT_TRUE(std::isnan(capped(cap, std::nanf(""))));
+    // Hidden scores come after confine().
+    EXPECT_EQ(-kInf * cap.factor(-kInf), -kInf);
+  }
+}
+
+// So that the largest of a row's scores stays the largest, whichever have been moved.
+TEST(Softcap, KeepsTheOrderOfScores) {
+  const Softcap cap = make_softcap(0.125, 50, 1);
+  float before = 0;
+  for (double x = 0.01; x < 6; x += 0.01) {
+    const float now = capped(cap, static_cast<float>(x * 50 / 0.125));
+    EXPECT_GE(now, before - 0x1p-16f) << x;
+    EXPECT_LE(now, 1 + 0x1p-17f) << x;
+    before = now;
+  }
+  // Between where scores stay and where the furthest go, P rises.
+  float previous = 0;
+  for (float s = cap.reach; s < 1.31f * cap.raw; s += 0.001f * cap.raw) {
+    EXPECT_GT(s * cap.factor(s), previous);
+    previous = s * cap.factor(s);
+  }
+}
+
+TEST(Softcap, CoefficientsAreNormalNumbersThroughoutTheRange) {
+  for (const double softcap : {double{kSmallestSoftcap}, double{kLargestSoftcap}})
+    for (const double ratio : {double{kSmallestSoftcap}, double{kLargestSoftcap}})
+      for (const double unit : {1.0, softcap * std::numbers::log2e}) {
+        const Softcap cap = make_softcap(softcap * ratio, softcap, unit);
+        for (const float x : {cap.a, cap.b, cap.c, cap.reach, cap.log2_u, cap.raw})
+          EXPECT_TRUE(std::isnormal(x)) << softcap << " " << ratio << " " << unit << ": " << x;
+      }
+}
+
+}  // namespace
+}  // namespace flash3::hopper

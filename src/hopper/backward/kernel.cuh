@@ -57,12 +57,19 @@ struct BackwardTraits {
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
     RingBarriers<2> ds_barriers;
+    uint64_t tile_read;
     KeyTile work;
     RowKeys seen_by[kConfig.mask_rows()];   // a key: these queries
     WholeSteps whole[kConsumerWarpgroups];  // kWholeInShared
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
+
+// The steps that need no mask for the 64 keys from this one.
+template <class Traits>
+__device__ __forceinline__ WholeSteps whole_steps_from(const KeyTile& work, int key) {
+  return whole_steps(work, {key, key + kWarpgroupRows}, Traits::kConfig.step_queries());
+}
 
 }  // namespace flash3::hopper
 
@@ -77,7 +84,8 @@ namespace flash3::hopper {
 
 // Writes the block's work. By a whole warp.
 template <class Traits>
-__device__ __forceinline__ void find_work(const BackwardParams& params, KeyTile& work) {
+__device__ __forceinline__ void find_work(const BackwardParams& params,
+                                          typename Traits::Shared& shared) {
   const KeySchedule& schedule = params.schedule;
   const SequenceList& list = schedule.sequences;
   const bool leader = threadIdx.x % 32 == 0;
@@ -92,7 +100,13 @@ __device__ __forceinline__ void find_work(const BackwardParams& params, KeyTile&
     heads = schedule.heads_k;
   }
   if (leader)
-    work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+    shared.work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+  if constexpr (Traits::kWholeInShared) {
+    __syncwarp();
+    const int w = int(threadIdx.x % 32);
+    if (w < kConsumerWarpgroups)
+      shared.whole[w] = whole_steps_from<Traits>(shared.work, shared.work.key + w * kWarpgroupRows);
+  }
 }
 
 template <class Traits>
@@ -110,6 +124,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.ds_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
     cuda::ptx::mbarrier_init(&shared.v_full, 1);
+    cuda::ptx::mbarrier_init(&shared.tile_read, kReaders);
     for (int w = 0; w < kConsumerWarpgroups; ++w) {
       cuda::ptx::mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);
       cuda::ptx::mbarrier_init(&shared.dq_empty[w], 1);
@@ -117,7 +132,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }
   wait_for_previous_kernel();
-  if (threadIdx.x / 32 == 1) find_work<Traits>(params, shared.work);
+  if (threadIdx.x / 32 == 1) find_work<Traits>(params, shared);
   __syncthreads();
 
   const KeyTile& work = shared.work;

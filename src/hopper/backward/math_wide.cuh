@@ -90,7 +90,8 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   }
 
   // V lies where dV is staged: the other warpgroup has read it, and this one K.
-  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  arrive(&shared.tile_read);
+  wait(&shared.tile_read, 0, BarrierName::kTileRead);
   finish_gradient<kElement, VTile>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
@@ -164,7 +165,8 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   // done so.
   if (tiles > 0)
     wait(&shared.ds_barriers.empty[(tiles - 1) % 2], (tiles - 1) / 2 % 2, BarrierName::kDsEmpty);
-  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  arrive(&shared.tile_read);
+  wait(&shared.tile_read, 0, BarrierName::kTileRead);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, KTile>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);

@@ -132,7 +132,7 @@ struct StepMask {
   typename Traits::Shared& shared;
   int first_row;     // of the block's keys
   int keys;          // from the first of the 64 to the end of all
-  WholeSteps whole;  // band
+  WholeSteps whole;  // band, unless it is in shared memory
 
   // By the whole warpgroup.
   __device__ __forceinline__ StepMask(typename Traits::Shared& shared, int first_row, int thread)
@@ -146,9 +146,7 @@ struct StepMask {
       if (thread % 32 < 16)
         shared.seen_by[first_row + row] =
             row < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
-      whole = whole_steps(work, {first_key, first_key + kWarpgroupRows},
-                          Traits::kConfig.step_queries());
-      if constexpr (Traits::kWholeInShared) shared.whole[first_row / kWarpgroupRows] = whole;
+      if constexpr (!Traits::kWholeInShared) whole = whole_steps_from<Traits>(work, first_key);
       __syncwarp();
     }
   }

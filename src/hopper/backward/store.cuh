@@ -93,7 +93,7 @@ __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 const float (&r_dv)[Traits::kHeadDimV / 2],
                                                 int warpgroup, int thread) {
   // K and V lie where the gradients are staged: both warpgroups have read them.
-  sync(NamedBarrier::kTileRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  sync(NamedBarrier::kOwnKeysRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,

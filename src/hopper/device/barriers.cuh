@@ -31,6 +31,7 @@ enum class BarrierName {
   kDsFull,
   kDsEmpty,
   kDqTurn,
+  kTileRead,
   kTileFull,
   kTileEmpty,
   kTileWanted
@@ -54,6 +55,7 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kDsFull: return "ds_full";
     case BarrierName::kDsEmpty: return "ds_empty";
     case BarrierName::kDqTurn: return "dq_turn";
+    case BarrierName::kTileRead: return "tile_read";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
     case BarrierName::kTileWanted: return "tile_wanted";
@@ -108,7 +110,7 @@ enum class NamedBarrier : int {
   kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
                        // with what was there
   kScoreGradient = 9,  // dS of all warpgroups is in shared memory
-  kTileRead = 10,      // no consumer reads K and V of the block any more
+  kOwnKeysRead = 10,   // no consumer reads K and V of the block any more
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

@@ -64,7 +64,7 @@ struct TileRing {
   uint64_t wanted;  // the K loader has nearly done its tile
 
   __device__ void init(int readers) {
-    barriers.init(readers);
+    barriers.init(readers, 32);  // the whole warp writes a tile
     cuda::ptx::mbarrier_init(&wanted, 1);
   }
 };
@@ -131,8 +131,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
     write_tile<kTileN, kBand>(schedule, walk, index, work, ring.slots[slot.stage]);
     __syncwarp();
     const bool valid = work.valid;
-    if (leader) arrive(&ring.barriers.full[slot.stage]);
-    __syncwarp();
+    arrive(&ring.barriers.full[slot.stage]);
     slot.advance();
     if (!valid) break;
     if (schedule.counter != nullptr) {

@@ -39,10 +39,12 @@ Rows rows_of(const ForwardProblem& problem) {
   return problem.is_ragged() ? Rows::kRagged : Rows::kBySequence;
 }
 
-// Rows of a slot that holds any sequence of the batch, if they are few enough; otherwise 0.
+// Rows of a slot that holds any sequence of the batch, if the caller says that they are few enough;
+// otherwise 0.
 int slot_rows_of(const ForwardProblem& problem) {
   const int64_t longest = std::max(problem.seq_q, problem.seq_k);
-  if (!problem.is_ragged() || longest > HeadPack::kRows) return 0;
+  const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
+  if (!problem.is_ragged() || !bounded || longest > HeadPack::kRows) return 0;
   return std::max(16, int(std::bit_ceil(uint64_t(longest))));
 }
 
@@ -181,12 +183,17 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
                                " but the hopper backend computes in float16 and bfloat16 only"));
   }
   FLASH3_CHECK(check_softcap(problem));
+  // A ragged call's choice does not look at the number of sequences: each has the same bits in any
+  // batch.
+  ForwardProblem typical = problem;
+  constexpr int64_t kTypicalBatch = 1024;
+  if (problem.is_ragged()) typical.batch = kTypicalBatch;
   // The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
   ForwardChoice best[2];
   Estimate estimate[2];
   for (const ForwardChoice& choice : forward_choices(problem)) {
     const bool shares = choice.shares_tiles();
-    const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack,
+    const Estimate e = estimate_forward(typical, choice.kernel->config, choice.pack,
                                         choice.slot_rows, device.multiprocessors);
     if (best[shares].kernel && !is_better(e, estimate[shares], kRowMargin)) continue;
     best[shares] = choice;
@@ -197,9 +204,13 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
                                ", head_dim_v = ", problem.head_dim_v));
   }
   const bool shares = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
-  FLASH3_CHECK(complete_plan(problem, device, best[shares], estimate[shares], plan));
+  const auto estimated = [&](const ForwardChoice& choice) {
+    return estimate_forward(problem, choice.kernel->config, choice.pack, choice.slot_rows,
+                            device.multiprocessors);
+  };
+  FLASH3_CHECK(complete_plan(problem, device, best[shares], estimated(best[shares]), plan));
   plan->rival = best[!shares];
-  plan->rival_estimate = estimate[!shares];
+  if (plan->rival.kernel) plan->rival_estimate = estimated(plan->rival);
   return {};
 }
 

@@ -85,11 +85,13 @@ class PackedCall {
     p_.stream = memory.stream();
     cu_ = upload(Bytes(size_t(batch + 1) * 4));
     used_ = upload(Bytes(size_t(batch) * 4));
-    set_batch(0, batch);
-    size_t bytes = 0;
-    EXPECT_EQ(flash3_forward_workspace(&p_, &bytes), FLASH3_OK) << flash3_last_error();
-    p_.workspace = upload(Bytes(bytes, kPoison));
-    p_.workspace_size = bytes;
+    for (const int64_t count : {int64_t{1}, batch}) {  // either may need more
+      set_batch(0, count);
+      size_t bytes = 0;
+      EXPECT_EQ(flash3_forward_workspace(&p_, &bytes), FLASH3_OK) << flash3_last_error();
+      p_.workspace_size = std::max(p_.workspace_size, bytes);
+    }
+    p_.workspace = upload(Bytes(p_.workspace_size, kPoison));
   }
 
   // The call on sequences [first, first + count).

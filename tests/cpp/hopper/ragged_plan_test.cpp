@@ -191,14 +191,15 @@ TEST(RaggedPlan, SharesTilesWhereSequencesAreShort) {
 
 // A sequence's result may not depend on the others, so neither may its kernel.
 TEST(RaggedPlan, OneKernelWhateverTheBatch) {
-  for (const char* sizes : {"q100/k100", "q512/k512", "q4096/k4096", "q40/k2000"})
-    for (const char* options :
-         {"h8x2/d64/causal/packed", "h8x2/d128/full/packed", "h8/d128/causal/packed/nomax"}) {
+  for (const char* sizes :
+       {"q16/k16", "q64/k64", "q3/k40", "q100/k100", "q512/k512", "q4096/k4096", "q40/k2000"})
+    for (const char* options : {"h8x2/d64/causal/packed", "h8x2/d128/full/packed",
+                                "h8/d128/causal/packed/nomax", "h4x2/d128/causal/packed"}) {
       const auto plan = [&](int batch) {
         return plan_of("bf16/b" + std::to_string(batch) + "/" + sizes + "/" + options);
       };
       const ForwardPlan one = plan(1);
-      for (const int batch : {2, 7, 100, 1000}) {
+      for (const int batch : {2, 3, 6, 7, 100, 1000}) {
         EXPECT_EQ(plan(batch).kernel, one.kernel) << sizes << " " << options << " " << batch;
         EXPECT_EQ(plan(batch).pack.heads, one.pack.heads);
         EXPECT_EQ(plan(batch).slot_rows, one.slot_rows);

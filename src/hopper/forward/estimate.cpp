@@ -29,13 +29,6 @@ KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
   return {samples > 0 ? double(sum) / double(samples) : 0, most};
 }
 
-// Of packed sequences only a bound is known, or nothing. Where lengths have a long tail, a kernel
-// that is as fast as others at the bound is too coarse for most of them.
-int64_t typical_length(const Sequences& sequences, int64_t longest) {
-  if (!sequences.bounded) return 16384;
-  return sequences.packed ? (longest * 3 + 4) / 5 : longest;
-}
-
 int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 }  // namespace
@@ -52,8 +45,9 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
            us(double(config.tile_m()) / config.tile_n);
     return e;
   }
-  const int64_t seq_q = typical_length(problem.sequences_q, problem.seq_q),
-                seq_k = typical_length(problem.sequences_k, problem.seq_k);
+  constexpr int64_t kLong = 16384;  // of a length that is not known
+  const int64_t seq_q = problem.sequences_q.bounded ? problem.seq_q : kLong,
+                seq_k = problem.sequences_k.bounded ? problem.seq_k : kLong;
   const int64_t tile_queries = int64_t{config.warpgroups} * pack.queries;
   e.m_tiles = tiles_of(seq_q, tile_queries);
   e.tiles = e.m_tiles * groups * problem.batch;

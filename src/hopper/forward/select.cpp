@@ -72,6 +72,22 @@ void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
     plan->first_tile_offset = reserve((size_t(problem.batch) + 1) * sizeof(int));
 }
 
+Estimate estimate_choice(const ForwardProblem& problem, const Device& device,
+                         const ForwardChoice& choice) {
+  return estimate_forward(problem, choice.kernel->config, choice.pack, choice.slot_rows,
+                          device.multiprocessors);
+}
+
+// To choose by: of a ragged call the batch does not count, so that each sequence has the same bits
+// whatever is beside it.
+Estimate estimate_to_compare(const ForwardProblem& problem, const Device& device,
+                             const ForwardChoice& choice) {
+  if (!problem.is_ragged()) return estimate_choice(problem, device, choice);
+  ForwardProblem typical = problem;
+  typical.batch = 1024;
+  return estimate_choice(typical, device, choice);
+}
+
 // Everything else that follows from a choice.
 Status complete_plan(const ForwardProblem& problem, const Device& device,
                      const ForwardChoice& choice, const Estimate& estimate, ForwardPlan* plan) {
@@ -183,18 +199,12 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
                                " but the hopper backend computes in float16 and bfloat16 only"));
   }
   FLASH3_CHECK(check_softcap(problem));
-  // A ragged call's choice does not look at the number of sequences: each has the same bits in any
-  // batch.
-  ForwardProblem typical = problem;
-  constexpr int64_t kTypicalBatch = 1024;
-  if (problem.is_ragged()) typical.batch = kTypicalBatch;
   // The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
   ForwardChoice best[2];
   Estimate estimate[2];
   for (const ForwardChoice& choice : forward_choices(problem)) {
     const bool shares = choice.shares_tiles();
-    const Estimate e = estimate_forward(typical, choice.kernel->config, choice.pack,
-                                        choice.slot_rows, device.multiprocessors);
+    const Estimate e = estimate_to_compare(problem, device, choice);
     if (best[shares].kernel && !is_better(e, estimate[shares], kRowMargin)) continue;
     best[shares] = choice;
     estimate[shares] = e;
@@ -204,22 +214,15 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
                                ", head_dim_v = ", problem.head_dim_v));
   }
   const bool shares = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
-  const auto estimated = [&](const ForwardChoice& choice) {
-    return estimate_forward(problem, choice.kernel->config, choice.pack, choice.slot_rows,
-                            device.multiprocessors);
-  };
-  FLASH3_CHECK(complete_plan(problem, device, best[shares], estimated(best[shares]), plan));
+  FLASH3_CHECK(plan_forward(problem, device, best[shares], plan));
   plan->rival = best[!shares];
-  if (plan->rival.kernel) plan->rival_estimate = estimated(plan->rival);
+  if (plan->rival.kernel) plan->rival_estimate = estimate_choice(problem, device, plan->rival);
   return {};
 }
 
 Status plan_forward(const ForwardProblem& problem, const Device& device,
                     const ForwardChoice& choice, ForwardPlan* plan) {
-  return complete_plan(problem, device, choice,
-                       estimate_forward(problem, choice.kernel->config, choice.pack,
-                                        choice.slot_rows, device.multiprocessors),
-                       plan);
+  return complete_plan(problem, device, choice, estimate_choice(problem, device, choice), plan);
 }
 
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {

@@ -6,14 +6,14 @@
  * and what models add to it (ragged batches, sinks, a soft cap, chunks: the last fields of
  * flash3_forward_params), computed tile by tile with an online softmax (FlashAttention-3,
  * arXiv:2407.08608), and the gradients of both by flash3_backward; the score matrix is never
- * stored.
+ * stored. flash3_quantize makes the FP8 tensors that flash3_forward takes too.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
  *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or has run it when it returns
  *      (CPU).
- *   flash3_backward goes the same way.
+ *   flash3_backward and flash3_quantize go the same way.
  *
  * Rules
  *   - The caller owns every buffer. The library never allocates device memory, synchronises,
@@ -60,8 +60,19 @@ typedef enum flash3_dtype FLASH3_ENUM_INT32 {
   FLASH3_FLOAT16 = 1,
   FLASH3_BFLOAT16 = 2,
   FLASH3_FLOAT32 = 3,
-  FLASH3_INT32 = 4 /* index tensors alone: cu_seqlens_q, seqused_k … */
+  FLASH3_INT32 = 4, /* index tensors alone: cu_seqlens_q, seqused_k … */
+  FLASH3_FLOAT8_E4M3 =
+      5 /* q, k and v of a forward call: OCP e4m3fn, largest 448, NaN 0x7F and 0xFF, no infinity */
 } flash3_dtype;
+
+/* What a forward call computes in (flash3_forward_params.compute). */
+typedef enum flash3_compute FLASH3_ENUM_INT32 {
+  FLASH3_COMPUTE_AS_GIVEN = 0, /* the dtype of q, k and v */
+  FLASH3_COMPUTE_FP8 = 1       /* FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
+} flash3_compute;
+
+/* Tokens that share a scale where a scale tensor holds blocks. */
+#define FLASH3_FP8_BLOCK 128
 
 typedef enum flash3_backend FLASH3_ENUM_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
@@ -91,7 +102,8 @@ typedef struct flash3_forward_params {
   /* Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype. Packed tensors have other dimensions: see cu_seqlens_q. */
+   * one dtype, but where q, k and v are FP8: see q_scale. Packed tensors have other dimensions: see
+   * cu_seqlens_q. */
   flash3_tensor q;   /* [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /* [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /* [batch, seq_k, heads_k, head_dim_v] */
@@ -155,12 +167,34 @@ typedef struct flash3_forward_params {
   /* One more logit for each query head, which takes part in the softmax but has no value, so that a
    * row's weights may sum up to less than 1. It is neither scaled nor capped nor masked. lse
    * includes it; a query that sees no key gets out = 0 and lse = sink. −∞ is as no sink. */
-  flash3_tensor sink; /* [heads_q] float32, or the dtype of q; all zero: none */
+  flash3_tensor sink; /* [heads_q] float32, or the dtype of out; all zero: none */
 
   float softcap; /* finite and ≥ 0; 0: none. Scores become softcap · tanh(softmax_scale · Q·Kᵀ /
                     softcap), before the mask */
   int64_t chunk; /* ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
                     floor(i' / chunk), with i' as above, besides what the other masks say */
+
+  /* FP8: q, k and v are FLASH3_FLOAT8_E4M3 and out is float16 or bfloat16 (CPU: float32 too). What
+   * an element stands for is its value times its scale. All zero: 1. Each of the three has what its
+   * own shape tells, float32:
+   *   [1]                      one scale for the tensor;
+   *   [batch, heads_k]         one for each sequence and KV head; q's too: that of the KV head
+   * which the query head reads; [batch, heads, blocks]   one for each FLASH3_FP8_BLOCK tokens of
+   * each of the tensor's own heads; blocks = ceil(seq / 128). Of packed tensors [1, heads, blocks]
+   * with blocks = total / 128 + batch, rounded down: block j of sequence b is number cu_seqlens[b]
+   * / 128 + b + j. Scales must be finite and above 0, or what they scale is undefined; but a scale
+   * of NaN makes what sees its block NaN. Given only with FP8 tensors.
+   *
+   * Scores are float32 sums of exact products, weights are rounded to e4m3 times 256 before they
+   * meet v, and lse comes from those not rounded. */
+  flash3_tensor q_scale;
+  flash3_tensor k_scale;
+  flash3_tensor v_scale;
+
+  /* FLASH3_COMPUTE_FP8: q, k and v are first brought to FP8 in the workspace, as flash3_quantize
+   * does with scales for blocks and rotate = 1, and out has any dtype that FP8 allows. */
+  int32_t compute; /* flash3_compute */
+  uint64_t rotation_seed;
 } flash3_forward_params;
 
 /* FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
@@ -245,6 +279,68 @@ FLASH3_API flash3_status flash3_backward_workspace(const flash3_backward_params*
                                                    size_t* bytes);
 FLASH3_API flash3_status flash3_backward(const flash3_backward_params* params);
 FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* params, char* buffer,
+                                                 size_t* size);
+
+/* Brings q, k and v to FP8, in the order of these fields:
+ *   rotary, if there are cos and sin: a position embedding of q and k;
+ *   rotate = 1: q and k are multiplied by D·H/√n, which leaves q·k as it is and spreads outliers
+ *     over the head dim. D: a sign for each dimension, − where bit i % 64 of word i / 64 is 1; word
+ *     w is output w of SplitMix64 started at rotation_seed. H: the Hadamard matrix (Sylvester's) of
+ *     n = head_dim dimensions; if that is no power of two, one for each power of two that it is the
+ *     sum of, the largest first: 96 = 64 + 32;
+ *   scales: the smallest power of two for which no element is above 448 (so that scaling does not
+ *     round), 1 for all zeros, NaN where an element is NaN or infinite. Their shapes tell for what:
+ *     see flash3_forward_params.q_scale;
+ *   rounding to e4m3, to nearest even.
+ * Computed in float32. Each of q, k and v may be left out: all of its tensors are all zero, and
+ * what else belongs to it is not looked at.
+ *
+ * Zero-initialise it, then set struct_size = sizeof(flash3_quantize_params). */
+typedef struct flash3_quantize_params {
+  size_t struct_size;
+
+  flash3_tensor q;     /* [batch, seq_q, heads_q, head_dim] float16 or bfloat16; CPU: float32 too */
+  flash3_tensor k;     /* [batch, seq_k, heads_k, head_dim]; q, k and v have one dtype */
+  flash3_tensor v;     /* [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor q_out; /* FLASH3_FLOAT8_E4M3, the shape of q */
+  flash3_tensor k_out;
+  flash3_tensor v_out;
+  flash3_tensor q_scale; /* written; as in flash3_forward_params */
+  flash3_tensor k_scale;
+  flash3_tensor v_scale;
+
+  /* Dimensions i and i + rotary_dim / 2 (interleaved: 2i and 2i + 1) of the token at position p
+   * turn by an angle: (x, y) becomes (x·cos − y·sin, x·sin + y·cos) with row p, column i. Both all
+   * zero: none. rotary_offset: the position of each sequence's first token; the tables must reach
+   * the last token that a sequence can have. */
+  flash3_tensor rotary_cos; /* [positions, rotary_dim / 2] float32 or the dtype of q and k */
+  flash3_tensor rotary_sin;
+  int32_t rotary_interleaved;
+  int32_t rotate;
+  int64_t rotary_offset_q;
+  int64_t rotary_offset_k;
+  uint64_t rotation_seed;
+
+  flash3_tensor cu_seqlens_q; /* as in flash3_forward_params, to max_seqlen_k */
+  flash3_tensor cu_seqlens_k;
+  flash3_tensor seqused_q; /* tokens behind these neither count in a scale nor are written */
+  flash3_tensor seqused_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+
+  int32_t backend; /* as in flash3_forward_params, to the end */
+  int32_t num_threads;
+  void* stream;
+  void* workspace;
+  size_t workspace_size;
+} flash3_quantize_params;
+
+/* As their forward counterparts. */
+FLASH3_API flash3_status flash3_quantize_supported(const flash3_quantize_params* params);
+FLASH3_API flash3_status flash3_quantize_workspace(const flash3_quantize_params* params,
+                                                   size_t* bytes);
+FLASH3_API flash3_status flash3_quantize(const flash3_quantize_params* params);
+FLASH3_API flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char* buffer,
                                                  size_t* size);
 
 /* FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason

@@ -4,9 +4,11 @@
 //   flash3::backward({.dout = dout, .q = q, .k = k, .v = v, .out = out, .lse = lse,
 //                     .dq = dq, .dk = dk, .dv = dv, .causal = true, .stream = stream});
 //
-// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward() and
-// backward() throw flash3::Error; try_forward() and try_backward() return a Result instead. Shapes,
-// rules and units: flash3.h.
+//   flash3::quantize({.k = k, .v = v, .k_out = k8, .v_out = v8, .k_scale = ks, .v_scale = vs});
+//
+// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward(),
+// backward() and quantize() throw flash3::Error; try_forward() and its siblings return a Result
+// instead. Shapes, rules and units: flash3.h.
 #pragma once
 
 #include <array>
@@ -81,6 +83,22 @@ inline Tensor sink_tensor(void* data, flash3_dtype dtype, int64_t heads) {
   return Tensor{data, dtype, 1, {heads, 0, 0, 0}, {1, 0, 0, 0}};
 }
 
+// Scales of FP8 tensors: one; one for each sequence and KV head; one for each block of tokens
+// (packed: batch 1, and scale_blocks_packed() of them).
+inline Tensor scale_tensor(float* data) {
+  return Tensor{data, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
+}
+inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads_k) {
+  return Tensor{data, FLASH3_FLOAT32, 2, {batch, heads_k, 0, 0}, {heads_k, 1, 0, 0}};
+}
+inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads, int64_t blocks) {
+  return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, blocks, 0}, {heads * blocks, blocks, 1, 0}};
+}
+inline int64_t scale_blocks(int64_t seq) { return (seq + FLASH3_FP8_BLOCK - 1) / FLASH3_FP8_BLOCK; }
+inline int64_t scale_blocks_packed(int64_t total, int64_t batch) {
+  return total / FLASH3_FP8_BLOCK + batch;
+}
+
 // [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
 inline Tensor heads_first(Tensor t) {
   std::swap(t.shape[1], t.shape[2]);
@@ -90,7 +108,7 @@ inline Tensor heads_first(Tensor t) {
 
 namespace detail {
 
-// The options that both kinds of call have.
+// The options that forward and backward have.
 template <class Args, class Params>
 void set_options(const Args& args, Params& p) {
   p.softmax_scale = args.softmax_scale.value_or(0.f);
@@ -101,6 +119,11 @@ void set_options(const Args& args, Params& p) {
   p.chunk = args.chunk;
   p.softcap = args.softcap;
   p.sink = args.sink;
+}
+
+// What every call has.
+template <class Args, class Params>
+void set_sequences_and_machine(const Args& args, Params& p) {
   p.cu_seqlens_q = args.cu_seqlens_q, p.cu_seqlens_k = args.cu_seqlens_k;
   p.seqused_q = args.seqused_q, p.seqused_k = args.seqused_k;
   p.max_seqlen_q = args.max_seqlen_q, p.max_seqlen_k = args.max_seqlen_k;
@@ -126,6 +149,9 @@ struct Forward {
   Tensor cu_seqlens_q{}, cu_seqlens_k{};                       // not packed unless set
   Tensor seqused_q{}, seqused_k{};                             // every token counts unless set
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
+  Tensor q_scale{}, k_scale{}, v_scale{};                      // of FP8 tensors; 1 unless set
+  flash3_compute compute = FLASH3_COMPUTE_AS_GIVEN;
+  uint64_t rotation_seed = 0;  // of FLASH3_COMPUTE_FP8
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -137,6 +163,10 @@ struct Forward {
     p.struct_size = sizeof p;
     p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
     detail::set_options(*this, p);
+    detail::set_sequences_and_machine(*this, p);
+    p.q_scale = q_scale, p.k_scale = k_scale, p.v_scale = v_scale;
+    p.compute = compute;
+    p.rotation_seed = rotation_seed;
     return p;
   }
 };
@@ -173,7 +203,44 @@ struct Backward {
     p.dq = dq, p.dk = dk, p.dv = dv;
     p.dsink = dsink;
     detail::set_options(*this, p);
+    detail::set_sequences_and_machine(*this, p);
     p.deterministic = deterministic;
+    return p;
+  }
+};
+
+// The arguments of a call that brings q, k and v to FP8; of each that is set, its _out and _scale
+// are too.
+struct Quantize {
+  Tensor q{}, k{}, v{};
+  Tensor q_out{}, k_out{}, v_out{};
+  Tensor q_scale{}, k_scale{}, v_scale{};
+  bool rotate = false;
+  uint64_t rotation_seed = 0;
+  Tensor rotary_cos{}, rotary_sin{};  // none
+  bool rotary_interleaved = false;
+  int64_t rotary_offset_q = 0, rotary_offset_k = 0;
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};       // not packed unless set
+  Tensor seqused_q{}, seqused_k{};             // every token counts unless set
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // not known
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+
+  flash3_quantize_params params() const {
+    flash3_quantize_params p{};
+    p.struct_size = sizeof p;
+    p.q = q, p.k = k, p.v = v;
+    p.q_out = q_out, p.k_out = k_out, p.v_out = v_out;
+    p.q_scale = q_scale, p.k_scale = k_scale, p.v_scale = v_scale;
+    p.rotate = rotate;
+    p.rotation_seed = rotation_seed;
+    p.rotary_cos = rotary_cos, p.rotary_sin = rotary_sin;
+    p.rotary_interleaved = rotary_interleaved;
+    p.rotary_offset_q = rotary_offset_q, p.rotary_offset_k = rotary_offset_k;
+    detail::set_sequences_and_machine(*this, p);
     return p;
   }
 };
@@ -183,11 +250,15 @@ namespace detail {
 // The four C functions of each kind of call.
 inline flash3_status run(const flash3_forward_params* p) { return flash3_forward(p); }
 inline flash3_status run(const flash3_backward_params* p) { return flash3_backward(p); }
+inline flash3_status run(const flash3_quantize_params* p) { return flash3_quantize(p); }
 inline flash3_status supported(const flash3_forward_params* p) {
   return flash3_forward_supported(p);
 }
 inline flash3_status supported(const flash3_backward_params* p) {
   return flash3_backward_supported(p);
+}
+inline flash3_status supported(const flash3_quantize_params* p) {
+  return flash3_quantize_supported(p);
 }
 inline flash3_status workspace(const flash3_forward_params* p, size_t* bytes) {
   return flash3_forward_workspace(p, bytes);
@@ -195,11 +266,17 @@ inline flash3_status workspace(const flash3_forward_params* p, size_t* bytes) {
 inline flash3_status workspace(const flash3_backward_params* p, size_t* bytes) {
   return flash3_backward_workspace(p, bytes);
 }
+inline flash3_status workspace(const flash3_quantize_params* p, size_t* bytes) {
+  return flash3_quantize_workspace(p, bytes);
+}
 inline flash3_status explain(const flash3_forward_params* p, char* buffer, size_t* size) {
   return flash3_forward_explain(p, buffer, size);
 }
 inline flash3_status explain(const flash3_backward_params* p, char* buffer, size_t* size) {
   return flash3_backward_explain(p, buffer, size);
+}
+inline flash3_status explain(const flash3_quantize_params* p, char* buffer, size_t* size) {
+  return flash3_quantize_explain(p, buffer, size);
 }
 
 template <class Args>
@@ -237,20 +314,25 @@ std::string explain_of(const Args& args) {
 
 inline Result try_forward(const Forward& args) { return detail::try_run(args); }
 inline Result try_backward(const Backward& args) { return detail::try_run(args); }
+inline Result try_quantize(const Quantize& args) { return detail::try_run(args); }
 
 inline void forward(const Forward& args) { try_forward(args).or_throw(); }
 inline void backward(const Backward& args) { try_backward(args).or_throw(); }
+inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
 
-// OK if forward() or backward() would run this call, else the reason.
+// OK if the call would run, else the reason.
 inline Result supported(const Forward& args) { return detail::supported_of(args); }
 inline Result supported(const Backward& args) { return detail::supported_of(args); }
+inline Result supported(const Quantize& args) { return detail::supported_of(args); }
 
 // Bytes of workspace that the call needs.
 inline size_t workspace(const Forward& args) { return detail::workspace_of(args); }
 inline size_t workspace(const Backward& args) { return detail::workspace_of(args); }
+inline size_t workspace(const Quantize& args) { return detail::workspace_of(args); }
 
 // Which kernel runs and why, as lines of "name: value".
 inline std::string explain(const Forward& args) { return detail::explain_of(args); }
 inline std::string explain(const Backward& args) { return detail::explain_of(args); }
+inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
 
 }  // namespace flash3

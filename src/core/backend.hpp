@@ -18,6 +18,10 @@ class Explanation {
   void add(std::string name, std::string value) {
     lines_.emplace_back(std::move(name), std::move(value));
   }
+  // The lines of another, each name with a word before it.
+  void add(const std::string& word, const Explanation& other) {
+    for (const auto& [name, value] : other.lines_) add(word + " " + name, value);
+  }
   std::string text() const {
     std::string out;
     for (const auto& [name, value] : lines_) out += name + ": " + value + "\n";
@@ -45,7 +49,8 @@ class Backend {
   // device memory from its own.
   virtual bool owns(const void*) const { return false; }
 
-  // The three questions and the launch all rest on one selection function inside the backend.
+  // The three questions and the launch all rest on one selection function inside the backend. A
+  // ForwardProblem that they are given never quantizes: see supports() and its siblings below.
   virtual Status supports(const ForwardProblem& problem) const = 0;
   virtual size_t workspace_size(
       const ForwardProblem& problem) const = 0;  // only after supports() said OK
@@ -59,7 +64,24 @@ class Backend {
   virtual size_t workspace_size(const BackwardProblem& problem) const = 0;
   virtual void explain(const BackwardProblem& problem, Explanation* out) const = 0;
   virtual Status backward(const BackwardProblem& problem) const = 0;
+
+  // And for bringing tensors to FP8.
+  virtual Status supports(const QuantizeProblem& problem) const = 0;
+  virtual size_t workspace_size(const QuantizeProblem& problem) const = 0;
+  virtual void explain(const QuantizeProblem& problem, Explanation* out) const = 0;
+  virtual Status quantize(const QuantizeProblem& problem) const = 0;
 };
+
+// What a backend answers to a call, and its launch. A forward that brings its tensors to FP8 first
+// is two calls to a backend (core/quantized_forward.hpp), and one here.
+template <AnyProblem P>
+Status supports(const Backend& backend, const P& problem);
+template <AnyProblem P>
+size_t workspace_size(const Backend& backend, const P& problem);
+template <AnyProblem P>
+void explain(const Backend& backend, const P& problem, Explanation* out);
+template <AnyProblem P>
+Status launch(const Backend& backend, const P& problem);
 
 // Built-in backends, best first: [hopper,] cpu.
 std::span<const Backend* const> backends();

@@ -1,12 +1,12 @@
 // The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "core/backend.hpp"
+#include "core/explain.hpp"
 #include "core/message.hpp"
 #include "core/problem.hpp"
 
@@ -79,97 +79,8 @@ Status check_backend_id(flash3_backend id) {
                                   " but it must be 0 (auto), 1 (hopper) or 2 (cpu)"));
 }
 
-// ---- what explain says of the call itself, before the backend's own lines ----
-
-// "5"; of sequences of different lengths "up to 5", and for packed ones what holds them.
-std::string describe_length(const Sequences& s) {
-  if (s.packed) return message("up to ", s.max_length, " of ", s.rows, " packed rows");
-  return message(s.has_used ? "up to " : "", s.max_length);
-}
-
-std::string describe_sizes(const Problem& p) {
-  return message(dtype_name(p.dtype), ", batch ", p.batch, ", seq_q ",
-                 describe_length(p.sequences_q), ", seq_k ", describe_length(p.sequences_k),
-                 ", heads_q ", p.heads_q, ", heads_k ", p.heads_k, ", head_dim ", p.head_dim,
-                 ", head_dim_v ", p.head_dim_v);
-}
-
-std::string describe_sink(const Problem& p) {
-  return p.sink.given ? message(", with ", dtype_name(p.sink.dtype), " sink") : "";
-}
-
-std::string describe_problem(const ForwardProblem& p) {
-  return message(describe_sizes(p), p.lse.wanted ? ", with lse" : "", describe_sink(p));
-}
-
-std::string describe_problem(const BackwardProblem& p) {
-  return message("backward, ", describe_sizes(p), p.dlse.wanted ? ", with dlse" : "",
-                 describe_sink(p), p.dsink.given ? ", with dsink" : "",
-                 p.deterministic ? ", deterministic" : "");
-}
-
-// "i + 3"; in a ragged batch each sequence has its own shift.
-std::string describe_bound(const Problem& p, Index window, Index bound) {
-  if (!p.is_ragged()) return message("i + ", bound);
-  return window == 0 ? "i'" : message(window < 0 ? "i' - " : "i' + ", std::abs(window));
-}
-
-std::string describe_mask(const Problem& p) {
-  const MaskRule& rule = p.mask_rule;
-  const Band band = p.band();
-  const bool left = band.lo > -Band::kUnbounded, right = band.hi < Band::kUnbounded;
-  const bool none =
-      p.is_ragged() ? !left && !right && rule.chunk == 0 : p.mask().is_full(p.seq_q, p.seq_k);
-  if (none) return "none";
-  std::string text = "query i sees keys j with ";
-  if (left) append(text, message(describe_bound(p, -rule.window_left, band.lo), " <= "));
-  if (left || right || rule.chunk == 0) append(text, "j");
-  if (right) append(text, message(" <= ", describe_bound(p, rule.window_right, band.hi)));
-  if (rule.chunk > 0)
-    append(text, message(left || right ? " and " : "", "j / ", rule.chunk, " = ",
-                         p.is_ragged() ? "i'" : message("(i + ", p.seq_k - p.seq_q, ")"), " / ",
-                         rule.chunk, ", rounded down"));
-  if (p.is_ragged()) append(text, ", with i' = i + the sequence's keys - its queries");
-  return text;
-}
-
-// For auto, why not the better backends.
-template <AnyProblem P>
-std::string describe_choice(const P& p, const Backend& chosen) {
-  std::string text = "auto";
-  for (const flash3_backend id : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
-    if (id == chosen.id()) break;
-    const Backend* unused = nullptr;
-    append(text,
-           message("; not ", backend_name(id), ": ", check_backend(p, id, &unused).message()));
-  }
-  return text;
-}
-
-const char* describe_empty(const ForwardProblem&) { return "none (the output has no elements)"; }
-const char* describe_empty(const BackwardProblem&) {
-  return "none (the gradients have no elements)";
-}
-
-template <AnyProblem P>
-Status explain(const P& p, std::string* text) {
-  const Backend* backend = nullptr;
-  if (!p.is_empty()) FLASH3_CHECK(select_backend(p, &backend));
-  Explanation lines;
-  lines.add("backend", backend ? backend->name() : describe_empty(p));
-  if (backend && p.backend == FLASH3_BACKEND_AUTO)
-    lines.add("chosen by", describe_choice(p, *backend));
-  lines.add("problem", describe_problem(p));
-  lines.add("mask", describe_mask(p));
-  lines.add("softmax_scale", message(p.softmax_scale));
-  if (p.softcap > 0.f) lines.add("softcap", message(p.softcap));
-  if (backend) backend->explain(p, &lines);
-  *text = lines.text();
-  return {};
-}
-
 // ---- the four functions that each kind of call has ----
-// A call with no output element is valid, needs no backend, and does nothing.
+// A call with nothing to write is valid, needs no backend, and does nothing.
 
 Status make_problem(const flash3_forward_params* params, Pointers pointers, ForwardProblem* p) {
   return make_forward_problem(params, pointers, p);
@@ -177,9 +88,9 @@ Status make_problem(const flash3_forward_params* params, Pointers pointers, Forw
 Status make_problem(const flash3_backward_params* params, Pointers pointers, BackwardProblem* p) {
   return make_backward_problem(params, pointers, p);
 }
-
-Status launch(const Backend& backend, const ForwardProblem& p) { return backend.forward(p); }
-Status launch(const Backend& backend, const BackwardProblem& p) { return backend.backward(p); }
+Status make_problem(const flash3_quantize_params* params, Pointers pointers, QuantizeProblem* p) {
+  return make_quantize_problem(params, pointers, p);
+}
 
 template <AnyProblem P, class Params>
 flash3_status answer_supported(const Params* params) {
@@ -199,7 +110,7 @@ flash3_status answer_workspace(const Params* params, size_t* bytes) {
     FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
     const Backend* backend = nullptr;
     if (!problem.is_empty()) FLASH3_CHECK(select_backend(problem, &backend));
-    *bytes = backend ? backend->workspace_size(problem) : 0;
+    *bytes = backend ? workspace_size(*backend, problem) : 0;
     return {};
   });
 }
@@ -224,7 +135,7 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
     P problem;
     FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
     std::string text;
-    FLASH3_CHECK(explain(problem, &text));
+    FLASH3_CHECK(explain_call(problem, &text));
     return give_text(text, buffer, size);
   });
 }
@@ -264,6 +175,23 @@ flash3_status flash3_backward(const flash3_backward_params* params) {
 flash3_status flash3_backward_explain(const flash3_backward_params* params, char* buffer,
                                       size_t* size) {
   return flash3::answer_explain<flash3::BackwardProblem>(params, buffer, size);
+}
+
+flash3_status flash3_quantize_supported(const flash3_quantize_params* params) {
+  return flash3::answer_supported<flash3::QuantizeProblem>(params);
+}
+
+flash3_status flash3_quantize_workspace(const flash3_quantize_params* params, size_t* bytes) {
+  return flash3::answer_workspace<flash3::QuantizeProblem>(params, bytes);
+}
+
+flash3_status flash3_quantize(const flash3_quantize_params* params) {
+  return flash3::run<flash3::QuantizeProblem>(params);
+}
+
+flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char* buffer,
+                                      size_t* size) {
+  return flash3::answer_explain<flash3::QuantizeProblem>(params, buffer, size);
 }
 
 flash3_status flash3_backend_available(flash3_backend id) {

@@ -1,9 +1,11 @@
-// The registry of backends, and the choice of the one that runs a call.
+// The registry of backends, the choice of the one that runs a call, and what it is asked for.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
+#include "core/quantized_forward.hpp"
 
 namespace flash3 {
 namespace {
@@ -50,7 +52,10 @@ Status check_memory(const Backend& backend, const Problem& p, const char* verb) 
 }
 
 Status check_memory(const Backend& backend, const ForwardProblem& p) {
-  return check_memory(backend, p, "write");
+  FLASH3_CHECK(check_memory(backend, p, "write"));
+  FLASH3_CHECK(check_access(backend, "q_scale.data", p.q_scale.data, "read"));
+  FLASH3_CHECK(check_access(backend, "k_scale.data", p.k_scale.data, "read"));
+  return check_access(backend, "v_scale.data", p.v_scale.data, "read");
 }
 
 Status check_memory(const Backend& backend, const BackwardProblem& p) {
@@ -63,8 +68,39 @@ Status check_memory(const Backend& backend, const BackwardProblem& p) {
   return check_access(backend, "dsink.data", p.dsink.data, "write");
 }
 
+Status check_memory(const Backend& backend, const QuantizeProblem& p) {
+  FLASH3_CHECK(check_access(backend, "q.data", p.q.in.data, "read"));
+  FLASH3_CHECK(check_access(backend, "k.data", p.k.in.data, "read"));
+  FLASH3_CHECK(check_access(backend, "v.data", p.v.in.data, "read"));
+  FLASH3_CHECK(check_access(backend, "q_out.data", p.q.out.data, "write"));
+  FLASH3_CHECK(check_access(backend, "k_out.data", p.k.out.data, "write"));
+  FLASH3_CHECK(check_access(backend, "v_out.data", p.v.out.data, "write"));
+  FLASH3_CHECK(check_access(backend, "q_scale.data", p.q.scale.data, "write"));
+  FLASH3_CHECK(check_access(backend, "k_scale.data", p.k.scale.data, "write"));
+  FLASH3_CHECK(check_access(backend, "v_scale.data", p.v.scale.data, "write"));
+  FLASH3_CHECK(check_access(backend, "rotary_cos.data", p.rotary.cos, "read"));
+  FLASH3_CHECK(check_access(backend, "rotary_sin.data", p.rotary.sin, "read"));
+  FLASH3_CHECK(check_access(backend, "cu_seqlens_q.data", p.sequences_q.cu, "read"));
+  FLASH3_CHECK(check_access(backend, "cu_seqlens_k.data", p.sequences_k.cu, "read"));
+  FLASH3_CHECK(check_access(backend, "seqused_q.data", p.sequences_q.used, "read"));
+  return check_access(backend, "seqused_k.data", p.sequences_k.used, "read");
+}
+
 const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }
 const char* workspace_function(const BackwardProblem&) { return "flash3_backward_workspace"; }
+const char* workspace_function(const QuantizeProblem&) { return "flash3_quantize_workspace"; }
+
+Status launch_on(const Backend& backend, const ForwardProblem& p) { return backend.forward(p); }
+Status launch_on(const Backend& backend, const BackwardProblem& p) { return backend.backward(p); }
+Status launch_on(const Backend& backend, const QuantizeProblem& p) { return backend.quantize(p); }
+
+// of(problem), or what together(…) makes of the two calls that problem comes to.
+template <AnyProblem P, class Together, class Of>
+auto split(const P& problem, const Together& together, const Of& of) {
+  if constexpr (std::same_as<P, ForwardProblem>)
+    if (problem.quantizes) return together(quantized_forward(problem));
+  return of(problem);
+}
 
 }  // namespace
 
@@ -108,7 +144,7 @@ Status check_backend(const P& problem, flash3_backend id, const Backend** backen
   const Backend* candidate = nullptr;
   FLASH3_CHECK(available_backend(id, &candidate));
   FLASH3_CHECK(check_memory(*candidate, problem));
-  FLASH3_CHECK(candidate->supports(problem));
+  FLASH3_CHECK(supports(*candidate, problem));
   *backend = candidate;
   return {};
 }
@@ -133,7 +169,7 @@ Status select_backend(const P& problem, const Backend** backend) {
 
 template <AnyProblem P>
 Status check_workspace(const P& problem, const Backend& backend) {
-  const size_t needed = backend.workspace_size(problem);
+  const size_t needed = workspace_size(backend, problem);
   if (needed == 0) return {};
   if (!problem.workspace)
     return invalid_argument(message("workspace is null but this call needs ", needed, " bytes, as ",
@@ -148,12 +184,64 @@ Status check_workspace(const P& problem, const Backend& backend) {
   return check_access(backend, "workspace", problem.workspace, "use");
 }
 
+template <AnyProblem P>
+Status supports(const Backend& backend, const P& problem) {
+  return split(
+      problem,
+      [&](const QuantizedForward& both) -> Status {
+        FLASH3_CHECK(backend.supports(both.quantize));
+        return backend.supports(both.forward);
+      },
+      [&](const P& p) { return backend.supports(p); });
+}
+
+template <AnyProblem P>
+size_t workspace_size(const Backend& backend, const P& problem) {
+  return split(
+      problem,
+      [&](const QuantizedForward& both) {
+        return both.tensor_bytes + std::max(backend.workspace_size(both.quantize),
+                                            backend.workspace_size(both.forward));
+      },
+      [&](const P& p) { return backend.workspace_size(p); });
+}
+
+template <AnyProblem P>
+void explain(const Backend& backend, const P& problem, Explanation* out) {
+  split(
+      problem,
+      [&](const QuantizedForward& both) {
+        Explanation first;
+        backend.explain(both.quantize, &first);
+        out->add("first", first);
+        out->add("FP8 tensors", message(both.tensor_bytes, " bytes of the workspace"));
+        backend.explain(both.forward, out);
+      },
+      [&](const P& p) { backend.explain(p, out); });
+}
+
+template <AnyProblem P>
+Status launch(const Backend& backend, const P& problem) {
+  return split(
+      problem,
+      [&](const QuantizedForward& both) -> Status {
+        FLASH3_CHECK(backend.quantize(both.quantize));
+        return backend.forward(both.forward);
+      },
+      [&](const P& p) { return launch_on(backend, p); });
+}
+
 #define FLASH3_DISPATCH(P)                                                  \
+  template Status supports(const Backend&, const P&);                       \
+  template size_t workspace_size(const Backend&, const P&);                 \
+  template void explain(const Backend&, const P&, Explanation*);            \
+  template Status launch(const Backend&, const P&);                         \
   template Status check_backend(const P&, flash3_backend, const Backend**); \
   template Status select_backend(const P&, const Backend**);                \
   template Status check_workspace(const P&, const Backend&);
 FLASH3_DISPATCH(ForwardProblem)
 FLASH3_DISPATCH(BackwardProblem)
+FLASH3_DISPATCH(QuantizeProblem)
 #undef FLASH3_DISPATCH
 
 const char* backend_name(flash3_backend id) {

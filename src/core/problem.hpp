@@ -1,11 +1,12 @@
-// A validated, normalised call. Made once, in make_forward_problem or make_backward_problem;
-// nothing behind them checks user input again.
+// A validated, normalised call. Made once, in make_forward_problem, make_backward_problem or
+// make_quantize_problem; nothing behind them checks user input again.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 
+#include "core/fp8.hpp"
 #include "core/mask.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
@@ -40,9 +41,19 @@ struct SinkView {
   bool given = false;
 };
 
+// Where a call runs.
+struct Machine {
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;  // 0: all
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+};
+
 // What forward and backward calls have in common.
-struct Problem {
-  flash3_dtype dtype = FLASH3_DTYPE_NONE;
+struct Problem : Machine {
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q, k and v
+  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // another one only if a forward computes in FP8
   int64_t batch = 0;
   int64_t seq_q = 0, seq_k = 0;  // of a ragged batch: no sequence is longer
   int64_t heads_q = 0, heads_k = 0;
@@ -60,12 +71,6 @@ struct Problem {
   SinkView sink;
   MaskRule mask_rule;
 
-  flash3_backend backend = FLASH3_BACKEND_AUTO;
-  int num_threads = 0;  // 0: all
-  void* stream = nullptr;
-  void* workspace = nullptr;
-  size_t workspace_size = 0;
-
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
   bool is_ragged() const {
     return sequences_q.packed || sequences_q.has_used || sequences_k.packed || sequences_k.has_used;
@@ -81,6 +86,13 @@ struct Problem {
 };
 
 struct ForwardProblem : Problem {
+  ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
+
+  // q, k and v are brought to FP8 first. No backend sees such a problem: core/quantized_forward.hpp
+  // makes two of it.
+  bool quantizes = false;
+  uint64_t rotation_seed = 0;
+
   // No output element exists: nothing to run.
   bool is_empty() const { return batch == 0 || seq_q == 0 || heads_q == 0; }
 };
@@ -98,8 +110,49 @@ struct BackwardProblem : Problem {
   }
 };
 
+// A tensor that is to become FP8.
+struct QuantizePart {
+  bool given = false;
+  TensorView in, out;
+  ScaleView scale;
+};
+
+// The tables of a rotary position embedding, [positions, dim / 2].
+struct RotaryView {
+  bool given = false;
+  const void *cos = nullptr, *sin = nullptr;
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;
+  bool interleaved = false;
+  int dim = 0;
+  int64_t stride_cos = 0, stride_sin = 0;  // from position to position
+  int64_t offset_q = 0, offset_k = 0;      // position of each sequence's first token
+};
+
+struct QuantizeProblem : Machine {
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;  // of q, k and v
+  int64_t batch = 0;
+  Sequences sequences_q, sequences_k;
+  QuantizePart q, k, v;
+  bool rotates = false;
+  uint64_t rotation_seed = 0;
+  RotaryView rotary;
+
+  bool is_ragged() const {
+    return sequences_q.packed || sequences_q.has_used || sequences_k.packed || sequences_k.has_used;
+  }
+  // No scale exists either: nothing to run.
+  bool is_empty() const {
+    const auto none = [](const QuantizePart& part) {
+      if (!part.given) return true;
+      return part.scale.kind != ScaleKind::kTensor && (part.in.heads == 0 || part.in.batch == 0);
+    };
+    return none(q) && none(k) && none(v);
+  }
+};
+
 template <class T>
-concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, BackwardProblem>;
+concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, BackwardProblem> ||
+                     std::same_as<T, QuantizeProblem>;
 
 // Whether data pointers must be there: a launch needs them, a question does not.
 enum class Pointers { kRequired, kOptional };
@@ -111,8 +164,12 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
 Status make_backward_problem(const flash3_backward_params* params, Pointers pointers,
                              BackwardProblem* problem);
 
+Status make_quantize_problem(const flash3_quantize_params* params, Pointers pointers,
+                             QuantizeProblem* problem);
+
 // The rules for what cu_seqlens and seqused hold, of a problem whose memory the host can read.
 Status check_lengths(const Problem& problem);
+Status check_lengths(const QuantizeProblem& problem);
 
 const char* dtype_name(flash3_dtype dtype);
 int dtype_size(flash3_dtype dtype);  // bytes

@@ -68,13 +68,19 @@ bool is_given(const flash3_tensor& t) {
          !std::all_of(t.stride, t.stride + 4, is_zero);
 }
 
-Status check_form(const Field& f) {
+Status check_form(const Field& f, Dtypes dtypes) {
   const flash3_tensor& t = f.tensor;
   if (!is_given(t))
     return invalid_argument(message(f.name, " is all zero; it must be a tensor ", f.layout));
-  if (t.dtype < FLASH3_FLOAT16 || t.dtype > FLASH3_FLOAT32)
-    return invalid_argument(message(f.name, ".dtype = ", static_cast<int32_t>(t.dtype),
-                                    " but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"));
+  const bool is_float = t.dtype >= FLASH3_FLOAT16 && t.dtype <= FLASH3_FLOAT32;
+  if (dtypes == Dtypes::kFp8 ? !is_fp8(t)
+                             : !is_float && !(dtypes == Dtypes::kFloatOrFp8 && is_fp8(t)))
+    return invalid_argument(message(
+        f.name, ".dtype = ", static_cast<int32_t>(t.dtype), " but it must be ",
+        dtypes == Dtypes::kFp8     ? "5 (float8_e4m3)"
+        : dtypes == Dtypes::kFloat ? "1 (float16), 2 (bfloat16) or 3 (float32)"
+                                   : "1 (float16), 2 (bfloat16), 3 (float32) or, of a forward "
+                                     "call, 5 (float8_e4m3)"));
   return check_sizes(f);
 }
 

@@ -37,8 +37,11 @@ struct Extent {
 // False for a zero-initialised tensor: not given.
 bool is_given(const flash3_tensor& tensor);
 
+inline bool is_fp8(const flash3_tensor& tensor) { return tensor.dtype == FLASH3_FLOAT8_E4M3; }
+
 // dtype, ndim and each size by itself; check_sizes() leaves the dtype out.
-Status check_form(const Field& field);
+enum class Dtypes { kFloat, kFloatOrFp8, kFp8 };
+Status check_form(const Field& field, Dtypes dtypes = Dtypes::kFloat);
 Status check_sizes(const Field& field);
 
 // All have the dtype of the first.

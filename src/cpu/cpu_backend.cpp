@@ -66,7 +66,11 @@ class CpuBackend final : public Backend {
   // Only the hopper backend can tell device memory (Backend::owns); dispatch asks it.
   bool can_access(const void*) const override { return true; }
 
-  Status supports(const ForwardProblem&) const override { return {}; }
+  Status supports(const ForwardProblem& problem) const override {
+    if (problem.dtype != FLASH3_FLOAT8_E4M3) return {};
+    return unsupported(
+        "q.dtype = float8_e4m3 but the cpu backend computes in float16, bfloat16 and float32 only");
+  }
 
   size_t workspace_size(const ForwardProblem& problem) const override {
     return plan_attention(problem).workspace_size;
@@ -120,6 +124,15 @@ class CpuBackend final : public Backend {
   Status backward(const BackwardProblem& problem) const override {
     return run_backward(problem, plan_backward(problem));
   }
+
+  Status supports(const QuantizeProblem&) const override {
+    return unsupported("the cpu backend does not bring tensors to FP8");
+  }
+  size_t workspace_size(const QuantizeProblem&) const override { return 0; }
+  void explain(const QuantizeProblem& problem, Explanation* out) const override {
+    out->add("unsupported", supports(problem).message());
+  }
+  Status quantize(const QuantizeProblem& problem) const override { return supports(problem); }
 };
 
 }  // namespace

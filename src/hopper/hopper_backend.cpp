@@ -149,6 +149,15 @@ class HopperBackend final : public Backend {
     explain_store("dv", plan.dv_by_tma);
   }
 
+  Status supports(const QuantizeProblem&) const override {
+    return unsupported("the hopper backend does not bring tensors to FP8");
+  }
+  size_t workspace_size(const QuantizeProblem&) const override { return 0; }
+  void explain(const QuantizeProblem& problem, Explanation* out) const override {
+    out->add("unsupported", supports(problem).message());
+  }
+  Status quantize(const QuantizeProblem& problem) const override { return supports(problem); }
+
  private:
   // parts: what is masked at once.
   static std::string explain_mask(const Problem& problem, const char* parts) {

@@ -98,6 +98,10 @@ class PickyBackend : public Backend {
   size_t workspace_size(const BackwardProblem&) const override { return needed; }
   void explain(const BackwardProblem&, Explanation*) const override {}
   Status backward(const BackwardProblem&) const override { return {}; }
+  Status supports(const QuantizeProblem&) const override { return {}; }
+  size_t workspace_size(const QuantizeProblem&) const override { return needed; }
+  void explain(const QuantizeProblem&, Explanation*) const override {}
+  Status quantize(const QuantizeProblem&) const override { return {}; }
 
   size_t needed = 1024;
   const void* forbidden = nullptr;

@@ -101,7 +101,8 @@ std::vector<Rule<P>> ragged_rules() {
        "2147483647"},
 
       {"SinkDtype", [](P& p) { p.sink.dtype = FLASH3_BFLOAT16; },
-       "sink.dtype = 2 but q.dtype = 3; a sink must be 3 (float32) or have the dtype of q, and one "
+       "sink.dtype = 2 but out.dtype = 3; a sink must be 3 (float32) or have the dtype of out, and "
+       "one "
        "that is not wanted is all zero"},
       {"SinkNdim", [](P& p) { p.sink.ndim = 2; }, "sink.ndim = 2 but it must be 1, [heads_q]"},
       {"SinkHeads", [](P& p) { p.sink.shape[0] = 2; },

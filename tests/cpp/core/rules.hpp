@@ -55,9 +55,12 @@ std::vector<Rule<P>> shared_rules(const std::string& params) {
        "out is all zero; it must be a tensor [batch, seq_q, heads_q, head_dim_v]"},
 
       {"QDtypeNone", [](P& p) { p.q.dtype = FLASH3_DTYPE_NONE; },
-       "q.dtype = 0 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
+       "q.dtype = 0 but it must be 1 (float16), 2 (bfloat16), 3 (float32) or, of a forward call, 5 "
+       "(float8_e4m3)"},
       {"VDtypeUnknown", [=](P& p) { p.v.dtype = bad_enum; },
-       "v.dtype = 99 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
+       "v.dtype = 99 but it must be 1 (float16), 2 (bfloat16), 3 (float32) or, of a forward call, "
+       "5 "
+       "(float8_e4m3)"},
       {"QNdim", [](P& p) { p.q.ndim = 3; },
        "q.ndim = 3 but it must be 4, [batch, seq_q, heads_q, head_dim]"},
       {"OutNdim", [](P& p) { p.out.ndim = 5; },

@@ -1,0 +1,139 @@
+// What explain says of a call itself, before the backend's own lines.
+#include "core/explain.hpp"
+
+#include <cstdlib>
+#include <string>
+
+#include "core/backend.hpp"
+#include "core/message.hpp"
+
+namespace flash3 {
+namespace {
+
+// "5"; of sequences of different lengths "up to 5", and for packed ones what holds them.
+std::string describe_length(const Sequences& s) {
+  if (s.packed) return message("up to ", s.max_length, " of ", s.rows, " packed rows");
+  return message(s.has_used ? "up to " : "", s.max_length);
+}
+
+std::string describe_sizes(const Problem& p) {
+  return message(dtype_name(p.dtype),
+                 p.out_dtype == p.dtype ? "" : message(" to ", dtype_name(p.out_dtype)), ", batch ",
+                 p.batch, ", seq_q ", describe_length(p.sequences_q), ", seq_k ",
+                 describe_length(p.sequences_k), ", heads_q ", p.heads_q, ", heads_k ", p.heads_k,
+                 ", head_dim ", p.head_dim, ", head_dim_v ", p.head_dim_v);
+}
+
+std::string describe_sink(const Problem& p) {
+  return p.sink.given ? message(", with ", dtype_name(p.sink.dtype), " sink") : "";
+}
+
+// "q_scale one for each block", and likewise.
+std::string describe_scale(const char* name, const ScaleView& scale) {
+  switch (scale.kind) {
+    case ScaleKind::kNone: return "";
+    case ScaleKind::kTensor: return message(", one ", name);
+    case ScaleKind::kHead: return message(", ", name, " by heads");
+    case ScaleKind::kBlock: return message(", ", name, " by blocks");
+  }
+  return "";
+}
+
+std::string describe_problem(const ForwardProblem& p) {
+  return message(describe_sizes(p), p.quantizes ? ", computed in float8_e4m3" : "",
+                 p.lse.wanted ? ", with lse" : "", describe_sink(p),
+                 describe_scale("q_scale", p.q_scale), describe_scale("k_scale", p.k_scale),
+                 describe_scale("v_scale", p.v_scale));
+}
+
+std::string describe_problem(const BackwardProblem& p) {
+  return message("backward, ", describe_sizes(p), p.dlse.wanted ? ", with dlse" : "",
+                 describe_sink(p), p.dsink.given ? ", with dsink" : "",
+                 p.deterministic ? ", deterministic" : "");
+}
+
+std::string describe_part(const char* name, const QuantizePart& part, const Sequences& s) {
+  if (!part.given) return "";
+  return message(", ", name, " of seq ", describe_length(s), ", heads ", part.in.heads, ", dim ",
+                 part.in.dim, describe_scale("scale", part.scale));
+}
+
+std::string describe_problem(const QuantizeProblem& p) {
+  return message(dtype_name(p.dtype), " to float8_e4m3, batch ", p.batch,
+                 describe_part("q", p.q, p.sequences_q), describe_part("k", p.k, p.sequences_k),
+                 describe_part("v", p.v, p.sequences_k), p.rotary.given ? ", rotary" : "",
+                 p.rotates ? ", rotated" : "");
+}
+
+// "i + 3"; in a ragged batch each sequence has its own shift.
+std::string describe_bound(const Problem& p, Index window, Index bound) {
+  if (!p.is_ragged()) return message("i + ", bound);
+  return window == 0 ? "i'" : message(window < 0 ? "i' - " : "i' + ", std::abs(window));
+}
+
+std::string describe_mask(const Problem& p) {
+  const MaskRule& rule = p.mask_rule;
+  const Band band = p.band();
+  const bool left = band.lo > -Band::kUnbounded, right = band.hi < Band::kUnbounded;
+  const bool none =
+      p.is_ragged() ? !left && !right && rule.chunk == 0 : p.mask().is_full(p.seq_q, p.seq_k);
+  if (none) return "none";
+  std::string text = "query i sees keys j with ";
+  if (left) append(text, message(describe_bound(p, -rule.window_left, band.lo), " <= "));
+  if (left || right || rule.chunk == 0) append(text, "j");
+  if (right) append(text, message(" <= ", describe_bound(p, rule.window_right, band.hi)));
+  if (rule.chunk > 0)
+    append(text, message(left || right ? " and " : "", "j / ", rule.chunk, " = ",
+                         p.is_ragged() ? "i'" : message("(i + ", p.seq_k - p.seq_q, ")"), " / ",
+                         rule.chunk, ", rounded down"));
+  if (p.is_ragged()) append(text, ", with i' = i + the sequence's keys - its queries");
+  return text;
+}
+
+// For auto, why not the better backends.
+template <AnyProblem P>
+std::string describe_choice(const P& p, const Backend& chosen) {
+  std::string text = "auto";
+  for (const flash3_backend id : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
+    if (id == chosen.id()) break;
+    const Backend* unused = nullptr;
+    append(text,
+           message("; not ", backend_name(id), ": ", check_backend(p, id, &unused).message()));
+  }
+  return text;
+}
+
+const char* describe_empty(const ForwardProblem&) { return "none (the output has no elements)"; }
+const char* describe_empty(const BackwardProblem&) {
+  return "none (the gradients have no elements)";
+}
+const char* describe_empty(const QuantizeProblem&) { return "none (there is nothing to write)"; }
+
+void add_attention(const Problem& p, Explanation* lines) {
+  lines->add("mask", describe_mask(p));
+  lines->add("softmax_scale", message(p.softmax_scale));
+  if (p.softcap > 0.f) lines->add("softcap", message(p.softcap));
+}
+
+}  // namespace
+
+template <AnyProblem P>
+Status explain_call(const P& p, std::string* text) {
+  const Backend* backend = nullptr;
+  if (!p.is_empty()) FLASH3_CHECK(select_backend(p, &backend));
+  Explanation lines;
+  lines.add("backend", backend ? backend->name() : describe_empty(p));
+  if (backend && p.backend == FLASH3_BACKEND_AUTO)
+    lines.add("chosen by", describe_choice(p, *backend));
+  lines.add("problem", describe_problem(p));
+  if constexpr (!std::same_as<P, QuantizeProblem>) add_attention(p, &lines);
+  if (backend) explain(*backend, p, &lines);
+  *text = lines.text();
+  return {};
+}
+
+template Status explain_call(const ForwardProblem&, std::string*);
+template Status explain_call(const BackwardProblem&, std::string*);
+template Status explain_call(const QuantizeProblem&, std::string*);
+
+}  // namespace flash3

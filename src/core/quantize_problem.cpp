@@ -1,0 +1,234 @@
+// Where the input of flash3_quantize is checked: params of the C interface in, a problem out.
+#include <algorithm>
+
+#include "core/message.hpp"
+#include "core/params.hpp"
+#include "core/problem.hpp"
+#include "core/scale_checks.hpp"
+
+namespace flash3 {
+namespace {
+
+// One of q, k and v with what belongs to it.
+struct Part {
+  Field in, out;
+  const char* scale_name;
+  const flash3_tensor& scale;
+  SequenceFields sequences;
+
+  bool given() const { return is_given(in.tensor); }
+  Extent batch() const { return batch_of(in, sequences); }
+  Extent heads() const { return {in, in.ndim - 2}; }
+  Extent dim() const { return {in, in.ndim - 1}; }
+};
+
+struct Parts {
+  Part q, k, v;
+};
+
+Parts parts_of(const flash3_quantize_params& p) {
+  const Layout layout{is_given(p.cu_seqlens_q), is_given(p.cu_seqlens_k)};
+  return {
+      {layout.q("q", p.q), layout.q("q_out", p.q_out), "q_scale", p.q_scale, sequences_of_q(p)},
+      {layout.k("k", p.k), layout.k("k_out", p.k_out), "k_scale", p.k_scale, sequences_of_k(p)},
+      {layout.v("v", p.v), layout.v("v_out", p.v_out), "v_scale", p.v_scale, sequences_of_k(p)}};
+}
+
+Status check_absent(const Part& part) {
+  for (const auto& [name, tensor] :
+       {std::pair<const char*, const flash3_tensor&>{part.out.name, part.out.tensor},
+        {part.scale_name, part.scale}})
+    if (is_given(tensor))
+      return invalid_argument(message(name, " is given but ", part.in.name,
+                                      " is all zero; what is not to become FP8 has no results"));
+  return {};
+}
+
+// A part by itself.
+Status check_part(const Part& part) {
+  if (!part.given()) return check_absent(part);
+  FLASH3_CHECK(check_form(part.in));
+  FLASH3_CHECK(check_form(part.out, Dtypes::kFp8));
+  FLASH3_CHECK(check_same_shape(part.out, part.in));
+  const int64_t dim = part.dim().size();
+  if (dim < 1 || dim > kMaxHeadDim)
+    return invalid_argument(
+        message(part.dim().name(), " = ", dim, " but a head dim must be from 1 to ", kMaxHeadDim));
+  if (!is_given(part.scale))
+    return invalid_argument(message(part.scale_name, " is all zero; it must be a float32 tensor ",
+                                    "[1], [batch, heads_k] or [batch, heads, blocks]"));
+  return {};
+}
+
+// The parts' sizes against each other's.
+Status check_parts(const Parts& parts) {
+  const auto& [q, k, v] = parts;
+  if (!q.given() && !k.given() && !v.given())
+    return invalid_argument("q, k and v are all zero; at least one of them must be given");
+  for (const Part* part : {&q, &k, &v}) FLASH3_CHECK(check_part(*part));
+
+  const Part* first = nullptr;
+  for (const Part* part : {&q, &k, &v}) {
+    if (!part->given()) continue;
+    if (!first) first = part;
+    FLASH3_CHECK(check_same_dtype({first->in, part->in}));
+    FLASH3_CHECK(check_same(part->batch(), first->batch(), "batch size"));
+    FLASH3_CHECK(check_used(part->sequences, part->batch()));
+  }
+  if (k.given() && v.given()) {
+    FLASH3_CHECK(check_same({v.in, v.in.ndim - 3}, {k.in, k.in.ndim - 3},
+                            k.sequences.packed() ? "total_k" : "seq_k"));
+    FLASH3_CHECK(check_same(v.heads(), k.heads(), "heads_k"));
+  }
+  if (q.given() && k.given()) FLASH3_CHECK(check_same(k.dim(), q.dim(), "head_dim"));
+  for (const Part* part : {&q, &k, &v}) {
+    if (!part->given()) continue;
+    if (part->batch().size() * part->heads().size() > kMaxSize)  // both are below 2^31
+      return invalid_argument(message(part->batch().name(), " = ", part->batch().size(), " and ",
+                                      part->heads().name(), " = ", part->heads().size(),
+                                      "; batch * heads must be at most ", kMaxSize));
+  }
+  return {};
+}
+
+// Where the number of KV heads stands: k or v tells it, or what shares q's scales.
+Extent heads_k_of(const Parts& parts, const Field& q_scale) {
+  if (parts.k.given()) return parts.k.heads();
+  if (parts.v.given()) return parts.v.heads();
+  return {q_scale, 1};
+}
+
+bool has_head_scales(const Part& part) { return part.given() && part.scale.ndim == 2; }
+
+Status check_memory_of(const Part& part, const Extent& heads_k, Pointers pointers) {
+  if (!part.given()) return {};
+  const Field scale{part.scale_name, "", part.scale.ndim, part.scale};
+  FLASH3_CHECK(check_scale(scale, part.in, {part.batch(), heads_k, pointers}));
+  for (const Field& f : {part.in, part.out}) {
+    FLASH3_CHECK(check_strides(f));
+    FLASH3_CHECK(check_data(f, pointers));
+  }
+  FLASH3_CHECK(check_no_overlap(part.out));
+  return check_no_overlap(scale);
+}
+
+Status check_group(const Parts& parts, const Extent& heads_k) {
+  const Extent heads_q = parts.q.heads();
+  if (!parts.q.given() || (!parts.k.given() && !parts.v.given() && !has_head_scales(parts.q)))
+    return {};
+  const int64_t q = heads_q.size(), k = heads_k.size();
+  if (k == 0 ? q == 0 : q % k == 0) return {};
+  return invalid_argument(message(heads_q.name(), " = ", q, " but ", heads_k.name(), " = ", k,
+                                  "; heads_q must be a multiple of heads_k"));
+}
+
+// ---- the rotary embedding ----
+
+Status check_reach(const Part& part, const Field& cos, const char* offset_name, int64_t offset) {
+  if (!part.given()) return {};
+  if (offset < 0)
+    return invalid_argument(message(offset_name, " = ", offset, " but it must be at least 0"));
+  const int64_t longest = sequences(part.in.tensor, part.sequences).max_length;
+  const int64_t positions = cos.tensor.shape[0];
+  if (longest == 0 || offset <= positions - longest) return {};
+  return invalid_argument(message(cos.part("shape", 0), " = ", positions, " but ", offset_name,
+                                  " = ", offset, " and a sequence of ", part.in.name, " can have ",
+                                  longest, " tokens; the tables must reach the last of them"));
+}
+
+Status check_rotary(const flash3_quantize_params& p, const Parts& parts, Pointers pointers) {
+  FLASH3_CHECK(check_flag("rotary_interleaved", p.rotary_interleaved));
+  if (!is_given(p.rotary_cos) && !is_given(p.rotary_sin)) return {};
+  const Part& first = parts.q.given() ? parts.q : parts.k;
+  if (!first.given())
+    return invalid_argument(
+        "rotary_cos is given but q and k are all zero; there is nothing that it turns");
+  const Field cos{"rotary_cos", "[positions, rotary_dim / 2]", 2, p.rotary_cos};
+  const Field sin{"rotary_sin", "[positions, rotary_dim / 2]", 2, p.rotary_sin};
+  for (const Field& f : {cos, sin}) {
+    FLASH3_CHECK(check_form(f));
+    const flash3_dtype dtype = f.tensor.dtype, other = first.in.tensor.dtype;
+    if (dtype != FLASH3_FLOAT32 && dtype != other)
+      return invalid_argument(message(f.name, ".dtype = ", dtype_name(dtype), " but ",
+                                      first.in.name, ".dtype = ", dtype_name(other),
+                                      "; it must be ", "float32 or the dtype of q and k"));
+  }
+  FLASH3_CHECK(check_same_dtype({cos, sin}));
+  FLASH3_CHECK(check_same_shape(sin, cos));
+  const int64_t pairs = p.rotary_cos.shape[1];
+  if (pairs < 1 || 2 * pairs > first.dim().size())
+    return invalid_argument(message(cos.part("shape", 1), " = ", pairs, " but ", first.dim().name(),
+                                    " = ", first.dim().size(),
+                                    "; it must be from 1 to half of head_dim"));
+  for (const Field& f : {cos, sin}) {
+    FLASH3_CHECK(check_strides(f));
+    FLASH3_CHECK(check_data(f, pointers));
+  }
+  FLASH3_CHECK(check_reach(parts.q, cos, "rotary_offset_q", p.rotary_offset_q));
+  return check_reach(parts.k, cos, "rotary_offset_k", p.rotary_offset_k);
+}
+
+QuantizePart made_of(const Part& part, int64_t batch, Index heads_per_scale) {
+  if (!part.given()) return {};
+  const Sequences s = sequences(part.in.tensor, part.sequences);
+  const auto view_of = [&](const flash3_tensor& t) {
+    return s.packed ? packed_view(t, batch, s.max_length) : view(t);
+  };
+  return {true, view_of(part.in.tensor), view_of(part.out.tensor),
+          scale_view(part.scale, heads_per_scale)};
+}
+
+RotaryView rotary_of(const flash3_quantize_params& p) {
+  const auto stride = [](const flash3_tensor& t) { return t.shape[0] > 1 ? t.stride[0] : 0; };
+  if (!is_given(p.rotary_cos)) return {};
+  return {true,
+          p.rotary_cos.data,
+          p.rotary_sin.data,
+          p.rotary_cos.dtype,
+          p.rotary_interleaved != 0,
+          static_cast<int>(2 * p.rotary_cos.shape[1]),
+          stride(p.rotary_cos),
+          stride(p.rotary_sin),
+          p.rotary_offset_q,
+          p.rotary_offset_k};
+}
+
+}  // namespace
+
+Status make_quantize_problem(const flash3_quantize_params* params, Pointers pointers,
+                             QuantizeProblem* problem) {
+  flash3_quantize_params p;
+  FLASH3_CHECK(read_params(params, &p));
+  const Parts parts = parts_of(p);
+  const auto& [q, k, v] = parts;
+  const bool has_q = q.given(), has_k = k.given() || v.given();
+  if (has_q) FLASH3_CHECK(check_sequence_fields(q.sequences, pointers));
+  if (has_k) FLASH3_CHECK(check_sequence_fields(k.sequences, pointers));
+  FLASH3_CHECK(check_parts(parts));
+  const Field q_scale{"q_scale", "", p.q_scale.ndim, p.q_scale};
+  const Extent heads_k = heads_k_of(parts, q_scale);
+  for (const Part* part : {&q, &k, &v}) FLASH3_CHECK(check_memory_of(*part, heads_k, pointers));
+  FLASH3_CHECK(check_group(parts, heads_k));
+  FLASH3_CHECK(check_flag("rotate", p.rotate));
+  FLASH3_CHECK(check_rotary(p, parts, pointers));
+  FLASH3_CHECK(check_machine(p));
+
+  QuantizeProblem made;
+  const Part& first = has_q ? q : k.given() ? k : v;
+  made.dtype = first.in.tensor.dtype;
+  made.batch = first.batch().size();
+  if (has_q) made.sequences_q = sequences(p.q, q.sequences);
+  if (has_k) made.sequences_k = sequences(k.given() ? p.k : p.v, k.sequences);
+  const Index kv_heads = has_head_scales(q) ? heads_k.size() : 0;
+  made.q = made_of(q, made.batch, kv_heads > 0 ? q.heads().size() / kv_heads : 1);
+  made.k = made_of(k, made.batch, 1);
+  made.v = made_of(v, made.batch, 1);
+  made.rotates = p.rotate != 0;
+  made.rotation_seed = p.rotation_seed;
+  made.rotary = rotary_of(p);
+  fill_machine(p, &made);
+  *problem = made;
+  return {};
+}
+
+}  // namespace flash3

@@ -1,0 +1,84 @@
+#include "core/quantized_forward.hpp"
+
+#include <cstdint>
+
+namespace flash3 {
+namespace {
+
+constexpr size_t kAlignment = 256;  // of each tensor, and of what is left of the workspace
+constexpr int64_t kRowBytes = 16;   // rows of FP8 tensors are multiples of it, as TMA wants them
+
+// Cuts a workspace into tensors; without one it only measures.
+class Cutter {
+ public:
+  explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}
+
+  void* take(int64_t bytes) {
+    void* at = base_ ? base_ + used_ : nullptr;
+    used_ += (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// An FP8 tensor of this one's shape, contiguous but for the ends of rows, and scales for its
+// blocks.
+QuantizePart part_of(const TensorView& in, const Sequences& sequences, Cutter* cutter) {
+  const int64_t row = (in.dim + kRowBytes - 1) / kRowBytes * kRowBytes;
+  const int64_t batches = sequences.packed ? 1 : in.batch;
+  QuantizePart part{true, in, in, {}};
+  part.out.stride_head = row;
+  part.out.stride_seq = row * in.heads;
+  part.out.stride_batch = sequences.packed ? 0 : part.out.stride_seq * sequences.rows;
+  part.out.data = cutter->take(part.out.stride_seq * sequences.rows * batches);
+
+  const int64_t blocks = scale_blocks(sequences, in.batch);
+  part.scale.kind = ScaleKind::kBlock;
+  part.scale.stride_block = 1;
+  part.scale.stride_head = blocks;
+  part.scale.stride_batch = sequences.packed ? 0 : blocks * in.heads;
+  part.scale.data = static_cast<float*>(
+      cutter->take(blocks * in.heads * batches * static_cast<int64_t>(sizeof(float))));
+  return part;
+}
+
+}  // namespace
+
+QuantizedForward quantized_forward(const ForwardProblem& p) {
+  Cutter cutter(p.workspace);
+  QuantizedForward made;
+
+  QuantizeProblem& quantize = made.quantize;
+  static_cast<Machine&>(quantize) = p;
+  quantize.dtype = p.dtype;
+  quantize.batch = p.batch;
+  quantize.sequences_q = p.sequences_q;
+  quantize.sequences_k = p.sequences_k;
+  quantize.q = part_of(p.q, p.sequences_q, &cutter);
+  quantize.k = part_of(p.k, p.sequences_k, &cutter);
+  quantize.v = part_of(p.v, p.sequences_k, &cutter);
+  quantize.rotates = true;
+  quantize.rotation_seed = p.rotation_seed;
+
+  ForwardProblem& forward = made.forward = p;
+  forward.quantizes = false;
+  forward.dtype = FLASH3_FLOAT8_E4M3;
+  forward.q = quantize.q.out, forward.k = quantize.k.out, forward.v = quantize.v.out;
+  forward.q_scale = quantize.q.scale;
+  forward.k_scale = quantize.k.scale;
+  forward.v_scale = quantize.v.scale;
+
+  made.tensor_bytes = cutter.used();
+  for (Machine* machine : {static_cast<Machine*>(&quantize), static_cast<Machine*>(&forward)}) {
+    if (machine->workspace) machine->workspace = static_cast<char*>(p.workspace) + cutter.used();
+    machine->workspace_size =
+        p.workspace_size > cutter.used() ? p.workspace_size - cutter.used() : 0;
+  }
+  return made;
+}
+
+}  // namespace flash3

@@ -1,8 +1,10 @@
-// The 16-bit element types of the kernels, for host and device.
+// The element types of the kernels, for host and device.
 #pragma once
 
 namespace flash3::hopper {
 
-enum class Element { kFloat16, kBFloat16 };
+enum class Element { kFloat16, kBFloat16, kE4m3 };
+
+constexpr int element_bytes(Element e) { return e == Element::kE4m3 ? 1 : 2; }
 
 }  // namespace flash3::hopper

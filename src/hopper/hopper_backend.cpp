@@ -70,8 +70,10 @@ class HopperBackend final : public Backend {
     explain_scores(c.score, out);
     out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
     explain_heads(problem, plan, out);
-    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows"));
-    out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
+    out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows",
+                                   c.fp8() ? "; two warps of the producer transpose V" : ""));
+    out->add("stages", message(c.stages, " of K, ", c.stages, " of V",
+                               c.fp8() ? message(", ", c.raw_v_stages, " of V as it comes") : ""));
     explain_sequences(problem, plan, out);
     out->add("grid",
              message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
@@ -85,7 +87,8 @@ class HopperBackend final : public Backend {
     explain_copy("k", plan.k, out);
     explain_copy("v", plan.v, out);
     out->add("store",
-             plan.out_by_tma
+             c.fp8() ? "from registers"
+             : plan.out_by_tma
                  ? "TMA"
                  : "element by element: out's base, strides or rows are not multiples of 16 bytes");
   }

@@ -6,9 +6,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
+template <class Bits>
 __global__ void __launch_bounds__(kThreads) pack_kernel(TensorView source, TensorView packed) {
-  const auto* from = static_cast<const uint16_t*>(source.data);
-  auto* to = static_cast<uint16_t*>(packed.data);
+  const auto* from = static_cast<const Bits*>(source.data);
+  auto* to = static_cast<Bits*>(packed.data);
   const int64_t count = source.batch * source.seq * source.heads * source.dim;
   for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < count;
        i += gridDim.x * int64_t(kThreads)) {
@@ -32,25 +33,29 @@ TensorView packed_view(const TensorView& source, void* data, int64_t row) {
   return packed;
 }
 
-cudaError_t launch_pack(const TensorView& source, const TensorView& packed, cudaStream_t stream) {
+cudaError_t launch_pack(const TensorView& source, const TensorView& packed, int element_bytes,
+                        cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 132 * 16;  // grid-stride beyond
   const int64_t count = source.batch * source.seq * source.heads * source.dim;
   const int64_t needed = (count + kThreads - 1) / kThreads;
   const int64_t blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
-  pack_kernel<<<unsigned(blocks), kThreads, 0, stream>>>(source, packed);
+  const auto kernel = element_bytes == 1 ? pack_kernel<uint8_t> : pack_kernel<uint16_t>;
+  kernel<<<unsigned(blocks), kThreads, 0, stream>>>(source, packed);
   return cudaPeekAtLastError();
 }
 
 }  // namespace
 
-PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace) {
+PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace, int element_bytes) {
   PackedCopy copy;
   const int64_t elements = view.batch * view.seq * view.heads;
-  if (elements == 0 || tma_can_address(view, rows)) return copy;
+  if (elements == 0 || tma_can_address(view, rows, element_bytes)) return copy;
   copy.needed = true;
   copy.offset = *workspace;
-  copy.row = (view.dim + 7) / 8 * 8;
-  *workspace += align_up(size_t(elements * copy.row) * 2);
+  copy.element_bytes = element_bytes;
+  const int64_t piece = 16 / element_bytes;
+  copy.row = (view.dim + piece - 1) / piece * piece;
+  *workspace += align_up(size_t(elements * copy.row * element_bytes));
   return copy;
 }
 
@@ -59,8 +64,9 @@ Status input_view(const Problem& problem, const TensorView& source, const Packed
   *view = source;
   if (!copy.needed) return {};
   *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
-  return cuda_status(launch_pack(source, *view, static_cast<cudaStream_t>(problem.stream)),
-                     "launching the copy");
+  return cuda_status(
+      launch_pack(source, *view, copy.element_bytes, static_cast<cudaStream_t>(problem.stream)),
+      "launching the copy");
 }
 
 }  // namespace flash3::hopper

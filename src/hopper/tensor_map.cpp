@@ -11,8 +11,6 @@
 namespace flash3::hopper {
 namespace {
 
-constexpr int kElementBytes = 2;
-
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 EncodeTiled encode_tiled() {
@@ -21,12 +19,12 @@ EncodeTiled encode_tiled() {
 }
 
 // A dimension of size 1 is never stepped over; TMA still wants a stride that it could take.
-int64_t stride_bytes(int64_t size, int64_t stride) {
-  return size > 1 ? stride * kElementBytes : 16;
+int64_t stride_bytes(int64_t size, int64_t stride, int element_bytes) {
+  return size > 1 ? stride * element_bytes : 16;
 }
 
-bool stride_fits(int64_t size, int64_t stride) {
-  const int64_t bytes = stride_bytes(size, stride);
+bool stride_fits(int64_t size, int64_t stride, int element_bytes) {
+  const int64_t bytes = stride_bytes(size, stride, element_bytes);
   return bytes % 16 == 0 && bytes < (int64_t{1} << 40);
 }
 
@@ -44,7 +42,7 @@ struct RowGrid {
 
 RowGrid row_grid(const TensorView& view) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
-  constexpr int64_t kAnyStride = 8;  // nothing is stepped over
+  constexpr int64_t kAnyStride = 16;  // nothing is stepped over
   if (view.batch <= 1 && view.seq <= 1) return {1, kAnyStride, 0};
   if (view.batch <= 1) return {view.seq, view.stride_seq, 0};
   if (view.seq <= 1) return {view.batch, view.stride_batch, 1};
@@ -56,7 +54,7 @@ RowGrid row_grid(const TensorView& view) {
 
 // The dimensions outside of dim, from the inside to the outside.
 template <int kCount>
-Status encode(const TensorView& view, int box_dims, const Dimension (&outer)[kCount],
+Status encode(const TensorView& view, const Box& inner, const Dimension (&outer)[kCount],
               TensorMap* map) {
   const EncodeTiled encode = encode_tiled();
   if (!encode)
@@ -64,21 +62,22 @@ Status encode(const TensorView& view, int box_dims, const Dimension (&outer)[kCo
             "the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12.0 or later"};
 
   cuuint64_t sizes[kCount + 1] = {cuuint64_t(view.dim)}, strides[kCount];
-  cuuint32_t box[kCount + 1] = {cuuint32_t(box_dims)}, element_strides[kCount + 1] = {1};
+  cuuint32_t box[kCount + 1] = {cuuint32_t(inner.dims)}, element_strides[kCount + 1] = {1};
   for (int i = 0; i < kCount; ++i) {
     sizes[i + 1] = cuuint64_t(outer[i].size);
-    strides[i] = cuuint64_t(stride_bytes(outer[i].size, outer[i].stride));
+    strides[i] = cuuint64_t(stride_bytes(outer[i].size, outer[i].stride, inner.element_bytes));
     box[i + 1] = cuuint32_t(outer[i].box);
     element_strides[i + 1] = 1;
   }
-  const auto swizzle =
-      box_dims * kElementBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const auto swizzle = inner.dims * inner.element_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                               : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap encoded;
-  // The 16-bit kinds differ only in arithmetic that a copy does not do.
-  const CUresult result =
-      encode(&encoded, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kCount + 1, view.data, sizes, strides, box,
-             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  // Kinds of a size differ only in arithmetic that a copy does not do.
+  const CUresult result = encode(
+      &encoded,
+      inner.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      kCount + 1, view.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return {FLASH3_CUDA_ERROR,
             message("cuTensorMapEncodeTiled failed with code ", int(result), " for shape [",
@@ -100,15 +99,16 @@ TensorView tensor_rows(const TensorView& view, const Sequences& sequences) {
   return rows;
 }
 
-bool tma_can_address(const TensorView& view, Rows rows) {
-  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0 ||
-      !stride_fits(view.heads, view.stride_head)) {
+bool tma_can_address(const TensorView& view, Rows rows, int element_bytes) {
+  const auto fits = [&](int64_t size, int64_t stride) {
+    return stride_fits(size, stride, element_bytes);
+  };
+  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0 || !fits(view.heads, view.stride_head))
     return false;
-  }
   if (rows == Rows::kBySequence)
-    return stride_fits(view.seq, view.stride_seq) && stride_fits(view.batch, view.stride_batch);
+    return fits(view.seq, view.stride_seq) && fits(view.batch, view.stride_batch);
   const RowGrid grid = row_grid(view);
-  return grid.rows > 0 && stride_fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
+  return grid.rows > 0 && fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
 }
 
 RowMap row_map(const TensorView& view, Rows rows) {
@@ -120,14 +120,14 @@ Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* 
   const Dimension heads = {view.heads, view.stride_head, box.heads};
   if (rows == Rows::kBySequence) {
     return encode(
-        view, box.dims,
+        view, box,
         {heads, {view.seq, view.stride_seq, box.rows}, {view.batch, view.stride_batch, 1}}, map);
   }
   const RowGrid grid = row_grid(view);
   // kRaggedEnd steps of it are −kRaggedEnd rows, modulo 2^64.
-  static_assert(kRaggedEnd == 1 << 30 && kElementBytes == 2);
-  const int64_t wrap = (int64_t{1} << 33) - grid.stride;
-  return encode(view, box.dims,
+  static_assert(kRaggedEnd == 1 << 30);
+  const int64_t wrap = (int64_t{1} << 34) / box.element_bytes - grid.stride;
+  return encode(view, box,
                 {heads,
                  {kRaggedEnd, grid.stride, box.rows},
                  {grid.rows + 1, grid.stride, 1},

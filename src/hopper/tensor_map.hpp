@@ -14,22 +14,23 @@ enum class Rows { kBySequence, kRagged };
 
 // Whether TMA can address the tensor: 16-byte aligned base, strides that are multiples of 16 bytes
 // and below 2^40; ragged: all rows evenly spread, too.
-bool tma_can_address(const TensorView& view, Rows rows = Rows::kBySequence);
+bool tma_can_address(const TensorView& view, Rows rows = Rows::kBySequence, int element_bytes = 2);
 
 RowMap row_map(const TensorView& view, Rows rows);
 
 // Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
-constexpr int box_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
+constexpr int box_columns(int head_dim, int element_bytes = 2) {
+  return (head_dim * element_bytes % 128 == 0 ? 128 : 64) / element_bytes;
+}
 
-// Maps of a 16-bit tensor. box_dims is the swizzle's width: 32 or 64 elements. What lies outside of
-// the view reads as zero.
-
+// dims is the swizzle's width: box_columns(). What lies outside of the view reads as zero.
 // Boxes of box_rows rows of box_heads heads each, box_dims columns; in shared memory the heads of a
 // row lie side by side. Dimensions (dim, head, row, batch), or ragged (dim, head, y, x, wrap): see
 // box_at() in device/tma.cuh.
 struct Box {
   int rows, dims;
   int heads = 1;
+  int element_bytes = 2;
 };
 Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map);
 

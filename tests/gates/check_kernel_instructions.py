@@ -9,6 +9,7 @@ from collections import Counter
 from cuda_objects import cuobjdump, demangle, is_attention, parse_args, sass_by_kernel
 
 NEEDED = ("HGMMA", "UTMALDG")
+FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # and V transposed
 ADDITIONS = ("UBLKRED", "REDG")
 FORBIDDEN = ("LDL", "STL")
 

@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 SHAPES = (64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+FP8_SHAPES = (64, 128, 192, 256)
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "src/hopper/device/ptx/wgmma_shapes.cuh"
 
 HEADER = """\
@@ -17,6 +18,7 @@ HEADER = """\
 // wgmma.mma_async m64nNk16, 16-bit operands, float32 accumulators: PTX ISA 9.7.15.5.2.
 //   Wgmma<T, N>::ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
 //   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major or K-major
+// and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 #pragma once
 
 #include "hopper/device/ptx/descriptor.cuh"
@@ -49,10 +51,30 @@ struct Wgmma;
                               "r"(int(accumulate)), "n"(int(kMnMajorB)));                                            \\
     }                                                                                                                \\
   };
+
+#define FLASH3_WGMMA_FP8(N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6)                                                   \\
+  template <>                                                                                                        \\
+  struct Wgmma<Element::kE4m3, N> {                                                                                  \\
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], Descriptor a, Descriptor b, bool accumulate) {      \\
+      asm volatile("{\\n.reg .pred p;\\n.reg .b64 a, b;\\n"                                                          \\
+                   "mov.b64 a, {" A0 ", " A1 "};\\nmov.b64 b, {" A2 ", " A3 "};\\nsetp.ne.b32 p, " A4 ", 0;\\n"        \\
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGS "}, a, b, p, 1, 1;\\n}\\n"        \\
+                   : OUT(d) : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)));               \\
+    }                                                                                                                \\
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate) { \\
+      asm volatile("{\\n.reg .pred p;\\n.reg .b64 b;\\n"                                                             \\
+                   "mov.b64 b, {" A4 ", " A5 "};\\nsetp.ne.b32 p, " A6 ", 0;\\n"                                       \\
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGS "}, "                           \\
+                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1;\\n}\\n"                                             \\
+                   : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),                   \\
+                              "r"(int(accumulate)));                                                                 \\
+    }                                                                                                                \\
+  };
 """
 
 FOOTER = """
 #undef FLASH3_WGMMA
+#undef FLASH3_WGMMA_FP8
 // clang-format on
 
 }  // namespace flash3::hopper
@@ -74,6 +96,8 @@ def shape(n):
     lines = [f"\n#define FLASH3_REGS \\\n  {regs}", f"#define FLASH3_OUT(d) \\\n  {out}"]
     for element, ptx in (("Element::kFloat16", "f16"), ("Element::kBFloat16", "bf16")):
         lines.append(f'FLASH3_WGMMA({element}, "{ptx}", {n}, FLASH3_REGS, FLASH3_OUT, {operands})')
+    if n in FP8_SHAPES:
+        lines.append(f"FLASH3_WGMMA_FP8({n}, FLASH3_REGS, FLASH3_OUT, {operands[: operands.rindex(',')]})")
     lines += ["#undef FLASH3_REGS", "#undef FLASH3_OUT"]
     return "\n".join(lines) + "\n"
 

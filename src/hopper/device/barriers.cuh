@@ -22,6 +22,8 @@ enum class BarrierName {
   kKEmpty,
   kVFull,
   kVEmpty,
+  kRawVFull,
+  kRawVEmpty,
   kDoutFull,
   kDoutEmpty,
   kDqFull,
@@ -46,6 +48,8 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kKEmpty: return "k_empty";
     case BarrierName::kVFull: return "v_full";
     case BarrierName::kVEmpty: return "v_empty";
+    case BarrierName::kRawVFull: return "raw_v_full";
+    case BarrierName::kRawVEmpty: return "raw_v_empty";
     case BarrierName::kDoutFull: return "dout_full";
     case BarrierName::kDoutEmpty: return "dout_empty";
     case BarrierName::kDqFull: return "dq_full";

@@ -33,8 +33,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 template <class Score>
 struct OnlineSoftmax {
-  // In powers of two: p stays below 2^8, far from the largest float16.
-  static constexpr float kSlack = 8.f;
+  static constexpr float kSlack = Score::kSlack;  // in powers of two
 
   Score score;
   float row_max[2] = {-kInfinity, -kInfinity};  // m; −∞: no key seen yet

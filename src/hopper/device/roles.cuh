@@ -8,6 +8,9 @@ namespace flash3::hopper {
 inline constexpr int kWarpgroupThreads = 128;
 
 enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 3 };
+// FP8: one thread loads everything, and two warps transpose V.
+enum class Fp8ProducerWarp : int { kLoad = 0, kSchedule = 1, kTranspose = 2 };
+inline constexpr int kTransposeThreads = 64;
 // In the backward the loaders bring what goes with their name too, K and the LSE, V and delta; from
 // kAddDq on there is a warp for each consumer warpgroup.
 enum class BackwardProducerWarp : int { kLoadQ = 0, kLoadDout = 1, kAddDq = 2 };

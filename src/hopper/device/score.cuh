@@ -63,6 +63,7 @@ struct Score;
 template <>
 struct Score<ScoreKind::kPlain> {
   static constexpr bool kCapped = false;
+  static constexpr float kSlack = 8.f;  // p stays below 2^8, far from the largest float16
 
   float softmax_scale;
   float scale_log2;  // softmax_scale · log2 e
@@ -96,6 +97,7 @@ struct Score<ScoreKind::kPlain> {
 template <>
 struct Score<ScoreKind::kSoftcap> {
   static constexpr bool kCapped = true;
+  static constexpr float kSlack = 8.f;
 
   Softcap cap;  // unit: softcap · log2 e
 

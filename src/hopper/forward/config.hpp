@@ -5,6 +5,7 @@
 
 #include "core/host_device.hpp"
 #include "hopper/device/score_kind.hpp"
+#include "hopper/element.hpp"
 
 namespace flash3::hopper {
 
@@ -35,6 +36,13 @@ struct ForwardConfig {
   double tile_us;
   ScoreKind score = ScoreKind::kPlain;
   ForwardSchedule schedule = {};
+  int raw_v_stages = 0;  // FP8: V as it comes, before it is transposed
+
+  FLASH3_HOST_DEVICE constexpr bool fp8() const { return raw_v_stages > 0; }
+  FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
+    return fp8() == (element == Element::kE4m3);
+  }
+  FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const {
@@ -44,28 +52,30 @@ struct ForwardConfig {
   // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
   // warpgroup that asks for more waits for ever.
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return !schedule.specialised ? 0 : warpgroups == 3 ? 32 : 24;
+    return !schedule.specialised ? 0 : warpgroups == 3 ? 32 : fp8() ? 40 : 24;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
     if (!schedule.specialised) return launch_registers();
-    return warpgroups == 2 ? 240 : warpgroups == 3 ? 160 : 112;
+    return warpgroups == 2 ? (fp8() ? 232 : 240) : warpgroups == 3 ? 160 : 112;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
-  // Shared memory in bytes. The output is staged in Q's place: each warpgroup's own rows, once its
-  // last Q·Kᵀ is done.
-  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * 2; }
-  FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * 2; }
-  FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * 2; }
+  // Shared memory in bytes. 16 bits: the output is staged in Q's place, each warpgroup's own rows,
+  // once its last Q·Kᵀ is done.
+  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
+  FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
+  FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
-    const int barriers = 2 * warpgroups * q_stages + 4 * stages;
+    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
-    return 8 * barriers + tile_ring + rows;
+    const int scales = fp8() ? stages * 8 + q_stages * 16 : 0;
+    return 8 * barriers + tile_ring + rows + scales;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return q_stages * q_bytes() + stages * (k_bytes() + v_bytes()) + control_bytes();
+    return q_stages * q_bytes() + stages * (k_bytes() + v_bytes()) + raw_v_stages * v_bytes() +
+           control_bytes();
   }
 };
 
@@ -99,11 +109,23 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {128, 128, true, 128, 2, 2, 2, 1.82, 2.3, ScoreKind::kSoftcap},
     {128, 128, true, 144, 2, 2, 2, 1.97, 3.0, ScoreKind::kSoftcap},
     {256, 256, true, 64, 2, 2, 1, 1.66, 4.5, ScoreKind::kSoftcap},
+    // FP8. A key tile is a block of scales (core/fp8.hpp).
+    {64, 64, false, 128, 3, 2, 2, 1.4, 1.5, ScoreKind::kPlain, {}, 2},
+    {64, 64, true, 128, 3, 2, 2, 1.4, 2.4, ScoreKind::kPlain, {}, 2},
+    {128, 128, false, 128, 2, 2, 2, 1.1, 1.5, ScoreKind::kPlain, {}, 2},
+    {128, 128, true, 128, 2, 2, 2, 1.1, 2.3, ScoreKind::kPlain, {}, 2},
+    {192, 128, false, 128, 2, 2, 2, 1.2, 2.0, ScoreKind::kPlain, {}, 2},
+    {192, 128, true, 128, 2, 2, 2, 1.2, 3.0, ScoreKind::kPlain, {}, 2},
+    {192, 192, false, 128, 2, 2, 1, 1.4, 2.0, ScoreKind::kPlain, {}, 2},
+    {192, 192, true, 128, 2, 2, 1, 1.4, 3.0, ScoreKind::kPlain, {}, 2},
+    {256, 256, false, 64, 2, 3, 1, 1.0, 3.0, ScoreKind::kPlain, {}, 3},
+    {256, 256, true, 64, 2, 3, 1, 1.0, 4.0, ScoreKind::kPlain, {}, 3},
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int score_registers = c.tile_n / 2 * (c.schedule.three_stage ? 2 : 1),
-            probability_registers = c.tile_n / 4, output_registers = c.head_dim_v / 2;
+            probability_registers = c.tile_n / 8 * c.element_bytes(),
+            output_registers = c.head_dim_v / 2;
   return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
          c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
@@ -122,10 +144,11 @@ static_assert(all_valid(), "a row of the tile table exceeds shared memory or reg
 // The row of a kernel instance; no head dims if there is none.
 constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n,
                                        const ForwardSchedule& schedule = {},
-                                       ScoreKind score = ScoreKind::kPlain) {
+                                       ScoreKind score = ScoreKind::kPlain,
+                                       Element element = Element::kBFloat16) {
   for (ForwardConfig c : kForwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.score == score && (c.tile_n == tile_n || !schedule.from_table)) {
+        c.score == score && c.holds(element) && (c.tile_n == tile_n || !schedule.from_table)) {
       c.tile_n = tile_n;
       c.schedule = schedule;
       return c;

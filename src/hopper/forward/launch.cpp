@@ -29,18 +29,20 @@ unsigned long long new_ticket() {
 
 Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
   const ForwardConfig& config = plan.kernel->config;
-  const int columns = box_columns(config.head_dim), columns_v = box_columns(config.head_dim_v);
+  const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
+            columns_v = box_columns(config.head_dim_v, bytes);
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries,
             box_keys = plan.slot_rows > 0 ? plan.slot_rows : config.tile_n;
   TensorView q, k, v;
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.q, problem.sequences_q), plan.q, &q));
-  FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads}, &params->q));
+  FLASH3_CHECK(
+      encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q));
   params->q_rows = row_map(q, plan.rows);
   if (problem.seq_k > 0) {
     FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
     FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
-    FLASH3_CHECK(encode_map(k, plan.rows, {box_keys, columns}, &params->k));
-    FLASH3_CHECK(encode_map(v, plan.rows, {box_keys, columns_v}, &params->v));
+    FLASH3_CHECK(encode_map(k, plan.rows, {box_keys, columns, 1, bytes}, &params->k));
+    FLASH3_CHECK(encode_map(v, plan.rows, {box_keys, columns_v, 1, bytes}, &params->v));
     params->k_rows = row_map(k, plan.rows);
     params->v_rows = row_map(v, plan.rows);
   } else {
@@ -54,6 +56,20 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
     params->out_rows = row_map(out, plan.rows);
   }
   return {};
+}
+
+Fp8Params fp8_params(const ForwardProblem& problem) {
+  Fp8Params fp8{};
+  fp8.q_scale = problem.q_scale;
+  fp8.k_scale = problem.k_scale;
+  fp8.v_scale = problem.v_scale;
+  fp8.q_packed = problem.sequences_q.packed;
+  fp8.k_packed = problem.sequences_k.packed;
+  fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;
+  const TensorView& out = problem.out;
+  fp8.out_by_fours = reinterpret_cast<uintptr_t>(out.data) % 8 == 0 &&
+                     (out.stride_batch | out.stride_seq | out.stride_head | out.dim) % 4 == 0;
+  return fp8;
 }
 
 }  // namespace
@@ -81,6 +97,8 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   if (problem.softcap > 0.f)
     params.softcap =
         make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * std::numbers::log2e);
+
+  if (config.fp8()) params.fp8 = fp8_params(problem);
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);

@@ -2,6 +2,7 @@
 // host and device, so no <cstdint>.
 #pragma once
 
+#include "core/fp8.hpp"
 #include "hopper/device/head_pack.hpp"
 #include "hopper/device/sink_view.h"
 #include "hopper/device/softcap.hpp"
@@ -9,6 +10,14 @@
 #include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {
+
+// Of FP8 calls alone.
+struct Fp8Params {
+  ScaleView q_scale, k_scale, v_scale;
+  bool q_packed, k_packed;  // scales are counted as those of packed tensors
+  bool out_float16;         // otherwise bfloat16
+  bool out_by_fours;        // each four columns of the output lie in 8 aligned bytes
+};
 
 struct ForwardParams {
   TensorMap q;    // box [pack.queries, pack.heads, chunk]: one warpgroup's rows
@@ -35,6 +44,7 @@ struct ForwardParams {
   TileSchedule schedule;  // with the shape of the problem
 
   Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
+  Fp8Params fp8;
 };
 
 }  // namespace flash3::hopper

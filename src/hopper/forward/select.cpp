@@ -21,8 +21,10 @@ constexpr int64_t kL2Budget = 16 << 20;
 template <Element kElement, int kRow>
 ForwardKernel kernel_of_row() {
   constexpr ForwardConfig c = kForwardConfigs[kRow];
-  std::string id =
-      message("fwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
+  constexpr const char* kName = kElement == Element::kFloat16    ? "fp16"
+                                : kElement == Element::kBFloat16 ? "bf16"
+                                                                 : "e4m3";
+  std::string id = message("fwd_", kName, "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
   const bool capped = c.score == ScoreKind::kSoftcap;
   id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
@@ -32,7 +34,21 @@ ForwardKernel kernel_of_row() {
 
 template <Element kElement, int... kRows>
 void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kRows...>) {
-  (list.push_back(kernel_of_row<kElement, kRows>()), ...);
+  const auto add = [&]<int kRow>() {
+    if constexpr (kForwardConfigs[kRow].holds(kElement))
+      list.push_back(kernel_of_row<kElement, kRow>());
+  };
+  (add.template operator()<kRows>(), ...);
+}
+
+// The element type of the kernels that take this dtype; false: none do.
+bool element_of(flash3_dtype dtype, Element* element) {
+  switch (dtype) {
+    case FLASH3_FLOAT16: *element = Element::kFloat16; return true;
+    case FLASH3_BFLOAT16: *element = Element::kBFloat16; return true;
+    case FLASH3_FLOAT8_E4M3: *element = Element::kE4m3; return true;
+    default: return false;
+  }
 }
 
 Rows rows_of(const ForwardProblem& problem) {
@@ -103,11 +119,15 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
                    k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k),
                    out = tensor_rows(problem.out, problem.sequences_q);
-  plan->q = plan_copy(q, plan->rows, &plan->workspace_bytes);
-  plan->k = plan_copy(k, plan->rows, &plan->workspace_bytes);
-  plan->v = plan_copy(v, plan->rows, &plan->workspace_bytes);
+  const auto plan_input = [&](const TensorView& view) {
+    return plan_copy(view, plan->rows, &plan->workspace_bytes, config.element_bytes());
+  };
+  plan->q = plan_input(q);
+  plan->k = plan_input(k);
+  plan->v = plan_input(v);
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
-  plan->out_by_tma = tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
+  plan->out_by_tma =
+      !config.fp8() && tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
 
   const int64_t head_groups = problem.heads_q / choice.pack.heads;
   const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
@@ -142,8 +162,8 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
     plan->workspace_bytes += align_up(sizeof(TileCounterMemory));
   }
   if (config.band) {
-    const int64_t kv_bytes =
-        std::max<int64_t>(1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
+    const int64_t kv_bytes = std::max<int64_t>(
+        1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.element_bytes());
     const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
                               (problem.queries_per_kv_head() / choice.pack.heads);
     plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
@@ -159,6 +179,7 @@ std::span<const ForwardKernel> forward_kernels() {
     constexpr auto rows = std::make_integer_sequence<int, int(std::size(kForwardConfigs))>();
     add_kernels<Element::kFloat16>(kernels, rows);
     add_kernels<Element::kBFloat16>(kernels, rows);
+    add_kernels<Element::kE4m3>(kernels, rows);
     return kernels;
   }();
   return list;
@@ -167,11 +188,12 @@ std::span<const ForwardKernel> forward_kernels() {
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   std::vector<ForwardChoice> choices;
   choices.reserve(8);
-  if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16) return choices;
-  const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
+  Element element;
+  if (!element_of(problem.dtype, &element)) return choices;
   const ScoreKind score = score_kind(problem);
   const bool band = needs_band(problem);
-  const int slot_rows = slot_rows_of(problem);
+  // FP8: the keys of a tile have one scale.
+  const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
@@ -184,6 +206,7 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
     if (slot_rows > 0 && holds_slots(c, slot_rows)) choices.push_back({&kernel, {}, slot_rows});
     if (c.band != band) continue;
     choices.push_back({&kernel, HeadPack{}});
+    if (c.fp8()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
       if (problem.queries_per_kv_head() % heads == 0)
@@ -194,9 +217,15 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
 }
 
 Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
-  if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16) {
-    return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
-                               " but the hopper backend computes in float16 and bfloat16 only"));
+  Element element;
+  if (!element_of(problem.dtype, &element)) {
+    return unsupported(
+        message("q.dtype = ", dtype_name(problem.dtype),
+                " but the hopper backend computes in float16, bfloat16 and float8_e4m3 only"));
+  }
+  if (problem.out_dtype != FLASH3_FLOAT16 && problem.out_dtype != FLASH3_BFLOAT16) {
+    return unsupported(message("out.dtype = ", dtype_name(problem.out_dtype),
+                               " but the hopper backend writes float16 and bfloat16 only"));
   }
   FLASH3_CHECK(check_softcap(problem));
   // The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
@@ -256,7 +285,8 @@ ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan) {
   list.groups = int(problem.heads_q) / plan.pack.heads;
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
-    list.bytes_per_row = (problem.head_dim + problem.head_dim_v) * 2;
+    list.bytes_per_row =
+        (problem.head_dim + problem.head_dim_v) * plan.kernel->config.element_bytes();
     list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
   }
   return list;

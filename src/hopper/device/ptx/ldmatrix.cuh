@@ -13,4 +13,12 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t* r) {
                : "memory");
 }
 
+// The same, each matrix loaded transposed.
+__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
 }  // namespace flash3::hopper

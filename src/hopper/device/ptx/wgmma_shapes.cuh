@@ -3,6 +3,7 @@
 // wgmma.mma_async m64nNk16, 16-bit operands, float32 accumulators: PTX ISA 9.7.15.5.2.
 //   Wgmma<T, N>::ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
 //   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major or K-major
+// and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 #pragma once
 
 #include "hopper/device/ptx/descriptor.cuh"
@@ -36,6 +37,25 @@ struct Wgmma;
     }                                                                                                                \
   };
 
+#define FLASH3_WGMMA_FP8(N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6)                                                   \
+  template <>                                                                                                        \
+  struct Wgmma<Element::kE4m3, N> {                                                                                  \
+    static __device__ __forceinline__ void ss(float (&d)[N / 2], Descriptor a, Descriptor b, bool accumulate) {      \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                          \
+                   "mov.b64 a, {" A0 ", " A1 "};\nmov.b64 b, {" A2 ", " A3 "};\nsetp.ne.b32 p, " A4 ", 0;\n"        \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGS "}, a, b, p, 1, 1;\n}\n"        \
+                   : OUT(d) : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)));               \
+    }                                                                                                                \
+    static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate) { \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n"                                                             \
+                   "mov.b64 b, {" A4 ", " A5 "};\nsetp.ne.b32 p, " A6 ", 0;\n"                                       \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGS "}, "                           \
+                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1;\n}\n"                                             \
+                   : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),                   \
+                              "r"(int(accumulate)));                                                                 \
+    }                                                                                                                \
+  };
+
 #define FLASH3_REGS \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -46,6 +66,7 @@ struct Wgmma;
   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
 FLASH3_WGMMA(Element::kFloat16, "f16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 FLASH3_WGMMA(Element::kBFloat16, "bf16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+FLASH3_WGMMA_FP8(64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -112,6 +133,7 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%
   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 FLASH3_WGMMA(Element::kFloat16, "f16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
 FLASH3_WGMMA(Element::kBFloat16, "bf16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+FLASH3_WGMMA_FP8(128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -200,6 +222,7 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%
   "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
 FLASH3_WGMMA(Element::kFloat16, "f16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
 FLASH3_WGMMA(Element::kBFloat16, "bf16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
+FLASH3_WGMMA_FP8(192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -230,10 +253,12 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%
   "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 FLASH3_WGMMA(Element::kFloat16, "f16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
 FLASH3_WGMMA(Element::kBFloat16, "bf16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
+FLASH3_WGMMA_FP8(256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
 #undef FLASH3_WGMMA
+#undef FLASH3_WGMMA_FP8
 // clang-format on
 
 }  // namespace flash3::hopper

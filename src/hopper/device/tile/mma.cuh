@@ -24,7 +24,7 @@ __device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descrip
   discard_registers(r_s);
   wgmma_fence();
 #pragma unroll
-  for (int col = 0; col < QTile::kCols; col += 16) {
+  for (int col = 0; col < QTile::kCols; col += QTile::kStep) {
     Wgmma<T, KTile::kRows>::ss(r_s, q + QTile::k_step(col), k + KTile::k_step(col), col != 0);
   }
   wgmma_commit();

@@ -1,0 +1,113 @@
+// The FP8 forward kernel: shared memory, roles, and nothing else. load.cuh is the producer,
+// transpose.cuh turns V for the tensor cores, math.cuh is the consumer, store.cuh its epilogue;
+// README.md draws the schedule. Schedule, masks and rows are those of the 16-bit kernels.
+#pragma once
+
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/registers.cuh"
+#include "hopper/device/roles.cuh"
+#include "hopper/device/scheduler.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/forward/kernel.cuh"
+
+namespace flash3::hopper {
+
+// What a key tile's elements stand for, and the output in its units.
+struct KeyScales {
+  float k;
+  float v_ratio;  // V's scale of the key tile before, in the order of work, to this one's
+};
+struct QueryScales {
+  float q[3];  // of each warpgroup's rows, with softmax_scale · log2 e
+  float out;   // V's of the work tile's last key tile
+};
+
+// Everything that the roles of one kernel share, at compile time.
+template <int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_,
+          ScoreKind kScore_ = ScoreKind::kPlain>
+struct Fp8Traits {
+  static constexpr bool kBand = kBand_;
+  static constexpr ScoreKind kScore = kScore_;
+  static constexpr int kTileN = kTileN_;
+  static_assert(kScaleBlock % kTileN == 0, "a key tile has one scale");
+  static constexpr ForwardConfig kConfig =
+      forward_config(kHeadDim, kHeadDimV, kBand, kTileN, {}, kScore, Element::kE4m3);
+  static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
+  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
+  static constexpr int kTileM = kConfig.tile_m();
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kRawStages = kConfig.raw_v_stages;
+  static constexpr int kQStages = kConfig.q_stages;
+  static constexpr int kWarpgroups = kConfig.warpgroups;
+
+  using QTile = SharedTile<kWarpgroupRows, kHeadDim, 1>;  // one warpgroup's
+  using KTile = SharedTile<kTileN, kHeadDim, 1>;
+  using RawVTile = SharedTile<kTileN, kHeadDimV, 1>;  // as it lies in memory
+  using VTile = SharedTile<kHeadDimV, kTileN, 1>;     // transposed: transpose.cuh
+
+  using KvState = PipelineState<kStages>;
+  using RawState = PipelineState<kRawStages>;
+  using QState = PipelineState<kQStages>;
+
+  struct Shared {
+    uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
+    uint8_t raw_v[kRawStages][RawVTile::kBytes];
+    RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
+    RingBarriers<kStages> k_barriers;
+    RingBarriers<kStages> v_barriers;
+    RingBarriers<kRawStages> raw_v_barriers;
+    TileRing tiles;
+    KeyScales key_scales[kStages];  // of the key tile in K's stage
+    QueryScales query_scales[kQStages];
+    OwnRows own_rows[4 * kWarpgroups];
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::hopper
+
+#include "hopper/forward_fp8/load.cuh"
+#include "hopper/forward_fp8/math.cuh"
+#include "hopper/forward_fp8/transpose.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+    fp8_forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+
+  if (threadIdx.x == 0) {
+    for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
+    shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
+    shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
+    shared.raw_v_barriers.init(kTransposeThreads);
+    // The loader, transposers, consumers.
+    shared.tiles.init(1 + kTransposeThreads + kWarpgroupThreads * Traits::kWarpgroups);
+    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  }
+  __syncthreads();
+
+  const int warpgroup = warpgroup_index();
+  if (warpgroup == 0) {
+    release_registers<Traits::kConfig.producer_registers()>();
+    const Fp8ProducerWarp role{warp_in_warpgroup()};
+    if (role == Fp8ProducerWarp::kSchedule) {
+      schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
+    } else if (role >= Fp8ProducerWarp::kTranspose) {
+      transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
+    } else if (threadIdx.x == 0) {
+      load_fp8<Traits>(params, shared);
+    }
+  } else {
+    acquire_registers<Traits::kConfig.consumer_registers()>();
+    consume_fp8<Traits>(params, shared, warpgroup - 1);
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,4 +1,5 @@
-// The Hopper backend: what core/backend.hpp asks, answered by forward/select.
+// The Hopper backend: what core/backend.hpp asks, answered by forward/select,
+// backward/select and quantize/launch.
 #include <cuda_runtime_api.h>
 
 #include "core/backend.hpp"
@@ -8,6 +9,7 @@
 #include "hopper/forward/launch.hpp"
 #include "hopper/forward/select.hpp"
 #include "hopper/kernel_kind.hpp"
+#include "hopper/quantize/launch.hpp"
 
 namespace flash3 {
 namespace {
@@ -152,14 +154,29 @@ class HopperBackend final : public Backend {
     explain_store("dv", plan.dv_by_tma);
   }
 
-  Status supports(const QuantizeProblem&) const override {
-    return unsupported("the hopper backend does not bring tensors to FP8");
+  Status supports(const QuantizeProblem& problem) const override {
+    QuantizePlan plan;
+    return make_plan(problem, &plan);
   }
+
+  // Scales of more than a block are found in the scale tensors themselves.
   size_t workspace_size(const QuantizeProblem&) const override { return 0; }
-  void explain(const QuantizeProblem& problem, Explanation* out) const override {
-    out->add("unsupported", supports(problem).message());
+
+  Status quantize(const QuantizeProblem& problem) const override {
+    QuantizePlan plan;
+    FLASH3_CHECK(make_plan(problem, &plan));
+    return launch_quantize(problem, plan);
   }
-  Status quantize(const QuantizeProblem& problem) const override { return supports(problem); }
+
+  void explain(const QuantizeProblem& problem, Explanation* out) const override {
+    QuantizePlan plan;
+    const Status status = make_plan(problem, &plan);
+    if (!status.ok()) {
+      out->add("unsupported", status.message());
+      return;
+    }
+    explain_quantize(problem, plan, out);
+  }
 
  private:
   // parts: what is masked at once.
@@ -226,6 +243,12 @@ class HopperBackend final : public Backend {
     Device device;
     FLASH3_CHECK(current_device(&device));
     return plan_backward(problem, device, plan);
+  }
+
+  static Status make_plan(const QuantizeProblem& problem, QuantizePlan* plan) {
+    Device device;
+    FLASH3_CHECK(current_device(&device));
+    return plan_quantize(problem, plan);
   }
 };
 

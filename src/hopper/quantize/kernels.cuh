@@ -1,0 +1,22 @@
+// The kernels of one element type, by head dim and what they do.
+#pragma once
+
+#include "hopper/quantize/kernel.cuh"
+
+namespace flash3::hopper {
+
+template <Element kElement>
+const void* quantize_kernel_of(int columns, bool turns) {
+  const auto pick = [turns](auto* turning, auto* plain) {
+    return reinterpret_cast<const void*>(turns ? turning : plain);
+  };
+  switch (columns) {
+    case 64: return pick(quantize_kernel<kElement, 64, true>, quantize_kernel<kElement, 64, false>);
+    case 128:
+      return pick(quantize_kernel<kElement, 128, true>, quantize_kernel<kElement, 128, false>);
+    default:
+      return pick(quantize_kernel<kElement, 256, true>, quantize_kernel<kElement, 256, false>);
+  }
+}
+
+}  // namespace flash3::hopper

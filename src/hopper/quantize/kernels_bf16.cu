@@ -1,0 +1,7 @@
+#include "hopper/quantize/kernels.cuh"
+
+namespace flash3::hopper {
+
+template const void* quantize_kernel_of<Element::kBFloat16>(int columns, bool turns);
+
+}  // namespace flash3::hopper

@@ -1,0 +1,46 @@
+// What a call of flash3_quantize launches, and its launch.
+#pragma once
+
+#include <string>
+
+#include "core/backend.hpp"
+#include "core/problem.hpp"
+#include "hopper/element.hpp"
+#include "hopper/quantize/params.h"
+
+namespace flash3::hopper {
+
+// Tensors whose head dims run in the same kernel, in one launch.
+struct QuantizePass {
+  int columns = 0;  // 64, 128 or 256: threads of a block
+  bool turns = false;
+  bool takes_part[3] = {};  // q, k, v
+};
+
+struct QuantizePlan {
+  Element element = Element::kBFloat16;
+  QuantizePass passes[3];
+  int count = 0;
+  bool has_wide_scales =
+      false;  // of more than a block: all that they are for is read for them first
+};
+
+// UNSUPPORTED, and why, if no kernel can run it.
+Status plan_quantize(const QuantizeProblem& problem, QuantizePlan* plan);
+
+// What the kernel of a pass is launched with. gathers: it has to find wide scales; tensors with
+// others do not take part.
+QuantizeParams quantize_params(const QuantizeProblem& problem, const QuantizePass& pass,
+                               bool gathers);
+inline Index quantize_blocks(const QuantizeParams& params) {
+  return params.count > 0 ? params.tensors[params.count - 1].past : 0;
+}
+
+// "quantize_bf16_d128_turned"
+std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass);
+
+void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);
+
+Status launch_quantize(const QuantizeProblem& problem, const QuantizePlan& plan);
+
+}  // namespace flash3::hopper

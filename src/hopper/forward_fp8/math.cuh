@@ -12,12 +12,37 @@
 
 #include "hopper/device/constant.cuh"
 #include "hopper/device/online_softmax.cuh"
+#include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/forward/math.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
 
 namespace flash3::hopper {
+
+// Q's rows of a warpgroup as the A operand: element for element what ldmatrix loads.
+template <class QTile>
+__device__ __forceinline__ void load_q_fragments(uint32_t (&r_q)[QTile::kCols / 8],
+                                                 const void* shared, int thread) {
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int col = 0; col < QTile::kCols; col += QTile::kStep)
+    ldmatrix_x4(base + QTile::offset(row, col + lane / 16 * 16), &r_q[col / 8]);
+}
+
+// Issues S = Q·Kᵀ, Q in registers, and commits it as one group.
+template <class KTile>
+__device__ __forceinline__ void issue_fp8_qk(float (&r_s)[KTile::kRows / 2],
+                                             uint32_t (&r_q)[KTile::kCols / 8], Descriptor k) {
+  discard_registers(r_s);
+  pin_registers(r_q);
+  wgmma_fence();
+#pragma unroll
+  for (int col = 0; col < KTile::kCols; col += KTile::kStep)
+    Wgmma<Element::kE4m3, KTile::kRows>::rs(r_s, &r_q[col / 8], k + KTile::k_step(col), col != 0);
+  wgmma_commit();
+}
 
 // Issues O += P·V, V turned by transpose.cuh, and commits it as one group.
 template <class VTile>
@@ -51,9 +76,10 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
-  constexpr Element kElement = Element::kE4m3;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
+  // A product with few keys reads as much of Q as of K: shared memory would bind.
+  constexpr bool kQInRegisters = kTileN <= 64;
 
   TileReader tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
@@ -97,12 +123,22 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
-    const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
     wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
+    const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
+    uint32_t r_q[kQInRegisters ? QTile::kCols / 8 : 1];
+    if constexpr (kQInRegisters)
+      load_q_fragments<QTile>(r_q, shared.q[q_state.stage][warpgroup], thread);
+    const auto issue_scores = [&](int stage) {
+      if constexpr (kQInRegisters) {
+        issue_fp8_qk<KTile>(r_s, r_q, k + stage * KTile::kBytes);
+      } else {
+        issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
+      }
+    };
     Softmax softmax{};
 
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
-    issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
+    issue_scores(k_state.stage);
     const QueryScales& query_scales = shared.query_scales[q_state.stage];
     softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[k_state.stage].k);
     wgmma_wait<0>();
@@ -122,7 +158,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       const uint32_t phase_v = kStage == 0 ? k_state.phase ^ 1 : k_state.phase;
       wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
       turn.await();
-      issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
+      issue_scores(kStage);
       wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
       issue_fp8_pv<VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
       turn.pass_on();
@@ -136,6 +172,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       mask(r_s, n);
       bool rescale = softmax.begin_tile(r_s, alpha);
       softmax.template exponentiate<0, kHalf>(r_s);
+      finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the wait
 
       wgmma_wait<0>();
       pin_registers(r_o);

@@ -37,7 +37,8 @@ Status check_agreement(const Params& p, const Field& q, const Field& k, const Fi
   FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
   FLASH3_CHECK(check_used(sequences_q, batch_q));
   FLASH3_CHECK(check_used(sequences_k, batch_q));
-  return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, out, pointers) : Status();
+  return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, out, pointers)
+                          : Status();
 }
 
 template <class Params>

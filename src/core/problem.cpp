@@ -225,16 +225,4 @@ const char* dtype_name(flash3_dtype dtype) {
   return "unknown";
 }
 
-int dtype_size(flash3_dtype dtype) {
-  switch (dtype) {
-    case FLASH3_FLOAT16:
-    case FLASH3_BFLOAT16: return 2;
-    case FLASH3_FLOAT32:
-    case FLASH3_INT32: return 4;
-    case FLASH3_FLOAT8_E4M3: return 1;
-    case FLASH3_DTYPE_NONE: break;
-  }
-  return 0;
-}
-
 }  // namespace flash3

@@ -39,6 +39,7 @@ struct VerifyOptions {
   bool accuracy = false;  // the accuracy experiment instead of the table
   bool backward = false;  // the backward's table, or the backward of each case
   bool ragged = false;    // the table of ragged batches
+  bool quantize = false;  // the table of flash3_quantize
 };
 
 struct BenchOptions {
@@ -66,6 +67,7 @@ struct RunOptions {
   float softmax_scale = 0, softcap = 0;
   long long chunk = 0;
   std::string sink;                      // a tensor of the file; "": none
+  std::string dtype, compute;            // "e4m3": of q, k and v; "fp8"; "": those of the file
   std::string cu_seqlens, cu_seqlens_k;  // "0,5,12", or a tensor of the file; "": not ragged
   int threads = 0;
 };

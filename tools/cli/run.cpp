@@ -10,6 +10,8 @@
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
+#include "cpu/quantize_ref.hpp"
+#include "flash3/flash3.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -40,10 +42,61 @@ struct Measured {
   std::string kernel;
   Timing timing;
   size_t workspace = 0;
+  double quantize_ms = 0;  // where that came before the call
+};
+
+// q, k and v of a call that computes in FP8, brought to FP8 by a call before it.
+struct Fp8Input {
+  std::vector<std::shared_ptr<void>> buffers;
+  double milliseconds = 0;
+
+  void make(const Input& in, cases::Memory& memory, flash3_forward_params* params) {
+    flash3_quantize_params p{};
+    p.struct_size = sizeof p;
+    p.q = params->q, p.k = params->k, p.v = params->v;
+    p.rotate = 1;
+    p.rotation_seed = params->rotation_seed;
+    p.cu_seqlens_q = params->cu_seqlens_q, p.cu_seqlens_k = params->cu_seqlens_k;
+    p.max_seqlen_q = params->max_seqlen_q, p.max_seqlen_k = params->max_seqlen_k;
+    p.backend = params->backend;
+    p.num_threads = params->num_threads;
+    p.stream = params->stream;
+    const auto add = [&](const flash3_tensor& from, const Sequences& sequences, flash3_tensor* out,
+                         flash3_tensor* scale) {
+      *out = from;
+      out->dtype = FLASH3_FLOAT8_E4M3;
+      out->data = take(memory, cases::span_of(from));
+      const bool packed = from.ndim == 3;
+      const int64_t blocks = scale_blocks(sequences, in.c.batch), heads = from.shape[from.ndim - 2];
+      *scale = scale_tensor(nullptr, packed ? 1 : in.c.batch, heads, blocks);
+      scale->data = take(memory, cases::span_of(*scale) * 4);
+    };
+    const Sequences q = in.sequences.q.view(), k = in.sequences.k.view();
+    add(p.q, q, &p.q_out, &p.q_scale);
+    add(p.k, k, &p.k_out, &p.k_scale);
+    add(p.v, k, &p.v_out, &p.v_scale);
+    check(flash3_quantize_supported(&p));
+    check(flash3_quantize_workspace(&p, &p.workspace_size));
+    if (p.workspace_size > 0) p.workspace = take(memory, static_cast<int64_t>(p.workspace_size));
+    check(flash3_quantize(&p));
+    memory.finish();
+    milliseconds = 1e3 * measure(memory, [&] { check(flash3_quantize(&p)); }, 5, 2e-3).median;
+    params->q = p.q_out, params->k = p.k_out, params->v = p.v_out;
+    params->q_scale = p.q_scale, params->k_scale = p.k_scale, params->v_scale = p.v_scale;
+    params->compute = FLASH3_COMPUTE_AS_GIVEN;
+  }
+
+ private:
+  void* take(cases::Memory& memory, int64_t bytes) {
+    buffers.push_back(memory.allocate(static_cast<size_t>(bytes)));
+    return buffers.back().get();
+  }
 };
 
 // Copies the input to the backend's memory, computes, copies the result back, then times the call.
-Measured compute(const Input& in, flash3_backend backend, int threads, Output* result) {
+// in_fp8: the call takes tensors that flash3_quantize has made before.
+Measured compute(const Input& in, flash3_backend backend, int threads, bool in_fp8,
+                 Output* result) {
   const auto memory = make_memory(backend);
   auto params = cases::make_params(in.c, in.q, in.k, in.v, result->out, result->lse, in.extra());
   params.backend = backend;
@@ -59,9 +112,12 @@ Measured compute(const Input& in, flash3_backend backend, int threads, Output* r
     memory->copy_in(buffers.back().get(), t->data, bytes);
     t->data = buffers.back().get();
   }
+  Fp8Input fp8;
+  if (in_fp8) fp8.make(in, *memory, &params);
   check(flash3_forward_supported(&params));
   Measured m;
   check(flash3_forward_workspace(&params, &m.workspace));
+  m.quantize_ms = fp8.milliseconds;
   if (m.workspace > 0) buffers.push_back(memory->allocate(m.workspace));
   params.workspace = m.workspace > 0 ? buffers.back().get() : nullptr;
   params.workspace_size = m.workspace;
@@ -87,7 +143,10 @@ Checked compare(const Input& in, const Output& result) {
   const Status status = make_forward_problem(&params, Pointers::kRequired, &problem);
   if (!status.ok()) throw UsageError(status.message());
   const ReferenceForward ref = attention_ref(problem);
-  attention_naive(problem);
+  if (problem.quantizes)
+    attention_naive_fp8(problem);
+  else
+    attention_naive(problem);
   Checked c;
   const auto rules = cases::output_rules(in.sequences, in.c.batch);
   c.out = cases::judge_out(result.out, naive.out, ref, rules);
@@ -152,7 +211,7 @@ int run(const RunOptions& options) {
   const Input in = load_input(options);
   const flash3_backend backend = resolve_backend(options.backend);
   Output result(in);
-  const Measured m = compute(in, backend, options.threads, &result);
+  const Measured m = compute(in, backend, options.threads, options.dtype == "e4m3", &result);
   if (!options.output.empty()) save(options.output, options, in, result);
 
   Json r = metadata(backend);
@@ -167,6 +226,7 @@ int run(const RunOptions& options) {
   r["tflops"] = flops(in.c, &in.sequences) / m.timing.median * 1e-12;
   r["tensor_bytes"] = tensor_bytes(in.c, &in.sequences);
   r["workspace_bytes"] = m.workspace;
+  if (m.quantize_ms > 0) r["quantize_ms"] = m.quantize_ms;
   r["score_matrix_bytes"] = score_matrix_bytes(in.c, &in.sequences);
   std::optional<Checked> checked;
   if (options.check) {

@@ -22,6 +22,32 @@ namespace {
 using cases::Case;
 using cases::Verdict;
 
+// Whether this backend takes FP8 at all; some dtypes of out it may not.
+bool takes_fp8(flash3_backend backend) {
+  Case c;
+  c.dtype = FLASH3_FLOAT8_E4M3;
+  auto question = cases::make_question(c);
+  question.backend = backend;
+  return flash3_forward_supported(&question) == FLASH3_OK;
+}
+
+// The table that these options ask for.
+std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
+                           cases::Level level) {
+  const auto dtypes = cases::dtypes_of(backend);
+  if (options.accuracy) return cases::accuracy_cases(level);
+  if (options.quantize) return cases::quantize_case_table(level, dtypes);
+  if (options.backward)
+    return options.ragged ? cases::ragged_backward_case_table(level, dtypes)
+                          : cases::backward_case_table(level, dtypes);
+  auto list =
+      options.ragged ? cases::ragged_case_table(level, dtypes) : cases::case_table(level, dtypes);
+  if (!takes_fp8(backend)) return list;
+  const bool float32 = std::find(dtypes.begin(), dtypes.end(), FLASH3_FLOAT32) != dtypes.end();
+  for (const Case& c : cases::fp8_case_table(level, options.ragged, float32)) list.push_back(c);
+  return list;
+}
+
 std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend backend) {
   std::vector<Case> list;
   for (const std::string& id : options.cases) {
@@ -31,15 +57,7 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   if (list.empty()) {
     const auto level = cases::parse_level(options.level);
     if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
-    const auto dtypes = cases::dtypes_of(backend);
-    if (options.accuracy)
-      list = cases::accuracy_cases(*level);
-    else if (options.ragged)
-      list = options.backward ? cases::ragged_backward_case_table(*level, dtypes)
-                              : cases::ragged_case_table(*level, dtypes);
-    else
-      list = options.backward ? cases::backward_case_table(*level, dtypes)
-                              : cases::case_table(*level, dtypes);
+    list = table_of(options, backend, *level);
   }
   if (options.accuracy)
     for (const Case& c : list)
@@ -54,6 +72,9 @@ std::string report(const Case& c, const Verdict& v) {
   const auto score = [](const char* name, const cases::Score& s) {
     return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
   };
+  if (c.quantize)
+    return fmt::format("ok    {:<56} q {:.4f}  k {:.4f}  v {:.4f} of the largest", to_id(c),
+                       v.q.error, v.k.error, v.v.error);
   if (c.backward) {
     const std::string line = fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq),
                                          score("dk", v.dk), score("dv", v.dv));

@@ -64,7 +64,8 @@ Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field&
 
 Status check_scales(const flash3_forward_params& p, const Field& q, const Field& k, const Field& v,
                     Pointers pointers) {
-  const ScaleChecks checks{batch_of(q, sequences_of_q(p)), {k, k.ndim - 2}, pointers};
+  const SequenceFields sequences = sequences_of_q(p);
+  const ScaleChecks checks{batch_of(q, sequences), {k, k.ndim - 2}, pointers};
   FLASH3_CHECK(check_scale_of(p.q_scale, "q_scale", q, checks));
   FLASH3_CHECK(check_scale_of(p.k_scale, "k_scale", k, checks));
   return check_scale_of(p.v_scale, "v_scale", v, checks);

@@ -61,7 +61,7 @@ std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype>
         if (level == Level::kQuick && (i + i / 6) % 2 == 0) continue;  // both of `rotate`
         c.scales = scales;
         c.rotate = rotate;
-        c.rotary = c.head_dim < 2 ? Rotary::kNone : static_cast<Rotary>(i / 2 % 3);
+        c.rotary = c.head_dim < 2 ? Rotary::kNone : static_cast<Rotary>((i + i / 6 + i / 36) % 3);
         c.layout = kLayouts[i / 3 % std::size(kLayouts)];
         c.distribution = i % 7 == 0   ? Distribution::kSpecial
                          : i % 3 == 0 ? Distribution::kOutliers

@@ -36,10 +36,12 @@ struct VerifyOptions {
   int threads = 3;                   // of the CPU backend, in each job
   int repeat = 1;
   bool quiet = false, list = false;
-  bool accuracy = false;  // the accuracy experiment instead of the table
-  bool backward = false;  // the backward's table, or the backward of each case
-  bool ragged = false;    // the table of ragged batches
-  bool quantize = false;  // the table of flash3_quantize
+  bool accuracy = false;            // the accuracy experiment instead of the table
+  long long length = 0;             // of its sequences; 0: the level's
+  std::vector<std::string> inputs;  // files that it runs on too
+  bool backward = false;            // the backward's table, or the backward of each case
+  bool ragged = false;              // the table of ragged batches
+  bool quantize = false;            // the table of flash3_quantize
 };
 
 struct BenchOptions {

@@ -145,6 +145,15 @@ int parse_and_run(int argc, char** argv) {
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
+      ->add_option("--length", verify_options.length,
+                   "Of --accuracy: queries and keys; of more than 4096 some rows are compared")
+      ->check(CLI::Range(1, 1 << 24))
+      ->needs("--accuracy");
+  verify_app
+      ->add_option("--input", verify_options.inputs,
+                   "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
+      ->needs("--accuracy");
+  verify_app
       ->add_flag(
           "--backward", verify_options.backward,
           "The gradients instead of the forward: the same table with dlse and deterministic\n"

@@ -3,7 +3,9 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "cases/fp8_input.hpp"
 #include "cases/runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -11,7 +13,6 @@
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
 #include "cpu/quantize_ref.hpp"
-#include "flash3/flash3.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -45,54 +46,6 @@ struct Measured {
   double quantize_ms = 0;  // where that came before the call
 };
 
-// q, k and v of a call that computes in FP8, brought to FP8 by a call before it.
-struct Fp8Input {
-  std::vector<std::shared_ptr<void>> buffers;
-  double milliseconds = 0;
-
-  void make(const Input& in, cases::Memory& memory, flash3_forward_params* params) {
-    flash3_quantize_params p{};
-    p.struct_size = sizeof p;
-    p.q = params->q, p.k = params->k, p.v = params->v;
-    p.rotate = 1;
-    p.rotation_seed = params->rotation_seed;
-    p.cu_seqlens_q = params->cu_seqlens_q, p.cu_seqlens_k = params->cu_seqlens_k;
-    p.max_seqlen_q = params->max_seqlen_q, p.max_seqlen_k = params->max_seqlen_k;
-    p.backend = params->backend;
-    p.num_threads = params->num_threads;
-    p.stream = params->stream;
-    const auto add = [&](const flash3_tensor& from, const Sequences& sequences, flash3_tensor* out,
-                         flash3_tensor* scale) {
-      *out = from;
-      out->dtype = FLASH3_FLOAT8_E4M3;
-      out->data = take(memory, cases::span_of(from));
-      const bool packed = from.ndim == 3;
-      const int64_t blocks = scale_blocks(sequences, in.c.batch), heads = from.shape[from.ndim - 2];
-      *scale = scale_tensor(nullptr, packed ? 1 : in.c.batch, heads, blocks);
-      scale->data = take(memory, cases::span_of(*scale) * 4);
-    };
-    const Sequences q = in.sequences.q.view(), k = in.sequences.k.view();
-    add(p.q, q, &p.q_out, &p.q_scale);
-    add(p.k, k, &p.k_out, &p.k_scale);
-    add(p.v, k, &p.v_out, &p.v_scale);
-    check(flash3_quantize_supported(&p));
-    check(flash3_quantize_workspace(&p, &p.workspace_size));
-    if (p.workspace_size > 0) p.workspace = take(memory, static_cast<int64_t>(p.workspace_size));
-    check(flash3_quantize(&p));
-    memory.finish();
-    milliseconds = 1e3 * measure(memory, [&] { check(flash3_quantize(&p)); }, 5, 2e-3).median;
-    params->q = p.q_out, params->k = p.k_out, params->v = p.v_out;
-    params->q_scale = p.q_scale, params->k_scale = p.k_scale, params->v_scale = p.v_scale;
-    params->compute = FLASH3_COMPUTE_AS_GIVEN;
-  }
-
- private:
-  void* take(cases::Memory& memory, int64_t bytes) {
-    buffers.push_back(memory.allocate(static_cast<size_t>(bytes)));
-    return buffers.back().get();
-  }
-};
-
 // Copies the input to the backend's memory, computes, copies the result back, then times the call.
 // in_fp8: the call takes tensors that flash3_quantize has made before.
 Measured compute(const Input& in, flash3_backend backend, int threads, bool in_fp8,
@@ -112,12 +65,17 @@ Measured compute(const Input& in, flash3_backend backend, int threads, bool in_f
     memory->copy_in(buffers.back().get(), t->data, bytes);
     t->data = buffers.back().get();
   }
-  Fp8Input fp8;
-  if (in_fp8) fp8.make(in, *memory, &params);
-  check(flash3_forward_supported(&params));
   Measured m;
+  std::optional<cases::Fp8Input> fp8;
+  if (in_fp8) {
+    fp8.emplace(*memory, params, cases::Scales::kBlock, /*rotate=*/true);
+    check(fp8->quantize());
+    memory->finish();
+    m.quantize_ms = 1e3 * measure(*memory, [&] { check(fp8->quantize()); }, 5, 2e-3).median;
+    fp8->apply(&params);
+  }
+  check(flash3_forward_supported(&params));
   check(flash3_forward_workspace(&params, &m.workspace));
-  m.quantize_ms = fp8.milliseconds;
   if (m.workspace > 0) buffers.push_back(memory->allocate(m.workspace));
   params.workspace = m.workspace > 0 ? buffers.back().get() : nullptr;
   params.workspace_size = m.workspace;
@@ -188,6 +146,8 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
   fmt::print("time     {:.4f} ms (median of {} samples of {} calls, p10 {:.4f}, p90 {:.4f})\n",
              number("median_ms"), r["samples"].get<int>(), r["calls_per_sample"].get<int>(),
              number("p10_ms"), number("p90_ms"));
+  if (r.contains("quantize_ms"))
+    fmt::print("         {:.4f} ms before it to bring q, k and v to FP8\n", number("quantize_ms"));
   fmt::print("speed    {:.4f} TFLOP/s\n", number("tflops"));
   fmt::print(
       "memory   {} for q, k, v, out, lse, and {} of workspace; the score matrix, never "
@@ -199,7 +159,8 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
   fmt::print(
       "check    against float64: out error {:.2e}, allowed {:.2e} (a naive {} "
       "implementation: {:.2e})\n",
-      checked->out.error, checked->out.allowed, cases::short_name(c.dtype), checked->out.naive);
+      checked->out.error, checked->out.allowed, c.fp8 ? "FP8" : cases::short_name(c.dtype),
+      checked->out.naive);
   fmt::print("                          lse error {:.2e}, allowed {:.2e} (naive: {:.2e})\n",
              checked->lse.error, checked->lse.allowed, checked->lse.naive);
   fmt::print("         {}\n", checked->failure.empty() ? "passed" : "FAILED: " + checked->failure);

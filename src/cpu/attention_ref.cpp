@@ -87,9 +87,10 @@ class Head {
   int64_t batch_ = -1, head_ = -1;
 };
 
-// What passes through a tensor on the way: nothing, or scores and probabilities, in the problem's
-// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale.
-enum class Precision { kExact, kRounded, kFp8 };
+// What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
+// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale; plainly in FP8 the
+// probabilities as they are.
+enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
 // Computes rows and hands each to store(batch, row, head, out, lse).
 template <class Real, Precision kPrecision, class Store>
@@ -126,7 +127,10 @@ class Rows {
         lse[row] = fp8_softmax(s, seen[row], sink);
       } else {
         lse[row] = softmax(s, seen[row], sink);
-        for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j]);
+        for (Index j = seen[row].begin; j < seen[row].end; ++j)
+          s[j] = kPrecision == Precision::kPlainFp8
+                     ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
+                     : round(s[j]);
       }
       weights[row] = s;
       seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
@@ -149,6 +153,7 @@ class Rows {
  private:
   using Kv = Head<Real>;
 
+  // A score.
   Real round(Real x) const {
     return kPrecision == Precision::kRounded
                ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
@@ -217,7 +222,10 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
   return result;
 }
 
-void attention_naive(const ForwardProblem& p, int num_threads) {
+namespace {
+
+template <Precision kPrecision>
+void naive(const ForwardProblem& p, int num_threads) {
   const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
@@ -225,11 +233,21 @@ void attention_naive(const ForwardProblem& p, int num_threads) {
     for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
     if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
   };
+  for_each_row<float, kPrecision>(p, num_threads, store);
+}
+
+}  // namespace
+
+void attention_naive(const ForwardProblem& p, int num_threads) {
   switch (p.dtype) {
-    case FLASH3_FLOAT32: return for_each_row<float, Precision::kExact>(p, num_threads, store);
-    case FLASH3_FLOAT8_E4M3: return for_each_row<float, Precision::kFp8>(p, num_threads, store);
-    default: return for_each_row<float, Precision::kRounded>(p, num_threads, store);
+    case FLASH3_FLOAT32: return naive<Precision::kExact>(p, num_threads);
+    case FLASH3_FLOAT8_E4M3: return naive<Precision::kFp8>(p, num_threads);
+    default: return naive<Precision::kRounded>(p, num_threads);
   }
+}
+
+void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
+  naive<Precision::kPlainFp8>(p, num_threads);
 }
 
 }  // namespace flash3

@@ -61,8 +61,8 @@ class Rotation {
     for (int begin = 0; begin < dim_;) {
       const int size = rotation_part(dim_, begin).size;
       for (int step = 1; step < size; step *= 2)
-        for (int i = begin; i < begin + size; ++i)
-          if (((i - begin) & step) == 0) {
+        for (int first = begin; first < begin + size; first += 2 * step)
+          for (int i = first; i < first + step; ++i) {
             const float a = x[i], b = x[i + step];
             x[i] = a + b;
             x[i + step] = a - b;

@@ -59,17 +59,19 @@ void turn(const RotaryView& r, Index position, double* x) {
   }
 }
 
-// Row i of D·H/√n, and its product with each column.
+// x·D·H/√n, one column of H after the other.
 void rotate(uint64_t seed, int dim, double* x) {
   std::array<double, kMaxHeadDim> out{};
   for (int begin = 0; begin < dim;) {
     const int n = static_cast<int>(std::bit_floor(static_cast<unsigned>(dim - begin)));
-    for (int j = 0; j < n; ++j)
-      for (int i = 0; i < n; ++i) {
-        const double sign = rotation_negates(seed, begin + i) ? -1 : 1;
-        const double h = std::popcount(static_cast<unsigned>(i & j)) % 2 ? -1 : 1;
-        out[static_cast<size_t>(begin + j)] += x[begin + i] * sign * h / std::sqrt(double(n));
-      }
+    for (int i = 0; i < n; ++i)
+      if (rotation_negates(seed, begin + i)) x[begin + i] = -x[begin + i];
+    for (int j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int i = 0; i < n; ++i)
+        sum += std::popcount(static_cast<unsigned>(i & j)) % 2 ? -x[begin + i] : x[begin + i];
+      out[static_cast<size_t>(begin + j)] = sum / std::sqrt(double(n));
+    }
     begin += n;
   }
   std::copy_n(out.begin(), dim, x);

@@ -22,13 +22,20 @@ inline constexpr std::array<Fp8Way, 4> kFp8Ways = {{{"tensor", Scales::kTensor, 
                                                     {"rotated", Scales::kTensor, true},
                                                     {"both", Scales::kBlock, true}}};
 
-// The paper's figure: `both` must not be above it on the paper's data.
+// The paper's figure. It does not tell the sizes that this belongs to, and the error of FP8 goes
+// with the size of out, which is larger in rows that see few keys and for small head dims, whose
+// scores spread more: the bar is put to head dims from 128 on without a mask.
 inline constexpr double kFp8Bar = 9.1e-3;
+
+// For every case: RMSE of `both` beside the RMS of out itself. Three roundings to 3 bits of
+// mantissa (scores, weights, v) of 2.6 % each make 5 %.
+inline constexpr double kFp8RelativeBar = 0.08;
 
 struct Fp8Accuracy {
   double rms = 0;                // of the true out itself
   std::array<double, 4> rmse{};  // of kFp8Ways
-  double plain = 0;              // of the 16-bit call
+  double half = 0;               // of the 16-bit call
+  double plain = 0;              // attention_plain_fp8 with scales by tensors; 0: not run
   int64_t rows = 0;              // of each head that were compared
   std::string failure;
 };
@@ -38,7 +45,7 @@ struct Fp8Accuracy {
 Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memory,
                                  flash3_backend backend, int threads, int64_t most = 4096);
 
-// Why `both` does not pass; "" if it does. on_paper_data: the bar counts.
-std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, bool on_paper_data);
+// Why `both` does not pass; "" if it does. has_bar: kFp8Bar counts too.
+std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, bool has_bar);
 
 }  // namespace flash3::cases

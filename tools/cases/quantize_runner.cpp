@@ -43,23 +43,23 @@ GuardedTensor make_table(const Case& c, float (*function)(float)) {
 }
 
 QuantizeTensors make_part(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
-                          uint64_t seed) {
+                          uint64_t seed, bool filled) {
   QuantizeTensors t{make_rows(c, rows, heads, dim),
                     make_rows(c, rows, heads, dim, FLASH3_FLOAT8_E4M3),
                     make_scales(c, rows, heads)};
-  fill_random(t.in.view, c.distribution, seed);
+  if (filled) fill_random(t.in.view, c.distribution, seed);
   if (!c.is_ragged()) return t;
   for (GuardedTensor* tensor : {&t.in, &t.out})
     forbid_rows(tensor, rows, c.batch, {RowUse::kUnused, RowUse::kOutside});
   return t;
 }
 
-Tensors make_tensors(const Case& c) {
+Tensors make_tensors(const Case& c, bool filled) {
   const CaseSequences s = make_sequences(c);
   Tensors t;
-  t.q = make_part(c, s.q, c.heads_q, c.head_dim, 3 * c.seed);
-  t.k = make_part(c, s.k, c.heads_k, c.head_dim, 3 * c.seed + 1);
-  t.v = make_part(c, s.k, c.heads_k, c.head_dim_v, 3 * c.seed + 2);
+  t.q = make_part(c, s.q, c.heads_q, c.head_dim, 3 * c.seed, filled);
+  t.k = make_part(c, s.k, c.heads_k, c.head_dim, 3 * c.seed + 1, filled);
+  t.v = make_part(c, s.k, c.heads_k, c.head_dim_v, 3 * c.seed + 2, filled);
   if (c.distribution == Distribution::kSpecial && t.q.in.view.shape[0] * c.seq_q * c.heads_q > 0)
     store_float(t.q.in.view.data, c.dtype, 0, INFINITY);
   t.cos = make_table(c, std::cos);
@@ -185,13 +185,17 @@ Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Seque
 
 }  // namespace
 
+flash3_quantize_params make_quantize_question(const Case& c) {
+  return question(host_params(c, make_tensors(c, /*filled=*/false)));
+}
+
 Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& options) {
   Verdict verdict;
   const auto fail = [&](const char* call) {
     verdict.failure = std::string(call) + ": " + flash3_last_error();
     return verdict;
   };
-  Tensors host = make_tensors(c);
+  Tensors host = make_tensors(c, /*filled=*/true);
   const auto on_backend = [&](flash3_quantize_params p) {
     p.backend = options.backend;
     p.num_threads = options.num_threads;

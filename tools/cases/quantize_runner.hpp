@@ -12,4 +12,7 @@ namespace flash3::cases {
 // scale is for.
 Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& options);
 
+// The call of such a case without data, for questions.
+flash3_quantize_params make_quantize_question(const Case& c);
+
 }  // namespace flash3::cases

@@ -83,8 +83,9 @@ int parse_and_run(int argc, char** argv) {
   bench_app->add_option(
       "--suite", bench_options.suite,
       "quick (the default), forward (the papers' sweep), backward (the same\n"
-      "sweep's backward), window (time against the width of a sliding window) or\n"
-      "ragged (ragged batches, sinks and softcaps beside dense calls)");
+      "sweep's backward), window (time against the width of a sliding window),\n"
+      "ragged (ragged batches, sinks and softcaps beside dense calls) or fp8 (e4m3\n"
+      "tensors beside 16-bit ones)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,

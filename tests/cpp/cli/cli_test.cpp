@@ -27,7 +27,7 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("verify --jobs -1", "jobs");
   expect_usage_error("bench --suite marathon", "suite 'marathon'");
   expect_usage_error("bench --suite marathon",
-                     "is not one of quick, forward, backward, window, ragged");
+                     "is not one of quick, forward, backward, window, ragged, fp8");
   expect_usage_error("bench --samples 0", "samples");
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");

@@ -52,6 +52,7 @@ void run(const std::vector<cases::Case>& list, int threads) {
   cases::HostMemory memory;
   cases::RunOptions options;
   options.num_threads = threads;
+  options.oracle_threads = 0;
   options.repeat = 2;
   for (const cases::Case& c : list) {
     const cases::Verdict verdict = run_case(c, memory, options);
@@ -59,7 +60,12 @@ void run(const std::vector<cases::Case>& list, int threads) {
   }
 }
 
-TEST(Fp8, RaggedTable) { run(cases::fp8_case_table(cases::Level::kQuick, true, true), 3); }
+TEST(Fp8, RaggedTable) {
+  std::vector<cases::Case> list = cases::fp8_case_table(cases::Level::kQuick, true, true);
+  // The rest is for flash3 verify.
+  std::erase_if(list, [](const cases::Case& c) { return c.batch * c.seq_q > 10'000; });
+  run(list, 3);
+}
 
 TEST(Quantize, Table) {
   run(cases::quantize_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_CPU)), 3);

@@ -148,8 +148,8 @@ Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memo
   return result;
 }
 
-std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, bool has_bar) {
-  if (!accuracy.failure.empty()) return accuracy.failure;
+std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand) {
+  if (!accuracy.failure.empty() || demand == Fp8Demand::kNone) return accuracy.failure;
   char text[160] = "";
   const double tensor = accuracy.rmse[0], both = accuracy.rmse[3];
   if (!(both <= tensor))
@@ -157,7 +157,7 @@ std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, bool has_bar) {
                   tensor);
   else if (!(both <= kFp8RelativeBar * accuracy.rms))
     std::snprintf(text, sizeof text, "RMSE %.3g > %.2f of out's RMS", both, kFp8RelativeBar);
-  else if (has_bar && !(both <= kFp8Bar))
+  else if (demand == Fp8Demand::kPaper && !(both <= kFp8Bar))
     std::snprintf(text, sizeof text, "RMSE %.3g > %.2g, the paper's", both, kFp8Bar);
   return text;
 }

@@ -45,7 +45,11 @@ struct Fp8Accuracy {
 Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memory,
                                  flash3_backend backend, int threads, int64_t most = 4096);
 
-// Why `both` does not pass; "" if it does. has_bar: kFp8Bar counts too.
-std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, bool has_bar);
+// What is asked of `both`: nothing; to be no worse than `tensor` and within kFp8RelativeBar;
+// kFp8Bar too.
+enum class Fp8Demand { kNone, kOwn, kPaper };
+
+// Why it does not pass; "" if it does.
+std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand);
 
 }  // namespace flash3::cases

@@ -150,9 +150,9 @@ std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backe
 }
 
 // One row of the FP8 table; 1 if it failed.
-size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, bool has_bar,
+size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases::Fp8Demand demand,
                      bool quiet) {
-  const std::string failure = judge_fp8_accuracy(a, has_bar);
+  const std::string failure = judge_fp8_accuracy(a, demand);
   if (quiet && failure.empty()) return 0;
   fmt::print("{:<5} {:<44} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name, a.rms,
              a.half);
@@ -184,13 +184,18 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
     const flash3_tensor out = view_of(nullptr, in.c.dtype, out_shape(in), in.c.layout);
     const auto params = cases::make_params(in.c, in.q, in.k, in.v, out, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
-    failed += print_fp8_row(path.substr(path.rfind('/') + 1), measured, false, options.quiet);
+    failed += print_fp8_row(path.substr(path.rfind('/') + 1), measured, cases::Fp8Demand::kOwn,
+                            options.quiet);
   }
   for (const Case& c : list) {
     const cases::ForwardTensors t = cases::make_forward_tensors(c);
     const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
-    failed += print_fp8_row(to_id(c), measured, c.head_dim >= 128 && !c.causal, options.quiet);
+    // Of other cases the bars say nothing.
+    const cases::Fp8Demand demand = !options.cases.empty()           ? cases::Fp8Demand::kNone
+                                    : c.head_dim >= 128 && !c.causal ? cases::Fp8Demand::kPaper
+                                                                     : cases::Fp8Demand::kOwn;
+    failed += print_fp8_row(to_id(c), measured, demand, options.quiet);
   }
   return failed;
 }

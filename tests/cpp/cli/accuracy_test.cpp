@@ -203,7 +203,7 @@ TEST(Fp8Accuracy, RotationHelpsAndSomeRowsTellAll) {
   for (const char* id :
        {"bf16/b1/q640/k640/h2/d128/full/outliers", "fp16/b2/q640/k640/h2x1/d128/causal/outliers"}) {
     const Fp8Accuracy all = measured(id, 640), some = measured(id, 320);
-    EXPECT_EQ(judge_fp8_accuracy(all, false), "") << id;
+    EXPECT_EQ(judge_fp8_accuracy(all, Fp8Demand::kOwn), "") << id;
     EXPECT_EQ(all.rows, 640);
     EXPECT_EQ(some.rows, 64);
     EXPECT_LT(all.half, 0.05 * all.rmse[3]);
@@ -222,14 +222,16 @@ TEST(Fp8Accuracy, Judge) {
   Fp8Accuracy a;
   a.rms = 0.2;
   a.rmse = {2e-2, 2e-2, 1e-2, 1e-2};
-  EXPECT_EQ(judge_fp8_accuracy(a, false), "");
-  EXPECT_EQ(judge_fp8_accuracy(a, true), "RMSE 0.01 > 0.0091, the paper's");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kPaper), "RMSE 0.01 > 0.0091, the paper's");
   a.rms = 0.1;
-  EXPECT_EQ(judge_fp8_accuracy(a, false), "RMSE 0.01 > 0.08 of out's RMS");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "RMSE 0.01 > 0.08 of out's RMS");
   a.rmse[0] = 9e-3;
-  EXPECT_EQ(judge_fp8_accuracy(a, false), "RMSE 0.01 with blocks and rotation > 0.009 without");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn),
+            "RMSE 0.01 with blocks and rotation > 0.009 without");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kNone), "");
   a.failure = "why";
-  EXPECT_EQ(judge_fp8_accuracy(a, false), "why");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "why");
 }
 
 }  // namespace

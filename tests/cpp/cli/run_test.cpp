@@ -114,7 +114,7 @@ TEST_F(Cli, RunInFp8) {
   EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
   EXPECT_NE(o.out.find("ms before it to bring q, k and v to FP8"), std::string::npos) << o.out;
   expect_usage_error("run --dtype int8 -i " + data, "--dtype");
-  expect_usage_error("run --dtype e4m3 --compute fp8 -i " + data, "--compute excludes --dtype");
+  expect_usage_error("run --dtype e4m3 --compute fp8 -i " + data, "--dtype excludes --compute");
 }
 
 TEST_F(Cli, ExplainFp8) {
@@ -150,7 +150,7 @@ TEST_F(Cli, VerifyFp8) {
   EXPECT_NE(o.out.find("ok    bf16/b1/q4100/k4100/h2/d64/full/outliers"), std::string::npos)
       << o.out;
   expect_usage_error("verify --length 100", "--length requires --accuracy");
-  expect_usage_error("verify --quantize --ragged", "--quantize excludes --ragged");
+  expect_usage_error("verify --quantize --ragged", "--ragged excludes --quantize");
 }
 
 TEST_F(Cli, RunOnAnEmptySequence) {

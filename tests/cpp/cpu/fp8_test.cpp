@@ -159,6 +159,28 @@ TEST(Fp8, ScaleOfNan) {
   }
 }
 
+// Two keys of weights 1 and exp(−0.3): 256 · 0.741 = 189.7 is 192 to e4m3. lse knows nothing of it.
+TEST(Fp8, WeightsAreRoundedAndTheirSumIsNot) {
+  const cases::Case c = parsed("e4m3/b1/q1/k2/h1/d1/full/outfp32/scale0.3");
+  const cases::ForwardTensors t = cases::make_forward_tensors(c);
+  const auto set = [](const cases::GuardedTensor& tensor, int64_t i, float x) {
+    store_float(tensor.view.data, FLASH3_FLOAT8_E4M3, i, x);
+  };
+  set(t.q, 0, 1.f);
+  set(t.k, 0, 0.f);
+  set(t.k, 1, -1.f);
+  set(t.v, 0, 0.f);
+  set(t.v, 1, 1.f);
+  const ForwardProblem problem =
+      to_problem(cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view));
+  const double sum = 1 + std::exp(-0.3);
+  for (const TestTarget& target : test_targets(problem.dtype)) {
+    run_on(target, problem);
+    EXPECT_NEAR(*static_cast<float*>(t.out.view.data), 0.75 / sum, 1e-6) << target.name();
+    EXPECT_NEAR(*static_cast<float*>(t.lse.view.data), std::log(sum), 1e-6) << target.name();
+  }
+}
+
 // compute = FP8 is flash3_quantize and the call on what it makes: the same bits.
 TEST(ComputeFp8, IsBothCallsInOne) {
   for (const char* id :

@@ -78,7 +78,7 @@ typedef enum flash3_backend FLASH3_ENUM_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
                                 Hopper if there is one */
   FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
-  FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32 */
+  FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32, float8_e4m3 */
 } flash3_backend;
 
 /* A strided view of memory that the caller owns. Strides count elements; the last dimension's must
@@ -305,7 +305,8 @@ typedef struct flash3_quantize_params {
   flash3_tensor q_out; /* FLASH3_FLOAT8_E4M3, the shape of q */
   flash3_tensor k_out;
   flash3_tensor v_out;
-  flash3_tensor q_scale; /* written; as in flash3_forward_params */
+  flash3_tensor q_scale; /* written; as in flash3_forward_params. That of a block without a token
+                            that counts is left as it is */
   flash3_tensor k_scale;
   flash3_tensor v_scale;
 

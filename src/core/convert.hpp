@@ -1,11 +1,12 @@
-// 16-bit floats on the host: bits to float, and float to bits rounded to nearest even. NaN stays
-// NaN.
+// Small floats on the host: bits to float, and float to bits rounded to nearest even. NaN stays
+// NaN. (e4m3: core/fp8.hpp.)
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
+#include "core/fp8.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3 {
@@ -32,6 +33,7 @@ inline float load_float(const void* data, flash3_dtype dtype, int64_t index) {
   switch (dtype) {
     case FLASH3_FLOAT16: return float16_to_float(static_cast<const uint16_t*>(data)[index]);
     case FLASH3_BFLOAT16: return bfloat16_to_float(static_cast<const uint16_t*>(data)[index]);
+    case FLASH3_FLOAT8_E4M3: return e4m3_to_float(static_cast<const unsigned char*>(data)[index]);
     default: return static_cast<const float*>(data)[index];
   }
 }
@@ -40,6 +42,7 @@ inline void store_float(void* data, flash3_dtype dtype, int64_t index, float x) 
   switch (dtype) {
     case FLASH3_FLOAT16: static_cast<uint16_t*>(data)[index] = float_to_float16(x); break;
     case FLASH3_BFLOAT16: static_cast<uint16_t*>(data)[index] = float_to_bfloat16(x); break;
+    case FLASH3_FLOAT8_E4M3: static_cast<unsigned char*>(data)[index] = float_to_e4m3(x); break;
     default: static_cast<float*>(data)[index] = x; break;
   }
 }

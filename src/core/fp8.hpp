@@ -89,6 +89,23 @@ FLASH3_HOST_DEVICE constexpr Index scale_block(const Sequences& sequences, const
   return (sequences.packed ? rows.first / kScaleBlock + b : 0) + row / kScaleBlock;
 }
 
+// The scales of one head of one sequence, by blocks of its own rows.
+struct RowScales {
+  const float* first = nullptr;  // null: 1
+  Index stride = 0;
+  FLASH3_HOST_DEVICE constexpr float at(Index row) const {
+    return first ? first[row / kScaleBlock * stride] : 1.f;
+  }
+};
+
+FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale,
+                                                  const Sequences& sequences, const SeqRows& rows,
+                                                  Index b, Index head) {
+  if (!scale.data) return {};
+  return {scale.data + scale.offset(b, head, scale_block(sequences, rows, b, 0)),
+          scale.stride_block};
+}
+
 // Blocks of all sequences of one batch element, or of a packed tensor.
 FLASH3_HOST_DEVICE constexpr Index scale_blocks(const Sequences& sequences, Index batch) {
   return sequences.packed ? sequences.rows / kScaleBlock + batch

@@ -37,7 +37,8 @@ Status check_agreement(const Params& p, const Field& q, const Field& k, const Fi
   FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
   FLASH3_CHECK(check_used(sequences_q, batch_q));
   FLASH3_CHECK(check_used(sequences_k, batch_q));
-  return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, out, pointers) : Status();
+  return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, out, pointers)
+                          : Status();
 }
 
 template <class Params>
@@ -63,7 +64,8 @@ Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field&
 
 Status check_scales(const flash3_forward_params& p, const Field& q, const Field& k, const Field& v,
                     Pointers pointers) {
-  const ScaleChecks checks{batch_of(q, sequences_of_q(p)), {k, k.ndim - 2}, pointers};
+  const SequenceFields sequences = sequences_of_q(p);
+  const ScaleChecks checks{batch_of(q, sequences), {k, k.ndim - 2}, pointers};
   FLASH3_CHECK(check_scale_of(p.q_scale, "q_scale", q, checks));
   FLASH3_CHECK(check_scale_of(p.k_scale, "k_scale", k, checks));
   return check_scale_of(p.v_scale, "v_scale", v, checks);
@@ -222,18 +224,6 @@ const char* dtype_name(flash3_dtype dtype) {
     case FLASH3_FLOAT8_E4M3: return "float8_e4m3";
   }
   return "unknown";
-}
-
-int dtype_size(flash3_dtype dtype) {
-  switch (dtype) {
-    case FLASH3_FLOAT16:
-    case FLASH3_BFLOAT16: return 2;
-    case FLASH3_FLOAT32:
-    case FLASH3_INT32: return 4;
-    case FLASH3_FLOAT8_E4M3: return 1;
-    case FLASH3_DTYPE_NONE: break;
-  }
-  return 0;
 }
 
 }  // namespace flash3

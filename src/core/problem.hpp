@@ -172,6 +172,18 @@ Status check_lengths(const Problem& problem);
 Status check_lengths(const QuantizeProblem& problem);
 
 const char* dtype_name(flash3_dtype dtype);
-int dtype_size(flash3_dtype dtype);  // bytes
+
+// Bytes of an element; 0 for what is no dtype.
+inline int dtype_size(flash3_dtype dtype) {
+  switch (dtype) {
+    case FLASH3_FLOAT16:
+    case FLASH3_BFLOAT16: return 2;
+    case FLASH3_FLOAT32:
+    case FLASH3_INT32: return 4;
+    case FLASH3_FLOAT8_E4M3: return 1;
+    case FLASH3_DTYPE_NONE: break;
+  }
+  return 0;
+}
 
 }  // namespace flash3

@@ -102,7 +102,7 @@ bool has_head_scales(const Part& part) { return part.given() && part.scale.ndim 
 
 Status check_memory_of(const Part& part, const Extent& heads_k, Pointers pointers) {
   if (!part.given()) return {};
-  const Field scale{part.scale_name, "", part.scale.ndim, part.scale};
+  const Field scale = scale_field(part.scale_name, part.scale);
   FLASH3_CHECK(check_scale(scale, part.in, {part.batch(), heads_k, pointers}));
   for (const Field& f : {part.in, part.out}) {
     FLASH3_CHECK(check_strides(f));
@@ -205,7 +205,7 @@ Status make_quantize_problem(const flash3_quantize_params* params, Pointers poin
   if (has_q) FLASH3_CHECK(check_sequence_fields(q.sequences, pointers));
   if (has_k) FLASH3_CHECK(check_sequence_fields(k.sequences, pointers));
   FLASH3_CHECK(check_parts(parts));
-  const Field q_scale{"q_scale", "", p.q_scale.ndim, p.q_scale};
+  const Field q_scale = scale_field("q_scale", p.q_scale);
   const Extent heads_k = heads_k_of(parts, q_scale);
   for (const Part* part : {&q, &k, &v}) FLASH3_CHECK(check_memory_of(*part, heads_k, pointers));
   FLASH3_CHECK(check_group(parts, heads_k));

@@ -27,6 +27,14 @@ Status check_blocks(const Field& scale, const Field& of, const Extent& batch) {
 
 }  // namespace
 
+Field scale_field(const char* name, const flash3_tensor& scale) {
+  return {name,
+          scale.ndim == 1   ? "[1]"
+          : scale.ndim == 2 ? "[batch, heads_k]"
+                            : "[batch, heads, blocks]",
+          scale.ndim, scale};
+}
+
 Status check_scale(const Field& scale, const Field& of, const ScaleChecks& checks) {
   const flash3_tensor& t = scale.tensor;
   if (t.dtype != FLASH3_FLOAT32)
@@ -57,8 +65,7 @@ Status check_scale_of(const flash3_tensor& scale, const char* name, const Field&
     return invalid_argument(
         message(name, " is given but ", of.name, ".dtype = ", dtype_name(of.tensor.dtype),
                 "; only FP8 tensors have scales, ", "and one that is not given is all zero"));
-  // Its ndim says what it is: the layout is not used in a message.
-  return check_scale({name, "", scale.ndim, scale}, of, checks);
+  return check_scale(scale_field(name, scale), of, checks);
 }
 
 ScaleView scale_view(const flash3_tensor& t, Index heads) {

@@ -14,6 +14,9 @@ struct ScaleChecks {
   Pointers pointers;
 };
 
+// A scale tensor, whose dimensions its ndim tells.
+Field scale_field(const char* name, const flash3_tensor& scale);
+
 // dtype, shape, strides and memory of the scales of `of`.
 Status check_scale(const Field& scale, const Field& of, const ScaleChecks& checks);
 

@@ -19,10 +19,10 @@ Status check_index_field(const Field& f, int64_t least, const char* why, Pointer
   return check_data(f, pointers);
 }
 
-// One element for each query head, those of q or out, side by side.
-Status check_head_field(const Field& f, const Field& heads, Pointers pointers) {
+// One element for each query head, side by side.
+Status check_head_field(const Field& f, const Field& q, Pointers pointers) {
   FLASH3_CHECK(check_sizes(f));
-  FLASH3_CHECK(check_same({f, 0}, {heads, heads.ndim - 2}, "heads_q"));
+  FLASH3_CHECK(check_same({f, 0}, {q, q.ndim - 2}, "heads_q"));
   FLASH3_CHECK(check_strides(f));
   return check_data(f, pointers);
 }
@@ -71,14 +71,14 @@ Status check_used(const SequenceFields& fields, const Extent& batch) {
   return fields.has_used() ? check_same({fields.used, 0}, batch, "batch size") : Status();
 }
 
-Status check_sink(const Field& sink, const Field& out, Pointers pointers) {
+Status check_sink(const Field& sink, const Field& q, const Field& out, Pointers pointers) {
   const flash3_dtype dtype = sink.tensor.dtype;
   if (dtype != FLASH3_FLOAT32 && dtype != out.tensor.dtype)
     return invalid_argument(message(sink.name, ".dtype = ", static_cast<int32_t>(dtype), " but ",
                                     out.name, ".dtype = ", static_cast<int32_t>(out.tensor.dtype),
                                     "; a sink must be 3 (float32) or have the dtype of out, and ",
                                     "one that is not wanted is all zero"));
-  return check_head_field(sink, out, pointers);
+  return check_head_field(sink, q, pointers);
 }
 
 Status check_dsink(const Field& dsink, const Field& sink, const Field& q, Pointers pointers) {

@@ -25,7 +25,7 @@ Status check_sequence_fields(const SequenceFields& fields, Pointers pointers);
 Status check_used(const SequenceFields& fields, const Extent& batch);
 
 // A sink or a dsink that is given.
-Status check_sink(const Field& sink, const Field& out, Pointers pointers);
+Status check_sink(const Field& sink, const Field& q, const Field& out, Pointers pointers);
 Status check_dsink(const Field& dsink, const Field& sink, const Field& q, Pointers pointers);
 
 }  // namespace flash3

@@ -148,7 +148,8 @@ void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const Attenti
   const Sequence& sequence = task.sequence;
   const int64_t offset = row_offset(p.out, sequence.batch, sequence.q, at.query, at.head);
   for (int d = 0; d < p.head_dim_v; ++d)
-    store_float(p.out.data, p.dtype, offset + d, end.sum == 0 ? 0.f : out[d] * end.scale / end.sum);
+    store_float(p.out.data, p.out_dtype, offset + d,
+                end.sum == 0 ? 0.f : out[d] * end.scale / end.sum);
   if (p.lse.data)
     p.lse.data[row_offset(p.lse, sequence, at.query, at.head)] = log_sum_exp(end.max, end.sum);
 }

@@ -44,10 +44,12 @@ class Head {
     for (int64_t j = 0; j < problem_.seq_k; ++j) {
       const int64_t k_row = batch * k.stride_batch + j * k.stride_seq + head * k.stride_head;
       const int64_t v_row = batch * v.stride_batch + j * v.stride_seq + head * v.stride_head;
+      const Real k_scale = problem_.k_scale.at(batch, head, j / kScaleBlock);
+      const Real v_scale = problem_.v_scale.at(batch, head, j / kScaleBlock);
       for (int64_t d = 0; d < k.dim; ++d)
-        k_[j / kLanes * k.dim + d].x[j % kLanes] = load_float(k.data, dtype, k_row + d);
+        k_[j / kLanes * k.dim + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
       for (int64_t d = 0; d < v.dim; ++d)
-        v_[d / kLanes * v.seq + j].x[d % kLanes] = load_float(v.data, dtype, v_row + d);
+        v_[d / kLanes * v.seq + j].x[d % kLanes] = v_scale * load_float(v.data, dtype, v_row + d);
     }
   }
 
@@ -85,9 +87,13 @@ class Head {
   int64_t batch_ = -1, head_ = -1;
 };
 
-// Computes rows and hands each to store(batch, row, head, out, lse). With kRounded, scores and
-// probabilities pass through the problem's dtype.
-template <class Real, bool kRounded, class Store>
+// What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
+// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale; plainly in FP8 the
+// probabilities as they are.
+enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
+
+// Computes rows and hands each to store(batch, row, head, out, lse).
+template <class Real, Precision kPrecision, class Store>
 class Rows {
  public:
   Rows(const ForwardProblem& problem, const Store& store)
@@ -100,9 +106,12 @@ class Rows {
     const ForwardProblem& p = problem_;
     kv_.load(batch, head / p.queries_per_kv_head());
     const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
-    for (Index i = rows.begin; i < rows.end; ++i)
+    for (Index i = rows.begin; i < rows.end; ++i) {
+      const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
       for (int d = 0; d < p.head_dim; ++d)
-        q_[i - rows.begin][d] = load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
+        q_[i - rows.begin][d] =
+            scale * load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
+    }
     kv_.dot_products(q_, mask_.keys(rows, p.seq_k), scores_);
 
     Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
@@ -113,8 +122,16 @@ class Rows {
       seen[row] = mask_.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
       for (Index j = seen[row].begin; j < seen[row].end; ++j)
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
-      lse[row] = softmax(s, seen[row], static_cast<Real>(sink_of(p, head)));
-      for (Index j = seen[row].begin; j < seen[row].end; ++j) s[j] = round(s[j]);
+      const Real sink = static_cast<Real>(sink_of(p, head));
+      if constexpr (kPrecision == Precision::kFp8) {
+        lse[row] = fp8_softmax(s, seen[row], sink);
+      } else {
+        lse[row] = softmax(s, seen[row], sink);
+        for (Index j = seen[row].begin; j < seen[row].end; ++j)
+          s[j] = kPrecision == Precision::kPlainFp8
+                     ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
+                     : round(s[j]);
+      }
       weights[row] = s;
       seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
                      std::min(seen_by_all.end, seen[row].end)};
@@ -136,8 +153,11 @@ class Rows {
  private:
   using Kv = Head<Real>;
 
+  // A score.
   Real round(Real x) const {
-    return kRounded ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype)) : x;
+    return kPrecision == Precision::kRounded
+               ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
+               : x;
   }
 
   const ForwardProblem& problem_;
@@ -149,7 +169,7 @@ class Rows {
   typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
 };
 
-template <class Real, bool kRounded, class Store>
+template <class Real, Precision kPrecision, class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
   if (p.is_empty()) return;
   // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
@@ -161,7 +181,7 @@ void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const 
 
   std::atomic<int64_t> next{0};
   run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
-    Rows<Real, kRounded, Store> rows(p, store);
+    Rows<Real, kPrecision, Store> rows(p, store);
     for (int64_t first; (first = next.fetch_add(run)) < tasks;)
       for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
         const int64_t begin = task % groups * kRows;
@@ -172,11 +192,11 @@ void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const 
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-template <class Real, bool kRounded, class Store>
+template <class Real, Precision kPrecision, class Store>
 void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
-  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kRounded>(p, num_threads, store);
+  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kPrecision>(p, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length<Real, kRounded>(
+    for_each_row_of_one_length<Real, kPrecision>(
         one_sequence(p, b), num_threads,
         [&](int64_t, int64_t row, int64_t head, const Real* out, Real lse) {
           store(b, row, head, out, lse);
@@ -192,7 +212,7 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
   result.lse.resize(rows * p.heads_q);
   // lse is [batch, heads, rows of one], or packed [heads, rows].
   const int64_t lse_rows = p.sequences_q.rows, lse_batches = p.sequences_q.packed ? 0 : 1;
-  for_each_row<double, false>(
+  for_each_row<double, Precision::kExact>(
       p, num_threads, [&](int64_t batch, int64_t i, int64_t head, const double* out, double lse) {
         const int64_t row = row_in_batch(p.sequences_q, batch, i);
         std::copy_n(out, p.head_dim_v, &result.out[(row * p.heads_q + head) * p.head_dim_v]);
@@ -202,18 +222,32 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
   return result;
 }
 
-void attention_naive(const ForwardProblem& p, int num_threads) {
+namespace {
+
+template <Precision kPrecision>
+void naive(const ForwardProblem& p, int num_threads) {
   const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
         batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
-    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.dtype, first + d, out[d]);
+    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
     if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
   };
-  if (p.dtype == FLASH3_FLOAT32)
-    for_each_row<float, false>(p, num_threads, store);
-  else
-    for_each_row<float, true>(p, num_threads, store);
+  for_each_row<float, kPrecision>(p, num_threads, store);
+}
+
+}  // namespace
+
+void attention_naive(const ForwardProblem& p, int num_threads) {
+  switch (p.dtype) {
+    case FLASH3_FLOAT32: return naive<Precision::kExact>(p, num_threads);
+    case FLASH3_FLOAT8_E4M3: return naive<Precision::kFp8>(p, num_threads);
+    default: return naive<Precision::kRounded>(p, num_threads);
+  }
+}
+
+void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
+  naive<Precision::kPlainFp8>(p, num_threads);
 }
 
 }  // namespace flash3

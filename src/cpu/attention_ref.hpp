@@ -26,8 +26,13 @@ struct ReferenceForward {
 ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
 
 // Writes problem.out and, if it has memory, problem.lse (host memory): scores and probabilities are
-// materialised in the problem's dtype as a plain framework implementation does; sums in float32.
+// materialised in the problem's dtype as a plain framework implementation does; sums in float32. Of
+// FP8 problems, the weights alone (fp8_softmax in reference_math.hpp).
 // Multi-threaded: also the baseline of the CPU benchmark.
 void attention_naive(const ForwardProblem& problem, int num_threads = 0);
+
+// The same of an FP8 problem, but with probabilities rounded to e4m3 as they are: what a framework
+// would do. (attention_naive rounds exp(score − max) · 256, as the library does.)
+void attention_plain_fp8(const ForwardProblem& problem, int num_threads = 0);
 
 }  // namespace flash3

@@ -7,6 +7,7 @@
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize.hpp"
 
 namespace flash3 {
 namespace {
@@ -15,6 +16,7 @@ const char* short_dtype(flash3_dtype dtype) {
   switch (dtype) {
     case FLASH3_FLOAT16: return "fp16";
     case FLASH3_BFLOAT16: return "bf16";
+    case FLASH3_FLOAT8_E4M3: return "e4m3";
     default: return "fp32";
   }
 }
@@ -34,6 +36,8 @@ const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan)
   if (problem.dtype == FLASH3_BFLOAT16 && plan.target >= CpuTarget::kAvx3Zen4)
     return plan.target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
                                           : "bfloat16 dot products, summed in float32";
+  if (problem.dtype == FLASH3_FLOAT8_E4M3)
+    return "e4m3 values in float32 products; weights rounded to e4m3 times 256";
   return float_arithmetic(problem.dtype);
 }
 
@@ -66,11 +70,7 @@ class CpuBackend final : public Backend {
   // Only the hopper backend can tell device memory (Backend::owns); dispatch asks it.
   bool can_access(const void*) const override { return true; }
 
-  Status supports(const ForwardProblem& problem) const override {
-    if (problem.dtype != FLASH3_FLOAT8_E4M3) return {};
-    return unsupported(
-        "q.dtype = float8_e4m3 but the cpu backend computes in float16, bfloat16 and float32 only");
-  }
+  Status supports(const ForwardProblem&) const override { return {}; }
 
   size_t workspace_size(const ForwardProblem& problem) const override {
     return plan_attention(problem).workspace_size;
@@ -125,14 +125,21 @@ class CpuBackend final : public Backend {
     return run_backward(problem, plan_backward(problem));
   }
 
-  Status supports(const QuantizeProblem&) const override {
-    return unsupported("the cpu backend does not bring tensors to FP8");
-  }
+  Status supports(const QuantizeProblem&) const override { return {}; }
   size_t workspace_size(const QuantizeProblem&) const override { return 0; }
+
   void explain(const QuantizeProblem& problem, Explanation* out) const override {
-    out->add("unsupported", supports(problem).message());
+    const QuantizePlan plan = plan_quantize(problem);
+    out->add("kernel", message("cpu_quantize_", short_dtype(problem.dtype)));
+    out->add("tasks",
+             message(plan.blocks, plan.blocks == 1 ? " block" : " blocks", " of up to ",
+                     kScaleBlock, " tokens of a head, ",
+                     plan.has_wide_scales ? "read twice where a scale is of more than one, " : "",
+                     "on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
+    out->add("workspace", "0 bytes");
   }
-  Status quantize(const QuantizeProblem& problem) const override { return supports(problem); }
+
+  Status quantize(const QuantizeProblem& problem) const override { return run_quantize(problem); }
 };
 
 }  // namespace

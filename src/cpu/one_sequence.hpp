@@ -10,7 +10,7 @@
 namespace flash3 {
 
 inline TensorView one_sequence(TensorView t, flash3_dtype dtype, int64_t b, const SeqRows& rows) {
-  const int64_t element = dtype == FLASH3_FLOAT32 ? 4 : 2;
+  const int64_t element = dtype_size(dtype);
   if (t.data)
     t.data = static_cast<std::byte*>(t.data) +
              (b * t.stride_batch + rows.first * t.stride_seq) * element;
@@ -24,6 +24,13 @@ inline LseView one_sequence(LseView t, int64_t b, const SeqRows& rows) {
   return t;
 }
 
+inline ScaleView one_sequence(ScaleView t, const Sequences& sequences, int64_t b,
+                              const SeqRows& rows) {
+  if (t.data) t.data += t.offset(b, 0, scale_block(sequences, rows, b, 0));
+  t.stride_batch = 0;
+  return t;
+}
+
 inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
   p->batch = 1;
   p->seq_q = s.q.length, p->seq_k = s.k.length;
@@ -32,12 +39,16 @@ inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
   p->q = one_sequence(p->q, p->dtype, b, s.q);
   p->k = one_sequence(p->k, p->dtype, b, s.k);
   p->v = one_sequence(p->v, p->dtype, b, s.k);
-  p->out = one_sequence(p->out, p->dtype, b, s.q);
+  p->out = one_sequence(p->out, p->out_dtype, b, s.q);
   p->lse = one_sequence(p->lse, b, s.q);
 }
 
 inline ForwardProblem one_sequence(ForwardProblem p, int64_t b) {
-  narrow_to(b, p.sequence(b), &p);
+  const SeqInfo s = p.sequence(b);
+  p.q_scale = one_sequence(p.q_scale, p.sequences_q, b, s.q);
+  p.k_scale = one_sequence(p.k_scale, p.sequences_k, b, s.k);
+  p.v_scale = one_sequence(p.v_scale, p.sequences_k, b, s.k);
+  narrow_to(b, s, &p);
   return p;
 }
 

@@ -33,6 +33,25 @@ Real softmax(Real* scores, Range keys, Real sink) {
   return static_cast<Real>(origin + std::log(sum));
 }
 
+// The same with weights as an FP8 product takes them: exp(score − max) is rounded to e4m3 times
+// kE4m3WeightScale before it is divided by the sum of those not rounded.
+template <class Real>
+Real fp8_softmax(Real* scores, Range keys, Real sink) {
+  constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+  Real max = -kInfinity;
+  for (Index j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
+  if (max == -kInfinity) max = sink;
+  const Real origin = max == -kInfinity ? 0 : max;
+  double sum = std::exp(static_cast<double>(sink) - origin);
+  for (Index j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
+  if (sum == 0) return -kInfinity;
+  for (Index j = keys.begin; j < keys.end; ++j) {
+    const float weight = static_cast<float>(scores[j]) * kE4m3WeightScale;
+    scores[j] = static_cast<Real>(e4m3_to_float(float_to_e4m3(weight)) / kE4m3WeightScale / sum);
+  }
+  return static_cast<Real>(origin + std::log(sum));
+}
+
 // The weight that a sink has in a row with this log-sum-exp.
 template <class Real>
 Real sink_weight(Real sink, Real lse) {

@@ -28,8 +28,8 @@ namespace flash3::cases {
 inline constexpr double kAccuracyBar = 0.59;
 
 // float16 and bfloat16, head dims 64, 128 and 256, full and causal. kQuick: 1024 queries and keys;
-// kFull: 4096.
-std::vector<Case> accuracy_cases(Level level);
+// kFull: 4096; or `length`, if that is not 0.
+std::vector<Case> accuracy_cases(Level level, int64_t length = 0);
 
 // Why the bar cannot be put to this case; "" if it can.
 std::string accuracy_objection(const Case& c);

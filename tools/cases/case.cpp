@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "cases/sequences.hpp"
+#include "core/problem.hpp"
 
 namespace flash3::cases {
 namespace {
 
 constexpr std::pair<const char*, flash3_dtype> kDtypes[] = {
-    {"fp16", FLASH3_FLOAT16},    {"bf16", FLASH3_BFLOAT16},     {"fp32", FLASH3_FLOAT32},
-    {"float16", FLASH3_FLOAT16}, {"bfloat16", FLASH3_BFLOAT16}, {"float32", FLASH3_FLOAT32}};
+    {"fp16", FLASH3_FLOAT16},     {"bf16", FLASH3_BFLOAT16},          {"fp32", FLASH3_FLOAT32},
+    {"e4m3", FLASH3_FLOAT8_E4M3}, {"float16", FLASH3_FLOAT16},        {"bfloat16", FLASH3_BFLOAT16},
+    {"float32", FLASH3_FLOAT32},  {"float8_e4m3", FLASH3_FLOAT8_E4M3}};
 
 constexpr std::pair<const char*, Layout> kLayouts[] = {{"bshd", Layout::kBatchSeq},
                                                        {"bhsd", Layout::kHeadsFirst},
@@ -27,6 +29,12 @@ constexpr std::pair<const char*, Distribution> kDistributions[] = {
 
 constexpr std::pair<const char*, Lengths> kLengths[] = {{"random", Lengths::kRandom},
                                                         {"giant", Lengths::kGiant}};
+
+constexpr std::pair<const char*, Scales> kScales[] = {
+    {"onescale", Scales::kTensor}, {"headscales", Scales::kHead}, {"blockscales", Scales::kBlock}};
+
+constexpr std::pair<const char*, Rotary> kRotaries[] = {{"rotary", Rotary::kHalves},
+                                                        {"rotary2", Rotary::kInterleaved}};
 
 template <class Table, class Value>
 const char* name_in(const Table& table, Value value) {
@@ -109,6 +117,17 @@ bool ragged_option(std::string_view text, Case* c) {
          sides("used", text, &c->used_q, &c->used_k);
 }
 
+bool fp8_option(std::string_view text, Case* c) {
+  if (const auto scales = value_in(kScales, text)) return c->scales = *scales, true;
+  if (const auto rotary = value_in(kRotaries, text)) return c->rotary = *rotary, true;
+  if (text == "fp8") return c->fp8 = true;
+  if (text == "quantize") return c->quantize = true;
+  if (text == "rotate") return c->rotate = true;
+  if (!eat("out", &text)) return false;
+  const auto dtype = value_in(kDtypes, text);
+  return dtype && (c->out_dtype = *dtype, true);
+}
+
 bool option(std::string_view text, Case* c) {
   if (const auto layout = value_in(kLayouts, text)) return c->layout = *layout, true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
@@ -118,7 +137,7 @@ bool option(std::string_view text, Case* c) {
   if (text == "deterministic") return c->backward = c->deterministic = true;
   if (text == "sink") return c->sink = Sink::kFloat32, true;
   if (text == "sink16") return c->sink = Sink::k16, true;
-  if (ragged_option(text, c)) return true;
+  if (ragged_option(text, c) || fp8_option(text, c)) return true;
   if (eat("softcap", &text)) return number(text, &c->softcap);
   if (eat("chunk", &text)) return number(text, &c->chunk);
   if (eat("scale", &text)) return number(text, &c->softmax_scale);
@@ -177,6 +196,12 @@ std::string to_id(const Case& c) {
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
+  if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
+  if (c.out_dtype != FLASH3_DTYPE_NONE) id += std::string("/out") + short_name(c.out_dtype);
+  if (c.fp8) id += "/fp8";
+  if (c.quantize) id += "/quantize";
+  if (c.rotate) id += "/rotate";
+  if (c.rotary != Rotary::kNone) id += std::string("/") + name_in(kRotaries, c.rotary);
   if (c.backward) id += "/bwd";
   if (c.want_dlse) id += "/dlse";
   if (c.deterministic) id += "/deterministic";
@@ -192,7 +217,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
   }
 
   static constexpr const char* kWhat[] = {
-      "the dtype (fp16, bf16 or fp32)",
+      "the dtype (fp16, bf16, fp32 or e4m3)",
       "the batch (b2)",
       "the query length (q129)",
       "the key length (k1000)",
@@ -201,7 +226,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, lognormal<tokens>:<draw>, packed, packedq, packedk, used, usedq, usedk, "
-      "nomax, sink, sink16, softcap<x>, chunk<n>, bwd, dlse, deterministic)"};
+      "nomax, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "blockscales, out<dtype>, fp8, quantize, rotate, rotary, rotary2, bwd, dlse, deterministic)"};
   constexpr size_t kRequired = 7;
 
   Case c;
@@ -287,12 +313,14 @@ double flops(const Case& c, const CaseSequences* given) {
 }
 
 double tensor_bytes(const Case& c, const CaseSequences* given) {
-  const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
+  const double size = dtype_size(c.dtype), out_size = dtype_size(c.dtype_of_out());
   const double rows_q = static_cast<double>(queries(c, given) * c.heads_q);
   const double rows_k = sum_over_sequences(
       c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
-  const double dims = static_cast<double>(c.head_dim + c.head_dim_v);
-  const double tensors = size * dims * (rows_q + rows_k), lse = 4 * rows_q;
+  const double dim = static_cast<double>(c.head_dim), dim_v = static_cast<double>(c.head_dim_v);
+  const double tensors =
+      size * (dim * (rows_q + rows_k) + dim_v * rows_k) + out_size * dim_v * rows_q;
+  const double lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
 
@@ -305,7 +333,7 @@ double cost_per_token(const Case& c, const CaseSequences* given) {
 }
 
 double score_matrix_bytes(const Case& c, const CaseSequences* given) {
-  const double size = c.dtype == FLASH3_FLOAT32 ? 4 : 2;
+  const double size = dtype_size(c.dtype_of_out());
   return size * static_cast<double>(c.heads_q) *
          sum_over_sequences(c, given, [](int64_t q, int64_t k) {
            return static_cast<double>(q) * static_cast<double>(k);

@@ -5,6 +5,9 @@
 //   bf16/b2/q129/k1000/h4x2/d128/causal/bwd/dlse/deterministic    the backward of the first
 //   bf16/b9/q300/k300/h4x2/d64/causal/random/packed/sink    9 sequences of up to 300 tokens
 //   bf16/b80/q7000/k7000/h16/d128/causal/lognormal65536:3/packed    65,536 tokens, the third draw
+//   e4m3/b2/q129/k1000/h4x2/d128/causal/blockscales/outfp16    FP8 with scales, and a float16 out
+//   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
+//   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -47,6 +50,12 @@ enum class Lengths {
 // "sink"
 enum class Sink { kNone, kFloat32, k16 };  // "sink16": in the tensors' dtype
 
+// The scales of FP8 tensors: "onescale", "headscales", "blockscales"
+enum class Scales { kNone, kTensor, kHead, kBlock };
+
+// "rotary", "rotary2": of halves, or interleaved
+enum class Rotary { kNone, kHalves, kInterleaved };
+
 struct Case {
   flash3_dtype dtype = FLASH3_BFLOAT16;
   int64_t batch = 1, seq_q = 1, seq_k = 1, heads_q = 1, heads_k = 1;
@@ -72,10 +81,22 @@ struct Case {
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
 
+  Scales scales = Scales::kNone;
+  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // "outfp16" …; none: bf16 for e4m3, else dtype
+  bool fp8 = false;                            // "fp8": compute in FP8
+
+  bool quantize = false;  // "quantize"; the two below are of that call
+  bool rotate = false;    // "rotate"
+  Rotary rotary = Rotary::kNone;
+
   bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
   bool deterministic = false;  // "deterministic"
 
+  flash3_dtype dtype_of_out() const {
+    if (out_dtype != FLASH3_DTYPE_NONE) return out_dtype;
+    return dtype == FLASH3_FLOAT8_E4M3 ? FLASH3_BFLOAT16 : dtype;
+  }
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
   bool operator==(const Case&) const = default;
 };

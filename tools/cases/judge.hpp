@@ -42,6 +42,7 @@ struct Score {
 struct Verdict {
   Score out, lse;           // of a forward case
   Score dq, dk, dv, dsink;  // of a backward case
+  Score q, k, v;            // of what flash3_quantize makes
   std::string failure;      // the first thing that went wrong; "" if the case passed
   double oracle_seconds = 0, seconds = 0;
   bool passed() const { return failure.empty(); }

@@ -26,7 +26,8 @@ NormalTensors::NormalTensors(const Case& c, Memory& memory) : params(make_questi
   };
   set_options(c,
               {place(extra.sink), place(extra.cu_seqlens_q), place(extra.cu_seqlens_k),
-               place(extra.seqused_q), place(extra.seqused_k)},
+               place(extra.seqused_q), place(extra.seqused_k), place(extra.q_scale),
+               place(extra.k_scale), place(extra.v_scale)},
               &params);
   params.stream = memory.stream();
 }

@@ -2,7 +2,9 @@
 
 #include <chrono>
 
+#include "cases/quantize_runner.hpp"
 #include "cases/upload.hpp"
+#include "cpu/quantize_ref.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -31,7 +33,10 @@ Expected expect(const Case& c, const ForwardTensors& t, int threads, std::string
     return e;
   }
   e.ref = attention_ref(problem, threads);
-  attention_naive(problem, threads);
+  if (problem.quantizes)
+    attention_naive_fp8(problem, threads);
+  else
+    attention_naive(problem, threads);
   return e;
 }
 
@@ -41,6 +46,7 @@ std::string last_error(const char* call) { return std::string(call) + ": " + fla
 
 Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   if (c.backward) return run_backward_case(c, memory, options);
+  if (c.quantize) return run_quantize_case(c, memory, options);
   Verdict verdict;
   // The library is asked first: no tensors and no oracle for a call that it refuses.
   const auto on_backend = [&](flash3_forward_params params) {

@@ -30,6 +30,14 @@ std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> d
 // deterministic take turns. Special values only without a mask: what they do to the gradients of
 // keys that a row does not see, but that share a tile with ones that it sees, is nobody's promise.
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
+// FP8: q, k and v of e4m3 with all kinds of scales and outputs in all that the tables above have,
+// and calls that bring 16-bit tensors to FP8 themselves. ragged: of ragged batches alone, or
+// without.
+std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32);
+
+// flash3_quantize: every kind of scale, rotated or not, with rotary embeddings, dense and ragged.
+std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
 std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
 // What case_table() has of sinks, softcaps and chunks (options_table.cpp).

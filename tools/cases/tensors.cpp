@@ -21,11 +21,13 @@ struct Strides {
   int64_t batch, seq, head;
 };
 
-Strides strides_of(Layout layout, int64_t seq, int64_t heads, int64_t dim) {
+Strides strides_of(flash3_dtype dtype, Layout layout, int64_t seq, int64_t heads, int64_t dim) {
   switch (layout) {
     case Layout::kHeadsFirst: return {heads * seq * dim, dim, seq * dim};
     case Layout::kPadded: {
-      const int64_t head = (dim + 7) / 8 * 8 + 8;  // whole 16-byte units, also for 2-byte elements
+      // Whole 16-byte units, also for 2-byte elements.
+      const int64_t unit = dtype == FLASH3_FLOAT8_E4M3 ? 16 : 8;
+      const int64_t head = (dim + unit - 1) / unit * unit + unit;
       const int64_t row = heads * head + 16;
       return {seq * row + 64, row, head};
     }
@@ -51,7 +53,7 @@ GuardedTensor guard(flash3_tensor view, bool misaligned) {
 
 flash3_tensor view_of(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads, int64_t dim,
                       Layout layout) {
-  const Strides s = strides_of(layout, seq, heads, dim);
+  const Strides s = strides_of(dtype, layout, seq, heads, dim);
   return {nullptr, dtype, 4, {batch, seq, heads, dim}, {s.batch, s.seq, s.head, 1}};
 }
 
@@ -72,9 +74,23 @@ flash3_tensor packed(flash3_tensor t) {
   return t;
 }
 
-flash3_tensor rows_view(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim) {
-  return rows.cu.empty() ? view_of(c.dtype, c.batch, rows.rows, heads, dim, c.layout)
-                         : packed(view_of(c.dtype, 1, rows.rows, heads, dim, c.layout));
+flash3_tensor rows_view(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
+                        flash3_dtype dtype) {
+  return rows.cu.empty() ? view_of(dtype, c.batch, rows.rows, heads, dim, c.layout)
+                         : packed(view_of(dtype, 1, rows.rows, heads, dim, c.layout));
+}
+
+flash3_tensor scales_view(const Case& c, const SequenceRows& rows, int64_t heads) {
+  const bool is_packed = !rows.cu.empty();
+  const int64_t blocks = scale_blocks(rows.view(), c.batch);
+  switch (c.scales) {
+    case Scales::kNone: return {};
+    case Scales::kTensor: return {nullptr, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
+    case Scales::kHead:
+      return {nullptr, FLASH3_FLOAT32, 2, {c.batch, c.heads_k, 0, 0}, {c.heads_k, 1, 0, 0}};
+    case Scales::kBlock: return lse_view_of(is_packed ? 1 : c.batch, heads, blocks, c.layout);
+  }
+  return {};
 }
 
 flash3_tensor rows_lse_view(const Case& c, const SequenceRows& rows) {
@@ -199,7 +215,17 @@ GuardedTensor make_vector(flash3_dtype dtype, int64_t size) {
 }
 
 GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim) {
-  return guard(rows_view(c, rows, heads, dim), c.layout == Layout::kOdd);
+  return make_rows(c, rows, heads, dim, c.dtype);
+}
+
+GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
+                        flash3_dtype dtype) {
+  return guard(rows_view(c, rows, heads, dim, dtype), c.layout == Layout::kOdd);
+}
+
+GuardedTensor make_scales(const Case& c, const SequenceRows& rows, int64_t heads) {
+  if (c.scales == Scales::kNone) return {};
+  return guard(scales_view(c, rows, heads), c.layout == Layout::kOdd);
 }
 
 GuardedTensor make_lse(const Case& c, const SequenceRows& rows) {
@@ -251,13 +277,14 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed) {
 }
 
 ExtraViews ExtraTensors::views() const {
-  return {sink.view, cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view, seqused_k.view};
+  return {sink.view,      cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view,
+          seqused_k.view, q_scale.view,      k_scale.view,      v_scale.view};
 }
 
 ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   ExtraTensors t;
   if (c.sink != Sink::kNone) {
-    t.sink = make_vector(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype, c.heads_q);
+    t.sink = make_vector(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
     const float middle = std::log(static_cast<float>(c.seq_k) + 1);
     for (int64_t h = 0; h < c.heads_q; ++h)
       store_float(t.sink.view.data, t.sink.view.dtype, h,
@@ -272,6 +299,20 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   };
   t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
+  if (c.dtype == FLASH3_FLOAT8_E4M3) {
+    t.q_scale = make_scales(c, sequences.q, c.heads_q);
+    t.k_scale = make_scales(c, sequences.k, c.heads_k);
+    t.v_scale = make_scales(c, sequences.k, c.heads_k);
+    uint64_t next = uint64_t{1} << 42;
+    for (GuardedTensor* scales : {&t.q_scale, &t.k_scale, &t.v_scale}) {
+      if (scales->bytes.empty()) continue;
+      for_each_row(scales->view, [&](int64_t row) {
+        for (int64_t i = 0; i < scales->view.shape[scales->view.ndim - 1]; ++i)
+          store_float(scales->view.data, FLASH3_FLOAT32, row + i,
+                      std::exp2(normal_value(c.seed, next++) / 2));
+      });
+    }
+  }
   return t;
 }
 
@@ -281,7 +322,7 @@ ForwardTensors make_forward_tensors(const Case& c) {
   t.q = make_rows(c, sequences.q, c.heads_q, c.head_dim);
   t.k = make_rows(c, sequences.k, c.heads_k, c.head_dim);
   t.v = make_rows(c, sequences.k, c.heads_k, c.head_dim_v);
-  t.out = make_rows(c, sequences.q, c.heads_q, c.head_dim_v);
+  t.out = make_rows(c, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
   if (c.want_lse) t.lse = make_lse(c, sequences.q);
   t.extra = make_extra_tensors(c, sequences);
   fill_random(t.q.view, c.distribution, 3 * c.seed);
@@ -314,13 +355,20 @@ flash3_forward_params make_question(const Case& c) {
   };
   ExtraViews extra{{}, index(s.q.cu), index(s.k.cu), index(s.q.used), index(s.k.used)};
   if (c.sink != Sink::kNone)
-    extra.sink = vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype, c.heads_q);
+    extra.sink =
+        vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
   Case dense = c;  // lse is contiguous here, whatever the layout
   dense.layout = Layout::kBatchSeq;
-  return make_params(
-      c, rows_view(c, s.q, c.heads_q, c.head_dim), rows_view(c, s.k, c.heads_k, c.head_dim),
-      rows_view(c, s.k, c.heads_k, c.head_dim_v), rows_view(c, s.q, c.heads_q, c.head_dim_v),
-      c.want_lse ? rows_lse_view(dense, s.q) : flash3_tensor{}, extra);
+  if (c.dtype == FLASH3_FLOAT8_E4M3) {
+    extra.q_scale = scales_view(c, s.q, c.heads_q);
+    extra.k_scale = scales_view(c, s.k, c.heads_k);
+    extra.v_scale = extra.k_scale;
+  }
+  return make_params(c, rows_view(c, s.q, c.heads_q, c.head_dim, c.dtype),
+                     rows_view(c, s.k, c.heads_k, c.head_dim, c.dtype),
+                     rows_view(c, s.k, c.heads_k, c.head_dim_v, c.dtype),
+                     rows_view(c, s.q, c.heads_q, c.head_dim_v, c.dtype_of_out()),
+                     c.want_lse ? rows_lse_view(dense, s.q) : flash3_tensor{}, extra);
 }
 
 }  // namespace flash3::cases

@@ -39,6 +39,10 @@ GuardedTensor make_vector(flash3_dtype dtype, int64_t size);
 // The tensors of a case, packed or not: [batch, seq, heads, dim] or [total, heads, dim], and
 // [batch, heads_q, seq_q] or [heads_q, total].
 GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim);
+GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
+                        flash3_dtype dtype);
+// Scales of a tensor with these rows and heads, as c.scales has them; empty if it has none.
+GuardedTensor make_scales(const Case& c, const SequenceRows& rows, int64_t heads);
 GuardedTensor make_lse(const Case& c, const SequenceRows& rows);
 
 // Forbids the rows that are of one of these uses, and poisons them. is_lse: rows are the last
@@ -75,9 +79,11 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 // What a call may have besides; all zero or empty: not given.
 struct ExtraViews {
   flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
+  flash3_tensor q_scale{}, k_scale{}, v_scale{};
 };
 struct ExtraTensors {
   GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  GuardedTensor q_scale, k_scale, v_scale;  // any, not powers of two alone
   ExtraViews views() const;
 };
 
@@ -112,6 +118,11 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
   p->sink = extra.sink;
   p->cu_seqlens_q = extra.cu_seqlens_q, p->cu_seqlens_k = extra.cu_seqlens_k;
   p->seqused_q = extra.seqused_q, p->seqused_k = extra.seqused_k;
+  if constexpr (requires { p->compute; }) {
+    p->q_scale = extra.q_scale, p->k_scale = extra.k_scale, p->v_scale = extra.v_scale;
+    p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
+    p->rotation_seed = c.seed;
+  }
   p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
   p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;
 }

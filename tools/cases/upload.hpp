@@ -36,13 +36,17 @@ class ExtraUploads {
         cu_q_(memory, host.cu_seqlens_q),
         cu_k_(memory, host.cu_seqlens_k),
         used_q_(memory, host.seqused_q),
-        used_k_(memory, host.seqused_k) {}
+        used_k_(memory, host.seqused_k),
+        q_scale_(memory, host.q_scale),
+        k_scale_(memory, host.k_scale),
+        v_scale_(memory, host.v_scale) {}
   ExtraViews views() const {
-    return {sink_.view(), cu_q_.view(), cu_k_.view(), used_q_.view(), used_k_.view()};
+    return {sink_.view(),   cu_q_.view(),    cu_k_.view(),    used_q_.view(),
+            used_k_.view(), q_scale_.view(), k_scale_.view(), v_scale_.view()};
   }
 
  private:
-  Upload sink_, cu_q_, cu_k_, used_q_, used_k_;
+  Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_;
 };
 
 // What a workspace of so many bytes is made from: poisoned, and guarded like a tensor of bytes; [1,

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "cases/fp8_input.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -120,12 +121,14 @@ class Bench {
       r.timing = timings.front();
       r.beside = point.beside;
       if (beside) r.beside_timing = timings.back();
+      if (beside && c.dtype == FLASH3_FLOAT8_E4M3 && beside->c.dtype != c.dtype)
+        r.quantize_seconds = time_quantize(*beside);
     }
     if (monitor) r.reading = monitor->stop();
     const auto& gpu = workbench_.gpu();
     if (gpu && c.dtype != FLASH3_FLOAT32)
       r.peak = (r.reading.samples > 0 ? r.reading.clock_hz : gpu->max_clock_hz) * gpu->sms *
-               device::kFlopsPerClockPerSm;
+               device::kFlopsPerClockPerSm * (c.dtype == FLASH3_FLOAT8_E4M3 || c.fp8 ? 2 : 1);
     if (const auto found = ceilings_.find(c.dtype); found != ceilings_.end())
       r.ceiling_tflops = found->second;
     if (options_.naive) r.naive_seconds = time_naive(prepared);
@@ -148,6 +151,16 @@ class Bench {
   double ceiling(flash3_dtype dtype) const { return ceilings_.at(dtype); }
 
  private:
+  // To bring its q, k and v to FP8, with scales for blocks and rotated.
+  double time_quantize(const PreparedCase& prepared) {
+    const cases::Fp8Input fp8(workbench_.memory(), prepared.forward, cases::Scales::kBlock,
+                              /*rotate=*/true);
+    return measure(
+               workbench_.memory(), [&] { check(fp8.quantize()); }, options_.samples,
+               1e-3 * options_.sample_ms)
+        .median;
+  }
+
   double time_naive(const PreparedCase& prepared) {
     ForwardProblem forward;
     BackwardProblem backward;
@@ -194,6 +207,7 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
     table.keys |= c.window;
     table.memory |= c.backward;
     table.ragged |= c.is_ragged();
+    table.quantize |= c.dtype == FLASH3_FLOAT8_E4M3 && beside;
     table.case_width = std::max(table.case_width, to_id(c).size());
     if (beside) table.beside_width = std::max(table.beside_width, to_id(*beside).size());
   }

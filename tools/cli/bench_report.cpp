@@ -75,6 +75,7 @@ std::string BenchTable::header() const {
   if (gpu) line += fmt::format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
   if (ceiling) line += fmt::format(" {:>9}", "% ceiling");
   if (naive) line += fmt::format(" {:>10}", "vs naive");
+  if (quantize) line += fmt::format(" {:>11}", "quantize ms");
   if (beside_width > 0) line += fmt::format(" {:>6} {:<{}}", "ratio", "to", beside_width);
   return line;
 }
@@ -104,6 +105,7 @@ std::string BenchTable::row(const BenchResult& r) const {
   }
   if (ceiling) line += cell(r.percent_of_ceiling(), 9, 1, "%");
   if (r.naive_seconds > 0) line += fmt::format(" {:>9.2f}x", r.naive_seconds / r.seconds());
+  if (quantize) line += cell(1e3 * r.quantize_seconds, 11, 4);
   if (beside_width > 0)
     line += cell(r.ratio(), 6, 3) +
             fmt::format(" {:<{}}", r.beside ? to_id(*r.beside) : "-", beside_width);
@@ -161,6 +163,7 @@ Json to_json(const BenchResult& r) {
     j["beside_ms"] = 1e3 * r.beside_timing.median;
     j["beside_tflops"] = flops(*r.beside) / r.beside_timing.median * 1e-12;
     j["ratio"] = r.ratio();
+    if (r.quantize_seconds > 0) j["quantize_ms"] = 1e3 * r.quantize_seconds;
   }
   if (r.peak > 0) j["percent_of_peak"] = r.percent_of_peak();
   if (r.ceiling_tflops > 0) j["share_of_ceiling"] = 0.01 * r.percent_of_ceiling();

@@ -25,6 +25,7 @@ struct BenchResult {
   double naive_seconds = 0;                  // 0: not timed
   std::optional<cases::Case> beside;         // timed in turn with `c`; `reading` is of both
   Timing beside_timing;
+  double quantize_seconds = 0;  // to make the tensors of `c` from those of `beside`; 0: not timed
   device::Reading reading;
   double peak = 0;  // FLOP/s at the measured clock, or at the highest without one; 0: unknown
   double ceiling_tflops = 0;  // of this run, for this dtype; 0: not measured
@@ -43,9 +44,10 @@ struct BenchResult {
 // The columns that a run has.
 struct BenchTable {
   bool gpu = false, naive = false, ceiling = false, sustained = false;
-  bool keys = false;    // time against the keys that a query sees
-  bool memory = false;  // bytes of workspace, and what the score matrix would have taken
-  bool ragged = false;  // how many sequences, and how long
+  bool keys = false;      // time against the keys that a query sees
+  bool memory = false;    // bytes of workspace, and what the score matrix would have taken
+  bool quantize = false;  // time of flash3_quantize
+  bool ragged = false;    // how many sequences, and how long
   size_t case_width = 40, beside_width = 0;  // 0: no case has another beside it
 
   std::string header() const;

@@ -36,9 +36,12 @@ struct VerifyOptions {
   int threads = 3;                   // of the CPU backend, in each job
   int repeat = 1;
   bool quiet = false, list = false;
-  bool accuracy = false;  // the accuracy experiment instead of the table
-  bool backward = false;  // the backward's table, or the backward of each case
-  bool ragged = false;    // the table of ragged batches
+  bool accuracy = false;            // the accuracy experiment instead of the table
+  long long length = 0;             // of its sequences; 0: the level's
+  std::vector<std::string> inputs;  // files that it runs on too
+  bool backward = false;            // the backward's table, or the backward of each case
+  bool ragged = false;              // the table of ragged batches
+  bool quantize = false;            // the table of flash3_quantize
 };
 
 struct BenchOptions {
@@ -66,6 +69,7 @@ struct RunOptions {
   float softmax_scale = 0, softcap = 0;
   long long chunk = 0;
   std::string sink;                      // a tensor of the file; "": none
+  std::string dtype, compute;            // "e4m3": of q, k and v; "fp8"; "": those of the file
   std::string cu_seqlens, cu_seqlens_k;  // "0,5,12", or a tensor of the file; "": not ragged
   int threads = 0;
 };

@@ -125,6 +125,11 @@ std::string explanation(const flash3_backward_params& params) {
       [&](char* text, size_t* n) { return flash3_backward_explain(&params, text, n); });
 }
 
+std::string explanation(const flash3_quantize_params& params) {
+  return text_from(
+      [&](char* text, size_t* n) { return flash3_quantize_explain(&params, text, n); });
+}
+
 std::string value_of(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)

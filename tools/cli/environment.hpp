@@ -43,6 +43,7 @@ void keep_matching(const std::vector<std::string>& filters, std::vector<cases::C
 // What flash3_forward_explain or flash3_backward_explain says; throws with the library's reason.
 std::string explanation(const flash3_forward_params& params);
 std::string explanation(const flash3_backward_params& params);
+std::string explanation(const flash3_quantize_params& params);
 // The value of "name: value" in such a text, "" if it is not there.
 std::string value_of(const std::string& text, const std::string& name);
 

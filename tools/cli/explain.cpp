@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cases/backward_tensors.hpp"
+#include "cases/quantize_runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 
@@ -16,6 +17,7 @@ std::string explanation_of(const cases::Case& c, flash3_backend backend) {
     params.backend = backend;
     return explanation(params);
   };
+  if (c.quantize) return ask(cases::make_quantize_question(c));
   return c.backward ? ask(cases::make_backward_question(c)) : ask(cases::make_question(c));
 }
 

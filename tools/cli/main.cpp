@@ -18,7 +18,8 @@ constexpr const char* kCaseHelp =
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
     "sink sink16 softcap<x> chunk<n>; ragged batches: packed[q|k], used[q|k], nomax; their\n"
-    "lengths: random, giant, lognormal<tokens>:<draw>";
+    "lengths: random, giant, lognormal<tokens>:<draw>; FP8: fp8, or of e4m3 onescale headscales\n"
+    "blockscales outfp16 outfp32; quantize, with rotate rotary rotary2";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -58,6 +59,15 @@ int parse_and_run(int argc, char** argv) {
       "tensor in the file that holds them");
   run_app->add_option("--cu-seqlens-k", run_options.cu_seqlens_k, "Those of k and v, if others")
       ->needs(cu_seqlens);
+  run_app
+      ->add_option("--dtype", run_options.dtype,
+                   "e4m3: q, k and v are brought to FP8 first, with scales for blocks and rotated")
+      ->check(CLI::IsMember({"e4m3"}));
+  run_app
+      ->add_option("--compute", run_options.compute,
+                   "fp8: the call itself brings q, k and v to FP8")
+      ->check(CLI::IsMember({"fp8"}))
+      ->excludes("--dtype");
   run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
       ->check(CLI::NonNegativeNumber);
   run_app->add_flag("--check", run_options.check, "Compare with the float64 oracle");
@@ -73,8 +83,9 @@ int parse_and_run(int argc, char** argv) {
   bench_app->add_option(
       "--suite", bench_options.suite,
       "quick (the default), forward (the papers' sweep), backward (the same\n"
-      "sweep's backward), window (time against the width of a sliding window) or\n"
-      "ragged (ragged batches, sinks and softcaps beside dense calls)");
+      "sweep's backward), window (time against the width of a sliding window),\n"
+      "ragged (ragged batches, sinks and softcaps beside dense calls) or fp8 (e4m3\n"
+      "tensors beside 16-bit ones)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,
@@ -135,6 +146,15 @@ int parse_and_run(int argc, char** argv) {
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
+      ->add_option("--length", verify_options.length,
+                   "Of --accuracy: queries and keys; of more than 4096 some rows are compared")
+      ->check(CLI::Range(1, 1 << 24))
+      ->needs("--accuracy");
+  verify_app
+      ->add_option("--input", verify_options.inputs,
+                   "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
+      ->needs("--accuracy");
+  verify_app
       ->add_flag(
           "--backward", verify_options.backward,
           "The gradients instead of the forward: the same table with dlse and deterministic\n"
@@ -145,7 +165,12 @@ int parse_and_run(int argc, char** argv) {
                  "Batches of sequences of different lengths, each against the oracle alone; with\n"
                  "--backward their gradients")
       ->excludes("--accuracy");
-  verify_app->add_option("--case", verify_options.cases, kCaseHelp)->excludes("--ragged");
+  verify_app
+      ->add_flag("--quantize", verify_options.quantize,
+                 "flash3_quantize: codes and scales against a plain reference")
+      ->excludes("--accuracy", "--backward", "--ragged");
+  verify_app->add_option("--case", verify_options.cases, kCaseHelp)
+      ->excludes("--ragged", "--quantize");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

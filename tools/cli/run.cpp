@@ -3,13 +3,16 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "cases/fp8_input.hpp"
 #include "cases/runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
+#include "cpu/quantize_ref.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -40,10 +43,13 @@ struct Measured {
   std::string kernel;
   Timing timing;
   size_t workspace = 0;
+  double quantize_ms = 0;  // where that came before the call
 };
 
 // Copies the input to the backend's memory, computes, copies the result back, then times the call.
-Measured compute(const Input& in, flash3_backend backend, int threads, Output* result) {
+// in_fp8: the call takes tensors that flash3_quantize has made before.
+Measured compute(const Input& in, flash3_backend backend, int threads, bool in_fp8,
+                 Output* result) {
   const auto memory = make_memory(backend);
   auto params = cases::make_params(in.c, in.q, in.k, in.v, result->out, result->lse, in.extra());
   params.backend = backend;
@@ -59,8 +65,16 @@ Measured compute(const Input& in, flash3_backend backend, int threads, Output* r
     memory->copy_in(buffers.back().get(), t->data, bytes);
     t->data = buffers.back().get();
   }
-  check(flash3_forward_supported(&params));
   Measured m;
+  std::optional<cases::Fp8Input> fp8;
+  if (in_fp8) {
+    fp8.emplace(*memory, params, cases::Scales::kBlock, /*rotate=*/true);
+    check(fp8->quantize());
+    memory->finish();
+    m.quantize_ms = 1e3 * measure(*memory, [&] { check(fp8->quantize()); }, 5, 2e-3).median;
+    fp8->apply(&params);
+  }
+  check(flash3_forward_supported(&params));
   check(flash3_forward_workspace(&params, &m.workspace));
   if (m.workspace > 0) buffers.push_back(memory->allocate(m.workspace));
   params.workspace = m.workspace > 0 ? buffers.back().get() : nullptr;
@@ -87,7 +101,10 @@ Checked compare(const Input& in, const Output& result) {
   const Status status = make_forward_problem(&params, Pointers::kRequired, &problem);
   if (!status.ok()) throw UsageError(status.message());
   const ReferenceForward ref = attention_ref(problem);
-  attention_naive(problem);
+  if (problem.quantizes)
+    attention_naive_fp8(problem);
+  else
+    attention_naive(problem);
   Checked c;
   const auto rules = cases::output_rules(in.sequences, in.c.batch);
   c.out = cases::judge_out(result.out, naive.out, ref, rules);
@@ -129,6 +146,8 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
   fmt::print("time     {:.4f} ms (median of {} samples of {} calls, p10 {:.4f}, p90 {:.4f})\n",
              number("median_ms"), r["samples"].get<int>(), r["calls_per_sample"].get<int>(),
              number("p10_ms"), number("p90_ms"));
+  if (r.contains("quantize_ms"))
+    fmt::print("         {:.4f} ms before it to bring q, k and v to FP8\n", number("quantize_ms"));
   fmt::print("speed    {:.4f} TFLOP/s\n", number("tflops"));
   fmt::print(
       "memory   {} for q, k, v, out, lse, and {} of workspace; the score matrix, never "
@@ -140,7 +159,8 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
   fmt::print(
       "check    against float64: out error {:.2e}, allowed {:.2e} (a naive {} "
       "implementation: {:.2e})\n",
-      checked->out.error, checked->out.allowed, cases::short_name(c.dtype), checked->out.naive);
+      checked->out.error, checked->out.allowed, c.fp8 ? "FP8" : cases::short_name(c.dtype),
+      checked->out.naive);
   fmt::print("                          lse error {:.2e}, allowed {:.2e} (naive: {:.2e})\n",
              checked->lse.error, checked->lse.allowed, checked->lse.naive);
   fmt::print("         {}\n", checked->failure.empty() ? "passed" : "FAILED: " + checked->failure);
@@ -152,7 +172,7 @@ int run(const RunOptions& options) {
   const Input in = load_input(options);
   const flash3_backend backend = resolve_backend(options.backend);
   Output result(in);
-  const Measured m = compute(in, backend, options.threads, &result);
+  const Measured m = compute(in, backend, options.threads, options.dtype == "e4m3", &result);
   if (!options.output.empty()) save(options.output, options, in, result);
 
   Json r = metadata(backend);
@@ -167,6 +187,7 @@ int run(const RunOptions& options) {
   r["tflops"] = flops(in.c, &in.sequences) / m.timing.median * 1e-12;
   r["tensor_bytes"] = tensor_bytes(in.c, &in.sequences);
   r["workspace_bytes"] = m.workspace;
+  if (m.quantize_ms > 0) r["quantize_ms"] = m.quantize_ms;
   r["score_matrix_bytes"] = score_matrix_bytes(in.c, &in.sequences);
   std::optional<Checked> checked;
   if (options.check) {

@@ -177,6 +177,7 @@ Input load_input(const RunOptions& options) {
   c.softcap = options.softcap, c.chunk = options.chunk;
   if (in.sink.ndim > 0)
     c.sink = in.sink.dtype == FLASH3_FLOAT32 ? cases::Sink::kFloat32 : cases::Sink::k16;
+  c.fp8 = options.compute == "fp8" || options.dtype == "e4m3";
   check_input(in);
   return in;
 }

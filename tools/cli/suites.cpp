@@ -114,6 +114,17 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
   const int64_t hidden = gpu ? 2048 : 512;
   if (name == "quick") return alone(sweep(dtype, tokens, hidden, tokens / 4, tokens / 4));
   if (name == "forward") return alone(sweep(dtype, tokens, hidden, 512, tokens));
+  if (name == "fp8") {
+    std::vector<BenchPoint> suite;
+    for (const cases::Case& c : sweep(dtype, tokens, hidden, 512, tokens)) {
+      BenchPoint point{c, c};
+      point.c.dtype = FLASH3_FLOAT8_E4M3;
+      point.c.out_dtype = dtype == FLASH3_BFLOAT16 ? FLASH3_DTYPE_NONE : dtype;
+      point.c.scales = cases::Scales::kBlock;
+      suite.push_back(point);
+    }
+    return suite;
+  }
   if (name == "backward") {
     std::vector<cases::Case> suite = sweep(dtype, tokens, hidden, 512, tokens);
     for (cases::Case& c : suite) c.backward = true;
@@ -129,7 +140,8 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
     add_models(dtype, tokens, hidden, &suite);
     return suite;
   }
-  throw UsageError("suite '" + name + "' is not one of quick, forward, backward, window, ragged");
+  throw UsageError("suite '" + name +
+                   "' is not one of quick, forward, backward, window, ragged, fp8");
 }
 
 }  // namespace flash3::cli

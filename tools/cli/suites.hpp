@@ -26,6 +26,8 @@ struct BenchPoint {
 // call of the length with the same cost per token; thousands of sequences of 16 and of 64 tokens;
 // one long causal sequence with a sink, and with a softcap, each beside the plain call, and with a
 // window of 128 keys.
+// "fp8": the sweep with e4m3 tensors and scales for blocks, each beside the call on 16-bit tensors,
+// and how long flash3_quantize takes to make the ones from the others.
 // On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
 std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
                                     flash3_dtype dtype = FLASH3_BFLOAT16);

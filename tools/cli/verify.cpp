@@ -9,11 +9,13 @@
 #include <thread>
 
 #include "cases/accuracy.hpp"
+#include "cases/accuracy_fp8.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/progress.hpp"
+#include "cli/run_input.hpp"
 #include "cpu/parallel.hpp"
 
 namespace flash3::cli {
@@ -21,6 +23,32 @@ namespace {
 
 using cases::Case;
 using cases::Verdict;
+
+// Whether this backend takes FP8 at all; some dtypes of out it may not.
+bool takes_fp8(flash3_backend backend) {
+  Case c;
+  c.dtype = FLASH3_FLOAT8_E4M3;
+  auto question = cases::make_question(c);
+  question.backend = backend;
+  return flash3_forward_supported(&question) == FLASH3_OK;
+}
+
+// The table that these options ask for.
+std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
+                           cases::Level level) {
+  const auto dtypes = cases::dtypes_of(backend);
+  if (options.accuracy) return cases::accuracy_cases(level, options.length);
+  if (options.quantize) return cases::quantize_case_table(level, dtypes);
+  if (options.backward)
+    return options.ragged ? cases::ragged_backward_case_table(level, dtypes)
+                          : cases::backward_case_table(level, dtypes);
+  auto list =
+      options.ragged ? cases::ragged_case_table(level, dtypes) : cases::case_table(level, dtypes);
+  if (!takes_fp8(backend)) return list;
+  const bool float32 = std::find(dtypes.begin(), dtypes.end(), FLASH3_FLOAT32) != dtypes.end();
+  for (const Case& c : cases::fp8_case_table(level, options.ragged, float32)) list.push_back(c);
+  return list;
+}
 
 std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend backend) {
   std::vector<Case> list;
@@ -31,15 +59,7 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   if (list.empty()) {
     const auto level = cases::parse_level(options.level);
     if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
-    const auto dtypes = cases::dtypes_of(backend);
-    if (options.accuracy)
-      list = cases::accuracy_cases(*level);
-    else if (options.ragged)
-      list = options.backward ? cases::ragged_backward_case_table(*level, dtypes)
-                              : cases::ragged_case_table(*level, dtypes);
-    else
-      list = options.backward ? cases::backward_case_table(*level, dtypes)
-                              : cases::case_table(*level, dtypes);
+    list = table_of(options, backend, *level);
   }
   if (options.accuracy)
     for (const Case& c : list)
@@ -54,6 +74,9 @@ std::string report(const Case& c, const Verdict& v) {
   const auto score = [](const char* name, const cases::Score& s) {
     return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
   };
+  if (c.quantize)
+    return fmt::format("ok    {:<56} q {:.4f}  k {:.4f}  v {:.4f} of the largest", to_id(c),
+                       v.q.error, v.k.error, v.v.error);
   if (c.backward) {
     const std::string line = fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq),
                                          score("dk", v.dk), score("dv", v.dv));
@@ -126,10 +149,70 @@ std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backe
   return verdicts;
 }
 
+// One row of the FP8 table; 1 if it failed.
+size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases::Fp8Demand demand,
+                     bool quiet) {
+  const std::string failure = judge_fp8_accuracy(a, demand);
+  if (quiet && failure.empty()) return 0;
+  fmt::print("{:<5} {:<44} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name, a.rms,
+             a.half);
+  fmt::print(" {:>9}", a.plain > 0 ? fmt::format("{:.2e}", a.plain) : "-");
+  for (const double rmse : a.rmse) fmt::print(" {:>9.2e}", rmse);
+  fmt::print("\n");
+  if (!failure.empty()) fmt::print("      {}\n", failure);
+  return failure.empty() ? 0 : 1;
+}
+
+// FP8 against float64 of the 16-bit tensors, on the paper's data and on files. The number of rows
+// that failed.
+size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend,
+                           const VerifyOptions& options) {
+  const auto memory = make_memory(backend);
+  const int threads = options.inputs.empty() ? 0 : options.threads;
+  fmt::print(
+      "\nFP8: out against float64 of the tensors before they became FP8, RMSE; `both` is what\n"
+      "flash3_quantize is for, and must be <= {:.1e} from head dim 128 on without a mask, and\n"
+      "<= {:.2f} of the RMS of out anywhere\n"
+      "      {:<44} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
+      cases::kFp8Bar, cases::kFp8RelativeBar, "case", "RMS out", "16 bit", "plain", "tensor",
+      "blocks", "rotated", "both");
+  size_t failed = 0;
+  for (const std::string& path : options.inputs) {
+    RunOptions file;
+    file.input = path;
+    const Input in = load_input(file);
+    const flash3_tensor out = view_of(nullptr, in.c.dtype, out_shape(in), in.c.layout);
+    const auto params = cases::make_params(in.c, in.q, in.k, in.v, out, {});
+    const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
+    failed += print_fp8_row(path.substr(path.rfind('/') + 1), measured, cases::Fp8Demand::kOwn,
+                            options.quiet);
+  }
+  for (const Case& c : list) {
+    const cases::ForwardTensors t = cases::make_forward_tensors(c);
+    const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {});
+    const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
+    // Of other cases the bars say nothing.
+    const cases::Fp8Demand demand = !options.cases.empty()           ? cases::Fp8Demand::kNone
+                                    : c.head_dim >= 128 && !c.causal ? cases::Fp8Demand::kPaper
+                                                                     : cases::Fp8Demand::kOwn;
+    failed += print_fp8_row(to_id(c), measured, demand, options.quiet);
+  }
+  return failed;
+}
+
 }  // namespace
 
 int verify(const VerifyOptions& options) {
   const flash3_backend backend = resolve_backend(options.backend);
+  // One query of many tells nothing that the judge of 16 bits could use: FP8 alone.
+  const bool fp8_alone = !options.inputs.empty() || options.length > 4096;
+  if (options.accuracy && fp8_alone && !options.list) {
+    const bool files = !options.inputs.empty();
+    return verify_fp8_accuracy(files ? std::vector<Case>() : select_cases(options, backend),
+                               backend, options) == 0
+               ? 0
+               : kExitFailure;
+  }
   const std::vector<Case> list = select_cases(options, backend);
   if (options.list) {
     for (const Case& c : list) fmt::print("{}\n", to_id(c));
@@ -158,7 +241,12 @@ int verify(const VerifyOptions& options) {
     if (!options.accuracy && !options.quiet && !verdicts[i].passed())
       progress.print(report(list[i], verdicts[i]));
   }
-  progress.print(fmt::format("{} passed, {} failed", list.size() - failed, failed));
+  size_t total = list.size();
+  if (options.accuracy && takes_fp8(backend)) {
+    failed += verify_fp8_accuracy(list, backend, options);
+    total *= 2;
+  }
+  progress.print(fmt::format("{} passed, {} failed", total - failed, failed));
   return failed == 0 ? 0 : kExitFailure;
 }
 

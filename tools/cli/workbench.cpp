@@ -77,7 +77,7 @@ cases::ExtraViews Workbench::add_extra(const cases::Case& c,
   const cases::ExtraTensors host = make_extra_tensors(c, make_sequences(c));
   cases::ExtraViews views = host.views();
   for (flash3_tensor* t : {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q,
-                           &views.seqused_k}) {
+                           &views.seqused_k, &views.q_scale, &views.k_scale, &views.v_scale}) {
     if (t->ndim == 0) continue;
     const void* values = t->data;
     t->data = add_buffer(*t, buffers);

@@ -86,12 +86,14 @@ class TaskRunner {
         sequence_(task.sequence),
         tile_(tile),
         group_(p_.queries_per_kv_head()),
-        in_place_(sequence_.q.length * group_ <= kInPlaceRows &&
+        in_place_(!Words::kScaled && sequence_.q.length * group_ <= kInPlaceRows &&
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
         padded_rows_((task.rows.size() + strip_rows_ - 1) / strip_rows_ * strip_rows_) {
     buffers_.template cut<Words>(p_, tile, static_cast<char*>(scratch));
     if (!in_place_) unit_.emplace();
+    k_scales_ = scales_of(p_.k_scale, p_.sequences_k, sequence_.k, task.kv_head);
+    v_scales_ = scales_of(p_.v_scale, p_.sequences_k, sequence_.k, task.kv_head);
   }
 
   void run() {
@@ -122,6 +124,7 @@ class TaskRunner {
   const Index strip_rows_, padded_rows_;
   Buffers buffers_;
   std::optional<typename Words::Unit> unit_;
+  RowScales k_scales_, v_scales_;
   bool v_is_finite_ = true;  // of the packed tile
 
   // The part of `keys` that some of these packed rows see.
@@ -131,6 +134,15 @@ class TaskRunner {
   Range seen_by_queries(Range queries, Range keys) const {
     const Range seen = sequence_.mask.keys(queries, sequence_.k.length);
     return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
+  }
+  RowScales scales_of(const ScaleView& scale, const Sequences& sequences, const SeqRows& rows,
+                      Index head) const {
+    return row_scales(scale, sequences, rows, sequence_.batch, head);
+  }
+  float q_scale(Index r) const {
+    if constexpr (!Words::kScaled) return 1.f;
+    const PackedRow row = packed_row(group_, task_.kv_head, r);
+    return scales_of(p_.q_scale, p_.sequences_q, sequence_.q, row.head).at(row.query);
   }
   // Row j of this KV head.
   const Element* kv_row(const TensorView& t, Index j) const {
@@ -149,7 +161,7 @@ class TaskRunner {
       const Index r = task_.rows.begin + i;
       if (r < task_.rows.end)
         copy_row<Words>(static_cast<const Element*>(p_.q.data) + query_offset(p_.q, r), p_.head_dim,
-                        buffers_.q_words, out);
+                        buffers_.q_words, out, q_scale(r));
       else
         std::fill_n(out, buffers_.q_words, 0.f);
     }
@@ -170,11 +182,11 @@ class TaskRunner {
     const Index last = (seen.end - tile + kPanel - 1) / kPanel * kPanel;
     pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, buffers_.q_words, tile + first,
                   tile + last, sequence_.k.length, buffers_.stage,
-                  buffers_.k + first * buffers_.q_words);
+                  buffers_.k + first * buffers_.q_words, k_scales_);
     constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
                                  seen.begin / kStep * kStep, (seen.end + kStep - 1) / kStep * kStep,
-                                 sequence_.k.length, tile_.keys / kPair, buffers_.v);
+                                 sequence_.k.length, tile_.keys / kPair, buffers_.v, v_scales_);
   }
 
   // keys: those of the tile that some row of the strip sees.
@@ -267,11 +279,19 @@ class TaskRunner {
     const float* weights = buffers_.weights + i * tile_.keys / kPair;
     out += i * buffers_.v_words;
     for (Index j = keys.begin; j < keys.end; ++j) {
-      const VecF weight = set(Words::weight(weights, j - tile));
+      float of_key = Words::weight(weights, j - tile);
+      if constexpr (Words::kScaled) of_key *= v_scales_.at(j);
+      const VecF weight = set(of_key);
       const Element* v = kv_row(p_.v, j);
       for (int d = 0; d < p_.head_dim_v; d += kLanes)
         store(hn::MulAdd(weight, load_first(v + d, p_.head_dim_v - d), load(out + d)), out + d);
     }
+  }
+
+  template <class Out>
+  void store_row(const float* row, VecF factor, Out* out) const {
+    for (int d = 0; d < p_.head_dim_v; d += kLanes)
+      store_first(hn::Mul(load(row + d), factor), out + d, p_.head_dim_v - d);
   }
 
   void finish_row(Index r) {
@@ -287,10 +307,15 @@ class TaskRunner {
     const PackedRow at = packed_row(group_, task_.kv_head, r);
     const RowEnd end = end_of_row(max, sum, p_.sink, at.head);
     const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum);
-    Element* out = static_cast<Element*>(p_.out.data) +
-                   row_offset(p_.out, sequence_.batch, sequence_.q, at.query, at.head);
-    for (int d = 0; d < p_.head_dim_v; d += kLanes)
-      store_first(hn::Mul(load(row + d), factor), out + d, p_.head_dim_v - d);
+    const Index offset = row_offset(p_.out, sequence_.batch, sequence_.q, at.query, at.head);
+    if constexpr (!Words::kScaled)
+      store_row(row, factor, static_cast<Element*>(p_.out.data) + offset);
+    else if (p_.out_dtype == FLASH3_FLOAT16)
+      store_row(row, factor, static_cast<Fp16*>(p_.out.data) + offset);
+    else if (p_.out_dtype == FLASH3_BFLOAT16)
+      store_row(row, factor, static_cast<Bf16*>(p_.out.data) + offset);
+    else
+      store_row(row, factor, static_cast<float*>(p_.out.data) + offset);
     if (p_.lse.data)
       p_.lse.data[row_offset(p_.lse, sequence_, at.query, at.head)] = log_sum_exp(end.max, end.sum);
   }
@@ -309,6 +334,7 @@ auto with_words([[maybe_unused]] flash3_dtype dtype, const What& what) {
 #else
     case FLASH3_BFLOAT16: return what(FloatWords<Bf16>());
 #endif
+    case FLASH3_FLOAT8_E4M3: return what(Fp8Words());
     default: return what(FloatWords<float>());
   }
 #endif

@@ -4,7 +4,8 @@
 //   K  transposed, in panels of kPanel keys   [panel][word][key in panel]
 //   V  in panels of kPanel columns            [panel][key / kElements][column in panel]
 //
-// Padding (keys behind seq_k, columns behind the head dim) is zero.
+// Padding (keys behind seq_k, columns behind the head dim) is zero. FP8 values are multiplied by
+// their scales here: by powers of two that rounds nothing.
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3 {
@@ -49,18 +50,26 @@ HWY_INLINE void transpose(const float* rows, int64_t stride, float* out) {
 #endif
 }
 
+// `words` times scale, where these words have scales.
+template <class Words>
+HWY_INLINE VecF scaled(VecF words, [[maybe_unused]] float scale) {
+  if constexpr (Words::kScaled) return hn::Mul(words, set(scale));
+  return words;
+}
+
 // One row of `dim` elements as words, zero up to `words`.
 template <class Words>
-HWY_INLINE void copy_row(const typename Words::Element* row, int dim, int words, float* out) {
+HWY_INLINE void copy_row(const typename Words::Element* row, int dim, int words, float* out,
+                         float scale = 1.f) {
   constexpr int kStep = kLanes * Words::kElements;
   int d = 0;
   for (; d + kStep <= dim; d += kStep)
-    hn::StoreU(Words::load_along(row + d), F32(), out + d / Words::kElements);
+    hn::StoreU(scaled<Words>(Words::load_along(row + d), scale), F32(), out + d / Words::kElements);
   if (d < dim) {
     typename Words::Element rest[kStep] = {};
     std::copy_n(row + d, dim - d, rest);
     float rest_words[kLanes];
-    hn::StoreU(Words::load_along(rest), F32(), rest_words);
+    hn::StoreU(scaled<Words>(Words::load_along(rest), scale), F32(), rest_words);
     std::copy_n(rest_words, words - d / Words::kElements, out + d / Words::kElements);
   }
 }
@@ -69,7 +78,8 @@ HWY_INLINE void copy_row(const typename Words::Element* row, int dim, int words,
 // on are zero. stage: kLanes rows of staging.
 template <class Words>
 HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int dim, int words,
-                         int64_t begin, int64_t end, int64_t limit, float* stage, float* out) {
+                         int64_t begin, int64_t end, int64_t limit, float* stage, float* out,
+                         const RowScales& scales = {}) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
   const int stage_stride = div_up(words, kBlock) * kBlock;
@@ -86,7 +96,7 @@ HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int d
         for (int i = 0; i < kLanes; ++i) {
           float* row = stage + i * stage_stride;
           if (key + i < limit)
-            copy_row<Words>(k + (key + i) * stride, dim, words, row);
+            copy_row<Words>(k + (key + i) * stride, dim, words, row, scales.at(key + i));
           else
             std::fill_n(row, words, 0.f);
         }
@@ -105,7 +115,8 @@ HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int d
 // `limit` on are zero. True if all values are finite.
 template <class Words>
 HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int dim, int64_t origin,
-                         int64_t begin, int64_t end, int64_t limit, int64_t depth, float* out) {
+                         int64_t begin, int64_t end, int64_t limit, int64_t depth, float* out,
+                         const RowScales& scales = {}) {
   using Element = typename Words::Element;
   static constexpr Element kZeros[kMaxHeadDim] = {};
   VecF poison[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
@@ -115,6 +126,7 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
       const Element* row = (j < limit ? v + j * stride : kZeros) + column;
       const Element* next = (j + 1 < limit ? v + (j + 1) * stride : kZeros) + column;
       float* words = out + (j - origin) / Words::kElements * vectors * kLanes;
+      const float scale = Words::kScaled && j < limit ? scales.at(j) : 1.f;
       for (int i = 0; i < vectors; ++i, row += kLanes, next += kLanes) {
         const int count = dim - column - i * kLanes;
         VecF word;
@@ -126,6 +138,7 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
           std::copy_n(next, count, rest[1]);
           word = Words::load_across(rest[0], rest[1]);
         }
+        word = scaled<Words>(word, scale);
         hn::Store(word, F32(), words + i * kLanes);
         poison[i % 2] = Words::multiply_add(word, set(0.f), poison[i % 2]);
       }

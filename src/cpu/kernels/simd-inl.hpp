@@ -82,12 +82,16 @@ struct Bf16 {
 struct Fp16 {
   uint16_t bits;
 };
+struct E4m3 {
+  uint8_t bits;
+};
 
 #if HWY_TARGET == HWY_SCALAR
 
 HWY_INLINE VecF load(const float* p) { return set(*p); }
 HWY_INLINE VecF load(const Bf16* p) { return set(bfloat16_to_float(p->bits)); }
 HWY_INLINE VecF load(const Fp16* p) { return set(float16_to_float(p->bits)); }
+HWY_INLINE VecF load(const E4m3* p) { return set(e4m3_to_float(p->bits)); }
 HWY_INLINE void store(VecF x, float* p) { *p = hn::GetLane(x); }
 HWY_INLINE void store(VecF x, Bf16* p) { p->bits = float_to_bfloat16(hn::GetLane(x)); }
 HWY_INLINE void store(VecF x, Fp16* p) { p->bits = float_to_float16(hn::GetLane(x)); }
@@ -103,6 +107,21 @@ HWY_INLINE VecF load(const Bf16* p) {
 HWY_INLINE VecF load(const Fp16* p) {
   const hn::Rebind<hwy::float16_t, F32> f16;
   return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+// As e4m3_to_float.
+HWY_INLINE VecF load(const E4m3* p) {
+  const hn::Rebind<uint8_t, F32> u8;
+  const auto code = hn::PromoteTo(U32(), hn::LoadU(u8, &p->bits));
+  const auto size = hn::And(code, hn::Set(U32(), 0x7Fu));
+  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(U32(), 0x80u)));
+  const auto normal = hn::Add(hn::ShiftLeft<20>(size), hn::Set(U32(), 120u << 23));
+  const auto steps = hn::ConvertTo(F32(), hn::BitCast(hn::RebindToSigned<U32>(), size));  // of 2^-9
+  const auto small = hn::BitCast(U32(), hn::Mul(steps, set(0x1p-9f)));
+  auto value = hn::IfThenElse(hn::Lt(size, hn::Set(U32(), 8u)), small, normal);
+  value = hn::IfThenElse(hn::Eq(size, hn::Set(U32(), uint32_t{kE4m3Nan})),
+                         hn::Set(U32(), 0x7FC00000u), value);
+  return hn::BitCast(F32(), hn::Or(value, sign));
 }
 
 // Rounded to nearest even; NaN stays NaN.
@@ -148,6 +167,7 @@ struct FloatWords {
   static constexpr int kElements = 1;
   static constexpr int kStripRows = kVectorRows;  // that the products of packed operands take
   static constexpr int kDepth = 1;                // what their depth must be a multiple of
+  static constexpr bool kScaled = false;          // q, k and v have scales, out another dtype
   using Unit = Nothing;                           // what they need for as long as a task runs
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) { return hn::MulAdd(a, b, sum); }
@@ -163,6 +183,27 @@ struct FloatWords {
   static HWY_INLINE float weight(const float* words, int64_t j) { return words[j]; }
 };
 
+// FP8: words of one float, which holds an e4m3 value, scaled when it is packed. Weights are those
+// that e4m3 has when they are multiplied by kE4m3WeightScale.
+struct Fp8Words : FloatWords<E4m3> {
+  static constexpr bool kScaled = true;
+
+  // For 0 ≤ p, hardly above 1; NaN stays NaN.
+  static HWY_INLINE VecF rounded(VecF p) {
+    static_assert(kE4m3WeightScale == 256.f);
+    const auto bits = hn::BitCast(U32(), p);
+    const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(U32(), 1u));
+    const auto up = hn::Add(hn::Add(bits, hn::Set(U32(), 0x7FFFFu)), odd);
+    const VecF normal = hn::BitCast(F32(), hn::And(up, hn::Set(U32(), 0xFFF00000u)));
+    // 64 has steps of 2^-17, those of e4m3 below 2^-6 · 1 / 256.
+    const VecF small = hn::Sub(hn::Add(p, set(64.f)), set(64.f));
+    return hn::IfThenElse(hn::Or(hn::Lt(p, set(0x1p-14f)), hn::IsNaN(p)), small, normal);
+  }
+  static HWY_INLINE void store_weights(VecF first, VecF second, float* p) {
+    FloatWords<E4m3>::store_weights(rounded(first), rounded(second), p);
+  }
+};
+
 #if defined(FLASH3_NATIVE_BF16)
 // Words of two bfloat16; products are summed in float32.
 struct Bf16Words {
@@ -170,6 +211,7 @@ struct Bf16Words {
   static constexpr int kElements = 2;
   static constexpr int kStripRows = kVectorRows;
   static constexpr int kDepth = 1;
+  static constexpr bool kScaled = false;
   using Unit = Nothing;
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) {

@@ -10,8 +10,10 @@
 #include <set>
 #include <vector>
 
+#include "cases/accuracy_fp8.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
+#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -186,6 +188,50 @@ TEST(AccuracyCases, ObjectionsNameTheFieldTheValueAndTheRule) {
   c = accuracy_cases(Level::kQuick).front();
   c.distribution = Distribution::kNormal;
   EXPECT_NE(accuracy_objection(c).find("data = normal, but"), std::string::npos);
+}
+
+Fp8Accuracy measured(const std::string& id, int64_t most) {
+  const Case c = parsed(id);
+  const ForwardTensors t = make_forward_tensors(c);
+  HostMemory memory;
+  return measure_fp8_accuracy(make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {}), memory,
+                              FLASH3_BACKEND_CPU, 0, most);
+}
+
+// What the rotation is for; and rows by themselves tell what all do.
+TEST(Fp8Accuracy, RotationHelpsAndSomeRowsTellAll) {
+  for (const char* id :
+       {"bf16/b1/q640/k640/h2/d128/full/outliers", "fp16/b2/q640/k640/h2x1/d128/causal/outliers"}) {
+    const Fp8Accuracy all = measured(id, 640), some = measured(id, 320);
+    EXPECT_EQ(judge_fp8_accuracy(all, Fp8Demand::kOwn), "") << id;
+    EXPECT_EQ(all.rows, 640);
+    EXPECT_EQ(some.rows, 64);
+    EXPECT_LT(all.half, 0.05 * all.rmse[3]);
+    EXPECT_LT(all.rmse[3], 0.9 * all.rmse[0]);
+    EXPECT_LT(all.rmse[0], 1.01 * all.plain);
+    EXPECT_EQ(some.plain, 0);
+    for (size_t way = 0; way < kFp8Ways.size(); ++way) {
+      EXPECT_GT(some.rmse[way], 0.3 * all.rmse[way]) << id;
+      EXPECT_LT(some.rmse[way], 3 * all.rmse[way]) << id;
+    }
+    EXPECT_LT(some.half, 3 * all.half);
+  }
+}
+
+TEST(Fp8Accuracy, Judge) {
+  Fp8Accuracy a;
+  a.rms = 0.2;
+  a.rmse = {2e-2, 2e-2, 1e-2, 1e-2};
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kPaper), "RMSE 0.01 > 0.0091, the paper's");
+  a.rms = 0.1;
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "RMSE 0.01 > 0.08 of out's RMS");
+  a.rmse[0] = 9e-3;
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn),
+            "RMSE 0.01 with blocks and rotation > 0.009 without");
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kNone), "");
+  a.failure = "why";
+  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "why");
 }
 
 }  // namespace

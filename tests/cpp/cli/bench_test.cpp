@@ -52,6 +52,19 @@ TEST(Suites, WindowGoesFrom128KeysToNoWindow) {
       EXPECT_TRUE(all.contains(std::string(shape) + window)) << shape << window;
 }
 
+TEST(Suites, Fp8StandsBesideTheSweep) {
+  const auto suite = bench_suite("fp8", FLASH3_BACKEND_HOPPER, FLASH3_FLOAT16);
+  EXPECT_EQ(suite.size(), 36u);
+  for (const auto& [c, beside] : suite) {
+    EXPECT_EQ(c.dtype, FLASH3_FLOAT8_E4M3);
+    EXPECT_EQ(c.dtype_of_out(), FLASH3_FLOAT16);
+    EXPECT_EQ(c.scales, cases::Scales::kBlock);
+    ASSERT_TRUE(beside);
+    EXPECT_EQ(beside->dtype, FLASH3_FLOAT16);
+    EXPECT_EQ(flops(*beside), flops(c));
+  }
+}
+
 // The point of this id; the id must read back as the same case.
 BenchPoint point_of(const std::vector<BenchPoint>& suite, const std::string& id) {
   for (const BenchPoint& point : suite)

@@ -87,10 +87,54 @@ TEST(CaseId, OptionsOfScoresAndRaggedBatches) {
   EXPECT_NE(error_of(dense + "/chunk").find("an option"), std::string::npos);
 }
 
+TEST(CaseId, OptionsOfFp8) {
+  const std::string fp8 = "e4m3/b2/q300/k300/h4x2/d64/causal";
+  EXPECT_EQ(parsed(fp8).dtype, FLASH3_FLOAT8_E4M3);
+  EXPECT_EQ(parsed(fp8).dtype_of_out(), FLASH3_BFLOAT16);
+  EXPECT_EQ(parsed("fp16/b1/q1/k1/h1/d8/full/fp8").dtype_of_out(), FLASH3_FLOAT16);
+  EXPECT_EQ(parsed(fp8 + "/outfp32").dtype_of_out(), FLASH3_FLOAT32);
+  EXPECT_EQ(parsed(fp8 + "/onescale").scales, Scales::kTensor);
+  EXPECT_EQ(parsed(fp8 + "/headscales").scales, Scales::kHead);
+  const Case q = parsed("bf16/b1/q9/k9/h1/d8/full/rotary2/quantize/blockscales/rotate");
+  EXPECT_TRUE(q.quantize && q.rotate && q.scales == Scales::kBlock);
+  EXPECT_EQ(q.rotary, Rotary::kInterleaved);
+  EXPECT_EQ(to_id(q), "bf16/b1/q9/k9/h1/d8/full/blockscales/quantize/rotate/rotary2");
+  EXPECT_NE(error_of(fp8 + "/outbf17").find("an option"), std::string::npos);
+  // 1-byte inputs, 2-byte out and lse.
+  EXPECT_EQ(tensor_bytes(parsed("e4m3/b1/q2/k3/h1/d8/full/nolse")), 2 * 8 + 3 * 16 + 2 * 8 * 2);
+}
+
+TEST(CaseTable, Fp8CasesReadBackAndAreMixed) {
+  for (const bool ragged : {false, true}) {
+    std::set<Scales> scales;
+    std::set<flash3_dtype> outs;
+    std::set<bool> computed;
+    for (const Case& c : fp8_case_table(Level::kQuick, ragged, true)) {
+      EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
+      EXPECT_EQ(c.is_ragged(), ragged) << to_id(c);
+      EXPECT_TRUE(c.fp8 != (c.dtype == FLASH3_FLOAT8_E4M3)) << to_id(c);
+      scales.insert(c.scales);
+      outs.insert(c.dtype_of_out());
+      computed.insert(c.fp8);
+    }
+    EXPECT_EQ(scales.size(), 4u);
+    EXPECT_EQ(outs.size(), 3u);
+    EXPECT_EQ(computed.size(), 2u);
+  }
+  for (const Case& c : fp8_case_table(Level::kQuick, false, false))
+    EXPECT_NE(c.dtype_of_out(), FLASH3_FLOAT32) << to_id(c);
+  std::set<std::tuple<Scales, bool, Rotary>> kinds;
+  for (const Case& c : quantize_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU))) {
+    EXPECT_TRUE(parsed(to_id(c)) == c && c.quantize) << to_id(c);
+    kinds.insert({c.scales, c.rotate, c.rotary});
+  }
+  EXPECT_GE(kinds.size(), 15u);
+}
+
 TEST(CaseId, ErrorsSayWhatWasExpected) {
-  EXPECT_EQ(
-      error_of("bf17/b1/q1/k1/h1/d1/full"),
-      "case 'bf17/b1/q1/k1/h1/d1/full': expected the dtype (fp16, bf16 or fp32), found 'bf17'");
+  EXPECT_EQ(error_of("bf17/b1/q1/k1/h1/d1/full"),
+            "case 'bf17/b1/q1/k1/h1/d1/full': expected the dtype (fp16, bf16, fp32 or e4m3), found "
+            "'bf17'");
   EXPECT_NE(error_of("bf16/b1/q1").find("the key length (k1000), found its end"),
             std::string::npos);
   EXPECT_NE(error_of("bf16/b-1/q1/k1/h1/d1/full").find("the batch"), std::string::npos);

@@ -27,7 +27,7 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("verify --jobs -1", "jobs");
   expect_usage_error("bench --suite marathon", "suite 'marathon'");
   expect_usage_error("bench --suite marathon",
-                     "is not one of quick, forward, backward, window, ragged");
+                     "is not one of quick, forward, backward, window, ragged, fp8");
   expect_usage_error("bench --samples 0", "samples");
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
@@ -137,7 +137,7 @@ TEST_F(Cli, VerifyAccuracyPrintsATable) {
   const size_t bf16 = o.out.find("\nok    bf16/b1/q1024/k1024/h2/d64/full/outliers ");
   EXPECT_NE(bf16, std::string::npos) << o.out;
   EXPECT_LT(fp16, bf16) << o.out;
-  EXPECT_NE(o.out.find("4 passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("8 passed, 0 failed\n"), std::string::npos) << o.out;
 }
 
 // One key: the plain implementation is exact, which no ratio can be taken of.
@@ -148,7 +148,7 @@ TEST_F(Cli, VerifyAccuracyFailsLoudly) {
   EXPECT_EQ(o.exit_code, 1);
   EXPECT_NE(o.out.find("FAIL  fp16/b1/q1/k1/h1/d8/full/outliers"), std::string::npos) << o.out;
   EXPECT_EQ(o.out.find("ok  "), std::string::npos) << o.out;
-  EXPECT_NE(o.out.find("1 passed, 1 failed\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("3 passed, 1 failed\n"), std::string::npos) << o.out;
 }
 
 TEST_F(Cli, VerifyAccuracyRefusesWhatItCannotJudge) {

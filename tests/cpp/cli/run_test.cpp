@@ -94,6 +94,65 @@ TEST_F(Cli, RunRefusesBadSequences) {
   refused("--cu-seqlens 0,5,12 --chunk -1", "chunk = -1 but it must be at least 0");
 }
 
+TEST_F(Cli, RunInFp8) {
+  const std::string data = FLASH3_DATA_DIR "/minilm_layer5.safetensors";
+  for (const char* how : {"--dtype e4m3", "--compute fp8"}) {
+    const Outcome o = flash3("run --backend cpu --check --json -i " + data + " " + how);
+    ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+    const json r = json::parse(o.out);
+    EXPECT_EQ(r["case"], "bf16/b1/q512/k512/h12/d32/full/fp8");
+    EXPECT_EQ(r["kernel"].get<std::string>().substr(0, 13), "cpu_fwd_e4m3_");
+    EXPECT_GT(r["check"]["out"]["error"].get<double>(), 1e-2);  // so it was FP8
+    EXPECT_EQ(r.contains("quantize_ms"), std::string(how) == "--dtype e4m3");
+    EXPECT_EQ(r["workspace_bytes"].get<double>() > 0, std::string(how) == "--compute fp8");
+  }
+  const std::string packed = input("packed", "BF16", {12, 4, 8}, {14, 2, 8}, {14, 2, 8});
+  const Outcome o = flash3(
+      "run --backend cpu --check --causal --cu-seqlens 0,5,5,11 --cu-seqlens-k "
+      "0,2,4,14 --dtype e4m3 -i " +
+      packed);
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("ms before it to bring q, k and v to FP8"), std::string::npos) << o.out;
+  expect_usage_error("run --dtype int8 -i " + data, "--dtype");
+  expect_usage_error("run --dtype e4m3 --compute fp8 -i " + data, "--dtype excludes --compute");
+}
+
+TEST_F(Cli, ExplainFp8) {
+  Outcome o = flash3("explain --backend cpu e4m3/b3/q64/k64/h4x2/d64/causal/packed/blockscales");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("problem: float8_e4m3 to bfloat16, batch 3"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("k_scale by blocks"), std::string::npos) << o.out;
+  o = flash3("explain --backend cpu bf16/b1/q64/k64/h4x2/d64/causal/fp8");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("computed in float8_e4m3"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("first kernel: cpu_quantize_bf16"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("\nkernel: cpu_fwd_e4m3_"), std::string::npos) << o.out;
+  o = flash3("explain --backend cpu bf16/b1/q300/k64/h4x2/d64/full/quantize/blockscales/rotate");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("problem: bfloat16 to float8_e4m3, batch 1, q of seq 300"),
+            std::string::npos)
+      << o.out;
+}
+
+TEST_F(Cli, VerifyFp8) {
+  Outcome o = flash3("verify --backend cpu --quantize --filter /q200/ --filter bf16");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find(" 0 failed"), std::string::npos) << o.out;
+  o = flash3("verify --backend cpu --filter e4m3 --filter /d33/ --filter causal");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("ok    e4m3/"), std::string::npos) << o.out;
+  o = flash3("verify --backend cpu --accuracy --input " FLASH3_DATA_DIR
+             "/minilm_layer5.safetensors");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("ok    minilm_layer5.safetensors"), std::string::npos) << o.out;
+  o = flash3("verify --backend cpu --accuracy --length 4100 --filter /d64/full --filter bf16");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("ok    bf16/b1/q4100/k4100/h2/d64/full/outliers"), std::string::npos)
+      << o.out;
+  expect_usage_error("verify --length 100", "--length requires --accuracy");
+  expect_usage_error("verify --quantize --ragged", "--ragged excludes --quantize");
+}
+
 TEST_F(Cli, RunOnAnEmptySequence) {
   const std::string file = input("no_keys", "BF16", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
   const Outcome o = flash3("run --backend cpu --check -i " + file + " -o " + path("o"));

@@ -38,6 +38,26 @@ _Static_assert(offsetof(flash3_forward_params, cu_seqlens_q) == 472 &&
                    offsetof(flash3_forward_params, softcap) == 888 &&
                    offsetof(flash3_forward_params, chunk) == 896,
                "what flash3_forward_params has after its first version");
+_Static_assert(offsetof(flash3_forward_params, q_scale) == 904 &&
+                   offsetof(flash3_forward_params, k_scale) == 984 &&
+                   offsetof(flash3_forward_params, v_scale) == 1064 &&
+                   offsetof(flash3_forward_params, compute) == 1144 &&
+                   offsetof(flash3_forward_params, rotation_seed) == 1152,
+               "what flash3_forward_params has for FP8");
+
+_Static_assert(offsetof(flash3_quantize_params, q) == 8 &&
+                   offsetof(flash3_quantize_params, q_out) == 248 &&
+                   offsetof(flash3_quantize_params, q_scale) == 488 &&
+                   offsetof(flash3_quantize_params, rotary_cos) == 728 &&
+                   offsetof(flash3_quantize_params, rotary_interleaved) == 888 &&
+                   offsetof(flash3_quantize_params, rotate) == 892 &&
+                   offsetof(flash3_quantize_params, rotary_offset_q) == 896 &&
+                   offsetof(flash3_quantize_params, rotation_seed) == 912 &&
+                   offsetof(flash3_quantize_params, cu_seqlens_q) == 920 &&
+                   offsetof(flash3_quantize_params, max_seqlen_q) == 1240 &&
+                   offsetof(flash3_quantize_params, backend) == 1256 &&
+                   offsetof(flash3_quantize_params, workspace_size) == 1280,
+               "flash3_quantize_params");
 
 _Static_assert(offsetof(flash3_backward_params, dout) == 8 &&
                    offsetof(flash3_backward_params, dlse) == 88 &&

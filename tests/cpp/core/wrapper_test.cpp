@@ -212,5 +212,70 @@ TEST(Forward, ExplainIsTheWholeText) {
   EXPECT_EQ(text.back(), '\n');
 }
 
+// Quantize and Forward hand on what FP8 needs: k and v through FP8 give what the oracle gives for
+// values that e4m3 holds.
+TEST(Quantize, ThenForward) {
+  constexpr int64_t kKeys = 130;
+  std::vector<float> k(kKeys * 2 * 8), v(kKeys * 2 * 8), out(4 * 8), k_scale(2 * 2), v_scale(2);
+  std::vector<float> q(4 * 8, 0.5f);
+  for (size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(i % 13) - 6;
+    v[i] = static_cast<float>(i % 7) * 0.25f;
+  }
+  std::vector<unsigned char> q8(q.size()), k8(k.size()), v8(v.size());
+  float q_scale = 0;
+  const auto as = [](void* data, flash3_dtype dtype, int64_t seq, int64_t heads) {
+    return tensor(data, dtype, {1, seq, heads, 8});
+  };
+  const flash3::Quantize call{
+      .q = as(q.data(), FLASH3_FLOAT32, 1, 4),
+      .k = as(k.data(), FLASH3_FLOAT32, kKeys, 2),
+      .v = as(v.data(), FLASH3_FLOAT32, kKeys, 2),
+      .q_out = as(q8.data(), FLASH3_FLOAT8_E4M3, 1, 4),
+      .k_out = as(k8.data(), FLASH3_FLOAT8_E4M3, kKeys, 2),
+      .v_out = as(v8.data(), FLASH3_FLOAT8_E4M3, kKeys, 2),
+      .q_scale = scale_tensor(&q_scale),
+      .k_scale = scale_tensor(k_scale.data(), 1, 2, scale_blocks(kKeys)),
+      .v_scale = scale_tensor(v_scale.data(), 1, 2),
+      .backend = FLASH3_BACKEND_CPU,
+  };
+  EXPECT_TRUE(supported(call));
+  EXPECT_EQ(workspace(call), 0u);
+  EXPECT_NE(explain(call).find("kernel: cpu_quantize_fp32"), std::string::npos);
+  quantize(call);
+
+  Forward f;
+  f.q = call.q_out, f.k = call.k_out, f.v = call.v_out;
+  f.q_scale = call.q_scale, f.k_scale = call.k_scale, f.v_scale = call.v_scale;
+  f.out = as(out.data(), FLASH3_FLOAT32, 1, 4);
+  f.backend = FLASH3_BACKEND_CPU;
+  std::vector<unsigned char> memory(workspace(f) + 256);
+  f.workspace = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  f.workspace_size = memory.size() - 256;
+  forward(f);
+
+  Forward plain = f;
+  plain.q = call.q, plain.k = call.k, plain.v = call.v;
+  plain.q_scale = plain.k_scale = plain.v_scale = {};
+  const auto p = plain.params();
+  ForwardProblem problem;
+  ASSERT_TRUE(make_forward_problem(&p, Pointers::kRequired, &problem).ok());
+  const ReferenceForward expected = attention_ref(problem);
+  // The weights alone are rounded, by 1/16 at most, each its own way.
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected.out[i], 0.02) << i;
+
+  plain.compute = FLASH3_COMPUTE_FP8;
+  plain.rotation_seed = 7;
+  EXPECT_EQ(plain.params().rotation_seed, 7u);
+  EXPECT_NE(explain(plain).find("computed in float8_e4m3"), std::string::npos);
+  EXPECT_GT(workspace(plain), 2u * kKeys * 2 * 8);
+
+  flash3::Quantize wrong = call;
+  wrong.rotary_cos = wrong.rotary_sin = Tensor{q.data(), FLASH3_FLOAT32, 2, {3, 1}, {1, 1}};
+  wrong.rotary_offset_k = 9;
+  EXPECT_EQ(try_quantize(wrong).message().substr(0, 44),
+            "rotary_cos.shape[0] = 3 but rotary_offset_k ");
+}
+
 }  // namespace
 }  // namespace flash3::test

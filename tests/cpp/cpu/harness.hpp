@@ -83,12 +83,13 @@ inline AttentionPlan run_on(const TestTarget& on, ForwardProblem problem) {
 // them.
 inline void check_case(const cases::Case& c, int num_threads) {
   cases::ForwardTensors t = cases::make_forward_tensors(c);
-  const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view);
+  const auto params =
+      cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view, t.extra.views());
   const ForwardProblem problem = to_problem(params);
 
   cases::ForwardTensors naive = cases::make_forward_tensors(c);
-  attention_naive(to_problem(
-      cases::make_params(c, t.q.view, t.k.view, t.v.view, naive.out.view, naive.lse.view)));
+  attention_naive(to_problem(cases::make_params(c, t.q.view, t.k.view, t.v.view, naive.out.view,
+                                                naive.lse.view, t.extra.views())));
   const ReferenceForward ref = attention_ref(problem);
   const cases::ForwardTensors untouched = t;
 

@@ -1,0 +1,192 @@
+#include "cpu/quantize_ref.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/convert.hpp"
+#include "core/quantized_forward.hpp"
+#include "core/rotation.hpp"
+#include "cpu/attention_ref.hpp"
+#include "cpu/one_sequence.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The values of codes 0 … 126, from the definition of the format.
+const std::array<double, 127>& positive_values() {
+  static const auto table = [] {
+    std::array<double, 127> values{};
+    for (int code = 0; code < 127; ++code) {
+      const int exponent = code / 8, mantissa = code % 8;
+      values[static_cast<size_t>(code)] =
+          exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    }
+    return values;
+  }();
+  return table;
+}
+
+struct Side {
+  const QuantizePart& part;
+  const Sequences& sequences;
+  bool turns;
+  Index offset;
+};
+
+Side side_of(const QuantizeProblem& p, QuantizeWhich which) {
+  switch (which) {
+    case QuantizeWhich::kQ: return {p.q, p.sequences_q, true, p.rotary.offset_q};
+    case QuantizeWhich::kK: return {p.k, p.sequences_k, true, p.rotary.offset_k};
+    case QuantizeWhich::kV: break;
+  }
+  return {p.v, p.sequences_k, false, 0};
+}
+
+void turn(const RotaryView& r, Index position, double* x) {
+  for (int i = 0; i < r.dim / 2; ++i) {
+    double& a = x[r.interleaved ? 2 * i : i];
+    double& b = x[r.interleaved ? 2 * i + 1 : i + r.dim / 2];
+    const double cos = load_float(r.cos, r.dtype, position * r.stride_cos + i);
+    const double sin = load_float(r.sin, r.dtype, position * r.stride_sin + i);
+    const double old = a;
+    a = old * cos - b * sin;
+    b = old * sin + b * cos;
+  }
+}
+
+// x·D·H/√n, one column of H after the other.
+void rotate(uint64_t seed, int dim, double* x) {
+  std::array<double, kMaxHeadDim> out{};
+  for (int begin = 0; begin < dim;) {
+    const int n = static_cast<int>(std::bit_floor(static_cast<unsigned>(dim - begin)));
+    for (int i = 0; i < n; ++i)
+      if (rotation_negates(seed, begin + i)) x[begin + i] = -x[begin + i];
+    for (int j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int i = 0; i < n; ++i)
+        sum += std::popcount(static_cast<unsigned>(i & j)) % 2 ? -x[begin + i] : x[begin + i];
+      out[static_cast<size_t>(begin + j)] = sum / std::sqrt(double(n));
+    }
+    begin += n;
+  }
+  std::copy_n(out.begin(), dim, x);
+}
+
+// Calls each(batch, head, row of the sequence, its rows) for all tokens that count.
+template <class Each>
+void for_each_token(const Side& side, const Each& each) {
+  for (Index b = 0; b < side.part.in.batch; ++b) {
+    const SeqRows rows = rows_of(side.sequences, b);
+    for (Index i = 0; i < rows.length; ++i)
+      for (Index h = 0; h < side.part.in.heads; ++h) each(b, h, i, rows);
+  }
+}
+
+Index offset_of(const TensorView& t, Index b, Index h, Index i, const SeqRows& rows) {
+  return b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head;
+}
+
+Index scale_offset(const Side& side, Index b, Index h, Index i, const SeqRows& rows) {
+  return side.part.scale.offset(b, h, scale_block(side.sequences, rows, b, i));
+}
+
+size_t value_offset(const Side& side, Index b, Index h, Index i) {
+  return static_cast<size_t>((row_in_batch(side.sequences, b, i) * side.part.in.heads + h) *
+                             side.part.in.dim);
+}
+
+}  // namespace
+
+double scale_ref(double amax) {
+  if (amax == 0) return 1;
+  if (!std::isfinite(amax)) return std::numeric_limits<double>::quiet_NaN();
+  int exponent = -126;
+  while (std::ldexp(448, exponent) < amax) ++exponent;
+  return std::ldexp(1, exponent);
+}
+
+unsigned char e4m3_code_ref(double x) {
+  if (std::isnan(x)) return 0x7F;
+  const auto& values = positive_values();
+  const double size = std::abs(x);
+  const auto above = std::lower_bound(values.begin(), values.end(), size);
+  auto nearest = above == values.end() ? above - 1 : above;
+  if (above != values.end() && above != values.begin()) {
+    const double up = *above - size, down = size - *(above - 1);
+    const bool is_odd = (above - values.begin()) % 2 != 0;
+    if (down < up || (down == up && is_odd)) --nearest;
+  }
+  return static_cast<unsigned char>((nearest - values.begin()) | (std::signbit(x) ? 0x80 : 0));
+}
+
+double e4m3_half_step(double x) {
+  if (std::abs(x) < 0x1p-6) return 0x1p-10;
+  return std::ldexp(1, std::min(std::ilogb(x), 8) - 4);
+}
+
+ReferenceQuantized quantize_values_ref(const QuantizeProblem& p, QuantizeWhich which) {
+  const Side side = side_of(p, which);
+  const QuantizePart& part = side.part;
+  ReferenceQuantized made;
+  if (!part.given) return made;
+  const Index dim = part.in.dim;
+  made.values.resize(
+      static_cast<size_t>(rows_in_batch(side.sequences, part.in.batch) * part.in.heads * dim));
+  const auto amax_at = [&](Index offset) -> double& {
+    if (static_cast<size_t>(offset) >= made.amax.size())
+      made.amax.resize(static_cast<size_t>(offset) + 1, -1);
+    return made.amax[static_cast<size_t>(offset)];
+  };
+  // A scale of more than a block is written even if no token counts.
+  if (part.scale.kind == ScaleKind::kTensor) amax_at(0) = 0;
+  if (part.scale.kind == ScaleKind::kHead)
+    for (Index b = 0; b < part.in.batch; ++b)
+      for (Index h = 0; h < part.in.heads; ++h) amax_at(part.scale.offset(b, h, 0)) = 0;
+
+  for_each_token(side, [&](Index b, Index h, Index i, const SeqRows& rows) {
+    double* x = &made.values[value_offset(side, b, h, i)];
+    const Index from = offset_of(part.in, b, h, i, rows);
+    for (Index d = 0; d < dim; ++d) x[d] = load_float(part.in.data, p.dtype, from + d);
+    if (side.turns && p.rotary.given) turn(p.rotary, side.offset + i, x);
+    if (side.turns && p.rotates) rotate(p.rotation_seed, static_cast<int>(dim), x);
+    double& amax = amax_at(scale_offset(side, b, h, i, rows));
+    amax = std::max(amax, 0.0);
+    for (Index d = 0; d < dim; ++d)
+      amax = std::isfinite(x[d]) ? std::max(amax, std::abs(x[d])) : kInfinity;
+  });
+  return made;
+}
+
+void quantize_ref(const QuantizeProblem& p) {
+  for (const QuantizeWhich which : {QuantizeWhich::kQ, QuantizeWhich::kK, QuantizeWhich::kV}) {
+    const Side side = side_of(p, which);
+    const ReferenceQuantized ref = quantize_values_ref(p, which);
+    for (size_t i = 0; i < ref.amax.size(); ++i)
+      if (ref.amax[i] >= 0) side.part.scale.data[i] = static_cast<float>(scale_ref(ref.amax[i]));
+    if (!side.part.given) continue;
+    for_each_token(side, [&](Index b, Index h, Index i, const SeqRows& rows) {
+      const double* x = &ref.values[value_offset(side, b, h, i)];
+      const double scale =
+          scale_ref(ref.amax[static_cast<size_t>(scale_offset(side, b, h, i, rows))]);
+      auto* codes =
+          static_cast<unsigned char*>(side.part.out.data) + offset_of(side.part.out, b, h, i, rows);
+      for (Index d = 0; d < side.part.out.dim; ++d) codes[d] = e4m3_code_ref(x[d] / scale);
+    });
+  }
+}
+
+void attention_naive_fp8(ForwardProblem problem, int num_threads) {
+  problem.workspace = nullptr;
+  std::vector<std::byte> memory(quantized_forward(problem).tensor_bytes);
+  problem.workspace = memory.data();
+  const QuantizedForward both = quantized_forward(problem);
+  quantize_ref(both.quantize);
+  attention_naive(both.forward, num_threads);
+}
+
+}  // namespace flash3

@@ -1,0 +1,94 @@
+// The tables of FP8: those of the other dtypes with scales and outputs that take turns, calls that
+// compute in FP8, and flash3_quantize.
+#include <iterator>
+
+#include "cases/table.hpp"
+
+namespace flash3::cases {
+namespace {
+
+constexpr Scales kScales[] = {Scales::kBlock, Scales::kHead, Scales::kTensor, Scales::kNone};
+constexpr Scales kGivenScales[] = {Scales::kBlock, Scales::kHead, Scales::kTensor};
+constexpr flash3_dtype kOuts[] = {FLASH3_DTYPE_NONE, FLASH3_FLOAT16, FLASH3_FLOAT32};
+
+// Every few cases of a table of 16-bit ones, computed in FP8.
+constexpr size_t kEachRagged = 3, kEachDense = 11;
+
+struct Shape {
+  int64_t batch, seq_q, seq_k, heads_q, heads_k, dim, dim_v;
+};
+constexpr Shape kShapes[] = {
+    {2, 129, 300, 4, 2, 64, 64}, {1, 128, 127, 6, 1, 128, 128}, {2, 257, 1, 3, 3, 96, 96},
+    {1, 1, 513, 8, 2, 192, 128}, {1, 200, 200, 2, 2, 33, 100},  {3, 64, 130, 2, 1, 256, 256},
+    {1, 70, 0, 2, 1, 2, 1},      {0, 30, 30, 2, 2, 64, 64},     {1, 150, 150, 5, 5, 3, 255}};
+constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded,
+                               Layout::kOdd};
+
+}  // namespace
+
+std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32) {
+  constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3}, kHalf[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16};
+  const auto table = [&](std::span<const flash3_dtype> dtypes) {
+    return ragged ? ragged_case_table(level, dtypes) : case_table(level, dtypes);
+  };
+  std::vector<Case> list;
+  size_t i = 0;
+  for (Case c : table(kFp8)) {
+    c.scales = kScales[i % std::size(kScales)];
+    c.out_dtype = kOuts[i / 4 % (float32 ? 3 : 2)];
+    ++i;
+    list.push_back(c);
+  }
+  i = 0;
+  for (Case c : table(kHalf)) {
+    if (i++ % (ragged ? kEachRagged : kEachDense) != 0) continue;
+    if (c.distribution == Distribution::kSpecial) continue;  // infinities are NaN to FP8
+    c.fp8 = true;
+    list.push_back(c);
+  }
+  return list;
+}
+
+std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  std::vector<Case> list;
+  size_t i = 0;
+  const auto add = [&](Case c) {
+    c.quantize = true;
+    c.want_lse = true;
+    for (const Scales scales : kGivenScales)
+      for (const bool rotate : {false, true}) {
+        ++i;
+        if (level == Level::kQuick && (i + i / 6) % 2 == 0) continue;  // both of `rotate`
+        c.scales = scales;
+        c.rotate = rotate;
+        c.rotary = c.head_dim < 2 ? Rotary::kNone : static_cast<Rotary>((i + i / 6 + i / 36) % 3);
+        c.layout = kLayouts[i / 3 % std::size(kLayouts)];
+        c.distribution = i % 7 == 0   ? Distribution::kSpecial
+                         : i % 3 == 0 ? Distribution::kOutliers
+                                      : Distribution::kNormal;
+        c.seed = i;
+        list.push_back(c);
+      }
+  };
+  for (const flash3_dtype dtype : dtypes) {
+    for (const Shape& s : kShapes) {
+      Case c;
+      c.dtype = dtype, c.batch = s.batch, c.seq_q = s.seq_q, c.seq_k = s.seq_k;
+      c.heads_q = s.heads_q, c.heads_k = s.heads_k, c.head_dim = s.dim, c.head_dim_v = s.dim_v;
+      add(c);
+      if (s.batch == 0) continue;
+      c.batch = 7;
+      c.lengths = Lengths::kRandom;
+      c.packed_q = c.packed_k = true;
+      add(c);
+      c.used_k = true;
+      add(c);
+      c.packed_q = c.packed_k = false;
+      c.used_q = true;
+      add(c);
+    }
+  }
+  return list;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,255 @@
+#include "cases/quantize_runner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cases/upload.hpp"
+#include "core/convert.hpp"
+#include "cpu/one_sequence.hpp"
+#include "cpu/quantize_ref.hpp"
+
+namespace flash3::cases {
+namespace {
+
+constexpr int64_t kOffsetQ = 3, kOffsetK = 1;
+constexpr double kTurnError = 4e-6;  // of float32 sums over a head dim, beside the largest element
+
+struct QuantizeTensors {
+  GuardedTensor in, out, scale;
+};
+
+struct Tensors {
+  QuantizeTensors q, k, v;
+  GuardedTensor cos, sin;
+  ExtraTensors extra;
+};
+
+GuardedTensor make_table(const Case& c, float (*function)(float)) {
+  if (c.rotary == Rotary::kNone) return {};
+  const bool halves = c.rotary == Rotary::kHalves;
+  const int64_t pairs = std::max<int64_t>(1, c.head_dim / (halves ? 2 : 4));
+  const int64_t positions = std::max(c.seq_q + kOffsetQ, c.seq_k + kOffsetK);
+  GuardedTensor table = make_vector(halves ? FLASH3_FLOAT32 : c.dtype, positions * pairs);
+  table.view.ndim = 2;
+  table.view.shape[0] = positions, table.view.shape[1] = pairs;
+  table.view.stride[0] = pairs, table.view.stride[1] = 1;
+  for (int64_t i = 0; i < positions * pairs; ++i) {
+    const float frequency = std::pow(10000.f, -static_cast<float>(i % pairs) / float(pairs));
+    store_float(table.view.data, table.view.dtype, i,
+                function(static_cast<float>(i / pairs) * frequency));
+  }
+  return table;
+}
+
+QuantizeTensors make_part(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
+                          uint64_t seed, bool filled) {
+  QuantizeTensors t{make_rows(c, rows, heads, dim),
+                    make_rows(c, rows, heads, dim, FLASH3_FLOAT8_E4M3),
+                    make_scales(c, rows, heads)};
+  if (filled) fill_random(t.in.view, c.distribution, seed);
+  if (!c.is_ragged()) return t;
+  for (GuardedTensor* tensor : {&t.in, &t.out})
+    forbid_rows(tensor, rows, c.batch, {RowUse::kUnused, RowUse::kOutside});
+  return t;
+}
+
+Tensors make_tensors(const Case& c, bool filled) {
+  const CaseSequences s = make_sequences(c);
+  Tensors t;
+  t.q = make_part(c, s.q, c.heads_q, c.head_dim, 3 * c.seed, filled);
+  t.k = make_part(c, s.k, c.heads_k, c.head_dim, 3 * c.seed + 1, filled);
+  t.v = make_part(c, s.k, c.heads_k, c.head_dim_v, 3 * c.seed + 2, filled);
+  if (c.distribution == Distribution::kSpecial && t.q.in.view.shape[0] * c.seq_q * c.heads_q > 0)
+    store_float(t.q.in.view.data, c.dtype, 0, INFINITY);
+  t.cos = make_table(c, std::cos);
+  t.sin = make_table(c, std::sin);
+  t.extra = make_extra_tensors(c, s);
+  return t;
+}
+
+// The tensors where the call runs.
+struct Uploads {
+  Uploads(Memory& memory, const Tensors& t)
+      : in{{memory, t.q.in}, {memory, t.k.in}, {memory, t.v.in}},
+        out{{memory, t.q.out}, {memory, t.k.out}, {memory, t.v.out}},
+        scale{{memory, t.q.scale}, {memory, t.k.scale}, {memory, t.v.scale}},
+        cos(memory, t.cos),
+        sin(memory, t.sin),
+        extra(memory, t.extra) {}
+  Upload in[3], out[3], scale[3], cos, sin;
+  ExtraUploads extra;
+};
+
+flash3_quantize_params options_of(const Case& c, const ExtraViews& extra) {
+  flash3_quantize_params p{};
+  p.struct_size = sizeof p;
+  p.rotary_interleaved = c.rotary == Rotary::kInterleaved;
+  p.rotary_offset_q = kOffsetQ, p.rotary_offset_k = kOffsetK;
+  p.rotate = c.rotate;
+  p.rotation_seed = c.seed;
+  p.cu_seqlens_q = extra.cu_seqlens_q, p.cu_seqlens_k = extra.cu_seqlens_k;
+  p.seqused_q = extra.seqused_q, p.seqused_k = extra.seqused_k;
+  p.max_seqlen_q = c.packed_q ? c.seq_q : 0;
+  p.max_seqlen_k = c.packed_k ? c.seq_k : 0;
+  return p;
+}
+
+flash3_quantize_params params_of(const Case& c, const Uploads& t) {
+  flash3_quantize_params p = options_of(c, t.extra.views());
+  p.q = t.in[0].view(), p.k = t.in[1].view(), p.v = t.in[2].view();
+  p.q_out = t.out[0].view(), p.k_out = t.out[1].view(), p.v_out = t.out[2].view();
+  p.q_scale = t.scale[0].view(), p.k_scale = t.scale[1].view(), p.v_scale = t.scale[2].view();
+  p.rotary_cos = t.cos.view(), p.rotary_sin = t.sin.view();
+  return p;
+}
+
+flash3_quantize_params host_params(const Case& c, const Tensors& t) {
+  flash3_quantize_params p = options_of(c, t.extra.views());
+  p.q = t.q.in.view, p.k = t.k.in.view, p.v = t.v.in.view;
+  p.q_out = t.q.out.view, p.k_out = t.k.out.view, p.v_out = t.v.out.view;
+  p.q_scale = t.q.scale.view, p.k_scale = t.k.scale.view, p.v_scale = t.v.scale.view;
+  p.rotary_cos = t.cos.view, p.rotary_sin = t.sin.view;
+  return p;
+}
+
+// Without pointers.
+flash3_quantize_params question(flash3_quantize_params p) {
+  for (flash3_tensor* t :
+       {&p.q, &p.k, &p.v, &p.q_out, &p.k_out, &p.v_out, &p.q_scale, &p.k_scale, &p.v_scale,
+        &p.rotary_cos, &p.rotary_sin, &p.cu_seqlens_q, &p.cu_seqlens_k, &p.seqused_q, &p.seqused_k})
+    t->data = nullptr;
+  return p;
+}
+
+bool is_poison(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits == 0xFFFFFFFFu;
+}
+
+std::string numbers(const char* what, int64_t at, double got, double wanted) {
+  char text[128];
+  std::snprintf(text, sizeof text, " %s %lld: got %.9g, ref %.9g", what, static_cast<long long>(at),
+                got, wanted);
+  return text;
+}
+
+// One of q, k and v: what the call wrote against the reference.
+Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Sequences& sequences,
+                 QuantizeWhich which, const char* name) {
+  Score score;
+  const ReferenceQuantized ref = quantize_values_ref(p, which);
+  const bool turned = which != QuantizeWhich::kV && (p.rotary.given || p.rotates);
+  for (size_t i = 0; i < ref.amax.size(); ++i) {
+    const double amax = ref.amax[i], wanted = amax < 0 ? 0 : scale_ref(amax);
+    const float got = part.scale.data[i];
+    bool good =
+        amax < 0 ? is_poison(got) : got == wanted || (std::isnan(got) && std::isnan(wanted));
+    if (turned && amax > 0)
+      good |=
+          got == scale_ref(amax * (1 + kTurnError)) || got == scale_ref(amax * (1 - kTurnError));
+    if (!good) {
+      score.failure = name + numbers("scale", static_cast<int64_t>(i), got, wanted);
+      return score;
+    }
+  }
+  for (Index b = 0; b < part.in.batch; ++b) {
+    const SeqRows rows = rows_of(sequences, b);
+    for (Index i = 0; i < rows.length; ++i)
+      for (Index h = 0; h < part.in.heads; ++h) {
+        const Index at = b * part.out.stride_batch + (rows.first + i) * part.out.stride_seq +
+                         h * part.out.stride_head;
+        const Index at_scale = part.scale.offset(b, h, scale_block(sequences, rows, b, i));
+        const double scale = part.scale.data[at_scale];
+        const double amax = ref.amax[static_cast<size_t>(at_scale)];
+        const Index row = (row_in_batch(sequences, b, i) * part.in.heads + h) * part.in.dim;
+        for (Index d = 0; d < part.in.dim; ++d) {
+          const double x = ref.values[static_cast<size_t>(row + d)];
+          const unsigned char code = static_cast<const unsigned char*>(part.out.data)[at + d];
+          const double got = e4m3_to_float(code) * scale;
+          bool good = code == e4m3_code_ref(x / scale);
+          if (std::isnan(scale)) good = code == 0x7F || code == 0xFF;
+          score.allowed = e4m3_half_step(x / scale) * scale + kTurnError * amax;
+          if (turned && !std::isnan(scale)) good |= std::abs(got - x) <= score.allowed;
+          if (amax > 0) score.error = std::max(score.error, std::abs(got - x) / amax);
+          if (good) continue;
+          score.failure = name + numbers("element", row + d, got, x);
+          return score;
+        }
+      }
+  }
+  score.allowed = 1.0 / 14 + kTurnError;  // half a step of 32 below 448, of an amax above 224
+  return score;
+}
+
+}  // namespace
+
+flash3_quantize_params make_quantize_question(const Case& c) {
+  return question(host_params(c, make_tensors(c, /*filled=*/false)));
+}
+
+Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& options) {
+  Verdict verdict;
+  const auto fail = [&](const char* call) {
+    verdict.failure = std::string(call) + ": " + flash3_last_error();
+    return verdict;
+  };
+  Tensors host = make_tensors(c, /*filled=*/true);
+  const auto on_backend = [&](flash3_quantize_params p) {
+    p.backend = options.backend;
+    p.num_threads = options.num_threads;
+    p.stream = memory.stream();
+    return p;
+  };
+  auto params = on_backend(question(host_params(c, host)));
+  if (flash3_quantize_supported(&params) != FLASH3_OK) return fail("flash3_quantize_supported");
+
+  Uploads uploads(memory, host);
+  params = on_backend(params_of(c, uploads));
+  size_t bytes = 0;
+  if (flash3_quantize_workspace(&params, &bytes) != FLASH3_OK)
+    return fail("flash3_quantize_workspace");
+  const GuardedTensor scratch = make_workspace(bytes);
+  const Upload workspace(memory, scratch);
+  params.workspace = bytes > 0 ? workspace.view().data : nullptr;
+  params.workspace_size = bytes;
+
+  QuantizeTensors* parts[] = {&host.q, &host.k, &host.v};
+  for (int run = 0; run < options.repeat; ++run) {
+    if (flash3_quantize(&params) != FLASH3_OK) return fail("flash3_quantize");
+    memory.finish();
+    for (int i = 0; i < 3; ++i) {
+      GuardedTensor out = clone(parts[i]->out), scale = clone(parts[i]->scale);
+      uploads.out[i].download(&out);
+      uploads.scale[i].download(&scale);
+      if (run > 0 && (out.bytes != parts[i]->out.bytes || scale.bytes != parts[i]->scale.bytes)) {
+        verdict.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
+        return verdict;
+      }
+      parts[i]->out = clone(out);
+      parts[i]->scale = clone(scale);
+      for (const GuardedTensor* tensor : {&parts[i]->out, &parts[i]->scale})
+        if (const std::string damage = tensor->damage(); !damage.empty()) {
+          verdict.failure = std::string(1, "qkv"[i]) + ": " + damage;
+          return verdict;
+        }
+    }
+  }
+  if (host.q.out.view.data == nullptr) return verdict;
+
+  const auto done = host_params(c, host);
+  QuantizeProblem problem;
+  if (const Status s = make_quantize_problem(&done, Pointers::kRequired, &problem); !s.ok()) {
+    verdict.failure = s.message();
+    return verdict;
+  }
+  verdict.q = judge_part(problem, problem.q, problem.sequences_q, QuantizeWhich::kQ, "q");
+  verdict.k = judge_part(problem, problem.k, problem.sequences_k, QuantizeWhich::kK, "k");
+  verdict.v = judge_part(problem, problem.v, problem.sequences_k, QuantizeWhich::kV, "v");
+  for (const Score* score : {&verdict.q, &verdict.k, &verdict.v})
+    if (verdict.failure.empty()) verdict.failure = score->failure;
+  return verdict;
+}
+
+}  // namespace flash3::cases

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma) and UTMALDG (TMA load), those of the
+"""The machine code holds what was meant: every attention kernel has HGMMA (wgmma; FP8: QGMMA) and UTMALDG (TMA load), those of the
 backward add to dQ's sums without reading them back (UBLKRED, by the copy engine, or REDG, from registers), the kernels that
 measure the tensor cores' ceiling have every HGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""
 import re
@@ -9,7 +9,7 @@ from collections import Counter
 from cuda_objects import cuobjdump, demangle, is_attention, parse_args, sass_by_kernel
 
 NEEDED = ("HGMMA", "UTMALDG")
-FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # and V transposed
+FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # the last two transpose V
 ADDITIONS = ("UBLKRED", "REDG")
 FORBIDDEN = ("LDL", "STL")
 
@@ -23,6 +23,12 @@ def ceiling_products(kernel):
     return 2 * (int(match[1]) // 16 + int(match[2]) // 16) if match else None
 
 
+def needed(obj):
+    if not is_attention(obj):
+        return ()
+    return FP8_NEEDED if "/hopper/forward_fp8/" in str(obj) else NEEDED
+
+
 def main():
     args = parse_args(__doc__)
     bad, seen = [], 0
@@ -33,9 +39,9 @@ def main():
         for kernel, instructions in kernels.items():
             seen += 1
             count = Counter(instruction.split(".")[0] for instruction in instructions)
-            shown = "".join(f",{count[name]:4} {name}" for name in (*NEEDED, *ADDITIONS) if count[name])
+            shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
-            bad += [f"{demangle(kernel)}: no {name}" for name in NEEDED if is_attention(obj) and not count[name]]
+            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj) if not count[name]]
             if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)

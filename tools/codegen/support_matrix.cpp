@@ -23,7 +23,8 @@ using hopper::BackwardPlan;
 using hopper::ForwardKernel;
 using hopper::ForwardPlan;
 
-constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32};
+constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32,
+                                    FLASH3_FLOAT8_E4M3};
 constexpr hopper::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
 
 struct HeadDims {
@@ -183,7 +184,7 @@ std::vector<Case> cases_of(const Feature& feature, flash3_dtype dtype) {
 // "fp16, bf16"; "–" if no dtype can do it.
 std::string cell(const Feature& feature, Answer (*ask)(const Case&)) {
   std::string text;
-  int copied = 0, dims_off_8 = 0, count = 0;
+  int copied = 0, dims_off_16_bytes = 0, count = 0;
   for (const flash3_dtype dtype : kDtypes) {
     bool all = true;
     for (const Case& c : cases_of(feature, dtype)) {
@@ -191,7 +192,8 @@ std::string cell(const Feature& feature, Answer (*ask)(const Case&)) {
       all &= answer.supported;
       if (!answer.supported) continue;
       copied += answer.copied;
-      dims_off_8 += c.head_dim % 8 != 0 || c.head_dim_v % 8 != 0;
+      const int64_t size = dtype_size(dtype);
+      dims_off_16_bytes += c.head_dim * size % 16 != 0 || c.head_dim_v * size % 16 != 0;
       ++count;
     }
     if (all) text += message(text.empty() ? "" : ", ", cases::short_name(dtype));
@@ -199,7 +201,8 @@ std::string cell(const Feature& feature, Answer (*ask)(const Case&)) {
   if (text.empty()) return "–";
   if (copied == 0) return text;
   if (copied == count) return text + "; inputs are copied first";
-  if (copied == dims_off_8) return text + "; copied first where a head dim is not a multiple of 8";
+  if (copied == dims_off_16_bytes)
+    return text + "; copied first where a head dim is not a multiple of 16 bytes";
   return text + "; some are copied first";
 }
 
@@ -233,37 +236,45 @@ int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
 int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n(); }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
 int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
-std::string stages(const ForwardKernel& kernel) { return message(kernel.config.stages); }
+std::string stages(const ForwardKernel& kernel) {
+  const hopper::ForwardConfig& c = kernel.config;
+  return c.fp8() ? message(c.stages, ", ", c.raw_v_stages) : message(c.stages);
+}
 std::string stages(const BackwardKernel& kernel) {
   return message(kernel.config.q_stages, ", ", kernel.config.dout_stages);
 }
 
-// fp16 and bf16 kernels have the same shapes: the table has one row for both, and says so only if
-// it is so. `family` is what ids begin with, `suffix` what a case's id ends in.
+// The kernels of these dtypes have the same shapes, dtype by dtype: the table has one row for all,
+// and says so only if it is so. `family` is what ids begin with, `suffix` what a case's id ends in.
 template <class Kernel>
-void print_kernels(std::span<const Kernel> kernels, const std::string& family, const char* staged,
-                   const char* suffix) {
-  const size_t half = kernels.size() / 2;
+void print_kernels(std::span<const Kernel> kernels, const std::vector<std::string>& dtypes,
+                   const std::string& family, const char* staged, const char* suffix) {
+  std::string names;
+  for (const std::string& dtype : dtypes) names += (names.empty() ? "" : ",") + dtype;
+  if (dtypes.size() > 1) names = "{" + names + "}";
+  const size_t count = kernels.size() / dtypes.size();
   std::printf(
       "| kernel | head_dim | tile, queries × keys | consumer warpgroups | stages of %s | "
       "shared memory | registers, producer / consumer |\n"
       "| --- | --- | --- | --- | --- | --- | --- |\n",
       staged);
-  for (size_t i = 0; i < half; ++i) {
-    const Kernel &fp16 = kernels[i], &bf16 = kernels[half + i];
-    const auto& c = fp16.config;
-    const std::string shape = fp16.id.substr(family.size() + 5);  // behind "fwd_fp16"
-    if (fp16.id != family + "_fp16" + shape || bf16.id != family + "_bf16" + shape) {
-      std::fprintf(stderr, "%s and %s are not a pair\n", fp16.id.c_str(), bf16.id.c_str());
+  for (size_t i = 0; i < count; ++i) {
+    const Kernel& first = kernels[i];
+    const auto& c = first.config;
+    const std::string shape = first.id.substr(family.size() + 1 + dtypes[0].size());
+    for (size_t d = 0; d < dtypes.size(); ++d) {
+      const std::string& id = kernels[d * count + i].id;
+      if (id == family + "_" + dtypes[d] + shape) continue;
+      std::fprintf(stderr, "%s is not %s of another dtype\n", id.c_str(), first.id.c_str());
       std::exit(1);
     }
     const std::string calls =
-        message("fp16/b2/q512/k512/h8/d128/", c.band ? "causal" : "full",
+        message(dtypes[0], "/b2/q512/k512/h8/d128/", c.band ? "causal" : "full",
                 c.score == hopper::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
-    std::printf("| `%s_{fp16,bf16}%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n",
-                family.c_str(), shape.c_str(),
-                head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(fp16), tile_n(fp16),
-                consumers(fp16), stages(fp16).c_str(), c.shared_bytes() / 1024.0,
+    std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n", family.c_str(),
+                names.c_str(), shape.c_str(),
+                head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(first),
+                tile_n(first), consumers(first), stages(first).c_str(), c.shared_bytes() / 1024.0,
                 c.producer_registers(), c.consumer_registers());
   }
 }
@@ -273,8 +284,14 @@ void print_kernels(std::span<const Kernel> kernels, const std::string& family, c
 
 int main() {
   flash3::print_features();
+  const auto forward = flash3::hopper::forward_kernels();
+  const size_t fp8 = size_t(std::ranges::count_if(
+      forward, [](const flash3::hopper::ForwardKernel& kernel) { return kernel.config.fp8(); }));
+  const std::vector<std::string> dtypes = {"fp16", "bf16"};
   std::printf("\n");
-  flash3::print_kernels(flash3::hopper::forward_kernels(), "fwd", "K and V", "");
+  flash3::print_kernels(forward.first(forward.size() - fp8), dtypes, "fwd", "K and V", "");
   std::printf("\n");
-  flash3::print_kernels(flash3::hopper::backward_kernels(), "bwd", "Q, of dOut", "/bwd");
+  flash3::print_kernels(forward.last(fp8), {"e4m3"}, "fwd", "K and V, of V as it comes", "");
+  std::printf("\n");
+  flash3::print_kernels(flash3::hopper::backward_kernels(), dtypes, "bwd", "Q, of dOut", "/bwd");
 }

@@ -44,11 +44,7 @@ struct OnlineSoftmax {
   // A tile's scores as they come, before their mask.
   template <int N>
   __device__ __forceinline__ void admit(float (&r_s)[N]) const {
-    if constexpr (Score::kCapped) {
-      confine(score.cap, r_s);
-#pragma unroll
-      for (int j = 0; j < N; ++j) r_s[j] = score.log2_above(r_s[j], row_shift[j / 2 % 2]);
-    }
+    if constexpr (Score::kCapped) score.admit(r_s, row_shift);
   }
 
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
@@ -76,8 +72,8 @@ struct OnlineSoftmax {
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = kBegin; j < kEnd; ++j) {
-      r_s[j] =
-          exp2_approx(Score::kCapped ? r_s[j] : score.log2_above(r_s[j], row_shift[j / 2 % 2]));
+      if constexpr (!Score::kCapped) r_s[j] = score.log2_above(r_s[j], row_shift[j / 2 % 2]);
+      r_s[j] = exp2_approx(r_s[j]);
       sum[j % 4] += r_s[j];
     }
 #pragma unroll

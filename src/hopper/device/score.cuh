@@ -106,6 +106,14 @@ struct Score<ScoreKind::kSoftcap> {
     return {params.softcap};
   }
 
+  // Raw scores become what m and the shifts are about.
+  template <int N>
+  __device__ __forceinline__ void admit(float (&r_s)[N], const float (&shift)[2]) const {
+    confine(cap, r_s);
+#pragma unroll
+    for (int j = 0; j < N; ++j) r_s[j] = log2_above(r_s[j], shift[j / 2 % 2]);
+  }
+
   // Of a confined score. The cap in base 2, less a shift.
   __device__ __forceinline__ float log2_above(float s, float shift) const {
     return fmaf(s, cap.factor(s), -shift);

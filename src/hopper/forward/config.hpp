@@ -120,6 +120,11 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {192, 192, true, 128, 2, 2, 1, 1.4, 3.0, ScoreKind::kPlain, {}, 2},
     {256, 256, false, 64, 2, 3, 1, 1.0, 3.0, ScoreKind::kPlain, {}, 3},
     {256, 256, true, 64, 2, 3, 1, 1.0, 4.0, ScoreKind::kPlain, {}, 3},
+    {64, 64, true, 128, 3, 2, 2, 2.0, 2.4, ScoreKind::kSoftcap, {}, 2},
+    {128, 128, true, 128, 2, 2, 2, 1.6, 2.3, ScoreKind::kSoftcap, {}, 2},
+    {192, 128, true, 128, 2, 2, 2, 1.8, 3.0, ScoreKind::kSoftcap, {}, 2},
+    {192, 192, true, 128, 2, 2, 1, 1.9, 3.0, ScoreKind::kSoftcap, {}, 2},
+    {256, 256, true, 64, 2, 3, 1, 1.3, 4.0, ScoreKind::kSoftcap, {}, 3},
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {

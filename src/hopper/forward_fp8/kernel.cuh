@@ -19,7 +19,7 @@ struct KeyScales {
   float v_ratio;  // V's scale of the key tile before, in the order of work, to this one's
 };
 struct QueryScales {
-  float q[3];  // of each warpgroup's rows, with softmax_scale · log2 e
+  float q[3];  // of each warpgroup's rows, with Fp8Params::q_factor
   float out;   // V's of the work tile's last key tile
 };
 

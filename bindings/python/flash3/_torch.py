@@ -1,6 +1,7 @@
 """torch.ops.flash3: loads the operators (bindings/torch/ops.cpp) and gives them what torch wants of an operator besides its
 kernels: fake kernels, gradients, and exceptions of the right type."""
 import re
+from contextlib import nullcontext
 
 import torch
 from torch.autograd import forward_ad
@@ -71,7 +72,8 @@ def _forward_gradient(ctx, dout, dlse):
     if dout is None:
         dout = torch.zeros_like(out)
     try:
-        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
+        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():  # as in attention()
+            dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
     except RuntimeError as error:
         raise translated(error) from None
     gradients = [g if needed else None for g, needed in zip((dq, dk, dv, dsink), ctx.needs_input_grad)]
@@ -79,6 +81,19 @@ def _forward_gradient(ctx, dout, dlse):
 
 
 torch.library.register_autograd("flash3::forward", _forward_gradient, setup_context=_save_forward)
+
+
+class _Recorded(torch.autograd.Function):
+    """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _forward(*inputs)
+        _save_forward(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_forward_gradient)
 
 
 def _no_second_gradient(ctx, *gradients):
@@ -122,7 +137,7 @@ def attention(q, k, v, *, causal, window, softmax_scale, softcap, chunk, sink, c
     else:
         try:
             if _is_differentiated(q, k, v, sink):
-                out, lse = _forward(*arguments)
+                out, lse = (_forward if torch._C._are_functorch_transforms_active() else _Recorded.apply)(*arguments)
             else:
                 with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
                     out, lse = _forward(*arguments)

@@ -48,7 +48,7 @@ function(flash3_python_library target exports)
                                              BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
   target_link_options(${target} PRIVATE LINKER:--version-script=${exports} LINKER:--no-undefined)
   set_property(TARGET ${target} PROPERTY LINK_DEPENDS ${exports})
-  install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python)
+  install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python EXCLUDE_FROM_ALL) # for the wheel alone
 endfunction()
 
 add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)

@@ -151,7 +151,8 @@ def test_questions():
     q, k, v = make()
     text = flash3.explain(q, k, v, causal=True, num_threads=1)
     assert "cpu_fwd_fp32" in text and "j <= i + 17" in text
-    assert flash3.supported(q, k, v)
+    assert flash3.supported(q, k, v) and flash3.supported(q, k, v, backward=True, deterministic=True)
+    assert "cpu_bwd_fp32" in flash3.explain(q, k, v, backward=True, causal=True, return_lse=True)
     hopper = flash3.supported(q, k, v, backend="hopper")
     assert not hopper and "hopper" in hopper.reason
     assert set(flash3.backends()) == {"hopper", "cpu"} and "thread" in flash3.backends()["cpu"]
@@ -182,7 +183,7 @@ def test_errors():
     with pytest.raises(TypeError, match="unexpected argument 'casual'"):
         flash3.explain(q, k, v, casual=True)
     with pytest.raises(TypeError, match="unexpected argument 'deterministic'"):
-        flash3.explain(q, k, v, deterministic=True)
+        arrays.forward(q, k, v, np.empty((2, 33, 4, 24), np.float32), deterministic=True)
     with pytest.raises(ValueError, match="backend = 'gpu' but it must be one of 'auto', 'hopper', 'cpu'"):
         flash3.explain(q, k, v, backend="gpu")
     with pytest.raises(NotImplementedError, match="hopper"):

@@ -1,18 +1,37 @@
 """python -m flash3.bench: it measures, and draws the committed measurements."""
+import contextlib
+import io
 import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
 from conftest import DEVICES
+from flash3.bench.__main__ import main
 
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench/results"
 
 
 def bench(*arguments):
-    return subprocess.run([sys.executable, "-B", "-m", "flash3.bench", *map(str, arguments)], capture_output=True, text=True)
+    """The program in this process, which has torch loaded: its return code and what it writes."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([str(a) for a in arguments])
+        except SystemExit as end:
+            code = end.code
+            if isinstance(code, str):
+                err.write(code)
+    return types.SimpleNamespace(returncode=int(code) if not isinstance(code, str) else 1, stdout=out.getvalue(),
+                                 stderr=err.getvalue())
+
+
+def test_is_a_module_to_run():
+    done = subprocess.run([sys.executable, "-B", "-m", "flash3.bench", "plot", "nowhere.json"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "there is no file nowhere.json\n"
 
 
 @pytest.mark.parametrize("device", DEVICES)

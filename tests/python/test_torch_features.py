@@ -243,6 +243,23 @@ def test_vmap(device):
     torch.testing.assert_close(got, torch.stack([flash3.attention(x, k, v, causal=True) for x in (q, q * 2)]))
 
 
+def test_torch_func(device):
+    q, k, v = make(device, torch.bfloat16)
+
+    def loss(q):
+        return flash3.attention(q, k, v, causal=True, deterministic=True).float().square().sum()
+
+    leaf = q.clone().requires_grad_()
+    wanted, = torch.autograd.grad(loss(leaf), leaf)
+    assert torch.equal(torch.func.grad(loss)(q), wanted)
+    assert torch.equal(torch.func.vjp(loss, q)[1](torch.ones((), device=device))[0], wanted)
+    for each in torch.vmap(torch.func.grad(loss))(torch.stack([q, q])):
+        torch.testing.assert_close(each, wanted)
+    for second in (torch.func.jacrev(torch.func.grad(loss)), torch.func.jacfwd(loss)):
+        with pytest.raises((NotImplementedError, RuntimeError), match="second derivatives|tangent|jvp"):
+            second(q)
+
+
 @pytest.mark.gpu
 def test_runs_on_the_current_stream():
     q, k, v = make("cuda", torch.bfloat16, seq_q=512, seq_k=512)

@@ -123,29 +123,38 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, wind
 class _Shape:
     """A tensor without memory, of which only questions are asked."""
 
-    def __init__(self, shape, typestr):
-        self.__array_interface__ = {"version": 3, "shape": tuple(shape), "typestr": typestr, "data": (0, False)}
+    def __init__(self, shape, dtype):
+        self.__array_interface__ = {"version": 3, "shape": tuple(shape), "typestr": "", "data": (0, False)}
+        self.dtype = dtype
 
 
-def _question(q, k, v):
-    about_q, about_v = describe("q", q), describe("v", v)
+def _question(ask_forward, ask_backward, q, k, v, backward, options):
+    """Puts an attention() call, or that of its gradients, to a function of arrays."""
+    about_q, about_k, about_v = describe("q", q), describe("k", k), describe("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
-    out = _Shape((*about_q.shape[:-1], about_v.shape[-1]), "")
-    out.dtype = about_q.dtype
-    return out
+    options = dict(options)
+    deterministic = options.pop("deterministic", False)
+    options.pop("return_lse", None)
+    *batch, seq, heads = about_q.shape[:-1]
+    out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), about_q.dtype), _Shape((*batch, heads, seq), "float32")
+    if not backward:
+        return ask_forward(q, k, v, out, lse, **options)
+    gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
+    return ask_backward(out, q, k, v, out, lse, *gradients, deterministic=deterministic, **options)
 
 
-def supported(q, k, v, **options):
-    """Whether attention(q, k, v, **options) would run here: a Support, true or false, with the reason if false.
+def supported(q, k, v, *, backward=False, **options):
+    """Whether attention(q, k, v, **options), or with backward the call for its gradients, would run here.
 
-    Raises TypeError or ValueError, as attention() does, if the call is wrong in itself. Looks at no data.
+    A Support: true or false, with the reason if false. Raises TypeError or ValueError, as attention() does, if the call is wrong
+    in itself. Looks at no data. Options of flash3.arrays, as backend, may be among the others.
     """
-    return arrays.forward_supported(q, k, v, _question(q, k, v), None, **options)
+    return _question(arrays.forward_supported, arrays.backward_supported, q, k, v, backward, options)
 
 
-def explain(q, k, v, **options):
-    """Which kernel attention(q, k, v, **options) runs and why, as lines of "name: value"."""
-    return arrays.forward_explain(q, k, v, _question(q, k, v), None, **options)
+def explain(q, k, v, *, backward=False, **options):
+    """Which kernel attention(q, k, v, **options), or with backward its gradients, runs and why, as lines of "name: value"."""
+    return _question(arrays.forward_explain, arrays.backward_explain, q, k, v, backward, options)
 
 
 def _check_dims(name, about):

@@ -1,7 +1,6 @@
 """torch.ops.flash3: loads the operators (bindings/torch/ops.cpp) and gives them what torch wants of an operator besides its
 kernels: fake kernels, gradients, and exceptions of the right type."""
 import re
-from contextlib import nullcontext
 
 import torch
 from torch.autograd import forward_ad
@@ -72,15 +71,33 @@ def _forward_gradient(ctx, dout, dlse):
     if dout is None:
         dout = torch.zeros_like(out)
     try:
-        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():  # as in attention()
-            dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
+        dq, dk, dv, dsink = _run_backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
     except RuntimeError as error:
         raise translated(error) from None
     gradients = [g if needed else None for g, needed in zip((dq, dk, dv, dsink), ctx.needs_input_grad)]
     return (*gradients, *(None,) * (4 + len(ctx.options)))
 
 
+def _run_backward(*inputs):
+    if torch.compiler.is_compiling():
+        return _backward(*inputs)
+    if torch._C._are_functorch_transforms_active():
+        return _TransformedBackward.apply(*inputs)
+    if torch.is_grad_enabled():
+        return _backward(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _backward(*inputs)
+
+
 torch.library.register_autograd("flash3::forward", _forward_gradient, setup_context=_save_forward)
+
+
+def _no_second_gradient(ctx, *gradients):
+    raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented")
+
+
+# Without this torch would warn once and give no gradient at all.
+torch.library.register_autograd("flash3::backward", _no_second_gradient)
 
 
 class _Recorded(torch.autograd.Function):
@@ -96,12 +113,19 @@ class _Recorded(torch.autograd.Function):
     backward = staticmethod(_forward_gradient)
 
 
-def _no_second_gradient(ctx, *gradients):
-    raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented")
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func's transforms, which take no other form."""
+    generate_vmap_rule = True
+    forward = staticmethod(lambda *inputs: _forward(*inputs))
+    setup_context = staticmethod(_save_forward)
+    backward = staticmethod(_forward_gradient)
 
 
-# Without this torch would warn once and give no gradient at all.
-torch.library.register_autograd("flash3::backward", _no_second_gradient)
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(lambda *inputs: _backward(*inputs))
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(_no_second_gradient)
 
 
 def _autocast(q, k, v):
@@ -137,7 +161,8 @@ def attention(q, k, v, *, causal, window, softmax_scale, softcap, chunk, sink, c
     else:
         try:
             if _is_differentiated(q, k, v, sink):
-                out, lse = (_forward if torch._C._are_functorch_transforms_active() else _Recorded.apply)(*arguments)
+                transformed = torch._C._are_functorch_transforms_active()
+                out, lse = (_Transformed if transformed else _Recorded).apply(*arguments)
             else:
                 with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
                     out, lse = _forward(*arguments)

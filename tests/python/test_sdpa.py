@@ -134,6 +134,12 @@ def test_compile(device):
     torch.testing.assert_close(masked(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=2e-2, rtol=2e-2)
 
 
+def test_the_question_for_the_gpu_does_not_break_a_graph():
+    with mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)) as asked:
+        compiled = torch.compile(lambda x: x + 1 if _sdpa._is_hopper(0) else x, fullgraph=True, backend="eager")
+        assert compiled(torch.zeros(1)) == 1 and asked.called
+
+
 def calls_of_flash3(function):
     with mock.patch.object(_sdpa, "attention", wraps=flash3.attention) as spy:
         function()

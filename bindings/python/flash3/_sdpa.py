@@ -19,6 +19,14 @@ def _say_once(reason):
         warnings.warn(f"flash3.sdpa leaves this call to torch: {reason}", stacklevel=3)
 
 
+def _is_hopper(index):
+    return torch.cuda.get_device_capability(index) == (9, 0)
+
+
+# What torch.compiler.assume_constant_result does, which would import all of the compiler.
+_is_hopper._dynamo_marked_constant = True
+
+
 def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
     if attn_mask is not None:
@@ -46,7 +54,7 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         return "a head dim is not from 1 to 256"
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"
-    if device == "cuda" and torch.cuda.get_device_capability(q.device) != (9, 0):
+    if device == "cuda" and not _is_hopper(q.device.index):
         return "the GPU is not of compute capability 9.0"
     return None
 

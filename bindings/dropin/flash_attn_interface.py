@@ -6,6 +6,8 @@ multiples of 8, and the CPU.
 """
 import torch
 
+from flash3._torch import is_differentiated
+
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
 from flash_attn_3._C import _flash3, refuse
 
@@ -60,11 +62,14 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
     causal = causal if is_causal is None else is_causal
     left, right = _window(window_size, window_size_left, window_size_right)
     operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
-    return _flash3(operator.default, q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q,
-                   seqused_k, _length(max_seqlen_q), _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos,
-                   rotary_sin, seqlens_rotary, q_descale, k_descale, v_descale, _number(softmax_scale), causal, left, right,
-                   attention_chunk, softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux,
-                   deterministic)
+    arguments = (q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
+                 _length(max_seqlen_q), _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
+                 seqlens_rotary, q_descale, k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk,
+                 softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
+    if torch.compiler.is_compiling() or is_differentiated(q, k, v, s_aux):
+        return _flash3(operator.default, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
+        return _flash3(operator.default, *arguments)
 
 
 def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None,

@@ -137,7 +137,8 @@ def _autocast(q, k, v):
     return q, k, v
 
 
-def _is_differentiated(q, k, v, sink):
+def is_differentiated(q, k, v, sink):
+    """Whether autograd records a call with these inputs."""
     inputs = (q, k, v) if sink is None else (q, k, v, sink)
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
         raise NotImplementedError("flash3 has no forward-mode derivatives, and an input has a tangent")
@@ -160,7 +161,7 @@ def attention(q, k, v, *, causal, window, softmax_scale, softcap, chunk, sink, c
         out, lse = _forward(*arguments)
     else:
         try:
-            if _is_differentiated(q, k, v, sink):
+            if is_differentiated(q, k, v, sink):
                 transformed = torch._C._are_functorch_transforms_active()
                 out, lse = (_Transformed if transformed else _Recorded).apply(*arguments)
             else:

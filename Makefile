@@ -3,10 +3,12 @@
 #
 #   FLASH3_HOPPER=OFF    the CPU backend alone
 #   FLASH3_CUDA_ROOT=…   your own CUDA toolkit (12.8 or newer) instead of the pinned wheels
+#   FLASH3_PYTHON=OFF    without the Python package (make test)
 #   CMAKE_ARGS=…         more arguments for the configure step
 
 CMAKE_ARGS ?=
-configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) $(CMAKE_ARGS)
+configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) \
+                 $(if $(FLASH3_PYTHON),-DFLASH3_PYTHON=$(FLASH3_PYTHON)) $(CMAKE_ARGS)
 INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 

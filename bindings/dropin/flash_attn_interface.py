@@ -1,0 +1,197 @@
+"""FlashAttention-3's Python functions over flash3: the same names, arguments, defaults and results.
+
+What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. Beyond
+upstream: s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, head dims that are no
+multiples of 8, and the CPU.
+"""
+import torch
+
+from flash3._torch import is_differentiated
+
+from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
+from flash_attn_3._C import _flash3, refuse
+
+flash_attn_3_gpu = torch.ops.flash_attn_3
+
+
+def maybe_contiguous(x):
+    return x.contiguous() if x is not None and x.stride(-1) != 1 else x
+
+
+def round_multiple(x, m):
+    return (x + m - 1) // m * m
+
+
+def round_up_headdim(head_size):
+    """The head dim of the kernel that takes this one."""
+    for dim in (64, 96, 128, 192):
+        if head_size <= dim:
+            return dim
+    return 256
+
+
+def _window(window_size, left, right):
+    """(left, right) from whichever spelling was used; window_size may be a tensor."""
+    if window_size is not None:
+        left, right = window_size
+    return tuple(-1 if side is None else int(side) for side in (left, right))
+
+
+def _length(n):
+    """A longest length as an integer. Out of a tensor on a GPU it would cost a synchronisation: it is not needed."""
+    if torch.is_tensor(n):
+        return int(n) if n.device.type == "cpu" and not torch.compiler.is_compiling() else None
+    return n
+
+
+def _number(scale):
+    return scale if scale is None else float(scale)
+
+
+def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None,
+                        cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None,
+                        page_table=None, kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None,
+                        seqlens_rotary=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False,
+                        window_size_left=-1, window_size_right=-1, attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+                        scheduler_metadata=None, num_splits=1, pack_gqa=None, sm_margin=0, s_aux=None, deterministic=False,
+                        is_causal=None, window_size=None):
+    """(out, softmax_lse, out_accum, softmax_lse_accum); the last two are empty, as of a call that splits no keys.
+
+    is_causal and window_size are other spellings of causal and of window_size_left and window_size_right.
+    """
+    causal = causal if is_causal is None else is_causal
+    left, right = _window(window_size, window_size_left, window_size_right)
+    operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
+    arguments = (q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
+                 _length(max_seqlen_q), _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
+                 seqlens_rotary, q_descale, k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk,
+                 softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
+    if torch.compiler.is_compiling() or is_differentiated(q, k, v, s_aux):
+        return _flash3(operator.default, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
+        return _flash3(operator.default, *arguments)
+
+
+def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None,
+                         max_seqlen_q=None, max_seqlen_k=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False,
+                         window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0,
+                         seqused_q=None, seqused_k=None, causal=None, window_size=None):
+    """Writes dq, dk and dv, and returns softmax_d; called with window_size, as older callers do, (dq, dk, dv, softmax_d).
+
+    seqused_q, seqused_k and causal are other spellings of sequed_q, sequed_k and is_causal.
+    """
+    left, right = _window(window_size, window_size_left, window_size_right)
+    dq, dk, dv, softmax_d, *_ = _flash3(
+        torch.ops.flash_attn_3.bwd.default, dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k,
+        sequed_q if seqused_q is None else seqused_q, sequed_k if seqused_k is None else seqused_k, _length(max_seqlen_q),
+        _length(max_seqlen_k), _number(softmax_scale), is_causal if causal is None else causal, left, right, softcap,
+        deterministic, sm_margin)
+    return softmax_d if window_size is None else (dq, dk, dv, softmax_d)
+
+
+def _result(out, lse, return_lse):
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+                    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
+                    sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
+    """softmax(q k^T) v of [batch, seq, heads, dim] tensors; (out, softmax_lse) with return_attn_probs."""
+    refuse(dropout_p=dropout_p)
+    out, lse, *_ = _flash_attn_forward(q, k, v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+                                       softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                                       attention_chunk=attention_chunk, softcap=softcap, num_splits=num_splits,
+                                       pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux, deterministic=deterministic)
+    return _result(out, lse, return_attn_probs)
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
+                           softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+                           window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
+                           deterministic=False, sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
+    """The same of packed sequences, [total, heads, dim]; softmax_lse is [heads, total_q]."""
+    refuse(dropout_p=dropout_p)
+    out, lse, *_ = _flash_attn_forward(q, k, v, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                                       seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
+                                       max_seqlen_k=max_seqlen_k, q_descale=q_descale, k_descale=k_descale,
+                                       v_descale=v_descale, softmax_scale=softmax_scale, causal=causal,
+                                       window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
+                                       num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux,
+                                       deterministic=deterministic)
+    return _result(out, lse, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
+                              window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None,
+                              sm_margin=0, return_attn_probs=False):
+    """The same of qkv [batch, seq, 3, heads, dim], or [batch, seq, heads_q + 2 * heads_k, dim] with num_heads_q."""
+    if qkv.dim() == 5:
+        assert qkv.shape[-3] == 3, f"qkv.shape[2] = {qkv.shape[-3]} but it must be 3"
+        q, k, v = qkv.unbind(-3)
+    else:
+        assert qkv.dim() == 4, f"qkv.ndim = {qkv.dim()} but it must be 4 or 5"
+        assert num_heads_q is not None, "num_heads_q must be given for a qkv of 4 dimensions"
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        assert num_heads_q + 2 * heads_k == qkv.shape[2], (
+            f"qkv.shape[2] = {qkv.shape[2]} but num_heads_q = {num_heads_q}; the rest must be an even number of heads")
+        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=-2)
+    return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk,
+                           softcap, deterministic=deterministic, sm_margin=sm_margin, return_attn_probs=return_attn_probs)
+
+
+def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """(out, lse) of parts of one softmax: out_partial [splits, batch, seq, heads, dim], lse_partial [splits, batch, seq, heads]."""
+    return torch.ops.flash_attn_3.fwd_combine(out_partial, lse_partial, out, out_dtype)
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+                            cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None,
+                            cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None,
+                            v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0,
+                            softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None,
+                            sm_margin=0, return_softmax_lse=False, s_aux=None):
+    """Attention to a cache [batch, seq, heads_k, dim] of which the first cache_seqlens tokens count.
+
+    With return_softmax_lse (out, softmax_lse, out_accum, softmax_lse_accum). Nothing is appended to the cache, and it is not
+    paged: k, v, rotary_*, page_table, cache_batch_idx and cache_leftpad raise NotImplementedError.
+    """
+    assert k_cache.stride(-1) == 1, "k_cache must have contiguous last dimension"
+    assert v_cache.stride(-1) == 1, "v_cache must have contiguous last dimension"
+    refuse(k=k, v=v, rotary_seqlens=rotary_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    if cache_seqlens is not None and not torch.is_tensor(cache_seqlens):
+        cache_seqlens = torch.full((k_cache.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
+    with torch.no_grad():
+        results = _flash_attn_forward(
+            q, k_cache, v_cache, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            seqused_k=maybe_contiguous(cache_seqlens), max_seqlen_q=max_seqlen_q, page_table=page_table,
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, attention_chunk=attention_chunk,
+            softcap=softcap, rotary_interleaved=rotary_interleaved, scheduler_metadata=scheduler_metadata,
+            num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux)
+    return tuple(results) if return_softmax_lse else results[0]
+
+
+def get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens,
+                           qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+                           cache_leftpad=None, page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1),
+                           attention_chunk=0, has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0):
+    """A tensor for scheduler_metadata, which fits every call: flash3 schedules nothing ahead."""
+    left, right = _window(window_size, -1, -1)
+    return torch.ops.flash_attn_3.get_scheduler_metadata(
+        batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, headdim if headdim_v is None else headdim_v,
+        qkv_dtype,
+        cache_seqlens, cu_seqlens_q, None, cu_seqlens_k_new, None, cache_leftpad, page_size, max_seqlen_k_new, causal, left,
+        right, attention_chunk, has_softcap, num_splits, pack_gqa, sm_margin)
+
+
+class FlashAttnFunc:
+    """For callers of FlashAttnFunc.apply: the arguments are flash_attn_func's."""
+    apply = staticmethod(flash_attn_func)
+
+
+class FlashAttnVarlenFunc:
+    apply = staticmethod(flash_attn_varlen_func)
+
+
+class FlashAttnQKVPackedFunc:
+    apply = staticmethod(flash_attn_qkvpacked_func)

@@ -1,0 +1,24 @@
+"""flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs.
+
+    attention            softmax(q k^T) v with its masks and options; differentiable for torch tensors
+    sdpa, sdpa_override  torch's scaled_dot_product_attention
+    attention_backward   the gradients without autograd
+    supported, explain   whether a call would run here, and which kernel it takes
+    backends, version    what this machine has, and which library this is
+    arrays               the C calls as they are, with memory for results from the caller
+
+torch.ops.flash3 holds the operators forward and backward, and forward_out and backward_out for results in given memory.
+"""
+from . import arrays
+from ._attention import Gradients, attention, attention_backward, explain, supported
+from ._attention import _torch as _torch_operators
+from ._library import backends, version
+from .arrays import Support
+
+__version__ = version()
+__all__ = ["attention", "attention_backward", "supported", "explain", "backends", "version", "arrays", "Gradients", "Support"]
+
+if _torch_operators is not None:
+    from ._sdpa import sdpa, sdpa_override
+
+    __all__ += ["sdpa", "sdpa_override"]

@@ -1,0 +1,202 @@
+"""attention() and what belongs to it, for torch tensors and for arrays."""
+import importlib.util
+from typing import NamedTuple
+
+from . import arrays
+from ._tensors import describe
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    try:
+        from . import _torch
+        _why_no_torch = None
+    except (ImportError, OSError) as error:  # too old a torch: arrays still work
+        _torch, _why_no_torch = None, str(error)
+else:
+    torch = _torch = None
+
+
+def _is_torch(x):
+    if torch is None or not isinstance(x, torch.Tensor):
+        return False
+    if _torch is None:
+        raise RuntimeError(f"flash3 cannot take torch tensors: {_why_no_torch}")
+    return True
+
+
+class Gradients(NamedTuple):
+    """The gradients of one attention() call. dsink is None if there was no sink."""
+    dq: object
+    dk: object
+    dv: object
+    dsink: object
+
+
+def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
+              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
+              deterministic=False, return_lse=False):
+    """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
+
+    Tensors are torch tensors, on the CPU or a Hopper GPU, and then this is differentiable in q, k, v, sink, and through lse
+    too; or they are numpy arrays or other host tensors with __array_interface__ or __dlpack__, and then results are numpy
+    arrays.
+
+    Args:
+        q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32. Any strides.
+        k: [batch, seq_k, heads_k, head_dim] of the same dtype; heads_q is a multiple of heads_k (GQA, MQA).
+        v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. Both head dims are from 1 to 256.
+        causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner. (torch's
+            scaled_dot_product_attention aligns it to the top left one: flash3.sdpa.)
+        window: (left, right): query i sees keys from i' - left to i' + right. None or a negative number: unbounded on that
+            side.
+        softmax_scale: > 0; None: 1/sqrt(head_dim).
+        softcap: > 0: scores become softcap * tanh(score / softcap) before the mask. 0: none.
+        chunk: > 0: query i sees keys of its own chunk alone, floor(j / chunk) = floor(i' / chunk). 0: none.
+        sink: [heads_q], float32 or of q's dtype: one more logit per head, which takes part in the softmax without a value.
+        cu_seqlens_q: [batch + 1] int32: q and the result are packed, [total_q, heads_q, dim], and sequence b has the rows
+            from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. On a GPU rows that belong to no
+            sequence are left undefined, in results and gradients.
+        cu_seqlens_k: [batch + 1] int32: likewise k and v.
+        max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Not needed, but the better kernel is chosen with it.
+        seqused_q, seqused_k: [batch] int32: only the first tokens of each sequence count.
+        deterministic: gradients have the same bits each time.
+        return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
+
+    Returns:
+        out [batch, seq_q, heads_q, head_dim_v] of q's dtype; with return_lse, (out, lse). A query that sees no key gets 0, and
+        lse = -inf.
+
+    Raises:
+        TypeError: a dtype, or what an argument is, breaks a rule.
+        ValueError: any other argument does. The message names it, both values and the rule.
+        NotImplementedError: a valid call that cannot run here; the message says what could.
+        RuntimeError, MemoryError: CUDA refused; host memory ran out.
+    """
+    options = dict(causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
+                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k)
+    if _is_torch(q):
+        return _torch.attention(q, k, v, **options, deterministic=deterministic, return_lse=return_lse)
+    q, k, v = (_contiguous_last("q", q), _contiguous_last("k", k), _contiguous_last("v", v))
+    about_q, about_v = _host("q", q), _host("v", v)
+    _check_dims("q", about_q), _check_dims("v", about_v)
+    # Rows that belong to no token are not written: they get what a query without keys gets.
+    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), about_q.dtype)
+    *batch, seq, heads = about_q.shape[:-1]
+    lse = _zeros((*batch, heads, seq), "float32") - _infinity() if return_lse else None
+    arrays.forward(q, k, v, out, lse, **options)
+    return (out, lse) if return_lse else out
+
+
+def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, window=None, softmax_scale=None, softcap=0.0,
+                       chunk=0, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+                       seqused_q=None, seqused_k=None, deterministic=False):
+    """The gradients of an attention() call, for who does without autograd.
+
+    Args:
+        dout: the gradient of out, of its shape and dtype.
+        dlse: the gradient of lse; None: 0.
+        q, k, v, out, lse, and the others: those of the attention() call.
+
+    Returns:
+        Gradients(dq, dk, dv, dsink) with the shapes and dtypes of q, k, v and sink.
+
+    Raises: what attention() raises.
+    """
+    options = dict(causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
+                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic)
+    if _is_torch(q):
+        return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, dlse, **options))
+    dout, q, k, v, out = (_contiguous_last(name, x) for name, x in
+                          (("dout", dout), ("q", q), ("k", k), ("v", v), ("out", out)))
+    made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
+    dsink = None
+    if sink is not None:
+        about = _host("sink", sink)
+        dsink = _zeros(about.shape, about.dtype)
+    arrays.backward(dout, q, k, v, out, lse, *made, dlse=dlse, dsink=dsink, **options)
+    return Gradients(*made, dsink)
+
+
+class _Shape:
+    """A tensor without memory, of which only questions are asked."""
+
+    def __init__(self, shape, dtype):
+        self.__array_interface__ = {"version": 3, "shape": tuple(shape), "typestr": "", "data": (0, False)}
+        self.dtype = dtype
+
+
+def _question(ask_forward, ask_backward, q, k, v, backward, options):
+    """Puts an attention() call, or that of its gradients, to a function of arrays."""
+    about_q, about_k, about_v = describe("q", q), describe("k", k), describe("v", v)
+    _check_dims("q", about_q), _check_dims("v", about_v)
+    options = dict(options)
+    deterministic = options.pop("deterministic", False)
+    options.pop("return_lse", None)
+    *batch, seq, heads = about_q.shape[:-1]
+    out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), about_q.dtype), _Shape((*batch, heads, seq), "float32")
+    if not backward:
+        return ask_forward(q, k, v, out, lse, **options)
+    gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
+    return ask_backward(out, q, k, v, out, lse, *gradients, deterministic=deterministic, **options)
+
+
+def supported(q, k, v, *, backward=False, **options):
+    """Whether attention(q, k, v, **options), or with backward the call for its gradients, would run here.
+
+    A Support: true or false, with the reason if false. Raises TypeError or ValueError, as attention() does, if the call is wrong
+    in itself. Looks at no data. Options of flash3.arrays, as backend, may be among the others.
+    """
+    return _question(arrays.forward_supported, arrays.backward_supported, q, k, v, backward, options)
+
+
+def explain(q, k, v, *, backward=False, **options):
+    """Which kernel attention(q, k, v, **options), or with backward its gradients, runs and why, as lines of "name: value"."""
+    return _question(arrays.forward_explain, arrays.backward_explain, q, k, v, backward, options)
+
+
+def _check_dims(name, about):
+    if len(about.shape) not in (3, 4):
+        raise ValueError(f"{name}.ndim = {len(about.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, "
+                         "[total, heads, dim]")
+
+
+def _host(name, x):
+    about = describe(name, x)
+    if not about.on_host:
+        raise ValueError(f"{name} is on a GPU, and flash3.attention makes results there for torch tensors alone; "
+                         "flash3.arrays.forward takes memory for them")
+    return about
+
+
+def _contiguous_last(name, x):
+    """A numpy array whose last dimension has gaps is copied; any other stride that is not negative is passed on."""
+    strides = getattr(x, "strides", None)
+    if type(x).__module__.partition(".")[0] != "numpy" or not strides:
+        return x
+    if x.shape[-1] > 1 and strides[-1] != x.itemsize or min(strides) < 0:
+        return x.copy(order="C")
+    return x
+
+
+def _zeros(shape, dtype):
+    try:
+        import numpy
+    except ImportError:
+        raise RuntimeError("flash3.attention makes results with numpy, which is not installed; flash3.arrays.forward takes "
+                           "memory for them") from None
+    if dtype != "bfloat16":
+        return numpy.zeros(shape, dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise RuntimeError("a bfloat16 result takes the package ml_dtypes, since numpy has no bfloat16; "
+                           "flash3.arrays.forward takes memory for results instead") from None
+    return numpy.zeros(shape, ml_dtypes.bfloat16)
+
+
+def _infinity():
+    import numpy
+    return numpy.float32(numpy.inf)

@@ -1,0 +1,110 @@
+"""The C interface, flash3/flash3.h, through ctypes: structures, functions, and errors as Python exceptions."""
+import ctypes
+import pathlib
+import re
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR = range(6)
+BACKENDS = {"auto": 0, "hopper": 1, "cpu": 2}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
+DTYPE_SIZES = {1: 2, 2: 2, 3: 4, 4: 4}
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+
+_SEQUENCES = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor),
+              ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("sink", Tensor),
+              ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
+_RUN = [("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
+                ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
+                ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                *_RUN, *_SEQUENCES]
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("dout", Tensor), ("dlse", Tensor), ("q", Tensor), ("k", Tensor),
+                ("v", Tensor), ("out", Tensor), ("lse", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor),
+                ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32),
+                ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                *_RUN, *_SEQUENCES, ("dsink", Tensor)]
+
+
+def _load():
+    lib = ctypes.CDLL(str(FOLDER / "libflash3.so"))
+    text = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
+    for name, params in (("forward", ForwardParams), ("backward", BackwardParams)):
+        given = ctypes.POINTER(params)
+        for suffix, arguments in (("", []), ("_supported", []), ("_explain", text),
+                                  ("_workspace", [ctypes.POINTER(ctypes.c_size_t)])):
+            function = getattr(lib, f"flash3_{name}{suffix}")
+            function.argtypes, function.restype = [given, *arguments], ctypes.c_int32
+    lib.flash3_backend_available.argtypes = [ctypes.c_int32]
+    lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
+    lib.flash3_last_error.restype = ctypes.c_char_p
+    lib.flash3_version.restype = ctypes.c_char_p
+    return lib
+
+
+lib = _load()
+
+
+def version():
+    return lib.flash3_version().decode()
+
+
+# A sentence about a dtype begins with the field: "k.dtype = float32 but q.dtype = float16; …".
+_ABOUT_DTYPE = re.compile(r"\w+\.dtype\b")
+
+
+def exception(status, message):
+    """The exception that a status other than OK stands for."""
+    if status == INVALID_ARGUMENT:
+        return TypeError(message) if _ABOUT_DTYPE.match(message) else ValueError(message)
+    if status == UNSUPPORTED:
+        return NotImplementedError(message)
+    if status == OUT_OF_MEMORY:
+        return MemoryError(message)
+    return RuntimeError(message)
+
+
+def last_error():
+    return lib.flash3_last_error().decode()
+
+
+def check(status):
+    if status != OK:
+        raise exception(status, last_error())
+
+
+def text_of(function, *arguments):
+    """What a C function with the buffer rule of flash3.h writes."""
+    size = ctypes.c_size_t(0)
+    check(function(*arguments, None, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    check(function(*arguments, buffer, ctypes.byref(size)))
+    return buffer.value.decode()
+
+
+def backend_id(name):
+    if name not in BACKENDS:
+        raise ValueError(f"backend = {name!r} but it must be one of {', '.join(map(repr, BACKENDS))}")
+    return BACKENDS[name]
+
+
+def backends():
+    """{"hopper": …, "cpu": …}: what each backend runs on in words, or why it cannot run on this machine."""
+    found = {}
+    for name in ("hopper", "cpu"):
+        status = lib.flash3_backend_available(BACKENDS[name])
+        found[name] = text_of(lib.flash3_backend_describe, BACKENDS[name]) if status == OK else \
+            f"not available: {last_error()}"
+    return found

@@ -1,0 +1,127 @@
+"""torch.nn.functional.scaled_dot_product_attention by flash3."""
+import threading
+import warnings
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ._attention import attention
+
+_torch_sdpa = torch.nn.functional.scaled_dot_product_attention
+_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
+_said = set()
+
+
+def _say_once(reason):
+    """One warning in the life of the process for each reason."""
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(f"flash3.sdpa leaves this call to torch: {reason}", stacklevel=3)
+
+
+def _is_hopper(index):
+    return torch.cuda.get_device_capability(index) == (9, 0)
+
+
+# What torch.compiler.assume_constant_result does, which would import all of the compiler.
+_is_hopper._dynamo_marked_constant = True
+
+
+def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
+    """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
+    if attn_mask is not None:
+        return "attn_mask is given"
+    if dropout_p != 0.0:
+        return "dropout_p is not 0"
+    device = q.device.type
+    if device not in _DTYPES:
+        return f"query is on a device of type {device}"
+    if any(x.device != q.device or x.is_nested or x.layout != torch.strided for x in (q, k, v)):
+        return "query, key and value are not plain tensors of one device"
+    dtypes = [x.dtype for x in (q, k, v)]
+    if torch.is_autocast_enabled(device):  # then they all become one
+        dtypes = [torch.get_autocast_dtype(device) if d in _DTYPES["cpu"] else d for d in dtypes]
+    if dtypes[0] not in _DTYPES[device] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
+        return f"the dtypes are {', '.join(map(str, dtypes))} on {device}"
+    shape_q, shape_k, shape_v = q.shape, k.shape, v.shape
+    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v) or shape_k[:-1] != shape_v[:-1] or \
+            shape_q[:-3] != shape_k[:-3] or shape_q[-1] != shape_k[-1]:
+        return "the shapes of query, key and value differ in more than lengths and head dims"
+    heads_q, heads_k = shape_q[-3], shape_k[-3]
+    if heads_q != heads_k and not (enable_gqa and len(shape_q) >= 4 and heads_k > 0 and heads_q % heads_k == 0):
+        return "query and key have different numbers of heads, without enable_gqa"
+    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
+        return "a head dim is not from 1 to 256"
+    if scale is not None and scale <= 0:
+        return "scale is not greater than 0"
+    if device == "cuda" and not _is_hopper(q.device.index):
+        return "the GPU is not of compute capability 9.0"
+    return None
+
+
+def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """torch.nn.functional.scaled_dot_product_attention, computed by flash3 where it can be.
+
+    Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. Calls with
+    attn_mask or dropout, and what else flash3 does not do, are left to torch, with one warning for each reason.
+    """
+    reason = _why_not(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
+    if reason is not None:
+        if not torch.compiler.is_compiling():
+            _say_once(reason)
+        return _torch_sdpa(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+                           enable_gqa=enable_gqa)
+    # To [batch, seq, heads, dim], without copies where there is one batch dimension.
+    shape = query.shape
+    q, k, v = ((x.unsqueeze(0) if x.ndim == 3 else x.flatten(0, -4)).transpose(1, 2) for x in (query, key, value))
+    window = None
+    if is_causal:
+        seq_q, seq_k = q.shape[1], k.shape[1]
+        if seq_q < seq_k:  # no query sees the keys behind the square, and in the square both alignments are one
+            k, v = k[:, :seq_q], v[:, :seq_q]
+        window = (None, max(seq_q - seq_k, 0))
+    out = attention(q, k, v, window=window, softmax_scale=scale).transpose(1, 2)
+    return out.reshape(*shape[:-1], value.shape[-1]) if len(shape) != 4 else out
+
+
+_functional = torch.nn.functional
+_overriding = threading.local()
+_users = 0  # overrides that are active, in all threads
+_users_lock = threading.Lock()
+
+
+def _router(*args, **kwargs):
+    """What the name in torch.nn.functional means while any thread has an override."""
+    mine = torch.compiler.is_compiling() or getattr(_overriding, "depth", 0) > 0
+    return (sdpa if mine else _torch_sdpa)(*args, **kwargs)
+
+
+class sdpa_override(TorchFunctionMode):
+    """A context manager in which every call of torch.nn.functional.scaled_dot_product_attention is flash3.sdpa.
+
+    It holds for the thread that enters it, also for names imported before, inside torch's own modules, and for what
+    torch.compile traces in it.
+    """
+
+    # The mode sees calls by whatever name, but not those inside functions that a mode sees whole, as
+    # multi_head_attention_forward: they find the router.
+
+    def __enter__(self):
+        global _users
+        with _users_lock:
+            _users += 1
+            _functional.scaled_dot_product_attention = _router
+        _overriding.depth = getattr(_overriding, "depth", 0) + 1
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        global _users
+        super().__exit__(*exception)
+        _overriding.depth -= 1
+        with _users_lock:
+            _users -= 1
+            if _users == 0:
+                _functional.scaled_dot_product_attention = _torch_sdpa
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return (sdpa if function is _torch_sdpa else function)(*args, **(kwargs or {}))

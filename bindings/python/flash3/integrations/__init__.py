@@ -1,0 +1,1 @@
+"""flash3 inside other libraries; each module imports its own when it is imported."""

@@ -1,0 +1,67 @@
+# The Python package: the library under the name that the package loads, and torch's operators.
+#
+#   flash3_python   libflash3.so, all of the library in one file without version links (a wheel has no
+#                   symbolic links)
+#   flash3_torch    libflash3_torch.so, bindings/torch/ops.cpp on torch's stable ABI
+#
+# pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
+# torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
+# package's sources then lie in python/flash3 of the build folder, so that PYTHONPATH=…/python is the
+# package.
+set(FLASH3_PYTHON AUTO CACHE STRING "Build the Python package: AUTO (if there is a torch to build with), ON or OFF")
+set_property(CACHE FLASH3_PYTHON PROPERTY STRINGS AUTO ON OFF)
+set(default_python ${PROJECT_SOURCE_DIR}/build/toolchain/python/bin/python)
+if(SKBUILD)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  set(default_python ${Python3_EXECUTABLE})
+endif()
+set(FLASH3_PYTHON_EXECUTABLE ${default_python} CACHE FILEPATH "Interpreter whose torch the Python package is built with")
+
+set(FLASH3_WITH_PYTHON FALSE)
+if(NOT FLASH3_PYTHON STREQUAL "OFF" AND PROJECT_IS_TOP_LEVEL AND NOT FLASH3_SANITIZE)
+  set(torch_dir "")
+  if(EXISTS ${FLASH3_PYTHON_EXECUTABLE})
+    execute_process(
+      COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c
+              "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+      OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  if(EXISTS "${torch_dir}/include/torch/csrc/stable/library.h")
+    set(FLASH3_WITH_PYTHON TRUE)
+  elseif(FLASH3_PYTHON STREQUAL "ON")
+    message(FATAL_ERROR "FLASH3_PYTHON=ON, but ${FLASH3_PYTHON_EXECUTABLE} has no torch >= 2.10 to build with")
+  else()
+    message(STATUS "flash3: without the Python package (${FLASH3_PYTHON_EXECUTABLE} has no torch >= 2.10)")
+  endif()
+endif()
+if(NOT FLASH3_WITH_PYTHON)
+  return()
+endif()
+
+set(package ${PROJECT_SOURCE_DIR}/bindings/python/flash3)
+set(FLASH3_PYTHONPATH ${PROJECT_BINARY_DIR}/python)
+set(staged ${FLASH3_PYTHONPATH}/flash3)
+
+# Each exports what its users call and no more: who else has loaded a flash3 must not notice.
+function(flash3_python_library target exports)
+  set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${staged} INSTALL_RPATH "$ORIGIN"
+                                             BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
+  target_link_options(${target} PRIVATE LINKER:--version-script=${exports} LINKER:--no-undefined)
+  set_property(TARGET ${target} PROPERTY LINK_DEPENDS ${exports})
+  install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python EXCLUDE_FROM_ALL) # for the wheel alone
+endfunction()
+
+add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)
+flash3_library(flash3_python)
+flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
+
+add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp)
+target_compile_definitions(flash3_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
+target_include_directories(flash3_torch SYSTEM PRIVATE ${torch_dir}/include)
+target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
+set_target_properties(flash3_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
+flash3_python_library(flash3_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
+
+add_custom_target(flash3_python_sources ALL
+                  COMMAND ${CMAKE_COMMAND} -E copy_directory ${package} ${staged}
+                  COMMENT "Copying the Python package's sources" VERBATIM)

@@ -1,0 +1,38 @@
+import pytest
+
+
+def _hopper():
+    """None, or why the tests marked `gpu` cannot run."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"{torch.cuda.get_device_name()} is not of compute capability 9.0"
+    import flash3
+    state = flash3.backends()["hopper"]
+    return state if state.startswith("not available") else None
+
+
+WHY_NO_HOPPER = _hopper()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a Hopper GPU")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("gpu") and WHY_NO_HOPPER:
+            item.add_marker(pytest.mark.skip(reason=f"needs a Hopper GPU: {WHY_NO_HOPPER}"))
+
+
+# One test for each device: those on CUDA are marked gpu.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param

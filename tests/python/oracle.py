@@ -1,0 +1,63 @@
+"""What the results are compared with: the definition in float64, and the same in the tensors' own dtype.
+
+The rule of all tests: |out - exact| <= 2 |naive - exact| + eps, with the largest error of each.
+"""
+import math
+
+import torch
+
+EPS = {torch.float32: 5e-7, torch.float16: 2e-4, torch.bfloat16: 2e-3}
+
+
+def visible(seq_q, seq_k, *, causal=False, window=None, chunk=0, device="cpu"):
+    """[seq_q, seq_k] bool: which key a query sees."""
+    i = torch.arange(seq_q, device=device)[:, None] + seq_k - seq_q
+    j = torch.arange(seq_k, device=device)[None, :]
+    seen = torch.ones(seq_q, seq_k, dtype=torch.bool, device=device)
+    left, right = window or (None, None)
+    if causal:
+        seen &= j <= i
+    if left is not None and left >= 0:
+        seen &= j >= i - left
+    if right is not None and right >= 0:
+        seen &= j <= i + right
+    if chunk:
+        seen &= torch.div(j, chunk, rounding_mode="floor") == torch.div(i, chunk, rounding_mode="floor")
+    return seen
+
+
+def naive(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, **mask):
+    """(out, lse) of dense tensors [batch, seq, heads, dim], in q's dtype, by autograd-friendly torch operations."""
+    groups = q.shape[2] // k.shape[2] if k.shape[2] else 1
+    k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+    scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = visible(q.shape[1], k.shape[1], device=q.device, **mask)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sink is not None:
+        column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    lse = torch.logsumexp(scores.float() if scores.dtype != torch.float64 else scores, -1)
+    p = torch.exp(scores - lse.to(scores.dtype).masked_fill(lse == -math.inf, 0)[..., None])
+    if sink is not None:
+        p = p[..., :-1]
+    return torch.einsum("bhij,bjhd->bihd", p, v), lse
+
+
+def exact(q, k, v, *, sink=None, **options):
+    return naive(q.double(), k.double(), v.double(), sink=None if sink is None else sink.double(), **options)
+
+
+def assert_close(got, exact_value, naive_value, what="out"):
+    """The rule above. Elements that are -inf in the exact value must be so."""
+    assert got.shape == exact_value.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(exact_value.shape)}"
+    finite = torch.isfinite(exact_value)
+    assert torch.equal(torch.isfinite(got), finite), f"{what}: infinite elsewhere than the exact value"
+    dtype = got.dtype
+    got, naive_value, exact_value = (x.double()[finite] for x in (got, naive_value, exact_value))
+    if got.numel() == 0:
+        return
+    error, allowed = (got - exact_value).abs().max(), 2 * (naive_value - exact_value).abs().max() + EPS[dtype]
+    assert error <= allowed, f"{what}: error {error:.3e}, allowed {allowed:.3e}"

@@ -1,0 +1,85 @@
+"""python -m flash3.bench: it measures, and draws the committed measurements."""
+import contextlib
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from conftest import DEVICES
+from flash3.bench.__main__ import main
+
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench/results"
+
+
+def bench(*arguments):
+    """The program in this process, which has torch loaded: its return code and what it writes."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([str(a) for a in arguments])
+        except SystemExit as end:
+            code = end.code
+            if isinstance(code, str):
+                err.write(code)
+    return types.SimpleNamespace(returncode=int(code) if not isinstance(code, str) else 1, stdout=out.getvalue(),
+                                 stderr=err.getvalue())
+
+
+def test_is_a_module_to_run():
+    done = subprocess.run([sys.executable, "-B", "-m", "flash3.bench", "plot", "nowhere.json"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "there is no file nowhere.json\n"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backward", [False, True])
+def test_run(tmp_path, device, backward):
+    done = bench("run", "--device", device, "--dims", "32,64", "--seqs", "64,128", "--samples", 2, "--sample-ms", 1, "--out",
+                 tmp_path, *(["--backward"] if backward else []))
+    assert done.returncode == 0, done.stderr
+    stem = f"{'backward' if backward else 'forward'}_bf16_{device}"
+    report = json.loads((tmp_path / f"{stem}.json").read_text(encoding="utf-8"))
+    assert len(report["points"]) == 8 and report["pass"] == stem.split("_")[0]
+    assert all(point["tflops"]["flash3"] > 0 for point in report["points"])
+    if device == "cpu":
+        assert all(point["tflops"]["torch"] > 0 for point in report["points"])
+    assert (tmp_path / f"{stem}.png").is_file() and (tmp_path / f"{stem}.svg").is_file()
+
+
+def test_plot_of_the_committed_results(tmp_path):
+    done = bench("plot", RESULTS, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for stem in ("forward_h200", "backward_h200"):
+        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        svg = (tmp_path / f"{stem}.svg").read_text(encoding="utf-8")
+        assert "<svg" in svg
+    assert "holds no points" in done.stderr and "cpu_zen4.json" in done.stderr
+
+
+def test_the_same_bytes_each_time(tmp_path):
+    for name in ("a", "b"):
+        assert bench("plot", RESULTS / "forward_h200.json", "--out", tmp_path / name).returncode == 0
+    assert (tmp_path / "a/forward_h200.svg").read_bytes() == (tmp_path / "b/forward_h200.svg").read_bytes()
+
+
+def test_a_peer_that_refuses_does_not_stop_the_others():
+    import torch
+    from flash3.bench import measure
+
+    def refuses(q, k, v, causal):
+        raise NotImplementedError("not this shape")
+
+    record = measure.measure_point({"flash3": lambda q, k, v, causal: q, "fa2": refuses}, measure.Point(1, 16, 1, 8, True),
+                                   dtype=torch.float32, device="cpu", backward=False, samples=2, sample_ms=0.1)
+    assert record["refused"] == {"fa2": "not this shape"} and list(record["tflops"]) == ["flash3"]
+
+
+@pytest.mark.parametrize("arguments,message", [(("plot", "nowhere.json"), "there is no file nowhere.json"),
+                                               (("run", "--device", "cpu", "--peers", "fa9"), "peer 'fa9' but on cpu there are"),
+                                               ((), "required")])
+def test_errors(arguments, message):
+    done = bench(*arguments)
+    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr

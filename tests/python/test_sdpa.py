@@ -1,0 +1,204 @@
+"""flash3.sdpa against torch's own, and the override."""
+import contextlib
+import inspect
+import itertools
+import subprocess
+import sys
+import threading
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import flash3
+from flash3 import _sdpa
+
+# Imported by name before any override: an override holds for it all the same.
+from torch.nn.functional import scaled_dot_product_attention as imported_before
+
+
+@contextlib.contextmanager
+def only_flash3():
+    """Fails where flash3.sdpa leaves a call to torch."""
+    with mock.patch.object(_sdpa, "_torch_sdpa", side_effect=AssertionError("left to torch")):
+        yield
+
+
+def make(device, *shapes, dtype=None, seed=0, grad=False):
+    g = torch.Generator().manual_seed(seed)
+    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    return [torch.randn(s, generator=g).to(device, dtype).requires_grad_(grad) for s in shapes]
+
+
+def check_like_torch(q, k, v, **options):
+    leaves = [[x.detach().clone().requires_grad_() for x in (q, k, v)] for _ in range(2)]
+    with only_flash3():
+        got = flash3.sdpa(*leaves[0], **options)
+    wanted = F.scaled_dot_product_attention(*leaves[1], **options)
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype
+    close = {"atol": 2e-5, "rtol": 2e-5} if q.dtype == torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(got, wanted, **close)
+    dout = torch.randn_like(got)
+    got.backward(dout), wanted.backward(dout)
+    for a, b in zip(*leaves):
+        torch.testing.assert_close(a.grad, b.grad, **close)
+
+
+def test_signature_is_torchs():
+    parameters = inspect.signature(flash3.sdpa).parameters
+    assert list(parameters) == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    assert [p.default for p in parameters.values()][3:] == [None, 0.0, False, None, False]
+
+
+@pytest.mark.parametrize("seq_q,seq_k", list(itertools.product([1, 5, 64, 130], [1, 5, 64, 130])))
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_lengths(device, seq_q, seq_k, is_causal):
+    q, k, v = make(device, (2, 3, seq_q, 32), (2, 3, seq_k, 32), (2, 3, seq_k, 48))
+    check_like_torch(q, k, v, is_causal=is_causal)
+
+
+def test_gqa_and_scale(device):
+    q, k, v = make(device, (2, 8, 40, 32), (2, 2, 40, 32), (2, 2, 40, 32))
+    check_like_torch(q, k, v, enable_gqa=True, is_causal=True)
+    check_like_torch(q, k, v, enable_gqa=True, scale=0.3)
+    with only_flash3():  # torch takes dropout_p and scale as integers too
+        flash3.sdpa(q, k, v, None, 0, False, 1, True)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (1, 2, 2)])
+def test_any_number_of_batch_dimensions(device, batch):
+    check_like_torch(*make(device, *(batch + (4, 20, 16),) * 3), is_causal=True)
+
+
+def test_layouts(device):
+    fused = make(device, (2, 30, 3, 4, 16))[0]
+    q, k, v = (x.transpose(1, 2) for x in fused.unbind(2))
+    check_like_torch(q, k, v, is_causal=True)
+    check_like_torch(q.expand(2, -1, -1, -1), k[:1].expand(2, -1, -1, -1), v)
+
+
+def fallbacks():
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    yield "mask", (q, k, v), {"attn_mask": torch.zeros(10, 10)}, "attn_mask"
+    yield "bool mask", (q, k, v), {"attn_mask": torch.ones(10, 10, dtype=torch.bool).tril()}, "attn_mask"
+    yield "dropout", (q, k, v), {"dropout_p": 0.5}, "dropout_p"
+    yield "float64", (q.double(), k.double(), v.double()), {}, "float64"
+    yield "wide", tuple(make("cpu", *((1, 1, 4, 300),) * 3)), {}, "head dim"
+    yield "broadcast", (q, k[:1], v[:1]), {}, "shapes"
+    yield "scale", (q, k, v), {"scale": -0.5}, "scale"
+    yield "scale 0", (q, k, v), {"scale": 0.0}, "scale"
+    yield "two dimensions", (q[0, 0], k[0, 0], v[0, 0]), {}, "shapes"
+
+
+@pytest.mark.parametrize("args,options,reason", [c[1:] for c in fallbacks()], ids=[c[0] for c in fallbacks()])
+def test_what_is_left_to_torch_is_said_once(args, options, reason):
+    with mock.patch.object(_sdpa, "_said", set()):
+        with pytest.warns(UserWarning, match=f"leaves this call to torch: .*{reason}") as said:
+            torch.manual_seed(1)
+            got = flash3.sdpa(*args, **options)
+        assert len(said) == 1 and said[0].filename == __file__
+        torch.manual_seed(1)
+        torch.testing.assert_close(got, F.scaled_dot_product_attention(*args, **options))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            flash3.sdpa(*args, **options)
+
+
+def test_what_is_wrong_gets_torchs_error():
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    for args in ((q, k[..., :8], v), (q, k[:, :3], v[:, :3]), (q, k.half(), v)):
+        with pytest.raises(Exception) as wanted:
+            F.scaled_dot_product_attention(*args)
+        with warnings.catch_warnings(), pytest.raises(type(wanted.value)) as got:
+            warnings.simplefilter("ignore")
+            flash3.sdpa(*args)
+        assert str(got.value) == str(wanted.value)
+
+
+def test_autocast(device):
+    q, k, v = make(device, *((2, 4, 10, 16),) * 3, dtype=torch.float32)
+    with torch.autocast(device, torch.bfloat16), only_flash3():
+        got = flash3.sdpa(q, k, v)
+    assert got.dtype == torch.bfloat16
+
+
+def test_compile(device):
+    q, k, v = make(device, *((2, 4, 10, 16),) * 3)
+    for is_causal in (False, True):
+        compiled = torch.compile(lambda q, k, v: flash3.sdpa(q, k, v, is_causal=is_causal), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v), flash3.sdpa(q, k, v, is_causal=is_causal))
+    masked = torch.compile(lambda q, k, v: flash3.sdpa(q, k, v, torch.zeros(10, 10, device=device, dtype=q.dtype)),
+                           fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(masked(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=2e-2, rtol=2e-2)
+
+
+def test_the_question_for_the_gpu_does_not_break_a_graph():
+    with mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)) as asked:
+        compiled = torch.compile(lambda x: x + 1 if _sdpa._is_hopper(0) else x, fullgraph=True, backend="eager")
+        assert compiled(torch.zeros(1)) == 1 and asked.called
+
+
+def calls_of_flash3(function):
+    with mock.patch.object(_sdpa, "attention", wraps=flash3.attention) as spy:
+        function()
+    return spy.call_count
+
+
+def test_override(device):
+    q, k, v = make(device, *((2, 4, 10, 16),) * 3)
+    both = lambda: (F.scaled_dot_product_attention(q, k, v, is_causal=True), imported_before(q, k, v))
+    assert calls_of_flash3(both) == 0
+    with flash3.sdpa_override():
+        assert calls_of_flash3(both) == 2
+        with flash3.sdpa_override():
+            assert calls_of_flash3(both) == 2
+        assert calls_of_flash3(both) == 2
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(calls_of_flash3(both)))
+        thread.start(), thread.join()
+        assert elsewhere == [0]
+    assert calls_of_flash3(both) == 0
+    with pytest.raises(KeyError), flash3.sdpa_override():
+        raise KeyError
+    assert calls_of_flash3(both) == 0
+
+
+def test_override_of_a_module_and_its_gradients(device):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, device=device).train()
+    x = torch.randn(2, 12, 32, device=device)
+    if device == "cuda":
+        layer, x = layer.bfloat16(), x.bfloat16()
+    results = []
+    for context in (contextlib.nullcontext(), flash3.sdpa_override()):
+        layer.zero_grad()
+        with context:
+            out = layer(x)
+        out.float().square().sum().backward()
+        results.append((out, layer.self_attn.in_proj_weight.grad.clone()))
+    close = {"atol": 1e-4, "rtol": 1e-4} if device == "cpu" else {"atol": 0.1, "rtol": 0.1}
+    torch.testing.assert_close(results[0], results[1], **close)
+    with flash3.sdpa_override():
+        assert calls_of_flash3(lambda: layer(x)) == 1
+
+
+def test_override_under_compile(device):
+    torch._dynamo.reset()
+    q, k, v = make(device, *((2, 4, 10, 16),) * 3)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    with flash3.sdpa_override():
+        got = torch.compile(lambda: imported_before(q, k, v, is_causal=True), backend=backend, fullgraph=True)()
+    torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=2e-2, rtol=2e-2)
+    assert torch.ops.flash3.forward.default in seen
+
+
+def test_works_where_torch_is_imported_second():
+    code = "import flash3, torch; x = torch.ones(1, 1, 3, 8); assert flash3.sdpa(x, x, x).shape == x.shape"
+    subprocess.run([sys.executable, "-c", code], check=True)

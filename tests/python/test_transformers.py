@@ -1,0 +1,187 @@
+"""Hugging Face transformers, with small random models: attn_implementation="f3", and "flash_attention_3" through the drop-in."""
+import copy
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+
+import flash3.integrations.transformers as integration
+
+integration.register()
+
+SMALL = dict(vocab_size=99, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def configs():
+    t = transformers
+    yield "llama", t.LlamaConfig(**SMALL)
+    yield "mistral", t.MistralConfig(**SMALL, sliding_window=8)
+    yield "gemma2", t.Gemma2Config(**SMALL, head_dim=20, sliding_window=8, attn_logit_softcapping=5.0, query_pre_attn_scalar=20)
+    yield "gpt_oss", t.GptOssConfig(**SMALL, head_dim=16, sliding_window=8, num_local_experts=2, num_experts_per_tok=1)
+    yield "qwen3", t.Qwen3Config(**SMALL, head_dim=24)
+
+
+CONFIGS = dict(configs())
+
+
+def pair(config, device, implementation, dtype=torch.float32):
+    """A model with eager attention and one with another implementation, of the same weights."""
+    torch.manual_seed(0)
+    eager = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").to(device, dtype)
+    for parameter in eager.parameters():  # attention that is not almost uniform
+        if parameter.dim() > 1:
+            parameter.data.mul_(4)
+    other = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").to(device, dtype)
+    other.load_state_dict(eager.state_dict())
+    # As from_pretrained would; "flash_attention_3" is refused there on a machine without a GPU.
+    other.config._attn_implementation = implementation
+    return eager.eval(), other.eval()
+
+
+def implementations():
+    return ["f3", "flash_attention_3"]
+
+
+@pytest.fixture(params=implementations())
+def implementation(request):
+    return request.param
+
+
+def close(device):
+    return {"atol": 2e-3, "rtol": 2e-3} if device == "cpu" else {"atol": 0.25, "rtol": 0.1}
+
+
+@pytest.fixture
+def dtype(device):
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def calls(implementation):
+    """Counts the calls that reach flash3."""
+    import flash_attn_interface
+    from transformers import modeling_flash_attention_utils as utils
+    if implementation == "f3":
+        return mock.patch.object(integration, "attention", wraps=integration.attention)
+    utils.lazy_import_flash_attention("flash_attention_3")
+    assert utils._flash_fn is flash_attn_interface.flash_attn_func
+    return mock.patch.object(flash_attn_interface, "_flash_attn_forward", wraps=flash_attn_interface._flash_attn_forward)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_prefill(device, dtype, implementation, name):
+    eager, other = pair(CONFIGS[name], device, implementation, dtype)
+    tokens = torch.randint(3, 99, (2, 40), device=device)
+    with torch.no_grad(), calls(implementation) as counted:
+        torch.testing.assert_close(other(tokens).logits, eager(tokens).logits, **close(device))
+    assert counted.call_count == 2
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss"])
+def test_padded_batch(device, dtype, implementation, name, side):
+    eager, other = pair(CONFIGS[name], device, implementation, dtype)
+    tokens = torch.randint(3, 99, (3, 20), device=device)
+    mask = torch.ones_like(tokens)
+    for row, padding in enumerate((0, 7, 19)):
+        mask[row, :padding] = 0
+    if side == "right":
+        mask = mask.flip(1)
+    with torch.no_grad(), calls(implementation) as counted:
+        got, wanted = (model(tokens, attention_mask=mask).logits[mask.bool()] for model in (other, eager))
+    torch.testing.assert_close(got, wanted, **close(device))
+    assert counted.call_count == 2
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_generate(device, implementation, name, cache):
+    if device == "cuda":
+        pytest.skip("greedy tokens of two 16-bit implementations may differ")
+    eager, other = pair(CONFIGS[name], device, implementation)
+    tokens = torch.randint(3, 99, (2, 12))
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    kinds = {} if cache == "dynamic" else {"cache_implementation": "static", "disable_compile": True}
+    results = [model.generate(tokens, attention_mask=mask, max_new_tokens=12, do_sample=False, **kinds)
+               for model in (eager, other)]
+    assert torch.equal(*results)
+
+
+def test_packed_sequences_do_not_see_each_other(device, dtype, implementation):
+    _, other = pair(CONFIGS["llama"], device, implementation, dtype)
+    parts = [torch.randint(3, 99, (1, n), device=device) for n in (5, 12, 9)]
+    positions = torch.cat([torch.arange(p.shape[1], device=device) for p in parts])[None]
+    with torch.no_grad():
+        together = other(torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
+        alone = torch.cat([other(p, use_cache=False).logits for p in parts], 1)
+    torch.testing.assert_close(together, alone, **close(device))
+
+
+def test_gradients(device, dtype, implementation):
+    eager, other = pair(CONFIGS["llama"], device, implementation, dtype)
+    tokens = torch.randint(3, 99, (2, 30), device=device)
+    mask = torch.ones_like(tokens)
+    mask[0, 20:] = 0
+    labels = tokens.masked_fill(mask == 0, -100)
+    for model in (eager, other):
+        model.train()(tokens, attention_mask=mask, labels=labels).loss.backward()
+    for (name, a), b in zip(other.named_parameters(), eager.parameters()):
+        scale = b.grad.abs().max()
+        assert (a.grad - b.grad).abs().max() <= (1e-3 if device == "cpu" else 0.1) * scale, name
+
+
+def test_an_encoder(device, dtype):
+    config = transformers.BertConfig(vocab_size=99, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                     intermediate_size=64)
+    torch.manual_seed(0)
+    models = [transformers.BertModel._from_config(copy.deepcopy(config), attn_implementation=name).to(device, dtype).eval()
+              for name in ("eager", "f3")]
+    models[1].load_state_dict(models[0].state_dict())
+    tokens = torch.randint(3, 99, (2, 20), device=device)
+    mask = torch.ones_like(tokens)
+    mask[1, 11:] = 0
+    with torch.no_grad():
+        wanted, got = (model(tokens, attention_mask=mask).last_hidden_state[mask.bool()] for model in models)
+    torch.testing.assert_close(got, wanted, atol=1e-4 if device == "cpu" else 0.1, rtol=1e-3 if device == "cpu" else 0.1)
+
+
+def test_from_config_takes_the_name(device, dtype):
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="f3").to(device, dtype)
+    assert model.config._attn_implementation == "f3"
+    assert model(torch.tensor([[3, 4, 5]], device=device)).logits.shape == (1, 3, 99)
+
+
+def test_compile(device, dtype):
+    _, other = pair(CONFIGS["llama"], device, "f3", dtype)
+    tokens = torch.randint(3, 99, (2, 24), device=device)
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens, use_cache=False).logits, other(tokens, use_cache=False).logits,
+                                   **close(device))
+
+
+def test_names_that_transformers_keeps_for_itself():
+    with pytest.raises(ValueError, match="must not contain 'flash'"):
+        integration.register("flash3")
+
+
+def test_what_it_does_not_do_is_refused_by_name(implementation):
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.attention_dropout = 0.1
+    _, other = pair(config, "cpu", implementation)
+    tokens = torch.randint(3, 99, (1, 8))
+    other.eval()(tokens)
+    with pytest.raises(NotImplementedError, match="dropout"):
+        other.train()(tokens)
+
+
+def test_masks_of_the_models_own_are_refused():
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(NotImplementedError, match="attention_mask.ndim = 4"):
+        integration.attention_forward(torch.nn.Module(), q, q, q, torch.zeros(1, 1, 4, 4))
+    with pytest.raises(NotImplementedError, match="mask_function"):
+        integration.padding_mask(1, 4, 4, use_vmap=True)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        integration.attention_forward(torch.nn.Module(), q, q, q, None, output_attentions=True)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
 #include "core/convert.hpp"
 #include "cpu/one_sequence.hpp"
@@ -23,6 +24,45 @@ struct Lanes {
   Vector x = {};
 };
 
+// A sum as Hopper's tensor cores make it of FP8 products: 32 of them and what there is already are
+// brought to the exponent of the largest, of which 13 bits of fraction stay, the rest is cut off
+// (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
+struct TensorCoreSum {
+  using Vector = Lanes<float>;
+  static constexpr int kTerms = 32;
+
+  Vector sum, terms[kTerms] = {};
+  int count = 0;
+
+  void add(const Vector& term) {
+    terms[count++] = term;
+    if (count == kTerms) fold();
+  }
+  void fold() {
+    typedef int Int __attribute__((vector_size(32)));
+    typedef float Float __attribute__((vector_size(32)));
+    Int largest = Int(sum.x) & 0x7FFFFFFF;  // ordered as sizes are
+    for (int i = 0; i < count; ++i) {
+      const Int size = Int(terms[i].x) & 0x7FFFFFFF;
+      largest = size > largest ? size : largest;
+    }
+    bool finite = true;
+    for (int lane = 0; lane < Vector::kCount; ++lane) finite &= largest[lane] < 0x7F800000;
+    if (!finite) {
+      for (int i = 0; i < count; ++i) sum.x += terms[i].x;
+    } else {
+      // Below 2^-100 nothing is cut off: the reciprocal must be a float too.
+      const Int exponent = largest & 0x7F800000, least = Int{} + (27 << 23);
+      const Int step = (exponent > least ? exponent : least) - (13 << 23);
+      const Float per_step = Float((254 << 23) - step);
+      Int steps = __builtin_convertvector(sum.x * per_step, Int);
+      for (int i = 0; i < count; ++i) steps += __builtin_convertvector(terms[i].x * per_step, Int);
+      sum.x = __builtin_convertvector(steps, Float) * Float(step);
+    }
+    count = 0;
+  }
+};
+
 // K and V of one (batch, KV head) as Real, in panels of so many keys (K) or columns (V) as a vector
 // has lanes.
 template <class Real>
@@ -31,8 +71,10 @@ class Head {
   using Vector = Lanes<Real>;
   static constexpr int kLanes = Vector::kCount;
 
-  explicit Head(const ForwardProblem& problem)
+  // tensor_cores: sums are TensorCoreSums.
+  Head(const ForwardProblem& problem, bool tensor_cores)
       : problem_(problem),
+        tensor_cores_(tensor_cores),
         k_((problem.seq_k + kLanes - 1) / kLanes * problem.head_dim),
         v_((problem.head_dim_v + kLanes - 1) / kLanes * problem.seq_k) {}
 
@@ -59,6 +101,13 @@ class Head {
     if (keys.empty()) return;
     for (Index panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
       const Vector* k = &k_[panel * problem_.head_dim];
+      if constexpr (std::is_same_v<Real, float>) {
+        if (tensor_cores_) {
+          for (int row = 0; row < kRows; ++row)
+            scores[row][panel] = tensor_core_sum({}, 0, problem_.head_dim, q[row], k);
+          continue;
+        }
+      }
       Vector sum[kRows] = {};
       for (int d = 0; d < problem_.head_dim; ++d)
         for (int row = 0; row < kRows; ++row) sum[row].x += q[row][d] * k[d].x;
@@ -73,6 +122,14 @@ class Head {
                     Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
     for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
       const Vector* v = v_.data() + panel * problem_.seq_k;
+      if constexpr (std::is_same_v<Real, float>) {
+        if (tensor_cores_) {
+          for (int row = 0; row < kCount; ++row)
+            out[first + row][panel] = tensor_core_sum(out[first + row][panel], keys.begin, keys.end,
+                                                      weights[first + row], v);
+          continue;
+        }
+      }
       Vector sum[kCount];
       for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
       for (Index j = keys.begin; j < keys.end; ++j)
@@ -82,14 +139,28 @@ class Head {
   }
 
  private:
+  // sum + Σ factors[i] · x[i]
+  static Vector tensor_core_sum(const Vector& sum, Index begin, Index end, const Real* factors,
+                                const Vector* x) {
+    TensorCoreSum total{sum};
+    for (Index i = begin; i < end; ++i) {
+      Vector term;
+      term.x = factors[i] * x[i].x;
+      total.add(term);
+    }
+    total.fold();
+    return total.sum;
+  }
+
   const ForwardProblem& problem_;
+  const bool tensor_cores_;
   std::vector<Vector> k_, v_;
   int64_t batch_ = -1, head_ = -1;
 };
 
 // What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
-// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale; plainly in FP8 the
-// probabilities as they are.
+// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale, and for a call on
+// Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
 enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
 // Computes rows and hands each to store(batch, row, head, out, lse).
@@ -97,7 +168,10 @@ template <class Real, Precision kPrecision, class Store>
 class Rows {
  public:
   Rows(const ForwardProblem& problem, const Store& store)
-      : problem_(problem), store_(store), kv_(problem), mask_(problem.mask()) {
+      : problem_(problem),
+        store_(store),
+        kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
+        mask_(problem.mask()) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
   }
 

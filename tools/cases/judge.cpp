@@ -224,6 +224,30 @@ Score judge_out(const flash3_tensor& got, const flash3_tensor& naive, const Refe
                rules_of(got, rules));
 }
 
+Score judge_out(const Case& c, flash3_backend backend, const flash3_tensor& got,
+                const flash3_tensor& naive, const ReferenceForward& ref,
+                const std::vector<RowRule>& rules) {
+  if (backend != FLASH3_BACKEND_HOPPER || (!c.fp8 && c.dtype != FLASH3_FLOAT8_E4M3))
+    return judge_out(got, naive, ref, rules);
+  constexpr double kWeightRoundoff = 0x1p-4;
+  Score score = judge("out", got, naive, ref.out,
+                      {.roundoff = kWeightRoundoff + 0x1p-24 * largest_finite(ref.lse)},
+                      rules_of(got, rules));
+  double squares = 0;
+  int64_t finite = 0;
+  for (const double x : ref.out)
+    if (std::isfinite(x)) squares += x * x, ++finite;
+  const double size = finite > 0 ? std::sqrt(squares / double(finite)) : 0;
+  const double allowed = 1.5 * score.naive_rmse + 0x1p-6 * size;
+  if (score.failure.empty() && !(score.rmse <= allowed)) {
+    char text[128];
+    std::snprintf(text, sizeof text, "out: RMSE %.3g > allowed %.3g (naive %.3g)", score.rmse,
+                  allowed, score.naive_rmse);
+    score.failure = text;
+  }
+  return score;
+}
+
 Score judge_lse(const flash3_tensor& got, const flash3_tensor& naive, const ReferenceForward& ref,
                 const std::vector<RowRule>& rules) {
   return judge("lse", got, naive, ref.lse, {.roundoff = 0x1p-17, .floor = 1},

@@ -21,12 +21,14 @@ struct Expected {
 };
 
 // Empty if the library calls the case invalid; then *failure says why.
-Expected expect(const Case& c, const ForwardTensors& t, int threads, std::string* failure) {
+Expected expect(const Case& c, const ForwardTensors& t, flash3_backend backend, int threads,
+                std::string* failure) {
   Expected e;
   e.naive_out = clone(t.out);
   e.naive_lse = clone(t.lse);
-  const auto params = make_params(c, t.q.view, t.k.view, t.v.view, e.naive_out.view,
-                                  e.naive_lse.view, t.extra.views());
+  auto params = make_params(c, t.q.view, t.k.view, t.v.view, e.naive_out.view, e.naive_lse.view,
+                            t.extra.views());
+  params.backend = backend;  // whose sums a plain implementation has too
   ForwardProblem problem;
   if (const Status s = make_forward_problem(&params, Pointers::kRequired, &problem); !s.ok()) {
     *failure = s.message();
@@ -109,11 +111,13 @@ Verdict run_case(const Case& c, Memory& memory, const RunOptions& options) {
   }
 
   const auto start = Clock::now();
-  const Expected expected = expect(c, host, options.oracle_threads, &verdict.failure);
+  const Expected expected =
+      expect(c, host, options.backend, options.oracle_threads, &verdict.failure);
   verdict.oracle_seconds = seconds_since(start);
   if (!verdict.failure.empty()) return verdict;
   const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
-  verdict.out = judge_out(got_out.view, expected.naive_out.view, expected.ref, rules);
+  verdict.out =
+      judge_out(c, options.backend, got_out.view, expected.naive_out.view, expected.ref, rules);
   verdict.failure = verdict.out.failure;
   if (c.want_lse) {
     verdict.lse = judge_lse(got_lse.view, expected.naive_lse.view, expected.ref, rules);

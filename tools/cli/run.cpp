@@ -94,9 +94,10 @@ struct Checked {
   std::string failure;
 };
 
-Checked compare(const Input& in, const Output& result) {
+Checked compare(const Input& in, flash3_backend backend, const Output& result) {
   Output naive(in);
-  const auto params = cases::make_params(in.c, in.q, in.k, in.v, naive.out, naive.lse, in.extra());
+  auto params = cases::make_params(in.c, in.q, in.k, in.v, naive.out, naive.lse, in.extra());
+  params.backend = backend;  // whose sums a plain implementation has too
   ForwardProblem problem;
   const Status status = make_forward_problem(&params, Pointers::kRequired, &problem);
   if (!status.ok()) throw UsageError(status.message());
@@ -107,7 +108,7 @@ Checked compare(const Input& in, const Output& result) {
     attention_naive(problem);
   Checked c;
   const auto rules = cases::output_rules(in.sequences, in.c.batch);
-  c.out = cases::judge_out(result.out, naive.out, ref, rules);
+  c.out = cases::judge_out(in.c, backend, result.out, naive.out, ref, rules);
   c.lse = cases::judge_lse(result.lse, naive.lse, ref, rules);
   c.failure = c.out.failure.empty() ? c.lse.failure : c.out.failure;
   return c;
@@ -191,7 +192,7 @@ int run(const RunOptions& options) {
   r["score_matrix_bytes"] = score_matrix_bytes(in.c, &in.sequences);
   std::optional<Checked> checked;
   if (options.check) {
-    checked = compare(in, result);
+    checked = compare(in, backend, result);
     const auto score = [](const cases::Score& s) {
       return Json{{"error", s.error}, {"naive", s.naive}, {"allowed", s.allowed}};
     };

@@ -52,7 +52,11 @@ struct ForwardConfig {
   // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
   // warpgroup that asks for more waits for ever.
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return !schedule.specialised ? 0 : warpgroups == 3 ? 32 : fp8() ? 40 : 24;
+    return !schedule.specialised ? 0
+           : warpgroups == 3     ? 32
+           : !fp8()              ? 24
+           : warpgroups == 2     ? 40
+                                 : 32;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
     if (!schedule.specialised) return launch_registers();
@@ -70,7 +74,7 @@ struct ForwardConfig {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
-    const int scales = fp8() ? stages * 8 + q_stages * 16 : 0;
+    const int scales = fp8() ? stages * 8 + q_stages * 32 : 0;
     return 8 * barriers + tile_ring + rows + scales;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
@@ -110,8 +114,10 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {128, 128, true, 144, 2, 2, 2, 1.97, 3.0, ScoreKind::kSoftcap},
     {256, 256, true, 64, 2, 2, 1, 1.66, 4.5, ScoreKind::kSoftcap},
     // FP8. A key tile is a block of scales (core/fp8.hpp).
-    {64, 64, false, 128, 3, 2, 2, 1.4, 1.5, ScoreKind::kPlain, {}, 2},
-    {64, 64, true, 128, 3, 2, 2, 1.4, 2.4, ScoreKind::kPlain, {}, 2},
+    {64, 64, false, 128, 3, 2, 2, 1.34, 2.8, ScoreKind::kPlain, {}, 2},
+    {64, 64, false, 64, 4, 3, 2, 1.02, 2.5, ScoreKind::kPlain, {}, 3},
+    {64, 64, true, 128, 3, 2, 2, 1.36, 3.7, ScoreKind::kPlain, {}, 2},
+    {64, 64, true, 64, 4, 3, 2, 1.02, 2.8, ScoreKind::kPlain, {}, 3},
     {128, 128, false, 128, 2, 2, 2, 1.1, 1.5, ScoreKind::kPlain, {}, 2},
     {128, 128, true, 128, 2, 2, 2, 1.1, 2.3, ScoreKind::kPlain, {}, 2},
     {192, 128, false, 128, 2, 2, 2, 1.2, 2.0, ScoreKind::kPlain, {}, 2},

@@ -19,8 +19,9 @@ struct KeyScales {
   float v_ratio;  // V's scale of the key tile before, in the order of work, to this one's
 };
 struct QueryScales {
-  float q[3];  // of each warpgroup's rows, with Fp8Params::q_factor
-  float out;   // V's of the work tile's last key tile
+  // Each warpgroup has its own copies: it lets go of them at its own pace.
+  float q[4];    // of its rows, with Fp8Params::q_factor
+  float out[4];  // V's of the work tile's last key tile
 };
 
 // Everything that the roles of one kernel share, at compile time.

@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     uint64_t* full = &barriers.full[state.stage];
     const int row = work.query + w * kWarpgroupRows;
     wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
-    if (w == 0) shared.query_scales[state.stage].out = out_scale;
+    shared.query_scales[state.stage].out[w] = out_scale;
     load_box<Tile>(shared.q[state.stage][w], &params.q,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);

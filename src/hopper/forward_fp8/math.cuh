@@ -78,9 +78,9 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
-  // A product with few keys reads as much of Q as of K: shared memory would bind. A softcap needs
-  // the registers.
-  constexpr bool kQInRegisters = kTileN <= 64 && Traits::kScore == ScoreKind::kPlain;
+  // A product with few keys reads as much of Q as of K, and at this width shared memory binds. A
+  // softcap needs the registers.
+  constexpr bool kQInRegisters = KTile::kCols > 192 && Traits::kScore == ScoreKind::kPlain;
 
   TileReader tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
@@ -144,6 +144,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[k_state.stage].k);
     wgmma_wait<0>();
     pin_registers(r_s);
+    __syncwarp();  // all lanes have read its scales
     release(&shared.k_barriers.empty[k_state.stage], thread);
     k_state.advance();
     softmax.admit(r_s);
@@ -168,6 +169,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       const float v_ratio = shared.key_scales[kStage].v_ratio;
       wgmma_wait<1>();
       pin_registers(r_s);
+      __syncwarp();  // all lanes have read its scales
       release(&shared.k_barriers.empty[kStage], thread);
       softmax.admit(r_s);
       mask(r_s, n);
@@ -199,7 +201,8 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
-    inverse_sum[0] *= query_scales.out, inverse_sum[1] *= query_scales.out;
+    inverse_sum[0] *= query_scales.out[warpgroup], inverse_sum[1] *= query_scales.out[warpgroup];
+    __syncwarp();  // likewise
     release(&q_barriers.empty[q_state.stage], thread);
     q_state.advance();
     wgmma_wait<0>();

@@ -254,8 +254,10 @@ TEST(Plan, TakesTheRowOfTheLength) {
 // So that `flash3 verify` on a GPU runs them.
 TEST(Plan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
-  for (const cases::Case& c :
-       cases::case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
+  auto table = cases::case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER));
+  for (const cases::Case& c : cases::fp8_case_table(cases::Level::kFull, false, false))
+    table.push_back(c);
+  for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);
     ForwardProblem problem;
     ForwardPlan plan;

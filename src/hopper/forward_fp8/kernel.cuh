@@ -84,8 +84,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
-    for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
-    shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
+    // Of stages with scales each reader lets go, of the others each consumer warp.
+    for (auto& barriers : shared.q_barriers) barriers.init(kWarpgroupThreads);
+    shared.k_barriers.init(kWarpgroupThreads * Traits::kWarpgroups);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);
     // The loader, transposers, consumers.

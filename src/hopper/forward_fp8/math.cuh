@@ -144,8 +144,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[k_state.stage].k);
     wgmma_wait<0>();
     pin_registers(r_s);
-    __syncwarp();  // all lanes have read its scales
-    release(&shared.k_barriers.empty[k_state.stage], thread);
+    arrive(&shared.k_barriers.empty[k_state.stage]);
     k_state.advance();
     softmax.admit(r_s);
     mask(r_s, n);
@@ -169,8 +168,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       const float v_ratio = shared.key_scales[kStage].v_ratio;
       wgmma_wait<1>();
       pin_registers(r_s);
-      __syncwarp();  // all lanes have read its scales
-      release(&shared.k_barriers.empty[kStage], thread);
+      arrive(&shared.k_barriers.empty[kStage]);
       softmax.admit(r_s);
       mask(r_s, n);
       bool rescale = softmax.begin_tile(r_s, alpha);
@@ -202,8 +200,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     inverse_sum[0] *= query_scales.out[warpgroup], inverse_sum[1] *= query_scales.out[warpgroup];
-    __syncwarp();  // likewise
-    release(&q_barriers.empty[q_state.stage], thread);
+    arrive(&q_barriers.empty[q_state.stage]);
     q_state.advance();
     wgmma_wait<0>();
     pin_registers(r_o);

@@ -73,11 +73,21 @@ Status encode(const TensorView& view, const Box& inner, const Dimension (&outer)
                                                                : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap encoded;
   // Kinds of a size differ only in arithmetic that a copy does not do.
-  const CUresult result = encode(
-      &encoded,
-      inner.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      kCount + 1, view.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto run = [&] {
+    return encode(
+        &encoded,
+        inner.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        kCount + 1, view.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = run();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    // A thread that has called nothing of the CUDA runtime has no context yet, which the runtime
+    // makes current when it needs one, and the driver does not.
+    int device = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess)
+      result = run();
+  }
   if (result != CUDA_SUCCESS) {
     return {FLASH3_CUDA_ERROR,
             message("cuTensorMapEncodeTiled failed with code ", int(result), " for shape [",

@@ -91,7 +91,7 @@ def test_compile_with_a_longest_length_that_changes(device):
     compiled = torch.compile(lambda n: flash3.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=n),
                              fullgraph=True, dynamic=True, backend="aot_eager")
     for n in (64, 65, 100, 200):
-        torch.testing.assert_close(compiled(n), flash3.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k))
+        torch.testing.assert_close(compiled(n), flash3.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=n))
 
 
 def test_compile_of_a_training_step(device):

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,10 +51,13 @@ ForwardProblem forward_problem(const Case& c) {
   return problem;
 }
 
-BackwardProblem backward_problem(const Case& c) {
+// Nothing if no backend can ever take it.
+std::optional<BackwardProblem> backward_problem(const Case& c) {
   const auto params = cases::make_backward_question(c);
   BackwardProblem problem;
-  check(c, make_backward_problem(&params, Pointers::kOptional, &problem));
+  const Status status = make_backward_problem(&params, Pointers::kOptional, &problem);
+  if (status.code() == FLASH3_UNSUPPORTED) return {};
+  check(c, status);
   return problem;
 }
 
@@ -69,7 +73,9 @@ Answer answer_of(const Plan& plan, const Status& status) {
 Answer ask_hopper(const Case& c) {
   if (c.backward) {
     BackwardPlan plan;
-    const Status status = plan_backward(backward_problem(c), kDevice, &plan);
+    const auto problem = backward_problem(c);
+    if (!problem) return {};
+    const Status status = plan_backward(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
   ForwardPlan plan;
@@ -80,8 +86,11 @@ Answer ask_hopper(const Case& c) {
 Answer ask_cpu(const Case& c) {
   const Backend& cpu = cpu_backend();
   Answer answer;
-  answer.supported =
-      c.backward ? cpu.supports(backward_problem(c)).ok() : cpu.supports(forward_problem(c)).ok();
+  if (!c.backward) {
+    answer.supported = cpu.supports(forward_problem(c)).ok();
+  } else if (const auto problem = backward_problem(c)) {
+    answer.supported = cpu.supports(*problem).ok();
+  }
   return answer;
 }
 

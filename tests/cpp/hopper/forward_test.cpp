@@ -148,6 +148,21 @@ class DeviceCall {
   flash3_forward_params params_{};
 };
 
+// A thread has no CUDA context before it has called the runtime.
+TEST_F(HopperForward, CanBeTheFirstThingThatAThreadDoes) {
+  DeviceCall call(parse("bf16/b1/q64/k64/h2/d64/causal"), *memory_);
+  ASSERT_EQ(flash3_forward(&call.params()), FLASH3_OK) << flash3_last_error();
+  memory_->finish();
+  const auto expected = call.out();
+  std::string failure;
+  std::jthread([&] {
+    if (flash3_forward(&call.params()) != FLASH3_OK) failure = flash3_last_error();
+  }).join();
+  EXPECT_EQ(failure, "");
+  memory_->finish();
+  EXPECT_TRUE(call.out() == expected);
+}
+
 TEST_F(HopperForward, CanBeCapturedInAGraphAndReplayed) {
   for (const char* id : {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q200/k200/h2/d64/full",
                          "bf16/b2/q200/k300/h2/d72/causal/odd"}) {

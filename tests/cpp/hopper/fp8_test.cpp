@@ -62,9 +62,9 @@ TEST_F(HopperFp8, TheSameBitsEveryTime) {
 
 // The tensor cores keep few bits of a sum: what that costs grows with its length.
 TEST_F(HopperFp8, LongSums) {
-  for (const char* id : {"e4m3/b1/q64/k131072/h1/d128/full/blockscales",
-                         "e4m3/b1/q64/k131072/h1/d256/full/blockscales",
-                         "e4m3/b1/q64/k131072/h1/d64/full/blockscales"})
+  for (const char* id :
+       {"bf16/b1/q64/k131072/h1/d64/full/fp8", "bf16/b1/q64/k131072/h1/d128/full/fp8",
+        "bf16/b1/q64/k131072/h1/d256/full/fp8"})
     verify(id);
 }
 

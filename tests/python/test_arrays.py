@@ -154,7 +154,7 @@ def test_questions():
     assert flash3.supported(q, k, v) and flash3.supported(q, k, v, backward=True, deterministic=True)
     assert "cpu_bwd_fp32" in flash3.explain(q, k, v, backward=True, causal=True, return_lse=True)
     hopper = flash3.supported(q, k, v, backend="hopper")
-    assert not hopper and "hopper" in hopper.reason
+    assert not hopper and re.search("hopper|CUDA", hopper.reason)  # not built in, no device, or no float32
     assert set(flash3.backends()) == {"hopper", "cpu"} and "thread" in flash3.backends()["cpu"]
     assert flash3.__version__ == flash3.version() and re.fullmatch(r"\d+\.\d+\.\d+", flash3.version())
     out, lse = flash3.attention(q, k, v, return_lse=True)
@@ -186,7 +186,7 @@ def test_errors():
         arrays.forward(q, k, v, np.empty((2, 33, 4, 24), np.float32), deterministic=True)
     with pytest.raises(ValueError, match="backend = 'gpu' but it must be one of 'auto', 'hopper', 'cpu'"):
         flash3.explain(q, k, v, backend="gpu")
-    with pytest.raises(NotImplementedError, match="hopper"):
+    with pytest.raises((NotImplementedError, ValueError), match="hopper|CUDA"):
         arrays.forward(q, k, v, np.empty((2, 33, 4, 24), np.float32), backend="hopper")
 
 

@@ -63,8 +63,7 @@ Fp8Params fp8_params(const ForwardProblem& problem) {
   fp8.q_scale = problem.q_scale;
   fp8.k_scale = problem.k_scale;
   fp8.v_scale = problem.v_scale;
-  fp8.q_factor =
-      problem.softcap > 0.f ? 1.f : problem.softmax_scale * std::numbers::log2e_v<float>;
+  fp8.q_factor = problem.softcap > 0.f ? 1.f : problem.softmax_scale * std::numbers::log2e_v<float>;
   fp8.q_packed = problem.sequences_q.packed;
   fp8.k_packed = problem.sequences_k.packed;
   fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;

@@ -245,6 +245,8 @@ def alone_kind(report):
         return "time against the window"
     if report.get("metadata", {}).get("suite") == "ragged":
         return "ragged batches, sinks and softcaps"
+    if report.get("metadata", {}).get("suite") == "fp8":
+        return "FP8 beside 16 bits, and what bringing the tensors to FP8 takes"
     if any("sustained_ms" in r for r in report["results"]):
         return "burst and sustained"
     return "the ceiling" if not report["results"] and "ceiling" in report else None
@@ -254,7 +256,7 @@ def alone_kind(report):
 ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", ".1f"), ("TFLOP/s", "tflops", ".1f"),
                  ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"), ("GB/s", "gbps", ".0f"),
                  ("sequences", "sequences", "d"), ("cost/token", "cost_per_token", ".0f"), ("beside", "beside", "s"),
-                 ("of its TFLOP/s", "ratio", ".3f"), ("share of the ceiling", "share_of_ceiling", ".3f"),
+                 ("of its TFLOP/s", "ratio", ".3f"), ("quantise ms", "quantize_ms", ".4f"), ("share of the ceiling", "share_of_ceiling", ".3f"),
                  ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"), ("pJ/FLOP", "pj_per_flop", ".2f"))
 
 

@@ -126,6 +126,7 @@ unsigned char e4m3_code_ref(double x) {
 
 double e4m3_half_step(double x) {
   if (std::abs(x) < 0x1p-6) return 0x1p-10;
+  if (!std::isfinite(x)) return 0x1p4;
   return std::ldexp(1, std::min(std::ilogb(x), 8) - 4);
 }
 

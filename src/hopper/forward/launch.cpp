@@ -58,12 +58,12 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
   return {};
 }
 
-Fp8Params fp8_params(const ForwardProblem& problem) {
+Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
   Fp8Params fp8{};
   fp8.q_scale = problem.q_scale;
   fp8.k_scale = problem.k_scale;
   fp8.v_scale = problem.v_scale;
-  fp8.q_factor = problem.softcap > 0.f ? 1.f : problem.softmax_scale * std::numbers::log2e_v<float>;
+  fp8.q_factor = problem.softcap > 0.f ? 1.f : scale_log2;
   fp8.q_packed = problem.sequences_q.packed;
   fp8.k_packed = problem.sequences_k.packed;
   fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;
@@ -99,7 +99,7 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
     params.softcap =
         make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * std::numbers::log2e);
 
-  if (config.fp8()) params.fp8 = fp8_params(problem);
+  if (config.fp8()) params.fp8 = fp8_params(problem, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);

@@ -9,11 +9,10 @@
 #include <thread>
 
 #include "cases/backward_tensors.hpp"
-#include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cases/upload.hpp"
 #include "core/convert.hpp"
-#include "device/device.hpp"
+#include "fixture.hpp"
 
 namespace flash3 {
 namespace {
@@ -30,34 +29,7 @@ Case parse(const std::string& id) {
   return c.value_or(Case{});
 }
 
-class HopperBackward : public testing::Test {
- protected:
-  void SetUp() override {
-    if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
-      GTEST_SKIP() << flash3_last_error();
-    memory_ = device::make_device_memory();
-  }
-  void TearDown() override {
-    if (!memory_) return;  // skipped
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-
-  void verify(const Case& c, int repeat = 1) {
-    cases::RunOptions options;
-    options.backend = FLASH3_BACKEND_HOPPER;
-    options.oracle_threads = 0;
-    options.repeat = repeat;
-    const cases::Verdict v = run_case(c, *memory_, options);
-    EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
-  }
-
-  static bool has_free_memory(size_t bytes) {
-    size_t free = 0, total = 0;
-    return cudaMemGetInfo(&free, &total) == cudaSuccess && free > bytes;
-  }
-
-  std::unique_ptr<cases::Memory> memory_;
-};
+class HopperBackward : public HopperTest {};
 
 TEST_F(HopperBackward, CaseTable) {
   for (const Case& c :

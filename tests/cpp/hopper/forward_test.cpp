@@ -6,9 +6,8 @@
 #include <atomic>
 #include <thread>
 
-#include "cases/runner.hpp"
 #include "cases/table.hpp"
-#include "device/device.hpp"
+#include "fixture.hpp"
 
 namespace flash3 {
 namespace {
@@ -22,38 +21,13 @@ Case parse(const std::string& id) {
   return c.value_or(Case{});
 }
 
-class HopperForward : public testing::Test {
+class HopperForward : public HopperTest {
  protected:
-  void SetUp() override {
-    if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
-      GTEST_SKIP() << flash3_last_error();
-    memory_ = device::make_device_memory();
-  }
-  void TearDown() override {
-    if (!memory_) return;  // skipped
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-
-  void verify(const Case& c, int repeat = 1) {
-    cases::RunOptions options;
-    options.backend = FLASH3_BACKEND_HOPPER;
-    options.oracle_threads = 0;
-    options.repeat = repeat;
-    const cases::Verdict v = run_case(c, *memory_, options);
-    EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
-  }
-
   std::shared_ptr<void> zeroed(size_t bytes) {
     auto p = memory_->allocate(bytes);
     EXPECT_EQ(cudaMemset(p.get(), 0, bytes), cudaSuccess);
     return p;
   }
-  static bool has_free_memory(size_t bytes) {
-    size_t free = 0, total = 0;
-    return cudaMemGetInfo(&free, &total) == cudaSuccess && free > bytes;
-  }
-
-  std::unique_ptr<cases::Memory> memory_;
 };
 
 TEST_F(HopperForward, CaseTable) {

@@ -2,39 +2,23 @@
 // cores, and bit by bit. Skipped without a Hopper GPU.
 #include <gtest/gtest.h>
 
-#include "cases/runner.hpp"
 #include "cases/table.hpp"
-#include "device/device.hpp"
+#include "fixture.hpp"
 
 namespace flash3 {
 namespace {
 
 using cases::Case;
 
-class HopperFp8 : public testing::Test {
+class HopperFp8 : public HopperTest {
  protected:
-  void SetUp() override {
-    if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
-      GTEST_SKIP() << flash3_last_error();
-    memory_ = device::make_device_memory();
-  }
-
-  void verify(const Case& c, int repeat = 1) {
-    cases::RunOptions options;
-    options.backend = FLASH3_BACKEND_HOPPER;
-    options.oracle_threads = 0;
-    options.repeat = repeat;
-    const cases::Verdict v = run_case(c, *memory_, options);
-    EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
-  }
+  using HopperTest::verify;
   void verify(const char* id, int repeat = 1) {
     std::string error;
     const auto c = cases::parse_id(id, &error);
     ASSERT_TRUE(c) << error;
     verify(*c, repeat);
   }
-
-  std::unique_ptr<cases::Memory> memory_;
 };
 
 TEST_F(HopperFp8, CaseTable) {

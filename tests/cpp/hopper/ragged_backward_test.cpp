@@ -8,41 +8,22 @@
 #include <cstring>
 #include <utility>
 
-#include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
-#include "device/device.hpp"
+#include "fixture.hpp"
 
 namespace flash3 {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-class HopperRaggedBackward : public testing::Test {
- protected:
-  void SetUp() override {
-    if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
-      GTEST_SKIP() << flash3_last_error();
-    memory_ = device::make_device_memory();
-  }
-  void TearDown() override {
-    if (!memory_) return;  // skipped
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-
-  std::unique_ptr<cases::Memory> memory_;
-};
+class HopperRaggedBackward : public HopperTest {};
 
 // Poison lies in every row that is no token's, before and after.
 TEST_F(HopperRaggedBackward, CaseTable) {
   for (const cases::Case& c : cases::ragged_backward_case_table(
-           cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
-    cases::RunOptions options;
-    options.backend = FLASH3_BACKEND_HOPPER;
-    options.oracle_threads = 0;
-    const cases::Verdict v = run_case(c, *memory_, options);
-    EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
-  }
+           cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
+    verify(c);
 }
 
 struct Shape {

@@ -1,0 +1,45 @@
+// What the tests of the Hopper backend share: they skip, with the reason, where it cannot run;
+// after each the device must be well.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "cases/runner.hpp"
+#include "device/device.hpp"
+
+namespace flash3 {
+
+class HopperTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
+      GTEST_SKIP() << flash3_last_error();
+    memory_ = device::make_device_memory();
+  }
+  void TearDown() override {
+    if (!memory_) return;  // skipped
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  // Against the oracle; `repeat` calls must give the same bits.
+  void verify(const cases::Case& c, int repeat = 1) {
+    cases::RunOptions options;
+    options.backend = FLASH3_BACKEND_HOPPER;
+    options.oracle_threads = 0;
+    options.repeat = repeat;
+    const cases::Verdict v = run_case(c, *memory_, options);
+    EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
+  }
+
+  static bool has_free_memory(size_t bytes) {
+    size_t free = 0, total = 0;
+    return cudaMemGetInfo(&free, &total) == cudaSuccess && free > bytes;
+  }
+
+  std::unique_ptr<cases::Memory> memory_;
+};
+
+}  // namespace flash3

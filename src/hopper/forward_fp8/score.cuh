@@ -12,13 +12,25 @@ namespace flash3::hopper {
 // In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
 inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
 
+// m is in base 2, and shifts leave the offset: as in device/score.cuh.
+struct Fp8Maximum {
+  static constexpr float kSlack = kFp8Slack;
+
+  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return m - kFp8Offset - shift;
+  }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
+  }
+};
+
 template <ScoreKind>
 struct Fp8Score;
 
 template <>
-struct Fp8Score<ScoreKind::kPlain> {
+struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
   static constexpr bool kCapped = false;
-  static constexpr float kSlack = kFp8Slack;
 
   float scale, inverse;
 
@@ -41,27 +53,19 @@ struct Fp8Score<ScoreKind::kPlain> {
     return (m + slack) * inverse;
   }
   __device__ __forceinline__ float max_of(float largest, float) const { return largest * scale; }
-  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
-  __device__ __forceinline__ float max_above(float m, float shift) const {
-    return m - kFp8Offset - shift;
-  }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
-  }
 };
 
 // The cap is of scaled scores: admit() scales them first. Everything behind that is in base 2.
 template <>
-struct Fp8Score<ScoreKind::kSoftcap> {
+struct Fp8Score<ScoreKind::kSoftcap> : Fp8Maximum {
   static constexpr bool kCapped = true;
-  static constexpr float kSlack = kFp8Slack;
 
   Score<ScoreKind::kSoftcap> capped;
   float scale;
 
   template <class Params>
   static __device__ __forceinline__ Fp8Score of(const Params& params) {
-    return {Score<ScoreKind::kSoftcap>::of(params), 1.f};
+    return {{}, Score<ScoreKind::kSoftcap>::of(params), 1.f};
   }
 
   // q_scale: nothing but Q's; the cap's polynomial has the softmax_scale.
@@ -80,13 +84,6 @@ struct Fp8Score<ScoreKind::kSoftcap> {
   }
   __device__ __forceinline__ float max_of(float largest, float shift) const {
     return capped.max_of(largest, shift);
-  }
-  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
-  __device__ __forceinline__ float max_above(float m, float shift) const {
-    return m - kFp8Offset - shift;
-  }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
   }
 };
 

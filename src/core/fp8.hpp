@@ -82,11 +82,17 @@ struct ScaleView {
   }
 };
 
-// The number of the scale block that holds row `row` of sequence b. Blocks of packed tensors begin
-// with their sequences, so that each sequence may use up one more than its rows fill.
+// The number of the scale block that holds row `row` of sequence b, whose rows begin at row
+// `first_row` of the tensor. Blocks of packed tensors begin with their sequences, so that each
+// sequence may use up one more than its rows fill.
+template <class Int>
+FLASH3_HOST_DEVICE constexpr Int scale_block(bool packed, Int first_row, Int b, Int row) {
+  constexpr Int kBlock = kScaleBlock;
+  return (packed ? first_row / kBlock + b : 0) + row / kBlock;
+}
 FLASH3_HOST_DEVICE constexpr Index scale_block(const Sequences& sequences, const SeqRows& rows,
                                                Index b, Index row) {
-  return (sequences.packed ? rows.first / kScaleBlock + b : 0) + row / kScaleBlock;
+  return scale_block(sequences.packed, rows.first, b, row);
 }
 
 // The scales of one head of one sequence, by blocks of its own rows.

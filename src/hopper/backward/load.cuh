@@ -7,16 +7,6 @@
 
 namespace flash3::hopper {
 
-template <class Tile>
-__device__ __forceinline__ void load_columns(uint8_t* shared, const TensorMap* map, BoxAt at,
-                                             uint64_t* full) {
-#pragma unroll
-  for (int c = 0; c < Tile::kChunks; ++c) {
-    at.dim = c * Tile::kChunk;
-    tma_load(shared + c * Tile::kChunkBytes, map, at, full);
-  }
-}
-
 // The i-th query tile of the walk over those of each query head of the work's KV head.
 struct QueryPlace {
   int head;   // of all query heads
@@ -45,9 +35,9 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
   const SequenceRows& s = work.sequence;
-  load_columns<Tile>(
-      tiles[stage], map,
-      box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head), full);
+  load_box<Tile>(tiles[stage], map,
+                 box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
+                 full);
   bulk_load(row_slots[stage], rows + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
 }
 
@@ -57,8 +47,8 @@ __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* 
                                           const RowMap& map_rows, uint8_t* shared, uint64_t* full) {
   const SequenceRows& s = work.sequence;
   arrive_expect_bytes(full, Tile::kBytes);
-  load_columns<Tile>(
-      shared, map, box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), full);
+  load_box<Tile>(shared, map,
+                 box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), full);
 }
 
 template <class Traits>

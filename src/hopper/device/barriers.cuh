@@ -101,6 +101,11 @@ __device__ __forceinline__ void wait_for_turn(const int* counter, int value, Bar
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
 
+// A warp's arrival that it has read a stage.
+__device__ __forceinline__ void release(uint64_t* empty, int thread) {
+  if (thread % 32 == 0) arrive(empty);
+}
+
 // One arrival, and the bytes that TMA will write before the phase completes.
 __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
   using namespace cuda::ptx;

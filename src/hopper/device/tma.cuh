@@ -47,6 +47,17 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
   cp_async_bulk(space_cluster, space_global, shared, global, bytes, barrier);
 }
 
+// Loads a box of rows of a SharedTile, chunk by chunk; `shared`: the tile's first such row.
+template <class Tile>
+__device__ __forceinline__ void load_box(uint8_t* shared, const TensorMap* map, BoxAt at,
+                                         uint64_t* full) {
+#pragma unroll
+  for (int c = 0; c < Tile::kChunks; ++c) {
+    at.dim = c * Tile::kChunk;
+    tma_load(shared + c * Tile::kChunkBytes, map, at, full);
+  }
+}
+
 __device__ __forceinline__ void tma_store(const TensorMap* map, const BoxAt& at,
                                           const void* shared) {
   using namespace cuda::ptx;

@@ -2,7 +2,6 @@
 // the consumer, store.cuh the consumer's epilogue; README.md draws the schedule.
 #pragma once
 
-#include "hopper/device/band_mask.cuh"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/registers.cuh"
 #include "hopper/device/roles.cuh"
@@ -10,16 +9,9 @@
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/forward/rows.cuh"
 
 namespace flash3::hopper {
-
-// What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
-// sequence (HeadPack), of the heads of this group.
-inline constexpr int kWarpRows = 16;
-struct OwnRows {
-  SequenceRows sequence;
-  int query, head_group;
-};
 
 // Everything that the roles of one kernel share, at compile time.
 template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_,

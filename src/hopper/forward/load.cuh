@@ -7,17 +7,6 @@
 
 namespace flash3::hopper {
 
-// Loads a box of rows of a tile, chunk by chunk; `shared`: the tile's first such row.
-template <class Tile>
-__device__ __forceinline__ void load_box(uint8_t* shared, const TensorMap* map, BoxAt at,
-                                         uint64_t* full) {
-#pragma unroll
-  for (int c = 0; c < Tile::kChunks; ++c) {
-    at.dim = c * Tile::kChunk;
-    tma_load(shared + c * Tile::kChunkBytes, map, at, full);
-  }
-}
-
 // Q rows of warpgroup w: as they lie in the sequence, or those of the slots.
 template <class Traits>
 __device__ __forceinline__ void load_query_rows(const ForwardParams& params, const WorkTile& work,

@@ -17,6 +17,7 @@
 
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/constant.cuh"
+#include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load_unspecialised.cuh"
@@ -24,34 +25,6 @@
 #include "hopper/forward/store.cuh"
 
 namespace flash3::hopper {
-
-// Ping-pong: warpgroup w issues its GEMMs after warpgroup w − 1 has, round robin.
-// Without ping-pong nobody waits.
-template <int kWarpgroups, bool kPingPong>
-struct GemmTurn {
-  int warpgroup;
-
-  // The last one hands the first turn out.
-  __device__ __forceinline__ void start() const {
-    if (warpgroup == kWarpgroups - 1) pass_on();
-  }
-  __device__ __forceinline__ void await() const {
-    if constexpr (kPingPong) sync(NamedBarrier::kGemmTurn, warpgroup, 2 * kWarpgroupThreads);
-  }
-  __device__ __forceinline__ void pass_on() const {
-    const int next = warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
-    if constexpr (kPingPong) arrive(NamedBarrier::kGemmTurn, next, 2 * kWarpgroupThreads);
-  }
-  // Takes the turn that is left over, so that no barrier is left half full.
-  __device__ __forceinline__ void finish() const {
-    if (warpgroup == 0) await();
-  }
-};
-
-// A warp's arrival that it has read a stage.
-__device__ __forceinline__ void release(uint64_t* empty, int thread) {
-  if (thread % 32 == 0) arrive(empty);
-}
 
 // The work tiles as a consumer learns of them.
 template <class Traits>
@@ -154,7 +127,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     __syncwarp();
     tiles.release();
     if (key_tile_begin >= key_tile_end) {
-      store_empty<Traits>(params, rows, thread);
+      store_empty(params, rows, thread);
       continue;
     }
     if constexpr (kPassBy) pass_by(key_tile_end - end);

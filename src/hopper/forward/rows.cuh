@@ -3,9 +3,20 @@
 // its 16 rows, and read where it is needed, so that no registers hold it meanwhile.
 #pragma once
 
-#include "hopper/forward/kernel.cuh"
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/device/tile_schedule.hpp"
+#include "hopper/forward/params.h"
 
 namespace flash3::hopper {
+
+// What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
+// sequence (HeadPack), of the heads of this group.
+inline constexpr int kWarpRows = 16;
+struct OwnRows {
+  SequenceRows sequence;
+  int query, head_group;
+};
 
 // Queries of a warpgroup's rows, of the tile's sequence.
 __device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams& params,

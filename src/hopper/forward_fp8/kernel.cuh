@@ -3,13 +3,13 @@
 // README.md draws the schedule. Schedule, masks and rows are those of the 16-bit kernels.
 #pragma once
 
-#include "hopper/device/band_mask.cuh"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/registers.cuh"
 #include "hopper/device/roles.cuh"
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/tile/mma.cuh"
-#include "hopper/forward/kernel.cuh"
+#include "hopper/forward/config.hpp"
+#include "hopper/forward/rows.cuh"
 
 namespace flash3::hopper {
 

@@ -3,7 +3,7 @@
 // K's and V's with K's tile.
 #pragma once
 
-#include "hopper/forward/load.cuh"
+#include "hopper/device/tma.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 
 namespace flash3::hopper {
@@ -12,8 +12,7 @@ namespace flash3::hopper {
 __device__ __forceinline__ float load_scale(const ScaleView& scale, bool packed, int batch,
                                             int first, int head, int row) {
   if (scale.data == nullptr) return 1.f;
-  const int block = (packed ? first / int(kScaleBlock) + batch : 0) + row / int(kScaleBlock);
-  return __ldg(scale.data + scale.offset(batch, head, block));
+  return __ldg(scale.data + scale.offset(batch, head, scale_block(packed, first, batch, row)));
 }
 
 // Q rows of every warpgroup; out_scale: see QueryScales.

@@ -11,9 +11,9 @@
 #pragma once
 
 #include "hopper/device/constant.cuh"
+#include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/device/ptx/ldmatrix.cuh"
-#include "hopper/forward/math.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
@@ -108,7 +108,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     __syncwarp();
     tiles.release();
     if (begin >= end) {
-      store_empty<Traits>(params, rows, thread);
+      store_empty(params, rows, thread);
       continue;
     }
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {

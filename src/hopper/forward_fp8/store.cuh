@@ -3,7 +3,7 @@
 // whole sector.
 #pragma once
 
-#include "hopper/forward/store.cuh"
+#include "hopper/forward/output_rows.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 
 namespace flash3::hopper {

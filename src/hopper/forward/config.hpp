@@ -3,6 +3,7 @@
 // work fails the build.
 #pragma once
 
+#include "core/fp8.hpp"
 #include "core/host_device.hpp"
 #include "hopper/device/score_kind.hpp"
 #include "hopper/element.hpp"
@@ -18,6 +19,18 @@ struct ForwardSchedule {
   bool three_stage = false;  // the next Q·Kᵀ runs under a softmax too: two tiles of scores
   bool from_table = true;    // false: with a tile_n that the tile table lacks
 };
+
+// How many blocks of scales an FP8 tile of tile_n keys may lie in, beginning at a multiple of
+// tile_n.
+FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
+  int step = int(kScaleBlock);  // between the places where tiles begin in a block
+  while (tile_n % step != 0) step /= 2;
+  return (2 * int(kScaleBlock) - step + tile_n - 1) / int(kScaleBlock);
+}
+
+// Columns of the tile of V that FP8 kernels turn: 16-byte pieces are swizzled in groups of four or
+// eight.
+FLASH3_HOST_DEVICE constexpr int turned_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
 
 // One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
 // warpgroups of 64 queries each; K and V each travel through a ring of `stages` tiles.
@@ -70,16 +83,19 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
+  FLASH3_HOST_DEVICE constexpr int turned_v_bytes() const {
+    return turned_v_cols(tile_n) * head_dim_v;
+  }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
-    const int scales = fp8() ? stages * 8 + q_stages * 32 : 0;
+    const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
     return 8 * barriers + tile_ring + rows + scales;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return q_stages * q_bytes() + stages * (k_bytes() + v_bytes()) + raw_v_stages * v_bytes() +
-           control_bytes();
+    return q_stages * q_bytes() + stages * (k_bytes() + (fp8() ? turned_v_bytes() : v_bytes())) +
+           raw_v_stages * v_bytes() + control_bytes();
   }
 };
 
@@ -113,19 +129,23 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {128, 128, true, 128, 2, 2, 2, 1.82, 2.3, ScoreKind::kSoftcap},
     {128, 128, true, 144, 2, 2, 2, 1.97, 3.0, ScoreKind::kSoftcap},
     {256, 256, true, 64, 2, 2, 1, 1.66, 4.5, ScoreKind::kSoftcap},
-    // FP8. A key tile is a block of scales (core/fp8.hpp).
-    {64, 64, false, 128, 3, 2, 2, 1.34, 2.8, ScoreKind::kPlain, {}, 2},
-    {64, 64, false, 64, 4, 3, 2, 1.02, 2.5, ScoreKind::kPlain, {}, 3},
-    {64, 64, true, 128, 3, 2, 2, 1.36, 3.7, ScoreKind::kPlain, {}, 2},
-    {64, 64, true, 64, 4, 3, 2, 1.02, 2.8, ScoreKind::kPlain, {}, 3},
-    {128, 128, false, 128, 2, 2, 2, 1.1, 1.5, ScoreKind::kPlain, {}, 2},
-    {128, 128, true, 128, 2, 2, 2, 1.1, 2.3, ScoreKind::kPlain, {}, 2},
+    // FP8. Wide tiles for long sequences, as in 16 bits.
+    {64, 64, false, 128, 3, 2, 2, 1.28, 2.9, ScoreKind::kPlain, {}, 2},
+    {64, 64, false, 64, 4, 3, 2, 0.92, 2.6, ScoreKind::kPlain, {}, 3},
+    {64, 64, true, 128, 3, 2, 2, 1.28, 5.2, ScoreKind::kPlain, {}, 2},
+    {64, 64, true, 64, 4, 3, 2, 0.92, 4.3, ScoreKind::kPlain, {}, 3},
+    {128, 128, false, 128, 2, 2, 2, 1.30, 2.6, ScoreKind::kPlain, {}, 2},
+    {128, 128, false, 96, 3, 2, 2, 1.43, 3.8, ScoreKind::kPlain, {}, 2},
+    {128, 128, true, 128, 2, 2, 2, 1.33, 3.6, ScoreKind::kPlain, {}, 2},
+    {128, 128, true, 96, 3, 2, 2, 1.40, 4.3, ScoreKind::kPlain, {}, 2},
     {192, 128, false, 128, 2, 2, 2, 1.2, 2.0, ScoreKind::kPlain, {}, 2},
     {192, 128, true, 128, 2, 2, 2, 1.2, 3.0, ScoreKind::kPlain, {}, 2},
     {192, 192, false, 128, 2, 2, 1, 1.4, 2.0, ScoreKind::kPlain, {}, 2},
     {192, 192, true, 128, 2, 2, 1, 1.4, 3.0, ScoreKind::kPlain, {}, 2},
-    {256, 256, false, 64, 2, 3, 1, 1.0, 3.0, ScoreKind::kPlain, {}, 3},
-    {256, 256, true, 64, 2, 3, 1, 1.0, 4.0, ScoreKind::kPlain, {}, 3},
+    {256, 256, false, 64, 2, 3, 1, 1.18, 4.2, ScoreKind::kPlain, {}, 3},
+    {256, 256, false, 96, 2, 2, 1, 1.57, 5.1, ScoreKind::kPlain, {}, 2},
+    {256, 256, true, 64, 2, 3, 1, 1.18, 5.2, ScoreKind::kPlain, {}, 3},
+    {256, 256, true, 96, 2, 2, 1, 1.57, 5.6, ScoreKind::kPlain, {}, 2},
     {64, 64, true, 128, 3, 2, 2, 2.0, 2.4, ScoreKind::kSoftcap, {}, 2},
     {128, 128, true, 128, 2, 2, 2, 1.6, 2.3, ScoreKind::kSoftcap, {}, 2},
     {192, 128, true, 128, 2, 2, 2, 1.8, 3.0, ScoreKind::kSoftcap, {}, 2},

@@ -13,15 +13,24 @@
 
 namespace flash3::hopper {
 
-// What a key tile's elements stand for, and the output in its units.
+// What the elements of a key tile stand for: the scales of the blocks that it may lie in.
+template <int kBlocks>
 struct KeyScales {
-  float k;
-  float v_ratio;  // V's scale of the key tile before, in the order of work, to this one's
-};
-struct QueryScales {
-  // Each warpgroup has its own copies: it lets go of them at its own pace.
-  float q[4];    // of its rows, with Fp8Params::q_factor
-  float out[4];  // V's of the work tile's last key tile
+  float k[kBlocks], v[kBlocks];
+
+  // The tile's own are the largest of them.
+  static __device__ __forceinline__ float largest(const float (&scales)[kBlocks]) {
+    float x = scales[0];
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) x = fmaxf(x, scales[b]);
+    return x;
+  }
+  __device__ __forceinline__ bool differ() const {
+    bool differ = false;
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) differ |= k[b] != k[0] || v[b] != v[0];
+    return differ;
+  }
 };
 
 // Everything that the roles of one kernel share, at compile time.
@@ -31,7 +40,6 @@ struct Fp8Traits {
   static constexpr bool kBand = kBand_;
   static constexpr ScoreKind kScore = kScore_;
   static constexpr int kTileN = kTileN_;
-  static_assert(kScaleBlock % kTileN == 0, "a key tile has one scale");
   static constexpr ForwardConfig kConfig =
       forward_config(kHeadDim, kHeadDimV, kBand, kTileN, {}, kScore, Element::kE4m3);
   static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
@@ -44,8 +52,9 @@ struct Fp8Traits {
 
   using QTile = SharedTile<kWarpgroupRows, kHeadDim, 1>;  // one warpgroup's
   using KTile = SharedTile<kTileN, kHeadDim, 1>;
-  using RawVTile = SharedTile<kTileN, kHeadDimV, 1>;  // as it lies in memory
-  using VTile = SharedTile<kHeadDimV, kTileN, 1>;     // transposed: transpose.cuh
+  using RawVTile = SharedTile<kTileN, kHeadDimV, 1>;              // as it lies in memory
+  using VTile = SharedTile<kHeadDimV, turned_v_cols(kTileN), 1>;  // transposed: transpose.cuh
+  using Scales = KeyScales<blocks_of_scales(kTileN)>;
 
   using KvState = PipelineState<kStages>;
   using RawState = PipelineState<kRawStages>;
@@ -61,8 +70,9 @@ struct Fp8Traits {
     RingBarriers<kStages> v_barriers;
     RingBarriers<kRawStages> raw_v_barriers;
     TileRing tiles;
-    KeyScales key_scales[kStages];  // of the key tile in K's stage
-    QueryScales query_scales[kQStages];
+    // Of the key tile in K's stage, by the ring's phase: V's are read when K has gone.
+    Scales key_scales[2][kStages];
+    float q_scales[kQStages][4];  // of each warpgroup
     OwnRows own_rows[4 * kWarpgroups];
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];
   };
@@ -84,9 +94,10 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
-    // Of stages with scales each reader lets go, of the others each consumer warp.
-    for (auto& barriers : shared.q_barriers) barriers.init(kWarpgroupThreads);
-    shared.k_barriers.init(kWarpgroupThreads * Traits::kWarpgroups);
+    // Of stages with scales each reader lets go, of the others each consumer warp. Scales arrive
+    // by themselves.
+    for (auto& barriers : shared.q_barriers) barriers.init(kWarpgroupThreads, 2);
+    shared.k_barriers.init(kWarpgroupThreads * Traits::kWarpgroups, 2);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);
     // The loader, transposers, consumers.

@@ -3,40 +3,53 @@
 // K's and V's with K's tile.
 #pragma once
 
+#include "hopper/device/ptx/async_copy.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 
 namespace flash3::hopper {
 
-// The scale of a row of a sequence.
-__device__ __forceinline__ float load_scale(const ScaleView& scale, bool packed, int batch,
-                                            int first, int head, int row) {
-  if (scale.data == nullptr) return 1.f;
-  return __ldg(scale.data + scale.offset(batch, head, scale_block(packed, first, batch, row)));
-}
+// The scales of one head of one sequence.
+struct ScaleRow {
+  const float* first;  // of block 0; null: all are 1
+  Index stride;
 
-// Q rows of every warpgroup; out_scale: see QueryScales.
+  __device__ __forceinline__ ScaleRow(const ScaleView& view, bool packed, int batch, int first_row,
+                                      int head)
+      : first(view.data), stride(view.stride_block) {
+    if (first) first += view.offset(batch, head, scale_block(packed, first_row, batch, 0));
+  }
+  // Puts that of a block into shared memory, some time.
+  __device__ __forceinline__ void copy_to(float* shared, int block) const {
+    if (first) {
+      copy_async(shared, first + block * stride);
+    } else {
+      *shared = 1.f;
+    }
+  }
+};
+
+// Q rows of every warpgroup.
 template <class Traits>
 __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                                            typename Traits::Shared& shared, const WorkTile& work,
-                                           const typename Traits::QState& state, float out_scale) {
+                                           const typename Traits::QState& state) {
   using Tile = typename Traits::QTile;
   const SequenceRows& s = work.sequence;
+  const ScaleRow scales{params.fp8.q_scale, params.fp8.q_packed, s.batch, s.q_first,
+                        work.head_group};
 #pragma unroll 1
   for (int w = 0; w < Traits::kWarpgroups; ++w) {
     auto& barriers = shared.q_barriers[w];
     uint64_t* full = &barriers.full[state.stage];
     const int row = work.query + w * kWarpgroupRows;
     wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
-    shared.query_scales[state.stage].out[w] = out_scale;
     load_box<Tile>(shared.q[state.stage][w], &params.q,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
-    // Rows behind the end have no scale, and need none.
-    const float scale = row < s.q_length ? load_scale(params.fp8.q_scale, params.fp8.q_packed,
-                                                      s.batch, s.q_first, work.head_group, row)
-                                         : 1.f;
-    shared.query_scales[state.stage].q[w] = scale * params.fp8.q_factor;
+    // Rows behind the end have no scale; any does for them.
+    scales.copy_to(&shared.q_scales[state.stage][w], min(row, s.q_length - 1) / int(kScaleBlock));
+    arrive_behind_copies(full);
     arrive_expect_bytes(full, Tile::kBytes);
   }
 }
@@ -56,7 +69,6 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   typename Traits::QState q_state;
   typename Traits::KvState k_state;
   typename Traits::RawState v_state;
-  float previous_v_scale = 1.f;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
     if (!work.has_keys()) {
@@ -66,28 +78,29 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     const SequenceRows& s = work.sequence;
     constexpr int kKeyTilesLeft = 1;
     const int first = work.key_tile_end - 1, ask = min(work.key_tile_begin + kKeyTilesLeft, first),
-              head = work.head_group / params.groups_per_kv_head;
-    const auto scale = [&](const ScaleView& view, int n) {
-      return load_scale(view, params.fp8.k_packed, s.batch, s.k_first, head, n * KTile::kRows);
-    };
+              head = work.head_group / params.groups_per_kv_head,
+              last_block = (s.k_length - 1) / int(kScaleBlock);
+    const ScaleRow k_scales{params.fp8.k_scale, params.fp8.k_packed, s.batch, s.k_first, head},
+        v_scales{params.fp8.v_scale, params.fp8.k_packed, s.batch, s.k_first, head};
 #pragma unroll 1
     for (int n = first; n >= work.key_tile_begin; --n) {
-      // On their way while this thread waits for the stage.
-      const float k_scale = scale(params.fp8.k_scale, n), v_scale = scale(params.fp8.v_scale, n);
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
       wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, BarrierName::kKEmpty);
       load_box<KTile>(shared.k[k_state.stage], &params.k,
                       box_at(params.k_rows, s.batch, s.k_first, s.k_length, n * KTile::kRows, head),
                       full);
-      if (n == first) previous_v_scale = v_scale;
-      shared.key_scales[k_state.stage] = {
-          k_scale, v_scale == previous_v_scale ? 1.f : previous_v_scale / v_scale};
-      previous_v_scale = v_scale;
+      auto& scales = shared.key_scales[k_state.phase][k_state.stage];
+#pragma unroll
+      for (int b = 0; b < blocks_of_scales(Traits::kTileN); ++b) {
+        const int block = min(n * KTile::kRows / int(kScaleBlock) + b, last_block);
+        k_scales.copy_to(&scales.k[b], block);
+        v_scales.copy_to(&scales.v[b], block);
+      }
+      arrive_behind_copies(full);
       arrive_expect_bytes(full, KTile::kBytes);
       k_state.advance();
       if (n == first) {
-        load_fp8_q<Traits>(params, shared, work, q_state,
-                           scale(params.fp8.v_scale, work.key_tile_begin));
+        load_fp8_q<Traits>(params, shared, work, q_state);
         q_state.advance();
       }
 

@@ -1,10 +1,14 @@
-// The consumer: one warpgroup, 64 query rows. The order of issue is that of the 16-bit kernels
-// (forward/math.cuh): per key tile j
+// The consumer: one warpgroup, 64 query rows. Per key tile j, in the order of issue
 //
 //   S_j = Q·K_jᵀ             asynchronous
-//   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j
-//   wait S_j; mask; first half of P_j = online softmax
-//   wait O; O ·= α_j · v_{j−1} / v_j; second half of P_j; P_j rounded to e4m3
+//   O += P_{j−1}·V_{j−1}     asynchronous: runs under the maximum of S_j
+//   wait S_j; hand the turn on; mask; maximum
+//   wait O; O ·= α_j · v_{j−1} / v_j; P_j = 2^(S_j − m), rounded to e4m3 as it comes
+//
+// The wait for O stands before the exponentials, other than in the 16-bit kernels
+// (forward/math.cuh): the product is short, the registers of P_{j−1} are free behind it, and
+// rounding fills the gaps between the exponentials. The turn goes on when the scores are there, so
+// that one warpgroup's exponentials fall into the other's products.
 //
 // O is in units of the present key tile's scale of V, v_j: the rescaling that the softmax needs
 // anyway changes them too.
@@ -13,48 +17,43 @@
 #include "hopper/device/constant.cuh"
 #include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
-#include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
 
 namespace flash3::hopper {
 
-// Q's rows of a warpgroup as the A operand: element for element what ldmatrix loads.
-template <class QTile>
-__device__ __forceinline__ void load_q_fragments(uint32_t (&r_q)[QTile::kCols / 8],
-                                                 const void* shared, int thread) {
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int col = 0; col < QTile::kCols; col += QTile::kStep)
-    ldmatrix_x4(base + QTile::offset(row, col + lane / 16 * 16), &r_q[col / 8]);
-}
-
-// Issues S = Q·Kᵀ, Q in registers, and commits it as one group.
-template <class KTile>
-__device__ __forceinline__ void issue_fp8_qk(float (&r_s)[KTile::kRows / 2],
-                                             uint32_t (&r_q)[KTile::kCols / 8], Descriptor k) {
-  discard_registers(r_s);
-  pin_registers(r_q);
-  wgmma_fence();
-#pragma unroll
-  for (int col = 0; col < KTile::kCols; col += KTile::kStep)
-    Wgmma<Element::kE4m3, KTile::kRows>::rs(r_s, &r_q[col / 8], k + KTile::k_step(col), col != 0);
-  wgmma_commit();
-}
-
 // Issues O += P·V, V turned by transpose.cuh, and commits it as one group.
-template <class VTile>
+template <class VTile, int kTileN>
 __device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
-                                             uint32_t (&r_p)[VTile::kCols / 8], Descriptor v) {
+                                             uint32_t (&r_p)[kTileN / 8], Descriptor v) {
   pin_registers(r_o);
   pin_registers(r_p);
   wgmma_fence();
 #pragma unroll
-  for (int key = 0; key < VTile::kCols; key += VTile::kStep)
+  for (int key = 0; key < kTileN; key += VTile::kStep)
     Wgmma<Element::kE4m3, VTile::kRows>::rs(r_o, &r_p[key / 8], v + VTile::k_step(key), true);
   wgmma_commit();
+}
+
+// Brings the columns of each block of scales to the tile's, the largest; `first_keys` keys of the
+// tile lie in its first block.
+template <int kBlocks, int N>
+__device__ __forceinline__ void scale_columns(float (&r_s)[N], const float (&scales)[kBlocks],
+                                              int first_keys) {
+  const float largest = KeyScales<kBlocks>::largest(scales);
+  float part[kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) part[b] = scales[b] / largest;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const int column = j / 4 * 8;
+    float factor = part[0];
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b)
+      if (column >= first_keys + (b - 1) * int(kScaleBlock)) factor = part[b];
+    r_s[j] *= factor;
+  }
 }
 
 // The score accumulator becomes the A operand of the next product: a thread's four scores of 16
@@ -75,12 +74,9 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
+  using Scales = typename Traits::Scales;
   using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
   constexpr int kTileN = Traits::kTileN;
-  constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
-  // A product with few keys reads as much of Q as of K, and at this width shared memory binds. A
-  // softcap needs the registers.
-  constexpr bool kQInRegisters = KTile::kCols > 192 && Traits::kScore == ScoreKind::kPlain;
 
   TileReader tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
@@ -126,31 +122,43 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     auto& q_barriers = shared.q_barriers[warpgroup];
     wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
     const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
-    uint32_t r_q[kQInRegisters ? QTile::kCols / 8 : 1];
-    if constexpr (kQInRegisters)
-      load_q_fragments<QTile>(r_q, shared.q[q_state.stage][warpgroup], thread);
     const auto issue_scores = [&](int stage) {
-      if constexpr (kQInRegisters) {
-        issue_fp8_qk<KTile>(r_s, r_q, k + stage * KTile::kBytes);
-      } else {
-        issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
-      }
+      issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
     };
     Softmax softmax{Fp8Score<Traits::kScore>::of(params)};
-
+    // Where a key tile lies in several blocks of scales they seldom differ.
+    const auto keys_in_first_block = [&] {
+      return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
+    };
+    const auto admit = [&](const Scales& scales) {
+      if (scales.differ()) scale_columns(r_s, scales.k, keys_in_first_block());
+      softmax.admit(r_s);
+    };
+    // Rounding stands beside the exponentials on either side: behind a branch it would come after
+    // all of them.
+    const auto make_probabilities = [&](const Scales& scales) {
+      if (!scales.differ()) {
+        softmax.template exponentiate<0, kTileN / 2>(r_s);
+        pack_fp8_probabilities(r_s, r_p);
+      } else {
+        softmax.template exponentiate<0, kTileN / 2>(r_s);
+        scale_columns(r_s, scales.v, keys_in_first_block());
+        pack_fp8_probabilities(r_s, r_p);
+      }
+    };
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
     issue_scores(k_state.stage);
-    const QueryScales& query_scales = shared.query_scales[q_state.stage];
-    softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[k_state.stage].k);
+    const float& q_scale = shared.q_scales[q_state.stage][warpgroup];
+    const Scales& first_scales = shared.key_scales[k_state.phase][k_state.stage];
+    softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(first_scales.k));
     wgmma_wait<0>();
     pin_registers(r_s);
     arrive(&shared.k_barriers.empty[k_state.stage]);
     k_state.advance();
-    softmax.admit(r_s);
+    admit(first_scales);
     mask(r_s, n);
     softmax.begin_tile(r_s, alpha);
-    softmax.template exponentiate<0, kTileN / 2>(r_s);
-    pack_fp8_probabilities(r_s, r_p);
+    make_probabilities(first_scales);
 
     // V's ring is one stage behind K's. With the stage a constant, all addresses are.
     const auto step = [&](auto stage) {
@@ -161,31 +169,31 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       turn.await();
       issue_scores(kStage);
       wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-      issue_fp8_pv<VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-      turn.pass_on();
+      issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + kStageV * VTile::kBytes);
 
-      softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[kStage].k);
-      const float v_ratio = shared.key_scales[kStage].v_ratio;
+      const Scales& scales = shared.key_scales[k_state.phase][kStage];
+      softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(scales.k));
       wgmma_wait<1>();
       pin_registers(r_s);
+      turn.pass_on();
       arrive(&shared.k_barriers.empty[kStage]);
-      softmax.admit(r_s);
+      admit(scales);
       mask(r_s, n);
       bool rescale = softmax.begin_tile(r_s, alpha);
-      softmax.template exponentiate<0, kHalf>(r_s);
-      finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the wait
 
       wgmma_wait<0>();
       pin_registers(r_o);
       pin_registers(r_p);
       release(&shared.v_barriers.empty[kStageV], thread);
-      if (v_ratio != 1.f) {
-        alpha[0] *= v_ratio, alpha[1] *= v_ratio;
+      const float v_scale = Scales::largest(scales.v),
+                  previous_v_scale = Scales::largest(shared.key_scales[phase_v][kStageV].v);
+      if (v_scale != previous_v_scale) {
+        const float ratio = previous_v_scale / v_scale;
+        alpha[0] *= ratio, alpha[1] *= ratio;
         rescale = true;
       }
       if (rescale) Softmax::scale_rows(r_o, alpha);
-      softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
-      pack_fp8_probabilities(r_s, r_p);
+      make_probabilities(scales);
     };
 #pragma unroll 1
     for (--n; n >= begin; --n) {
@@ -195,11 +203,12 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    issue_fp8_pv<VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
+    issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
-    inverse_sum[0] *= query_scales.out[warpgroup], inverse_sum[1] *= query_scales.out[warpgroup];
+    const float v_scale = Scales::largest(shared.key_scales[v_state.phase][v_state.stage].v);
+    inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
     arrive(&q_barriers.empty[q_state.stage]);
     q_state.advance();
     wgmma_wait<0>();

@@ -35,28 +35,40 @@ __device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4])
               __byte_perm(r[2], r[3], kFirst), __byte_perm(r[2], r[3], kSecond));
 }
 
-// Each warp turns half of the keys, all of them of 16 dims at a time. Addresses are those of
-// offset(), without a register for each: the swizzle flips bits of them.
-template <class RawVTile, class VTile>
+// Each warp turns every other 16 dims. Addresses are those of offset(), without a register for
+// each: the swizzle flips bits of them.
+template <class Traits>
 __device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t turned, int thread) {
-  constexpr int kPatches = RawVTile::kRows / kTransposeThreads;
-  static_assert(VTile::kCols == kPatches * kTransposeThreads && kPatches <= 2);
-  const int lane = thread % 32, first_key = thread / 32 * 32 * kPatches;
-  raw += RawVTile::offset(first_key + lane, 0);
+  using RawVTile = typename Traits::RawVTile;
+  using VTile = typename Traits::VTile;
+  constexpr int kTileN = Traits::kTileN;
+  constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
+  static_assert(RawVTile::kCols % kBothWarps == 0 && kTileN % 32 == 0);
+  // Patches on their way together: their loads are all issued before the first is stored.
+  constexpr int kRegisters = Traits::kConfig.producer_registers();
+  constexpr int kPatches = kRegisters < 40 ? 1 : kTileN % 96 == 0 ? 3 : kTileN % 64 == 0 ? 2 : 1;
+  const int lane = thread % 32, first_dim = thread / 32 * 16;
+  raw += RawVTile::offset(lane, first_dim);
   // Matrices of stmatrix: the first and second dims of 16 keys, then of the next 16.
-  turned += VTile::offset(lane % 16, first_key + lane / 16 * 16);
+  turned += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
 #pragma unroll
-  for (int dim = 0; dim < RawVTile::kCols; dim += 16) {
-    const int piece = dim % RawVTile::kChunk / RawVTile::kPiece;
+  for (int dim = 0; dim < RawVTile::kCols; dim += kBothWarps) {
     const uint32_t from =
-        (raw ^ uint32_t(piece * 16)) + dim / RawVTile::kChunk * RawVTile::kChunkBytes;
-    uint32_t r[kPatches][4];
+        (raw ^ uint32_t(dim % RawVTile::kChunk)) + dim / RawVTile::kChunk * RawVTile::kChunkBytes;
 #pragma unroll
-    for (int i = 0; i < kPatches; ++i)
-      ldmatrix_x4_transposed(from + i * 32 * RawVTile::kRowBytes, r[i]);
+    for (int key = 0; key < kTileN; key += 32 * kPatches) {
+      uint32_t r[kPatches][4];
 #pragma unroll
-    for (int i = 0; i < kPatches; ++i)  // 32 keys are two pieces
-      store_patch((turned ^ uint32_t(i * 32)) + dim * VTile::kRowBytes, r[i]);
+      for (int i = 0; i < kPatches; ++i)
+        ldmatrix_x4_transposed(from + (key + i * 32) * RawVTile::kRowBytes, r[i]);
+#pragma unroll
+      for (int i = 0; i < kPatches; ++i) {
+        const int at = key + i * 32;
+        store_patch((turned ^ uint32_t(at % VTile::kChunk)) +
+                        at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
+                    r[i]);
+      }
+    }
   }
 }
 
@@ -77,8 +89,8 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
     for (; key_tiles > 0; --key_tiles) {
       wait(&shared.raw_v_barriers.full[from.stage], from.phase, BarrierName::kRawVFull);
       wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, BarrierName::kVEmpty);
-      transpose_tile<RawVTile, VTile>(raw + from.stage * RawVTile::kBytes,
-                                      turned + to.stage * VTile::kBytes, thread);
+      transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes, turned + to.stage * VTile::kBytes,
+                             thread);
       arrive(&shared.raw_v_barriers.empty[from.stage]);
       fence_shared_for_async_proxy();
       arrive(&shared.v_barriers.full[to.stage]);

@@ -97,6 +97,7 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%4
   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
 FLASH3_WGMMA(Element::kFloat16, "f16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
 FLASH3_WGMMA(Element::kBFloat16, "bf16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
+FLASH3_WGMMA_FP8(96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 

@@ -146,14 +146,17 @@ int parse_and_run(int argc, char** argv) {
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
-      ->add_option("--length", verify_options.length,
-                   "Of --accuracy: queries and keys; of more than 4096 some rows are compared")
+      ->add_option("--length", verify_options.lengths,
+                   "Of --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
+                   "are compared, in FP8 alone")
+      ->delimiter(',')
       ->check(CLI::Range(1, 1 << 24))
       ->needs("--accuracy");
   verify_app
       ->add_option("--input", verify_options.inputs,
                    "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
-      ->needs("--accuracy");
+      ->needs("--accuracy")
+      ->excludes("--length");
   verify_app
       ->add_flag(
           "--backward", verify_options.backward,
@@ -170,7 +173,7 @@ int parse_and_run(int argc, char** argv) {
                  "flash3_quantize: codes and scales against a plain reference")
       ->excludes("--accuracy", "--backward", "--ragged");
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
-      ->excludes("--ragged", "--quantize");
+      ->excludes("--ragged", "--quantize", "--length", "--input");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

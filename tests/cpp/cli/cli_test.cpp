@@ -140,6 +140,29 @@ TEST_F(Cli, VerifyAccuracyPrintsATable) {
   EXPECT_NE(o.out.find("8 passed, 0 failed\n"), std::string::npos) << o.out;
 }
 
+// Rows of 16 bits up to 4096 tokens, of FP8 at any length.
+TEST_F(Cli, VerifyAccuracyTakesSeveralLengths) {
+  const std::string one = " --filter bf16 --filter /d64/ --filter causal";
+  const Outcome o = flash3("verify --accuracy --backend cpu --length 256,4100" + one);
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  const auto count = [&](const std::string& id) {
+    size_t found = 0;
+    for (size_t at = 0; (at = o.out.find("\nok    " + id, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("bf16/b1/q256/k256/h2/d64/causal/outliers "), 2u) << o.out;
+  EXPECT_EQ(count("bf16/b1/q4100/k4100/h2/d64/causal/outliers "), 1u) << o.out;
+  EXPECT_NE(o.out.find("3 passed, 0 failed\n"), std::string::npos) << o.out;
+
+  const Outcome listed = flash3("verify --accuracy --backend cpu --length 4100 --list" + one);
+  EXPECT_EQ(listed.out, "bf16/b1/q4100/k4100/h2/d64/causal/outliers\n");
+  expect_usage_error("verify --length 64", "--accuracy");
+  expect_usage_error("verify --accuracy --length 64,0", "range");
+  expect_usage_error("verify --accuracy --length 64 --input x.safetensors", "excludes");
+  expect_usage_error("verify --accuracy --length 64 --case bf16/b1/q8/k8/h1/d8/full/outliers",
+                     "excludes");
+}
+
 // One key: the plain implementation is exact, which no ratio can be taken of.
 TEST_F(Cli, VerifyAccuracyFailsLoudly) {
   const Outcome o = flash3(

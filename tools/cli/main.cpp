@@ -92,8 +92,10 @@ int parse_and_run(int argc, char** argv) {
                       "Of backward cases: the same bits each time");
   bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
-  bench_app->add_option("--dtype", bench_options.dtype,
-                        "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32");
+  bench_app->add_option(
+      "--dtype", bench_options.dtype,
+      "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32; of --ceiling alone "
+      "e4m3 too");
   auto* ceiling_flag = bench_app->add_flag(
       "--ceiling", bench_options.ceiling,
       "Hopper: also measure what the tensor cores sustain, before and after the cases, and print "

@@ -32,6 +32,8 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
   expect_usage_error("bench --ceiling --backend cpu", "--ceiling needs a Hopper GPU");
+  expect_usage_error("bench --dtype e4m3", "--dtype e4m3 is for --ceiling; --suite fp8 has");
+  expect_usage_error("bench --suite fp8 --dtype e4m3", "--dtype e4m3 is for --ceiling alone");
   expect_usage_error("bench --ceiling --ceiling-dim 96", "96");
   expect_usage_error("bench --ceiling-dim 64", "requires --ceiling");
   expect_usage_error("bench --ablation --backend cpu", "--ablation needs a Hopper GPU");

@@ -92,13 +92,13 @@ std::string accuracy_header() {
   return fmt::format(
       "out against float64, on data with outliers; RMSE must be <= {} x that of naive, a plain\n"
       "implementation that rounds scores and probabilities to the tensors' dtype\n"
-      "      {:<44} {:>10} {:>10} {:>6} {:>10}",
+      "      {:<48} {:>10} {:>10} {:>6} {:>10}",
       cases::kAccuracyBar, "case", "naive RMSE", "RMSE", "ratio", "max error");
 }
 
 std::string accuracy_row(const Case& c, const Verdict& v) {
   if (v.out.naive_rmse <= 0) return report(c, v);  // it failed before there was anything to compare
-  const std::string row = fmt::format("{:<5} {:<44} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}",
+  const std::string row = fmt::format("{:<5} {:<48} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}",
                                       v.passed() ? "ok" : "FAIL", to_id(c), v.out.naive_rmse,
                                       v.out.rmse, v.out.rmse / v.out.naive_rmse, v.out.error);
   return v.passed() ? row : row + "\n      " + v.failure;
@@ -155,7 +155,7 @@ size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases
                      bool quiet) {
   const std::string failure = judge_fp8_accuracy(a, demand);
   if (quiet && failure.empty()) return 0;
-  fmt::print("{:<5} {:<44} {:>9.2e} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name,
+  fmt::print("{:<5} {:<48} {:>9.2e} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name,
              a.rms, a.half, a.plain);
   for (const double rmse : a.rmse) fmt::print(" {:>9.2e}", rmse);
   fmt::print("\n");
@@ -174,7 +174,7 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
       "\nFP8: out against float64 of the tensors before they became FP8, RMSE; `both` is what\n"
       "flash3_quantize is for, and must be <= {:.1e} from head dim 128 on without a mask up to {}\n"
       "queries, of which all are compared, and <= {:.2f} of the RMS of out anywhere\n"
-      "      {:<44} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
+      "      {:<48} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
       cases::kFp8Bar, cases::kAllRows, cases::kFp8RelativeBar, "case", "RMS out", "16 bit", "plain",
       "tensor", "blocks", "rotated", "both");
   size_t failed = 0;

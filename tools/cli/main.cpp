@@ -130,9 +130,9 @@ int parse_and_run(int argc, char** argv) {
   auto* ablation_flag = bench_app->add_flag(
       "--ablation", bench_options.ablation,
       "Hopper: the FlashAttention-3 paper's ablation instead of cases: the forward kernel with "
-      "parts of its schedule switched off, on the paper's shape; only with --samples, --sample-ms "
-      "and --json");
-  for (const char* other : {"--suite", "--case", "--filter", "--dtype", "--ceiling", "--sustained",
+      "parts of its schedule switched off, on the paper's shape; --dtype e4m3: the FP8 kernel; "
+      "otherwise only with --samples, --sample-ms and --json");
+  for (const char* other : {"--suite", "--case", "--filter", "--ceiling", "--sustained",
                             "--backward", "--deterministic", "--naive", "--threads", "--csv"})
     ablation_flag->excludes(bench_app->get_option(other));
   for (const char* other : {"--ceiling", "--sustained", "--naive", "--csv", "--ablation"})

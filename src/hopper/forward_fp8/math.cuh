@@ -75,7 +75,8 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
-  using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
+  using Score = Fp8Score<Traits::kScore, Traits::kSchedule.lazy_maximum>;
+  using Softmax = OnlineSoftmax<Score>;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
   // A product with few keys reads as much of Q as of K, and at this width shared memory binds. A
@@ -83,7 +84,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   constexpr bool kQInRegisters = KTile::kCols > 192 && Traits::kScore == ScoreKind::kPlain;
 
   TileReader tiles{shared.tiles};
-  const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
+  const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
   const int thread = thread_in_warpgroup();
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
         issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       }
     };
-    Softmax softmax{Fp8Score<Traits::kScore>::of(params)};
+    Softmax softmax{Score::of(params)};
 
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
     issue_scores(k_state.stage);
@@ -166,7 +167,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
       softmax.score.begin_tile(query_scales.q[warpgroup], shared.key_scales[kStage].k);
       const float v_ratio = shared.key_scales[kStage].v_ratio;
-      wgmma_wait<1>();
+      wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
       pin_registers(r_s);
       arrive(&shared.k_barriers.empty[kStage]);
       softmax.admit(r_s);

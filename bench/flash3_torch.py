@@ -3,7 +3,7 @@ import ctypes
 
 import torch
 
-DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4}
+DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4, torch.float8_e4m3fn: 5}
 AUTO, HOPPER, CPU = 0, 1, 2
 
 
@@ -45,8 +45,26 @@ RAGGED_FIELDS = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q
 
 
 class RaggedForwardParams(ForwardParams):
-    """flash3_forward_params of flash3.h, to its end."""
+    """flash3_forward_params of flash3.h, to chunk."""
     _fields_ = RAGGED_FIELDS
+
+
+class Fp8ForwardParams(RaggedForwardParams):
+    """flash3_forward_params of flash3.h, to its end."""
+    _fields_ = [("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor), ("compute", ctypes.c_int32),
+                ("rotation_seed", ctypes.c_uint64)]
+
+
+class QuantizeParams(ctypes.Structure):
+    """flash3_quantize_params of flash3.h."""
+    _fields_ = [("struct_size", ctypes.c_size_t),
+                *((name, Tensor) for name in ("q", "k", "v", "q_out", "k_out", "v_out", "q_scale", "k_scale", "v_scale",
+                                              "rotary_cos", "rotary_sin")),
+                ("rotary_interleaved", ctypes.c_int32), ("rotate", ctypes.c_int32), ("rotary_offset_q", ctypes.c_int64),
+                ("rotary_offset_k", ctypes.c_int64), ("rotation_seed", ctypes.c_uint64), ("cu_seqlens_q", Tensor),
+                ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64),
+                ("max_seqlen_k", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32),
+                ("stream", ctypes.c_void_p), ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 
 
 class RaggedBackwardParams(BackwardParams):
@@ -56,6 +74,8 @@ class RaggedBackwardParams(BackwardParams):
 
 class Flash3:
     """A libflash3.so."""
+
+    COMPUTE_FP8 = 1  # FLASH3_COMPUTE_FP8
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
@@ -110,6 +130,14 @@ class Flash3:
     def ragged_forward(self, tensors, **options):
         """As forward, with tensors and options by the names of flash3_forward_params: cu_seqlens_q, sink, softcap …"""
         return self.prepared("flash3_forward", RaggedForwardParams, tensors, **options)
+
+    def fp8_forward(self, tensors, **options):
+        """As ragged_forward, with q_scale, k_scale and v_scale, or compute."""
+        return self.prepared("flash3_forward", Fp8ForwardParams, tensors, **options)
+
+    def quantize(self, tensors, **options):
+        """A callable that runs flash3_quantize; tensors and options by the names of flash3_quantize_params."""
+        return self.prepared("flash3_quantize", QuantizeParams, tensors, **options)
 
     def ragged_backward(self, tensors, **options):
         """As backward, likewise."""

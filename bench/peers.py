@@ -15,6 +15,10 @@ and flash3 in its default one too.
 call with the same cost per token, thousands of short sequences, sinks and softcaps and the plain call, a window of 128 keys. FA2
 runs through torch's nested tensors, FlexAttention compiled with a mask of documents. TFLOP/s count what the mask leaves.
 
+--fp8 times FP8 forwards beside those of 16 bits: flash3's on e4m3 tensors with scales for blocks and from bf16 tensors in one call,
+flash3_quantize alone, cuDNN's FP8 (out in e4m3) where the package nvidia-cudnn-frontend is found, and torch's FP8 GEMM, 8192
+rows, columns and reduction, in turn with them: what FP8 reaches in a large product.
+
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
 
 --ceiling measures, before and after, what the tensor cores sustain (flash3 bench --ceiling): each figure then comes with its
@@ -34,6 +38,7 @@ from ragged_points import beside_of, ragged_suite
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PEERS = ("cudnn", "fa2", "fa4")
 RAGGED_PEERS = ("fa2", "fa4", "flex")
+FP8_PEERS = ("cudnn", "cudnn_fp8", "fp8_gemm")
 
 
 def numbers(text):
@@ -55,12 +60,14 @@ def parse_args(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH",
                         help="libflash3.so; several to compare builds")
-    parser.add_argument("--peers", help="any of cudnn,fa2,fa4 (default: cudnn,fa2); with --ragged of fa2,fa4,flex (default: all)")
-    parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4")
+    parser.add_argument("--peers", help="any of cudnn,fa2,fa4 (default: cudnn,fa2); with --ragged of fa2,fa4,flex (default: all); "
+                                        "with --fp8 of cudnn,cudnn_fp8,fp8_gemm (default: all)")
+    parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4 or cudnn")
     parser.add_argument("--dims", type=numbers, default="64,128,256")
     parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384", help="not with --ragged")
     parser.add_argument("--ragged", action="store_true", help="ragged batches, sinks, softcaps and a window")
     parser.add_argument("--filter", action="append", default=[], help="with --ragged: only cases whose id contains this")
+    parser.add_argument("--fp8", action="store_true", help="FP8 forwards beside those of 16 bits")
     parser.add_argument("--backward", action="store_true", help="the gradients instead of the forward")
     parser.add_argument("--deterministic", action="store_true", help="with --backward: the same bits each time")
     parser.add_argument("--samples", type=int, default=11)
@@ -72,9 +79,9 @@ def parse_args(arguments=None):
     args = parser.parse_args(arguments)
 
     args.commit = commit_of(args.commit, parser.error)
-    known = RAGGED_PEERS if args.ragged else PEERS
+    known = RAGGED_PEERS if args.ragged else FP8_PEERS if args.fp8 else PEERS
     if args.peers is None:
-        args.peers = "fa2,fa4,flex" if args.ragged else "cudnn,fa2"
+        args.peers = ",".join(known) if args.ragged or args.fp8 else "cudnn,fa2"
     args.peers = [name for name in args.peers.split(",") if name]
     for name in args.peers:
         if name not in known:
@@ -83,7 +90,7 @@ def parse_args(arguments=None):
     for text in args.lib:
         name, _, path = text.rpartition("=")
         name = name or "flash3"
-        if name in args.libs or name in PEERS + RAGGED_PEERS:
+        if name in args.libs or name in PEERS + RAGGED_PEERS + FP8_PEERS:
             parser.error(f"--lib {text}: the name '{name}' is taken; give another: NAME=PATH")
         if not pathlib.Path(path).is_file():
             parser.error(f"--lib {text}: there is no file {path}")
@@ -96,6 +103,8 @@ def parse_args(arguments=None):
         parser.error("--deterministic is for --backward: every forward is deterministic")
     if args.ragged and (args.deterministic or args.energy):
         parser.error("--deterministic and --energy are not for --ragged")
+    if args.fp8 and (args.ragged or args.backward or args.energy):
+        parser.error("--fp8 is by itself: not with --ragged, --backward or --energy")
     if args.filter and not args.ragged:
         parser.error("--filter is for --ragged; --dims and --seqs choose among the other points")
     if args.samples < 2:
@@ -114,12 +123,12 @@ def ragged_points(args):
     return points
 
 
-def ceiling(program):
+def ceiling(program, dtype="bf16"):
     """What `flash3 bench --ceiling` measures now, a dict."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "ceiling.json"
-        done = subprocess.run([pathlib.Path(program).resolve(), "bench", "--ceiling", "--json", file], capture_output=True,
-                              text=True)
+        done = subprocess.run([pathlib.Path(program).resolve(), "bench", "--ceiling", "--json", file, "--dtype", dtype],
+                              capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{program} bench --ceiling: {done.stderr.strip()}")
         return json.loads(file.read_text(encoding="utf-8"))["ceiling"][0]
@@ -207,6 +216,46 @@ def measure_ragged_point(gpu, ragged, point, libs, args, top):
     return record
 
 
+def fp8_error(out, reference):
+    """RMS of the difference, of the reference's own RMS."""
+    return ((out - reference).square().mean() / reference.square().mean()).sqrt().item()
+
+
+def measure_fp8_point(gpu, fp8, shape, libs, args, top):
+    """As measure_point; fp8: the module fp8_peers; top: the FP8 ceiling, of which the calls in FP8 have a share."""
+    calls, results, reference, refused = fp8.make_calls(shape, libs, args.peers)
+    with gpu.Sensors() as sensors:
+        times = gpu.measure(calls, args.samples)
+    quantizers = {f"{name}_quantize": name for name in libs}
+    tflops = {name: (fp8.GEMM_FLOPS if name == "fp8_gemm" else shape.flops) / ms[0] / 1e9 for name, ms in times.items()
+              if name not in quantizers}
+    point = {**shape.__dict__, "tflops": {name: round(value, 1) for name, value in tflops.items()},
+             "ms": {name: round(ms[0], 4) for name, ms in times.items()},
+             "spread_p10_p90": {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in times.items()},
+             "sm_mhz": sensors.mhz, "watts": sensors.watts,
+             "error_to_fa2": {name: float(f"{fp8_error(out(), reference):.3g}") for name, out in results.items()}}
+    in_fp8 = [name for name in tflops if name in libs or name in ("cudnn_fp8", "fp8_gemm")]
+    if top:
+        point["share_of_ceiling"] = {name: round(tflops[name] / top, 4) for name in in_fp8}
+    if refused:
+        point["refused"] = refused
+    return point
+
+
+def fp8_line(point, ours):
+    """What measure_fp8_point gives, in words."""
+    values = "  ".join(f"{name} {value:.1f}" for name, value in point["tflops"].items())
+    mine = point["tflops"][ours]
+    text = f"d {point['dim']:3} {'causal' if point['causal'] else 'full  '} {point['seq']:6}  {values}"
+    text += "".join(f"  /{name} {mine / point['tflops'][name]:.3f}" for name in (f"{ours}_bf16", "cudnn_fp8", "fp8_gemm")
+                    if name in point["tflops"])
+    if "share_of_ceiling" in point:
+        text += f"  /ceiling {point['share_of_ceiling'][ours]:.3f}"
+    text += f"  quantize {point['ms'][f'{ours}_quantize']:.4f} ms  {point['sm_mhz']} MHz {point['watts']} W  error"
+    text += "".join(f" {name} {value:.1e}" for name, value in point["error_to_fa2"].items())
+    return text + "".join(f"  no {name}: {why}" for name, why in point.get("refused", {}).items())
+
+
 def ragged_line(record, ours):
     """What measure_ragged_point gives, in words."""
     values = "  ".join(f"{name} {ms:.3f} ms {record['tflops'][name]:.1f} TFLOP/s {record['gbps'][name]:.0f} GB/s"
@@ -246,16 +295,16 @@ def main():
     if args.ragged:
         ragged_points(args)  # before the ceiling, which takes long, if the filter leaves none
 
-    result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"), "dtype": "bf16",
-              "pass": "backward" if args.backward else "forward", "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
+    result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"),
+              "dtype": "e4m3" if args.fp8 else "bf16", "pass": "backward" if args.backward else "forward", "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
     if args.backward:
         result["deterministic"] = args.deterministic
     if args.deterministic:
         gpu.use_deterministic()
     if args.ceiling:
-        result["ceiling"] = {"before": ceiling(args.ceiling)}
+        result["ceiling"] = {"before": ceiling(args.ceiling, result["dtype"])}
         print(ceiling_line("before", result["ceiling"]["before"]), flush=True)
-    result["ragged_points" if args.ragged else "points"] = []
+    points = result["ragged_points" if args.ragged else "fp8_points" if args.fp8 else "points"] = []
 
     def write():
         if args.json:
@@ -266,17 +315,25 @@ def main():
         import ragged_peers
         for shape in ragged_points(args):
             point = measure_ragged_point(gpu, ragged_peers, shape, libs, args, top)
-            result["ragged_points"].append(point)
+            points.append(point)
             print(ragged_line(point, ours), flush=True)
+            write()
+    elif args.fp8:
+        import fp8_peers
+        result["cudnn_frontend"] = fp8_peers.frontend_version()
+        for shape in gpu.suite(args.dims, args.seqs):
+            point = measure_fp8_point(gpu, fp8_peers, shape, libs, args, top)
+            points.append(point)
+            print(fp8_line(point, ours), flush=True)
             write()
     else:
         for shape in gpu.suite(args.dims, args.seqs):
             point = measure_point(gpu, shape, libs, args, top)
-            result["points"].append(point)
+            points.append(point)
             print(line(point, ours), flush=True)
             write()
     if args.ceiling:
-        result["ceiling"]["after"] = ceiling(args.ceiling)
+        result["ceiling"]["after"] = ceiling(args.ceiling, result["dtype"])
         drift = result["ceiling"]["after"]["tflops"] / top - 1
         print(f"{ceiling_line('after', result['ceiling']['after'])}: {100 * drift:+.1f} %", flush=True)
         write()

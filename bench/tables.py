@@ -19,18 +19,21 @@ from generated_block import update  # noqa: E402
 RESULTS = ROOT / "bench/results"
 NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
+FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fp8_gemm": "FP8 GEMM"}
 
 
 def load():
-    """(GPU reports, the same of the backward, of ragged batches, CPU reports, reports of flash3 alone), each as (path, report),
-    newest first; and the paths of other files."""
-    gpu, backward, ragged, cpu, alone, other = [], [], [], [], [], []
+    """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone), each as (path,
+    report), newest first; and the paths of other files."""
+    gpu, backward, ragged, fp8, cpu, alone, other = [], [], [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
             (backward if report.get("pass") == "backward" else gpu).append((path, report))
         elif "ragged_points" in report:
             ragged.append((path, report))
+        elif "fp8_points" in report:
+            fp8.append((path, report))
         elif "results" in report and "torch" in report:
             cpu.append((path, report))
         elif "metadata" in report and alone_kind(report):
@@ -39,7 +42,7 @@ def load():
             other.append(path)
     # Of one day, the one with the most points.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
-    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, ragged, cpu, alone)), other
+    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, ragged, fp8, cpu, alone)), other
 
 
 def table(header, rows):
@@ -201,6 +204,51 @@ def ragged_points(path, report, up="../"):
     return "\n\n".join([*lines, f"From {source(path, report, up)}."])
 
 
+def fp8_points(path, report, up="../"):
+    """What bench/peers.py --fp8 wrote: flash3's FP8 beside 16 bits, cuDNN's FP8 and a GEMM."""
+    points = report["fp8_points"]
+    names = list(dict.fromkeys(name for p in points for name in p["tflops"]))
+    mine = names[0]
+    titles = {mine: f"{mine}, FP8", f"{mine}_bf16": f"{mine}, bf16", f"{mine}_from_bf16": f"{mine}, FP8 with quantise", **FP8_NAMES}
+    # What the FP8 forward is divided by, and what it is with quantise.
+    beside = [name for name in names if name in (f"{mine}_bf16", "cudnn", "cudnn_fp8", "fp8_gemm")]
+    with_quantize = f"{mine}_from_bf16", f"{mine}_bf16"
+
+    def quotient(p, above, below):
+        return p["tflops"][above] / p["tflops"][below] if above in p["tflops"] and below in p["tflops"] else None
+
+    def cell(number, form=".3f"):
+        return "" if number is None else format(number, form)
+
+    with_ceiling = any("share_of_ceiling" in p for p in points)
+    errors = list(dict.fromkeys(name for p in points for name in p["error_to_fa2"] if name != f"{mine}_from_bf16"))
+    rows = []
+    for p in points:
+        cells = [f"{p['dim']} {mask(p)} {p['seq']}", p["batch"], p["heads"], *(cell(p["tflops"].get(n), ".1f") for n in names)]
+        cells += [cell(p["ms"].get(f"{mine}_quantize"), ".4f"), *(cell(quotient(p, mine, n)) for n in beside),
+                  cell(quotient(p, *with_quantize))]
+        if with_ceiling:
+            cells.append(cell(p.get("share_of_ceiling", {}).get(mine)))
+        cells += ["" if n not in p["error_to_fa2"] else f"{100 * p['error_to_fa2'][n]:.2f} %" for n in errors]
+        rows.append([*cells, f"{100 * max(p['spread_p10_p90'].values()):.1f} %", p["sm_mhz"], p["watts"]])
+    header = ["head_dim, mask, seq", "batch", "heads", *(f"{titles.get(n, n)} TFLOP/s" for n in names), "quantise ms",
+              *(f"/ {titles[n]}" for n in beside), f"with quantise / {titles[with_quantize[1]]}",
+              *(["share of the ceiling"] if with_ceiling else []), *(f"{titles.get(n, n)}: error" for n in errors),
+              "widest spread, p10 to p90", "MHz", "W"]
+    frontend = f", its frontend {report['cudnn_frontend']}" if report.get("cudnn_frontend") else ""
+    lines = [f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}{frontend}; FP8 forward; "
+             f"median of {report['samples']} samples of {report['sample_ms']:g} ms, interleaved in one process. FP8 GEMM: "
+             f"torch._scaled_mm, 8192 rows, columns and reduction. Errors: RMS of the difference to FlashAttention-2 in bf16, of its "
+             f"out's own RMS.{ceiling_heading(report)}", table(header, rows)]
+    ratios = [(titles[n], [r for p in points if (r := quotient(p, mine, n))]) for n in beside]
+    ratios.append((f"{titles[with_quantize[1]]}, with quantise", [r for p in points if (r := quotient(p, *with_quantize))]))
+    lines.append("\n".join(f"- {titles[mine]} / {title}, over these {len(r)} points: {median_range(r)}" for title, r in ratios if r))
+    refusals = dict.fromkeys(f"{titles.get(name, name)}: {why}" for p in points for name, why in p.get("refused", {}).items())
+    if refusals:
+        lines.append("Empty cells, in the libraries' own words: " + "; ".join(refusals) + ".")
+    return "\n\n".join([*lines, f"From {source(path, report, up)}."])
+
+
 def cpu_heading(report):
     return (f"{report['device']}, {report['instructions']}; torch {report['torch']}, scaled_dot_product_attention on "
             f"the CPU with as many threads; calls in turn in one process, medians. Load average of the machine at the end: "
@@ -257,6 +305,7 @@ ALONE_COLUMNS = (("ms", "median_ms", ".4f"), ("burst TFLOP/s", "burst_tflops", "
                  ("keys a query sees", "keys_per_query", ".1f"), ("µs a key", "us_per_key", ".4f"), ("GB/s", "gbps", ".0f"),
                  ("sequences", "sequences", "d"), ("cost/token", "cost_per_token", ".0f"), ("beside", "beside", "s"),
                  ("of its TFLOP/s", "ratio", ".3f"), ("quantise ms", "quantize_ms", ".4f"), ("share of the ceiling", "share_of_ceiling", ".3f"),
+                 ("that beside: share of its ceiling", "beside_share_of_ceiling", ".3f"),
                  ("MHz", "sm_clock_mhz", ".0f"), ("W", "watts", ".0f"), ("pJ/FLOP", "pj_per_flop", ".2f"))
 
 
@@ -298,7 +347,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, ragged, cpu, alone, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     readme = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -309,6 +358,8 @@ def main():
         everything.append(section("Hopper, backward", backward, gpu_points))
     if ragged:
         everything.append(section("Hopper, ragged batches", ragged, ragged_points))
+    if fp8:
+        everything.append(section("Hopper, FP8 forward", fp8, fp8_points))
     everything.append(section("CPU, forward", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))

@@ -54,6 +54,10 @@ class Arguments(unittest.TestCase):
         self.expect_error([*good, "--ragged", "--energy"], "not for --ragged")
         self.expect_error([*good, "--filter", "/d64/"], "--filter is for --ragged")
         self.expect_error(["--lib", f"flex={LIB}", "--commit", "abc"], "the name 'flex' is taken")
+        self.expect_error(["--lib", f"fp8_gemm={LIB}", "--commit", "abc"], "the name 'fp8_gemm' is taken")
+        self.expect_error([*good, "--fp8", "--peers", "fa2"], "--peers names 'fa2'; there are cudnn, cudnn_fp8, fp8_gemm")
+        for other in ("--ragged", "--backward", "--energy"):
+            self.expect_error([*good, "--fp8", other], "--fp8 is by itself: not with --ragged, --backward or --energy")
 
     def test_no_git_and_no_commit_is_an_error(self):
         root = peers.ROOT
@@ -75,6 +79,7 @@ class Arguments(unittest.TestCase):
         args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--ragged", "--dims", "64", "--filter", "/sink/"])
         self.assertEqual(args.peers, ["fa2", "fa4", "flex"])
         self.assertEqual([point.case for point in peers.ragged_points(args)], ["bf16/b1/q16384/k16384/h32/d64/causal/sink"])
+        self.assertEqual(peers.parse_args(["--lib", LIB, "--commit", "abc", "--fp8"]).peers, ["cudnn", "cudnn_fp8", "fp8_gemm"])
         args.filter = ["/d96/"]
         with self.assertRaisesRegex(SystemExit, "no case matches the filter"):
             peers.ragged_points(args)
@@ -98,6 +103,18 @@ class FakeTensor:
 
     def item(self):
         return self.value
+
+    def square(self):
+        return FakeTensor(self.value**2)
+
+    def mean(self):
+        return self
+
+    def __truediv__(self, other):
+        return FakeTensor(self.value / other.value)
+
+    def sqrt(self):
+        return FakeTensor(self.value**0.5)
 
 
 class FakeGpu:
@@ -251,6 +268,69 @@ class RaggedMeasurement(unittest.TestCase):
         self.assertNotIn("beside", record)
 
 
+class FakeFp8:
+    """fp8_peers without a GPU; cuDNN's FP8 is missing if a test says so."""
+    GEMM_FLOPS = 16_000_000_000
+
+    def make_calls(self, shape, libs, names):
+        found = [name for name in names if name != "cudnn_fp8" or not self.missing]
+        values = {"flash3": 2.2, "flash3_bf16": 2.0, "flash3_from_bf16": 2.2, "cudnn": 2.0, "cudnn_fp8": 1.0}
+        results = {name: lambda value=value: FakeTensor(value) for name, value in values.items()
+                   if name.startswith("flash3") or name in found}
+        calls = dict.fromkeys(["flash3", "flash3_bf16", "flash3_from_bf16", "flash3_quantize", *found])
+        return calls, results, FakeTensor(2.0), {"cudnn_fp8": "No module named 'cudnn'"} if self.missing else {}
+
+
+class Fp8Point(unittest.TestCase):
+    def point(self, top=None, missing=False):
+        gpu, fp8 = FakeGpu(), FakeFp8()
+        gpu.MS = {"flash3": [1.0, 0.9, 1.1], "flash3_bf16": [2.0, 2.0, 2.0], "flash3_from_bf16": [1.25, 1.25, 1.25],
+                  "flash3_quantize": [0.2, 0.2, 0.2], "cudnn": [2.5, 2.5, 2.5], "cudnn_fp8": [1.6, 1.6, 1.6], "fp8_gemm": [2.0, 2.0, 2.0]}
+        fp8.missing = missing
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--fp8"])
+        return peers.measure_fp8_point(gpu, fp8, FakeShape(), {"flash3": None}, args, top)
+
+    def report(self, *points):
+        return {"device": "GPU", "driver": "1", "torch": "2", "cudnn": 9, "cudnn_frontend": "1.32", "commit": "abc",
+                "date": "2026-01-01", "dtype": "e4m3", "pass": "forward", "sample_ms": 12.0, "samples": 11, "fp8_points": list(points)}
+
+    def cells(self, report):
+        text = tables.fp8_points(ROOT / "bench/results/x.json", report)
+        header, _, row = [line.split("|") for line in text.splitlines() if line.startswith("|")][:3]
+        self.assertEqual(len(header), len(row))
+        return text, {title.strip(): cell.strip() for title, cell in zip(header, row)}
+
+    def test_counts_attention_and_the_gemm_each_by_its_own_operations(self):
+        point = self.point(top=16)
+        self.assertEqual(point["tflops"], {"flash3": 4.0, "flash3_bf16": 2.0, "flash3_from_bf16": 3.2, "cudnn": 1.6, "cudnn_fp8": 2.5,
+                                           "fp8_gemm": 8.0})
+        self.assertEqual(point["ms"]["flash3_quantize"], 0.2)
+        self.assertEqual(point["share_of_ceiling"], {"flash3": 0.25, "cudnn_fp8": 0.1562, "fp8_gemm": 0.5})
+        self.assertEqual(point["error_to_fa2"]["flash3"], 0.1)
+        self.assertEqual(point["error_to_fa2"]["cudnn_fp8"], 0.5)
+        line = peers.fp8_line(point, "flash3")
+        self.assertIn("/flash3_bf16 2.000  /cudnn_fp8 1.600  /fp8_gemm 0.500  /ceiling 0.250  quantize 0.2000 ms", line)
+
+    def test_table(self):
+        text, cells = self.cells(self.report(self.point()))
+        self.assertEqual((cells["flash3, FP8 TFLOP/s"], cells["cuDNN, FP8 (out in e4m3) TFLOP/s"], cells["quantise ms"]), ("4.0", "2.5", "0.2000"))
+        self.assertEqual((cells["/ flash3, bf16"], cells["/ cuDNN, FP8 (out in e4m3)"], cells["with quantise / flash3, bf16"]),
+                         ("2.000", "1.600", "1.600"))
+        self.assertEqual((cells["flash3, FP8: error"], cells["cuDNN, bf16: error"]), ("10.00 %", "0.00 %"))
+        self.assertNotIn("ceiling", text)
+        self.assertIn("cuDNN 9, its frontend 1.32", text)
+        self.assertIn("- flash3, FP8 / FP8 GEMM, over these 1 points: 0.50", text)
+
+    def test_ceiling_and_a_library_that_is_not_there(self):
+        report = self.report(self.point(top=16, missing=True), self.point(top=16))
+        report["ceiling"] = {"before": {**CEILING, "dtype": "e4m3"}}
+        text, cells = self.cells(report)
+        self.assertEqual((cells["share of the ceiling"], cells["cuDNN, FP8 (out in e4m3) TFLOP/s"], cells["/ cuDNN, FP8 (out in e4m3)"]),
+                         ("0.250", "", ""))
+        self.assertIn("cuDNN, FP8 (out in e4m3): No module named 'cudnn'.", text)
+        self.assertIn("no cudnn_fp8: No module named 'cudnn'", peers.fp8_line(report["fp8_points"][0], "flash3"))
+
+
 class Ceiling(unittest.TestCase):
     def run_program(self, script):
         with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +340,8 @@ class Ceiling(unittest.TestCase):
             return peers.ceiling(program)
 
     def test_comes_from_the_command_line(self):
-        answer = self.run_program('[ "$1 $2 $3" = "bench --ceiling --json" ] && echo \'{"ceiling": [{"tflops": 850}]}\' > "$4"')
+        answer = self.run_program('[ "$1 $2 $3 $5 $6" = "bench --ceiling --json --dtype bf16" ] && '
+                                  'echo \'{"ceiling": [{"tflops": 850}]}\' > "$4"')
         self.assertEqual(answer, {"tflops": 850})
 
     def test_its_error_is_told(self):

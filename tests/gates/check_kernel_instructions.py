@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The machine code holds what was meant: every attention kernel has HGMMA (wgmma; FP8: QGMMA) and UTMALDG (TMA load), those of the
 backward add to dQ's sums without reading them back (UBLKRED, by the copy engine, or REDG, from registers), the kernels that
-measure the tensor cores' ceiling have every HGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""
+measure the tensor cores' ceiling have every HGMMA or QGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""
 import re
 import sys
 from collections import Counter
@@ -15,18 +15,23 @@ FORBIDDEN = ("LDL", "STL")
 
 
 def ceiling_products(kernel):
-    """HGMMAs in the loop of a ceiling kernel, by the template arguments in its name; None for any other kernel.
+    """(instruction, how many) in the loop of a ceiling kernel, by the template arguments in its name; None for any other kernel.
 
-    A turn is S = Q·Kᵀ, head_dim / 16 of them, and P·V, keys / 16; the loop holds one turn for each of two stages.
+    A turn is S = Q·Kᵀ, head_dim / 16 of them (FP8: / 32), and P·V, keys / 16; the loop holds one turn for each of two stages. FP8
+    with Q in registers: one.
     """
-    match = re.search(r"CeilingTraitsI\w*?ELi(\d+)ELi(\d+)EE", kernel)
-    return 2 * (int(match[1]) // 16 + int(match[2]) // 16) if match else None
+    match = re.search(r"CeilingTraitsI\w*?ElementE(\d+)ELi(\d+)ELi(\d+)EE", kernel)
+    if not match:
+        return None
+    fp8, head_dim, keys = match[1] == "2", int(match[2]), int(match[3])
+    step, turns = (32, 1 if head_dim > 192 else 2) if fp8 else (16, 2)
+    return "QGMMA" if fp8 else "HGMMA", turns * (head_dim // step + keys // step)
 
 
-def needed(obj):
+def needed(obj, kernel):
     if not is_attention(obj):
         return ()
-    return FP8_NEEDED if "/hopper/forward_fp8/" in str(obj) else NEEDED
+    return FP8_NEEDED if "fp8_forward_kernel" in kernel else NEEDED
 
 
 def main():
@@ -41,14 +46,15 @@ def main():
             count = Counter(instruction.split(".")[0] for instruction in instructions)
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
-            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj) if not count[name]]
+            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]
             if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)
             if products is None and "ceiling" in obj.name:
                 bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")
-            if products not in (None, count["HGMMA"]):
-                bad.append(f"{demangle(kernel)}: {count['HGMMA']} HGMMA; its turns are {products}: ptxas drops those whose result nobody reads")
+            if products is not None and count[products[0]] != products[1]:
+                bad.append(f"{demangle(kernel)}: {count[products[0]]} {products[0]}; its turns are {products[1]}: ptxas drops those whose "
+                           f"result nobody reads")
             bad += [f"{demangle(kernel)}: {count[name]} {name}" for name in FORBIDDEN if count[name]]
     print("\n".join(["", "WRONG:", *bad]) if bad else f"{seen} kernels, none wrong")
     return bool(bad) or not seen

@@ -1,5 +1,6 @@
 """python -m flash3.bench: it measures, and draws the committed measurements."""
 import contextlib
+import importlib
 import io
 import json
 import pathlib
@@ -75,6 +76,48 @@ def test_a_peer_that_refuses_does_not_stop_the_others():
     record = measure.measure_point({"flash3": lambda q, k, v, causal: q, "fa2": refuses}, measure.Point(1, 16, 1, 8, True),
                                    dtype=torch.float32, device="cpu", backward=False, samples=2, sample_ms=0.1)
     assert record["refused"] == {"fa2": "not this shape"} and list(record["tflops"]) == ["flash3"]
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """A module of bench/ by its name."""
+    monkeypatch.syspath_prepend(RESULTS.parent)
+    monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))  # for clocks, which no test here reads
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8_of_the_scripts(scripts, device, causal):
+    import torch
+    import oracle
+    from flash3._library import FOLDER
+    peers, fp8, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "flash3_torch"))
+    lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
+    torch.manual_seed(1)
+    qkv = [torch.randn(2, 300, 3, 64, device=device).bfloat16() for _ in range(3)]
+    calls, outs = fp8.flash3(lib, qkv, causal, flash3_torch.CPU if device == "cpu" else flash3_torch.HOPPER)
+    for call in calls.values():
+        call()
+    exact = oracle.naive(*(x.double() for x in qkv), causal=causal)[0]
+    errors = {way: peers.fp8_error(out.double(), exact) for way, out in outs.items()}
+    assert errors["bf16"] < 0.005 and 0.01 < errors[""] < 0.08, errors
+    assert torch.equal(outs[""], outs["from_bf16"])
+
+
+@pytest.mark.gpu
+def test_fp8_peers_of_the_scripts(scripts):
+    from flash3._library import FOLDER
+    peers, fp8, gpu, flash3_torch = (scripts(name) for name in ("peers", "fp8_peers", "gpu_peers", "flash3_torch"))
+    lib = flash3_torch.Flash3(str(FOLDER / "libflash3.so"))
+    calls, results, reference, refused = fp8.make_calls(gpu.Shape(2, 512, 4, 128, True), {"flash3": lib}, peers.FP8_PEERS)
+    assert set(refused) <= {"cudnn_fp8"}, refused
+    for call in calls.values():
+        call()
+    errors = {name: peers.fp8_error(result(), reference) for name, result in results.items()}
+    assert all(error < (0.08 if name in ("flash3", "flash3_from_bf16", "cudnn_fp8") else 0.01) for name, error in errors.items()), errors
+    if "cudnn_fp8" in refused:
+        assert fp8.frontend_version() is None, refused
 
 
 @pytest.mark.parametrize("arguments,message", [(("plot", "nowhere.json"), "there is no file nowhere.json"),

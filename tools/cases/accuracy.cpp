@@ -4,20 +4,22 @@
 
 namespace flash3::cases {
 
-std::vector<Case> accuracy_cases(Level level, int64_t length) {
+std::vector<Case> accuracy_cases(Level level, const std::vector<int64_t>& lengths) {
+  if (lengths.empty()) return accuracy_cases(level, {level == Level::kQuick ? 1024 : 4096});
   std::vector<Case> list;
-  for (const flash3_dtype dtype : {FLASH3_FLOAT16, FLASH3_BFLOAT16})
-    for (const int64_t dim : {64, 128, 256})
-      for (const bool causal : {false, true}) {
-        Case c;
-        c.dtype = dtype;
-        c.seq_q = c.seq_k = length > 0 ? length : level == Level::kQuick ? 1024 : 4096;
-        c.heads_q = c.heads_k = 2;
-        c.head_dim = c.head_dim_v = dim;
-        c.causal = causal;
-        c.distribution = Distribution::kOutliers;
-        list.push_back(c);
-      }
+  for (const int64_t length : lengths)
+    for (const flash3_dtype dtype : {FLASH3_FLOAT16, FLASH3_BFLOAT16})
+      for (const int64_t dim : {64, 128, 256})
+        for (const bool causal : {false, true}) {
+          Case c;
+          c.dtype = dtype;
+          c.seq_q = c.seq_k = length;
+          c.heads_q = c.heads_k = 2;
+          c.head_dim = c.head_dim_v = dim;
+          c.causal = causal;
+          c.distribution = Distribution::kOutliers;
+          list.push_back(c);
+        }
   return list;
 }
 

@@ -28,8 +28,8 @@ namespace flash3::cases {
 inline constexpr double kAccuracyBar = 0.59;
 
 // float16 and bfloat16, head dims 64, 128 and 256, full and causal. kQuick: 1024 queries and keys;
-// kFull: 4096; or `length`, if that is not 0.
-std::vector<Case> accuracy_cases(Level level, int64_t length = 0);
+// kFull: 4096; or each of `lengths`, if there are any.
+std::vector<Case> accuracy_cases(Level level, const std::vector<int64_t>& lengths = {});
 
 // Why the bar cannot be put to this case; "" if it can.
 std::string accuracy_objection(const Case& c);

@@ -21,13 +21,19 @@ struct Truth {
   std::vector<double> out;
 };
 
-ForwardProblem with_rows(ForwardProblem p, int64_t first, int64_t step, int64_t count,
-                         int64_t keys) {
-  p.q.data = static_cast<std::byte*>(p.q.data) +
-             first * p.q.stride_seq * static_cast<int64_t>(dtype_size(p.dtype));
-  p.q.stride_seq *= step;
-  p.seq_q = p.q.seq = p.out.seq = count;
-  p.sequences_q = {.rows = count, .max_length = count};
+// The problem of one query, which sees all the keys that its mask leaves.
+ForwardProblem one_row(ForwardProblem p, int64_t row, bool causal) {
+  const auto from_row = [&](TensorView* x, flash3_dtype dtype) {
+    x->data = static_cast<std::byte*>(x->data) +
+              row * x->stride_seq * static_cast<int64_t>(dtype_size(dtype));
+    x->seq = 1;
+  };
+  const int64_t keys =
+      causal ? std::clamp<int64_t>(row + 1 + p.seq_k - p.seq_q, 0, p.seq_k) : p.seq_k;
+  from_row(&p.q, p.dtype);
+  from_row(&p.out, p.out_dtype);
+  p.seq_q = 1;
+  p.sequences_q = {.rows = 1, .max_length = 1};
   p.seq_k = p.k.seq = p.v.seq = keys;
   p.sequences_k = {.rows = keys, .max_length = keys};
   p.mask_rule = {};
@@ -48,11 +54,8 @@ Truth truth_of(const ForwardProblem& p, bool causal, int64_t most) {
                          ref.out.begin() + (b * p.seq_q + i + 1) * row);
     return truth;
   }
-  // One query at a time, which sees all the keys that are left.
   for (const int64_t i : truth.rows) {
-    const int64_t keys =
-        causal ? std::clamp<int64_t>(i + 1 + p.seq_k - p.seq_q, 0, p.seq_k) : p.seq_k;
-    const ReferenceForward ref = attention_ref(with_rows(p, i, 1, 1, keys));
+    const ReferenceForward ref = attention_ref(one_row(p, i, causal));
     truth.out.insert(truth.out.end(), ref.out.begin(), ref.out.end());
   }
   return truth;
@@ -100,7 +103,7 @@ Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memo
   for (const double x : truth.out) squares += x * x;
   result.rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(truth.out.size(), 1)));
 
-  if (problem.seq_q <= most) {
+  {
     HostMemory here;
     params.backend = FLASH3_BACKEND_CPU;
     const Fp8Input fp8(here, params, Scales::kTensor, /*rotate=*/false);
@@ -111,7 +114,10 @@ Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memo
       result.failure = s.message();
       return result;
     }
-    attention_plain_fp8(problem);
+    if (problem.seq_q <= most)
+      attention_plain_fp8(problem);
+    else
+      for (const int64_t i : truth.rows) attention_plain_fp8(one_row(problem, i, host.causal != 0));
     result.plain = rmse(truth, got);
   }
 

@@ -35,15 +35,16 @@ struct Fp8Accuracy {
   double rms = 0;                // of the true out itself
   std::array<double, 4> rmse{};  // of kFp8Ways
   double half = 0;               // of the 16-bit call
-  double plain = 0;              // attention_plain_fp8 with scales by tensors; 0: not run
+  double plain = 0;              // attention_plain_fp8 with scales by tensors
   int64_t rows = 0;              // of each head that were compared
   std::string failure;
 };
 
-// host: a forward call on 16-bit host tensors, neither ragged nor windowed. Of more than `most`
-// rows of a head that many, evenly spread, are compared.
+// host: a forward call on 16-bit host tensors, neither ragged nor windowed. Of heads with more than
+// `most` rows 64, evenly spread, are compared.
+inline constexpr int64_t kAllRows = 4096;
 Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memory,
-                                 flash3_backend backend, int threads, int64_t most = 4096);
+                                 flash3_backend backend, int threads, int64_t most = kAllRows);
 
 // What is asked of `both`: nothing; to be no worse than `tensor` and within kFp8RelativeBar;
 // kFp8Bar too.

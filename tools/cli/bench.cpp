@@ -25,6 +25,9 @@ constexpr double kCeilingSeconds = 1.6;
 // Ceilings before and after the cases that lie further apart make every share doubtful.
 constexpr double kDriftPercent = 2;
 
+// What a case's products run in.
+flash3_dtype products_of(const Case& c) { return c.fp8 ? FLASH3_FLOAT8_E4M3 : c.dtype; }
+
 flash3_dtype dtype_of(const BenchOptions& options) {
   if (options.dtype.empty()) return FLASH3_BFLOAT16;
   if (!options.cases.empty())
@@ -32,6 +35,9 @@ flash3_dtype dtype_of(const BenchOptions& options) {
                      " is for a suite and --ceiling; a --case names its own");
   const auto dtype = cases::parse_dtype(options.dtype);
   if (!dtype) throw UsageError("dtype '" + options.dtype + "' is not one of fp16, bf16, fp32");
+  if (dtype == FLASH3_FLOAT8_E4M3 && !options.suite.empty())
+    throw UsageError("--dtype e4m3 is for --ceiling alone; of --suite " + options.suite +
+                     " it is fp16, bf16 or fp32");
   return *dtype;
 }
 
@@ -63,9 +69,11 @@ std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend ba
   if (list.empty() && options.ceiling && options.suite.empty()) {
     if (!options.filters.empty() || !options.csv_file.empty())
       throw UsageError("--filter and --csv are for cases; --ceiling alone runs none");
-    if (dtype == FLASH3_FLOAT32) throw UsageError("--ceiling is for fp16 and bf16, not fp32");
+    if (dtype == FLASH3_FLOAT32) throw UsageError("--ceiling is for fp16, bf16 and e4m3, not fp32");
     return list;
   }
+  if (list.empty() && dtype == FLASH3_FLOAT8_E4M3)
+    throw UsageError("--dtype e4m3 is for --ceiling; --suite fp8 has e4m3 cases");
   if (list.empty()) list = bench_suite(suite_of(options), backend, dtype);
   const auto set_pass = [&](Case* c) {
     c->backward |= options.backward;
@@ -134,9 +142,9 @@ class Bench {
     const auto& gpu = workbench_.gpu();
     if (gpu && c.dtype != FLASH3_FLOAT32)
       r.peak = (r.reading.samples > 0 ? r.reading.clock_hz : gpu->max_clock_hz) * gpu->sms *
-               device::kFlopsPerClockPerSm * (c.dtype == FLASH3_FLOAT8_E4M3 || c.fp8 ? 2 : 1);
-    if (const auto found = ceilings_.find(c.dtype); found != ceilings_.end())
-      r.ceiling_tflops = found->second;
+               device::flops_per_clock_per_sm(products_of(c));
+    r.ceiling_tflops = ceiling_of(c);
+    if (r.beside) r.beside_ceiling_tflops = ceiling_of(*r.beside);
     if (options_.naive) r.naive_seconds = time_naive(prepared);
     return r;
   }
@@ -157,6 +165,12 @@ class Bench {
   double ceiling(flash3_dtype dtype) const { return ceilings_.at(dtype); }
 
  private:
+  // 0: not measured.
+  double ceiling_of(const Case& c) const {
+    const auto found = ceilings_.find(products_of(c));
+    return found != ceilings_.end() ? found->second : 0;
+  }
+
   double time_quantize(const cases::Fp8Input& fp8) {
     return measure(
                workbench_.memory(), [&] { check(fp8.quantize()); }, options_.samples,
@@ -192,9 +206,10 @@ std::vector<flash3_dtype> ceiling_dtypes(const BenchOptions& options,
                                          const std::vector<BenchPoint>& list) {
   if (list.empty()) return {dtype_of(options)};
   std::vector<flash3_dtype> dtypes;
-  for (const flash3_dtype dtype : {FLASH3_BFLOAT16, FLASH3_FLOAT16})
-    if (std::any_of(list.begin(), list.end(),
-                    [&](const BenchPoint& p) { return p.c.dtype == dtype; }))
+  for (const flash3_dtype dtype : {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3})
+    if (std::any_of(list.begin(), list.end(), [&](const BenchPoint& p) {
+          return products_of(p.c) == dtype || (p.beside && products_of(*p.beside) == dtype);
+        }))
       dtypes.push_back(dtype);
   return dtypes;
 }

@@ -58,8 +58,11 @@ double BenchResult::keys_per_query() const {
 double BenchResult::spread_percent() const {
   return 100 * (timing.p90 - timing.p10) / timing.median;
 }
+double BenchResult::beside_tflops() const {
+  return beside ? flops(*beside) / beside_timing.median * 1e-12 : 0;
+}
 double BenchResult::ratio() const {
-  return beside && tflops() > 0 ? tflops() / (flops(*beside) / beside_timing.median * 1e-12) : 0;
+  return beside && tflops() > 0 ? tflops() / beside_tflops() : 0;
 }
 
 std::string BenchTable::header() const {
@@ -117,11 +120,12 @@ std::string BenchTable::failure(const cases::Case& c, const std::string& why) co
 }
 
 std::string ceiling_line(const device::CeilingResult& c) {
+  const int reduced = c.dtype == FLASH3_FLOAT8_E4M3 ? 32 : 16;
   return fmt::format(
-      "ceiling: {:.1f} TFLOP/s of {} WGMMA alone (m64n{}k16 and m64n{}k16, operands in shared "
+      "ceiling: {:.1f} TFLOP/s of {} WGMMA alone (m64n{}k{} and m64n{}k{}, operands in shared "
       "memory) for {:.1f} s: {:.1f} % of the peak at {:.0f} MHz, {}",
-      c.tflops(), cases::short_name(c.dtype), c.keys, c.head_dim, c.seconds, c.peak_percent,
-      1e-6 * c.clock_hz,
+      c.tflops(), cases::short_name(c.dtype), c.keys, reduced, c.head_dim, reduced, c.seconds,
+      c.peak_percent, 1e-6 * c.clock_hz,
       c.pj_per_flop() > 0 ? fmt::format("{:.0f} W{}, {:.3f} pJ/FLOP", c.reading.mean_watts(),
                                         c.reading.throttled ? "*" : "", c.pj_per_flop())
                           : "no reading of the power");
@@ -161,12 +165,14 @@ Json to_json(const BenchResult& r) {
   if (r.beside) {
     j["beside"] = to_id(*r.beside);
     j["beside_ms"] = 1e3 * r.beside_timing.median;
-    j["beside_tflops"] = flops(*r.beside) / r.beside_timing.median * 1e-12;
+    j["beside_tflops"] = r.beside_tflops();
     j["ratio"] = r.ratio();
     if (r.quantize_seconds > 0) j["quantize_ms"] = 1e3 * r.quantize_seconds;
   }
   if (r.peak > 0) j["percent_of_peak"] = r.percent_of_peak();
   if (r.ceiling_tflops > 0) j["share_of_ceiling"] = 0.01 * r.percent_of_ceiling();
+  if (r.beside_ceiling_tflops > 0)
+    j["beside_share_of_ceiling"] = r.beside_tflops() / r.beside_ceiling_tflops;
   if (r.naive_seconds > 0) {
     j["naive_ms"] = 1e3 * r.naive_seconds;
     j["speedup_over_naive"] = r.naive_seconds / r.seconds();

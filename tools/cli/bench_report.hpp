@@ -28,7 +28,8 @@ struct BenchResult {
   double quantize_seconds = 0;  // to make the tensors of `c` from those of `beside`; 0: not timed
   device::Reading reading;
   double peak = 0;  // FLOP/s at the measured clock, or at the highest without one; 0: unknown
-  double ceiling_tflops = 0;  // of this run, for this dtype; 0: not measured
+  double ceiling_tflops = 0;         // of this run, for this dtype; 0: not measured
+  double beside_ceiling_tflops = 0;  // likewise, for that of `beside`
 
   double seconds() const { return sustained ? sustained->seconds_a_call : timing.median; }
   double tflops() const;
@@ -38,6 +39,7 @@ struct BenchResult {
   double pj_per_flop() const;         // 0: unknown
   double keys_per_query() const;      // visible ones, the mean
   double spread_percent() const;      // width of the middle 80 % of the samples
+  double beside_tflops() const;       // 0: there is none
   double ratio() const;               // of the TFLOP/s to those of `beside`; 0: there is none
 };
 

@@ -37,7 +37,7 @@ struct VerifyOptions {
   int repeat = 1;
   bool quiet = false, list = false;
   bool accuracy = false;            // the accuracy experiment instead of the table
-  long long length = 0;             // of its sequences; 0: the level's
+  std::vector<int64_t> lengths;     // of its sequences; none: the level's
   std::vector<std::string> inputs;  // files that it runs on too
   bool backward = false;            // the backward's table, or the backward of each case
   bool ragged = false;              // the table of ragged batches

@@ -92,8 +92,10 @@ int parse_and_run(int argc, char** argv) {
                       "Of backward cases: the same bits each time");
   bench_app->add_option("--filter", bench_options.filters, "Only cases whose id contains this");
   bench_app->add_option("--backend", bench_options.backend, kBackendHelp)->capture_default_str();
-  bench_app->add_option("--dtype", bench_options.dtype,
-                        "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32");
+  bench_app->add_option(
+      "--dtype", bench_options.dtype,
+      "Of the suite and of --ceiling: bf16 (the default), fp16 or fp32; of --ceiling alone "
+      "e4m3 too");
   auto* ceiling_flag = bench_app->add_flag(
       "--ceiling", bench_options.ceiling,
       "Hopper: also measure what the tensor cores sustain, before and after the cases, and print "
@@ -128,9 +130,9 @@ int parse_and_run(int argc, char** argv) {
   auto* ablation_flag = bench_app->add_flag(
       "--ablation", bench_options.ablation,
       "Hopper: the FlashAttention-3 paper's ablation instead of cases: the forward kernel with "
-      "parts of its schedule switched off, on the paper's shape; only with --samples, --sample-ms "
-      "and --json");
-  for (const char* other : {"--suite", "--case", "--filter", "--dtype", "--ceiling", "--sustained",
+      "parts of its schedule switched off, on the paper's shape; --dtype e4m3: the FP8 kernel; "
+      "otherwise only with --samples, --sample-ms and --json");
+  for (const char* other : {"--suite", "--case", "--filter", "--ceiling", "--sustained",
                             "--backward", "--deterministic", "--naive", "--threads", "--csv"})
     ablation_flag->excludes(bench_app->get_option(other));
   for (const char* other : {"--ceiling", "--sustained", "--naive", "--csv", "--ablation"})
@@ -146,14 +148,17 @@ int parse_and_run(int argc, char** argv) {
                  "with outliers, beside a plain implementation's in the same precision")
       ->disable_flag_override();  // --accuracy=0.01 would be read as "off"
   verify_app
-      ->add_option("--length", verify_options.length,
-                   "Of --accuracy: queries and keys; of more than 4096 some rows are compared")
+      ->add_option("--length", verify_options.lengths,
+                   "Of --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
+                   "are compared, in FP8 alone")
+      ->delimiter(',')
       ->check(CLI::Range(1, 1 << 24))
       ->needs("--accuracy");
   verify_app
       ->add_option("--input", verify_options.inputs,
                    "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
-      ->needs("--accuracy");
+      ->needs("--accuracy")
+      ->excludes("--length");
   verify_app
       ->add_flag(
           "--backward", verify_options.backward,
@@ -170,7 +175,7 @@ int parse_and_run(int argc, char** argv) {
                  "flash3_quantize: codes and scales against a plain reference")
       ->excludes("--accuracy", "--backward", "--ragged");
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
-      ->excludes("--ragged", "--quantize");
+      ->excludes("--ragged", "--quantize", "--length", "--input");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

@@ -16,11 +16,12 @@ void check(const Status& status) {
 }
 
 // The library's own kernel in the tiles of the ablation.
-const ForwardKernel& library_kernel() {
+const ForwardKernel& library_kernel(Element element) {
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
-    if (kernel.element == Element::kFloat16 && c.head_dim == kAblationHeadDim &&
-        c.head_dim_v == kAblationHeadDim && !c.band && c.tile_n == kAblationTileN) {
+    if (kernel.element == element && c.score == ScoreKind::kPlain &&
+        c.head_dim == kAblationHeadDim && c.head_dim_v == kAblationHeadDim && !c.band &&
+        c.tile_n == kAblationTileN) {
       return kernel;
     }
   }
@@ -32,6 +33,14 @@ ForwardKernel variant_kernel() {
   return {"", Element::kFloat16,
           forward_config(kAblationHeadDim, kAblationHeadDim, false, kTileN, kSchedule),
           ablation_kernel<kSchedule, kTileN>()};
+}
+
+template <ForwardSchedule kSchedule, int kTileN>
+ForwardKernel fp8_variant_kernel() {
+  return {"", Element::kE4m3,
+          forward_config(kAblationHeadDim, kAblationHeadDim, false, kTileN, kSchedule,
+                         ScoreKind::kPlain, Element::kE4m3),
+          fp8_ablation_kernel<kSchedule, kTileN>()};
 }
 
 AblationVariant make_variant(std::string name, double paper_tflops, const ForwardKernel& kernel,
@@ -57,16 +66,25 @@ std::vector<AblationVariant> ablation_variants(const flash3_forward_params& para
   check(current_device(&device));
   ForwardProblem problem;
   check(make_forward_problem(&params, Pointers::kRequired, &problem));
-  if (problem.dtype != FLASH3_FLOAT16 || problem.head_dim != kAblationHeadDim ||
+  const bool fp8 = problem.dtype == FLASH3_FLOAT8_E4M3;
+  if ((problem.dtype != FLASH3_FLOAT16 && !fp8) || problem.head_dim != kAblationHeadDim ||
       problem.head_dim_v != kAblationHeadDim ||
       !problem.band().is_full(problem.seq_q, problem.seq_k))
     throw std::runtime_error(std::string("the ablation runs calls like ") + kAblationCase +
-                             ": fp16, head_dim and head_dim_v 128, no mask");
+                             ": fp16 or e4m3, head_dim and head_dim_v 128, no mask");
   std::vector<AblationVariant> variants;
   const auto add = [&](const char* name, double paper_tflops, const ForwardKernel& kernel) {
     variants.push_back(make_variant(name, paper_tflops, kernel, problem, device));
   };
-  add("full schedule", 661, library_kernel());
+  if (fp8) {
+    add("full schedule", 0, library_kernel(Element::kE4m3));
+    add("no GEMM-softmax overlap", 0, fp8_variant_kernel<kNoOverlap, kAblationTileN>());
+    add("no ping-pong", 0, fp8_variant_kernel<kNoPingPong, kAblationTileN>());
+    add("no lazy maximum", 0, fp8_variant_kernel<kNoLazyMaximum, kAblationTileN>());
+    add("full schedule, small tiles", 0, fp8_variant_kernel<kSmallTiles, kFp8SmallTileN>());
+    return variants;
+  }
+  add("full schedule", 661, library_kernel(Element::kFloat16));
   add("no GEMM-softmax overlap", 582, variant_kernel<kNoOverlap, kAblationTileN>());
   add("no warp specialisation", 570, variant_kernel<kNotSpecialised, kAblationTileN>());
   add("no ping-pong", 0, variant_kernel<kNoPingPong, kAblationTileN>());

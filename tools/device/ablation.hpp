@@ -10,8 +10,10 @@
 
 namespace flash3::device {
 
-// The paper's shape, as a case.
+// The paper's shape, as a case; and as an FP8 one, which the paper has no figures of.
 inline constexpr const char* kAblationCase = "fp16/b4/q8448/k8448/h16/d128/full";
+inline constexpr const char* kFp8AblationCase =
+    "e4m3/b4/q8448/k8448/h16/d128/full/blockscales/outfp16";
 
 struct AblationVariant {
   std::string name, tile;      // "no GEMM-softmax overlap", "128x128"
@@ -20,8 +22,8 @@ struct AblationVariant {
 };
 
 // The library's kernel first, then the others; each call writes params.out. params is a call on
-// GPU memory in the head dim, dtype and mask of kAblationCase, contiguous; its contents are copied,
-// what they point to is not. Throws std::runtime_error if a kernel cannot run it.
+// GPU memory in the head dim, dtypes and mask of one of these cases, contiguous; its contents are
+// copied, what they point to is not. Throws std::runtime_error if a kernel cannot run it.
 std::vector<AblationVariant> ablation_variants(const flash3_forward_params& params);
 
 }  // namespace flash3::device

@@ -27,11 +27,15 @@ void check(cudaError_t code, const char* call) {
 }
 
 const CeilingInstance& find_instance(flash3_dtype dtype, int head_dim) {
-  if (dtype != FLASH3_FLOAT16 && dtype != FLASH3_BFLOAT16)
-    throw std::runtime_error("the ceiling is for float16 and bfloat16");
-  for (const CeilingInstance& instance : dtype == FLASH3_FLOAT16
-                                             ? CeilingInstances<Element::kFloat16>::all
-                                             : CeilingInstances<Element::kBFloat16>::all)
+  const auto& instances = [&]() -> const CeilingInstance(&)[3] {
+    switch (dtype) {
+      case FLASH3_FLOAT16: return CeilingInstances<Element::kFloat16>::all;
+      case FLASH3_BFLOAT16: return CeilingInstances<Element::kBFloat16>::all;
+      case FLASH3_FLOAT8_E4M3: return CeilingInstances<Element::kE4m3>::all;
+      default: throw std::runtime_error("the ceiling is for float16, bfloat16 and e4m3");
+    }
+  }();
+  for (const CeilingInstance& instance : instances)
     if (instance.head_dim == head_dim) return instance;
   throw std::runtime_error("the ceiling is for head_dim 64, 128 and 256, not " +
                            std::to_string(head_dim));
@@ -68,7 +72,7 @@ CeilingResult measure_ceiling(flash3_dtype dtype, int head_dim, double seconds, 
     memory.copy_in(copy.get(), values.data(), values.size());
     return copy;
   };
-  const auto data = normal(dtype, int64_t(instance.shared_bytes / 2), 1);
+  const auto data = normal(dtype, int64_t(instance.shared_bytes) / cases::element_size(dtype), 1);
   const auto scores = normal(FLASH3_FLOAT32, instance.scores, 2);
 
   std::vector<CeilingBlock> blocks(size_t(gpu.sms));
@@ -82,7 +86,8 @@ CeilingResult measure_ceiling(flash3_dtype dtype, int head_dim, double seconds, 
   check(cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              int(instance.shared_bytes)),
         "cudaFuncSetAttribute");
-  const double expected = 0.85 * gpu.max_clock_hz * kFlopsPerClockPerSm;  // FLOP/s of an SM
+  const double per_clock = flops_per_clock_per_sm(dtype);
+  const double expected = 0.85 * gpu.max_clock_hz * per_clock;  // FLOP/s of an SM
   const int rounds = std::max(1, int(kLaunchSeconds * expected / instance.flops));
   const void *data_pointer = data.get(), *scores_pointer = scores.get();
   void* blocks_pointer = device_blocks.get();
@@ -118,7 +123,7 @@ CeilingResult measure_ceiling(flash3_dtype dtype, int head_dim, double seconds, 
   for (const CeilingBlock& block : blocks) cycles += double(block.cycles);
   result.flops = instance.flops * rounds * gpu.sms * launches;
   result.clock_hz = cycles / gpu.sms / result.seconds;
-  result.peak_percent = 100 * result.flops / (cycles * kFlopsPerClockPerSm);
+  result.peak_percent = 100 * result.flops / (cycles * per_clock);
   judge(result, blocks, instance.threads);
   return result;
 }

@@ -1,6 +1,6 @@
 // What the tensor cores of a Hopper GPU sustain on attention's two products and nothing else: the
-// figure that no 16-bit attention kernel passes on that GPU in that run, as power and not the clock
-// limits it.
+// figure that no attention kernel of that dtype passes on that GPU in that run, as power and not
+// the clock limits it.
 #pragma once
 
 #include <string>
@@ -12,8 +12,10 @@
 
 namespace flash3::device {
 
-// Dense 16-bit tensor-core throughput of a Hopper SM.
-inline constexpr double kFlopsPerClockPerSm = 4096;
+// Dense tensor-core throughput of a Hopper SM.
+constexpr double flops_per_clock_per_sm(flash3_dtype dtype) {
+  return dtype == FLASH3_FLOAT8_E4M3 ? 8192 : 4096;
+}
 
 struct CeilingResult {
   flash3_dtype dtype = FLASH3_BFLOAT16;
@@ -31,7 +33,7 @@ struct CeilingResult {
 
 // Runs the products of attention for about `seconds`, behind a warm-up of 0.4 s, on every SM of
 // `gpu`: two warpgroups with 64 queries each, N(0, 1) operands that stay in shared memory, and P as
-// a softmax of such scores leaves it. float16 or bfloat16; head_dim 64, 128 or 256.
+// a softmax of such scores leaves it. float16, bfloat16 or e4m3; head_dim 64, 128 or 256.
 //
 // Throws std::runtime_error if a launch fails, and if the figure cannot be one: above what the
 // tensor cores can do in the cycles counted (then the compiler has dropped products), or with

@@ -31,5 +31,6 @@ struct CeilingInstances {
 };
 extern template struct CeilingInstances<hopper::Element::kFloat16>;
 extern template struct CeilingInstances<hopper::Element::kBFloat16>;
+extern template struct CeilingInstances<hopper::Element::kE4m3>;
 
 }  // namespace flash3::device

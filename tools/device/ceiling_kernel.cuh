@@ -8,6 +8,7 @@
 #include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
+#include "hopper/forward_fp8/kernel.cuh"
 
 namespace flash3::device {
 
@@ -20,18 +21,25 @@ struct CeilingTraits {
   static constexpr Element kElement = kElement_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kKeys = kKeys_;
+  static constexpr int kBytes = hopper::element_bytes(kElement);
+  static constexpr bool kFp8 = kElement == Element::kE4m3;
+  // As in the FP8 kernel: with 64 keys shared memory would bind.
+  static constexpr bool kQInRegisters = kFp8 && kHeadDim > 192;
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = kWarpgroups * hopper::kWarpgroupThreads;
   static constexpr int kStages = 2;  // tiles of K and of V that take turns, as in a real ring
+  // Stages in a pass of the loop. ptxas gives each its own registers for the scores.
+  static constexpr int kUnroll = kQInRegisters ? 1 : kStages;
   // O starts anew after so many key tiles, as it does for sequences of a few thousand keys: an
   // accumulator that only grew would soon swallow what is added, and that costs less energy.
   static constexpr int kTurns = 64;
 
   static constexpr int kScores = kThreads * kKeys / 2;
 
-  using QTile = hopper::SharedTile<hopper::kWarpgroupRows, kHeadDim>;
-  using KTile = hopper::SharedTile<kKeys, kHeadDim>;
-  using VTile = hopper::SharedTile<kKeys, kHeadDim>;
+  using QTile = hopper::SharedTile<hopper::kWarpgroupRows, kHeadDim, kBytes>;
+  using KTile = hopper::SharedTile<kKeys, kHeadDim, kBytes>;
+  // An FP8 product reads V along the keys: there it lies turned.
+  using VTile = hopper::SharedTile<kFp8 ? kHeadDim : kKeys, kFp8 ? kKeys : kHeadDim, kBytes>;
 
   struct Shared {
     hopper::uint8_t q[kWarpgroups][QTile::kBytes];
@@ -43,8 +51,8 @@ struct CeilingTraits {
       2. * 2 * kTurns * kWarpgroups * hopper::kWarpgroupRows * kKeys * kHeadDim;
 };
 
-// `data`: sizeof(Shared) bytes of 16-bit N(0, 1) values. They are copied as they lie: whatever the
-// layout makes of random values is random. `scores`: kScores values of N(0, 1), for P.
+// `data`: sizeof(Shared) bytes of N(0, 1) values in kElement. They are copied as they lie: whatever
+// the layout makes of random values is random. `scores`: kScores values of N(0, 1), for P.
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     ceiling_kernel(const uint4* data, const float* scores, int rounds, CeilingBlock* blocks) {
@@ -66,19 +74,26 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 
   const Descriptor q = descriptor(QTile::kMajorK, shared.q[warpgroup_index()]);
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
-  const Descriptor v = descriptor(VTile::kMajorMN, shared.v);
+  const Descriptor v = descriptor(Traits::kFp8 ? VTile::kMajorK : VTile::kMajorMN, shared.v);
   float r_s[Traits::kKeys / 2];
-  uint32_t r_p[Traits::kKeys / 4];
+  uint32_t r_p[Traits::kKeys * Traits::kBytes / 8];
   float r_o[Traits::kHeadDim / 2];
+  uint32_t r_q[Traits::kQInRegisters ? Traits::kHeadDim / 8 : 1];
+  if constexpr (Traits::kQInRegisters)
+    load_q_fragments<QTile>(r_q, shared.q[warpgroup_index()], thread_in_warpgroup());
 
   // Probabilities before their sum divides them, e^(s − max): about 4 is the largest of thousands
-  // of N(0, 1) scores.
-  constexpr float kLog2e = 1.44269504f, kMax = 4.f;
+  // of N(0, 1) scores. In FP8 times 2⁶, as the kernels have them.
+  constexpr float kLog2e = 1.44269504f, kMax = Traits::kFp8 ? 4.f - 6 / kLog2e : 4.f;
 #pragma unroll
   for (int i = 0; i < Traits::kKeys / 2; ++i) {
     r_s[i] = exp2_approx(kLog2e * (scores[threadIdx.x + i * Traits::kThreads] - kMax));
   }
-  pack_probabilities<kElement>(r_s, r_p);
+  if constexpr (Traits::kFp8) {
+    pack_fp8_probabilities(r_s, r_p);
+  } else {
+    pack_probabilities<kElement>(r_s, r_p);
+  }
 
   float sink = 0;
   __syncthreads();
@@ -88,12 +103,22 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 #pragma unroll
     for (float& o : r_o) o = 0;
     // One product is in flight while the next is issued, across passes too.
-    const auto turn = [&](auto stage) {
-      issue_qk<kElement, QTile, KTile>(r_s, q, k + stage.value * KTile::kBytes);
+    const auto turn = [&](int stage) {
+      const Descriptor k_stage = k + stage * KTile::kBytes;
+      if constexpr (Traits::kQInRegisters) {
+        issue_fp8_qk<KTile>(r_s, r_q, k_stage);
+      } else {
+        issue_qk<kElement, QTile, KTile>(r_s, q, k_stage);
+      }
       wgmma_wait<1>();
       pin_registers(r_o);
       pin_registers(r_p);
-      issue_pv<kElement, VTile>(r_o, r_p, v + stage.value * VTile::kBytes);
+      const Descriptor v_stage = v + stage * VTile::kBytes;
+      if constexpr (Traits::kFp8) {
+        issue_fp8_pv<VTile, Traits::kKeys>(r_o, r_p, v_stage);
+      } else {
+        issue_pv<kElement, VTile>(r_o, r_p, v_stage);
+      }
       wgmma_wait<1>();
       pin_registers(r_s);
       // NOTE: ptxas drops a wgmma whose result nobody reads, volatile or not. It would also put
@@ -104,9 +129,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       finish_first(sink * sink);
     };
 #pragma unroll 1
-    for (int i = 0; i < Traits::kTurns; i += Traits::kStages) {
-      turn(Constant<0>{});
-      turn(Constant<1>{});
+    for (int i = 0; i < Traits::kTurns; i += Traits::kUnroll) {
+      if constexpr (Traits::kUnroll == 1) {
+        turn(i % Traits::kStages);
+      } else {
+        turn(0);
+        turn(1);
+      }
     }
     wgmma_wait<0>();
     pin_registers(r_o);
@@ -132,8 +161,8 @@ CeilingInstance ceiling_instance() {
 }
 
 template <Element kElement>
-const CeilingInstance CeilingInstances<kElement>::all[3] = {ceiling_instance<kElement, 64, 128>(),
-                                                            ceiling_instance<kElement, 128, 128>(),
-                                                            ceiling_instance<kElement, 256, 80>()};
+const CeilingInstance CeilingInstances<kElement>::all[3] = {
+    ceiling_instance<kElement, 64, 128>(), ceiling_instance<kElement, 128, 128>(),
+    ceiling_instance<kElement, 256, kElement == Element::kE4m3 ? 64 : 80>()};
 
 }  // namespace flash3::device

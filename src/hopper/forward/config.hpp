@@ -18,6 +18,7 @@ struct ForwardSchedule {
   bool specialised = true;   // a producer warpgroup loads; otherwise the consumers do
   bool three_stage = false;  // the next Q·Kᵀ runs under a softmax too: two tiles of scores
   bool from_table = true;    // false: with a tile_n that the tile table lacks
+  bool lazy_maximum = true;  // FP8: false raises a row's maximum with every score above it
 };
 
 // How many blocks of scales an FP8 tile of tile_n keys may lie in, beginning at a multiple of

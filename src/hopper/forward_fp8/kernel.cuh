@@ -35,13 +35,15 @@ struct KeyScales {
 
 // Everything that the roles of one kernel share, at compile time.
 template <int kHeadDim, int kHeadDimV, bool kBand_, int kTileN_,
-          ScoreKind kScore_ = ScoreKind::kPlain>
+          ScoreKind kScore_ = ScoreKind::kPlain, ForwardSchedule kSchedule_ = ForwardSchedule{}>
 struct Fp8Traits {
+  static constexpr ForwardSchedule kSchedule = kSchedule_;
+  static_assert(kSchedule.specialised && !kSchedule.three_stage, "not of FP8 kernels");
   static constexpr bool kBand = kBand_;
   static constexpr ScoreKind kScore = kScore_;
   static constexpr int kTileN = kTileN_;
   static constexpr ForwardConfig kConfig =
-      forward_config(kHeadDim, kHeadDimV, kBand, kTileN, {}, kScore, Element::kE4m3);
+      forward_config(kHeadDim, kHeadDimV, kBand, kTileN, kSchedule, kScore, Element::kE4m3);
   static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr int kTileM = kConfig.tile_m();

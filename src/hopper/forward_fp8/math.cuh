@@ -75,11 +75,12 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using Scales = typename Traits::Scales;
-  using Softmax = OnlineSoftmax<Fp8Score<Traits::kScore>>;
+  using Score = Fp8Score<Traits::kScore, Traits::kSchedule.lazy_maximum>;
+  using Softmax = OnlineSoftmax<Score>;
   constexpr int kTileN = Traits::kTileN;
 
   TileReader tiles{shared.tiles};
-  const GemmTurn<Traits::kWarpgroups, true> turn{warpgroup};
+  const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
   const int thread = thread_in_warpgroup();
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
@@ -125,7 +126,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     const auto issue_scores = [&](int stage) {
       issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
     };
-    Softmax softmax{Fp8Score<Traits::kScore>::of(params)};
+    Softmax softmax{Score::of(params)};
     // Where a key tile lies in several blocks of scales they seldom differ.
     const auto keys_in_first_block = [&] {
       return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
       const Scales& scales = shared.key_scales[k_state.phase][kStage];
       softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(scales.k));
-      wgmma_wait<1>();
+      wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
       pin_registers(r_s);
       turn.pass_on();
       arrive(&shared.k_barriers.empty[kStage]);

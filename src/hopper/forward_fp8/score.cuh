@@ -12,24 +12,27 @@ namespace flash3::hopper {
 // In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
 inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
 
-// m is in base 2, and shifts leave the offset: as in device/score.cuh.
+// m is in base 2, and shifts leave the offset: as in device/score.cuh. Not lazy: no slack, and what
+// it takes from the offset goes back to that.
+template <bool kLazy>
 struct Fp8Maximum {
-  static constexpr float kSlack = kFp8Slack;
+  static constexpr float kSlack = kLazy ? kFp8Slack : 0.f;
+  static constexpr float kOffset = kLazy ? kFp8Offset : 8.f;
 
-  __device__ __forceinline__ float shift_of(float m) const { return m - kFp8Offset; }
+  __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
-    return m - kFp8Offset - shift;
+    return m - kOffset - shift;
   }
   __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kFp8Offset, 0.693147180559945309f, x);
+    return fmaf(m - kOffset, 0.693147180559945309f, x);
   }
 };
 
-template <ScoreKind>
+template <ScoreKind, bool kLazy = true>
 struct Fp8Score;
 
-template <>
-struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
+template <bool kLazy>
+struct Fp8Score<ScoreKind::kPlain, kLazy> : Fp8Maximum<kLazy> {
   static constexpr bool kCapped = false;
 
   float scale, inverse;
@@ -56,8 +59,8 @@ struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
 };
 
 // The cap is of scaled scores: admit() scales them first. Everything behind that is in base 2.
-template <>
-struct Fp8Score<ScoreKind::kSoftcap> : Fp8Maximum {
+template <bool kLazy>
+struct Fp8Score<ScoreKind::kSoftcap, kLazy> : Fp8Maximum<kLazy> {
   static constexpr bool kCapped = true;
 
   Score<ScoreKind::kSoftcap> capped;

@@ -208,6 +208,20 @@ TEST(BenchReport, TheCaseBesideGivesTheRatio) {
   EXPECT_EQ(table.header().size(), table.row(r).size()) << table.header() << "\n" << table.row(r);
 }
 
+// FP8 and 16 bits, each of its own ceiling.
+TEST(BenchReport, TheCaseBesideHasAShareToo) {
+  BenchResult r = result();
+  r.beside = r.c;
+  r.c.dtype = FLASH3_FLOAT8_E4M3;
+  r.beside_timing = r.timing;
+  r.ceiling_tflops = 1200;
+  EXPECT_FALSE(to_json(r).contains("beside_share_of_ceiling"));
+  r.beside_ceiling_tflops = 800;
+  const Json j = to_json(r);
+  EXPECT_NEAR(j["share_of_ceiling"].get<double>(), 0.5, 1e-9);
+  EXPECT_NEAR(j["beside_share_of_ceiling"].get<double>(), 0.75, 1e-9);
+}
+
 TEST(BenchReport, CsvWritesAQuoteInsideATextTwice) {
   EXPECT_EQ(to_csv(Json::array({Json{{"a", "x, \"y\""}}})), "a\n\"x, \"\"y\"\"\"\n");
 }
@@ -244,6 +258,13 @@ TEST(BenchReport, TheCeilingInWatts) {
   EXPECT_NE(ceiling_line(c).find("no reading of the power"), std::string::npos);
   c.reading.samples = 100;
   c.reading.watts = 680;
+  EXPECT_NE(ceiling_line(c).find("of bf16 WGMMA alone (m64n128k16 and m64n128k16"),
+            std::string::npos);
+  device::CeilingResult fp8 = c;
+  fp8.dtype = FLASH3_FLOAT8_E4M3, fp8.keys = 64, fp8.head_dim = 256;
+  EXPECT_NE(ceiling_line(fp8).find("of e4m3 WGMMA alone (m64n64k32 and m64n256k32"),
+            std::string::npos);
+  EXPECT_EQ(to_json(fp8, "after")["dtype"], "e4m3");
   const Json j = to_json(c, "before");
   EXPECT_EQ(j["when"], "before");
   EXPECT_EQ(j["dtype"], "bf16");

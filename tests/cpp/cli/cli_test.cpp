@@ -32,13 +32,17 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("bench --dtype bf17", "dtype 'bf17' is not one of fp16, bf16, fp32");
   expect_usage_error("bench --dtype fp16 --case bf16/b1/q1/k1/h1/d8/full", "--case names its own");
   expect_usage_error("bench --ceiling --backend cpu", "--ceiling needs a Hopper GPU");
+  expect_usage_error("bench --dtype e4m3", "--dtype e4m3 is for --ceiling; --suite fp8 has");
+  expect_usage_error("bench --suite fp8 --dtype e4m3", "--dtype e4m3 is for --ceiling alone");
   expect_usage_error("bench --ceiling --ceiling-dim 96", "96");
   expect_usage_error("bench --ceiling-dim 64", "requires --ceiling");
   expect_usage_error("bench --ablation --backend cpu", "--ablation needs a Hopper GPU");
   expect_usage_error("bench --ablation --backend abacus", "backend 'abacus' is not one of");
-  for (const char* other : {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/",
-                            "--dtype bf16", "--ceiling", "--sustained 1", "--naive", "--backward",
-                            "--deterministic", "--threads 1", "--csv r.csv"})
+  expect_usage_error("bench --ablation --dtype bf16",
+                     "--dtype bf16 but --ablation is for fp16 and e4m3");
+  for (const char* other :
+       {"--suite quick", "--case bf16/b1/q1/k1/h1/d8/full", "--filter /d64/", "--ceiling",
+        "--sustained 1", "--naive", "--backward", "--deterministic", "--threads 1", "--csv r.csv"})
     expect_usage_error(std::string("bench --ablation ") + other, "excludes --ablation");
   expect_usage_error("bench --deterministic --case bf16/b1/q1/k1/h1/d8/full",
                      "--deterministic is for backward cases, and bf16/b1/q1/k1/h1/d8/full is a "
@@ -138,6 +142,29 @@ TEST_F(Cli, VerifyAccuracyPrintsATable) {
   EXPECT_NE(bf16, std::string::npos) << o.out;
   EXPECT_LT(fp16, bf16) << o.out;
   EXPECT_NE(o.out.find("8 passed, 0 failed\n"), std::string::npos) << o.out;
+}
+
+// Rows of 16 bits up to 4096 tokens, of FP8 at any length.
+TEST_F(Cli, VerifyAccuracyTakesSeveralLengths) {
+  const std::string one = " --filter bf16 --filter /d64/ --filter causal";
+  const Outcome o = flash3("verify --accuracy --backend cpu --length 256,4100" + one);
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  const auto count = [&](const std::string& id) {
+    size_t found = 0;
+    for (size_t at = 0; (at = o.out.find("\nok    " + id, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("bf16/b1/q256/k256/h2/d64/causal/outliers "), 2u) << o.out;
+  EXPECT_EQ(count("bf16/b1/q4100/k4100/h2/d64/causal/outliers "), 1u) << o.out;
+  EXPECT_NE(o.out.find("3 passed, 0 failed\n"), std::string::npos) << o.out;
+
+  const Outcome listed = flash3("verify --accuracy --backend cpu --length 4100 --list" + one);
+  EXPECT_EQ(listed.out, "bf16/b1/q4100/k4100/h2/d64/causal/outliers\n");
+  expect_usage_error("verify --length 64", "--accuracy");
+  expect_usage_error("verify --accuracy --length 64,0", "range");
+  expect_usage_error("verify --accuracy --length 64 --input x.safetensors", "excludes");
+  expect_usage_error("verify --accuracy --length 64 --case bf16/b1/q8/k8/h1/d8/full/outliers",
+                     "excludes");
 }
 
 // One key: the plain implementation is exact, which no ratio can be taken of.
@@ -300,6 +327,18 @@ TEST_F(Cli, BenchCeiling) {
   ASSERT_EQ(r["ceiling"].size(), 2u);
   EXPECT_EQ(r["ceiling"][0]["when"], "before");
   EXPECT_EQ(r["ceiling"][1]["when"], "after");
+  const Outcome fp8 = flash3("bench --ceiling --suite fp8 --filter /q512/ --filter /d64/ --json " +
+                             path("fp8_ceiling.json"));
+  ASSERT_EQ(fp8.exit_code, 0) << fp8.err;
+  const json of_fp8 = json::parse(slurp(path("fp8_ceiling.json")));
+  ASSERT_EQ(of_fp8["ceiling"].size(), 4u);  // bf16 and e4m3, before and after
+  EXPECT_EQ(of_fp8["ceiling"][1]["dtype"], "e4m3");
+  for (const json& point : of_fp8["results"])
+    for (const char* share : {"share_of_ceiling", "beside_share_of_ceiling"}) {
+      EXPECT_GT(point[share], 0.05) << point;
+      EXPECT_LT(point[share], 1) << point;
+    }
+
   for (const json& ceiling : r["ceiling"]) {
     EXPECT_EQ(ceiling["dtype"], "bf16");
     EXPECT_GT(ceiling["percent_of_peak"], 50);
@@ -332,6 +371,16 @@ TEST_F(Cli, BenchAblation) {
     EXPECT_GT(row["tflops"], 100) << row;
     EXPECT_NEAR(row["share_of_full"].get<double>() * r["ablation"][0]["tflops"].get<double>(),
                 row["tflops"].get<double>(), 1e-6);
+  }
+
+  const Outcome fp8 = flash3("bench --ablation --dtype e4m3 --samples 2 --sample-ms 4 --json " +
+                             path("fp8_ablation.json"));
+  ASSERT_EQ(fp8.exit_code, 0) << fp8.err;
+  const json rows = json::parse(slurp(path("fp8_ablation.json")))["ablation"];
+  ASSERT_EQ(rows.size(), 5u);
+  for (const json& row : rows) {
+    EXPECT_GT(row["tflops"], 100) << row;
+    EXPECT_FALSE(row.contains("paper_tflops")) << row;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cases/fp8_input.hpp"
 #include "cases/normal_tensors.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
@@ -52,6 +53,37 @@ TEST(Ablation, EveryVariantComputesWhatTheLibraryDoes) {
         }
         // Outputs stay below 4, and a float16 there has steps of 2^-9.
         ASSERT_LE(worst, 0x1p-8) << variant.name << ", run " << run << ", " << id;
+      }
+  }
+}
+
+// As above; 64 keys a tile, so that these are one, two and many tiles too.
+TEST(Ablation, EveryFp8VariantComputesWhatTheLibraryDoes) {
+  if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
+    GTEST_SKIP() << flash3_last_error();
+  const auto memory = make_device_memory();
+  for (const char* shape : {"b1/q200/k64/h2", "b1/q128/k130/h1", "b2/q128/k240/h2",
+                            "b1/q300/k384/h4x2", "b4/q1000/k1111/h16", "b16/q700/k80/h16"}) {
+    const std::string rest = std::string(shape) + "/d128/full";
+    const cases::NormalTensors from = tensors_of("fp16/" + rest, *memory);
+    cases::Fp8Input fp8(*memory, from.params, cases::Scales::kBlock, /*rotate=*/true);
+    ASSERT_EQ(fp8.quantize(), FLASH3_OK) << flash3_last_error();
+    flash3_forward_params params = from.params;
+    fp8.apply(&params);
+    const auto variants = ablation_variants(params);
+    ASSERT_EQ(variants.size(), 5u);
+    const auto want = output_of(variants[0], params.out, *memory);
+    for (const AblationVariant& variant : variants)
+      for (int run = 0; run < 3; ++run) {
+        const auto got = output_of(variant, params.out, *memory);
+        double squares = 0, wanted = 0;
+        for (size_t i = 0; i < got.size(); ++i) {
+          const double w = float16_to_float(want[i]), d = float16_to_float(got[i]) - w;
+          squares += d * d, wanted += w * w;
+        }
+        // Two roundings of the weights to 3 bits of mantissa.
+        ASSERT_LE(std::sqrt(squares / wanted), 0.05)
+            << variant.name << ", run " << run << ", " << rest;
       }
   }
 }

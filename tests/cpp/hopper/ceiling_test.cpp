@@ -15,7 +15,7 @@ TEST(Ceiling, EveryInstanceIsNearThePeakAtItsClock) {
   const Gpu& gpu = found.front();
   Monitor monitor(gpu.pci_bus_id);
   const auto memory = make_device_memory();
-  for (const flash3_dtype dtype : {FLASH3_BFLOAT16, FLASH3_FLOAT16})
+  for (const flash3_dtype dtype : {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3})
     for (const int head_dim : {64, 128, 256}) {
       const CeilingResult r = measure_ceiling(dtype, head_dim, 0.1, gpu, monitor, *memory);
       // Serialised products reach a third or less; more than all is refused by measure_ceiling.

@@ -20,8 +20,14 @@ inline constexpr hopper::ForwardSchedule kThreeStage = {.three_stage = true, .fr
 // The library's schedule in the tiles of the three-stage one.
 inline constexpr hopper::ForwardSchedule kSmallTiles = {.from_table = false};
 
+// FP8, in the same tiles: what of these its kernel has, and what only it has.
+inline constexpr hopper::ForwardSchedule kNoLazyMaximum = {.lazy_maximum = false};
+inline constexpr int kFp8SmallTileN = 64;
+
 // The address of one variant's kernel; one translation unit each.
 template <hopper::ForwardSchedule kSchedule, int kTileN>
 const void* ablation_kernel();
+template <hopper::ForwardSchedule kSchedule, int kTileN>
+const void* fp8_ablation_kernel();
 
 }  // namespace flash3::device

@@ -1,0 +1,3 @@
+#include "device/ablation/instance.cuh"
+
+FLASH3_FP8_ABLATION_INSTANCE(kSmallTiles, kFp8SmallTileN)

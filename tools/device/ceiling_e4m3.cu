@@ -1,0 +1,3 @@
+#include "device/ceiling_kernel.cuh"
+
+template struct flash3::device::CeilingInstances<flash3::hopper::Element::kE4m3>;

@@ -56,7 +56,6 @@ WRONG = {
     "used length": (bad(seqused_k=torch.tensor([5], dtype=INT)), ValueError, "seqused_k.shape[0] = 1 but q.shape[0] = 2"),
     "max_seqlen": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9], dtype=INT), max_seqlen_q=-1), ValueError,
                    "max_seqlen_q = -1"),
-    "FP8": (bad(q=torch.zeros(2, 33, 4, 32).to(torch.float8_e4m3fn)), NotImplementedError, "q.dtype = float8_e4m3fn"),
     "device": (bad(k=torch.zeros(2, 50, 2, 32, device="meta")), ValueError, "k.device = meta but q.device = cpu"),
 }
 

@@ -243,14 +243,18 @@ def test_compute_is_quantize_and_attention(device):
 @pytest.mark.parametrize("out_dtype", [None, torch.float16])
 def test_compute_has_the_gradients_of_its_inputs(device, out_dtype):
     q, k, v = make(device, torch.bfloat16, seq_q=100, seq_k=150, dim=64, grad=True)
-    sink = torch.randn(4, device=device, requires_grad=True)
-    call = lambda **how: flash3.attention(q, k, v, causal=True, sink=sink, **how)
-    out = call(compute="fp8", out_dtype=out_dtype)
-    dout = torch.randn_like(out)
+    sink = torch.linspace(-1, 1, 4, device=device).requires_grad_()
+    how = {"causal": True, "sink": sink, "deterministic": True}
+    out, lse = flash3.attention(q, k, v, **how, compute="fp8", out_dtype=out_dtype, return_lse=True)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(device, out.dtype)
     got = torch.autograd.grad(out, [q, k, v, sink], dout)
-    wanted = torch.autograd.grad(call(), [q, k, v, sink], dout.to(q.dtype))
-    for name, a, b in zip(("dq", "dk", "dv", "dsink"), got, wanted):
-        assert a.dtype == b.dtype and (a - b).float().norm() < 0.1 * b.float().norm(), name
+    with torch.no_grad():
+        backward = flash3.attention_backward(dout.bfloat16(), q, k, v, out.bfloat16(), lse, **how)
+    for name, a, b in zip(backward._fields, got, backward):
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+    true = torch.autograd.grad(flash3.attention(q, k, v, **how), [q, k, v], dout.bfloat16())
+    for name, a, b in zip(("dq", "dk", "dv"), got, true):
+        assert (a - b).float().norm() < 0.1 * b.float().norm(), name
 
 
 def test_quantize_in_given_memory(device):

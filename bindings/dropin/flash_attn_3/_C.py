@@ -3,9 +3,12 @@
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. Two arguments
 are appended to the forward's: s_aux, the attention sink, and deterministic, which its gradients follow.
 """
+import re
+
 import flash3  # noqa: F401  registers torch.ops.flash3
 import torch
-from flash3._torch import translated
+import torch.autograd.profiler as profiler
+from flash3._torch import FP8, run_forward, translated
 
 if hasattr(torch.ops.flash_attn_3, "fwd"):
     raise ImportError("torch.ops.flash_attn_3.fwd is there already: another FlashAttention-3 is loaded in this process, and "
@@ -28,11 +31,21 @@ def _refuse_options(num_splits, sm_margin):
     refuse(sm_margin=sm_margin)
 
 
+_SCALE = re.compile(r"\b([qkv])_scale\b")
+
+
+def _renamed(error):
+    """An exception whose text has flash3's names of the scales, with upstream's."""
+    return type(error)(_SCALE.sub(r"\1_descale", str(error)))
+
+
 def _flash3(operator, *arguments):
     try:
         return operator(*arguments)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise _renamed(error) from None
     except RuntimeError as error:
-        raise translated(error) from None
+        raise _renamed(translated(error)) from None
 
 
 def _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
@@ -63,27 +76,28 @@ def _forward_schema(name, qv, out, causal, interleaved, num_splits, mutable):
             f"-> (Tensor{alias('out')}, Tensor, Tensor, Tensor)")
 
 
-def _checked_options(k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
+def _checked_options(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
                      max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
                      k_descale, v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk,
                      softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic):
     """flash3's options for a forward's, or NotImplementedError. scheduler_metadata and pack_gqa are hints of how to run."""
-    refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
-           kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-           seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    _refuse_options(num_splits, sm_margin)
-    return _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                    causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    if not (k_new is v_new is qv is cu_seqlens_k_new is page_table is kv_batch_idx is leftpad_k is rotary_cos is rotary_sin is
+            seqlens_rotary is None):
+        refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
+               kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+               seqlens_rotary=seqlens_rotary)
+    if num_splits > 1 or sm_margin:
+        _refuse_options(num_splits, sm_margin)
+    options = _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
+                       causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    # Upstream ignores the scales of 16-bit tensors, and callers count on it. False: heads behind rows.
+    return (*options, False, q_descale, k_descale, v_descale) if q.dtype == FP8 else options
 
 
 def _filled(arguments, num_splits=1):
     """A forward's arguments after q, k and v, with those that torch left out since they are defaults."""
     defaults = (None,) * 20 + (None, False, -1, -1, 0, 0.0, True, None, num_splits, None, 0, None, False)
     return (*arguments, *defaults[len(arguments):])
-
-
-def _no_splits(q):
-    return q.new_empty((0,), dtype=torch.float32), q.new_empty((0,), dtype=torch.float32)
 
 
 def _lse_shape(q):
@@ -93,21 +107,37 @@ def _lse_shape(q):
 
 def _forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    options = _checked_options(k_new, v_new, qv, *others)
+    options = _checked_options(q, k_new, v_new, qv, *others)
     if out is None:
         out, lse = _flash3(torch.ops.flash3.forward.default, q, k, v, *options)
     else:
         lse = torch.full(_lse_shape(q), -float("inf"), device=q.device, dtype=torch.float32)
         _flash3(torch.ops.flash3.forward_out.default, q, k, v, out, lse, *options)
-    return (out, lse, *_no_splits(q))
+    return (out, lse, *no_splits(q))
 
 
 def _fake_forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    _checked_options(k_new, v_new, qv, *others)
+    _checked_options(q, k_new, v_new, qv, *others)
     if out is None:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return (out, q.new_empty(_lse_shape(q), dtype=torch.float32), *_no_splits(q))
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16 if q.dtype == FP8 else q.dtype)
+    return (out, q.new_empty(_lse_shape(q), dtype=torch.float32), *no_splits(q))
+
+
+def is_seen():
+    """Whether somebody looks at operators, by their names or with tensors of another kind: then this one must be called."""
+    return torch.compiler.is_compiling() or profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or \
+        torch._C._are_functorch_transforms_active()
+
+
+def forward_unseen(q, k, v, k_new, v_new, qv, *others):
+    """(out, lse) as of _flash_attn_forward, without what an operator in Python costs."""
+    return _flash3(run_forward, q, k, v, *_checked_options(q, k_new, v_new, qv, *others))
+
+
+def no_splits(q):
+    """The last two results of a call that splits no keys."""
+    return q.new_empty((0,), dtype=torch.float32), q.new_empty((0,), dtype=torch.float32)
 
 
 def _functional_forward(q, k, v, *rest):
@@ -117,7 +147,7 @@ def _functional_forward(q, k, v, *rest):
 
 def _save_forward(ctx, inputs, output):
     q, k, v, k_new, v_new, qv, _, *others = inputs
-    sink_and_sequences, ctx.options = (options := _checked_options(k_new, v_new, qv, *others))[:5], options[5:]
+    sink_and_sequences, ctx.options = (options := _checked_options(q, k_new, v_new, qv, *others))[:5], options[5:14]
     ctx.save_for_backward(q, k, v, *output[:2], *sink_and_sequences)
     ctx.set_materialize_grads(False)
 

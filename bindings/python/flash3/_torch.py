@@ -198,7 +198,7 @@ def is_differentiated(q, k, v, sink):
             if x is not None and forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError("flash3 has no forward-mode derivatives, and an input has a tangent")
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                        sink is not None and sink.requires_grad)
+                                        getattr(sink, "requires_grad", False))
 
 
 def _check_companions(name, first, **others):

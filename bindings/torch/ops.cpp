@@ -11,35 +11,35 @@
 namespace flash3_torch {
 namespace {
 
-// What forward and backward have in common, in the schema's order.
+// What forward and backward have in common, in the schema's order: what calls give most often comes
+// first, as each argument that is given costs time.
 struct Options {
-  MaybeTensor sink;
-  Sequences sequences;
   double softmax_scale;
   bool causal;
+  bool heads_first;  // [batch, heads, seq, dim], as torch's own attention has its tensors
   int64_t window_left, window_right;
   double softcap;
   int64_t chunk;
+  MaybeTensor sink;
+  Sequences sequences;
   bool deterministic;
-  bool heads_first;  // [batch, heads, seq, dim], as torch's own attention has its tensors
 
   explicit Options(Arguments& a)
-      : sink(a.maybe_tensor()),
-        sequences(a),
-        softmax_scale(a.next<double>()),
+      : softmax_scale(a.next<double>()),
         causal(a.next<bool>()),
+        heads_first(a.next<bool>()),
         window_left(a.next<int64_t>()),
         window_right(a.next<int64_t>()),
         softcap(a.next<double>()),
         chunk(a.next<int64_t>()),
-        deterministic(a.next<bool>()),
-        heads_first(a.next<bool>()) {}
+        sink(a.maybe_tensor()),
+        sequences(a),
+        deterministic(a.next<bool>()) {}
 };
-#define FLASH3_OPTIONS                                                                   \
-  "Tensor? sink=None, " FLASH3_SEQUENCES                                                 \
-  ", float softmax_scale=0., bool causal=False, SymInt window_left=-1, "                 \
-  "SymInt window_right=-1, float softcap=0., SymInt chunk=0, bool deterministic=False, " \
-  "bool heads_first=False"
+#define FLASH3_OPTIONS                                                                \
+  "float softmax_scale=0., bool causal=False, bool heads_first=False, "               \
+  "SymInt window_left=-1, SymInt window_right=-1, float softcap=0., SymInt chunk=0, " \
+  "Tensor? sink=None, " FLASH3_SEQUENCES ", bool deterministic=False"
 
 // What a forward call alone has.
 struct Fp8Options {

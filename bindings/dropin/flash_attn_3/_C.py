@@ -8,7 +8,7 @@ import re
 import flash3  # noqa: F401  registers torch.ops.flash3
 import torch
 import torch.autograd.profiler as profiler
-from flash3._torch import FP8, run_forward, translated
+from flash3._torch import FP8, all_options, gradients, run_forward, save_forward, translated, with_scales
 
 if hasattr(torch.ops.flash_attn_3, "fwd"):
     raise ImportError("torch.ops.flash_attn_3.fwd is there already: another FlashAttention-3 is loaded in this process, and "
@@ -39,9 +39,9 @@ def _renamed(error):
     return type(error)(_SCALE.sub(r"\1_descale", str(error)))
 
 
-def _flash3(operator, *arguments):
+def _flash3(operator, *arguments, **named):
     try:
-        return operator(*arguments)
+        return operator(*arguments, **named)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     except RuntimeError as error:
@@ -50,12 +50,12 @@ def _flash3(operator, *arguments):
 
 def _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
              window_size_left, window_size_right, softcap, attention_chunk, deterministic):
-    """The options of torch.ops.flash3, in their order. Without cu_seqlens lengths need no bound."""
+    """The options of torch.ops.flash3. Without cu_seqlens lengths need no bound."""
     if softmax_scale is not None and softmax_scale == 0:
         raise NotImplementedError("softmax_scale = 0 but flash3 takes a scale greater than 0")
-    return (s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-            max_seqlen_q or 0 if cu_seqlens_q is not None else 0, max_seqlen_k or 0 if cu_seqlens_k is not None else 0,
-            softmax_scale or 0.0, causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    return all_options(softmax_scale or 0.0, causal, window_size_left, window_size_right, softcap, attention_chunk, s_aux,
+                       cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None if cu_seqlens_q is None else max_seqlen_q,
+                       None if cu_seqlens_k is None else max_seqlen_k, deterministic)
 
 
 _FORWARD_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k", "max_seqlen_q",
@@ -90,8 +90,9 @@ def _checked_options(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens
         _refuse_options(num_splits, sm_margin)
     options = _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                        causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
-    # Upstream ignores the scales of 16-bit tensors, and callers count on it. False: heads behind rows.
-    return (*options, False, q_descale, k_descale, v_descale) if q.dtype == FP8 else options
+    if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
+        return with_scales(options, q_descale, k_descale, v_descale)
+    return options
 
 
 def _filled(arguments, num_splits=1):
@@ -132,7 +133,7 @@ def is_seen():
 
 def forward_unseen(q, k, v, k_new, v_new, qv, *others):
     """(out, lse) as of _flash_attn_forward, without what an operator in Python costs."""
-    return _flash3(run_forward, q, k, v, *_checked_options(q, k_new, v_new, qv, *others))
+    return _flash3(run_forward, q, k, v, _checked_options(q, k_new, v_new, qv, *others), sink=others[-2])
 
 
 def no_splits(q):
@@ -147,20 +148,15 @@ def _functional_forward(q, k, v, *rest):
 
 def _save_forward(ctx, inputs, output):
     q, k, v, k_new, v_new, qv, _, *others = inputs
-    sink_and_sequences, ctx.options = (options := _checked_options(q, k_new, v_new, qv, *others))[:5], options[5:14]
-    ctx.save_for_backward(q, k, v, *output[:2], *sink_and_sequences)
-    ctx.set_materialize_grads(False)
+    save_forward(ctx, q, k, v, _checked_options(q, k_new, v_new, qv, *others), *output[:2])
 
 
 def _forward_gradient(ctx, dout, dlse, *_):
-    nothing = (None,) * 36
-    if dout is None and dlse is None:
-        return nothing
-    q, k, v, out, lse, *sink_and_sequences = ctx.saved_tensors
-    dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, dsink = _flash3(torch.ops.flash3.backward.default, dout, dlse, q, k, v, out, lse, *sink_and_sequences,
-                                *ctx.options)
-    return (dq, dk, dv, *nothing[:31], dsink if sink_and_sequences[0] is not None else None, None)
+    try:
+        dq, dk, dv, dsink = gradients(ctx, dout, dlse)
+    except NotImplementedError as error:
+        raise _renamed(error) from None
+    return dq, dk, dv, *(None,) * 31, dsink, None
 
 
 # bwd returned dq, dk and dv first in all releases, and callers unpack eight.

@@ -38,9 +38,9 @@ def translated(error):
 
 
 @torch.library.register_fake("flash3::forward")
-def _(q, k, v, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
-      softmax_scale=0.0, causal=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0, deterministic=False,
-      heads_first=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0, out_dtype=None):
+def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0, sink=None,
+      cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0, deterministic=False,
+      q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0, out_dtype=None):
     *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
     out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
     lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
@@ -48,7 +48,8 @@ def _(q, k, v, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, 
 
 
 @torch.library.register_fake("flash3::backward")
-def _(dout, dlse, q, k, v, out, lse, sink=None, *options, **named):
+def _(dout, dlse, q, k, v, out, lse, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0,
+      chunk=0, sink=None, *options, **named):
     dsink = q.new_empty((0,), dtype=torch.float32) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
@@ -71,14 +72,20 @@ for _name in ("forward_out", "backward_out", "quantize_out"):
     torch.library.register_fake(f"flash3::{_name}", lambda *args, **named: None)
 
 
-def _save(ctx, q, k, v, sink, options, out, lse):
-    """What the gradients need; options: those of forward, behind sink."""
-    ctx.save_for_backward(q, k, v, out, lse, sink, *options[:4])
-    ctx.options = options[4:14]  # to heads_first, if given
+# Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
+# two longest lengths and deterministic. Those at the end that are defaults may be left out.
+_SINK, _LENGTHS, _FP8 = 7, 12, 15
+
+
+def save_forward(ctx, q, k, v, options, out, lse):
+    """What gradients() needs; options: those of forward."""
+    ctx.save_for_backward(q, k, v, out, lse, *options[_SINK:_LENGTHS])
+    ctx.options = options[:_SINK], options[_LENGTHS:_FP8]
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, dout, dlse):
+def gradients(ctx, dout, dlse):
+    """dq, dk, dv and dsink."""
     q, k, v, out, lse, *optional = ctx.saved_tensors
     if dout is None and dlse is None:
         return None, None, None, None
@@ -86,11 +93,12 @@ def _gradients(ctx, dout, dlse):
         out, dout = out.to(q.dtype), None if dout is None else dout.to(q.dtype)
     if dout is None:
         dout = torch.zeros_like(out)
+    numbers, others = ctx.options
     try:
-        gradients = _run_backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
+        dq, dk, dv, dsink = _run_backward(dout, dlse, q, k, v, out, lse, *numbers, *optional, *others)
     except RuntimeError as error:
         raise translated(error) from None
-    return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad))
+    return dq, dk, dv, dsink if optional and optional[0] is not None else None
 
 
 def _run_backward(*inputs):
@@ -105,17 +113,16 @@ def _run_backward(*inputs):
 
 
 def _save_forward(ctx, inputs, output):
-    q, k, v, sink, *options = inputs
+    q, k, v, *options = inputs
     if q.dtype == FP8:
         raise NotImplementedError(_NO_FP8_GRADIENTS)
-    _save(ctx, q, k, v, sink, options, *output)
-
-
-_FORWARD_ARGUMENTS = len(_forward._schema.arguments)
+    save_forward(ctx, q, k, v, options, *output)
 
 
 def _forward_gradient(ctx, dout, dlse):
-    return (*_gradients(ctx, dout, dlse), *(None,) * (_FORWARD_ARGUMENTS - 4))
+    dq, dk, dv, dsink = gradients(ctx, dout, dlse)
+    of_inputs = [dq, dk, dv, *(None,) * _SINK, dsink, *(None,) * (len(_forward._schema.arguments) - _SINK - 4)]
+    return tuple(g if needed else None for g, needed in zip(of_inputs, ctx.needs_input_grad))
 
 
 torch.library.register_autograd("flash3::forward", _forward_gradient, setup_context=_save_forward)
@@ -138,15 +145,15 @@ class _Recorded(torch.autograd.Function):
     """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, options):
+    def forward(ctx, q, k, v, sink, options):  # the sink is in options too, where autograd does not see it
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _forward(q, k, v, sink, *options)
-        _save(ctx, q, k, v, sink, options, out, lse)
+            out, lse = _forward(q, k, v, *options)
+        save_forward(ctx, q, k, v, options, out, lse)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        return (*_gradients(ctx, dout, dlse), None)
+        return (*(g if needed else None for g, needed in zip(gradients(ctx, dout, dlse), ctx.needs_input_grad)), None)
 
 
 # Function.apply without its Python part, which is for torch.func's transforms.
@@ -171,8 +178,8 @@ class _TransformedBackward(torch.autograd.Function):
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def _autocast(q, k, v):
-    """q, k and v in autocast's dtype where autocast is on, as torch does for its own attention."""
+def autocast(q, k, v):
+    """q, k and v in autocast's dtype where autocast is on for their device, as torch does for its own attention."""
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -202,7 +209,7 @@ def is_differentiated(q, k, v, sink):
 
 
 def _check_companions(name, first, **others):
-    """All of these are torch tensors of the device of the first one, or None."""
+    """The others are torch tensors too, and of the device of the first one."""
     device = first.device
     for other, x in others.items():
         if not isinstance(x, torch.Tensor):
@@ -211,20 +218,32 @@ def _check_companions(name, first, **others):
             raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
 
 
-def run_forward(q, k, v, sink, *options):
-    """torch.ops.flash3.forward, whose options these are, with its gradients and flash3's exceptions."""
+def run_forward(q, k, v, options, sink=None):
+    """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions."""
     if torch.compiler.is_compiling():
-        return _forward(q, k, v, sink, *options)
+        return _forward(q, k, v, *options)
     try:
         if is_differentiated(q, k, v, sink):
             if torch._C._are_functorch_transforms_active():
-                defaults = [a.default_value for a in _forward._schema.arguments[4 + len(options):]]
-                return _Transformed.apply(q, k, v, sink, *options, *defaults)
+                defaults = [a.default_value for a in _forward._schema.arguments[3 + len(options):]]
+                return _Transformed.apply(q, k, v, *options, *defaults)
             return _record(q, k, v, sink, options)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-            return _forward(q, k, v, sink, *options)
+            return _forward(q, k, v, *options)
     except RuntimeError as error:
         raise translated(error) from None
+
+
+def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
+                max_seqlen_k, deterministic):
+    """The options of forward and backward, short where the last ones are defaults: each that is given costs time."""
+    if sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None and not (max_seqlen_q or max_seqlen_k or
+                                                                                      deterministic or chunk):
+        if left == right == -1 and softcap == 0.0:
+            return scale, causal
+        return scale, causal, False, left, right, softcap
+    return (scale, causal, False, left, right, softcap, chunk or 0, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+            max_seqlen_q or 0, max_seqlen_k or 0, deterministic)
 
 
 def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
@@ -232,17 +251,30 @@ def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_s
     """(out, lse) of flash3.attention for torch tensors."""
     left, right = (-1, -1) if window is None else window_sides(window)
     _check_companions("q", q, k=k, v=v)
-    q, k, v = _autocast(q, k, v)
-    options = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q or 0, max_seqlen_k or 0,
-               scale_or_default(softmax_scale), causal, left, right, softcap, chunk or 0, deterministic)
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        q, k, v = autocast(q, k, v)
+    options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
+                          seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
+    if q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is None):
+        options = _with_fp8(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed)
+    return run_forward(q, k, v, options, sink)
+
+
+_DEFAULTS = (0.0, False, False, -1, -1, 0.0, 0, None, None, None, None, None, 0, 0, False)
+
+
+def with_scales(options, *more):
+    """options with those behind them that forward alone has: scales of q, k and v, and what comes then."""
+    return (*options, *_DEFAULTS[len(options):], *more)
+
+
+def _with_fp8(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed):
+    """options with those of FP8."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
-    is_fp8 = q.dtype == FP8
-    if is_fp8:
+    if q.dtype == FP8:
         _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    if is_fp8 or not (q_scale is k_scale is v_scale is out_dtype is compute is None) or seed:
-        options = (*options, False, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), out_dtype)
-    return run_forward(q, k, v, sink, *options)
+    return with_scales(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), out_dtype)
 
 
 def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
@@ -250,9 +282,9 @@ def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax
     """flash3.attention_backward for torch tensors."""
     left, right = (-1, -1) if window is None else window_sides(window)
     try:
-        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                                      max_seqlen_q or 0, max_seqlen_k or 0, scale_or_default(softmax_scale), causal, left,
-                                      right, softcap, chunk or 0, deterministic)
+        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *all_options(
+            scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
+            seqused_k, max_seqlen_q, max_seqlen_k, deterministic))
     except RuntimeError as error:
         raise translated(error) from None
     return dq, dk, dv, dsink if sink is not None else None

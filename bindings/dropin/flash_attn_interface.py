@@ -33,12 +33,12 @@ def _window(window_size, left, right):
     """(left, right) from whichever spelling was used; window_size may be a tensor."""
     if window_size is not None:
         left, right = window_size
-    return tuple(-1 if side is None else int(side) for side in (left, right))
+    return -1 if left is None else int(left), -1 if right is None else int(right)
 
 
 def _length(n):
     """A longest length as an integer. Out of a tensor on a GPU it would cost a synchronisation: it is not needed."""
-    if torch.is_tensor(n):
+    if isinstance(n, torch.Tensor):
         return int(n) if n.device.type == "cpu" and not torch.compiler.is_compiling() else None
     return n
 

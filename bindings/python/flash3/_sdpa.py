@@ -38,10 +38,10 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         return "attn_mask is given"
     if dropout_p != 0.0:
         return "dropout_p is not 0"
-    device = q.device
-    kind = device.type
+    kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if kind not in _DTYPES:
         return f"query is on a device of type {kind}"
+    device = q.device
     if k.device != device or v.device != device or q.is_nested or k.is_nested or v.is_nested or \
             not q.layout is k.layout is v.layout is torch.strided:
         return "query, key and value are not plain tensors of one device"
@@ -51,13 +51,16 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     if dtypes[0] not in _DTYPES[kind] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"the dtypes are {', '.join(map(str, dtypes))} on {kind}"
     shape_q, shape_k, shape_v = q.shape, k.shape, v.shape
-    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v) or shape_k[:-1] != shape_v[:-1] or \
-            shape_q[:-3] != shape_k[:-3] or shape_q[-1] != shape_k[-1]:
+    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v):
         return "the shapes of query, key and value differ in more than lengths and head dims"
-    heads_q, heads_k = shape_q[-3], shape_k[-3]
-    if heads_q != heads_k and not (enable_gqa and len(shape_q) >= 4 and heads_k > 0 and heads_q % heads_k == 0):
+    *batch, heads_q, _, dim = shape_q
+    *batch_k, heads_k, seq_k, dim_k = shape_k
+    *batch_v, heads_v, seq_v, dim_v = shape_v
+    if batch != batch_k or batch != batch_v or heads_k != heads_v or seq_k != seq_v or dim != dim_k:
+        return "the shapes of query, key and value differ in more than lengths and head dims"
+    if heads_q != heads_k and not (enable_gqa and batch and heads_k > 0 and heads_q % heads_k == 0):
         return "query and key have different numbers of heads, without enable_gqa"
-    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
+    if not (1 <= dim <= 256 and 1 <= dim_v <= 256):
         return "a head dim is not from 1 to 256"
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"

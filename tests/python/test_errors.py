@@ -42,6 +42,7 @@ WRONG = {
     "softcap": (bad(softcap=-2.0), ValueError, "softcap = -2 but it must be finite and at least 0"),
     "softcap None": (bad(softcap=None), TypeError, "softcap is a NoneType but it must be of type float"),
     "chunk": (bad(chunk=-1), ValueError, "chunk = -1 but it must be at least 0"),
+    "deterministic": (bad(deterministic=""), TypeError, "deterministic is a str but it must be of type bool"),
     "causal": (bad(causal="yes"), TypeError, "causal is a str but it must be of type bool"),
     "window": (bad(window=3), ValueError, "window = 3 but it must be a pair (left, right), or None"),
     "window of three": (bad(window=(1, 2, 3)), ValueError, "window = (1, 2, 3) but it must be a pair"),

@@ -500,6 +500,8 @@ def test_numpy_packed_and_alone():
     made = flash3.quantize(k=k, v=v, cu_seqlens_k=cu_k)
     wanted = flash3.quantize(k=torch.from_numpy(k), v=torch.from_numpy(v), cu_seqlens_k=torch.from_numpy(cu_k))
     assert made.q is None and made.q_scale is None
+    again = flash3.quantize(k=DLPackOnly(k), v=DLPackOnly(v), cu_seqlens_k=DLPackOnly(cu_k))
+    np.testing.assert_array_equal(again.k_scale, made.k_scale)
     for index in (1, 2, 4, 5):
         np.testing.assert_array_equal(made[index].view(np.uint8), wanted[index].view(torch.uint8).numpy())
     assert flash3.quantize(np.ones((1, 3, 4, 8), np.float32), scales="heads", heads_k=2).q_scale.shape == (1, 2)

@@ -1,4 +1,5 @@
 """quantize(): tensors to FP8, for torch tensors and for arrays."""
+import math
 from typing import NamedTuple
 
 from . import arrays
@@ -71,8 +72,8 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
         heads_k = about.get("k", about.get("v", about.get("q"))).shape[-2]
     results = {}
     for name, one in about.items():
-        cu_seqlens = cu_seqlens_q if name == "q" else cu_seqlens_k
-        sequences = None if cu_seqlens is None else max(len(cu_seqlens) - 1, 0)
+        lengths, cu_seqlens = ("cu_seqlens_q", cu_seqlens_q) if name == "q" else ("cu_seqlens_k", cu_seqlens_k)
+        sequences = None if cu_seqlens is None else max(math.prod(_host(lengths, cu_seqlens).shape) - 1, 0)
         results[f"{name}_out"] = _zeros(one.shape, "float8_e4m3fn")
         results[f"{name}_scale"] = _zeros(arrays.scale_shape(one.shape, sequences, ndim, heads_k), "float32") + 1
     arrays.quantize(**given, **results, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,

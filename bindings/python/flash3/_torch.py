@@ -237,8 +237,8 @@ def run_forward(q, k, v, options, sink=None):
 def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
                 max_seqlen_k, deterministic):
     """The options of forward and backward, short where the last ones are defaults: each that is given costs time."""
-    if sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None and not (max_seqlen_q or max_seqlen_k or
-                                                                                      deterministic or chunk):
+    if sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None and deterministic is False and \
+            not (max_seqlen_q or max_seqlen_k or chunk):
         if left == right == -1 and softcap == 0.0:
             return scale, causal
         return scale, causal, False, left, right, softcap

@@ -4,7 +4,7 @@
     PYTHONPATH=build/ci/python python3 bench/call_overhead.py [--device cuda] [--json FILE]
 
 On a GPU a call is only enqueued, so that what is timed is the host's work: the C function alone (params made beforehand: what the
-launch itself costs), the operators, flash3.attention, the drop-in's flash_attn_func, and torch's own attention. On a CPU the
+launch itself costs), the operators, flash3.attention, flash3.sdpa, the drop-in's flash_attn_func, and torch's own attention. On a CPU the
 smallest problem is computed too. The ways take turns; the median of the rounds counts.
 """
 import argparse
@@ -22,6 +22,9 @@ import flash3
 from flash3 import _library, arrays
 
 
+RECORDED = "recorded by autograd"
+
+
 def prepared(q, k, v, out, lse):
     """One C call with params made beforehand."""
     stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
@@ -37,27 +40,31 @@ def ways(device):
     out, lse = torch.empty_like(q), torch.empty(1, 2, 16, device=device)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     t = [x.transpose(1, 2) for x in (q, k, v)]
-    inert = lambda function: torch.no_grad()(function)
+    t_leaves = [x.detach().requires_grad_() for x in t]
     found = {
         "C function": prepared(q, k, v, out, lse),
-        "torch.ops.flash3.forward_out": inert(lambda: torch.ops.flash3.forward_out.default(q, k, v, out, lse, causal=True)),
-        "flash3.attention": inert(lambda: flash3.attention(q, k, v, causal=True)),
-        "flash3.attention, recorded by autograd": lambda: flash3.attention(*leaves, causal=True),
-        "flash3.sdpa": inert(lambda: flash3.sdpa(*t, is_causal=True)),
-        "torch scaled_dot_product_attention": inert(lambda: F.scaled_dot_product_attention(*t, is_causal=True)),
+        "torch.ops.flash3.forward_out": lambda: torch.ops.flash3.forward_out.default(q, k, v, out, lse, causal=True),
+        "flash3.attention": lambda: flash3.attention(q, k, v, causal=True),
+        f"flash3.attention, {RECORDED}": lambda: flash3.attention(*leaves, causal=True),
+        "flash3.sdpa": lambda: flash3.sdpa(*t, is_causal=True),
+        f"flash3.sdpa, {RECORDED}": lambda: flash3.sdpa(*t_leaves, is_causal=True),
+        "torch scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(*t, is_causal=True),
+        f"torch's, {RECORDED}": lambda: F.scaled_dot_product_attention(*t_leaves, is_causal=True),
     }
     if importlib.util.find_spec("flash_attn_interface"):
         import flash_attn_interface
-        found["flash_attn_func"] = inert(lambda: flash_attn_interface.flash_attn_func(q, k, v, causal=True))
+        found["flash_attn_func"] = lambda: flash_attn_interface.flash_attn_func(q, k, v, causal=True)
+        found[f"flash_attn_func, {RECORDED}"] = lambda: flash_attn_interface.flash_attn_func(*leaves, causal=True)
     return found
 
 
-def cpu_microseconds(call, count, device):
+def cpu_microseconds(name, call, count, device):
     """CPU time of this thread: waiting for the GPU's queue is not the call's work."""
-    begin = time.thread_time()
-    for _ in range(count):
-        call()
-    spent = time.thread_time() - begin
+    with torch.set_grad_enabled(RECORDED in name):
+        begin = time.thread_time()
+        for _ in range(count):
+            call()
+        spent = time.thread_time() - begin
     if device == "cuda":
         torch.cuda.synchronize()
     return spent / count * 1e6
@@ -74,15 +81,15 @@ def main():
     torch.set_num_threads(1)
     calls = ways(args.device)
     times = {name: [] for name in calls}
-    for call in calls.values():
-        cpu_microseconds(call, args.calls, args.device)
+    for name, call in calls.items():
+        cpu_microseconds(name, call, args.calls, args.device)
     for _ in range(args.rounds):
         for name, call in calls.items():
-            times[name].append(cpu_microseconds(call, args.calls, args.device))
+            times[name].append(cpu_microseconds(name, call, args.calls, args.device))
     median = {name: round(statistics.median(t), 2) for name, t in times.items()}
     launch = median["C function"]
     for name, value in median.items():
-        print(f"{name:40} {value:7.2f} us   {value - launch:+7.2f} us over the C function")
+        print(f"{name:48} {value:7.2f} us   {value - launch:+7.2f} us over the C function")
     if args.json:
         device = torch.cuda.get_device_name() if args.device == "cuda" else flash3.backends()["cpu"]
         args.json.write_text(json.dumps({"call_overhead_us": median, "device": device, "torch": torch.__version__,

@@ -2,7 +2,7 @@
 #
 #   flash3_python   libflash3.so, all of the library in one file without version links (a wheel has no
 #                   symbolic links)
-#   flash3_torch    libflash3_torch.so, bindings/torch/ops.cpp on torch's stable ABI
+#   flash3_torch    libflash3_torch.so, bindings/torch/ on torch's stable ABI
 #
 # pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
 # torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
@@ -55,7 +55,8 @@ add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)
 flash3_library(flash3_python)
 flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
 
-add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp)
+add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp
+            ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
 target_compile_definitions(flash3_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
 target_include_directories(flash3_torch SYSTEM PRIVATE ${torch_dir}/include)
 target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)

@@ -1,15 +1,14 @@
 """FlashAttention-3's Python functions over flash3: the same names, arguments, defaults and results.
 
-What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. Beyond
-upstream: s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, head dims that are no
+What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. FP8 tensors
+(float8_e4m3fn) give a bfloat16 result; q_descale, k_descale and v_descale are their scales, float32 [batch, heads_k]. Beyond
+upstream: scales for the tensor, [1], or for blocks of tokens, as flash3.attention has them, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, head dims that are no
 multiples of 8, and the CPU.
 """
 import torch
 
-from flash3._torch import is_differentiated
-
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
-from flash_attn_3._C import _flash3, refuse
+from flash_attn_3._C import _flash3, forward_unseen, is_seen, no_splits, refuse
 
 flash_attn_3_gpu = torch.ops.flash_attn_3
 
@@ -34,18 +33,37 @@ def _window(window_size, left, right):
     """(left, right) from whichever spelling was used; window_size may be a tensor."""
     if window_size is not None:
         left, right = window_size
-    return tuple(-1 if side is None else int(side) for side in (left, right))
+    return -1 if left is None else int(left), -1 if right is None else int(right)
 
 
 def _length(n):
     """A longest length as an integer. Out of a tensor on a GPU it would cost a synchronisation: it is not needed."""
-    if torch.is_tensor(n):
+    if isinstance(n, torch.Tensor):
         return int(n) if n.device.type == "cpu" and not torch.compiler.is_compiling() else None
     return n
 
 
 def _number(scale):
     return scale if scale is None else float(scale)
+
+
+def _forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None,
+             cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, page_table=None,
+             kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None, q_descale=None,
+             k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1,
+             attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=1, pack_gqa=None,
+             sm_margin=0, s_aux=None, deterministic=False, is_causal=None, window_size=None):
+    """(out, softmax_lse) of _flash_attn_forward."""
+    causal = causal if is_causal is None else is_causal
+    left, right = _window(window_size, window_size_left, window_size_right)
+    others = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, _length(max_seqlen_q),
+              _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
+              k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk, softcap, rotary_interleaved,
+              scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
+    if out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
+        return forward_unseen(q, k, v, k_new, v_new, qv, *others)
+    operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
+    return _flash3(operator.default, q, k, v, k_new, v_new, qv, out_, *others)[:2]
 
 
 def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None,
@@ -59,17 +77,12 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
 
     is_causal and window_size are other spellings of causal and of window_size_left and window_size_right.
     """
-    causal = causal if is_causal is None else is_causal
-    left, right = _window(window_size, window_size_left, window_size_right)
-    operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
-    arguments = (q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
-                 _length(max_seqlen_q), _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
-                 seqlens_rotary, q_descale, k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk,
-                 softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
-    if torch.compiler.is_compiling() or is_differentiated(q, k, v, s_aux):
-        return _flash3(operator.default, *arguments)
-    with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-        return _flash3(operator.default, *arguments)
+    out, lse = _forward(q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
+                        max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
+                        seqlens_rotary, q_descale, k_descale, v_descale, softmax_scale, causal, window_size_left,
+                        window_size_right, attention_chunk, softcap, rotary_interleaved, scheduler_metadata, num_splits,
+                        pack_gqa, sm_margin, s_aux, deterministic, is_causal, window_size)
+    return out, lse, *no_splits(q)
 
 
 def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None,
@@ -97,11 +110,12 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
                     window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
                     sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
     """softmax(q k^T) v of [batch, seq, heads, dim] tensors; (out, softmax_lse) with return_attn_probs."""
-    refuse(dropout_p=dropout_p)
-    out, lse, *_ = _flash_attn_forward(q, k, v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-                                       softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-                                       attention_chunk=attention_chunk, softcap=softcap, num_splits=num_splits,
-                                       pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux, deterministic=deterministic)
+    if dropout_p:
+        refuse(dropout_p=dropout_p)
+    out, lse = _forward(q, k, v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+                        softmax_scale=softmax_scale, causal=causal, window_size=window_size, attention_chunk=attention_chunk,
+                        softcap=softcap, num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux,
+                        deterministic=deterministic)
     return _result(out, lse, return_attn_probs)
 
 
@@ -110,14 +124,13 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
                            deterministic=False, sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
     """The same of packed sequences, [total, heads, dim]; softmax_lse is [heads, total_q]."""
-    refuse(dropout_p=dropout_p)
-    out, lse, *_ = _flash_attn_forward(q, k, v, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                                       seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
-                                       max_seqlen_k=max_seqlen_k, q_descale=q_descale, k_descale=k_descale,
-                                       v_descale=v_descale, softmax_scale=softmax_scale, causal=causal,
-                                       window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
-                                       num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux,
-                                       deterministic=deterministic)
+    if dropout_p:
+        refuse(dropout_p=dropout_p)
+    out, lse = _forward(q, k, v, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q,
+                        seqused_k=seqused_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, q_descale=q_descale,
+                        k_descale=k_descale, v_descale=v_descale, softmax_scale=softmax_scale, causal=causal,
+                        window_size=window_size, attention_chunk=attention_chunk, softcap=softcap, num_splits=num_splits,
+                        pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux, deterministic=deterministic)
     return _result(out, lse, return_attn_probs)
 
 
@@ -144,31 +157,47 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     return torch.ops.flash_attn_3.fwd_combine(out_partial, lse_partial, out, out_dtype)
 
 
+def _either(name, value, legacy_name, legacy):
+    if value is not None and legacy is not None:
+        raise TypeError(f"{legacy_name} and {name} are both given; they are two names of one argument")
+    return value if legacy is None else legacy
+
+
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
                             cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None,
                             cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None,
                             v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0,
                             softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None,
-                            sm_margin=0, return_softmax_lse=False, s_aux=None):
+                            sm_margin=0, return_softmax_lse=False, s_aux=None, gqa_parallel=None, max_seqlen_k_hint=None,
+                            descale_q=None, descale_k=None, descale_v=None, block_table=None):
     """Attention to a cache [batch, seq, heads_k, dim] of which the first cache_seqlens tokens count.
 
     With return_softmax_lse (out, softmax_lse, out_accum, softmax_lse_accum). Nothing is appended to the cache, and it is not
     paged: k, v, rotary_*, page_table, cache_batch_idx and cache_leftpad raise NotImplementedError.
+
+    The last six are names of FlashAttention-3's first releases: gqa_parallel and max_seqlen_k_hint are hints, which nothing
+    depends on, descale_q, descale_k and descale_v, of shape [1], are q_descale, k_descale and v_descale, and block_table is
+    page_table. With one of them return_softmax_lse returns (out, softmax_lse), as then.
     """
     assert k_cache.stride(-1) == 1, "k_cache must have contiguous last dimension"
     assert v_cache.stride(-1) == 1, "v_cache must have contiguous last dimension"
-    refuse(k=k, v=v, rotary_seqlens=rotary_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    is_legacy = not (gqa_parallel is max_seqlen_k_hint is descale_q is descale_k is descale_v is block_table is None)
+    refuse(k=k, v=v, rotary_seqlens=rotary_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+           block_table=block_table)
     if cache_seqlens is not None and not torch.is_tensor(cache_seqlens):
         cache_seqlens = torch.full((k_cache.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
     with torch.no_grad():
-        results = _flash_attn_forward(
+        out, lse = _forward(
             q, k_cache, v_cache, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
             seqused_k=maybe_contiguous(cache_seqlens), max_seqlen_q=max_seqlen_q, page_table=page_table,
-            rotary_cos=rotary_cos, rotary_sin=rotary_sin, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size, attention_chunk=attention_chunk,
-            softcap=softcap, rotary_interleaved=rotary_interleaved, scheduler_metadata=scheduler_metadata,
-            num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux)
-    return tuple(results) if return_softmax_lse else results[0]
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin, q_descale=_either("q_descale", q_descale, "descale_q", descale_q),
+            k_descale=_either("k_descale", k_descale, "descale_k", descale_k),
+            v_descale=_either("v_descale", v_descale, "descale_v", descale_v), softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, attention_chunk=attention_chunk, softcap=softcap, rotary_interleaved=rotary_interleaved,
+            scheduler_metadata=scheduler_metadata, num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux)
+    if not return_softmax_lse:
+        return out
+    return (out, lse) if is_legacy else (out, lse, *no_splits(q))
 
 
 def get_scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens,

@@ -37,6 +37,7 @@ OPTIONS = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_forward_and_gradients(device, dtype, options):
     skip_fp32_on_gpu(device, dtype)
+    torch.manual_seed(0)  # one gradient in thirty makes float32's yardstick happen to be the better one
     q, k, v = make(device, dtype, grad=True)
     out, lse = flash3.attention(q, k, v, **options, return_lse=True)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)

@@ -42,6 +42,7 @@ WRONG = {
     "softcap": (bad(softcap=-2.0), ValueError, "softcap = -2 but it must be finite and at least 0"),
     "softcap None": (bad(softcap=None), TypeError, "softcap is a NoneType but it must be of type float"),
     "chunk": (bad(chunk=-1), ValueError, "chunk = -1 but it must be at least 0"),
+    "deterministic": (bad(deterministic=""), TypeError, "deterministic is a str but it must be of type bool"),
     "causal": (bad(causal="yes"), TypeError, "causal is a str but it must be of type bool"),
     "window": (bad(window=3), ValueError, "window = 3 but it must be a pair (left, right), or None"),
     "window of three": (bad(window=(1, 2, 3)), ValueError, "window = (1, 2, 3) but it must be a pair"),
@@ -56,7 +57,6 @@ WRONG = {
     "used length": (bad(seqused_k=torch.tensor([5], dtype=INT)), ValueError, "seqused_k.shape[0] = 1 but q.shape[0] = 2"),
     "max_seqlen": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9], dtype=INT), max_seqlen_q=-1), ValueError,
                    "max_seqlen_q = -1"),
-    "FP8": (bad(q=torch.zeros(2, 33, 4, 32).to(torch.float8_e4m3fn)), NotImplementedError, "q.dtype = float8_e4m3fn"),
     "device": (bad(k=torch.zeros(2, 50, 2, 32, device="meta")), ValueError, "k.device = meta but q.device = cpu"),
 }
 

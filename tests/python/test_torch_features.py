@@ -22,7 +22,7 @@ def cases(device, dtype):
     pq, pk, pv = (x.requires_grad_() for x in (pq, pk, pv))
     yield "plain", (q, k, v), {}
     yield "causal", (q, k, v), {"causal": True, "softmax_scale": 0.2, "softcap": 3.0}
-    yield "sink", (q, k, v, sink), {"window_left": 5, "window_right": 2}
+    yield "sink", (q, k, v), {"sink": sink, "window_left": 5, "window_right": 2}
     yield "used", (q, k, v), {"seqused_q": used, "seqused_k": used}
     yield "packed", (pq, pk, pv), {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 64}
 
@@ -36,13 +36,13 @@ def test_opcheck_forward(device, index):
 def test_opcheck_backward(device):
     q, k, v = make(device, torch.bfloat16)
     sink = torch.randn(4, device=device)
-    out, lse = torch.ops.flash3.forward(q, k, v, sink)
-    args = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse, sink)
-    torch.library.opcheck(torch.ops.flash3.backward.default, args, {"deterministic": True}, test_utils=OPCHECKS)
+    out, lse = torch.ops.flash3.forward(q, k, v, sink=sink)
+    args = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse)
+    options = {"deterministic": True, "sink": sink}
+    torch.library.opcheck(torch.ops.flash3.backward.default, args, options, test_utils=OPCHECKS)
     given = [torch.empty_like(x) for x in (q, k, v, sink)]
     checks = [name for name in OPCHECKS if name != "test_autograd_registration"]
-    torch.library.opcheck(torch.ops.flash3.backward_out.default, (*args[:-1], *given, sink), {"deterministic": True},
-                          test_utils=checks)
+    torch.library.opcheck(torch.ops.flash3.backward_out.default, (*args, *given), options, test_utils=checks)
     torch.library.opcheck(torch.ops.flash3.forward_out.default, (q, k, v, torch.empty_like(out), torch.empty_like(lse)),
                           test_utils=checks)
 

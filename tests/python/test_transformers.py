@@ -66,7 +66,7 @@ def calls(implementation):
         return mock.patch.object(integration, "attention", wraps=integration.attention)
     utils.lazy_import_flash_attention("flash_attention_3")
     assert utils._flash_fn is flash_attn_interface.flash_attn_func
-    return mock.patch.object(flash_attn_interface, "_flash_attn_forward", wraps=flash_attn_interface._flash_attn_forward)
+    return mock.patch.object(flash_attn_interface, "_forward", wraps=flash_attn_interface._forward)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

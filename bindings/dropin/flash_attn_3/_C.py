@@ -3,9 +3,12 @@
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. Two arguments
 are appended to the forward's: s_aux, the attention sink, and deterministic, which its gradients follow.
 """
+import re
+
 import flash3  # noqa: F401  registers torch.ops.flash3
 import torch
-from flash3._torch import translated
+import torch.autograd.profiler as profiler
+from flash3._torch import FP8, all_options, gradients, run_forward, save_forward, translated, with_scales
 
 if hasattr(torch.ops.flash_attn_3, "fwd"):
     raise ImportError("torch.ops.flash_attn_3.fwd is there already: another FlashAttention-3 is loaded in this process, and "
@@ -28,21 +31,31 @@ def _refuse_options(num_splits, sm_margin):
     refuse(sm_margin=sm_margin)
 
 
-def _flash3(operator, *arguments):
+_SCALE = re.compile(r"\b([qkv])_scale\b")
+
+
+def _renamed(error):
+    """An exception whose text has flash3's names of the scales, with upstream's."""
+    return type(error)(_SCALE.sub(r"\1_descale", str(error)))
+
+
+def _flash3(operator, *arguments, **named):
     try:
-        return operator(*arguments)
+        return operator(*arguments, **named)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise _renamed(error) from None
     except RuntimeError as error:
-        raise translated(error) from None
+        raise _renamed(translated(error)) from None
 
 
 def _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
              window_size_left, window_size_right, softcap, attention_chunk, deterministic):
-    """The options of torch.ops.flash3, in their order. Without cu_seqlens lengths need no bound."""
+    """The options of torch.ops.flash3. Without cu_seqlens lengths need no bound."""
     if softmax_scale is not None and softmax_scale == 0:
         raise NotImplementedError("softmax_scale = 0 but flash3 takes a scale greater than 0")
-    return (s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-            max_seqlen_q or 0 if cu_seqlens_q is not None else 0, max_seqlen_k or 0 if cu_seqlens_k is not None else 0,
-            softmax_scale or 0.0, causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    return all_options(softmax_scale or 0.0, causal, window_size_left, window_size_right, softcap, attention_chunk, s_aux,
+                       cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None if cu_seqlens_q is None else max_seqlen_q,
+                       None if cu_seqlens_k is None else max_seqlen_k, deterministic)
 
 
 _FORWARD_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k", "max_seqlen_q",
@@ -63,27 +76,29 @@ def _forward_schema(name, qv, out, causal, interleaved, num_splits, mutable):
             f"-> (Tensor{alias('out')}, Tensor, Tensor, Tensor)")
 
 
-def _checked_options(k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
+def _checked_options(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
                      max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
                      k_descale, v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk,
                      softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic):
     """flash3's options for a forward's, or NotImplementedError. scheduler_metadata and pack_gqa are hints of how to run."""
-    refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
-           kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-           seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    _refuse_options(num_splits, sm_margin)
-    return _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
-                    causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    if not (k_new is v_new is qv is cu_seqlens_k_new is page_table is kv_batch_idx is leftpad_k is rotary_cos is rotary_sin is
+            seqlens_rotary is None):
+        refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
+               kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+               seqlens_rotary=seqlens_rotary)
+    if num_splits > 1 or sm_margin:
+        _refuse_options(num_splits, sm_margin)
+    options = _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
+                       causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
+    if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
+        return with_scales(options, q_descale, k_descale, v_descale)
+    return options
 
 
 def _filled(arguments, num_splits=1):
     """A forward's arguments after q, k and v, with those that torch left out since they are defaults."""
     defaults = (None,) * 20 + (None, False, -1, -1, 0, 0.0, True, None, num_splits, None, 0, None, False)
     return (*arguments, *defaults[len(arguments):])
-
-
-def _no_splits(q):
-    return q.new_empty((0,), dtype=torch.float32), q.new_empty((0,), dtype=torch.float32)
 
 
 def _lse_shape(q):
@@ -93,21 +108,37 @@ def _lse_shape(q):
 
 def _forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    options = _checked_options(k_new, v_new, qv, *others)
+    options = _checked_options(q, k_new, v_new, qv, *others)
     if out is None:
         out, lse = _flash3(torch.ops.flash3.forward.default, q, k, v, *options)
     else:
         lse = torch.full(_lse_shape(q), -float("inf"), device=q.device, dtype=torch.float32)
         _flash3(torch.ops.flash3.forward_out.default, q, k, v, out, lse, *options)
-    return (out, lse, *_no_splits(q))
+    return (out, lse, *no_splits(q))
 
 
 def _fake_forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    _checked_options(k_new, v_new, qv, *others)
+    _checked_options(q, k_new, v_new, qv, *others)
     if out is None:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return (out, q.new_empty(_lse_shape(q), dtype=torch.float32), *_no_splits(q))
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16 if q.dtype == FP8 else q.dtype)
+    return (out, q.new_empty(_lse_shape(q), dtype=torch.float32), *no_splits(q))
+
+
+def is_seen():
+    """Whether somebody looks at operators, by their names or with tensors of another kind: then this one must be called."""
+    return torch.compiler.is_compiling() or profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or \
+        torch._C._are_functorch_transforms_active()
+
+
+def forward_unseen(q, k, v, k_new, v_new, qv, *others):
+    """(out, lse) as of _flash_attn_forward, without what an operator in Python costs."""
+    return _flash3(run_forward, q, k, v, _checked_options(q, k_new, v_new, qv, *others), sink=others[-2])
+
+
+def no_splits(q):
+    """The last two results of a call that splits no keys."""
+    return q.new_empty((0,), dtype=torch.float32), q.new_empty((0,), dtype=torch.float32)
 
 
 def _functional_forward(q, k, v, *rest):
@@ -117,20 +148,15 @@ def _functional_forward(q, k, v, *rest):
 
 def _save_forward(ctx, inputs, output):
     q, k, v, k_new, v_new, qv, _, *others = inputs
-    sink_and_sequences, ctx.options = (options := _checked_options(k_new, v_new, qv, *others))[:5], options[5:]
-    ctx.save_for_backward(q, k, v, *output[:2], *sink_and_sequences)
-    ctx.set_materialize_grads(False)
+    save_forward(ctx, q, k, v, _checked_options(q, k_new, v_new, qv, *others), *output[:2])
 
 
 def _forward_gradient(ctx, dout, dlse, *_):
-    nothing = (None,) * 36
-    if dout is None and dlse is None:
-        return nothing
-    q, k, v, out, lse, *sink_and_sequences = ctx.saved_tensors
-    dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, dsink = _flash3(torch.ops.flash3.backward.default, dout, dlse, q, k, v, out, lse, *sink_and_sequences,
-                                *ctx.options)
-    return (dq, dk, dv, *nothing[:31], dsink if sink_and_sequences[0] is not None else None, None)
+    try:
+        dq, dk, dv, dsink = gradients(ctx, dout, dlse)
+    except NotImplementedError as error:
+        raise _renamed(error) from None
+    return dq, dk, dv, *(None,) * 31, dsink, None
 
 
 # bwd returned dq, dk and dv first in all releases, and callers unpack eight.

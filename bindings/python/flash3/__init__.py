@@ -3,20 +3,24 @@
     attention            softmax(q k^T) v with its masks and options; differentiable for torch tensors
     sdpa, sdpa_override  torch's scaled_dot_product_attention
     attention_backward   the gradients without autograd
+    quantize             16-bit tensors to FP8, which attention takes with their scales
     supported, explain   whether a call would run here, and which kernel it takes
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller
 
-torch.ops.flash3 holds the operators forward and backward, and forward_out and backward_out for results in given memory.
+torch.ops.flash3 holds the operators forward, backward and quantize, and forward_out, backward_out and quantize_out for results
+in given memory.
 """
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported
 from ._attention import _torch as _torch_operators
 from ._library import backends, version
+from ._quantize import Quantized, quantize
 from .arrays import Support
 
 __version__ = version()
-__all__ = ["attention", "attention_backward", "supported", "explain", "backends", "version", "arrays", "Gradients", "Support"]
+__all__ = ["attention", "attention_backward", "quantize", "supported", "explain", "backends", "version", "arrays", "Gradients",
+           "Quantized", "Support"]
 
 if _torch_operators is not None:
     from ._sdpa import sdpa, sdpa_override

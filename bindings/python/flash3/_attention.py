@@ -3,7 +3,7 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
-from ._tensors import describe
+from ._tensors import E4M3, describe
 
 if importlib.util.find_spec("torch"):
     import torch
@@ -35,7 +35,8 @@ class Gradients(NamedTuple):
 
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
-              deterministic=False, return_lse=False):
+              deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
+              return_lse=False):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
     Tensors are torch tensors, on the CPU or a Hopper GPU, and then this is differentiable in q, k, v, sink, and through lse
@@ -43,7 +44,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     arrays.
 
     Args:
-        q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32. Any strides.
+        q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, on the CPU float32, or FP8 (float8_e4m3fn). Any strides.
         k: [batch, seq_k, heads_k, head_dim] of the same dtype; heads_q is a multiple of heads_k (GQA, MQA).
         v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. Both head dims are from 1 to 256.
         causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner. (torch's
@@ -61,11 +62,21 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Not needed, but the better kernel is chosen with it.
         seqused_q, seqused_k: [batch] int32: only the first tokens of each sequence count.
         deterministic: gradients have the same bits each time.
+        q_scale, k_scale, v_scale: float32, with FP8 tensors: what an element stands for is its value times its scale. [1], one for
+            the tensor; [batch, heads_k], one for each sequence and KV head (q's too: that of the KV head that it reads); or
+            [batch, heads, blocks], one for each 128 tokens of each head, with blocks = ceil(seq / 128); of packed tensors
+            [1, heads, total // 128 + batch], where block j of sequence b is number cu_seqlens[b] // 128 + b + j. None: 1.
+            flash3.quantize makes such tensors.
+        out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16, or on the CPU float32. None: bfloat16 for
+            FP8 tensors, otherwise q's.
+        compute: "fp8": 16-bit q, k and v (CPU: float32 too) are brought to FP8 on the way, with scales for blocks and a rotation.
+            Gradients are then computed in q's dtype, from q, k and v as they are. None: in q's dtype.
+        rotation_seed: with compute: of the rotation's signs, from 0 to 2**64 - 1.
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
 
     Returns:
-        out [batch, seq_q, heads_q, head_dim_v] of q's dtype; with return_lse, (out, lse). A query that sees no key gets 0, and
-        lse = -inf.
+        out [batch, seq_q, heads_q, head_dim_v] of q's dtype or out_dtype; with return_lse, (out, lse). A query that sees no key
+        gets 0, and lse = -inf.
 
     Raises:
         TypeError: a dtype, or what an argument is, breaks a rule.
@@ -73,19 +84,22 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         NotImplementedError: a valid call that cannot run here; the message says what could.
         RuntimeError, MemoryError: CUDA refused; host memory ran out.
     """
-    options = dict(causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
-                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k)
     if _is_torch(q):
-        return _torch.attention(q, k, v, **options, deterministic=deterministic, return_lse=return_lse)
+        out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
+                                    max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
+                                    out_dtype, compute, rotation_seed)
+        return (out, lse) if return_lse else out
     q, k, v = (_contiguous_last("q", q), _contiguous_last("k", k), _contiguous_last("v", v))
     about_q, about_v = _host("q", q), _host("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
     # Rows that belong to no token are not written: they get what a query without keys gets.
-    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), about_q.dtype)
+    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
     *batch, seq, heads = about_q.shape[:-1]
     lse = _zeros((*batch, heads, seq), "float32") - _infinity() if return_lse else None
-    arrays.forward(q, k, v, out, lse, **options)
+    arrays.forward(q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk,
+                   sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, q_scale=q_scale, k_scale=k_scale,
+                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed)
     return (out, lse) if return_lse else out
 
 
@@ -135,8 +149,9 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     options = dict(options)
     deterministic = options.pop("deterministic", False)
     options.pop("return_lse", None)
+    dtype = _dtype_of_out(about_q.dtype, options.pop("out_dtype", None))
     *batch, seq, heads = about_q.shape[:-1]
-    out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), about_q.dtype), _Shape((*batch, heads, seq), "float32")
+    out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), dtype), _Shape((*batch, heads, seq), "float32")
     if not backward:
         return ask_forward(q, k, v, out, lse, **options)
     gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
@@ -157,6 +172,16 @@ def explain(q, k, v, *, backward=False, **options):
     return _question(arrays.forward_explain, arrays.backward_explain, q, k, v, backward, options)
 
 
+def _dtype_of_out(dtype, asked):
+    """The name of the result's dtype; asked: out_dtype, as a name, or as torch or numpy have it."""
+    if asked is None:
+        return "bfloat16" if dtype == "float8_e4m3fn" else dtype
+    name = getattr(asked, "__name__", None) or str(asked).removeprefix("torch.")  # a class, as numpy.float16; or a dtype
+    if name not in ("float16", "bfloat16", "float32"):
+        raise TypeError(f"out_dtype = {asked} but it must be float16, bfloat16 or float32")
+    return name
+
+
 def _check_dims(name, about):
     if len(about.shape) not in (3, 4):
         raise ValueError(f"{name}.ndim = {len(about.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, "
@@ -166,13 +191,15 @@ def _check_dims(name, about):
 def _host(name, x):
     about = describe(name, x)
     if not about.on_host:
-        raise ValueError(f"{name} is on a GPU, and flash3.attention makes results there for torch tensors alone; "
-                         "flash3.arrays.forward takes memory for them")
+        raise ValueError(f"{name} is on a GPU, and results are made there for torch tensors alone; flash3.arrays takes memory "
+                         "for them")
     return about
 
 
 def _contiguous_last(name, x):
     """A numpy array whose last dimension has gaps is copied; any other stride that is not negative is passed on."""
+    if isinstance(x, E4M3):
+        return E4M3(_contiguous_last(name, x.codes))
     strides = getattr(x, "strides", None)
     if type(x).__module__.partition(".")[0] != "numpy" or not strides:
         return x
@@ -185,16 +212,15 @@ def _zeros(shape, dtype):
     try:
         import numpy
     except ImportError:
-        raise RuntimeError("flash3.attention makes results with numpy, which is not installed; flash3.arrays.forward takes "
-                           "memory for them") from None
-    if dtype != "bfloat16":
+        raise RuntimeError("results are made with numpy, which is not installed; flash3.arrays takes memory for them") from None
+    if dtype not in ("bfloat16", "float8_e4m3fn"):
         return numpy.zeros(shape, dtype)
     try:
         import ml_dtypes
     except ImportError:
-        raise RuntimeError("a bfloat16 result takes the package ml_dtypes, since numpy has no bfloat16; "
-                           "flash3.arrays.forward takes memory for results instead") from None
-    return numpy.zeros(shape, ml_dtypes.bfloat16)
+        raise RuntimeError(f"a {dtype} result takes the package ml_dtypes, since numpy has no {dtype}; flash3.arrays takes "
+                           "memory for results instead") from None
+    return numpy.zeros(shape, getattr(ml_dtypes, dtype))
 
 
 def _infinity():

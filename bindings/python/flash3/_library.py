@@ -7,8 +7,9 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR = range(6)
 BACKENDS = {"auto": 0, "hopper": 1, "cpu": 2}
-DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4}
-DTYPE_SIZES = {1: 2, 2: 2, 3: 4, 4: 4}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5}
+COMPUTE_FP8 = 1
+FP8_BLOCK = 128  # tokens that share a scale
 
 
 class Tensor(ctypes.Structure):
@@ -17,8 +18,9 @@ class Tensor(ctypes.Structure):
 
 
 _SEQUENCES = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor),
-              ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("sink", Tensor),
-              ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
+              ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)]
+_MODEL = [("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
+_SCALES = [("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor)]
 _RUN = [("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 
@@ -27,7 +29,7 @@ class ForwardParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
                 ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
                 ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                *_RUN, *_SEQUENCES]
+                *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -35,13 +37,20 @@ class BackwardParams(ctypes.Structure):
                 ("v", Tensor), ("out", Tensor), ("lse", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor),
                 ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32),
                 ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                *_RUN, *_SEQUENCES, ("dsink", Tensor)]
+                *_RUN, *_SEQUENCES, *_MODEL, ("dsink", Tensor)]
+
+
+class QuantizeParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("q_out", Tensor),
+                ("k_out", Tensor), ("v_out", Tensor), *_SCALES, ("rotary_cos", Tensor), ("rotary_sin", Tensor),
+                ("rotary_interleaved", ctypes.c_int32), ("rotate", ctypes.c_int32), ("rotary_offset_q", ctypes.c_int64),
+                ("rotary_offset_k", ctypes.c_int64), ("rotation_seed", ctypes.c_uint64), *_SEQUENCES, *_RUN]
 
 
 def _load():
     lib = ctypes.CDLL(str(FOLDER / "libflash3.so"))
     text = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
-    for name, params in (("forward", ForwardParams), ("backward", BackwardParams)):
+    for name, params in (("forward", ForwardParams), ("backward", BackwardParams), ("quantize", QuantizeParams)):
         given = ctypes.POINTER(params)
         for suffix, arguments in (("", []), ("_supported", []), ("_explain", text),
                                   ("_workspace", [ctypes.POINTER(ctypes.c_size_t)])):

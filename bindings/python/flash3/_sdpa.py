@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ._attention import attention
+from ._torch import autocast, run_forward
 
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
@@ -19,8 +19,13 @@ def _say_once(reason):
         warnings.warn(f"flash3.sdpa leaves this call to torch: {reason}", stacklevel=3)
 
 
+_capabilities = {}  # torch takes microseconds for each answer
+
+
 def _is_hopper(index):
-    return torch.cuda.get_device_capability(index) == (9, 0)
+    if index not in _capabilities:
+        _capabilities[index] = torch.cuda.get_device_capability(index)
+    return _capabilities[index] == (9, 0)
 
 
 # What torch.compiler.assume_constant_result does, which would import all of the compiler.
@@ -33,28 +38,33 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         return "attn_mask is given"
     if dropout_p != 0.0:
         return "dropout_p is not 0"
-    device = q.device.type
-    if device not in _DTYPES:
-        return f"query is on a device of type {device}"
-    if any(x.device != q.device or x.is_nested or x.layout != torch.strided for x in (q, k, v)):
+    kind = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
+    if kind not in _DTYPES:
+        return f"query is on a device of type {kind}"
+    device = q.device
+    if k.device != device or v.device != device or q.is_nested or k.is_nested or v.is_nested or \
+            not q.layout is k.layout is v.layout is torch.strided:
         return "query, key and value are not plain tensors of one device"
-    dtypes = [x.dtype for x in (q, k, v)]
-    if torch.is_autocast_enabled(device):  # then they all become one
-        dtypes = [torch.get_autocast_dtype(device) if d in _DTYPES["cpu"] else d for d in dtypes]
-    if dtypes[0] not in _DTYPES[device] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
-        return f"the dtypes are {', '.join(map(str, dtypes))} on {device}"
+    dtypes = q.dtype, k.dtype, v.dtype
+    if torch.is_autocast_enabled(kind):  # then they all become one
+        dtypes = [torch.get_autocast_dtype(kind) if d in _DTYPES["cpu"] else d for d in dtypes]
+    if dtypes[0] not in _DTYPES[kind] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
+        return f"the dtypes are {', '.join(map(str, dtypes))} on {kind}"
     shape_q, shape_k, shape_v = q.shape, k.shape, v.shape
-    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v) or shape_k[:-1] != shape_v[:-1] or \
-            shape_q[:-3] != shape_k[:-3] or shape_q[-1] != shape_k[-1]:
+    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v):
         return "the shapes of query, key and value differ in more than lengths and head dims"
-    heads_q, heads_k = shape_q[-3], shape_k[-3]
-    if heads_q != heads_k and not (enable_gqa and len(shape_q) >= 4 and heads_k > 0 and heads_q % heads_k == 0):
+    *batch, heads_q, _, dim = shape_q
+    *batch_k, heads_k, seq_k, dim_k = shape_k
+    *batch_v, heads_v, seq_v, dim_v = shape_v
+    if batch != batch_k or batch != batch_v or heads_k != heads_v or seq_k != seq_v or dim != dim_k:
+        return "the shapes of query, key and value differ in more than lengths and head dims"
+    if heads_q != heads_k and not (enable_gqa and batch and heads_k > 0 and heads_q % heads_k == 0):
         return "query and key have different numbers of heads, without enable_gqa"
-    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
+    if not (1 <= dim <= 256 and 1 <= dim_v <= 256):
         return "a head dim is not from 1 to 256"
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"
-    if device == "cuda" and not _is_hopper(q.device.index):
+    if kind == "cuda" and not _is_hopper(device.index):
         return "the GPU is not of compute capability 9.0"
     return None
 
@@ -71,17 +81,20 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
             _say_once(reason)
         return _torch_sdpa(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
                            enable_gqa=enable_gqa)
-    # To [batch, seq, heads, dim], without copies where there is one batch dimension.
-    shape = query.shape
-    q, k, v = ((x.unsqueeze(0) if x.ndim == 3 else x.flatten(0, -4)).transpose(1, 2) for x in (query, key, value))
-    window = None
+    shape, q, k, v = query.shape, query, key, value
+    if len(shape) != 4:
+        q, k, v = (x.unsqueeze(0) if len(shape) == 3 else x.flatten(0, -4) for x in (q, k, v))
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        q, k, v = autocast(q, k, v)
+    options = (0.0 if scale is None else scale, is_causal, True)  # True: heads before rows
     if is_causal:
-        seq_q, seq_k = q.shape[1], k.shape[1]
+        seq_q, seq_k = shape[-2], k.shape[2]
         if seq_q < seq_k:  # no query sees the keys behind the square, and in the square both alignments are one
-            k, v = k[:, :seq_q], v[:, :seq_q]
-        window = (None, max(seq_q - seq_k, 0))
-    out = attention(q, k, v, window=window, softmax_scale=scale).transpose(1, 2)
-    return out.reshape(*shape[:-1], value.shape[-1]) if len(shape) != 4 else out
+            k, v = k[:, :, :seq_q], v[:, :, :seq_q]
+        elif seq_q > seq_k:
+            options = (options[0], False, True, -1, seq_q - seq_k)
+    out, _ = run_forward(q, k, v, options)
+    return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
 _functional = torch.nn.functional

@@ -6,8 +6,9 @@ import ctypes
 
 from ._library import DTYPES, Tensor
 
-_NUMPY_KINDS = {"<f2": "float16", "<f4": "float32", "<i4": "int32"}
-_DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32"}
+_NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int32"}
+_DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (1, 8): "uint8",
+                 (10, 8): "float8_e4m3fn"}
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)  # CPU and pinned; CUDA and managed
 
 
@@ -16,6 +17,13 @@ class Described:
 
     def __init__(self, tensor, shape, dtype, on_host, owner):
         self.tensor, self.shape, self.dtype, self.on_host, self.owner = tensor, shape, dtype, on_host, owner
+
+
+class E4M3:
+    """A tensor of uint8 whose bytes are float8_e4m3fn: numpy has no such dtype, and not every exporter of DLPack does."""
+
+    def __init__(self, codes):
+        self.codes = codes
 
 
 def _make(name, data, dtype, shape, strides, on_host, owner):
@@ -41,7 +49,7 @@ def _of_torch(name, x):
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"{name}.device = {x.device} but it must be cpu or cuda")
     data = 0 if x.is_meta else x.data_ptr()
-    return _make(name, data, dtype, x.shape, x.stride(), x.device.type != "cuda", x)
+    return data, dtype, x.shape, x.stride(), x.device.type != "cuda", x
 
 
 def _dense_strides(shape):
@@ -56,7 +64,7 @@ def _of_array(name, x, writable):
     interface = x.__array_interface__
     typestr, shape = interface["typestr"], interface["shape"]
     dtype = _NUMPY_KINDS.get(typestr)
-    if dtype is None:  # ml_dtypes' bfloat16 is an opaque type of two bytes to numpy
+    if dtype is None:  # ml_dtypes' types are opaque bytes to numpy
         dtype = str(getattr(x, "dtype", typestr))
     data, read_only = interface["data"]
     if writable and read_only:
@@ -69,7 +77,7 @@ def _of_array(name, x, writable):
         if any(stride % size for stride in strides):
             raise ValueError(f"{name}.strides = {tuple(strides)} bytes but they must be multiples of {size}, the size of a {dtype}")
         strides = [stride // size for stride in strides]
-    return _make(name, data, dtype, shape, strides, True, x)
+    return data, dtype, shape, strides, True, x
 
 
 class _DLTensor(ctypes.Structure):
@@ -96,11 +104,10 @@ def _of_dlpack(name, x, stream):
         raise TypeError(f"{name}.dtype has {t.lanes} lanes but it must have 1")
     shape = t.shape[:t.ndim]
     strides = t.strides[:t.ndim] if t.strides else _dense_strides(shape)
-    return _make(name, (t.data or 0) + t.byte_offset, dtype, shape, strides, on_host, (x, capsule))
+    return (t.data or 0) + t.byte_offset, dtype, shape, strides, on_host, (x, capsule)
 
 
-def describe(name, x, *, writable=False, stream=None):
-    """x as a flash3_tensor; name is the argument's, for messages."""
+def _parts(name, x, writable, stream):
     if is_torch(x):
         return _of_torch(name, x)
     if hasattr(x, "__array_interface__"):
@@ -109,3 +116,13 @@ def describe(name, x, *, writable=False, stream=None):
         return _of_dlpack(name, x, stream)
     raise TypeError(f"{name} is a {type(x).__name__} but it must be a torch tensor, a numpy array, or an object with "
                     "__array_interface__ or __dlpack__")
+
+
+def describe(name, x, *, writable=False, stream=None):
+    """x as a flash3_tensor; name is the argument's, for messages."""
+    if not isinstance(x, E4M3):
+        return _make(name, *_parts(name, x, writable, stream))
+    data, dtype, *rest = _parts(name, x.codes, writable, stream)
+    if dtype != "uint8":
+        raise TypeError(f"{name}.codes.dtype = {dtype} but what E4M3 marks must be uint8")
+    return _make(name, data, "float8_e4m3fn", *rest)

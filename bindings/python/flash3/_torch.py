@@ -1,4 +1,4 @@
-"""torch.ops.flash3: loads the operators (bindings/torch/ops.cpp) and gives them what torch wants of an operator besides its
+"""torch.ops.flash3: loads the operators (bindings/torch/) and gives them what torch wants of an operator besides its
 kernels: fake kernels, gradients, and exceptions of the right type."""
 import re
 
@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
-from .arrays import scale_or_default, window_sides
+from .arrays import computes_fp8, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
 
@@ -16,6 +16,8 @@ torch.ops.load_library(str(FOLDER / "libflash3_torch.so"))
 
 _forward = torch.ops.flash3.forward.default
 _backward = torch.ops.flash3.backward.default
+_quantize = torch.ops.flash3.quantize.default
+FP8 = torch.float8_e4m3fn
 
 _STATUS = {"invalid argument": INVALID_ARGUMENT, "unsupported": UNSUPPORTED, "cuda error": CUDA_ERROR,
            "out of memory": OUT_OF_MEMORY, "internal error": INTERNAL_ERROR}
@@ -36,46 +38,67 @@ def translated(error):
 
 
 @torch.library.register_fake("flash3::forward")
-def _(q, k, v, *options, **named):
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    *batch, seq, heads = q.shape[:-1]
-    return out, q.new_empty((*batch, heads, seq), dtype=torch.float32)
+def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0, sink=None,
+      cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0, deterministic=False,
+      q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0, out_dtype=None):
+    *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
+    out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
+    lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
+    return out.transpose(-3, -2) if heads_first else out, lse
 
 
 @torch.library.register_fake("flash3::backward")
-def _(dout, dlse, q, k, v, out, lse, sink=None, *options, **named):
+def _(dout, dlse, q, k, v, out, lse, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0,
+      chunk=0, sink=None, *options, **named):
     dsink = q.new_empty((0,), dtype=torch.float32) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
-@torch.library.register_fake("flash3::forward_out")
-def _(*args, **named):
-    return None
+@torch.library.register_fake("flash3::quantize")
+def _(q=None, k=None, v=None, scale_ndim=3, heads_k=0, rotary_cos=None, rotary_sin=None, rotary_interleaved=False,
+      rotary_offset_q=0, rotary_offset_k=0, rotate=False, rotation_seed=0, cu_seqlens_q=None, cu_seqlens_k=None, *options,
+      **named):
+    kv = v if k is None else k
+    heads_k = kv.shape[-2] if kv is not None else heads_k or q.shape[-2]
+    first = next(x for x in (q, k, v) if x is not None)
+    given = ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
+    made = [first.new_empty((0,), dtype=torch.float32) if x is None else x.new_empty(x.shape, dtype=FP8) for x, _ in given]
+    scales = [first.new_empty((0,) if x is None else scale_shape(x.shape, None if cu is None else cu.shape[0] - 1, scale_ndim,
+                                                                 heads_k), dtype=torch.float32) for x, cu in given]
+    return *made, *scales
 
 
-@torch.library.register_fake("flash3::backward_out")
-def _(*args, **named):
-    return None
+for _name in ("forward_out", "backward_out", "quantize_out"):
+    torch.library.register_fake(f"flash3::{_name}", lambda *args, **named: None)
 
 
-def _save_forward(ctx, inputs, output):
-    q, k, v, sink, cu_q, cu_k, used_q, used_k, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output, sink, cu_q, cu_k, used_q, used_k)
+# Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
+# two longest lengths and deterministic. Those at the end that are defaults may be left out.
+_SINK, _LENGTHS, _FP8 = 7, 12, 15
+
+
+def save_forward(ctx, q, k, v, options, out, lse):
+    """What gradients() needs; options: those of forward."""
+    ctx.save_for_backward(q, k, v, out, lse, *options[_SINK:_LENGTHS])
+    ctx.options = options[:_SINK], options[_LENGTHS:_FP8]
     ctx.set_materialize_grads(False)
 
 
-def _forward_gradient(ctx, dout, dlse):
+def gradients(ctx, dout, dlse):
+    """dq, dk, dv and dsink."""
     q, k, v, out, lse, *optional = ctx.saved_tensors
     if dout is None and dlse is None:
-        return (None,) * (8 + len(ctx.options))
+        return None, None, None, None
+    if out.dtype != q.dtype:  # of a call that computed in FP8: its gradients are those of the 16-bit tensors
+        out, dout = out.to(q.dtype), None if dout is None else dout.to(q.dtype)
     if dout is None:
         dout = torch.zeros_like(out)
+    numbers, others = ctx.options
     try:
-        dq, dk, dv, dsink = _run_backward(dout, dlse, q, k, v, out, lse, *optional, *ctx.options)
+        dq, dk, dv, dsink = _run_backward(dout, dlse, q, k, v, out, lse, *numbers, *optional, *others)
     except RuntimeError as error:
         raise translated(error) from None
-    gradients = [g if needed else None for g, needed in zip((dq, dk, dv, dsink), ctx.needs_input_grad)]
-    return (*gradients, *(None,) * (4 + len(ctx.options)))
+    return dq, dk, dv, dsink if optional and optional[0] is not None else None
 
 
 def _run_backward(*inputs):
@@ -89,6 +112,19 @@ def _run_backward(*inputs):
         return _backward(*inputs)
 
 
+def _save_forward(ctx, inputs, output):
+    q, k, v, *options = inputs
+    if q.dtype == FP8:
+        raise NotImplementedError(_NO_FP8_GRADIENTS)
+    save_forward(ctx, q, k, v, options, *output)
+
+
+def _forward_gradient(ctx, dout, dlse):
+    dq, dk, dv, dsink = gradients(ctx, dout, dlse)
+    of_inputs = [dq, dk, dv, *(None,) * _SINK, dsink, *(None,) * (len(_forward._schema.arguments) - _SINK - 4)]
+    return tuple(g if needed else None for g, needed in zip(of_inputs, ctx.needs_input_grad))
+
+
 torch.library.register_autograd("flash3::forward", _forward_gradient, setup_context=_save_forward)
 
 
@@ -96,21 +132,32 @@ def _no_second_gradient(ctx, *gradients):
     raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented")
 
 
-# Without this torch would warn once and give no gradient at all.
+def _no_gradient_of_codes(ctx, *gradients):
+    raise NotImplementedError("flash3.quantize has no gradients")
+
+
+# Without these torch would warn once and give no gradient at all.
 torch.library.register_autograd("flash3::backward", _no_second_gradient)
+torch.library.register_autograd("flash3::quantize", _no_gradient_of_codes)
 
 
 class _Recorded(torch.autograd.Function):
     """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
 
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(ctx, q, k, v, sink, options):  # the sink is in options too, where autograd does not see it
         with torch._C._AutoDispatchBelowAutograd():
-            output = _forward(*inputs)
-        _save_forward(ctx, inputs, output)
-        return output
+            out, lse = _forward(q, k, v, *options)
+        save_forward(ctx, q, k, v, options, out, lse)
+        return out, lse
 
-    backward = staticmethod(_forward_gradient)
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return (*(g if needed else None for g, needed in zip(gradients(ctx, dout, dlse), ctx.needs_input_grad)), None)
+
+
+# Function.apply without its Python part, which is for torch.func's transforms.
+_record = super(torch.autograd.Function, _Recorded).apply
 
 
 class _Transformed(torch.autograd.Function):
@@ -128,48 +175,106 @@ class _TransformedBackward(torch.autograd.Function):
     backward = staticmethod(_no_second_gradient)
 
 
-def _autocast(q, k, v):
-    """q, k and v in autocast's dtype where autocast is on, as torch does for its own attention."""
+_AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def autocast(q, k, v):
+    """q, k and v in autocast's dtype where autocast is on for their device, as torch does for its own attention."""
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
+        q, k, v = (x.to(dtype) if x.dtype in _AUTOCAST else x for x in (q, k, v))
     return q, k, v
+
+
+_NO_FP8_GRADIENTS = ("FP8 has no gradients; compute=\"fp8\" takes 16-bit tensors and has theirs, and flash3.attention_backward "
+                     "takes the tensors that became FP8")
+
+
+def _refuse_gradients(**tensors):
+    if torch.is_grad_enabled():
+        for name, x in tensors.items():
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise NotImplementedError(f"{name}.requires_grad = True but q.dtype = float8_e4m3fn; {_NO_FP8_GRADIENTS}")
 
 
 def is_differentiated(q, k, v, sink):
     """Whether autograd records a call with these inputs."""
-    inputs = (q, k, v) if sink is None else (q, k, v, sink)
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
-        raise NotImplementedError("flash3 has no forward-mode derivatives, and an input has a tangent")
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if forward_ad._current_level >= 0:
+        for x in (q, k, v, sink):
+            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError("flash3 has no forward-mode derivatives, and an input has a tangent")
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                        getattr(sink, "requires_grad", False))
 
 
-def attention(q, k, v, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-              max_seqlen_k, seqused_q, seqused_k, deterministic, return_lse):
-    """flash3.attention for torch tensors."""
-    left, right = (-1, -1) if window is None else window_sides(window)
-    for name, x in (("k", k), ("v", v)):
+def _check_companions(name, first, **others):
+    """The others are torch tensors too, and of the device of the first one."""
+    device = first.device
+    for other, x in others.items():
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__} but it must be a torch tensor, as q is")
-        if x.device != q.device:
-            raise ValueError(f"{name}.device = {x.device} but q.device = {q.device}; all tensors must be on one device")
-    q, k, v = _autocast(q, k, v)
-    arguments = (q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q or 0, max_seqlen_k or 0,
-                 scale_or_default(softmax_scale), causal, left, right, softcap, chunk or 0, deterministic)
+            raise TypeError(f"{other} is a {type(x).__name__} but it must be a torch tensor, as {name} is")
+        if x.device != device:
+            raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
+
+
+def run_forward(q, k, v, options, sink=None):
+    """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions."""
     if torch.compiler.is_compiling():
-        out, lse = _forward(*arguments)
-    else:
-        try:
-            if is_differentiated(q, k, v, sink):
-                transformed = torch._C._are_functorch_transforms_active()
-                out, lse = (_Transformed if transformed else _Recorded).apply(*arguments)
-            else:
-                with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-                    out, lse = _forward(*arguments)
-        except RuntimeError as error:
-            raise translated(error) from None
-    return (out, lse) if return_lse else out
+        return _forward(q, k, v, *options)
+    try:
+        if is_differentiated(q, k, v, sink):
+            if torch._C._are_functorch_transforms_active():
+                defaults = [a.default_value for a in _forward._schema.arguments[3 + len(options):]]
+                return _Transformed.apply(q, k, v, *options, *defaults)
+            return _record(q, k, v, sink, options)
+        with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
+            return _forward(q, k, v, *options)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
+                max_seqlen_k, deterministic):
+    """The options of forward and backward, short where the last ones are defaults: each that is given costs time."""
+    if sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None and deterministic is False and \
+            not (max_seqlen_q or max_seqlen_k or chunk):
+        if left == right == -1 and softcap == 0.0:
+            return scale, causal
+        return scale, causal, False, left, right, softcap
+    return (scale, causal, False, left, right, softcap, chunk or 0, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+            max_seqlen_q or 0, max_seqlen_k or 0, deterministic)
+
+
+def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+              max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed):
+    """(out, lse) of flash3.attention for torch tensors."""
+    left, right = (-1, -1) if window is None else window_sides(window)
+    _check_companions("q", q, k=k, v=v)
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        q, k, v = autocast(q, k, v)
+    options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
+                          seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
+    if q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is None):
+        options = _with_fp8(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed)
+    return run_forward(q, k, v, options, sink)
+
+
+_DEFAULTS = (0.0, False, False, -1, -1, 0.0, 0, None, None, None, None, None, 0, 0, False)
+
+
+def with_scales(options, *more):
+    """options with those behind them that forward alone has: scales of q, k and v, and what comes then."""
+    return (*options, *_DEFAULTS[len(options):], *more)
+
+
+def _with_fp8(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed):
+    """options with those of FP8."""
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
+    if q.dtype == FP8:
+        _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    return with_scales(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), out_dtype)
 
 
 def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
@@ -177,9 +282,32 @@ def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax
     """flash3.attention_backward for torch tensors."""
     left, right = (-1, -1) if window is None else window_sides(window)
     try:
-        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                                      max_seqlen_q or 0, max_seqlen_k or 0, scale_or_default(softmax_scale), causal, left,
-                                      right, softcap, chunk or 0, deterministic)
+        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *all_options(
+            scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
+            seqused_k, max_seqlen_q, max_seqlen_k, deterministic))
     except RuntimeError as error:
         raise translated(error) from None
     return dq, dk, dv, dsink if sink is not None else None
+
+
+def _signed(seed):
+    """A seed as the operators take it: torch's integers are signed."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k,
+             rotate, seed, *sequences):
+    """flash3.quantize for torch tensors: six of them, of which those for what is not given are empty."""
+    given = {name: x for name, x in tensors.items() if x is not None}
+    name, first = next(iter(given.items()))
+    _check_companions(name, first, **given)
+    if torch.is_grad_enabled():
+        for name, x in given.items():
+            if x.requires_grad:
+                raise NotImplementedError(f"{name}.requires_grad = True but flash3.quantize has no gradients; give it "
+                                          f"{name}.detach(), or call it under torch.no_grad()")
+    try:
+        return _quantize(*tensors.values(), scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
+                         rotary_offset_k, rotate, _signed(seed), *sequences)
+    except RuntimeError as error:
+        raise translated(error) from None

@@ -1,9 +1,10 @@
 """flash3's C calls as they are: every tensor, also those for the results, is the caller's.
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__ or __dlpack__ (ml_dtypes, CuPy, JAX …), on the
-host or on a GPU, and nothing is copied. There is no autograd here; see flash3.attention for that.
+host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x), with x of uint8. There is
+no autograd here; see flash3.attention for that.
 
-Options of every function, all by keyword, as in flash3/flash3.h:
+Options of forward and backward, all by keyword, as in flash3/flash3.h:
 
     causal=False                  query i sees keys up to i + seq_k - seq_q (aligned to the bottom right corner)
     window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or a
@@ -19,19 +20,27 @@ Options of every function, all by keyword, as in flash3/flash3.h:
     num_threads=0                 CPU; 0: one per core that the process may run on
     stream=None                   GPU: a cudaStream_t as an integer; None: the default stream
     workspace=None                GPU: a tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made
+
+Of forward alone:
+
+    q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
+    compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
+    rotation_seed=0               with compute: of the signs of the rotation, from 0 to 2**64 - 1
 """
 import ctypes
 import operator
 from typing import NamedTuple
 
 from . import _library as _c
-from ._tensors import describe
+from ._tensors import E4M3, describe
 
-__all__ = ["forward", "backward", "forward_workspace", "backward_workspace", "forward_supported", "backward_supported",
-           "forward_explain", "backward_explain", "Support"]
+__all__ = ["forward", "backward", "quantize", "forward_workspace", "backward_workspace", "quantize_workspace",
+           "forward_supported", "backward_supported", "quantize_supported", "forward_explain", "backward_explain",
+           "quantize_explain", "E4M3", "Support"]
 
 _ALIGNMENT = 256
-_OPTIONAL = ("sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 class Support(NamedTuple):
@@ -81,39 +90,60 @@ def scale_or_default(softmax_scale):
     return scale
 
 
+def computes_fp8(compute):
+    if compute is None or isinstance(compute, str) and compute == "fp8":
+        return compute is not None
+    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
+
+
+def rotation_seed(seed):
+    """A seed as an unsigned integer of 64 bits."""
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"rotation_seed is a {type(seed).__name__} but it must be an integer") from None
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
+    return seed
+
+
+def scale_shape(shape, sequences, ndim, heads_k):
+    """The shape of the scales with so many dimensions for a tensor of this shape; sequences: of a packed one."""
+    *batch, rows, heads, _ = shape
+    if ndim == 1:
+        return (1,)
+    if ndim == 2:
+        return (batch[0] if batch else sequences or 0, heads_k)
+    if batch:
+        return (batch[0], heads, (rows + _c.FP8_BLOCK - 1) // _c.FP8_BLOCK)
+    return (1, heads, rows // _c.FP8_BLOCK + (sequences or 0))
+
+
 class _Call:
     """A params structure, and the owners of the memory that it points to."""
 
-    def __init__(self, params_type, tensors, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0,
-                 max_seqlen_q=None, max_seqlen_k=None, backend="auto", num_threads=0, stream=None, workspace=None,
-                 deterministic=None, **optional):
-        unknown = set(optional) - set(_OPTIONAL)
-        if deterministic is not None and params_type is _c.ForwardParams:
-            unknown.add("deterministic")  # nothing in a forward call could differ
-        if unknown:
-            raise TypeError(f"unexpected argument {sorted(unknown)[0]!r}")
+    def __init__(self, name, params_type, inputs, outputs, known, *, max_seqlen_q=None, max_seqlen_k=None, backend="auto",
+                 num_threads=0, stream=None, workspace=None, **options):
+        """known: the names of the options, besides those here, that a call of this kind has; the others are refused."""
+        for unknown in sorted(set(options) - set(known) - set(_SEQUENCES)):
+            raise TypeError(f"unexpected argument {unknown!r}")
         self.params = p = params_type(struct_size=ctypes.sizeof(params_type))
-        outputs = ("out", "lse") if params_type is _c.ForwardParams else ("dq", "dk", "dv", "dsink")
         self.tensors = {}
-        for name, x in {**tensors, **optional}.items():
-            if x is not None:
-                self.tensors[name] = described = describe(name, x, writable=name in outputs, stream=stream)
-                setattr(p, name, described.tensor)
-        p.causal = bool(causal)
-        sides = window_sides(window)
-        if sides is not None:
-            p.window, p.window_left, p.window_right = 1, *sides
-        p.softmax_scale, p.softcap = scale_or_default(softmax_scale), _number("softcap", softcap)
-        p.chunk = _integer("chunk", chunk or 0)
+        for name_of_one, x in {**inputs, **{name: options.get(name) for name in _SEQUENCES}}.items():
+            self._set(name_of_one, x, False, stream)
+        for name_of_one, x in outputs.items():
+            self._set(name_of_one, x, True, stream)
         p.max_seqlen_q = _integer("max_seqlen_q", max_seqlen_q or 0)
         p.max_seqlen_k = _integer("max_seqlen_k", max_seqlen_k or 0)
         p.backend = _c.backend_id(backend)
         p.num_threads = min(_integer("num_threads", num_threads), 2**31 - 1)
         p.stream = stream
-        if deterministic is not None:
-            p.deterministic = bool(deterministic)
-        self._name = "flash3_forward" if params_type is _c.ForwardParams else "flash3_backward"
-        self._workspace = workspace
+        self._name, self._workspace = name, workspace
+
+    def _set(self, name, x, writable, stream):
+        if x is not None:
+            self.tensors[name] = described = describe(name, x, writable=writable, stream=stream)
+            setattr(self.params, name, described.tensor)
 
     def _function(self, suffix=""):
         return getattr(_c.lib, self._name + suffix)
@@ -139,7 +169,7 @@ class _Call:
         memory = None  # lives until the call returns
         if self._workspace is not None:
             p.workspace, p.workspace_size = self._given_workspace()
-        elif needed and self.tensors["q"].on_host:
+        elif needed and next(iter(self.tensors.values())).on_host:
             memory = ctypes.create_string_buffer(needed + _ALIGNMENT)
             p.workspace = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             p.workspace_size = needed
@@ -155,14 +185,53 @@ class _Call:
         raise TypeError(f"workspace is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
 
 
+_ATTENTION = ("causal", "window", "softmax_scale", "softcap", "chunk", "sink")
+
+
+def _attention_call(name, params_type, inputs, outputs, own, options):
+    """A call of forward or backward; own: the options that only one of them has."""
+    call = _Call(name, params_type, {**inputs, "sink": options.get("sink")}, outputs, (*_ATTENTION, *own), **options)
+    p = call.params
+    p.causal = bool(options.get("causal", False))
+    sides = window_sides(options.get("window"))
+    if sides is not None:
+        p.window, p.window_left, p.window_right = 1, *sides
+    p.softmax_scale = scale_or_default(options.get("softmax_scale"))
+    p.softcap = _number("softcap", options.get("softcap", 0.0))
+    p.chunk = _integer("chunk", options.get("chunk") or 0)
+    return call
+
+
 def _forward(q, k, v, out, lse, options):
-    return _Call(_c.ForwardParams, {"q": q, "k": k, "v": v, "out": out, "lse": lse}, **options)
+    inputs = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in _SCALES}}
+    call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse},
+                           (*_SCALES, "compute", "rotation_seed"), options)
+    call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
+    call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
+    return call
 
 
 def _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options):
-    tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv, "dlse": dlse,
-               "dsink": dsink}
-    return _Call(_c.BackwardParams, tensors, **options)
+    inputs = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
+    call = _attention_call("flash3_backward", _c.BackwardParams, inputs, {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink},
+                           ("deterministic",), options)
+    call.params.deterministic = bool(options.get("deterministic", False))
+    return call
+
+
+_ROTARY = ("rotary_cos", "rotary_sin")
+_QUANTIZE = (*_ROTARY, "rotary_interleaved", "rotary_offset_q", "rotary_offset_k", "rotate", "rotation_seed")
+
+
+def _quantize(tensors, results, options):
+    inputs = {**tensors, **{name: options.get(name) for name in _ROTARY}}
+    call = _Call("flash3_quantize", _c.QuantizeParams, inputs, results, _QUANTIZE, **options)
+    p = call.params
+    p.rotary_interleaved, p.rotate = bool(options.get("rotary_interleaved", False)), bool(options.get("rotate", False))
+    p.rotary_offset_q = _integer("rotary_offset_q", options.get("rotary_offset_q", 0))
+    p.rotary_offset_k = _integer("rotary_offset_k", options.get("rotary_offset_k", 0))
+    p.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
+    return call
 
 
 def forward(q, k, v, out, lse=None, **options):
@@ -170,7 +239,8 @@ def forward(q, k, v, out, lse=None, **options):
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. Packed: see flash3.attention.
+    [batch, heads_q, seq_q] float32. If q, k and v are FP8, or with compute="fp8", out has any of these. Packed: see
+    flash3.attention.
     """
     _forward(q, k, v, out, lse, options).run()
 
@@ -212,3 +282,40 @@ def backward_supported(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=
 def backward_explain(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
     """Which kernel backward() would run and why."""
     return _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).explain()
+
+
+def _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options):
+    results = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    return _quantize({"q": q, "k": k, "v": v}, results, options)
+
+
+def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None, **options):
+    """Writes q, k and v, or those of them that are given, to q_out, k_out and v_out as FP8, and their scales.
+
+    q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim] and v [batch, seq_k, heads_k, head_dim_v] are float16,
+    bfloat16 or (CPU) float32, the results FP8 of the same shape; each scale is float32, and its shape says what it is for: [1],
+    [batch, heads_k] or [batch, heads, blocks], with 128 tokens a block (packed [1, heads, total // 128 + batch]). Those of no
+    token are left as they are.
+
+    Options: rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k, rotate and rotation_seed, as
+    flash3.quantize has them, and cu_seqlens, seqused, max_seqlen, backend, num_threads, stream and workspace, as above.
+    """
+    _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).run()
+
+
+def quantize_workspace(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
+                       **options):
+    """The bytes of workspace that quantize() needs for this call."""
+    return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).workspace_size()
+
+
+def quantize_supported(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
+                       **options):
+    """A Support: whether quantize() would run this call."""
+    return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).supported()
+
+
+def quantize_explain(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
+                     **options):
+    """Which kernel quantize() would run and why."""
+    return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).explain()

@@ -1,0 +1,140 @@
+#include "call.hpp"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace flash3_torch {
+namespace {
+
+void check_torch(AOTITorchError error, const char* what) {
+  if (error != AOTI_TORCH_SUCCESS)
+    fail(FLASH3_INTERNAL_ERROR, std::string(what) + " failed inside torch");
+}
+
+flash3_dtype dtype_of(const char* name, const Tensor& t) {
+  const int32_t dtype = torch_dtype_of(t);
+  if (dtype == aoti_torch_dtype_bfloat16()) return FLASH3_BFLOAT16;
+  if (dtype == aoti_torch_dtype_float16()) return FLASH3_FLOAT16;
+  if (dtype == aoti_torch_dtype_float32()) return FLASH3_FLOAT32;
+  if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
+  const char* known = dtype == aoti_torch_dtype_float64()       ? "float64"
+                      : dtype == aoti_torch_dtype_int64()       ? "int64"
+                      : dtype == aoti_torch_dtype_float8_e5m2() ? "float8_e5m2"
+                                                                : "another one";
+  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + known +
+                                    " but it must be float16, bfloat16, float32 or float8_e4m3fn; "
+                                    "int32 for lengths, and float32 for scales");
+}
+
+Tensor empty_strided(const Sizes& sizes, const Sizes& strides, int32_t dtype,
+                     const Device& device) {
+  AtenTensorHandle handle = nullptr;
+  check_torch(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                       strides.data(), dtype, device.type, device.index, &handle),
+              "an allocation");
+  return Tensor(handle);
+}
+
+Sizes dense_strides(const Sizes& sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= sizes[d] > 0 ? sizes[d] : 1;
+  }
+  return strides;
+}
+
+}  // namespace
+
+void fail(flash3_status status, const std::string& sentence) {
+  throw std::runtime_error("flash3: " + std::string(flash3_status_name(status)) + ": " + sentence);
+}
+
+void check(flash3_status status) {
+  if (status != FLASH3_OK) fail(status, flash3_last_error());
+}
+
+std::string Device::name() const {
+  if (is_cuda()) return "cuda:" + std::to_string(index);
+  return type == aoti_torch_device_type_cpu() ? "cpu" : "device type " + std::to_string(type);
+}
+
+Device device_of(const char* name, const Tensor& t) {
+  if (!t.defined())
+    fail(FLASH3_INVALID_ARGUMENT,
+         std::string(name) + ".dtype is none: it must be a tensor, not None");
+  Device device;
+  check_torch(aoti_torch_get_device_type(t.get(), &device.type), "get_device_type");
+  check_torch(aoti_torch_get_device_index(t.get(), &device.index), "get_device_index");
+  if (!device.is_cuda()) device.index = 0;
+  return device;
+}
+
+int32_t torch_dtype_of(const Tensor& t) {
+  int32_t dtype = 0;
+  check_torch(aoti_torch_get_dtype(t.get(), &dtype), "get_dtype");
+  return dtype;
+}
+
+bool is_fp8(const Tensor& t) { return torch_dtype_of(t) == aoti_torch_dtype_float8_e4m3fn(); }
+
+void check_dims(const char* name, const Tensor& t) {
+  if (t.dim() == 3 || t.dim() == 4) return;
+  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".ndim = " + std::to_string(t.dim()) +
+                                    " but it must be 4, [batch, seq, heads, dim], or packed 3, "
+                                    "[total, heads, dim]");
+}
+
+Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device) {
+  return empty_strided(sizes, dense_strides(sizes), dtype, device);
+}
+
+Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device) {
+  const size_t heads = sizes.size() - 3;
+  Sizes in_memory = sizes;
+  std::swap(in_memory[heads], in_memory[heads + 1]);
+  Sizes strides = dense_strides(in_memory);
+  std::swap(strides[heads], strides[heads + 1]);
+  return empty_strided(sizes, strides, dtype, device);
+}
+
+// The current stream of a device. Only libtorch_cuda has the function, and a torch without CUDA has
+// no CUDA tensor that could bring us here.
+void* current_stream(int32_t device_index) {
+  using Function = AOTITorchError (*)(int32_t, void**);
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+    return library
+               ? reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream"))
+               : nullptr;
+  }();
+  if (!function) fail(FLASH3_UNSUPPORTED, "q is a CUDA tensor but this torch has no CUDA streams");
+  void* stream = nullptr;
+  check_torch(function(device_index, &stream), "get_current_cuda_stream");
+  return stream;
+}
+
+void describe(const char* name, const Tensor& t, const char* first_name, const Device& device,
+              flash3_tensor* field) {
+  const Device own = device_of(name, t);
+  if (own != device)
+    fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".device = " + own.name() + " but " +
+                                      first_name + ".device = " + device.name() +
+                                      "; all tensors must be on one device");
+  const auto sizes = t.sizes(), strides = t.strides();
+  if (sizes.size() > 4)
+    fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".ndim = " + std::to_string(sizes.size()) +
+                                      " but a tensor has at most 4 dimensions");
+  field->data = t.data_ptr();
+  field->dtype = dtype_of(name, t);
+  field->ndim = static_cast<int32_t>(sizes.size());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    field->shape[d] = sizes[d];
+    field->stride[d] = strides[d];
+  }
+}
+
+}  // namespace flash3_torch

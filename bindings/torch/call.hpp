@@ -1,0 +1,212 @@
+// What the operators of torch.ops.flash3 have in common: arguments taken from torch's stack,
+// tensors as flash3_tensors, results allocated by torch, one call of the library and its error.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "flash3/flash3.h"
+
+namespace flash3_torch {
+
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// "flash3: invalid argument: q.shape[2] = …": flash3/_torch.py makes the Python exception of it.
+[[noreturn]] void fail(flash3_status status, const std::string& sentence);
+void check(flash3_status status);
+
+struct Device {
+  int32_t type = 0, index = 0;
+  bool is_cuda() const { return type == aoti_torch_device_type_cuda(); }
+  bool operator==(const Device&) const = default;
+  std::string name() const;
+};
+
+Device device_of(const char* name, const Tensor& t);
+int32_t torch_dtype_of(const Tensor& t);
+bool is_fp8(const Tensor& t);
+void check_dims(const char* name, const Tensor& t);
+
+Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device);
+// The same with its heads before its rows, [batch, heads, seq, dim], in memory that has them
+// behind.
+Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device);
+void* current_stream(int32_t device_index);
+
+// Describes a tensor of this device.
+void describe(const char* name, const Tensor& t, const char* first_name, const Device& device,
+              flash3_tensor* field);
+
+// The arguments of an operator, taken from its stack one after the other.
+class Arguments {
+ public:
+  explicit Arguments(StableIValue* stack) : stack_(stack) {}
+  template <class T>
+  T next() {
+    return torch::stable::detail::to<T>(*stack_++);
+  }
+  Tensor tensor() { return next<Tensor>(); }
+  MaybeTensor maybe_tensor() { return next<MaybeTensor>(); }
+  // A dtype in torch's numbering.
+  std::optional<int32_t> maybe_dtype() { return next<std::optional<int32_t>>(); }
+
+ private:
+  StableIValue* stack_;
+};
+
+// Sequences of different lengths, as all params have them.
+struct Sequences {
+  MaybeTensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+
+  explicit Sequences(Arguments& a)
+      : cu_seqlens_q(a.maybe_tensor()),
+        cu_seqlens_k(a.maybe_tensor()),
+        seqused_q(a.maybe_tensor()),
+        seqused_k(a.maybe_tensor()),
+        max_seqlen_q(a.next<int64_t>()),
+        max_seqlen_k(a.next<int64_t>()) {}
+};
+#define FLASH3_SEQUENCES                                                           \
+  "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, " \
+  "Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
+
+// Rows that belong to no token are not written by the library. Where there may be such rows they
+// get what a query without keys gets, but for rows between packed sequences on a GPU: there the
+// lengths cannot be looked at, and a fill would cost up to 15 % of a short call.
+inline bool may_leave_rows(const MaybeTensor& cu_seqlens, const MaybeTensor& seqused,
+                           const Device& device) {
+  return seqused || (cu_seqlens && !device.is_cuda());
+}
+
+// One call: its params, and the copies that they point to.
+template <class Params>
+class Call {
+ public:
+  // The other tensors must be on the device of the first one.
+  Call(const char* first_name, const Device& device) : first_name_(first_name), device_(device) {
+    std::memset(&params, 0, sizeof params);  // what lies between fields too: see workspace_bytes
+    params.struct_size = sizeof params;
+    if (device_.is_cuda()) {
+      params.stream = current_stream(device_.index);
+    } else {
+      params.num_threads = static_cast<int32_t>(torch::stable::get_num_threads());
+    }
+  }
+
+  // A last dimension with gaps is copied; any other stride is passed on.
+  void input(const char* name, flash3_tensor* field, const Tensor& t) {
+    output(name, field, t);
+    const int32_t last = field->ndim - 1;
+    if (last < 0 || field->shape[last] <= 1 || field->stride[last] == 1) return;
+    copies_.push_back(torch::stable::contiguous(t));
+    describe(name, copies_.back(), first_name_, device_, field);
+  }
+  void optional_input(const char* name, flash3_tensor* field, const MaybeTensor& t) {
+    if (t) input(name, field, *t);
+  }
+  void output(const char* name, flash3_tensor* field, const Tensor& t) {
+    describe(name, t, first_name_, device_, field);
+    fields_[field_count_++] = field;
+  }
+  void optional_output(const char* name, flash3_tensor* field, const MaybeTensor& t) {
+    if (t) output(name, field, *t);
+  }
+  void sequences(const Sequences& s) {
+    optional_input("cu_seqlens_q", &params.cu_seqlens_q, s.cu_seqlens_q);
+    optional_input("cu_seqlens_k", &params.cu_seqlens_k, s.cu_seqlens_k);
+    optional_input("seqused_q", &params.seqused_q, s.seqused_q);
+    optional_input("seqused_k", &params.seqused_k, s.seqused_k);
+    params.max_seqlen_q = s.max_seqlen_q;
+    params.max_seqlen_k = s.max_seqlen_k;
+  }
+
+  template <class Workspace, class Run>
+  void run(const Workspace& workspace_of, const Run& run) {
+    std::optional<torch::stable::accelerator::DeviceGuard> guard;
+    if (device_.is_cuda()) guard.emplace(device_.index);
+    const size_t bytes = workspace_bytes(workspace_of);
+    std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
+    if (bytes > 0) {
+      workspace = empty({static_cast<int64_t>(bytes) + kWorkspaceAlignment},
+                        aoti_torch_dtype_uint8(), device_);
+      const auto address = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+      params.workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) /
+                                                 kWorkspaceAlignment * kWorkspaceAlignment);
+      params.workspace_size = bytes;
+    }
+    check(run(&params));
+  }
+
+  Params params;
+
+ private:
+  // To answer, the library plans the call, and then does so again to run it. On a GPU the answer
+  // follows from params alone, of addresses from where in an alignment they lie: the last one is
+  // kept, since layer after layer makes calls of one kind.
+  template <class Workspace>
+  size_t workspace_bytes(const Workspace& workspace_of) const {
+    size_t bytes = 0;
+    if (!device_.is_cuda()) {
+      check(workspace_of(&params, &bytes));
+      return bytes;
+    }
+    struct Answer {
+      Params asked;
+      int32_t device = -1;
+      size_t bytes = 0;
+    };
+    thread_local Answer last;
+    const Params asked = without_addresses();
+    if (last.device == device_.index && std::memcmp(&last.asked, &asked, sizeof asked) == 0)
+      return last.bytes;
+    check(workspace_of(&params, &bytes));
+    std::memcpy(&last.asked, &asked, sizeof asked);
+    last.device = device_.index;
+    last.bytes = bytes;
+    return bytes;
+  }
+
+  Params without_addresses() const {
+    Params asked;
+    std::memcpy(&asked, &params, sizeof asked);
+    asked.stream = nullptr;
+    for (size_t i = 0; i < field_count_; ++i) {
+      const auto offset =
+          reinterpret_cast<const char*>(fields_[i]) - reinterpret_cast<const char*>(&params);
+      auto* const field =
+          reinterpret_cast<flash3_tensor*>(reinterpret_cast<char*>(&asked) + offset);
+      field->data =
+          reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(field->data) % kWorkspaceAlignment);
+    }
+    return asked;
+  }
+
+  const char* first_name_;
+  Device device_;
+  std::vector<Tensor> copies_;
+  std::array<const flash3_tensor*, sizeof(Params) / sizeof(flash3_tensor)> fields_;
+  size_t field_count_ = 0;
+};
+
+// torch.ops.flash3.quantize and quantize_out (quantize.cpp).
+extern const char* const kQuantizeSchema;
+extern const char* const kQuantizeOutSchema;
+void quantize(StableIValue* stack, uint64_t, uint64_t);
+void quantize_out(StableIValue* stack, uint64_t, uint64_t);
+
+}  // namespace flash3_torch

@@ -23,13 +23,11 @@ struct CeilingTraits {
   static constexpr int kKeys = kKeys_;
   static constexpr int kBytes = hopper::element_bytes(kElement);
   static constexpr bool kFp8 = kElement == Element::kE4m3;
-  // As in the FP8 kernel: with 64 keys shared memory would bind.
-  static constexpr bool kQInRegisters = kFp8 && kHeadDim > 192;
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = kWarpgroups * hopper::kWarpgroupThreads;
   static constexpr int kStages = 2;  // tiles of K and of V that take turns, as in a real ring
   // Stages in a pass of the loop. ptxas gives each its own registers for the scores.
-  static constexpr int kUnroll = kQInRegisters ? 1 : kStages;
+  static constexpr int kUnroll = kFp8 && kHeadDim > 192 ? 1 : kStages;
   // O starts anew after so many key tiles, as it does for sequences of a few thousand keys: an
   // accumulator that only grew would soon swallow what is added, and that costs less energy.
   static constexpr int kTurns = 64;
@@ -78,9 +76,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   float r_s[Traits::kKeys / 2];
   uint32_t r_p[Traits::kKeys * Traits::kBytes / 8];
   float r_o[Traits::kHeadDim / 2];
-  uint32_t r_q[Traits::kQInRegisters ? Traits::kHeadDim / 8 : 1];
-  if constexpr (Traits::kQInRegisters)
-    load_q_fragments<QTile>(r_q, shared.q[warpgroup_index()], thread_in_warpgroup());
 
   // Probabilities before their sum divides them, e^(s − max): about 4 is the largest of thousands
   // of N(0, 1) scores. In FP8 times 2⁶, as the kernels have them.
@@ -104,12 +99,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (float& o : r_o) o = 0;
     // One product is in flight while the next is issued, across passes too.
     const auto turn = [&](int stage) {
-      const Descriptor k_stage = k + stage * KTile::kBytes;
-      if constexpr (Traits::kQInRegisters) {
-        issue_fp8_qk<KTile>(r_s, r_q, k_stage);
-      } else {
-        issue_qk<kElement, QTile, KTile>(r_s, q, k_stage);
-      }
+      issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       wgmma_wait<1>();
       pin_registers(r_o);
       pin_registers(r_p);
@@ -163,6 +153,6 @@ CeilingInstance ceiling_instance() {
 template <Element kElement>
 const CeilingInstance CeilingInstances<kElement>::all[3] = {
     ceiling_instance<kElement, 64, 128>(), ceiling_instance<kElement, 128, 128>(),
-    ceiling_instance<kElement, 256, kElement == Element::kE4m3 ? 64 : 80>()};
+    ceiling_instance<kElement, 256, kElement == Element::kE4m3 ? 128 : 80>()};
 
 }  // namespace flash3::device

@@ -36,3 +36,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
+
+
+def assert_hopper_refuses(ask):
+    """The Hopper backend does not take what lies in host memory: where there is one that is a wrong argument."""
+    if WHY_NO_HOPPER:
+        no = ask()
+        assert not no and no.reason
+    else:
+        with pytest.raises(ValueError, match="is host memory, which the hopper backend cannot read"):
+            ask()

@@ -15,6 +15,7 @@ import torch._dynamo
 
 import flash3
 from flash3 import arrays
+from conftest import assert_hopper_refuses
 from oracle import visible
 from test_attention import LENGTHS, OPTIONS, make, pack
 from test_torch_features import OPCHECKS
@@ -444,9 +445,11 @@ def test_questions(device):
     assert "float8_e4m3 to float16" in flash3.explain(**t, out_dtype=torch.float16)
     q, k, v = make(device, torch.bfloat16, dim=64)
     assert "computed in float8_e4m3" in flash3.explain(q, k, v, compute="fp8")
-    no = flash3.supported(**t, backward=False, backend="hopper" if device == "cpu" else "cpu") if device == "cpu" else \
-        flash3.supported(**t, out_dtype=torch.float32)
-    assert not no and no.reason
+    if device == "cpu":
+        assert_hopper_refuses(lambda: flash3.supported(**t, backend="hopper"))
+    else:
+        no = flash3.supported(**t, out_dtype=torch.float32)
+        assert not no and no.reason
     with pytest.raises(ValueError, match=re.escape("k_scale.shape[0] = 4 but")):
         flash3.supported(**{**t, "k_scale": torch.ones(4, device=device)})
 

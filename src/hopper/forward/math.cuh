@@ -50,6 +50,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
   // apart.
   constexpr bool kAlwaysRescale = VTile::kCols <= 64;
+  // Two warpgroups fall further apart where the turn goes on with the scores, three and four have
+  // it sooner where it goes on with the products.
+  constexpr bool kLateTurn = Traits::kWarpgroups == 2;
   // Where key tiles are no wider than a warpgroup's rows, the band's edge crosses some that only
   // other warpgroups see.
   constexpr bool kPassBy = Traits::kBand && kTileN <= kWarpgroupRows;
@@ -265,10 +268,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
           wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
           issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-          turn.pass_on();
+          if constexpr (!kLateTurn) turn.pass_on();
 
           wgmma_wait<1>();
           pin_registers(r_s);
+          if constexpr (kLateTurn) turn.pass_on();
           release_k(kStage);
           softmax.admit(r_s);
           mask(r_s, n);

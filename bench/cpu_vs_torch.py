@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""flash3's CPU backend against torch's scaled_dot_product_attention on the CPU, in one process.
+"""flash3's CPU backend against torch's scaled_dot_product_attention on the CPU, in one process: the forward and the gradients.
 
     python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]
 
@@ -38,25 +38,44 @@ def cases():
         yield dict(dtype=dtype, batch=8, heads=32, heads_k=8, seq_q=1, seq_k=4096, dim=128, causal=False)
         yield dict(dtype=dtype, batch=1, heads=1, heads_k=1, seq_q=1, seq_k=65536, dim=128, causal=False)
     yield dict(dtype="fp16", batch=1, heads=8, heads_k=8, seq_q=2048, seq_k=2048, dim=64, causal=False)
+    for dtype in ("fp32", "bf16"):
+        for dim in (64, 128):
+            for seq in (1024, 2048, 4096):
+                for causal in (False, True):
+                    yield dict(dtype=dtype, batch=1, heads=8, heads_k=8, seq_q=seq, seq_k=seq, dim=dim, causal=causal,
+                               backward=True)
 
 
 def name_of(c):
     heads = f"h{c['heads']}" + (f"x{c['heads_k']}" if c["heads"] != c["heads_k"] else "")
     mask = "causal" if c["causal"] else "full"
-    return f"{c['dtype']}/b{c['batch']}/q{c['seq_q']}/k{c['seq_k']}/{heads}/d{c['dim']}/{mask}"
+    backward = "/bwd" if c.get("backward") else ""
+    return f"{c['dtype']}/b{c['batch']}/q{c['seq_q']}/k{c['seq_k']}/{heads}/d{c['dim']}/{mask}{backward}"
 
 
 def run(flash3, c, threads, seconds):
     dtype = DTYPES[c["dtype"]]
     make = lambda heads, seq: torch.randn(c["batch"], heads, seq, c["dim"]).to(dtype)
     q, k, v = make(c["heads"], c["seq_q"]), make(c["heads_k"], c["seq_k"]), make(c["heads_k"], c["seq_k"])
-    out = torch.empty_like(q)
-    ours = flash3.forward(*(x.transpose(1, 2) for x in (q, k, v, out)), c["causal"], CPU, threads)
-    theirs = lambda: torch.nn.functional.scaled_dot_product_attention(
+    sdpa = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=c["causal"], enable_gqa=c["heads"] != c["heads_k"])
+    out = torch.empty_like(q)
+    by_token = lambda tensors: [x.transpose(1, 2) for x in tensors]
+    if c.get("backward"):
+        lse, dout, grads = torch.empty(q.shape[:3]), torch.randn_like(q), [torch.empty_like(x) for x in (q, k, v)]
+        flash3.forward(*by_token((q, k, v, out)), c["causal"], CPU, threads, lse)()
+        names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+        ours = flash3.backward(dict(zip(names, by_token((q, k, v, out, dout, *grads)))) | {"lse": lse}, c["causal"],
+                               backend=CPU, threads=threads)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        recorded = sdpa(*leaves)
+        theirs = lambda: torch.autograd.grad(recorded, leaves, dout, retain_graph=True)
+    else:
+        ours = flash3.forward(*by_token((q, k, v, out)), c["causal"], CPU, threads)
+        theirs, grads = lambda: [sdpa(q, k, v)], [out]
 
     ours()
-    difference = (out.float() - theirs().float()).abs().max().item()
+    difference = max((mine.float() - other.float()).abs().max().item() for mine, other in zip(grads, theirs()))
     times = {"flash3": [], "torch": []}
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or len(times["torch"]) < 7:
@@ -66,7 +85,7 @@ def run(flash3, c, threads, seconds):
             call()
             times[name].append(time.perf_counter() - before)
     pairs = c["seq_q"] * c["seq_k"] / (2 if c["causal"] else 1)
-    flops = 4 * c["batch"] * c["heads"] * pairs * c["dim"]
+    flops = (10 if c.get("backward") else 4) * c["batch"] * c["heads"] * pairs * c["dim"]
     kv_bytes = 2 * k.numel() * k.element_size()
     result = dict(case=name_of(c), calls=len(times["torch"]), max_difference=difference)
     for name, t in times.items():

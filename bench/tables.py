@@ -256,9 +256,10 @@ def cpu_heading(report):
 
 
 def group_of(result):
-    """"bf16 prefill" or "bf16 decode": many queries, or one."""
+    """Many queries, or one, or their gradients."""
     dtype, _, seq_q = result["case"].split("/")[:3]
-    return f"{dtype}, {'one query' if seq_q == 'q1' else 'as many queries as keys'}"
+    what = "backward" if result["case"].endswith("/bwd") else "one query" if seq_q == "q1" else "as many queries as keys"
+    return f"{dtype}, {what}"
 
 
 def cpu_summary(path, report):
@@ -360,7 +361,7 @@ def main():
         everything.append(section("Hopper, ragged batches", ragged, ragged_points))
     if fp8:
         everything.append(section("Hopper, FP8 forward", fp8, fp8_points))
-    everything.append(section("CPU, forward", cpu, cpu_points))
+    everything.append(section("CPU", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))
     if other:

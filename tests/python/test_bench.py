@@ -50,10 +50,30 @@ def test_run(tmp_path, device, backward):
     assert (tmp_path / f"{stem}.png").is_file() and (tmp_path / f"{stem}.svg").is_file()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_run_in_fp8(tmp_path, device):
+    done = bench("run", "--device", device, "--dims", "64", "--seqs", "128", "--samples", 2, "--sample-ms", 1, "--out", tmp_path,
+                 "--peers", "flash3_fp8,flash3_quantize_fp8")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / f"forward_bf16_{device}.json").read_text(encoding="utf-8"))
+    assert [list(point["tflops"]) for point in report["points"]] == [["flash3", "flash3_fp8", "flash3_quantize_fp8"]] * 2, report
+    backward = bench("run", "--device", device, "--backward", "--peers", "flash3_fp8", "--out", tmp_path)
+    assert backward.returncode != 0 and "peer 'flash3_fp8' but on" in backward.stderr
+
+
+def test_fp8_beside_peers_is_drawn(tmp_path):
+    point = {"dim": 64, "seq": 1024, "causal": True, "tflops": {"flash3": 2.0, "flash3_bf16": 1.0, "cudnn_fp8": 1.5, "fp8_gemm": 9.0}}
+    report = tmp_path / "fp8.json"
+    report.write_text(json.dumps({"device": "a GPU", "dtype": "e4m3", "pass": "forward", "fp8_points": [point]}), encoding="utf-8")
+    assert bench("plot", report, "--out", tmp_path / "out").returncode == 0
+    svg = (tmp_path / "out/fp8.svg").read_text(encoding="utf-8")
+    assert "flash3, FP8" in svg and "cuDNN, FP8 (out in e4m3)" in svg and "gemm" not in svg
+
+
 def test_plot_of_the_committed_results(tmp_path):
     done = bench("plot", RESULTS, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    for stem in ("forward_h200", "backward_h200"):
+    for stem in ("forward_h200", "backward_h200", "fp8_h200_alone"):
         assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         svg = (tmp_path / f"{stem}.svg").read_text(encoding="utf-8")
         assert "<svg" in svg

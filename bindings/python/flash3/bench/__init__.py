@@ -2,5 +2,5 @@
 
 run: the points of the FlashAttention papers (on a GPU 16k tokens, hidden size 2048, bf16; on a CPU fewer), with all libraries
 that are installed taking turns in one process; the median of the samples counts. plot: TFLOP/s over sequence length, per head dim
-and mask, as PNG and SVG, from what run or bench/peers.py wrote.
+and mask, as PNG and SVG, from what run, bench/peers.py, or `flash3 bench --suite fp8 --json` wrote.
 """

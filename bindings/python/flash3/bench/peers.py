@@ -7,13 +7,33 @@ import torch
 import torch.nn.functional as F
 
 from .._attention import attention
+from .._quantize import quantize
 
-NAMES = {"flash3": "flash3", "cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4",
+NAMES = {"flash3": "flash3", "flash3_fp8": "flash3, FP8", "flash3_quantize_fp8": "flash3, FP8 with quantise", "cudnn": "cuDNN",
+         "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4",
          "flex": "FlexAttention (Triton)", "torch": "torch SDPA"}
 
 
 def _flash3(q, k, v, causal):
     return attention(q, k, v, causal=causal)
+
+
+def _flash3_fp8():
+    """Attention alone: the first call with tensors brings them to FP8, later ones with the same find them so."""
+    last = []
+
+    def call(q, k, v, causal):
+        if not last or any(x is not y for x, y in zip(last[0], (q, k, v))):
+            last[:] = (q, k, v), quantize(q, k, v, rotate=True)
+        made = last[1]
+        return attention(made.q, made.k, made.v, causal=causal, q_scale=made.q_scale, k_scale=made.k_scale, v_scale=made.v_scale,
+                         out_dtype=q.dtype)
+
+    return call
+
+
+def _flash3_quantize_fp8(q, k, v, causal):
+    return attention(q, k, v, causal=causal, compute="fp8")
 
 
 def _sdpa(backend):
@@ -69,10 +89,12 @@ def _fa4():
     return _first(importlib.import_module("flash_attn.cute").flash_attn_func)
 
 
-def find(device, wanted=None):
-    """(functions by name, why the others are not there); flash3 comes first."""
+def find(device, wanted=None, backward=False):
+    """(functions by name, why the others are not there); flash3 comes first. FP8 has no backward, and on a CPU it is for accuracy."""
     from torch.nn.attention import SDPBackend
     makers = {"flash3": lambda: _flash3}
+    if not backward and (device != "cpu" or wanted):
+        makers |= {"flash3_fp8": _flash3_fp8, "flash3_quantize_fp8": lambda: _flash3_quantize_fp8}
     if device == "cpu":
         makers["torch"] = lambda: _torch
     else:

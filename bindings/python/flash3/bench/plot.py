@@ -3,12 +3,34 @@ import json
 
 from .peers import NAMES
 
-_COLOURS = {"flash3": "#c0392b", "fa2": "#7f8c8d", "fa3": "#2c6fbb", "fa4": "#8e44ad", "cudnn": "#27ae60", "flex": "#e67e22",
+_COLOURS = {"flash3": "#c0392b", "flash3_fp8": "#f39c12", "flash3_quantize_fp8": "#f7dc6f", "cudnn_fp8": "#82e0aa", "fa2": "#7f8c8d", "fa3": "#2c6fbb", "fa4": "#8e44ad", "cudnn": "#27ae60", "flex": "#e67e22",
             "torch": "#34495e"}
 
 
-def is_drawable(report):
-    return bool(report.get("points")) and all("tflops" in point for point in report["points"])
+def _fp8_suite(report):
+    """What `flash3 bench --suite fp8` wrote, as points: cases such as e4m3/b2/q1024/k1024/h4/d64/causal/…, each beside one in 16 bits."""
+    points = []
+    for result in report["results"]:
+        dtype, _, seq, _, _, dim, mask = result["case"].split("/")[:7]
+        if dtype != "e4m3" or "beside_tflops" not in result:
+            return []
+        points.append({"dim": int(dim[1:]), "seq": int(seq[1:]), "causal": mask == "causal",
+                       "tflops": {"flash3_fp8": result["tflops"], "flash3": result["beside_tflops"]}})
+    return points
+
+
+def drawable(report):
+    """The report with points to draw; None if it has none."""
+    if "fp8_points" in report:
+        # The GEMM is of another shape, and flash3's name stands for FP8 there.
+        names = {"flash3": "flash3_fp8", "flash3_bf16": "flash3", "flash3_from_bf16": "flash3_quantize_fp8"}
+        points = [{**p, "tflops": {names.get(n, n): x for n, x in p["tflops"].items() if n != "fp8_gemm"}} for p in report["fp8_points"]]
+        return {**report, "points": points, "dtype": "FP8"} if points else None
+    if report.get("metadata", {}).get("suite") == "fp8":
+        points = _fp8_suite(report)
+        return {**report["metadata"], "points": points, "dtype": "FP8 and 16 bits"} if points else None
+    points = report.get("points")
+    return report if points and all("tflops" in point for point in points) else None
 
 
 def _length(seq):
@@ -34,7 +56,8 @@ def title(report):
     what = {"forward": "forward", "backward": "backward"}[report.get("pass", "forward")]
     more = ", deterministic" if report.get("deterministic") else ""
     about = " · ".join(str(x) for x in (f"torch {report['torch']}" if "torch" in report else None,
-                                        f"commit {report['commit']}" if "commit" in report else None, report.get("date")) if x)
+                                        f"commit {report['commit']}" if "commit" in report else None,
+                                        report.get("date", "")[:10]) if x)
     return f"Attention {what}{more}, {report.get('dtype', 'bf16')}, {report['device']}\n{about}"
 
 
@@ -73,8 +96,8 @@ def draw_all(paths, folder):
     folder.mkdir(parents=True, exist_ok=True)
     written, skipped = [], []
     for path in paths:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        if is_drawable(report):
+        report = drawable(json.loads(path.read_text(encoding="utf-8")))
+        if report:
             written += draw(report, folder / path.stem)
         else:
             skipped.append(path)

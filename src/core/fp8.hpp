@@ -104,12 +104,17 @@ struct RowScales {
   }
 };
 
+template <class Int>
+FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale, bool packed,
+                                                  Int first_row, Int b, Int head) {
+  RowScales row{scale.data, scale.stride_block};
+  if (row.first) row.first += scale.offset(b, head, scale_block(packed, first_row, b, Int(0)));
+  return row;
+}
 FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale,
                                                   const Sequences& sequences, const SeqRows& rows,
                                                   Index b, Index head) {
-  if (!scale.data) return {};
-  return {scale.data + scale.offset(b, head, scale_block(sequences, rows, b, 0)),
-          scale.stride_block};
+  return row_scales(scale, sequences.packed, rows.first, b, head);
 }
 
 // Blocks of all sequences of one batch element, or of a packed tensor.

@@ -46,3 +46,16 @@ def assert_hopper_refuses(ask):
     else:
         with pytest.raises(ValueError, match="is host memory, which the hopper backend cannot read"):
             ask()
+
+
+class DLPackOnly:
+    """Hides all of an array but its DLPack interface."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()

@@ -10,7 +10,7 @@ import pytest
 
 import flash3
 from flash3 import arrays
-from conftest import assert_hopper_refuses
+from conftest import DLPackOnly, assert_hopper_refuses
 
 
 def make(dtype=np.float32, batch=2, seq_q=33, seq_k=50, heads_q=4, heads_k=2, dim=32, dim_v=24):
@@ -84,19 +84,6 @@ def test_layouts():
     read_only = q.copy()
     read_only.flags.writeable = False
     np.testing.assert_array_equal(flash3.attention(read_only, k, v), wanted)
-
-
-class DLPackOnly:
-    """Hides all of an array but its DLPack interface."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 def test_dlpack():

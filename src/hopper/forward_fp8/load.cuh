@@ -9,25 +9,14 @@
 
 namespace flash3::hopper {
 
-// The scales of one head of one sequence.
-struct ScaleRow {
-  const float* first;  // of block 0; null: all are 1
-  Index stride;
-
-  __device__ __forceinline__ ScaleRow(const ScaleView& view, bool packed, int batch, int first_row,
-                                      int head)
-      : first(view.data), stride(view.stride_block) {
-    if (first) first += view.offset(batch, head, scale_block(packed, first_row, batch, 0));
+// Puts the scale of a block into shared memory, some time.
+__device__ __forceinline__ void copy_scale(float* shared, const RowScales& scales, int block) {
+  if (scales.first) {
+    copy_async(shared, scales.first + block * scales.stride);
+  } else {
+    *shared = 1.f;
   }
-  // Puts that of a block into shared memory, some time.
-  __device__ __forceinline__ void copy_to(float* shared, int block) const {
-    if (first) {
-      copy_async(shared, first + block * stride);
-    } else {
-      *shared = 1.f;
-    }
-  }
-};
+}
 
 // Q rows of every warpgroup.
 template <class Traits>
@@ -36,8 +25,8 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                                            const typename Traits::QState& state) {
   using Tile = typename Traits::QTile;
   const SequenceRows& s = work.sequence;
-  const ScaleRow scales{params.fp8.q_scale, params.fp8.q_packed, s.batch, s.q_first,
-                        work.head_group};
+  const RowScales scales =
+      row_scales(params.fp8.q_scale, params.fp8.q_packed, s.q_first, s.batch, work.head_group);
 #pragma unroll 1
   for (int w = 0; w < Traits::kWarpgroups; ++w) {
     auto& barriers = shared.q_barriers[w];
@@ -48,7 +37,8 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
     // Rows behind the end have no scale; any does for them.
-    scales.copy_to(&shared.q_scales[state.stage][w], min(row, s.q_length - 1) / int(kScaleBlock));
+    copy_scale(&shared.q_scales[state.stage][w], scales,
+               min(row, s.q_length - 1) / int(kScaleBlock));
     arrive_behind_copies(full);
     arrive_expect_bytes(full, Tile::kBytes);
   }
@@ -80,8 +70,11 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     const int first = work.key_tile_end - 1, ask = min(work.key_tile_begin + kKeyTilesLeft, first),
               head = work.head_group / params.groups_per_kv_head,
               last_block = (s.k_length - 1) / int(kScaleBlock);
-    const ScaleRow k_scales{params.fp8.k_scale, params.fp8.k_packed, s.batch, s.k_first, head},
-        v_scales{params.fp8.v_scale, params.fp8.k_packed, s.batch, s.k_first, head};
+    const auto scales_of = [&](const ScaleView& view) {
+      return row_scales(view, params.fp8.k_packed, s.k_first, s.batch, head);
+    };
+    const RowScales k_scales = scales_of(params.fp8.k_scale),
+                    v_scales = scales_of(params.fp8.v_scale);
 #pragma unroll 1
     for (int n = first; n >= work.key_tile_begin; --n) {
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
@@ -93,8 +86,8 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
 #pragma unroll
       for (int b = 0; b < blocks_of_scales(Traits::kTileN); ++b) {
         const int block = min(n * KTile::kRows / int(kScaleBlock) + b, last_block);
-        k_scales.copy_to(&scales.k[b], block);
-        v_scales.copy_to(&scales.v[b], block);
+        copy_scale(&scales.k[b], k_scales, block);
+        copy_scale(&scales.v[b], v_scales, block);
       }
       arrive_behind_copies(full);
       arrive_expect_bytes(full, KTile::kBytes);

@@ -96,10 +96,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
   if (threadIdx.x == 0) {
-    // Of stages with scales each reader lets go, of the others each consumer warp. Scales arrive
-    // by themselves.
-    for (auto& barriers : shared.q_barriers) barriers.init(kWarpgroupThreads, 2);
-    shared.k_barriers.init(kWarpgroupThreads * Traits::kWarpgroups, 2);
+    // Scales arrive by themselves.
+    for (auto& barriers : shared.q_barriers) barriers.init(4, 2);
+    shared.k_barriers.init(4 * Traits::kWarpgroups, 2);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);
     // The loader, transposers, consumers.

@@ -78,6 +78,11 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using Score = Fp8Score<Traits::kScore, Traits::kSchedule.lazy_maximum>;
   using Softmax = OnlineSoftmax<Score>;
   constexpr int kTileN = Traits::kTileN;
+  // The band's edge then crosses key tiles that only other warpgroups see.
+  constexpr bool kPassBy = Traits::kBand && kTileN < Traits::kTileM;
+  // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups'
+  // registers do not do for stages that are no constants.
+  constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
 
   TileReader tiles{shared.tiles};
   const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
@@ -90,24 +95,45 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   typename Traits::KvState k_state;  // V is where K was one tile ago
   typename Traits::QState q_state;
 
+  // Key tiles that other warpgroups' rows see and these do not: their stages pass by.
+  const auto pass_by = [&](int key_tiles) {
+    for (; key_tiles > 0; --key_tiles) {
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      release(&shared.k_barriers.empty[k_state.stage], thread);
+      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, BarrierName::kVFull);
+      release(&shared.v_barriers.empty[k_state.stage], thread);
+      k_state.advance();
+      turn.await();
+      turn.pass_on();
+    }
+  };
+
   turn.start();
   const int warp = 4 * warpgroup + warp_in_warpgroup();
   const OutputRows rows{params, shared.own_rows[warp]};
   RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
   while (uniform(tiles.next())) {
     const WorkTile& work = tiles.tile();
-    const int begin = uniform(work.key_tile_begin), end = uniform(work.key_tile_end);
+    const int key_tile_begin = uniform(work.key_tile_begin),
+              key_tile_end = uniform(work.key_tile_end);
     describe_rows<Traits::kBand>(params, work, nullptr, warpgroup, warp % 4, thread % 32,
                                  shared.own_rows[warp], row_keys);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
+    int begin = key_tile_begin, end = key_tile_end;
+    if constexpr (kPassBy) {
+      const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, kTileN);
+      begin = uniform(max(begin, min(end - 1, seen.begin)));
+      end = uniform(max(begin + 1, min(end, seen.end)));
+    }
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
     tiles.release();
-    if (begin >= end) {
+    if (key_tile_begin >= key_tile_end) {
       store_empty(params, rows, thread);
       continue;
     }
+    if constexpr (kPassBy) pass_by(key_tile_end - end);
     const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
       if (n < unmasked.begin || n >= unmasked.end)
         mask_scores<Traits::kBand>(r_s, row_keys[thread % 32 / 4], row_keys[thread % 32 / 4 + 8],
@@ -152,32 +178,40 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     const float& q_scale = shared.q_scales[q_state.stage][warpgroup];
     const Scales& first_scales = shared.key_scales[k_state.phase][k_state.stage];
     softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(first_scales.k));
+    __syncwarp();  // a warp's arrival below is for what its threads have read too
     wgmma_wait<0>();
     pin_registers(r_s);
-    arrive(&shared.k_barriers.empty[k_state.stage]);
+    release(&shared.k_barriers.empty[k_state.stage], thread);
     k_state.advance();
     admit(first_scales);
     mask(r_s, n);
     softmax.begin_tile(r_s, alpha);
     make_probabilities(first_scales);
 
-    // V's ring is one stage behind K's. With the stage a constant, all addresses are.
-    const auto step = [&](auto stage) {
-      constexpr int kStage = stage.value,
-                    kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
-      const uint32_t phase_v = kStage == 0 ? k_state.phase ^ 1 : k_state.phase;
-      wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
+    // V's ring is one stage behind K's.
+    const auto stage_of_v = [](int stage) {
+      return (stage + Traits::kStages - 1) % Traits::kStages;
+    };
+    const auto phase_of_v = [&](int stage) {
+      return stage == 0 ? k_state.phase ^ 1 : k_state.phase;
+    };
+    const auto issue = [&](int stage) {
+      const int stage_v = stage_of_v(stage);
+      wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
       turn.await();
-      issue_scores(kStage);
-      wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-      issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + kStageV * VTile::kBytes);
-
-      const Scales& scales = shared.key_scales[k_state.phase][kStage];
+      issue_scores(stage);
+      wait(&shared.v_barriers.full[stage_v], phase_of_v(stage), BarrierName::kVFull);
+      issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + stage_v * VTile::kBytes);
+    };
+    const auto run_softmax = [&](int stage) {
+      const int stage_v = stage_of_v(stage);
+      const Scales& scales = shared.key_scales[k_state.phase][stage];
       softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(scales.k));
+      __syncwarp();
       wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
       pin_registers(r_s);
       turn.pass_on();
-      arrive(&shared.k_barriers.empty[kStage]);
+      release(&shared.k_barriers.empty[stage], thread);
       admit(scales);
       mask(r_s, n);
       bool rescale = softmax.begin_tile(r_s, alpha);
@@ -185,9 +219,10 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       wgmma_wait<0>();
       pin_registers(r_o);
       pin_registers(r_p);
-      release(&shared.v_barriers.empty[kStageV], thread);
+      release(&shared.v_barriers.empty[stage_v], thread);
       const float v_scale = Scales::largest(scales.v),
-                  previous_v_scale = Scales::largest(shared.key_scales[phase_v][kStageV].v);
+                  previous_v_scale =
+                      Scales::largest(shared.key_scales[phase_of_v(stage)][stage_v].v);
       if (v_scale != previous_v_scale) {
         const float ratio = previous_v_scale / v_scale;
         alpha[0] *= ratio, alpha[1] *= ratio;
@@ -198,7 +233,17 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     };
 #pragma unroll 1
     for (--n; n >= begin; --n) {
-      as_constant<Traits::kStages>(k_state.stage, step);
+      // With the stage a constant, all addresses are.
+      const int stage = k_state.stage;
+      if constexpr (kOneSoftmax) {
+        as_constant<Traits::kStages>(stage, [&](auto constant) { issue(constant.value); });
+        run_softmax(stage);
+      } else {
+        as_constant<Traits::kStages>(stage, [&](auto constant) {
+          issue(constant.value);
+          run_softmax(constant.value);
+        });
+      }
       k_state.advance();
     }
 
@@ -210,11 +255,12 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     const float v_scale = Scales::largest(shared.key_scales[v_state.phase][v_state.stage].v);
     inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
-    arrive(&q_barriers.empty[q_state.stage]);
+    release(&q_barriers.empty[q_state.stage], thread);
     q_state.advance();
     wgmma_wait<0>();
     pin_registers(r_o);
     release(&shared.v_barriers.empty[v_state.stage], thread);
+    if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
     Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);

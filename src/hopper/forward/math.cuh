@@ -53,9 +53,8 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // Two warpgroups fall further apart where the turn goes on with the scores, three and four have
   // it sooner where it goes on with the products.
   constexpr bool kLateTurn = Traits::kWarpgroups == 2;
-  // Where key tiles are no wider than a warpgroup's rows, the band's edge crosses some that only
-  // other warpgroups see.
-  constexpr bool kPassBy = Traits::kBand && kTileN <= kWarpgroupRows;
+  // The band's edge then crosses key tiles that only other warpgroups see.
+  constexpr bool kPassBy = Traits::kBand && kTileN < Traits::kTileM;
 
   auto tiles = consumer_tiles<Traits>(params, shared);
   const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};

@@ -45,6 +45,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   using VTile = typename Traits::VTile;
   using Softmax = OnlineSoftmax<Score<Traits::kScore>>;
   constexpr Element kElement = Traits::kElement;
+  constexpr bool kCapped = Traits::kScore == ScoreKind::kSoftcap;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
@@ -134,17 +135,25 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       continue;
     }
     if constexpr (kPassBy) pass_by(key_tile_end - end);
-    const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
-      if (n < unmasked.begin || n >= unmasked.end)
-        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
-                                   row_keys[row_in_warpgroup % kWarpRows + 8],
-                                   n * kTileN + key_in_tile);
-    };
 
     uint32_t r_p[kTileN / 4];
     float r_o[VTile::kCols / 2] = {};
     float alpha[2];
     Softmax softmax{Score<Traits::kScore>::of(params)};
+    const auto begin_softmax = [&](float(&r_s)[kTileN / 2], int n) {
+      const auto mask = [&] {
+        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
+                                   row_keys[row_in_warpgroup % kWarpRows + 8],
+                                   n * kTileN + key_in_tile);
+      };
+      if constexpr (kCapped) {
+        const bool masked = n < unmasked.begin || n >= unmasked.end;
+        return softmax.begin_capped_tile(r_s, alpha, masked, mask);
+      } else {
+        if (n < unmasked.begin || n >= unmasked.end) mask();
+        return softmax.begin_tile(r_s, alpha);
+      }
+    };
 
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
@@ -170,9 +179,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
       };
       const auto run_softmax = [&] {
-        softmax.admit(r_s);
-        mask(r_s, n);
-        const bool raised = softmax.begin_tile(r_s, alpha);
+        const bool raised = begin_softmax(r_s, n);
         softmax.template exponentiate<0, kTileN / 2>(r_s);
         finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the next wait
         return raised;
@@ -230,9 +237,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       pin_registers(r_s);
       release_k(k_state.stage);
       k_state.advance();
-      softmax.admit(r_s);
-      mask(r_s, n);
-      softmax.begin_tile(r_s, alpha);
+      begin_softmax(r_s, n);
       softmax.template exponentiate<0, kTileN / 2>(r_s);
       pack_probabilities<kElement>(r_s, r_p);
 
@@ -256,9 +261,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           wgmma_wait<0>();
           pin_registers(r_s);
           release_k(kStage);
-          softmax.admit(r_s);
-          mask(r_s, n);
-          const bool raised = softmax.begin_tile(r_s, alpha);
+          const bool raised = begin_softmax(r_s, n);
           softmax.template exponentiate<0, kTileN / 2>(r_s);
           if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
           pack_probabilities<kElement>(r_s, r_p);
@@ -274,9 +277,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
           pin_registers(r_s);
           if constexpr (kLateTurn) turn.pass_on();
           release_k(kStage);
-          softmax.admit(r_s);
-          mask(r_s, n);
-          const bool raised = softmax.begin_tile(r_s, alpha);
+          const bool raised = begin_softmax(r_s, n);
           softmax.template exponentiate<0, kHalf>(r_s);
 
           wgmma_wait<0>();

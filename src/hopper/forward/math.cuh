@@ -54,6 +54,8 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   // Two warpgroups fall further apart where the turn goes on with the scores, three and four have
   // it sooner where it goes on with the products.
   constexpr bool kLateTurn = Traits::kWarpgroups == 2;
+  // The softmax of a capped tile is long: one copy of it, not one a stage.
+  constexpr bool kOneSoftmax = kCapped;
   // Where key tiles are no wider than a warpgroup's rows, the band's edge crosses some that only
   // other warpgroups see.
   constexpr bool kPassBy = Traits::kBand && kTileN <= kWarpgroupRows;
@@ -241,57 +243,86 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       softmax.template exponentiate<0, kTileN / 2>(r_s);
       pack_probabilities<kElement>(r_s, r_p);
 
-      // V's ring is one stage behind K's. With the stage a constant, all addresses are.
-      const auto step = [&](auto stage) {
-        constexpr int kStage = stage.value,
-                      kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
-        const uint32_t phase_v = kStage == 0 ? k_state.phase ^ 1 : k_state.phase;
+      // V's ring is one stage behind K's.
+      const auto stage_of_v = [](int stage) {
+        return (stage + Traits::kStages - 1) % Traits::kStages;
+      };
+      const auto issue_scores = [&](int stage) {
+        wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
+        if constexpr (Traits::kSchedule.overlap) turn.await();
+        issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
+      };
+      const auto issue_output = [&](int stage) {
+        const uint32_t phase = stage == Traits::kStages - 1 ? k_state.phase ^ 1 : k_state.phase;
+        wait(&shared.v_barriers.full[stage], phase, BarrierName::kVFull);
+        issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
+      };
+      const auto finish_output = [&](int stage) {
+        wgmma_wait<0>();
+        pin_registers(r_o);
+        pin_registers(r_p);
+        release_v(stage);
+      };
+      const auto issue = [&](int stage) {
         if constexpr (!Traits::kSchedule.overlap) {
           // A turn is still P·V and Q·Kᵀ, but the softmax has none of its own products beside it.
           turn.await();
-          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-          wgmma_wait<0>();
-          pin_registers(r_o);
-          pin_registers(r_p);
-          release_v(kStageV);
-          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
-          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-          turn.pass_on();
-          wgmma_wait<0>();
-          pin_registers(r_s);
-          release_k(kStage);
-          const bool raised = begin_softmax(r_s, n);
-          softmax.template exponentiate<0, kTileN / 2>(r_s);
-          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
-          pack_probabilities<kElement>(r_s, r_p);
+          issue_output(stage_of_v(stage));
+          finish_output(stage_of_v(stage));
+          issue_scores(stage);
         } else {
-          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
-          turn.await();
-          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-          if constexpr (!kLateTurn) turn.pass_on();
-
-          wgmma_wait<1>();
-          pin_registers(r_s);
-          if constexpr (kLateTurn) turn.pass_on();
-          release_k(kStage);
-          const bool raised = begin_softmax(r_s, n);
-          softmax.template exponentiate<0, kHalf>(r_s);
-
-          wgmma_wait<0>();
-          pin_registers(r_o);
-          pin_registers(r_p);
-          release_v(kStageV);
-          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
-          softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
-          pack_probabilities<kElement>(r_s, r_p);
+          issue_scores(stage);
+          issue_output(stage_of_v(stage));
         }
+      };
+      const auto run_softmax = [&](int stage) {
+        if constexpr (!kLateTurn || !Traits::kSchedule.overlap) turn.pass_on();
+        wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
+        pin_registers(r_s);
+        if constexpr (kLateTurn && Traits::kSchedule.overlap) turn.pass_on();
+        release_k(stage);
+        const bool raised = begin_softmax(r_s, n);
+        if constexpr (Traits::kSchedule.overlap) {
+          softmax.template exponentiate<0, kHalf>(r_s);
+          finish_output(stage_of_v(stage));
+          issue_scores(stage);
+        } else {
+          issue_scores(stage);
+          issue_output(stage_of_v(stage));
+        }
+      };
+      const auto run_softmax = [&](int stage) {
+        if constexpr (!kLateTurn || !Traits::kSchedule.overlap) turn.pass_on();
+        wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
+        pin_registers(r_s);
+        if constexpr (kLateTurn && Traits::kSchedule.overlap) turn.pass_on();
+        release_k(stage);
+        const bool raised = begin_softmax(r_s, n);
+        if constexpr (Traits::kSchedule.overlap) {
+          softmax.template exponentiate<0, kHalf>(r_s);
+          // ptxas would move all of it behind the wait. Three warpgroups lack the registers for
+          // this.
+          if constexpr (kCapped && Traits::kWarpgroups == 2)
+            finish_first(softmax.row_sum[0] + softmax.row_sum[1]);
+          finish_output(stage_of_v(stage));
+        }
+        if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
+        softmax.template exponentiate<Traits::kSchedule.overlap ? kHalf : 0, kTileN / 2>(r_s);
+        pack_probabilities<kElement>(r_s, r_p);
       };
 #pragma unroll 1
       for (--n; n >= begin; --n) {
-        as_constant<Traits::kStages>(k_state.stage, step);
+        // With the stage a constant, all addresses are.
+        const int stage = k_state.stage;
+        if constexpr (kOneSoftmax) {
+          as_constant<Traits::kStages>(stage, [&](auto constant) { issue(constant.value); });
+          run_softmax(stage);
+        } else {
+          as_constant<Traits::kStages>(stage, [&](auto constant) {
+            issue(constant.value);
+            run_softmax(constant.value);
+          });
+        }
         k_state.advance();
       }
     }

@@ -284,22 +284,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         const bool raised = begin_softmax(r_s, n);
         if constexpr (Traits::kSchedule.overlap) {
           softmax.template exponentiate<0, kHalf>(r_s);
-          finish_output(stage_of_v(stage));
-          issue_scores(stage);
-        } else {
-          issue_scores(stage);
-          issue_output(stage_of_v(stage));
-        }
-      };
-      const auto run_softmax = [&](int stage) {
-        if constexpr (!kLateTurn || !Traits::kSchedule.overlap) turn.pass_on();
-        wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
-        pin_registers(r_s);
-        if constexpr (kLateTurn && Traits::kSchedule.overlap) turn.pass_on();
-        release_k(stage);
-        const bool raised = begin_softmax(r_s, n);
-        if constexpr (Traits::kSchedule.overlap) {
-          softmax.template exponentiate<0, kHalf>(r_s);
           // ptxas would move all of it behind the wait. Three warpgroups lack the registers for
           // this.
           if constexpr (kCapped && Traits::kWarpgroups == 2)

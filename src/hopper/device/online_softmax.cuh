@@ -11,8 +11,8 @@
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.
 //
-// Under a softcap the maximum is of capped scores in base 2, c = 1, and admit() makes them, less
-// the shift, of a tile's raw ones: before the softmax needs them, while a product runs.
+// Under a softcap c·s − c·m is P(s) − P(m), and what P is beyond its reach is settled before
+// (softcap.hpp): scores stay raw until the exponentials, and so does m.
 #pragma once
 
 #include "hopper/device/element.cuh"
@@ -37,32 +37,41 @@ struct OnlineSoftmax {
 
   Score score;
   float row_max[2] = {-kInfinity, -kInfinity};  // m; −∞: no key seen yet
-  float row_shift[2] = {0.f, 0.f};              // c·m, or 0
+  float row_shift[2] = {0.f, 0.f};              // c·m or P(m); 0 if m is −∞
   float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
   bool negative_limit = true;                   // of any row of the warp
-
-  // A tile's scores as they come, before their mask.
-  template <int N>
-  __device__ __forceinline__ void admit(float (&r_s)[N]) const {
-    if constexpr (Score::kCapped) score.admit(r_s, row_shift);
-  }
+  bool low_matters = true;                      // of any row of the warp, under a softcap
 
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
   // is what row h's earlier output must be multiplied by.
   template <int N>
   __device__ __forceinline__ bool begin_tile(float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
-    if (negative_limit) {
-      find_max(r_s, largest);
-    } else {
-      find_max_of_positive(r_s, largest);
-    }
+    find_max_above_limit(r_s, largest);
     // A NaN is not within the limit.
     const bool within = largest[0] <= limit(0) && largest[1] <= limit(1);
     const bool raise = __any_sync(~0u, !within);
     alpha[0] = alpha[1] = 1.f;
     if (raise) raise_max(r_s, alpha);
     return raise;
+  }
+
+  // The same under a softcap, of scores as they come; mask() masks them where `masked`. The usual
+  // tile has one branch for it all: no score beyond the reach, no mask, no maximum raised.
+  template <int N, class Mask>
+  __device__ __forceinline__ bool begin_capped_tile(float (&r_s)[N], float (&alpha)[2], bool masked,
+                                                    const Mask& mask) {
+    const float reach = score.cap.reach;
+    float largest[2];
+    find_max_above_limit(r_s, largest);
+    bool within = (largest[0] <= fminf(limit(0), reach)) & (largest[1] <= fminf(limit(1), reach));
+    if (low_matters) within &= !any_below(r_s, reach);
+    alpha[0] = alpha[1] = 1.f;
+    if (!masked && __all_sync(~0u, within)) return false;
+    move_scores(score.cap, r_s, {score.low_matters(row_max[0]), score.low_matters(row_max[1])});
+    if (masked) mask();
+    raise_max(r_s, alpha);
+    return __any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f);
   }
 
   // Turns scores into p, for elements [kBegin, kEnd) of this thread.
@@ -72,8 +81,7 @@ struct OnlineSoftmax {
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = kBegin; j < kEnd; ++j) {
-      if constexpr (!Score::kCapped) r_s[j] = score.log2_above(r_s[j], row_shift[j / 2 % 2]);
-      r_s[j] = exp2_approx(r_s[j]);
+      r_s[j] = exp2_approx(score.log2_above(r_s[j], row_shift[j / 2 % 2]));
       sum[j % 4] += r_s[j];
     }
 #pragma unroll
@@ -100,8 +108,18 @@ struct OnlineSoftmax {
 
  private:
   // The largest score that row h's m serves.
-  __device__ __forceinline__ float limit(int h) const {
-    return score.limit(row_max[h], row_shift[h], kSlack);
+  __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h], kSlack); }
+
+  // The largest score of each row among this thread's columns; if that is negative, and no row's
+  // limit is, maybe another negative one.
+  template <int N>
+  __device__ __forceinline__ void find_max_above_limit(const float (&r_s)[N],
+                                                       float (&largest)[2]) const {
+    if (negative_limit) {
+      find_max(r_s, largest);
+    } else {
+      find_max_of_positive(r_s, largest);
+    }
   }
 
   // The largest score of each row among this thread's columns.
@@ -129,32 +147,28 @@ struct OnlineSoftmax {
   }
 
   template <int N>
-  __device__ __forceinline__ void raise_max(float (&r_s)[N], float (&alpha)[2]) {
+  __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
     find_max(r_s, largest);
-    bool negative = false;
+    bool negative = false, low = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Only the rows that demand it, so that no row's bits depend on its neighbours.
       const float tile_max = quad_max(largest[h]);
-      const float new_max = tile_max <= limit(h)
-                                ? row_max[h]
-                                : fmaxf(row_max[h], score.max_of(tile_max, row_shift[h]));
+      const float new_max =
+          tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], score.max_of(tile_max));
       // 0 in the place of −∞ gives p = 0 instead of NaN.
       const float new_shift = new_max == -kInfinity ? 0.f : score.shift_of(new_max);
       // Exactly 1 where nothing is raised: rounding would make the fma leave a trace.
       if (new_max != row_max[h]) alpha[h] = exp2_approx(score.max_above(row_max[h], new_shift));
-      if constexpr (Score::kCapped) {
-        const float less = row_shift[h] - new_shift;
-#pragma unroll
-        for (int j = 2 * h; j < N; j += 4) r_s[j] += less, r_s[j + 1] += less;
-      }
       row_shift[h] = new_shift;
       row_max[h] = new_max;
       row_sum[h] *= alpha[h];
       negative |= limit(h) < 0.f;
+      if constexpr (Score::kCapped) low |= score.low_matters(new_max);
     }
     negative_limit = __any_sync(~0u, negative);
+    if constexpr (Score::kCapped) low_matters = __any_sync(~0u, low);
   }
 };
 

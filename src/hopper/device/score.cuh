@@ -24,21 +24,22 @@ __device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
   return bits;
 }
 
-// Moves the scores that lie beyond the reach of the cap's polynomial to where it serves them.
+// Whether one of the scores lies below −reach, or is a NaN of that sign.
 template <int N>
-__device__ __forceinline__ void confine(const Softcap& cap, float (&r_s)[N]) {
-  int highest[4];
+__device__ __forceinline__ bool any_below(const float (&r_s)[N], float reach) {
   uint32_t lowest[4];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    highest[c] = max_of_bits<int>(r_s, c);
-    lowest[c] = max_of_bits<uint32_t>(r_s, c);
-  }
-  const int reach = __float_as_int(cap.reach);
-  const bool beyond =
-      max(max(highest[0], highest[1]), max(highest[2], highest[3])) > reach ||
-      max(max(lowest[0], lowest[1]), max(lowest[2], lowest[3])) > (uint32_t(reach) | 0x80000000u);
-  if (!__any_sync(~0u, beyond)) return;
+  for (int c = 0; c < 4; ++c) lowest[c] = max_of_bits<uint32_t>(r_s, c);
+  return max(max(lowest[0], lowest[1]), max(lowest[2], lowest[3])) >
+         (uint32_t(__float_as_int(reach)) | 0x80000000u);
+}
+
+// Moves the scores that lie beyond the reach of the cap's polynomial to where it serves them;
+// negative ones of row h, which has the elements j with j / 2 % 2 = h, only where low[h].
+template <int N>
+__device__ __forceinline__ void move_scores(const Softcap& cap, float (&r_s)[N],
+                                            const bool (&low)[2]) {
+  const float stay_below[2] = {low[0] ? -kInfinity : 0.f, low[1] ? -kInfinity : 0.f};
   // In groups: those without such a score are spared the work, and only one needs registers for it.
   constexpr int kGroup = 8;
 #pragma unroll
@@ -52,9 +53,21 @@ __device__ __forceinline__ void confine(const Softcap& cap, float (&r_s)[N]) {
       // The others stay, so that no score's bits depend on its neighbours; and NaNs.
       const float size = fabsf(r_s[j]);
       const float moved = cap.moved(exp2_approx(size * cap.log2_u));
-      if (size > cap.reach) r_s[j] = copysignf(moved, r_s[j]);
+      if (size > cap.reach && !(r_s[j] < stay_below[j / 2 % 2])) r_s[j] = copysignf(moved, r_s[j]);
     }
   }
+}
+
+// The same, of all rows, behind a test of the tile.
+template <int N>
+__device__ __forceinline__ void confine(const Softcap& cap, float (&r_s)[N]) {
+  int highest[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) highest[c] = max_of_bits<int>(r_s, c);
+  const bool beyond =
+      max(max(highest[0], highest[1]), max(highest[2], highest[3])) > __float_as_int(cap.reach) ||
+      any_below(r_s, cap.reach);
+  if (__any_sync(~0u, beyond)) move_scores(cap, r_s, {true, true});
 }
 
 template <ScoreKind>
@@ -80,10 +93,10 @@ struct Score<ScoreKind::kPlain> {
 
   // The maximum m of a row is of raw scores, as a tile's scores are. limit: the largest score of a
   // tile that is within the slack, in base 2, of m. max_of: m, by a tile's largest score.
-  __device__ __forceinline__ float limit(float m, float, float slack) const {
+  __device__ __forceinline__ float limit(float m, float slack) const {
     return m + slack / scale_log2;
   }
-  __device__ __forceinline__ float max_of(float largest, float) const { return largest; }
+  __device__ __forceinline__ float max_of(float largest) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return m * scale_log2; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return log2_above(m, shift);
@@ -106,30 +119,26 @@ struct Score<ScoreKind::kSoftcap> {
     return {params.softcap};
   }
 
-  // Raw scores become what m and the shifts are about.
-  template <int N>
-  __device__ __forceinline__ void admit(float (&r_s)[N], const float (&shift)[2]) const {
-    confine(cap, r_s);
-#pragma unroll
-    for (int j = 0; j < N; ++j) r_s[j] = log2_above(r_s[j], shift[j / 2 % 2]);
-  }
-
-  // Of a confined score. The cap in base 2, less a shift.
+  // Of a confined score: the capped one in base 2, less a shift.
   __device__ __forceinline__ float log2_above(float s, float shift) const {
     return fmaf(s, cap.factor(s), -shift);
   }
 
-  // m is of capped scores in base 2, and a tile's scores are such a one less the row's shift.
-  __device__ __forceinline__ float limit(float m, float shift, float slack) const {
-    return m - shift + slack;
+  // m is of confined scores, which have the order of capped ones. limit: P is nowhere steeper than
+  // at 0.
+  __device__ __forceinline__ float limit(float m, float slack) const { return m + slack / cap.a; }
+  __device__ __forceinline__ float max_of(float largest) const { return largest; }
+  __device__ __forceinline__ float shift_of(float m) const { return m * cap.factor(m); }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return log2_above(m, shift);
   }
-  __device__ __forceinline__ float max_of(float largest, float shift) const {
-    return largest + shift;
-  }
-  __device__ __forceinline__ float shift_of(float m) const { return m; }
-  __device__ __forceinline__ float max_above(float m, float shift) const { return m - shift; }
   __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m, 0.693147180559945309f, x);
+    return fmaf(shift_of(m), 0.693147180559945309f, x);
+  }
+
+  // Whether a row's scores below −reach must be moved.
+  __device__ __forceinline__ bool low_matters(float m) const {
+    return cap.low_matters(shift_of(m));
   }
 };
 

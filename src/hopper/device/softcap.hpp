@@ -6,8 +6,9 @@
 //
 // A score further out, which is rare, is moved first: to where P is the tanh of where it was. P
 // rises throughout and passes 1 at x = 1.31, so that there is such a place for every tanh, and the
-// order of scores stays. It depends on u = e^(−2|x|) alone, by a polynomial: within 2^-17.8. For
-// u = 0 it is a trifle above 1, so that the slope 1 − tanh², which saturates, is 0 at infinity.
+// order of scores stays; and P is nowhere steeper than at 0. The place depends on u = e^(−2|x|)
+// alone, by a polynomial: within 2^-17.8. For u = 0 it is a trifle above 1, so that the slope 1 −
+// tanh², which saturates, is 0 at infinity.
 #pragma once
 
 #include "core/host_device.hpp"
@@ -25,6 +26,14 @@ struct Softcap {
   FLASH3_HOST_DEVICE constexpr float factor(float s) const {
     const float square = s * s;
     return (c * square + b) * square + a;
+  }
+
+  // Whether P serves the scores below −reach of a row no better than those above: they must be
+  // moved. Else they may stay, as their weights are next to nothing: P makes them too small, and
+  // the difference is below 2^-28 of 2^shift, where shift is P of one of the row's scores, in base
+  // 2; under caps of 30 and more below 2^-32.
+  FLASH3_HOST_DEVICE constexpr bool low_matters(float shift) const {
+    return !(shift >= 22.f - reach * factor(reach));
   }
 
   // The raw score s > 0 whose P is tanh x, by u of x ≥ 1/2.

@@ -45,6 +45,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   using VTile = typename Traits::VTile;
   using Softmax = OnlineSoftmax<Score<Traits::kScore>>;
   constexpr Element kElement = Traits::kElement;
+  constexpr bool kCapped = Traits::kScore == ScoreKind::kSoftcap;
   constexpr int kTileN = Traits::kTileN;
   constexpr int kHalf = kTileN / 4 / 8 * 8;  // of a thread's scores
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
@@ -55,6 +56,9 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   constexpr bool kLateTurn = Traits::kWarpgroups == 2;
   // The band's edge then crosses key tiles that only other warpgroups see.
   constexpr bool kPassBy = Traits::kBand && kTileN < Traits::kTileM;
+  // One copy of the softmax, not one a stage: less code to fetch. The registers of four warpgroups,
+  // and of three with capped scores, do not do for stages that are no constants.
+  constexpr bool kOneSoftmax = Traits::kWarpgroups < (kCapped ? 3 : 4);
 
   auto tiles = consumer_tiles<Traits>(params, shared);
   const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
@@ -133,17 +137,25 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       continue;
     }
     if constexpr (kPassBy) pass_by(key_tile_end - end);
-    const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
-      if (n < unmasked.begin || n >= unmasked.end)
-        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
-                                   row_keys[row_in_warpgroup % kWarpRows + 8],
-                                   n * kTileN + key_in_tile);
-    };
 
     uint32_t r_p[kTileN / 4];
     float r_o[VTile::kCols / 2] = {};
     float alpha[2];
     Softmax softmax{Score<Traits::kScore>::of(params)};
+    const auto begin_softmax = [&](float(&r_s)[kTileN / 2], int n) {
+      const auto mask = [&] {
+        mask_scores<Traits::kBand>(r_s, row_keys[row_in_warpgroup % kWarpRows],
+                                   row_keys[row_in_warpgroup % kWarpRows + 8],
+                                   n * kTileN + key_in_tile);
+      };
+      if constexpr (kCapped) {
+        const bool masked = n < unmasked.begin || n >= unmasked.end;
+        return softmax.begin_capped_tile(r_s, alpha, masked, mask);
+      } else {
+        if (n < unmasked.begin || n >= unmasked.end) mask();
+        return softmax.begin_tile(r_s, alpha);
+      }
+    };
 
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
@@ -169,9 +181,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
       };
       const auto run_softmax = [&] {
-        softmax.admit(r_s);
-        mask(r_s, n);
-        const bool raised = softmax.begin_tile(r_s, alpha);
+        const bool raised = begin_softmax(r_s, n);
         softmax.template exponentiate<0, kTileN / 2>(r_s);
         finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the next wait
         return raised;
@@ -229,67 +239,70 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       pin_registers(r_s);
       release_k(k_state.stage);
       k_state.advance();
-      softmax.admit(r_s);
-      mask(r_s, n);
-      softmax.begin_tile(r_s, alpha);
+      begin_softmax(r_s, n);
       softmax.template exponentiate<0, kTileN / 2>(r_s);
       pack_probabilities<kElement>(r_s, r_p);
 
-      // V's ring is one stage behind K's. With the stage a constant, all addresses are.
-      const auto step = [&](auto stage) {
-        constexpr int kStage = stage.value,
-                      kStageV = (kStage + Traits::kStages - 1) % Traits::kStages;
-        const uint32_t phase_v = kStage == 0 ? k_state.phase ^ 1 : k_state.phase;
+      // V's ring is one stage behind K's.
+      const auto stage_of_v = [](int stage) {
+        return (stage + Traits::kStages - 1) % Traits::kStages;
+      };
+      const auto issue_scores = [&](int stage) {
+        wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
+        if constexpr (Traits::kSchedule.overlap) turn.await();
+        issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
+      };
+      const auto issue_output = [&](int stage) {
+        const uint32_t phase = stage == Traits::kStages - 1 ? k_state.phase ^ 1 : k_state.phase;
+        wait(&shared.v_barriers.full[stage], phase, BarrierName::kVFull);
+        issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
+      };
+      const auto finish_output = [&](int stage) {
+        wgmma_wait<0>();
+        pin_registers(r_o);
+        pin_registers(r_p);
+        release_v(stage);
+      };
+      const auto issue = [&](int stage) {
         if constexpr (!Traits::kSchedule.overlap) {
           // A turn is still P·V and Q·Kᵀ, but the softmax has none of its own products beside it.
           turn.await();
-          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-          wgmma_wait<0>();
-          pin_registers(r_o);
-          pin_registers(r_p);
-          release_v(kStageV);
-          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
-          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-          turn.pass_on();
-          wgmma_wait<0>();
-          pin_registers(r_s);
-          release_k(kStage);
-          softmax.admit(r_s);
-          mask(r_s, n);
-          const bool raised = softmax.begin_tile(r_s, alpha);
-          softmax.template exponentiate<0, kTileN / 2>(r_s);
-          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
-          pack_probabilities<kElement>(r_s, r_p);
+          issue_output(stage_of_v(stage));
+          finish_output(stage_of_v(stage));
+          issue_scores(stage);
         } else {
-          wait(&shared.k_barriers.full[kStage], k_state.phase, BarrierName::kKFull);
-          turn.await();
-          issue_qk<kElement, QTile, KTile>(r_s, q, k + kStage * KTile::kBytes);
-          wait(&shared.v_barriers.full[kStageV], phase_v, BarrierName::kVFull);
-          issue_pv<kElement, VTile>(r_o, r_p, v + kStageV * VTile::kBytes);
-          if constexpr (!kLateTurn) turn.pass_on();
-
-          wgmma_wait<1>();
-          pin_registers(r_s);
-          if constexpr (kLateTurn) turn.pass_on();
-          release_k(kStage);
-          softmax.admit(r_s);
-          mask(r_s, n);
-          const bool raised = softmax.begin_tile(r_s, alpha);
-          softmax.template exponentiate<0, kHalf>(r_s);
-
-          wgmma_wait<0>();
-          pin_registers(r_o);
-          pin_registers(r_p);
-          release_v(kStageV);
-          if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
-          softmax.template exponentiate<kHalf, kTileN / 2>(r_s);
-          pack_probabilities<kElement>(r_s, r_p);
+          issue_scores(stage);
+          issue_output(stage_of_v(stage));
         }
+      };
+      const auto run_softmax = [&](int stage) {
+        if constexpr (!kLateTurn || !Traits::kSchedule.overlap) turn.pass_on();
+        wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
+        pin_registers(r_s);
+        if constexpr (kLateTurn && Traits::kSchedule.overlap) turn.pass_on();
+        release_k(stage);
+        const bool raised = begin_softmax(r_s, n);
+        if constexpr (Traits::kSchedule.overlap) {
+          softmax.template exponentiate<0, kHalf>(r_s);
+          finish_output(stage_of_v(stage));
+        }
+        if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
+        softmax.template exponentiate<Traits::kSchedule.overlap ? kHalf : 0, kTileN / 2>(r_s);
+        pack_probabilities<kElement>(r_s, r_p);
       };
 #pragma unroll 1
       for (--n; n >= begin; --n) {
-        as_constant<Traits::kStages>(k_state.stage, step);
+        // With the stage a constant, all addresses are.
+        const int stage = k_state.stage;
+        if constexpr (kOneSoftmax) {
+          as_constant<Traits::kStages>(stage, [&](auto constant) { issue(constant.value); });
+          run_softmax(stage);
+        } else {
+          as_constant<Traits::kStages>(stage, [&](auto constant) {
+            issue(constant.value);
+            run_softmax(constant.value);
+          });
+        }
         k_state.advance();
       }
     }

@@ -134,12 +134,6 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       continue;
     }
     if constexpr (kPassBy) pass_by(key_tile_end - end);
-    const auto mask = [&](float(&r_s)[kTileN / 2], int n) {
-      if (n < unmasked.begin || n >= unmasked.end)
-        mask_scores<Traits::kBand>(r_s, row_keys[thread % 32 / 4], row_keys[thread % 32 / 4 + 8],
-                                   n * kTileN + key_in_tile);
-    };
-
     float r_s[kTileN / 2];
     uint32_t r_p[kTileN / 8];
     float r_o[VTile::kRows / 2] = {};
@@ -157,9 +151,20 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     const auto keys_in_first_block = [&] {
       return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
     };
-    const auto admit = [&](const Scales& scales) {
+    const auto begin_softmax = [&](const Scales& scales) {
       if (scales.differ()) scale_columns(r_s, scales.k, keys_in_first_block());
-      softmax.admit(r_s);
+      const auto mask = [&] {
+        mask_scores<Traits::kBand>(r_s, row_keys[thread % 32 / 4], row_keys[thread % 32 / 4 + 8],
+                                   n * kTileN + key_in_tile);
+      };
+      const bool masked = n < unmasked.begin || n >= unmasked.end;
+      if constexpr (Score::kCapped) {
+        softmax.score.scale_scores(r_s);
+        return softmax.begin_capped_tile(r_s, alpha, masked, mask);
+      } else {
+        if (masked) mask();
+        return softmax.begin_tile(r_s, alpha);
+      }
     };
     // Rounding stands beside the exponentials on either side: behind a branch it would come after
     // all of them.
@@ -183,9 +188,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     pin_registers(r_s);
     release(&shared.k_barriers.empty[k_state.stage], thread);
     k_state.advance();
-    admit(first_scales);
-    mask(r_s, n);
-    softmax.begin_tile(r_s, alpha);
+    begin_softmax(first_scales);
     make_probabilities(first_scales);
 
     // V's ring is one stage behind K's.
@@ -212,9 +215,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       pin_registers(r_s);
       turn.pass_on();
       release(&shared.k_barriers.empty[stage], thread);
-      admit(scales);
-      mask(r_s, n);
-      bool rescale = softmax.begin_tile(r_s, alpha);
+      bool rescale = begin_softmax(scales);
 
       wgmma_wait<0>();
       pin_registers(r_o);

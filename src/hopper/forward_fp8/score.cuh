@@ -52,23 +52,24 @@ struct Fp8Score<ScoreKind::kPlain, kLazy> : Fp8Maximum<kLazy> {
   __device__ __forceinline__ float log2_above(float s, float shift) const {
     return fmaf(s, scale, -shift);
   }
-  __device__ __forceinline__ float limit(float m, float, float slack) const {
+  __device__ __forceinline__ float limit(float m, float slack) const {
     return (m + slack) * inverse;
   }
-  __device__ __forceinline__ float max_of(float largest, float) const { return largest * scale; }
+  __device__ __forceinline__ float max_of(float largest) const { return largest * scale; }
 };
 
-// The cap is of scaled scores: admit() scales them first. Everything behind that is in base 2.
+// The cap is of scaled scores: begin_tile() scales them, and m is of those.
 template <bool kLazy>
-struct Fp8Score<ScoreKind::kSoftcap, kLazy> : Fp8Maximum<kLazy> {
-  static constexpr bool kCapped = true;
+struct Fp8Score<ScoreKind::kSoftcap, kLazy> : Score<ScoreKind::kSoftcap> {
+  using Maximum = Fp8Maximum<kLazy>;
+  using Capped = Score<ScoreKind::kSoftcap>;
+  static constexpr float kSlack = Maximum::kSlack, kOffset = Maximum::kOffset;
 
-  Score<ScoreKind::kSoftcap> capped;
   float scale;
 
   template <class Params>
   static __device__ __forceinline__ Fp8Score of(const Params& params) {
-    return {{}, Score<ScoreKind::kSoftcap>::of(params), 1.f};
+    return {Capped::of(params), 1.f};
   }
 
   // q_scale: nothing but Q's; the cap's polynomial has the softmax_scale.
@@ -76,17 +77,18 @@ struct Fp8Score<ScoreKind::kSoftcap, kLazy> : Fp8Maximum<kLazy> {
     scale = q_scale * k_scale;
   }
   template <int N>
-  __device__ __forceinline__ void admit(float (&r_s)[N], const float (&shift)[2]) const {
+  __device__ __forceinline__ void scale_scores(float (&r_s)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; ++j) r_s[j] *= scale;
-    capped.admit(r_s, shift);
   }
 
-  __device__ __forceinline__ float limit(float m, float shift, float slack) const {
-    return capped.limit(m, shift, slack);
+  __device__ __forceinline__ float shift_of(float m) const { return Capped::shift_of(m) - kOffset; }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(shift_of(m), 0.693147180559945309f, x);
   }
-  __device__ __forceinline__ float max_of(float largest, float shift) const {
-    return capped.max_of(largest, shift);
+  // As if shifts had no offset.
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return Capped::max_above(m, shift + kOffset);
   }
 };
 

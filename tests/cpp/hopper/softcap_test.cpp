@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// What a kernel computes of a raw score: confine() and Score<kSoftcap> in device/score.cuh.
+// What a kernel computes of a raw score: move_scores() and Score<kSoftcap> in device/score.cuh.
 float capped(const Softcap& cap, float s) {
   if (std::abs(s) > cap.reach) s = std::copysign(cap.moved(std::exp2(cap.log2_u * std::abs(s))), s);
   return s * cap.factor(s);
@@ -51,7 +51,7 @@ TEST(Softcap, OfInfinityIsTheCapAndOfAHiddenScoreMinusInfinity) {
     EXPECT_GE(capped(cap, kInf), 1) << "so that 1 - tanh², saturated, is 0";
     EXPECT_EQ(capped(cap, -kInf), -capped(cap, kInf));
     EXPECT_TRUE(std::isnan(capped(cap, std::nanf(""))));
-    // Hidden scores come after confine().
+    // Hidden scores come after move_scores().
     EXPECT_EQ(-kInf * cap.factor(-kInf), -kInf);
   }
 }
@@ -71,6 +71,40 @@ TEST(Softcap, KeepsTheOrderOfScores) {
   for (float s = cap.reach; s < 1.31f * cap.raw; s += 0.001f * cap.raw) {
     EXPECT_GT(s * cap.factor(s), previous);
     previous = s * cap.factor(s);
+  }
+}
+
+// So that a raw score as far above a row's maximum as the slack is in plain scores is no further
+// above it when both are capped.
+TEST(Softcap, IsNowhereSteeperThanAtZero) {
+  const Softcap cap = make_softcap(0.125, 50, 72);
+  const auto p = [&](float s) { return double{s} * cap.factor(s); };
+  for (float s = 0; s < 1.31f * cap.raw; s += 0.01f * cap.raw)
+    EXPECT_LE(p(s + 0.01f * cap.raw) - p(s), 0.01 * cap.raw * cap.a * (1 + 1e-5)) << s;
+}
+
+// Scores below the reach are not moved in rows whose other scores outweigh them.
+TEST(Softcap, MovesLowScoresWhereTheyMatter) {
+  for (const double softcap : {1., 5., 10., 11., 12., 15., 20., 30., 50., 100., 1000.}) {
+    const double unit = softcap * std::numbers::log2e;
+    const Softcap cap = make_softcap(0.125, softcap, unit);
+    EXPECT_TRUE(cap.low_matters(-kInf)) << "no key seen yet";
+    EXPECT_TRUE(cap.low_matters(std::nanf("")));
+    EXPECT_TRUE(cap.low_matters(static_cast<float>(-unit))) << softcap;
+    EXPECT_EQ(cap.low_matters(static_cast<float>(0.2 * unit)), softcap < 24) << softcap;
+    for (double shift = -unit; shift < unit; shift += unit / 256) {
+      if (cap.low_matters(static_cast<float>(shift))) continue;
+      const double bound = softcap < 30 ? 0x1p-28 : 0x1p-32;
+      for (double x = 0.5; x < 20; x *= 1.002) {
+        const auto s = static_cast<float>(-x * softcap / 0.125);
+        const double want = std::exp2(unit * std::tanh(-x) - shift);
+        // The second is what P costs any weight.
+        ASSERT_NEAR(std::exp2(double{s} * cap.factor(s) - shift), want,
+                    bound + want * unit * 0x1p-18)
+            << softcap << " " << shift << " at x = " << -x;
+      }
+      ASSERT_EQ(std::exp2(-kInf * cap.factor(-kInf) - shift), 0);
+    }
   }
 }
 

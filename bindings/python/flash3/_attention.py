@@ -87,7 +87,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed)
+                                    out_dtype, compute, rotation_seed, return_lse)
         return (out, lse) if return_lse else out
     q, k, v = (_contiguous_last("q", q), _contiguous_last("k", k), _contiguous_last("v", v))
     about_q, about_v = _host("q", q), _host("v", v)

@@ -245,7 +245,7 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
   Gradients made{
       empty_of_shape(in.q, device), empty_of_shape(in.k, device), empty_of_shape(in.v, device), {}};
   if (o.sink) made.dsink = empty_of_shape(*o.sink, device);
-  if (!device.is_cuda()) {  // as in forward: rows between packed sequences
+  if (!device.is_cuda()) {  // as in forward: rows of no sequence
     if (o.sequences.cu_seqlens_q) torch::stable::zero_(made.dq);
     if (o.sequences.cu_seqlens_k) torch::stable::zero_(made.dk), torch::stable::zero_(made.dv);
   }

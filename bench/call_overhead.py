@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What one small attention call costs the host: microseconds of CPU time from Python, by the ways to call it.
 
-    PYTHONPATH=build/ci/python python3 bench/call_overhead.py [--device cuda] [--json FILE]
+    PYTHONPATH=build/ci/python:bindings/dropin python3 bench/call_overhead.py [--device cuda] [--json FILE] [--commit NAME]
 
 On a GPU a call is only enqueued, so that what is timed is the host's work: the C function alone (params made beforehand: what the
-launch itself costs), the operators, flash3.attention, flash3.sdpa, the drop-in's flash_attn_func, and torch's own attention. On a CPU the
-smallest problem is computed too. The ways take turns; the median of the rounds counts.
+launch itself costs), an operator, flash3.attention, flash3.sdpa, the drop-in's flash_attn_func, and torch's own attention. On a CPU
+the smallest problem is computed too. The ways take turns; the median of the rounds counts.
 """
 import argparse
 import ctypes
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 import flash3
 from flash3 import _library, arrays
+from peers import commit_of
 
 
 RECORDED = "recorded by autograd"
@@ -76,7 +77,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--calls", type=int, default=500, help="in a round; a GPU's queue holds about a thousand")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--commit", help="of the package, for --json, where there is no git to ask")
     args = parser.parse_args()
+    commit = commit_of(args.commit, parser.error) if args.json else None
 
     torch.set_num_threads(1)
     calls = ways(args.device)
@@ -92,9 +95,9 @@ def main():
         print(f"{name:48} {value:7.2f} us   {value - launch:+7.2f} us over the C function")
     if args.json:
         device = torch.cuda.get_device_name() if args.device == "cuda" else flash3.backends()["cpu"]
-        args.json.write_text(json.dumps({"call_overhead_us": median, "device": device, "torch": torch.__version__,
-                                         "flash3": flash3.version(), "date": time.strftime("%Y-%m-%d"), "rounds": args.rounds,
-                                         "calls": args.calls}, indent=1) + "\n", encoding="utf-8")
+        report = {"call_overhead_us": median, "device": device, "torch": torch.__version__, "flash3": flash3.version(),
+                  "commit": commit, "date": time.strftime("%Y-%m-%d"), "rounds": args.rounds, "calls": args.calls}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

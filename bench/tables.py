@@ -3,7 +3,8 @@
 
     python3 bench/tables.py [--check]
 
-Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU) and `flash3 bench --json` (flash3 alone) wrote, newest first.
+Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py and
+examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
@@ -23,9 +24,9 @@ FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "f
 
 
 def load():
-    """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone), each as (path,
-    report), newest first; and the paths of other files."""
-    gpu, backward, ragged, fp8, cpu, alone, other = [], [], [], [], [], [], []
+    """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone, of calls from Python,
+    of trainings), each as (path, report), newest first; and the paths of other files."""
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, other = [], [], [], [], [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
@@ -38,11 +39,16 @@ def load():
             cpu.append((path, report))
         elif "metadata" in report and alone_kind(report):
             alone.append((path, report))
+        elif "call_overhead_us" in report:
+            calls.append((path, report))
+        elif report.get("example") == "train_gpt":
+            trained.append((path, report))
         else:
             other.append(path)
     # Of one day, the one with the most points.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
-    return *(sorted(reports, key=newest, reverse=True) for reports in (gpu, backward, ragged, fp8, cpu, alone)), other
+    return *(sorted(reports, key=newest, reverse=True) for reports in
+             (gpu, backward, ragged, fp8, cpu, alone, calls, trained)), other
 
 
 def table(header, rows):
@@ -52,7 +58,8 @@ def table(header, rows):
 
 def source(path, report, up=""):
     file, about = path.relative_to(ROOT), report.get("metadata", report)
-    return f"[`{file}`]({up}{file}), commit {about['commit']}, {about['date'][:10]}"
+    commit = f", commit {about['commit']}" if about.get("commit") else ""
+    return f"[`{file}`]({up}{file}){commit}, {about['date'][:10]}"
 
 
 def mask(point):
@@ -339,6 +346,40 @@ def alone_table(path, report, up="../"):
     return "\n\n".join([*lines, f"From {source(path, report, up)}."])
 
 
+C_FUNCTION, RECORDED = "C function", ", recorded by autograd"
+
+
+def call_table(path, report, up="../"):
+    """Microseconds of a call above the C function's, from what bench/call_overhead.py wrote."""
+    times = report["call_overhead_us"]
+    launch = times[C_FUNCTION]
+
+    def cell(name):
+        return f"{times[name] - launch:.1f}" if name in times else ""
+
+    # Two names of torch's own differ by more than the ending.
+    recorded = {"torch scaled_dot_product_attention": "torch's" + RECORDED}
+    names = [name for name in times if name != C_FUNCTION and not name.endswith(RECORDED)]
+    rows = [[f"`{name.removeprefix('torch ') if name in recorded else name}`" + (" of torch" if name in recorded else ""),
+             cell(name), cell(recorded.get(name, name + RECORDED))] for name in names]
+    return (f"{report['device']}, torch {report['torch']}: µs of CPU time above the C function, which with its launch takes "
+            f"{launch:.1f}; median of {report['rounds']} rounds of {report['calls']} calls.\n\n" +
+            table(["call", "µs", "recorded by autograd"], rows) + f"\n\nFrom {source(path, report, up)}.")
+
+
+def training_table(path, report, up="../"):
+    """The losses of examples/07_train_gpt.py, and its speed."""
+    size, losses, speed = report["size"], report["loss"], report["tokens_per_second"]
+    names, steps = list(losses), len(next(iter(losses.values())))
+    mean = lambda values, end: statistics.fmean(values[max(0, end - 10):end])
+    ends = sorted({*range(10, steps, max(10, steps // 80 * 10)), steps})
+    rows = [[f"{max(0, end - 10)} … {end - 1}", *(f"{mean(losses[name], end):.4f}" for name in names)] for end in ends]
+    rows.append(["tokens/s", *(f"{speed[name]:,}" for name in names)])
+    return (f"{report['device']}, torch {report['torch']}: a GPT of {size['layers']} layers, dim {size['dim']}, {size['heads']} heads, "
+            f"{size['batch']} × {size['length']} tokens a step; both from seed {report['seed']}, in turn step by step. Mean loss of ten "
+            "steps, nats per byte.\n\n" + table(["steps", *names], rows) + f"\n\nFrom {source(path, report, up)}.")
+
+
 def section(title, reports, write):
     parts = [write(path, report) for path, report in reports]
     return f"### {title}\n\n" + "\n\n".join(parts or [NOT_MEASURED])
@@ -348,7 +389,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, ragged, fp8, cpu, alone, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     readme = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -364,6 +405,10 @@ def main():
     everything.append(section("CPU", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))
+    if calls:
+        everything.append(section("What a call costs the host", calls, call_table))
+    if trained:
+        everything.append(section("Training a small GPT", trained, training_table))
     if other:
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))

@@ -2,13 +2,14 @@
 
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. FP8 tensors
 (float8_e4m3fn) give a bfloat16 result; q_descale, k_descale and v_descale are their scales, float32 [batch, heads_k]. Beyond
-upstream: scales for the tensor, [1], or for blocks of tokens, as flash3.attention has them, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, head dims that are no
-multiples of 8, and the CPU.
+upstream: scales for the tensor, [1], or for blocks of tokens, as flash3.attention has them, s_aux (an attention sink, with its
+gradient), gradients through the LSE and with attention_chunk, head dims that are no multiples of 8, and the CPU.
 """
 import torch
 
+from flash3._torch import run_forward
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
-from flash_attn_3._C import _flash3, forward_unseen, is_seen, no_splits, refuse
+from flash_attn_3._C import _flash3, checked_options, is_seen, no_splits, refuse, upstreams
 
 flash_attn_3_gpu = torch.ops.flash_attn_3
 
@@ -47,23 +48,32 @@ def _number(scale):
     return scale if scale is None else float(scale)
 
 
-def _forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None,
-             cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, page_table=None,
-             kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None, q_descale=None,
-             k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1,
-             attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=1, pack_gqa=None,
-             sm_margin=0, s_aux=None, deterministic=False, is_causal=None, window_size=None):
-    """(out, softmax_lse) of _flash_attn_forward."""
-    causal = causal if is_causal is None else is_causal
-    left, right = _window(window_size, window_size_left, window_size_right)
-    others = (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, _length(max_seqlen_q),
-              _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
-              k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk, softcap, rotary_interleaved,
-              scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
+def _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
+             v_descale, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, sm_margin, s_aux,
+             deterministic, with_lse=True, out_=None, rotary_interleaved=True, scheduler_metadata=None, **undone):
+    """(out, softmax_lse) of _flash_attn_forward; without with_lse the second may be None. undone: what no kernel does."""
+    left, right = _window(window_size, -1, -1)
+    softmax_scale = _number(softmax_scale)
+    if max_seqlen_q is not None or max_seqlen_k is not None:
+        max_seqlen_q, max_seqlen_k = _length(max_seqlen_q), _length(max_seqlen_k)
     if out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
-        return forward_unseen(q, k, v, k_new, v_new, qv, *others)
+        # Nobody asks for the operator by its name: without it, and what an operator in Python costs.
+        if qv is not None or undone:
+            refuse(qv=qv, **undone)
+        options = checked_options(q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
+                                  k_descale, v_descale, softmax_scale, causal, left, right, attention_chunk, softcap, num_splits,
+                                  sm_margin, s_aux, deterministic)
+        try:
+            return run_forward(q, k, v, options, s_aux, with_lse)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise upstreams(error) from None
     operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
-    return _flash3(operator.default, q, k, v, k_new, v_new, qv, out_, *others)[:2]
+    given = undone.get
+    return _flash3(operator.default, q, k, v, given("k_new"), given("v_new"), qv, out_, cu_seqlens_q, cu_seqlens_k,
+                   given("cu_seqlens_k_new"), seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, given("page_table"),
+                   given("kv_batch_idx"), given("leftpad_k"), given("rotary_cos"), given("rotary_sin"), given("seqlens_rotary"),
+                   q_descale, k_descale, v_descale, softmax_scale, causal, left, right, attention_chunk, softcap,
+                   rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)[:2]
 
 
 def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None,
@@ -77,11 +87,13 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
 
     is_causal and window_size are other spellings of causal and of window_size_left and window_size_right.
     """
-    out, lse = _forward(q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
-                        max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
-                        seqlens_rotary, q_descale, k_descale, v_descale, softmax_scale, causal, window_size_left,
-                        window_size_right, attention_chunk, softcap, rotary_interleaved, scheduler_metadata, num_splits,
-                        pack_gqa, sm_margin, s_aux, deterministic, is_causal, window_size)
+    out, lse = _forward(
+        q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale, v_descale,
+        softmax_scale, causal if is_causal is None else is_causal,
+        _window(window_size, window_size_left, window_size_right), attention_chunk, softcap, num_splits, pack_gqa,
+        sm_margin, s_aux, deterministic, out_=out_, rotary_interleaved=rotary_interleaved, scheduler_metadata=scheduler_metadata,
+        k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table, kv_batch_idx=kv_batch_idx,
+        leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary)
     return out, lse, *no_splits(q)
 
 
@@ -102,21 +114,16 @@ def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_
     return softmax_d if window_size is None else (dq, dk, dv, softmax_d)
 
 
-def _result(out, lse, return_lse):
-    return (out, lse) if return_lse else out
-
-
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
                     window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
                     sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
     """softmax(q k^T) v of [batch, seq, heads, dim] tensors; (out, softmax_lse) with return_attn_probs."""
     if dropout_p:
         refuse(dropout_p=dropout_p)
-    out, lse = _forward(q, k, v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-                        softmax_scale=softmax_scale, causal=causal, window_size=window_size, attention_chunk=attention_chunk,
-                        softcap=softcap, num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux,
-                        deterministic=deterministic)
-    return _result(out, lse, return_attn_probs)
+    out, lse = _forward(q, k, v, qv, None, None, None, None, None, None, q_descale, k_descale, v_descale, softmax_scale, causal,
+                        window_size, attention_chunk, softcap, num_splits, pack_gqa, sm_margin, s_aux, deterministic,
+                        return_attn_probs)
+    return (out, lse) if return_attn_probs else out
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
@@ -126,12 +133,10 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     """The same of packed sequences, [total, heads, dim]; softmax_lse is [heads, total_q]."""
     if dropout_p:
         refuse(dropout_p=dropout_p)
-    out, lse = _forward(q, k, v, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q,
-                        seqused_k=seqused_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, q_descale=q_descale,
-                        k_descale=k_descale, v_descale=v_descale, softmax_scale=softmax_scale, causal=causal,
-                        window_size=window_size, attention_chunk=attention_chunk, softcap=softcap, num_splits=num_splits,
-                        pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux, deterministic=deterministic)
-    return _result(out, lse, return_attn_probs)
+    out, lse = _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
+                        k_descale, v_descale, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa,
+                        sm_margin, s_aux, deterministic, return_attn_probs)
+    return (out, lse) if return_attn_probs else out
 
 
 def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
@@ -188,13 +193,12 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         cache_seqlens = torch.full((k_cache.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
     with torch.no_grad():
         out, lse = _forward(
-            q, k_cache, v_cache, qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
-            seqused_k=maybe_contiguous(cache_seqlens), max_seqlen_q=max_seqlen_q, page_table=page_table,
-            rotary_cos=rotary_cos, rotary_sin=rotary_sin, q_descale=_either("q_descale", q_descale, "descale_q", descale_q),
-            k_descale=_either("k_descale", k_descale, "descale_k", descale_k),
-            v_descale=_either("v_descale", v_descale, "descale_v", descale_v), softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, attention_chunk=attention_chunk, softcap=softcap, rotary_interleaved=rotary_interleaved,
-            scheduler_metadata=scheduler_metadata, num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin, s_aux=s_aux)
+            q, k_cache, v_cache, qv, cu_seqlens_q, None, None, maybe_contiguous(cache_seqlens), max_seqlen_q, None,
+            _either("q_descale", q_descale, "descale_q", descale_q), _either("k_descale", k_descale, "descale_k", descale_k),
+            _either("v_descale", v_descale, "descale_v", descale_v), softmax_scale, causal, window_size, attention_chunk, softcap,
+            num_splits, pack_gqa, sm_margin, s_aux, False, return_softmax_lse, rotary_interleaved=rotary_interleaved,
+            scheduler_metadata=scheduler_metadata, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     if not return_softmax_lse:
         return out
     return (out, lse) if is_legacy else (out, lse, *no_splits(q))

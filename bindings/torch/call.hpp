@@ -86,8 +86,8 @@ struct Sequences {
   "Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
 
 // Rows that belong to no token are not written by the library. Where there may be such rows they
-// get what a query without keys gets, but for rows between packed sequences on a GPU: there the
-// lengths cannot be looked at, and a fill would cost up to 15 % of a short call.
+// get what a query without keys gets, but for rows before and behind all packed sequences on a GPU:
+// there the lengths cannot be looked at, and a fill would cost up to 15 % of a short call.
 inline bool may_leave_rows(const MaybeTensor& cu_seqlens, const MaybeTensor& seqused,
                            const Device& device) {
   return seqused || (cu_seqlens && !device.is_cuda());

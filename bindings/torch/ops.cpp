@@ -11,35 +11,44 @@
 namespace flash3_torch {
 namespace {
 
-// What forward and backward have in common, in the schema's order: what calls give most often comes
-// first, as each argument that is given costs time.
-struct Options {
+// What every call has, in the schema's order: what is given most often comes first, as each
+// argument that is given costs time.
+struct PlainOptions {
   double softmax_scale;
   bool causal;
   bool heads_first;  // [batch, heads, seq, dim], as torch's own attention has its tensors
   int64_t window_left, window_right;
   double softcap;
+
+  explicit PlainOptions(Arguments& a)
+      : softmax_scale(a.next<double>()),
+        causal(a.next<bool>()),
+        heads_first(a.next<bool>()),
+        window_left(a.next<int64_t>()),
+        window_right(a.next<int64_t>()),
+        softcap(a.next<double>()) {}
+};
+#define FLASH3_PLAIN_OPTIONS                                            \
+  "float softmax_scale=0., bool causal=False, bool heads_first=False, " \
+  "SymInt window_left=-1, SymInt window_right=-1, float softcap=0."
+
+// What forward and backward have in common.
+struct Options : PlainOptions {
   int64_t chunk;
   MaybeTensor sink;
   Sequences sequences;
   bool deterministic;
 
   explicit Options(Arguments& a)
-      : softmax_scale(a.next<double>()),
-        causal(a.next<bool>()),
-        heads_first(a.next<bool>()),
-        window_left(a.next<int64_t>()),
-        window_right(a.next<int64_t>()),
-        softcap(a.next<double>()),
+      : PlainOptions(a),
         chunk(a.next<int64_t>()),
         sink(a.maybe_tensor()),
         sequences(a),
         deterministic(a.next<bool>()) {}
 };
-#define FLASH3_OPTIONS                                                                \
-  "float softmax_scale=0., bool causal=False, bool heads_first=False, "               \
-  "SymInt window_left=-1, SymInt window_right=-1, float softcap=0., SymInt chunk=0, " \
-  "Tensor? sink=None, " FLASH3_SEQUENCES ", bool deterministic=False"
+#define FLASH3_OPTIONS                                                          \
+  FLASH3_PLAIN_OPTIONS ", SymInt chunk=0, Tensor? sink=None, " FLASH3_SEQUENCES \
+                       ", bool deterministic=False"
 
 // What a forward call alone has.
 struct Fp8Options {
@@ -62,18 +71,21 @@ struct Fp8Options {
 template <class Params>
 class AttentionCall : public Call<Params> {
  public:
-  AttentionCall(const Device& device, const Options& o)
+  AttentionCall(const Device& device, const PlainOptions& o)
       : Call<Params>("q", device), heads_first_(o.heads_first) {
     Params& p = this->params;
-    this->optional_input("sink", &p.sink, o.sink);
-    this->sequences(o.sequences);
     p.softmax_scale = static_cast<float>(o.softmax_scale);
     p.causal = o.causal;
     p.window = o.window_left >= 0 || o.window_right >= 0;
     p.window_left = o.window_left;
     p.window_right = o.window_right;
     p.softcap = static_cast<float>(o.softcap);
-    p.chunk = o.chunk;
+  }
+  AttentionCall(const Device& device, const Options& o)
+      : AttentionCall(device, static_cast<const PlainOptions&>(o)) {
+    this->optional_input("sink", &this->params.sink, o.sink);
+    this->sequences(o.sequences);
+    this->params.chunk = o.chunk;
   }
 
   // Tensors with rows: q, k, v, out and their gradients.
@@ -97,21 +109,29 @@ class AttentionCall : public Call<Params> {
   bool heads_first_;
 };
 
-void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                 const MaybeTensor& lse, const Options& o, const Fp8Options& fp8) {
-  AttentionCall<flash3_forward_params> call(device_of("q", q), o);
+using ForwardCall = AttentionCall<flash3_forward_params>;
+
+void run_forward(ForwardCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor& out) {
   flash3_forward_params& p = call.params;
   call.rows("q", &p.q, q);
   call.rows("k", &p.k, k);
   call.rows("v", &p.v, v);
   call.output_rows("out", &p.out, out);
+  call.run(flash3_forward_workspace, flash3_forward);
+}
+
+void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                 const MaybeTensor& lse, const Options& o, const Fp8Options& fp8) {
+  ForwardCall call(device_of("q", q), o);
+  flash3_forward_params& p = call.params;
   call.optional_output("lse", &p.lse, lse);
   call.optional_input("q_scale", &p.q_scale, fp8.q_scale);
   call.optional_input("k_scale", &p.k_scale, fp8.k_scale);
   call.optional_input("v_scale", &p.v_scale, fp8.v_scale);
   p.compute = fp8.compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
   p.rotation_seed = static_cast<uint64_t>(fp8.rotation_seed);
-  call.run(flash3_forward_workspace, flash3_forward);
+  run_forward(call, q, k, v, out);
 }
 
 struct Gradients {
@@ -157,6 +177,20 @@ Tensor empty_of_shape(const Tensor& like, const Device& device) {
   return empty(Sizes(sizes.begin(), sizes.end()), torch_dtype_of(like), device);
 }
 
+// A forward call's result: q's shape with v's head dim.
+Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
+                 const std::optional<int32_t>& asked_dtype, const Device& device) {
+  check_dims("q", q);
+  check_dims("v", v);
+  const auto of_q = q.sizes();
+  Sizes sizes(of_q.begin(), of_q.end());
+  sizes.back() = v.size(v.dim() - 1);
+  const int32_t dtype = asked_dtype ? *asked_dtype
+                        : is_fp8(q) ? aoti_torch_dtype_bfloat16()
+                                    : torch_dtype_of(q);
+  return heads_first ? empty_heads_first(sizes, dtype, device) : empty(sizes, dtype, device);
+}
+
 // forward(q, k, v, options, FP8's options, out_dtype) -> (out, lse)
 void forward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
@@ -165,19 +199,11 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   const Fp8Options fp8(a);
   const std::optional<int32_t> out_dtype = a.maybe_dtype();
   const Device device = device_of("q", q);
-  check_dims("q", q);
-  check_dims("v", v);
+  Tensor out = empty_out(q, v, o.heads_first, out_dtype, device);
   const auto sizes = q.sizes();
-  Sizes out_sizes(sizes.begin(), sizes.end());
-  out_sizes.back() = v.size(v.dim() - 1);
   // [batch, seq, heads, dim] -> [batch, heads, seq]; packed [total, heads, dim] -> [heads, total]
   Sizes lse_sizes(sizes.begin(), sizes.end() - 1);
   if (!o.heads_first) std::swap(lse_sizes[lse_sizes.size() - 1], lse_sizes[lse_sizes.size() - 2]);
-  const int32_t dtype = out_dtype   ? *out_dtype
-                        : is_fp8(q) ? aoti_torch_dtype_bfloat16()
-                                    : torch_dtype_of(q);
-  Tensor out =
-      o.heads_first ? empty_heads_first(out_sizes, dtype, device) : empty(out_sizes, dtype, device);
   Tensor lse = empty(lse_sizes, aoti_torch_dtype_float32(), device);
   if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) {
     torch::stable::zero_(out);
@@ -186,6 +212,19 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   run_forward(q, k, v, out, lse, o, fp8);
   stack[0] = torch::stable::detail::from(out);
   stack[1] = torch::stable::detail::from(lse);
+}
+
+// inference(q, k, v, plain options) -> out. Beside forward since of a call without gradients the
+// lse would be thrown away, and torch takes time for each argument of a schema, given or not.
+void inference(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments a(stack);
+  const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor();
+  const PlainOptions o(a);
+  const Device device = device_of("q", q);
+  const Tensor out = empty_out(q, v, o.heads_first, {}, device);
+  ForwardCall call(device, o);
+  run_forward(call, q, k, v, out);
+  stack[0] = torch::stable::detail::from(out);
 }
 
 // forward_out(q, k, v, out, lse, options, FP8's options) -> ()
@@ -206,7 +245,7 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
   Gradients made{
       empty_of_shape(in.q, device), empty_of_shape(in.k, device), empty_of_shape(in.v, device), {}};
   if (o.sink) made.dsink = empty_of_shape(*o.sink, device);
-  if (!device.is_cuda()) {  // as in forward: rows between packed sequences
+  if (!device.is_cuda()) {  // as in forward: rows of no sequence
     if (o.sequences.cu_seqlens_q) torch::stable::zero_(made.dq);
     if (o.sequences.cu_seqlens_k) torch::stable::zero_(made.dk), torch::stable::zero_(made.dv);
   }
@@ -232,6 +271,7 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY(flash3, m) {
   m.def("forward(Tensor q, Tensor k, Tensor v, " FLASH3_OPTIONS ", " FLASH3_FP8_OPTIONS
         ", ScalarType? out_dtype=None) -> (Tensor, Tensor)");
+  m.def("inference(Tensor q, Tensor k, Tensor v, " FLASH3_PLAIN_OPTIONS ") -> Tensor");
   m.def("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASH3_OPTIONS
         ", " FLASH3_FP8_OPTIONS ") -> ()");
   m.def(
@@ -247,6 +287,7 @@ STABLE_TORCH_LIBRARY(flash3, m) {
 
 #define FLASH3_KERNELS(m)                             \
   m.impl("forward", flash3_torch::forward);           \
+  m.impl("inference", flash3_torch::inference);       \
   m.impl("forward_out", flash3_torch::forward_out);   \
   m.impl("backward", flash3_torch::backward);         \
   m.impl("backward_out", flash3_torch::backward_out); \

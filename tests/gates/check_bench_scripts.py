@@ -435,6 +435,23 @@ class Tables(unittest.TestCase):
         self.assertIn("| full | 128x128 | 650.0 | 1.000 | 661 | 1.000 |", text)
         self.assertIn("| no ping-pong | 128x128 | 640.0 | 0.985 |  |  |", text)
 
+    def test_calls_and_trainings(self):
+        path = ROOT / "bench/results/x.json"
+        about = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-22", "commit": "abc"}
+        text = tables.call_table(path, {**about, "rounds": 21, "calls": 500, "call_overhead_us": {
+            "C function": 9.0, "torch.ops.flash3.forward_out": 15.0, "flash3.sdpa": 20.5, "flash3.sdpa, recorded by autograd": 30.0,
+            "torch scaled_dot_product_attention": 19.0, "torch's, recorded by autograd": 25.25}})
+        for line in ("takes 9.0;", "| `torch.ops.flash3.forward_out` | 6.0 |  |", "| `flash3.sdpa` | 11.5 | 21.0 |",
+                     "| `scaled_dot_product_attention` of torch | 10.0 | 16.2 |", "commit abc, 2026-11-22"):
+            self.assertIn(line, text)
+        losses = {"flash3": [5.0] * 10 + [3.0] * 15, "torch SDPA": [5.0] * 10 + [2.0] * 15}
+        size = {"layers": 2, "dim": 128, "heads": 4, "batch": 8, "length": 128}
+        text = tables.training_table(path, {**about, "size": size, "seed": 0, "loss": losses,
+                                            "tokens_per_second": {"flash3": 12345, "torch SDPA": 9999}})
+        for line in ("| 0 … 9 | 5.0000 | 5.0000 |", "| 10 … 19 | 3.0000 | 2.0000 |", "| 15 … 24 | 3.0000 | 2.0000 |",
+                     "| tokens/s | 12,345 | 9,999 |"):
+            self.assertIn(line, text)
+
 
 if __name__ == "__main__":
     if "--flash3" in sys.argv:

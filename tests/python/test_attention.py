@@ -145,7 +145,7 @@ def test_seqused_leaves_no_garbage(device):
             assert_close(out[b:b + 1, :n_q].detach(), exact(*one, causal=True)[0], naive(*one, causal=True)[0])
 
 
-def test_rows_between_packed_sequences_are_zero_on_the_cpu():
+def test_rows_of_no_sequence_are_zero_on_the_cpu():
     q, k, v = (torch.randn(12, 2, 16, requires_grad=True) for _ in range(3))
     cu = torch.tensor([2, 5, 9], dtype=torch.int32)
     # Memory that was used before is not all zero.
@@ -156,6 +156,33 @@ def test_rows_between_packed_sequences_are_zero_on_the_cpu():
         assert not out[outside].any() and (lse[:, outside] == -float("inf")).all()
         for gradient in torch.autograd.grad(out, [q, k, v], torch.ones_like(out)):
             assert not gradient[outside].any()
+
+
+def test_rows_of_no_sequence_reach_nothing(device):
+    """Whatever lies before the first packed sequence and behind the last: with NaN there all else has the same bits."""
+    torch.manual_seed(0)
+    rows, sequences = 12, slice(2, 9)
+    cu = torch.tensor([2, 5, 9], dtype=torch.int32, device=device)
+    used = torch.tensor([3, 2], dtype=torch.int32, device=device)
+    tensors = [torch.randn(rows, 2, 32, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    sink = torch.randn(2, device=device)
+    for lengths in ({}, {"max_seqlen_q": 4, "max_seqlen_k": 4}, {"seqused_q": used, "seqused_k": used}):
+        results = []
+        for rest in (0.0, float("nan")):
+            for x in tensors:
+                x[:sequences.start] = x[sequences.stop:] = rest
+            q, k, v, dout = (x.clone() for x in tensors)
+            leaves = [x.requires_grad_() for x in (q, k, v, sink.clone())]
+            out, lse = flash3.attention(q, k, v, causal=True, sink=leaves[3], cu_seqlens_q=cu, cu_seqlens_k=cu, return_lse=True,
+                                        deterministic=True, **lengths)
+            dq, dk, dv, dsink = torch.autograd.grad(out, leaves, dout)
+            results.append([out[sequences], lse[:, sequences], dq[sequences], dk[sequences], dv[sequences], dsink])
+        for a, b in zip(*results):
+            assert torch.equal(a, b) and not a.isnan().any()
+        assert results[0][2].any() and results[0][5].all()
+        if "seqused_q" in lengths:  # what seqused leaves out is 0 on a GPU too
+            assert not results[0][0][5:].any() and (results[0][1][:, 5:] == -float("inf")).all()
+            assert not any(gradient[5:].any() for gradient in results[0][2:5])
 
 
 LAYOUTS = {

@@ -29,4 +29,10 @@ def test_train_gpt(device, tmp_path):
     run("07_train_gpt.py", "--device", device, "--steps", 12, "--out", tmp_path)
     report = json.loads((tmp_path / f"train_gpt_{device}.json").read_text(encoding="utf-8"))
     assert [len(x) for x in report["loss"].values()] == [12, 12] and set(report["tokens_per_second"]) == {"flash3", "torch SDPA"}
-    assert (tmp_path / f"train_gpt_{device}.png").read_bytes().startswith(b"\x89PNG")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"train_gpt_{device}.png"
+    drawn = picture.read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    picture.unlink()
+    run("07_train_gpt.py", "--draw", tmp_path / f"train_gpt_{device}.json")
+    assert picture.read_bytes() == drawn

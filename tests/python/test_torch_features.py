@@ -47,6 +47,43 @@ def test_opcheck_backward(device):
                           test_utils=checks)
 
 
+PLAIN = [{}, {"causal": True, "softmax_scale": 0.2}, {"window_left": 5, "window_right": 2, "softcap": 3.0}]
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("options", PLAIN, ids=["plain", "causal", "window"])
+def test_inference_is_forward_without_lse(device, options, heads_first):
+    q, k, v = make(device, torch.bfloat16)
+    if heads_first:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        options = {**options, "heads_first": True}
+    wanted, _ = torch.ops.flash3.forward(q, k, v, **options)
+    got = torch.ops.flash3.inference(q, k, v, **options)
+    assert torch.equal(got, wanted) and got.stride() == wanted.stride()
+    torch.library.opcheck(torch.ops.flash3.inference.default, (q, k, v), options, test_utils=OPCHECKS, atol=2e-2, rtol=2e-2)
+
+
+def test_who_calls_inference(device):
+    """Calls whose lse nobody sees, and which have no gradients; the others call forward. The results have the same bits."""
+    class Names(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            names.append(operator.name())
+            return operator(*args, **(kwargs or {}))
+
+    names = []
+    q, k, v = make(device, torch.bfloat16)
+    t = [x.transpose(1, 2) for x in (q, k, v)]
+    with Names():
+        outs = [flash3.attention(q, k, v, window=(7, 1), softcap=2.0),
+                flash3.attention(q, k, v, window=(7, 1), softcap=2.0, return_lse=True)[0], flash3.sdpa(*t, is_causal=True, enable_gqa=True)]
+    assert names[:2] == ["flash3::inference", "flash3::forward"] and "flash3::inference" in names[2:]
+    assert torch.equal(*outs[:2])
+    q.requires_grad_()
+    assert flash3.attention(q, k, v).requires_grad
+    with pytest.raises(NotImplementedError, match="torch.ops.flash3.inference has no gradients"):
+        torch.ops.flash3.inference(q, k, v).sum().backward()
+
+
 def test_gradcheck_in_float32():
     """The kernels compute in float32 at most, so that steps and tolerances are wide; float64 has its own tests."""
     q, k, v = (x.mul(0.5).detach().requires_grad_() for x in make("cpu", torch.float32, batch=1, seq_q=3, seq_k=4, dim=4))

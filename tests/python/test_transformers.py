@@ -1,4 +1,5 @@
-"""Hugging Face transformers, with small random models: attn_implementation="f3", and "flash_attention_3" through the drop-in."""
+"""Hugging Face transformers, with small random models: attn_implementation="f3", "flash_attention_3" through the drop-in, and "sdpa"
+under flash3.sdpa_override()."""
 import copy
 from unittest import mock
 
@@ -6,6 +7,8 @@ import pytest
 import torch
 import transformers
 
+import flash3
+import flash3._sdpa
 import flash3.integrations.transformers as integration
 
 integration.register()
@@ -19,7 +22,8 @@ def configs():
     yield "llama", t.LlamaConfig(**SMALL)
     yield "mistral", t.MistralConfig(**SMALL, sliding_window=8)
     yield "gemma2", t.Gemma2Config(**SMALL, head_dim=20, sliding_window=8, attn_logit_softcapping=5.0, query_pre_attn_scalar=20)
-    yield "gpt_oss", t.GptOssConfig(**SMALL, head_dim=16, sliding_window=8, num_local_experts=2, num_experts_per_tok=1)
+    # All experts for each token: which ones are best is a matter of rounding in 16 bits.
+    yield "gpt_oss", t.GptOssConfig(**SMALL, head_dim=16, sliding_window=8, num_local_experts=2, num_experts_per_tok=2)
     yield "qwen3", t.Qwen3Config(**SMALL, head_dim=24)
 
 
@@ -109,6 +113,25 @@ def test_generate(device, implementation, name, cache):
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss"])
+def test_decoding_with_a_cache(device, dtype, implementation, name):
+    """Logits token by token: generate() itself may take another token where two of them are as likely in 16 bits."""
+    eager, other = pair(CONFIGS[name], device, implementation, dtype)
+    tokens = torch.randint(3, 99, (2, 16), device=device)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    logits = []
+    for model in (other, eager):
+        with torch.no_grad():
+            step = model(tokens[:, :12], attention_mask=mask[:, :12], use_cache=True)
+            steps = [step.logits[:, -1]]
+            for n in range(12, 16):
+                step = model(tokens[:, n:n + 1], attention_mask=mask[:, :n + 1], past_key_values=step.past_key_values)
+                steps.append(step.logits[:, -1])
+        logits.append(torch.stack(steps))
+    torch.testing.assert_close(*logits, **close(device))
+
+
 def test_packed_sequences_do_not_see_each_other(device, dtype, implementation):
     _, other = pair(CONFIGS["llama"], device, implementation, dtype)
     parts = [torch.randint(3, 99, (1, n), device=device) for n in (5, 12, 9)]
@@ -127,6 +150,23 @@ def test_gradients(device, dtype, implementation):
     labels = tokens.masked_fill(mask == 0, -100)
     for model in (eager, other):
         model.train()(tokens, attention_mask=mask, labels=labels).loss.backward()
+    for (name, a), b in zip(other.named_parameters(), eager.parameters()):
+        scale = b.grad.abs().max()
+        assert (a.grad - b.grad).abs().max() <= (1e-3 if device == "cpu" else 0.1) * scale, name
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_sdpa_override(device, dtype, name):
+    """Models that ask for torch's attention get flash3's, with its gradients."""
+    eager, other = pair(CONFIGS[name], device, "sdpa", dtype)
+    tokens = torch.randint(3, 99, (2, 40), device=device)
+    with flash3.sdpa_override(), mock.patch.object(flash3._sdpa, "run_forward", wraps=flash3._sdpa.run_forward) as counted:
+        got = other.train()(tokens, labels=tokens)
+        got.loss.backward()
+    wanted = eager.train()(tokens, labels=tokens)
+    wanted.loss.backward()
+    assert counted.call_count == 2
+    torch.testing.assert_close(got.logits, wanted.logits, **close(device))
     for (name, a), b in zip(other.named_parameters(), eager.parameters()):
         scale = b.grad.abs().max()
         assert (a.grad - b.grad).abs().max() <= (1e-3 if device == "cpu" else 0.1) * scale, name
@@ -151,6 +191,34 @@ def test_from_config_takes_the_name(device, dtype):
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="f3").to(device, dtype)
     assert model.config._attn_implementation == "f3"
     assert model(torch.tensor([[3, 4, 5]], device=device)).logits.shape == (1, 3, 99)
+
+
+@pytest.fixture
+def installed_dropin(tmp_path, monkeypatch):
+    """What the drop-in's wheel tells of itself, by which transformers knows it; test_package.py looks at the wheel."""
+    from transformers.utils import import_utils
+    info = tmp_path / "flash_attn_3-3.0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flash_attn_3\nVersion: 3.0.0\n", encoding="utf-8")
+    (info / "top_level.txt").write_text("flash_attn_interface\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    answers = import_utils._package_distribution_mapping, import_utils.is_flash_attn_3_available
+    for answer in answers:
+        answer.cache_clear()
+    yield
+    monkeypatch.undo()
+    for answer in answers:
+        answer.cache_clear()
+
+
+@pytest.mark.gpu
+def test_from_config_takes_flash_attention_3(installed_dropin):
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="flash_attention_3",
+                                                          dtype=torch.bfloat16).to("cuda")
+    tokens = torch.randint(3, 99, (2, 40), device="cuda")
+    with torch.no_grad(), calls("flash_attention_3") as counted:
+        assert model(tokens).logits.isfinite().all()
+    assert counted.call_count == 2
 
 
 def test_compile(device, dtype):

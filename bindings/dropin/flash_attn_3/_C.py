@@ -8,7 +8,7 @@ import re
 import flash3  # noqa: F401  registers torch.ops.flash3
 import torch
 import torch.autograd.profiler as profiler
-from flash3._torch import FP8, all_options, gradients, run_forward, save_forward, translated, with_scales
+from flash3._torch import FP8, all_options, gradients, save_forward, translated, with_scales
 
 if hasattr(torch.ops.flash_attn_3, "fwd"):
     raise ImportError("torch.ops.flash_attn_3.fwd is there already: another FlashAttention-3 is loaded in this process, and "
@@ -39,13 +39,16 @@ def _renamed(error):
     return type(error)(_SCALE.sub(r"\1_descale", str(error)))
 
 
+def upstreams(error):
+    """An exception of flash3's, or of its operators, as one with upstream's names."""
+    return _renamed(translated(error) if type(error) is RuntimeError else error)
+
+
 def _flash3(operator, *arguments, **named):
     try:
         return operator(*arguments, **named)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise _renamed(error) from None
-    except RuntimeError as error:
-        raise _renamed(translated(error)) from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise upstreams(error) from None
 
 
 def _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
@@ -76,16 +79,10 @@ def _forward_schema(name, qv, out, causal, interleaved, num_splits, mutable):
             f"-> (Tensor{alias('out')}, Tensor, Tensor, Tensor)")
 
 
-def _checked_options(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
-                     max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
-                     k_descale, v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk,
-                     softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic):
-    """flash3's options for a forward's, or NotImplementedError. scheduler_metadata and pack_gqa are hints of how to run."""
-    if not (k_new is v_new is qv is cu_seqlens_k_new is page_table is kv_batch_idx is leftpad_k is rotary_cos is rotary_sin is
-            seqlens_rotary is None):
-        refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
-               kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-               seqlens_rotary=seqlens_rotary)
+def checked_options(q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
+                    v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk, softcap, num_splits,
+                    sm_margin, s_aux, deterministic):
+    """flash3's options for a forward's, or NotImplementedError."""
     if num_splits > 1 or sm_margin:
         _refuse_options(num_splits, sm_margin)
     options = _options(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
@@ -93,6 +90,19 @@ def _checked_options(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
         return with_scales(options, q_descale, k_descale, v_descale)
     return options
+
+
+def _options_of_schema(q, k_new, v_new, qv, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
+                       max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale,
+                       k_descale, v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk,
+                       softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic):
+    """The same for all of a forward's arguments. scheduler_metadata and pack_gqa are hints of how to run."""
+    refuse(k_new=k_new, v_new=v_new, qv=qv, cu_seqlens_k_new=cu_seqlens_k_new, page_table=page_table,
+           kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+           seqlens_rotary=seqlens_rotary)
+    return checked_options(q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
+                           v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk, softcap,
+                           num_splits, sm_margin, s_aux, deterministic)
 
 
 def _filled(arguments, num_splits=1):
@@ -108,7 +118,7 @@ def _lse_shape(q):
 
 def _forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    options = _checked_options(q, k_new, v_new, qv, *others)
+    options = _options_of_schema(q, k_new, v_new, qv, *others)
     if out is None:
         out, lse = _flash3(torch.ops.flash3.forward.default, q, k, v, *options)
     else:
@@ -119,7 +129,7 @@ def _forward(q, k, v, *rest, num_splits=1):
 
 def _fake_forward(q, k, v, *rest, num_splits=1):
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
-    _checked_options(q, k_new, v_new, qv, *others)
+    _options_of_schema(q, k_new, v_new, qv, *others)
     if out is None:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16 if q.dtype == FP8 else q.dtype)
     return (out, q.new_empty(_lse_shape(q), dtype=torch.float32), *no_splits(q))
@@ -129,11 +139,6 @@ def is_seen():
     """Whether somebody looks at operators, by their names or with tensors of another kind: then this one must be called."""
     return torch.compiler.is_compiling() or profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or \
         torch._C._are_functorch_transforms_active()
-
-
-def forward_unseen(q, k, v, k_new, v_new, qv, *others):
-    """(out, lse) as of _flash_attn_forward, without what an operator in Python costs."""
-    return _flash3(run_forward, q, k, v, _checked_options(q, k_new, v_new, qv, *others), sink=others[-2])
 
 
 def no_splits(q):
@@ -148,7 +153,7 @@ def _functional_forward(q, k, v, *rest):
 
 def _save_forward(ctx, inputs, output):
     q, k, v, k_new, v_new, qv, _, *others = inputs
-    save_forward(ctx, q, k, v, _checked_options(q, k_new, v_new, qv, *others), *output[:2])
+    save_forward(ctx, q, k, v, _options_of_schema(q, k_new, v_new, qv, *others), *output[:2])
 
 
 def _forward_gradient(ctx, dout, dlse, *_):

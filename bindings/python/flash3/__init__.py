@@ -8,8 +8,8 @@
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller
 
-torch.ops.flash3 holds the operators forward, backward and quantize, and forward_out, backward_out and quantize_out for results
-in given memory.
+torch.ops.flash3 holds the operators forward, backward and quantize, forward_out, backward_out and quantize_out for results in given
+memory, and inference, a plain forward without lse and gradients.
 """
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported

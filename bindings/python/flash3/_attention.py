@@ -56,8 +56,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         chunk: > 0: query i sees keys of its own chunk alone, floor(j / chunk) = floor(i' / chunk). 0: none.
         sink: [heads_q], float32 or of q's dtype: one more logit per head, which takes part in the softmax without a value.
         cu_seqlens_q: [batch + 1] int32: q and the result are packed, [total_q, heads_q, dim], and sequence b has the rows
-            from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. On a GPU rows that belong to no
-            sequence are left undefined, in results and gradients.
+            from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. On a GPU rows before the first
+            sequence and behind the last are left undefined, in results and gradients (docs/python.md says what to mind).
         cu_seqlens_k: [batch + 1] int32: likewise k and v.
         max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Not needed, but the better kernel is chosen with it.
         seqused_q, seqused_k: [batch] int32: only the first tokens of each sequence count.
@@ -87,7 +87,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed)
+                                    out_dtype, compute, rotation_seed, return_lse)
         return (out, lse) if return_lse else out
     q, k, v = (_contiguous_last("q", q), _contiguous_last("k", k), _contiguous_last("v", v))
     about_q, about_v = _host("q", q), _host("v", v)

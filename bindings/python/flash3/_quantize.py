@@ -45,7 +45,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
 
     Returns:
         Quantized(q, k, v, q_scale, k_scale, v_scale): FP8 tensors of the shapes of q, k and v, and float32 scales. Scales of no
-        token are 1, and rows of none 0; but on a GPU rows between or behind packed sequences are left undefined.
+        token are 1, and rows of none 0; but on a GPU rows before and behind all packed sequences are left undefined.
 
     Raises: what attention() raises; NotImplementedError for tensors that require gradients.
     """

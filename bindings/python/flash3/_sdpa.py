@@ -32,6 +32,23 @@ def _is_hopper(index):
 _is_hopper._dynamo_marked_constant = True
 
 
+_SHAPES = "the shapes of query, key and value differ in more than lengths and head dims"
+
+
+def _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa):
+    """What _why_not has to say of shapes that are not all the same."""
+    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v):
+        return _SHAPES
+    *batch, heads_q, _, dim = shape_q
+    *batch_k, heads_k, seq_k, dim_k = shape_k
+    *batch_v, heads_v, seq_v, _ = shape_v
+    if batch != batch_k or batch != batch_v or heads_k != heads_v or seq_k != seq_v or dim != dim_k:
+        return _SHAPES
+    if heads_q != heads_k and not (enable_gqa and batch and heads_k > 0 and heads_q % heads_k == 0):
+        return "query and key have different numbers of heads, without enable_gqa"
+    return None
+
+
 def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
     if attn_mask is not None:
@@ -51,16 +68,11 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     if dtypes[0] not in _DTYPES[kind] or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"the dtypes are {', '.join(map(str, dtypes))} on {kind}"
     shape_q, shape_k, shape_v = q.shape, k.shape, v.shape
-    if not 3 <= len(shape_q) == len(shape_k) == len(shape_v):
-        return "the shapes of query, key and value differ in more than lengths and head dims"
-    *batch, heads_q, _, dim = shape_q
-    *batch_k, heads_k, seq_k, dim_k = shape_k
-    *batch_v, heads_v, seq_v, dim_v = shape_v
-    if batch != batch_k or batch != batch_v or heads_k != heads_v or seq_k != seq_v or dim != dim_k:
-        return "the shapes of query, key and value differ in more than lengths and head dims"
-    if heads_q != heads_k and not (enable_gqa and batch and heads_k > 0 and heads_q % heads_k == 0):
-        return "query and key have different numbers of heads, without enable_gqa"
-    if not (1 <= dim <= 256 and 1 <= dim_v <= 256):
+    if not shape_q == shape_k == shape_v or len(shape_q) < 3:
+        reason = _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa)
+        if reason is not None:
+            return reason
+    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
         return "a head dim is not from 1 to 256"
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"
@@ -93,7 +105,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
             k, v = k[:, :, :seq_q], v[:, :, :seq_q]
         elif seq_q > seq_k:
             options = (options[0], False, True, -1, seq_q - seq_k)
-    out, _ = run_forward(q, k, v, options)
+    out, _ = run_forward(q, k, v, options, with_lse=False)
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 

@@ -15,6 +15,9 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MINIMUM_TORCH
 torch.ops.load_library(str(FOLDER / "libflash3_torch.so"))
 
 _forward = torch.ops.flash3.forward.default
+_inference = torch.ops.flash3.inference.default
+# The same without a call of Python.
+_forward_now, _inference_now = _forward._op, _inference._op
 _backward = torch.ops.flash3.backward.default
 _quantize = torch.ops.flash3.quantize.default
 FP8 = torch.float8_e4m3fn
@@ -38,13 +41,19 @@ def translated(error):
 
 
 @torch.library.register_fake("flash3::forward")
-def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0, sink=None,
-      cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0, deterministic=False,
-      q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0, out_dtype=None):
+def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0,
+                  sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
+                  deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0,
+                  out_dtype=None):
     *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
     out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
     lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
     return out.transpose(-3, -2) if heads_first else out, lse
+
+
+@torch.library.register_fake("flash3::inference")
+def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, *options, **named):
+    return _fake_forward(q, k, v, heads_first=heads_first)[0]
 
 
 @torch.library.register_fake("flash3::backward")
@@ -73,8 +82,8 @@ for _name in ("forward_out", "backward_out", "quantize_out"):
 
 
 # Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
-# two longest lengths and deterministic. Those at the end that are defaults may be left out.
-_SINK, _LENGTHS, _FP8 = 7, 12, 15
+# two longest lengths and deterministic. Those at the end that are defaults may be left out. inference has the first six.
+_PLAIN, _SINK, _LENGTHS, _FP8 = 6, 7, 12, 15
 
 
 def save_forward(ctx, q, k, v, options, out, lse):
@@ -136,9 +145,14 @@ def _no_gradient_of_codes(ctx, *gradients):
     raise NotImplementedError("flash3.quantize has no gradients")
 
 
+def _no_gradient_of_inference(ctx, *gradients):
+    raise NotImplementedError("torch.ops.flash3.inference has no gradients; torch.ops.flash3.forward has")
+
+
 # Without these torch would warn once and give no gradient at all.
 torch.library.register_autograd("flash3::backward", _no_second_gradient)
 torch.library.register_autograd("flash3::quantize", _no_gradient_of_codes)
+torch.library.register_autograd("flash3::inference", _no_gradient_of_inference)
 
 
 class _Recorded(torch.autograd.Function):
@@ -147,7 +161,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sink, options):  # the sink is in options too, where autograd does not see it
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _forward(q, k, v, *options)
+            out, lse = _forward_now(q, k, v, *options)
         save_forward(ctx, q, k, v, options, out, lse)
         return out, lse
 
@@ -218,8 +232,11 @@ def _check_companions(name, first, **others):
             raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
 
 
-def run_forward(q, k, v, options, sink=None):
-    """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions."""
+def run_forward(q, k, v, options, sink=None, with_lse=True):
+    """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions.
+
+    Without with_lse the second result may be None.
+    """
     if torch.compiler.is_compiling():
         return _forward(q, k, v, *options)
     try:
@@ -229,7 +246,9 @@ def run_forward(q, k, v, options, sink=None):
                 return _Transformed.apply(q, k, v, *options, *defaults)
             return _record(q, k, v, sink, options)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-            return _forward(q, k, v, *options)
+            if with_lse or len(options) > _PLAIN:
+                return _forward_now(q, k, v, *options)
+            return _inference_now(q, k, v, *options), None
     except RuntimeError as error:
         raise translated(error) from None
 
@@ -247,17 +266,18 @@ def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, 
 
 
 def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-              max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed):
-    """(out, lse) of flash3.attention for torch tensors."""
+              max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed, with_lse):
+    """(out, lse) of flash3.attention for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
-    _check_companions("q", q, k=k, v=v)
+    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and k.device == q.device == v.device):
+        _check_companions("q", q, k=k, v=v)
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                           seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
     if q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is None):
         options = _with_fp8(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed)
-    return run_forward(q, k, v, options, sink)
+    return run_forward(q, k, v, options, sink, with_lse)
 
 
 _DEFAULTS = (0.0, False, False, -1, -1, 0.0, 0, None, None, None, None, None, 0, 0, False)

@@ -93,6 +93,17 @@ __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N],
   }
 }
 
+// Zeros instead, for these queries.
+template <class DsTile>
+__device__ __forceinline__ void clear_ds(uint8_t* ds, int first_query, int queries, int warpgroup,
+                                         int thread) {
+  static_assert(DsTile::kChunk == kWarpgroupRows && DsTile::kRowBytes == 128);
+  uint8_t* const rows =
+      ds + warpgroup * DsTile::kChunkBytes + first_query * DsTile::kRowBytes + thread * 16;
+  for (int i = 0; i < queries / 16; ++i)
+    *reinterpret_cast<uint4*>(rows + i * 16 * DsTile::kRowBytes) = {};
+}
+
 __device__ __forceinline__ void store_shared(float4* to, const float* x) {
   asm volatile(
       "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
@@ -100,13 +111,13 @@ __device__ __forceinline__ void store_shared(float4* to, const float* x) {
       : "memory");
 }
 
-// Issues one 64 × 64 block of dQ = dS·K; ds: its rows, k: its columns.
-template <Element T, class DsTile, class KTile>
+// Issues one 64 × 64 block of dQ = dS·K, of kKeys keys; ds: its rows, k: its columns.
+template <Element T, class DsTile, class KTile, int kKeys = DsTile::kCols>
 __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
   discard_registers(r_dq);
   wgmma_fence();
 #pragma unroll
-  for (int key = 0; key < DsTile::kCols; key += 16) {
+  for (int key = 0; key < kKeys; key += 16) {
     Wgmma<T, 64>::template ss<false, true>(r_dq, ds + DsTile::k_step(key), k + KTile::mn_step(key),
                                            key != 0);
   }

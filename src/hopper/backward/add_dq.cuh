@@ -31,12 +31,17 @@ struct DqSums {
   }
 
   __device__ __forceinline__ bool in_turn() const { return params.schedule.in_turn; }
+  __device__ __forceinline__ int turn() const {
+    return turn_of(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
+  }
   // By one thread, before it or its warpgroup adds.
-  __device__ __forceinline__ void await_turn() const {
-    const int turn = turn_of(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
+  __device__ __forceinline__ bool has_come(int turn) const {
+    return load_acquire(counter()) >= turn;
+  }
+  __device__ __forceinline__ void await(int turn) const {
     wait_for_turn(counter(), turn, BarrierName::kDqTurn);
   }
-  // By the same thread, when what was added is visible to it. It counts, and does not store the
+  // By one thread, behind all additions of the turn. It counts, and does not store the
   // turn: so no block waits forever where cu_seqlens make sequences overlap.
   __device__ __forceinline__ void end_turn() const { add_release(counter(), 1); }
 
@@ -57,19 +62,18 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = opaque(consumer);  // spares registers, of which a producer has few
     const DqSums<Traits> sums(params, work, warpgroup, i);
+    if (sums.in_turn()) sums.await(sums.turn());
     wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
-    if (sums.in_turn()) sums.await_turn();
     bulk_add(sums.begin() + warpgroup * kOwnFloats, shared.fragments[warpgroup * Traits::kOwnQuads],
              kOwnFloats * 4);
     tma_store_commit();
+    tma_store_wait_read();
+    arrive(&shared.dq_empty[warpgroup]);
     if (sums.in_turn()) {
       tma_store_wait();
       fence_proxy_async_global();
       sums.end_turn();
-    } else {
-      tma_store_wait_read();
     }
-    arrive(&shared.dq_empty[warpgroup]);
   }
 }
 

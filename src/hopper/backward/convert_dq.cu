@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
       thread;
   const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   const float scale = params.softmax_scale;
+  const bool written = rows.turns == nullptr || rows.turns[int64_t(index) * kTurns] > 0;
   for (int i = 0; i < block_queries / 8; ++i) {
-    const float4 x = sums[i * kThreads];
+    const float4 x = written ? sums[i * kThreads] : float4{};
     const uint32_t a = pack2<kElement>(x.x * scale, x.y * scale),
                    b = pack2<kElement>(x.z * scale, x.w * scale);
     if (params.transposed) {

@@ -46,7 +46,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     const DqSums<Traits> sums(params, work, 0, tile);
     // Turns are awaited by another warp than the one that ends them: both take long.
     const bool in_turn = sums.in_turn(), awaits = in_turn && thread == 32;
-    const int turn = awaits ? sums.turn() : 0;
+    const int turn = in_turn ? sums.turn() : 1;
     const bool has_come = !awaits || sums.has_come(turn);
     wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
     float* to = sums.begin() + thread * 4;
@@ -67,7 +67,13 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
       if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
       if (in_turn && block == 0) sync(NamedBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
+      for (int j = 0; j < 8; ++j) {
+        if (turn == 0) {
+          store_to_global(to + j * 512, &r_dq[4 * j]);
+        } else {
+          add_to_global(to + j * 512, &r_dq[4 * j]);
+        }
+      }
       to += 64 * 64;
     }
     if (!in_turn) continue;

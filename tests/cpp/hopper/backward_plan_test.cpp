@@ -138,14 +138,15 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
       message((int64_t{1} << 30) * (c.tile_m / c.dq_queries() * c.head_dim / 64), " blocks of dq"));
 }
 
-// The inputs' copies, LSE, delta and the sums of dQ, deterministic also the turns to add to them
-// and a ticket; each part on a multiple of 256 bytes, and none over another.
+// The inputs' copies, LSE, delta and the sums of dQ, counters of who adds to them where that is
+// counted, deterministic also a ticket; each part on a multiple of 256 bytes, and none over
+// another.
 TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
   for (const char* id :
        {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",
         "bf16/b3/q129/k77/h3/d100x40/w10:5", "bf16/b2/q200/k300/h4/d64/full/odd",
         "fp16/b1/q65/k65/h2/d72/causal/padded", "bf16/b2/q300/k500/h4x2/d128/causal/deterministic",
-        "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
+        "bf16/b2/q200/k300/h4/d200/causal", "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
@@ -158,10 +159,14 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
                                       {plan.delta_offset, 4 * rows},
                                       {plan.dq_offset, 4 * rows * size_t(c.head_dim)}};
     size_t count = 3;
-    if (problem.deterministic) {
+    EXPECT_EQ(plan.counted, problem.deterministic || !c.wide()) << id;
+    if (plan.counted) {
       parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
+      ++count;
+    }
+    if (problem.deterministic) {
       parts[plan.ticket_offset] = sizeof(int);
-      count = 5;
+      ++count;
     }
     ASSERT_EQ(parts.size(), count) << id;
     for (const auto& [copy, view] :

@@ -13,6 +13,9 @@
 //   dK += dSᵀ_i·Q_i
 //   wait dQ_i; stage it for the warp that adds it to the sums in global memory (add_dq.cuh)
 //
+// Under a band a warpgroup works on the steps alone that see one of its keys, and passes by the
+// others of the block's: it writes zeros for dQ, and takes part in what both share.
+//
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
@@ -204,7 +207,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     pin_registers(r_dk);
   };
 
-  // A tile that only the other warpgroup's keys are seen by.
+  // A tile whose queries see keys of the other warpgroup alone: half of its dQ is this one's.
   const auto pass_by = [&] {
     const int stage = tile % 2, q_stage = q_state.stage;
     clear_ds<DsTile>(shared.ds[stage], 0, kTileM, warpgroup, thread);
@@ -243,10 +246,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     const int before = uniform(walk.before), whole = uniform(walk.whole),
               after = uniform(walk.after);
     const bool late = uniform(walk.late), early = uniform(walk.early);
-    // The step that a head begins with, and whether the head before has left its scores.
-    const int first_step = late;
-    const bool any = late || whole > 0 || early, on_end = before + after == 0;
-    bool scores_there = before == 0 && any, behind = false;
+    const bool any = uniform(!walk.empty());
+    const int first_step = late;              // of a head
+    const bool on_end = before + after == 0;  // a head's last tile and the next one's first
+    bool scores_there = before == 0 && any;   // of first_step
+    bool behind = false;                      // a tile whose dQ is to be handed over
     if (scores_there) begin_scores(first_step);
     take_v();
 #pragma unroll 1
@@ -255,8 +259,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       for (int i = 0; i < before; ++i) pass_by();
       if (any) {
         if (!scores_there) begin_scores(first_step);
-        // dK is waited for where one loop ends and another begins: in flight there, it costs
-        // registers.
+        // Where tiles of another kind follow, dK is waited for: in flight, it would cost registers.
         if constexpr (kSteps > 1) {
           if (late) {
             work_on_tile(Constant<1>{}, 1, behind, whole > 0 || early ? 0 : first_step);

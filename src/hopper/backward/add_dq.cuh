@@ -9,7 +9,12 @@
 
 namespace flash3::hopper {
 
-// The sums of the i-th query tile of the work, and the turns to add to them.
+// In any order: the sums' counter is 1 when a block has claimed to be the first, and 2 when what it
+// has stored there can be added to.
+inline constexpr int kBegun = 2;
+
+// The sums of the i-th query tile of the work, and the turns to add to them. The first to come
+// stores its dQ, so that nobody has to write zeros first.
 template <class Traits>
 struct DqSums {
   const BackwardParams& params;
@@ -31,12 +36,19 @@ struct DqSums {
   }
 
   __device__ __forceinline__ bool in_turn() const { return params.schedule.in_turn; }
+  __device__ __forceinline__ int turn() const {
+    return turn_of(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
+  }
   // By one thread, before it or its warpgroup adds.
-  __device__ __forceinline__ void await_turn() const {
-    const int turn = turn_of(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
+  __device__ __forceinline__ bool has_come(int turn) const {
+    return load_acquire(counter()) >= turn;
+  }
+  __device__ __forceinline__ void await(int turn) const {
     wait_for_turn(counter(), turn, BarrierName::kDqTurn);
   }
-  // By the same thread, when what was added is visible to it. It counts, and does not store the
+  // In any order: true for the first one that asks.
+  __device__ __forceinline__ bool claim() const { return exchange_if(counter(), 0, 1) == 0; }
+  // By one thread, behind all additions of the turn. It counts, and does not store the
   // turn: so no block waits forever where cu_seqlens make sequences overlap.
   __device__ __forceinline__ void end_turn() const { add_release(counter(), 1); }
 
@@ -57,19 +69,33 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = opaque(consumer);  // spares registers, of which a producer has few
     const DqSums<Traits> sums(params, work, warpgroup, i);
-    wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
-    if (sums.in_turn()) sums.await_turn();
-    bulk_add(sums.begin() + warpgroup * kOwnFloats, shared.fragments[warpgroup * Traits::kOwnQuads],
-             kOwnFloats * 4);
-    tma_store_commit();
+    bool first = false;
     if (sums.in_turn()) {
+      const int turn = sums.turn();
+      sums.await(turn);
+      first = turn == 0;
+      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
+    } else if (params.rows.turns != nullptr) {
+      const bool begun = sums.has_come(kBegun);
+      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
+      first = !begun && sums.claim();
+      if (!begun && !first) sums.await(kBegun);
+    }
+    float* const to = sums.begin() + warpgroup * kOwnFloats;
+    const void* const from = shared.fragments[warpgroup * Traits::kOwnQuads];
+    if (first) {
+      bulk_store(to, from, kOwnFloats * 4);
+    } else {
+      bulk_add(to, from, kOwnFloats * 4);
+    }
+    tma_store_commit();
+    tma_store_wait_read();
+    arrive(&shared.dq_empty[warpgroup]);
+    if (first || sums.in_turn()) {
       tma_store_wait();
       fence_proxy_async_global();
       sums.end_turn();
-    } else {
-      tma_store_wait_read();
     }
-    arrive(&shared.dq_empty[warpgroup]);
   }
 }
 

@@ -127,6 +127,35 @@ FLASH3_HOST_DEVICE constexpr WholeSteps whole_steps(const KeyTile& work, TileMas
   return keys.end > work.sequence.k_length || steps.more < 0 ? WholeSteps{} : steps;
 }
 
+// The query tiles of the work's walk over a head, in steps, as some of its keys are seen by them.
+// Bounds never decrease, so that the steps that see one of the keys follow one another.
+struct KeysWalk {
+  int before = 0;      // tiles that see none of the keys
+  bool late = false;   // a tile whose second step alone does
+  int whole = 0;       // tiles of steps that all do
+  bool early = false;  // a tile whose first step alone does
+  int after = 0;       // tiles that see none of the keys
+
+  FLASH3_HOST_DEVICE constexpr bool empty() const { return whole + late + early == 0; }
+};
+FLASH3_HOST_DEVICE constexpr KeysWalk keys_walk(const KeyTile& work, TileMask::Range keys,
+                                                int tile_m, int step_queries) {
+  const int steps = tile_m / step_queries;  // of a tile: one or two
+  TileMask::Range seen = {};
+  if (keys.end > work.sequence.k_length) keys.end = work.sequence.k_length;
+  if (!keys.empty()) seen = work.queries.key_tiles(keys, work.sequence.q_length, step_queries);
+  if (seen.empty()) return {work.query_tiles()};
+  const int begin = seen.begin - work.query_tile_begin * steps,
+            end = seen.end - work.query_tile_begin * steps;
+  KeysWalk walk;
+  walk.before = begin / steps;
+  walk.late = begin % steps != 0;
+  walk.whole = end / steps - (begin + steps - 1) / steps;
+  walk.early = end % steps != 0;
+  walk.after = work.query_tiles() - (end + steps - 1) / steps;
+  return walk;
+}
+
 // In turn: how many blocks add to this query tile of the work before its own does. They come in the
 // order in which the key tiles of a head are handed out: without a band from the first, under a
 // band from the last. There all begin to walk at once, and the key tile further back, which begins

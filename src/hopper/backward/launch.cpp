@@ -30,7 +30,7 @@ BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& p
           at(plan.delta_offset),
           at(plan.dq_offset),
           plan.kernel->config.head_dim,
-          plan.deterministic ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr};
+          plan.counted ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr};
 }
 
 int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {

@@ -13,6 +13,9 @@
 //   dK += dSᵀ_i·Q_i
 //   wait dQ_i; stage it for the warp that adds it to the sums in global memory (add_dq.cuh)
 //
+// Under a band a warpgroup works on the steps alone that see one of its keys, and passes by the
+// others of the block's: it writes zeros for dQ, and takes part in what both share.
+//
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
@@ -20,6 +23,7 @@
 #include "hopper/backward/kernel.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/store.cuh"
+#include "hopper/device/constant.cuh"
 
 namespace flash3::hopper {
 
@@ -39,6 +43,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   static_assert(Traits::kOwnQuads == 8, "one 64 x 64 block of dQ a warpgroup");
   // The register operand of S and dP, where there is room for it: half the reads of shared memory.
   constexpr bool kKeysInRegisters = Traits::kHeadDim == 64;
+
+  // Where the band's edge crosses the block, a warpgroup's keys are seen by fewer queries than
+  // those of both: it passes by the others. Not under a softcap, which has no registers for it.
+  constexpr bool kPassBy = Traits::kBand && !Traits::kCapped;
 
   // Where there is no room for it, the LSE is read as it is needed.
   constexpr bool kLseAhead = !(kKeysInRegisters && Traits::kCapped);
@@ -81,29 +89,34 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wait(&shared.q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
   };
 
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  int m = work.query_tile_begin;
+  const int head_tiles = work.query_tiles(), tiles = head_tiles * params.heads_per_kv_head;
+  int tile = 0, m = work.query_tile_begin;
   float2 r_lse[kStepQueries / 8];
-  wait(&shared.k_full, 0, BarrierName::kKFull);
-  if constexpr (kKeysInRegisters) load_operand<KTile>(r_k, shared.k, warpgroup * 64, thread);
-  if (tiles > 0) {
+  // Scores of the tile's first step that this warpgroup has, when none are ahead.
+  const auto begin_scores = [&](int step) {
     wait_for_q();
-    issue_s(0);
-    if constexpr (kLseAhead) load_rows(r_lse, shared.lse[0], thread);
+    issue_s(step);
+    if constexpr (kLseAhead)
+      load_rows(r_lse, shared.lse[q_state.stage] + step * kStepQueries, thread);
     wgmma_wait<0>();
     pin_registers(r_s);
-  }
-  wait(&shared.v_full, 0, BarrierName::kVFull);
-  if constexpr (kKeysInRegisters) load_operand<VTile>(r_v, shared.v, warpgroup * 64, thread);
+  };
+  const auto release_previous_q = [&] {
+    const int q_stage = q_state.stage;
+    arrive(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
+  };
 
-#pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
+  // A tile, or one of its steps: `count` from first_step on. The scores of the first are there;
+  // what it leaves behind are those of step next_step of the next tile, and dK in flight.
+  // Behind another: dQ of the tile before is still to be handed over, and its Q to be released.
+  const auto work_on_tile = [&](auto count, int first_step, bool behind, int next_step) {
+    constexpr int kCount = count.value;
     const int stage = tile % 2, q_stage = q_state.stage;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int first_row = step * kStepQueries;
-      const bool last = step == kSteps - 1;
-      if (step == 0) wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
+    for (int i = 0; i < kCount; ++i) {
+      const int step = kCount == kSteps ? i : first_step, first_row = step * kStepQueries;
+      const bool last = i == kCount - 1;
+      if (i == 0) wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
       const Descriptor dout =
           dout_rows + (stage * DoutTile::kBytes + first_row * DoutTile::kRowBytes);
       if constexpr (kKeysInRegisters) {
@@ -113,7 +126,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       }
       if constexpr (Traits::kCapped) confine(params.softcap, r_s);
       mask.apply(r_s, m * kTileM + first_row, thread);
-      if (kLseAhead && step > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
+      if (kLseAhead && i > 0) load_rows(r_lse, shared.lse[q_stage] + first_row, thread);
       const auto lse = [&](int pair) {
         return kLseAhead ? r_lse[pair]
                          : load_row_pair(shared.lse[q_stage] + first_row, pair, thread);
@@ -124,12 +137,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
         compute_probabilities(r_s, params.scale_log2, lse);
       }
       // Here, since the fence before it would hold the exponentials up.
-      if (step == 0 && tile > 0) hand_dq_over<Traits>(shared, warpgroup);
+      if (i == 0 && behind) hand_dq_over<Traits>(shared, warpgroup);
       wgmma_wait<1>();  // dK of the step before
       pin_registers(r_dk);
       if (kSteps > 1) pin_registers(r_a);
-      if (step == 0 && tile > 0)
-        arrive(&shared.q_barriers.empty[q_stage == 0 ? Traits::kQStages - 1 : q_stage - 1]);
+      if (i == 0 && behind) release_previous_q();
       if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
       issue_gradient<kElement, DoutTile>(
           r_dv, r_p, dout_columns + (stage * DoutTile::kBytes + DoutTile::mn_step(first_row)));
@@ -150,7 +162,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       }
       // Behind the last tile the scores of whatever lies there: a branch around the product would
       // make ptxas give the asynchronous pipeline up (C7512).
-      issue_s(last ? 0 : step + 1);
+      issue_s(last ? next_step : step + 1);
       store_ds<DsTile>(shared.ds[stage], r_a, first_row, warpgroup, thread);
       const Descriptor q_now = q_columns + (q_stage * QTile::kBytes + QTile::mn_step(first_row));
       if (!last) {
@@ -159,6 +171,9 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
         pin_registers(r_s);
         continue;
       }
+      if constexpr (kCount < kSteps)
+        clear_ds<DsTile>(shared.ds[stage], kStepQueries - first_row, kStepQueries, warpgroup,
+                         thread);
 
       fence_shared_for_async_proxy();
       sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
@@ -179,14 +194,111 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       pin_registers(r_s);
       // Behind the last tile once more its own.
       if constexpr (kLseAhead)
-        load_rows(r_lse, shared.lse[tile + 1 < tiles ? q_state.stage : q_stage], thread);
+        load_rows(r_lse,
+                  shared.lse[tile + 1 < tiles ? q_state.stage : q_stage] + next_step * kStepQueries,
+                  thread);
       stage_dq<Traits>(shared, r_dq, warpgroup, tile, thread);
     }
     m = work.next(m);
+    ++tile;
+  };
+  const auto finish_dk = [&] {
+    wgmma_wait<0>();
+    pin_registers(r_dk);
+  };
+
+  // A tile whose queries see keys of the other warpgroup alone: half of its dQ is this one's.
+  const auto pass_by = [&] {
+    const int stage = tile % 2, q_stage = q_state.stage;
+    clear_ds<DsTile>(shared.ds[stage], 0, kTileM, warpgroup, thread);
+    wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
+    arrive(&shared.dout_barriers.empty[stage]);
+    wait_for_q();
+    arrive(&shared.q_barriers.empty[q_stage]);
+    q_state.advance();
+    fence_shared_for_async_proxy();
+    sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
+    const int other = (1 - warpgroup) * kWarpgroupRows;
+    float r_dq[32];
+    issue_dq_block<kElement, DsTile, KTile, kWarpgroupRows>(
+        r_dq,
+        ds_rows + (stage * DsTile::kBytes + warpgroup / kColumnBlocks * 64 * DsTile::kRowBytes +
+                   (1 - warpgroup) * DsTile::kChunkBytes),
+        k_columns + (warpgroup % kColumnBlocks * KTile::kChunkBytes + KTile::mn_step(other)));
+    wgmma_wait<0>();
+    pin_registers(r_dq);
+    stage_dq<Traits>(shared, r_dq, warpgroup, tile, thread);
+    hand_dq_over<Traits>(shared, warpgroup);
+    m = work.next(m);
+    ++tile;
+  };
+
+  wait(&shared.k_full, 0, BarrierName::kKFull);
+  if constexpr (kKeysInRegisters) load_operand<KTile>(r_k, shared.k, warpgroup * 64, thread);
+  const auto take_v = [&] {
+    wait(&shared.v_full, 0, BarrierName::kVFull);
+    if constexpr (kKeysInRegisters) load_operand<VTile>(r_v, shared.v, warpgroup * 64, thread);
+  };
+  if constexpr (kPassBy) {
+    const int first_key = work.key + warpgroup * kWarpgroupRows;
+    const KeysWalk walk =
+        keys_walk(work, {first_key, first_key + kWarpgroupRows}, kTileM, kStepQueries);
+    const int before = uniform(walk.before), whole = uniform(walk.whole),
+              after = uniform(walk.after);
+    const bool late = uniform(walk.late), early = uniform(walk.early);
+    const bool any = uniform(!walk.empty());
+    const int first_step = late;              // of a head
+    const bool on_end = before + after == 0;  // a head's last tile and the next one's first
+    bool scores_there = before == 0 && any;   // of first_step
+    bool behind = false;                      // a tile whose dQ is to be handed over
+    if (scores_there) begin_scores(first_step);
+    take_v();
+#pragma unroll 1
+    for (int head = 0; head < params.heads_per_kv_head; ++head) {
+#pragma unroll 1
+      for (int i = 0; i < before; ++i) pass_by();
+      if (any) {
+        if (!scores_there) begin_scores(first_step);
+        // Where tiles of another kind follow, dK is waited for: in flight, it would cost registers.
+        if constexpr (kSteps > 1) {
+          if (late) {
+            work_on_tile(Constant<1>{}, 1, behind, whole > 0 || early ? 0 : first_step);
+            finish_dk();
+            behind = true;
+          }
+        }
+#pragma unroll 1
+        for (int i = 0; i < whole; ++i) {
+          work_on_tile(Constant<kSteps>{}, 0, behind, i + 1 < whole || early ? 0 : first_step);
+          behind = true;
+        }
+        finish_dk();
+        if constexpr (kSteps > 1) {
+          if (early) {
+            work_on_tile(Constant<1>{}, 0, behind, first_step);
+            finish_dk();
+            behind = true;
+          }
+        }
+        scores_there = on_end;
+        if (!on_end) {
+          hand_dq_over<Traits>(shared, warpgroup);
+          release_previous_q();
+          behind = false;
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < after; ++i) pass_by();
+    }
+    if (behind) hand_dq_over<Traits>(shared, warpgroup);
+  } else {
+    if (tiles > 0) begin_scores(0);
+    take_v();
+#pragma unroll 1
+    while (tile < tiles) work_on_tile(Constant<kSteps>{}, 0, tile > 0, 0);
+    if (tiles > 0) hand_dq_over<Traits>(shared, warpgroup);
+    finish_dk();
   }
-  if (tiles > 0) hand_dq_over<Traits>(shared, warpgroup);
-  wgmma_wait<0>();
-  pin_registers(r_dk);
 
   finish_own_keys<Traits>(params, shared, work, r_dk, r_dv, warpgroup, thread);
 }

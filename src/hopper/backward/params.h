@@ -31,7 +31,8 @@ struct BackwardRows {
   float* delta;         // rowsum(dOut ∘ Out) − dlse
   float* dq;            // [query tiles, blocks, 64 · 64]: float32 sums, see README.md
   int dq_columns;       // of a row of dq: the kernel's head_dim
-  int* turns;           // [query tiles, kTurns] of deterministic sums; null: any order
+  int* turns;           // [query tiles, kTurns], counters of those who have added to the sums: of
+                        // a tile that has 0 they are not written. Null: they begin as zeros
 
   // Query tiles of all heads and sequences.
   FLASH3_HOST_DEVICE constexpr int all_tiles() const {

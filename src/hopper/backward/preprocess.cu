@@ -1,5 +1,5 @@
-// What the main kernel wants of each query row, and the zeros that dQ is added to. Bound by memory:
-// one read of dOut and Out, one write of dQ's sums.
+// What the main kernel wants of each query row, and the counters of dQ's sums, or zeros in these.
+// Bound by memory: one read of dOut and Out.
 #include <cuda_fp16.h>
 
 #include "hopper/backward/find_tile.cuh"
@@ -49,15 +49,18 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   launch_dependents();
   const BackwardRows& rows = params.rows;
   const int parts = rows.tiles.tile_m / kRows;
-  const int index = int(blockIdx.x) / parts, part = int(blockIdx.x) - index * parts;
-  const int64_t first_row = int64_t(blockIdx.x) * kRows;
-  float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
-  for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
-
+  // From the last rows on: dOut of those that the main kernel loads first is then still in the L2
+  // cache.
+  const int block = int(gridDim.x - 1 - blockIdx.x);
+  const int index = block / parts, part = block - index * parts;
+  const int64_t first_row = int64_t(block) * kRows;
   if (rows.turns != nullptr) {
     if (threadIdx.x < kTurns && part == 0) rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
+  } else {
+    float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
+    for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
   }
+  if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
 
   const RowTile tile = find_tile(rows, index);
   const int query = tile.query + part * kRows, count = int(tile.rows.length) - query;

@@ -16,7 +16,9 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
   using KTile = typename Traits::KTile;
   using DsTile = typename Traits::DsTile;
   constexpr int kBlocks = Traits::kHeadDim / 64;  // of dQ's columns
-  constexpr int kSlot = kConsumerWarpgroups;      // of kOutputStaged, behind the consumers'
+  // Of kOutputStaged, behind the consumers'.
+  constexpr int kTurnCome = kConsumerWarpgroups, kAdded = kTurnCome + 1;
+  static_assert(kAdded < kMaxConsumerWarpgroups);
   static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2 && kBlocks > 1);
   // In registers: the loading thread's warp computes too, and would wait for shared memory.
   const KeyTile work = shared_work;
@@ -42,10 +44,10 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const int slot = tile % 2;
     const DqSums<Traits> sums(params, work, 0, tile);
-    const bool in_turn = sums.in_turn();
-    if (in_turn && leader) sums.await_turn();
-    __syncwarp();
-    if (in_turn) sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
+    // Turns are awaited by another warp than the one that ends them: both take long.
+    const bool in_turn = sums.in_turn(), awaits = in_turn && thread == 32;
+    const int turn = in_turn ? sums.turn() : 1;
+    const bool has_come = !awaits || sums.has_come(turn);
     wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
     float* to = sums.begin() + thread * 4;
 #pragma unroll 1
@@ -58,17 +60,30 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
       float r_dq[32];
       issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + slot * DsTile::kBytes,
                                                       k_columns + block * KTile::kChunkBytes);
+      if (block == 0 && !has_come) sums.await(turn);
+      __syncwarp();
       wgmma_wait<0>();
       pin_registers(r_dq);
       if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
+      if (in_turn && block == 0) sync(NamedBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
+      for (int j = 0; j < 8; ++j) {
+        if (turn == 0) {
+          store_to_global(to + j * 512, &r_dq[4 * j]);
+        } else {
+          add_to_global(to + j * 512, &r_dq[4 * j]);
+        }
+      }
       to += 64 * 64;
     }
-    if (in_turn) {
-      __threadfence();
-      sync(NamedBarrier::kOutputStaged, kSlot, kWarpgroupThreads);
+    if (!in_turn) continue;
+    // The release is of all that the barrier has ordered before it: the others go on.
+    if (thread / 32 == 0) {
+      sync(NamedBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
       if (leader) sums.end_turn();
+      __syncwarp();
+    } else {
+      arrive(NamedBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
     }
   }
 }

@@ -93,6 +93,17 @@ __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N],
   }
 }
 
+// Zeros instead, for these queries.
+template <class DsTile>
+__device__ __forceinline__ void clear_ds(uint8_t* ds, int first_query, int queries, int warpgroup,
+                                         int thread) {
+  static_assert(DsTile::kChunk == kWarpgroupRows && DsTile::kRowBytes == 128);
+  uint8_t* const rows =
+      ds + warpgroup * DsTile::kChunkBytes + first_query * DsTile::kRowBytes + thread * 16;
+  for (int i = 0; i < queries / 16; ++i)
+    *reinterpret_cast<uint4*>(rows + i * 16 * DsTile::kRowBytes) = {};
+}
+
 __device__ __forceinline__ void store_shared(float4* to, const float* x) {
   asm volatile(
       "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
@@ -100,13 +111,13 @@ __device__ __forceinline__ void store_shared(float4* to, const float* x) {
       : "memory");
 }
 
-// Issues one 64 × 64 block of dQ = dS·K; ds: its rows, k: its columns.
-template <Element T, class DsTile, class KTile>
+// Issues one 64 × 64 block of dQ = dS·K, of kKeys keys; ds: its rows, k: its columns.
+template <Element T, class DsTile, class KTile, int kKeys = DsTile::kCols>
 __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
   discard_registers(r_dq);
   wgmma_fence();
 #pragma unroll
-  for (int key = 0; key < DsTile::kCols; key += 16) {
+  for (int key = 0; key < kKeys; key += 16) {
     Wgmma<T, 64>::template ss<false, true>(r_dq, ds + DsTile::k_step(key), k + KTile::mn_step(key),
                                            key != 0);
   }
@@ -124,6 +135,31 @@ __device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor
                                               ds + DsTile::k_step(key), key != 0);
   }
   wgmma_commit();
+}
+
+// Of a thread's columns 8 · j + e of a row of scores, those before `end`, as bits 2 · j + e.
+template <int kColumns>
+__device__ __forceinline__ uint32_t columns_before(int end) {
+  const int inside = min(max(end, 0), 4 * kColumns);
+  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
+}
+
+// Scores outside of the rows' columns [first, end), counted from the thread's first one, become −∞.
+// By bits, of which one instruction makes seven predicates: two comparisons a score take longer.
+template <int N>
+__device__ __forceinline__ void hide_scores(float (&r_s)[N], const RowKeys& upper,
+                                            const RowKeys& lower, int column) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const RowKeys& seen = h == 0 ? upper : lower;
+    const uint32_t visible =
+        columns_before<N / 2>(seen.end - column) & ~columns_before<N / 2>(seen.first - column);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      float& x = r_s[i / 2 * 4 + 2 * h + i % 2];
+      x = visible & 1u << i ? x : -kInfinity;
+    }
+  }
 }
 
 // Masks the steps of a warpgroup's 64 keys that need it.
@@ -159,7 +195,7 @@ struct StepMask {
       if ((Traits::kWholeInShared ? shared.whole[first_row / kWarpgroupRows] : whole).hold(query))
         return;
       const RowKeys* seen_by = shared.seen_by + first_row + row;
-      mask_scores<true>(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+      hide_scores(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
     } else {
       if (keys >= kWarpgroupRows) return;
 #pragma unroll

@@ -10,13 +10,13 @@
 
 namespace flash3::hopper {
 
-// Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, dq = 0.
+// Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, turns = 0 or dq = 0.
 struct PreprocessParams {
   BackwardRows rows;
   ElementView dout, out;
   RowView lse, dlse;
   int head_dim_v;
-  int* ticket;       // to be zero, if rows.turns are
+  int* ticket;       // to be zero; may be null
   bool behind_list;  // the kernel before lists the sequences, and this one may overlap with it
 };
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);

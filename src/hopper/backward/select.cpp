@@ -164,8 +164,10 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   const auto at_a_time = [&](int64_t heads) {
     return int(std::clamp<int64_t>(heads, 1, std::max<int64_t>(kv_heads, 1)));
   };
+  // The many threads that add a wide tile's dQ would wait to learn who is the first.
+  plan->counted = plan->deterministic || !c.wide();
+  if (plan->counted) plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
   if (plan->deterministic) {
-    plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
     plan->ticket_offset = reserve(1, sizeof(int));
     // Heads whose blocks run at the same time take turns, so that blocks that come one after the
     // other in a head also begin, and end, one after the other.

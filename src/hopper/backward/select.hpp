@@ -33,7 +33,8 @@ struct BackwardPlan {
 
   // Offsets into the workspace; see BackwardRows in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
-  size_t turns_offset = 0, ticket_offset = 0;     // only if deterministic
+  size_t turns_offset = 0;                        // only if counted
+  size_t ticket_offset = 0;                       // only if deterministic
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;
 
@@ -46,6 +47,7 @@ struct BackwardPlan {
   int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
 
   bool deterministic = false;  // blocks add to dQ in turn: turn_of()
+  bool counted = false;        // who adds to dQ is counted, and the first stores
 };
 
 Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);

@@ -77,6 +77,12 @@ __device__ __forceinline__ void bulk_add(float* global, const void* shared, uint
                        static_cast<const float*>(shared), bytes);
 }
 
+// Copies them.
+__device__ __forceinline__ void bulk_store(float* global, const void* shared, uint32_t bytes) {
+  using namespace cuda::ptx;
+  cp_async_bulk(space_global, space_shared, global, shared, bytes);
+}
+
 // Ends this thread's batch of stores.
 __device__ __forceinline__ void tma_store_commit() { cuda::ptx::cp_async_bulk_commit_group(); }
 

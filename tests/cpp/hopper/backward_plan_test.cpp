@@ -138,14 +138,15 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
       message((int64_t{1} << 30) * (c.tile_m / c.dq_queries() * c.head_dim / 64), " blocks of dq"));
 }
 
-// The inputs' copies, LSE, delta and the sums of dQ, deterministic also the turns to add to them
-// and a ticket; each part on a multiple of 256 bytes, and none over another.
+// The inputs' copies, LSE, delta and the sums of dQ, counters of who adds to them where that is
+// counted, deterministic also a ticket; each part on a multiple of 256 bytes, and none over
+// another.
 TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
   for (const char* id :
        {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",
         "bf16/b3/q129/k77/h3/d100x40/w10:5", "bf16/b2/q200/k300/h4/d64/full/odd",
         "fp16/b1/q65/k65/h2/d72/causal/padded", "bf16/b2/q300/k500/h4x2/d128/causal/deterministic",
-        "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
+        "bf16/b2/q200/k300/h4/d200/causal", "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
@@ -158,10 +159,14 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
                                       {plan.delta_offset, 4 * rows},
                                       {plan.dq_offset, 4 * rows * size_t(c.head_dim)}};
     size_t count = 3;
-    if (problem.deterministic) {
+    EXPECT_EQ(plan.counted, problem.deterministic || !c.wide()) << id;
+    if (plan.counted) {
       parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
+      ++count;
+    }
+    if (problem.deterministic) {
       parts[plan.ticket_offset] = sizeof(int);
-      count = 5;
+      ++count;
     }
     ASSERT_EQ(parts.size(), count) << id;
     for (const auto& [copy, view] :
@@ -301,6 +306,49 @@ TEST(KeyTiles, MaskTheStepsThatTheMaskCutsAlone) {
       }
     }
   }
+}
+
+// Step by step: a warpgroup's walk has those that see one of its 64 keys, from the first to the
+// last, and passes by the others of its block's.
+TEST(KeyTiles, AreWalkedInTheStepsThatSeeTheKeys) {
+  int passed = 0, halves = 0;
+  for (const char* id : kShapes) {
+    const BackwardProblem problem = problem_of(id);
+    const BackwardPlan plan = plan_of(problem);
+    const BackwardConfig& c = plan.kernel->config;
+    if (!c.band || c.tall()) continue;
+    const Mask mask = problem.mask();
+    const int step = c.step_queries(), steps = c.tile_m / step;
+    for (int block = 0; block < plan.grid; ++block) {
+      const KeyTile work = work_of(problem, plan, block);
+      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
+        const KeysWalk walk = keys_walk(work, {key, key + 64}, c.tile_m, step);
+        SCOPED_TRACE(message(id, ", key ", key));
+        int first = 0, end = 0;  // of the steps that see a key
+        for (int i = 0; i < work.query_tiles() * steps; ++i) {
+          bool seen = false;
+          for (int q = work.query_tile_begin * c.tile_m + i * step, n = 0; n < step; ++n)
+            for (int j = key; j < std::min<int64_t>(key + 64, problem.seq_k); ++j)
+              seen = seen || (q + n < problem.seq_q && mask.sees(q + n, j));
+          if (!seen) continue;
+          if (end == 0) first = i;
+          end = i + 1;
+        }
+        const int tiles = walk.before + walk.late + walk.whole + walk.early + walk.after;
+        EXPECT_EQ(tiles, work.query_tiles());
+        EXPECT_TRUE(walk.before >= 0 && walk.whole >= 0 && walk.after >= 0);
+        EXPECT_EQ(walk.empty(), end == 0);
+        if (end > 0) {
+          EXPECT_EQ(walk.before * steps + walk.late, first);
+          EXPECT_EQ((tiles - walk.after) * steps - walk.early, end);
+        }
+        passed += walk.before + walk.after;
+        halves += walk.late + walk.early;
+      }
+    }
+  }
+  EXPECT_GT(passed, 0);
+  EXPECT_GT(halves, 0);
 }
 
 // Without a mask the tiles of a head follow one another; under a causal one no block of the heads

@@ -269,10 +269,13 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
                                       {plan.list_offset, batch * sizeof(SequenceRows)},
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;
-    if (problem.deterministic) {
+    if (plan.counted) {
       parts[plan.turns_offset] = tiles * 2 * sizeof(int);
+      ++count;
+    }
+    if (problem.deterministic) {
       parts[plan.ticket_offset] = sizeof(int);
-      count = 7;
+      ++count;
     }
     for (const auto& [copy, view, sequences] :
          {std::tuple{&plan.q, &problem.q, &problem.sequences_q},

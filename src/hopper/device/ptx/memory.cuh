@@ -24,4 +24,14 @@ __device__ __forceinline__ void add_release(int* address, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// x if the value there was `from`. Returns what was there.
+__device__ __forceinline__ int exchange_if(int* address, int from, int x) {
+  int old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(address), "r"(from), "r"(x)
+               : "memory");
+  return old;
+}
+
 }  // namespace flash3::hopper

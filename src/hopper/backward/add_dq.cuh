@@ -13,8 +13,8 @@ namespace flash3::hopper {
 // has stored there can be added to.
 inline constexpr int kBegun = 2;
 
-// The sums of the i-th query tile of the work, and the turns to add to them. The first to come
-// stores its dQ, so that nobody has to write zeros first.
+// The sums of the i-th query tile of the work, and the turns to add to them. Unless they begin as
+// zeros, the first to come stores its dQ.
 template <class Traits>
 struct DqSums {
   const BackwardParams& params;
@@ -73,10 +73,10 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
     if (sums.in_turn()) {
       const int turn = sums.turn();
       sums.await(turn);
-      first = turn == 0;
+      first = turn == 0 && !params.rows.zeroed;
       wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
-    } else if (params.rows.turns != nullptr) {
-      const bool begun = sums.has_come(kBegun);
+    } else {
+      const bool begun = params.rows.zeroed || sums.has_come(kBegun);
       wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
       first = !begun && sums.claim();
       if (!begun && !first) sums.await(kBegun);

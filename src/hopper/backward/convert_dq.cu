@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
       reinterpret_cast<const float4*>(rows.dq + int64_t(block) * block_queries * kColumns) + thread;
   const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   const float scale = params.softmax_scale;
-  const bool written = rows.turns == nullptr || rows.turns[int64_t(index) * kTurns] > 0;
+  const bool written = rows.zeroed || rows.turns[int64_t(index) * kTurns] > 0;
   for (int i = 0; i < block_queries / 8; ++i) {
     const float4 x = written ? sums[i * kThreads] : float4{};
     const uint32_t a = pack2<kElement>(x.x * scale, x.y * scale),

@@ -30,7 +30,8 @@ BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& p
           at(plan.delta_offset),
           at(plan.dq_offset),
           plan.kernel->config.head_dim,
-          plan.counted ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr};
+          plan.counted ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr,
+          plan.zeroed};
 }
 
 int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {

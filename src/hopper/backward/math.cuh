@@ -27,6 +27,17 @@
 
 namespace flash3::hopper {
 
+// Waits for the other consumer warpgroup, which comes here in another loop: who waits at a hardware
+// barrier does so at one place (compute-sanitizer's synccheck), and so each has its own, which the
+// other only arrives at. In turn two of them: the next but one is behind the other's next.
+__device__ __forceinline__ void meet(int warpgroup, int tile) {
+  static_assert(kConsumerWarpgroups == 2);
+  constexpr int kThreads = kConsumerWarpgroups * kWarpgroupThreads;
+  const int pair = tile % 2 * kConsumerWarpgroups;
+  arrive(NamedBarrier::kScoreGradient, pair + 1 - warpgroup, kThreads);
+  sync(NamedBarrier::kScoreGradient, pair + warpgroup, kThreads);
+}
+
 template <class Traits>
 __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                            typename Traits::Shared& shared, const KeyTile& work,
@@ -176,7 +187,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
                          thread);
 
       fence_shared_for_async_proxy();
-      sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
+      meet(warpgroup, tile);
       float r_dq[32];
       issue_dq_block<kElement, DsTile, KTile>(
           r_dq,
@@ -217,7 +228,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     arrive(&shared.q_barriers.empty[q_stage]);
     q_state.advance();
     fence_shared_for_async_proxy();
-    sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
+    meet(warpgroup, tile);
     const int other = (1 - warpgroup) * kWarpgroupRows;
     float r_dq[32];
     issue_dq_block<kElement, DsTile, KTile, kWarpgroupRows>(

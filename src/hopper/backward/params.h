@@ -31,8 +31,9 @@ struct BackwardRows {
   float* delta;         // rowsum(dOut ∘ Out) − dlse
   float* dq;            // [query tiles, blocks, 64 · 64]: float32 sums, see README.md
   int dq_columns;       // of a row of dq: the kernel's head_dim
-  int* turns;           // [query tiles, kTurns], counters of those who have added to the sums: of
-                        // a tile that has 0 they are not written. Null: they begin as zeros
+  int* turns;           // [query tiles, kTurns], counters of those who have added to the sums
+  bool zeroed;          // the sums begin as zeros; else the first to come stores, and those of a
+                        // tile that nobody has come to are not written
 
   // Query tiles of all heads and sequences.
   FLASH3_HOST_DEVICE constexpr int all_tiles() const {

@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   const int block = int(gridDim.x - 1 - blockIdx.x);
   const int index = block / parts, part = block - index * parts;
   const int64_t first_row = int64_t(block) * kRows;
-  if (rows.turns != nullptr) {
-    if (threadIdx.x < kTurns && part == 0) rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
-  } else {
+  if (rows.turns != nullptr && threadIdx.x < kTurns && part == 0)
+    rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
+  if (rows.zeroed) {
     float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
     for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
   }

@@ -46,36 +46,39 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     const DqSums<Traits> sums(params, work, 0, tile);
     // Turns are awaited by another warp than the one that ends them: both take long.
     const bool in_turn = sums.in_turn(), awaits = in_turn && thread == 32;
-    const int turn = in_turn ? sums.turn() : 1;
-    const bool has_come = !awaits || sums.has_come(turn);
+    int turn = 0;
+    bool has_come = true;
+    if (awaits) {
+      turn = sums.turn();
+      has_come = sums.has_come(turn);
+    }
+    __syncwarp();
     wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
     float* to = sums.begin() + thread * 4;
-#pragma unroll 1
-    for (int block = 0; block < kBlocks; ++block) {
-      // Behind the first block the tile's stages are free, or soon will be.
-      if (block == 1) {
-        if (leader) load_tile(tile + 2);
-        __syncwarp();
-      }
+    const auto add_block = [&](int block, auto first) {
       float r_dq[32];
       issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + slot * DsTile::kBytes,
                                                       k_columns + block * KTile::kChunkBytes);
-      if (block == 0 && !has_come) sums.await(turn);
-      __syncwarp();
+      if constexpr (first.value) {
+        if (!has_come) sums.await(turn);
+        __syncwarp();
+      }
       wgmma_wait<0>();
       pin_registers(r_dq);
-      if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
-      if (in_turn && block == 0) sync(NamedBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (turn == 0) {
-          store_to_global(to + j * 512, &r_dq[4 * j]);
-        } else {
-          add_to_global(to + j * 512, &r_dq[4 * j]);
-        }
+      if constexpr (first.value) {
+        if (in_turn) sync(NamedBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
       }
+      if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
       to += 64 * 64;
-    }
+    };
+    add_block(0, Constant<1>{});
+    // Behind the first block the tile's stages are free, or soon will be.
+    if (leader) load_tile(tile + 2);
+    __syncwarp();
+#pragma unroll 1
+    for (int block = 1; block < kBlocks; ++block) add_block(block, Constant<0>{});
     if (!in_turn) continue;
     // The release is of all that the barrier has ordered before it: the others go on.
     if (thread / 32 == 0) {

@@ -89,6 +89,15 @@ int64_t bytes_of_a_query(const BackwardProblem& problem) {
   return problem.queries_per_kv_head() * (problem.head_dim * 6 + problem.head_dim_v * 2);
 }
 
+// That a query sees, if it is the first, the last or in the middle, where a mask leaves the most.
+int64_t most_keys(const BackwardProblem& problem) {
+  const Mask mask = Mask::make(problem.seq_q, problem.seq_k, problem.mask_rule);
+  int64_t most = 0;
+  for (const int64_t i : {int64_t{0}, problem.seq_q / 2, problem.seq_q - 1})
+    if (i >= 0) most = std::max<int64_t>(most, mask.keys({i, i + 1}, problem.seq_k).size());
+  return most;
+}
+
 }  // namespace
 
 std::span<const BackwardKernel> backward_kernels() {
@@ -164,8 +173,12 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   const auto at_a_time = [&](int64_t heads) {
     return int(std::clamp<int64_t>(heads, 1, std::max<int64_t>(kv_heads, 1)));
   };
-  // The many threads that add a wide tile's dQ would wait to learn who is the first.
-  plan->counted = plan->deterministic || !c.wide();
+  // The many threads that add a wide tile's dQ would wait to learn who is the first; where many
+  // blocks add to a query tile, or all of a head begin with the same one, waiting costs more than
+  // zeros.
+  constexpr int64_t kFewKeys = 2048;
+  plan->zeroed = c.wide() || !c.band || most_keys(problem) > kFewKeys;
+  plan->counted = plan->deterministic || !plan->zeroed;
   if (plan->counted) plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
   if (plan->deterministic) {
     plan->ticket_offset = reserve(1, sizeof(int));

@@ -47,7 +47,8 @@ struct BackwardPlan {
   int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
 
   bool deterministic = false;  // blocks add to dQ in turn: turn_of()
-  bool counted = false;        // who adds to dQ is counted, and the first stores
+  bool zeroed = false;         // dQ's sums begin as zeros; else the first to come stores
+  bool counted = false;        // who adds to dQ is counted
 };
 
 Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);

@@ -113,6 +113,23 @@ TEST(BackwardPlan, TakesTallTilesForManyQueries) {
   EXPECT_EQ(tile("bf16/b1/q1/k9000/h2/d128/full"), 80);
 }
 
+// Where few blocks add to a query tile, and not all of a head begin with the same one.
+TEST(BackwardPlan, BeginsSumsAsZerosButUnderANarrowBand) {
+  const auto zeroed = [](const char* id) { return plan_of(id).zeroed; };
+  EXPECT_TRUE(zeroed("bf16/b1/q512/k512/h2/d64/full"));
+  for (const char* dim : {"64", "128"}) {
+    const auto id = [&](const char* begin, const char* mask) {
+      return message("bf16/b1/", begin, "/h2/d", dim, "/", mask);
+    };
+    EXPECT_FALSE(zeroed(id("q2048/k2048", "causal").c_str()));
+    EXPECT_TRUE(zeroed(id("q2048/k2049", "causal").c_str()));
+    EXPECT_FALSE(zeroed(id("q16384/k16384", "causal+w127:").c_str()));
+    EXPECT_FALSE(zeroed(id("q16384/k16384", "causal/chunk2048").c_str()));
+    EXPECT_TRUE(zeroed(id("q16384/k16384", "w4096:0").c_str()));
+  }
+  EXPECT_TRUE(zeroed("bf16/b1/q512/k512/h2/d256/causal")) << "wide";
+}
+
 TEST(BackwardPlan, RefusesFloat32) {
   expect_part(refusal(problem_of("fp32/b1/q64/k64/h1/d64/full")), "q.dtype = float32");
 }
@@ -159,7 +176,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
                                       {plan.delta_offset, 4 * rows},
                                       {plan.dq_offset, 4 * rows * size_t(c.head_dim)}};
     size_t count = 3;
-    EXPECT_EQ(plan.counted, problem.deterministic || !c.wide()) << id;
+    EXPECT_EQ(plan.counted, problem.deterministic || !plan.zeroed) << id;
     if (plan.counted) {
       parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
       ++count;

@@ -11,11 +11,4 @@ __device__ __forceinline__ void add_to_global(float* address, const float* x) {
                : "memory");
 }
 
-// Stores them there.
-__device__ __forceinline__ void store_to_global(float* address, const float* x) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
 }  // namespace flash3::hopper

@@ -35,6 +35,37 @@ __device__ __forceinline__ uint32_t largest_in_block(uint32_t bits) {
   return bits;
 }
 
+__device__ __forceinline__ float* scale_at(const QuantizedTensor& t, const QuantizeTile& tile) {
+  return t.scale.data + t.scale.offset(tile.batch, tile.head, tile.scale_block);
+}
+
+// What the elements of a block are multiplied by, from its scale, which it writes if that is its
+// own. False: this launch only seeks sizes. largest() is asked for the bits of the thread's largest
+// size, where that matters. Threads come here once.
+template <int kThreads, class Largest>
+__device__ __forceinline__ bool block_factor(const QuantizeParams& params,
+                                             const QuantizedTensor& tensor, float* scale_at,
+                                             const Largest& largest, float* factor) {
+  const bool wide_scale = tensor.scale.kind != ScaleKind::kBlock;
+  float scale;
+  if (wide_scale && !params.gathers) {
+    scale = *scale_at;
+  } else {
+    const uint32_t of_block = largest_in_block<kThreads>(largest());
+    if (wide_scale) {
+      // Most blocks see that another has raised it above theirs, and leave it.
+      uint32_t* const raised = reinterpret_cast<uint32_t*>(scale_at);
+      if (threadIdx.x == 0 && *static_cast<volatile uint32_t*>(raised) < of_block)
+        atomicMax(raised, of_block);
+      return false;
+    }
+    scale = scale_of_amax(float_of(of_block));
+    if (threadIdx.x == 0) *scale_at = scale;
+  }
+  *factor = reciprocal_of_scale(scale);
+  return true;
+}
+
 // The rows of a thread, of kThreadColumns columns each.
 struct HeldRows {
   uint32_t pairs[kQuantizeSteps][kPairs];
@@ -151,26 +182,10 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
     largest = __float_as_uint(to_float<kElement>(uint16_t(max(sizes & 0xFFFFu, sizes >> 16))));
   }
 
-  const bool wide_scale = tensor.scale.kind != ScaleKind::kBlock;
-  float* const scale_at =
-      tensor.scale.data + tensor.scale.offset(tile.batch, tile.head, tile.scale_block);
-  float scale;
-  if (wide_scale && !params.gathers) {
-    scale = *scale_at;
-  } else {
-    largest = largest_in_block<kColumns>(largest);
-    if (wide_scale) {
-      // Most blocks see that another has raised it above theirs, and leave it.
-      uint32_t* const raised = reinterpret_cast<uint32_t*>(scale_at);
-      if (threadIdx.x == 0 && *static_cast<volatile uint32_t*>(raised) < largest)
-        atomicMax(raised, largest);
-      return;
-    }
-    scale = scale_of_amax(float_of(largest));
-    if (threadIdx.x == 0) *scale_at = scale;
-  }
-
-  const float factor = reciprocal_of_scale(scale);
+  float factor;
+  if (!block_factor<kColumns>(
+          params, tensor, scale_at(tensor, tile), [&] { return largest; }, &factor))
+    return;
   constexpr Element kHeld = kTurns ? Element::kBFloat16 : kElement;
   unsigned char* const out = tensor.out.row(tile.batch, tile.row, tile.head);
   const auto out_row = [&](int step) { return out + row_of(step) * tensor.out.stride_seq; };

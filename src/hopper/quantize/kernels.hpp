@@ -13,6 +13,11 @@ namespace flash3::hopper {
 template <Element kElement>
 const void* quantize_kernel_of(int columns, bool turns);
 
+// For the rotation alone, of tensors that all have this head dim and are accessed 16 bytes at a
+// time; null if there is none for it. As many threads as quantize_kernel_of's.
+template <Element kElement>
+const void* quantize_rotating_kernel_of(int dim);
+
 cudaError_t launch_wide_scales(const WideScalesParams& params, cudaStream_t stream);
 
 }  // namespace flash3::hopper

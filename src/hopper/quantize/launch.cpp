@@ -72,6 +72,26 @@ int64_t wide_scale_count(const Part& p) {
   return p.part->in.batch * (p.part->in.heads / p.part->scale.heads_per_scale);
 }
 
+template <Element kElement>
+const void* kernel_of(const QuantizePass& pass) {
+  return pass.rotating_dim != 0 ? quantize_rotating_kernel_of<kElement>(pass.rotating_dim)
+                                : quantize_kernel_of<kElement>(pass.columns, pass.turns);
+}
+
+// The head dim of the rotating kernel that can run a pass: all tensors have it, and 16 bytes can be
+// accessed at a time.
+int rotating_dim(const QuantizeProblem& problem, const Parts& parts, const QuantizePass& pass) {
+  if (!pass.turns || problem.rotary.given) return 0;
+  int dim = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (!pass.takes_part[i]) continue;
+    const QuantizedTensor t = tensor_of(parts.parts[i], problem.batch);
+    if (t.in.width != 16 || t.out.width != 16 || (dim != 0 && t.dim != dim)) return 0;
+    dim = t.dim;
+  }
+  return quantize_rotating_kernel_of<Element::kFloat16>(dim) != nullptr ? dim : 0;
+}
+
 Status launch_scales(const QuantizeProblem& problem, bool before) {
   WideScalesParams params{};
   params.before = before;
@@ -103,9 +123,8 @@ Status launch_pass(const QuantizeProblem& problem, const QuantizePlan& plan,
   launch.blockDim = dim3(unsigned(pass.columns));
   launch.stream = static_cast<cudaStream_t>(problem.stream);
   void* arguments[] = {&params};
-  const void* kernel = plan.element == Element::kFloat16
-                           ? quantize_kernel_of<Element::kFloat16>(pass.columns, pass.turns)
-                           : quantize_kernel_of<Element::kBFloat16>(pass.columns, pass.turns);
+  const void* kernel = plan.element == Element::kFloat16 ? kernel_of<Element::kFloat16>(pass)
+                                                         : kernel_of<Element::kBFloat16>(pass);
   return cuda_status(cudaLaunchKernelExC(&launch, kernel, arguments),
                      "launching the kernel that brings tensors to FP8");
 }
@@ -131,7 +150,10 @@ Status plan_quantize(const QuantizeProblem& problem, QuantizePlan* plan) {
       pass.turns |= p.turns;
       plan->has_wide_scales |= p.has_wide_scales();
     }
-    if (any) plan->passes[plan->count++] = pass;
+    if (any) {
+      pass.rotating_dim = rotating_dim(problem, parts, pass);
+      plan->passes[plan->count++] = pass;
+    }
     narrower = columns;
   }
   return {};
@@ -167,8 +189,12 @@ QuantizeParams quantize_params(const QuantizeProblem& problem, const QuantizePas
 }
 
 std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass) {
+  const bool rotates = pass.rotating_dim != 0;
   return message("quantize_", plan.element == Element::kFloat16 ? "fp16" : "bf16", "_d",
-                 pass.columns, pass.turns ? "_turned" : "");
+                 rotates ? pass.rotating_dim : pass.columns,
+                 rotates      ? "_rotated"
+                 : pass.turns ? "_turned"
+                              : "");
 }
 
 void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out) {
@@ -181,7 +207,10 @@ void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, 
       if (pass.takes_part[p])
         names += (names.empty() ? "" : ", ") + std::string(parts.parts[p].name);
     out->add("kernel", kernel_id(plan, pass));
-    out->add("why", message("the narrowest that holds the head dims of ", names));
+    out->add("why",
+             message(pass.rotating_dim != 0 ? "it rotates on the tensor cores, for the head dim of "
+                                            : "the narrowest that holds the head dims of ",
+                     names));
     out->add("grid",
              message(quantize_blocks(params), " blocks of ", pass.columns, " threads, ",
                      kScaleBlock, " tokens of one head each",

@@ -14,6 +14,7 @@ namespace flash3::hopper {
 struct QuantizePass {
   int columns = 0;  // 64, 128 or 256: threads of a block
   bool turns = false;
+  int rotating_dim = 0;     // head dim of a rotating kernel, 0: quantize_kernel
   bool takes_part[3] = {};  // q, k, v
 };
 

@@ -14,8 +14,11 @@ struct QuantizeView {
   long long stride_batch, stride_seq, stride_head;
   int width;  // bytes that an access may take: 16, 4, or an element's
 
+  FLASH3_HOST_DEVICE constexpr Index offset(Index batch, Index row, Index head) const {
+    return batch * stride_batch + row * stride_seq + head * stride_head;
+  }
   FLASH3_HOST_DEVICE constexpr T* row(Index batch, Index row, Index head) const {
-    return data + batch * stride_batch + row * stride_seq + head * stride_head;
+    return data + offset(batch, row, head);
   }
 };
 

@@ -71,6 +71,18 @@ __device__ __forceinline__ uint32_t to_e4m3(float x0, float x1, float x2, float 
   return word;
 }
 
+// Two of them, rounded. Volatile: the compiler would put it off, with the registers of both.
+__device__ __forceinline__ uint16_t to_e4m3(float x0, float x1) {
+  uint16_t codes;
+  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(x0), "f"(x1));
+  return codes;
+}
+__device__ __forceinline__ uint32_t join(uint16_t low, uint16_t high) {
+  uint32_t both;
+  asm("mov.b32 %0, {%1, %2};" : "=r"(both) : "h"(low), "h"(high));
+  return both;
+}
+
 // Pairs 2 * i and 2 * i + 1.
 template <Element kElement>
 __device__ __forceinline__ uint32_t word_of(const uint32_t (&pairs)[kPairs], int i, float factor) {

@@ -198,6 +198,24 @@ class Call {
     ASSERT_EQ(flash3_quantize(&p), FLASH3_OK) << flash3_last_error();
     memory_.finish();
   }
+  // Codes of one tensor that may be the CPU's neighbours: those that the tensor cores' sums, which
+  // are rounded elsewhere, take across the border between two. `flash3 verify --quantize` holds
+  // each to the exact values.
+  int64_t neighbours_allowed(int64_t codes) const {
+    const bool on_tensor_cores =
+        o_.rotate && o_.rotary == Rotary::kNone &&
+        (o_.dim == 64 || o_.dim == 96 || o_.dim == 128 || o_.dim == 192 || o_.dim == 256);
+    return on_tensor_cores ? 2 + codes / 20000 : 0;
+  }
+  static bool are_neighbours(std::byte a, std::byte b) {
+    const auto place = [](std::byte code) {
+      const int size = int(code & std::byte{0x7F});
+      return (code & std::byte{0x80}) == std::byte{0} ? size : -size;
+    };
+    return std::abs(place(a)) < kE4m3Nan && std::abs(place(b)) < kE4m3Nan &&
+           std::abs(place(a) - place(b)) <= 1;
+  }
+
   // The CPU's results against those on the device, all bytes of them.
   void expect_same_as_cpu() {
     const flash3_quantize_params p = params(false);
@@ -207,7 +225,11 @@ class Call {
       for (const auto& [name, made] : {std::pair{"_scale", &scale_[i]}, {"_out", &out_[i]}}) {
         const Bytes& want = made->twin->host;
         const Bytes got = made->twin->downloaded();
-        const auto at = std::mismatch(got.begin(), got.end(), want.begin());
+        int64_t neighbours =
+            made == &out_[i] && i < 2 ? neighbours_allowed(int64_t(got.size())) : 0;
+        auto at = std::mismatch(got.begin(), got.end(), want.begin());
+        while (at.first != got.end() && are_neighbours(*at.first, *at.second) && neighbours-- > 0)
+          at = std::mismatch(at.first + 1, got.end(), at.second + 1);
         if (at.first == got.end()) continue;
         ADD_FAILURE() << o_.text() << ": " << names[i] << name << " differs at byte "
                       << at.first - got.begin() - kGuard << " of " << got.size() - 2 * kGuard

@@ -179,9 +179,13 @@ TEST(QuantizePlan, TakesTheNarrowestKernelForEachHeadDim) {
     std::vector<std::string> ids;
   } const cases[] = {
       {1, 1, false, {"quantize_bf16_d64"}},
-      {64, 64, true, {"quantize_bf16_d64_turned"}},
+      {64, 64, true, {"quantize_bf16_d64_rotated"}},
+      {96, 96, true, {"quantize_bf16_d96_rotated"}},
+      {256, 256, true, {"quantize_bf16_d256_rotated"}},
+      {128, 96, true, {"quantize_bf16_d128_turned"}},
+      {80, 80, true, {"quantize_bf16_d128_turned"}},
       {65, 128, true, {"quantize_bf16_d128_turned"}},
-      {192, 128, true, {"quantize_bf16_d128", "quantize_bf16_d256_turned"}},
+      {192, 128, true, {"quantize_bf16_d128", "quantize_bf16_d192_rotated"}},
       {192, 128, false, {"quantize_bf16_d128", "quantize_bf16_d256"}},
       {32, 256, false, {"quantize_bf16_d64", "quantize_bf16_d256"}},
   };
@@ -193,6 +197,26 @@ TEST(QuantizePlan, TakesTheNarrowestKernelForEachHeadDim) {
     for (int i = 0; i < plan.count; ++i) ids.push_back(kernel_id(plan, plan.passes[i]));
     EXPECT_EQ(ids, c.ids) << c.dim << " " << c.dim_v;
   }
+}
+
+TEST(QuantizePlan, RotatesOnTheTensorCoresWhatItCanAccessSixteenBytesAtATime) {
+  const auto dim_of = [](const flash3_quantize_params& p) {
+    return plan_of(problem_of(p)).passes[0].rotating_dim;
+  };
+  flash3_quantize_params p = padded({2, 9, 9, 2, 2, 128, 128});
+  EXPECT_EQ(dim_of(p), 0) << "nothing to rotate";
+  p.rotate = 1;
+  EXPECT_EQ(dim_of(p), 128);
+  flash3_quantize_params odd = p;
+  odd.k.stride[1] += 4;
+  EXPECT_EQ(dim_of(odd), 0) << "rows that do not begin at 16 bytes";
+  odd = p;
+  odd.v_out.stride[1] += 8;
+  odd.v_out.stride[0] += 9 * 8;
+  EXPECT_EQ(dim_of(odd), 0);
+  odd = p;
+  odd.rotary_cos = odd.rotary_sin = tensor(FLASH3_FLOAT32, {9, 64});
+  EXPECT_EQ(dim_of(odd), 0) << "rotary is turned in float32";
 }
 
 TEST(QuantizePlan, RefusesFloat32) {

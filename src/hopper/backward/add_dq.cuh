@@ -58,28 +58,31 @@ struct DqSums {
   }
 };
 
-// The thread that adds a consumer warpgroup's dQ: it waits for the blocks in shared memory and lets
-// the copy engine add them.
-template <class Traits>
-__device__ __forceinline__ void add_dq(const BackwardParams& params,
-                                       typename Traits::Shared& shared, const KeyTile& work,
-                                       int consumer) {
+// In which order blocks add, and who begins a sum.
+enum class DqOrder { kAny, kAnyBehindFirst, kInTurn };
+
+template <class Traits, DqOrder kOrder>
+__device__ __forceinline__ void add_dq_in(const BackwardParams& params,
+                                          typename Traits::Shared& shared, const KeyTile& work,
+                                          int consumer) {
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = opaque(consumer);  // spares registers, of which a producer has few
     const DqSums<Traits> sums(params, work, warpgroup, i);
     bool first = false;
-    if (sums.in_turn()) {
+    if constexpr (kOrder == DqOrder::kInTurn) {
       const int turn = sums.turn();
       sums.await(turn);
-      first = turn == 0 && !params.rows.zeroed;
-      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
-    } else {
-      const bool begun = params.rows.zeroed || sums.has_come(kBegun);
+      first = Traits::kBand && turn == 0 && !params.rows.zeroed;
+    }
+    if constexpr (kOrder == DqOrder::kAnyBehindFirst) {
+      const bool begun = sums.has_come(kBegun);
       wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
       first = !begun && sums.claim();
       if (!begun && !first) sums.await(kBegun);
+    } else {
+      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
     }
     float* const to = sums.begin() + warpgroup * kOwnFloats;
     const void* const from = shared.fragments[warpgroup * Traits::kOwnQuads];
@@ -91,11 +94,26 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
     tma_store_commit();
     tma_store_wait_read();
     arrive(&shared.dq_empty[warpgroup]);
-    if (first || sums.in_turn()) {
+    if (kOrder == DqOrder::kInTurn || first) {
       tma_store_wait();
       fence_proxy_async_global();
       sums.end_turn();
     }
+  }
+}
+
+// The thread that adds a consumer warpgroup's dQ: it waits for the blocks in shared memory and lets
+// the copy engine add them.
+template <class Traits>
+__device__ __forceinline__ void add_dq(const BackwardParams& params,
+                                       typename Traits::Shared& shared, const KeyTile& work,
+                                       int consumer) {
+  if (params.schedule.in_turn) {
+    add_dq_in<Traits, DqOrder::kInTurn>(params, shared, work, consumer);
+  } else if (!Traits::kBand || params.rows.zeroed) {
+    add_dq_in<Traits, DqOrder::kAny>(params, shared, work, consumer);
+  } else {
+    add_dq_in<Traits, DqOrder::kAnyBehindFirst>(params, shared, work, consumer);
   }
 }
 

@@ -25,9 +25,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
   const int block_queries = params.block_queries;
   const int column_blocks = rows.dq_columns / kColumns;
   const int blocks_per_tile = rows.tiles.tile_m / block_queries * column_blocks;
-  // From the last sums on: those that the main kernel added to last are still in the L2 cache.
-  const int block = int(gridDim.x - 1 - blockIdx.x);
-  const int index = block / blocks_per_tile, in_tile = block - index * blocks_per_tile;
+  const int index = int(blockIdx.x) / blocks_per_tile,
+            in_tile = int(blockIdx.x) - index * blocks_per_tile;
   const RowTile whose = find_tile(rows, index);
   const int first_query = whose.query + in_tile / column_blocks * block_queries;
   const int first_col = in_tile % column_blocks * kColumns;
@@ -38,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
 
   const int thread = threadIdx.x;
   const float4* sums =
-      reinterpret_cast<const float4*>(rows.dq + int64_t(block) * block_queries * kColumns) + thread;
+      reinterpret_cast<const float4*>(rows.dq + int64_t(blockIdx.x) * block_queries * kColumns) +
+      thread;
   const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   const float scale = params.softmax_scale;
   const bool written = rows.zeroed || rows.turns[int64_t(index) * kTurns] > 0;

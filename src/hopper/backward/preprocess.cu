@@ -49,11 +49,8 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   launch_dependents();
   const BackwardRows& rows = params.rows;
   const int parts = rows.tiles.tile_m / kRows;
-  // From the last rows on: dOut of those that the main kernel loads first is then still in the L2
-  // cache.
-  const int block = int(gridDim.x - 1 - blockIdx.x);
-  const int index = block / parts, part = block - index * parts;
-  const int64_t first_row = int64_t(block) * kRows;
+  const int index = int(blockIdx.x) / parts, part = int(blockIdx.x) - index * parts;
+  const int64_t first_row = int64_t(blockIdx.x) * kRows;
   if (rows.turns != nullptr && threadIdx.x < kTurns && part == 0)
     rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
   if (rows.zeroed) {

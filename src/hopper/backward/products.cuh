@@ -137,31 +137,6 @@ __device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor
   wgmma_commit();
 }
 
-// Of a thread's columns 8 · j + e of a row of scores, those before `end`, as bits 2 · j + e.
-template <int kColumns>
-__device__ __forceinline__ uint32_t columns_before(int end) {
-  const int inside = min(max(end, 0), 4 * kColumns);
-  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
-}
-
-// Scores outside of the rows' columns [first, end), counted from the thread's first one, become −∞.
-// By bits, of which one instruction makes seven predicates: two comparisons a score take longer.
-template <int N>
-__device__ __forceinline__ void hide_scores(float (&r_s)[N], const RowKeys& upper,
-                                            const RowKeys& lower, int column) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const RowKeys& seen = h == 0 ? upper : lower;
-    const uint32_t visible =
-        columns_before<N / 2>(seen.end - column) & ~columns_before<N / 2>(seen.first - column);
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      float& x = r_s[i / 2 * 4 + 2 * h + i % 2];
-      x = visible & 1u << i ? x : -kInfinity;
-    }
-  }
-}
-
 // Masks the steps of a warpgroup's 64 keys that need it.
 template <class Traits>
 struct StepMask {
@@ -195,7 +170,7 @@ struct StepMask {
       if ((Traits::kWholeInShared ? shared.whole[first_row / kWarpgroupRows] : whole).hold(query))
         return;
       const RowKeys* seen_by = shared.seen_by + first_row + row;
-      hide_scores(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+      mask_scores_by_bits(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
     } else {
       if (keys >= kWarpgroupRows) return;
 #pragma unroll

@@ -40,4 +40,30 @@ __device__ __forceinline__ void mask_scores(float (&r_s)[N], const RowKeys& uppe
   }
 }
 
+// Of a thread's columns 8 · j + e of a row of scores, those before `end`, as bits 2 · j + e.
+template <int kColumns>
+__device__ __forceinline__ uint32_t columns_before(int end) {
+  const int inside = min(max(end, 0), 4 * kColumns);
+  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
+}
+
+// As mask_scores<true>, of up to 62 elements, by bits, of which one instruction makes seven
+// predicates: two comparisons a score take longer. The backward's, where it was measured.
+template <int N>
+__device__ __forceinline__ void mask_scores_by_bits(float (&r_s)[N], const RowKeys& upper,
+                                                    const RowKeys& lower, int key) {
+  static_assert(N / 2 < 32);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const RowKeys& seen = h == 0 ? upper : lower;
+    const uint32_t visible =
+        columns_before<N / 2>(seen.end - key) & ~columns_before<N / 2>(seen.first - key);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      float& x = r_s[i / 2 * 4 + 2 * h + i % 2];
+      x = visible & 1u << i ? x : -kInfinity;
+    }
+  }
+}
+
 }  // namespace flash3::hopper

@@ -21,4 +21,19 @@ __device__ __forceinline__ void as_constant(int i, const F& f) {
   }
 }
 
+// Calls first(i), with i as a constant, and then second(i): likewise, or if kOnce one copy of it
+// for all values.
+template <int kCount, bool kOnce, class First, class Second>
+__device__ __forceinline__ void as_constant_then(int i, const First& first, const Second& second) {
+  if constexpr (kOnce) {
+    as_constant<kCount>(i, [&](auto constant) { first(constant.value); });
+    second(i);
+  } else {
+    as_constant<kCount>(i, [&](auto constant) {
+      first(constant.value);
+      second(constant.value);
+    });
+  }
+}
+
 }  // namespace flash3::hopper

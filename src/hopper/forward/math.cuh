@@ -119,15 +119,10 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     describe_rows<Traits::kBand>(params, work, tiles.slots(), warpgroup, thread / 32, thread % 32,
                                  shared.own_rows[4 * warpgroup + thread / 32], row_keys);
 
-    // Of the work tile's key tiles, those that these 64 rows see, one that they do not see where
-    // they see none; and those that need no mask.
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
-    int begin = key_tile_begin, end = key_tile_end;
-    if constexpr (kPassBy) {
-      const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, kTileN);
-      begin = uniform(max(begin, min(end - 1, seen.begin)));
-      end = uniform(max(begin + 1, min(end, seen.end)));
-    }
+    TileMask::Range own{key_tile_begin, key_tile_end};
+    if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
+    const int begin = own.begin, end = own.end;
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
@@ -293,16 +288,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 #pragma unroll 1
       for (--n; n >= begin; --n) {
         // With the stage a constant, all addresses are.
-        const int stage = k_state.stage;
-        if constexpr (kOneSoftmax) {
-          as_constant<Traits::kStages>(stage, [&](auto constant) { issue(constant.value); });
-          run_softmax(stage);
-        } else {
-          as_constant<Traits::kStages>(stage, [&](auto constant) {
-            issue(constant.value);
-            run_softmax(constant.value);
-          });
-        }
+        as_constant_then<Traits::kStages, kOneSoftmax>(k_state.stage, issue, run_softmax);
         k_state.advance();
       }
     }

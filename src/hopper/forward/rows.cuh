@@ -4,6 +4,7 @@
 #pragma once
 
 #include "hopper/device/band_mask.cuh"
+#include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/forward/params.h"
@@ -23,6 +24,16 @@ __device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams
                                                              const WorkTile& work, int warpgroup) {
   const int first = work.query + warpgroup * params.pack.queries;
   return {first, min(first + params.pack.queries, work.sequence.q_length)};
+}
+
+// Of the work tile's key tiles those that these queries see, or one that they do not see where they
+// see none.
+__device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
+                                                      const TileMask::Range& queries,
+                                                      const TileMask::Range& all, int tile_n) {
+  const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, tile_n);
+  const int begin = uniform(max(all.begin, min(all.end - 1, seen.begin)));
+  return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
 }
 
 // Key tiles that need no mask for these queries.

@@ -57,21 +57,13 @@ __device__ __forceinline__ void load_narrow(const uint16_t* row, int column, int
   }
 }
 
-// {x0, x1, x2, x3} · factor as e4m3, x0 lowest. PTX ISA 9.7.9.22, cvt.
+// {x0, x1, x2, x3} · factor as e4m3, x0 lowest.
 __device__ __forceinline__ uint32_t to_e4m3(float x0, float x1, float x2, float x3, float factor) {
-  uint32_t word;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n"
-      "}\n"
-      : "=r"(word)
-      : "f"(x0 * factor), "f"(x1 * factor), "f"(x2 * factor), "f"(x3 * factor));
-  return word;
+  return pack4_e4m3(x0 * factor, x1 * factor, x2 * factor, x3 * factor);
 }
 
-// Two of them, rounded. Volatile: the compiler would put it off, with the registers of both.
+// Two, rounded; PTX ISA 9.7.9.22, cvt. Volatile: the compiler would put it off, with the registers
+// of both.
 __device__ __forceinline__ uint16_t to_e4m3(float x0, float x1) {
   uint16_t codes;
   asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(x0), "f"(x1));

@@ -1,49 +1,22 @@
-// What the Hopper backend plans for a backward: which kernel, how much workspace, which work each
-// block has, and what it refuses. Needs no GPU: a plan launches nothing.
+// What the Hopper backend plans for a backward: which kernel, how much workspace, and what it
+// refuses. Needs no GPU: a plan launches nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "cases/backward_tensors.hpp"
+#include "backward_problem.hpp"
 #include "cases/table.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/params.h"
-#include "hopper/backward/select.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-BackwardProblem problem_of(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id + "/bwd", &error);
-  EXPECT_TRUE(c) << error;
-  const auto params = cases::make_backward_question(c.value());
-  BackwardProblem problem;
-  const Status status = make_backward_problem(&params, Pointers::kOptional, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
-
-constexpr Device kDevice{0, 132};  // an H100 or H200
-
-Status make_plan(const BackwardProblem& problem, BackwardPlan* plan) {
-  return plan_backward(problem, kDevice, plan);
-}
-
-BackwardPlan plan_of(const BackwardProblem& problem) {
-  BackwardPlan plan;
-  const Status status = make_plan(problem, &plan);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return plan;
-}
-
-BackwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
-
 std::string refusal(const BackwardProblem& problem) {
   BackwardPlan plan;
-  const Status status = make_plan(problem, &plan);
+  const Status status = plan_backward(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   return status.message();
 }
@@ -235,257 +208,6 @@ TEST(BackwardPlan, EmptyCallsHaveNoBlocks) {
   EXPECT_EQ(plan_of("bf16/b1/q0/k64/h2/d64/full").workspace_bytes, 0u);
 }
 
-KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
-  const BackwardConfig& c = plan.kernel->config;
-  const KeySchedule schedule = key_schedule(problem, plan);
-  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n(), c.band,
-                         block);
-}
-
-const char* const kShapes[] = {
-    "bf16/b1/q1/k1/h1/d64/full",
-    "bf16/b2/q300/k500/h4x2/d128/full",
-    "bf16/b2/q300/k500/h4x2/d128/causal",
-    "bf16/b3/q500/k300/h6x3/d64/causal",  // rows that see nothing
-    "fp16/b1/q777/k555/h2/d64/w40:7",
-    "bf16/b1/q200/k2000/h3/d128/w10:10",  // keys that nobody sees
-    "bf16/b2/q1000/k1000/h2/d128/causal+w100:",
-    "fp16/b1/q640/k640/h5x1/d128/w:9",
-    "bf16/b2/q0/k200/h2/d128/causal",
-    "bf16/b2/q300/k400/h4x2/d128/causal/chunk150",
-    "fp16/b1/q500/k500/h2/d64/full/chunk70",
-    "bf16/b1/q400/k300/h2/d256/w30:5/chunk64",  // chunks of queries without keys
-    "bf16/b1/q300/k300/h1/d64/w62:",            // a pair short of a whole step
-    "bf16/b1/q300/k300/h1/d64/w:62",
-};
-
-TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
-  for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
-    const int tile_n = plan.kernel->config.tile_n();
-    std::set<std::tuple<int, int, int>> seen;
-    for (int block = 0; block < plan.grid; ++block) {
-      const KeyTile work = work_of(problem, plan, block);
-      EXPECT_TRUE(seen.insert({work.sequence.batch, work.kv_head, work.key}).second) << id;
-      EXPECT_TRUE(work.sequence.batch >= 0 && work.sequence.batch < problem.batch) << id;
-      EXPECT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
-      EXPECT_TRUE(work.key >= 0 && work.key < problem.seq_k && work.key % tile_n == 0) << id;
-    }
-    EXPECT_EQ(std::ssize(seen),
-              problem.batch * problem.heads_k * ((problem.seq_k + tile_n - 1) / tile_n))
-        << id;
-  }
-}
-
-// Pair by pair: exactly the tiles from the first to the last query that sees one of the keys.
-TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
-  for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
-    const BackwardConfig& c = plan.kernel->config;
-    for (int block = 0; block < plan.grid; ++block) {
-      const KeyTile work = work_of(problem, plan, block);
-      const int64_t end = std::min<int64_t>(work.key + c.tile_n(), problem.seq_k);
-      int64_t first = problem.seq_q, last = -1;
-      for (int64_t i = 0; i < problem.seq_q; ++i)
-        for (int64_t j = work.key; j < end; ++j)
-          if (problem.mask().sees(i, j)) first = std::min(first, i), last = i;
-      if (last < 0) {
-        EXPECT_GE(work.query_tile_begin, work.query_tile_end) << id << ", key " << work.key;
-      } else {
-        EXPECT_EQ(work.query_tile_begin, first / c.tile_m) << id << ", key " << work.key;
-        EXPECT_EQ(work.query_tile_end, last / c.tile_m + 1) << id << ", key " << work.key;
-      }
-    }
-  }
-}
-
-// Step by step: those that go without a mask have no hidden pair, and no other has none.
-TEST(KeyTiles, MaskTheStepsThatTheMaskCutsAlone) {
-  for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
-    const BackwardConfig& c = plan.kernel->config;
-    if (!c.band) continue;
-    const Mask mask = problem.mask();
-    for (int block = 0; block < plan.grid; ++block) {
-      const KeyTile work = work_of(problem, plan, block);
-      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
-        const WholeSteps whole = whole_steps(work, {key, key + 64}, c.step_queries());
-        for (int query = work.query_tile_begin * c.tile_m; query < work.query_tile_end * c.tile_m;
-             query += c.step_queries()) {
-          bool all = key + 64 <= problem.seq_k;
-          for (int i = query; i < query + c.step_queries(); ++i)
-            for (int j = key; j < key + 64; ++j) all = all && mask.sees(i, j);
-          EXPECT_EQ(whole.hold(query), all) << id << ", key " << key << ", query " << query;
-        }
-      }
-    }
-  }
-}
-
-// Step by step: a warpgroup's walk has those that see one of its 64 keys, from the first to the
-// last, and passes by the others of its block's.
-TEST(KeyTiles, AreWalkedInTheStepsThatSeeTheKeys) {
-  int passed = 0, halves = 0;
-  for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
-    const BackwardConfig& c = plan.kernel->config;
-    if (!c.band || c.tall()) continue;
-    const Mask mask = problem.mask();
-    const int step = c.step_queries(), steps = c.tile_m / step;
-    for (int block = 0; block < plan.grid; ++block) {
-      const KeyTile work = work_of(problem, plan, block);
-      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
-        const KeysWalk walk = keys_walk(work, {key, key + 64}, c.tile_m, step);
-        SCOPED_TRACE(message(id, ", key ", key));
-        int first = 0, end = 0;  // of the steps that see a key
-        for (int i = 0; i < work.query_tiles() * steps; ++i) {
-          bool seen = false;
-          for (int q = work.query_tile_begin * c.tile_m + i * step, n = 0; n < step; ++n)
-            for (int j = key; j < std::min<int64_t>(key + 64, problem.seq_k); ++j)
-              seen = seen || (q + n < problem.seq_q && mask.sees(q + n, j));
-          if (!seen) continue;
-          if (end == 0) first = i;
-          end = i + 1;
-        }
-        const int tiles = walk.before + walk.late + walk.whole + walk.early + walk.after;
-        EXPECT_EQ(tiles, work.query_tiles());
-        EXPECT_TRUE(walk.before >= 0 && walk.whole >= 0 && walk.after >= 0);
-        EXPECT_EQ(walk.empty(), end == 0);
-        if (end > 0) {
-          EXPECT_EQ(walk.before * steps + walk.late, first);
-          EXPECT_EQ((tiles - walk.after) * steps - walk.early, end);
-        }
-        passed += walk.before + walk.after;
-        halves += walk.late + walk.early;
-      }
-    }
-  }
-  EXPECT_GT(passed, 0);
-  EXPECT_GT(halves, 0);
-}
-
-// Without a mask the tiles of a head follow one another; under a causal one no block of the heads
-// that run together is longer than the one before.
-TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
-  const BackwardProblem full = problem_of("bf16/b2/q1000/k1000/h6/d128/full");
-  const BackwardPlan plan = plan_of(full);
-  for (int block = 0; block < plan.grid; ++block) {
-    const KeyTile work = work_of(full, plan, block);
-    EXPECT_EQ(work.sequence.batch * 6 + work.kv_head, block / plan.n_tiles);
-  }
-
-  for (const char* id :
-       {"bf16/b2/q1000/k1000/h6x2/d128/causal", "bf16/b1/q16384/k16384/h16/d128/causal"}) {
-    const BackwardProblem causal = problem_of(id);
-    const BackwardPlan band = plan_of(causal);
-    const auto length = [&](int block) {
-      const KeyTile work = work_of(causal, band, block);
-      return work.query_tile_end - work.query_tile_begin;
-    };
-    const int together = band.kv_heads_at_a_time * band.n_tiles;
-    for (int block = 1; block < band.grid; ++block)
-      if (block % together != 0) {
-        EXPECT_LE(length(block), length(block - 1)) << id << ", " << block;
-      }
-    EXPECT_GT(length(0), length(band.grid - 1)) << id;
-  }
-}
-
-// Q, dOut and the sums of dQ of the heads that run together: as many as fit 16 MiB, one at least.
-TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
-  const auto heads = [](const std::string& rest) {
-    return plan_of("bf16/" + rest).kv_heads_at_a_time;
-  };
-  EXPECT_EQ(heads("b2/q512/k512/h8/d128/causal"), 16) << "all of them";
-  EXPECT_EQ(heads("b1/q4096/k4096/h16/d128/causal"), 4) << "4 MiB each";
-  EXPECT_EQ(heads("b1/q4096/k4096/h16x4/d128/causal"), 1) << "16 MiB for the queries of each";
-  EXPECT_EQ(heads("b1/q65536/k65536/h16/d128/causal"), 1);
-  EXPECT_EQ(heads("b1/q512/k512/h8/d128/full"), 1) << "one after the other";
-}
-
-// The blocks of a deterministic call on so many multiprocessors: they begin in order as room is
-// made, and one whose turn has come adds to its next query tile (of one query head a KV head).
-// Returns the steps until all are done.
-int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
-                     int multiprocessors) {
-  const BackwardConfig& c = plan.kernel->config;
-  const KeySchedule schedule = key_schedule(problem, plan);
-  struct Block {
-    KeyTile work;
-    int tile, left;  // query tile, and how many from it on
-  };
-  std::vector<Block> running;
-  std::map<std::pair<int, int>, int> turns;  // of (KV head, query tile)
-  int next = 0;
-  int64_t steps = 0;
-  while (next < plan.grid || !running.empty()) {
-    for (; next < plan.grid && std::ssize(running) < multiprocessors; ++next) {
-      const KeyTile work = work_of(problem, plan, next);
-      running.push_back({work, work.query_tile_begin, work.query_tiles()});
-    }
-    // What a block adds is seen by the others in the next step.
-    const auto before = turns;
-    bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
-    for (Block& b : running) {
-      const std::pair at(int(b.work.sequence.batch * problem.heads_k) + b.work.kv_head, b.tile);
-      const auto found = before.find(at);
-      const int turn = turn_of(schedule, b.work, c.tile_n(), c.band, b.tile);
-      if (turn != (found == before.end() ? 0 : found->second)) continue;
-      ++turns[at];
-      b.tile = b.work.next(b.tile);
-      --b.left;
-      moved = true;
-    }
-    if (!moved) {
-      ADD_FAILURE() << "all wait, on " << multiprocessors << " multiprocessors";
-      return -1;
-    }
-    ++steps;
-  }
-  return steps;
-}
-
-TEST(DeterministicSums, GiveEveryBlockItsTurn) {
-  std::vector<std::string> shapes(std::begin(kShapes), std::end(kShapes));
-  // More key tiles than multiprocessors, more than query tiles, and fewer.
-  shapes.insert(
-      shapes.end(),
-      {"bf16/b1/q2048/k20000/h2/d64/full", "bf16/b1/q9000/k700/h8x2/d128/full",
-       "bf16/b2/q5000/k20000/h2/d128/causal", "bf16/b1/q9000/k20000/h1/d256/w:100",
-       "bf16/b1/q20000/k20000/h1/d128/w100:", "bf16/b1/q20000/k20000/h2/d128/causal/chunk1000",
-       "bf16/b1/q9000/k20000/h1/d64/full/chunk3000"});
-  for (const std::string& shape : shapes) {
-    const BackwardProblem problem = problem_of(shape + "/deterministic");
-    const BackwardPlan plan = plan_of(problem);
-    EXPECT_TRUE(plan.deterministic);
-    SCOPED_TRACE(shape);
-    // Whatever other calls leave of the GPU.
-    for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
-      walk_in_turn(problem, plan, multiprocessors);
-  }
-}
-
-// In multiples of what the blocks would take if none ever waited.
-TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
-  for (const auto& [id, allowed] : {std::pair{"bf16/b1/q16384/k16384/h4/d128/full", 1.2},
-                                    std::pair{"bf16/b1/q16384/k16384/h4/d128/causal", 1.35},
-                                    std::pair{"bf16/b8/q2048/k2048/h4/d64/full", 1.35},
-                                    std::pair{"bf16/b1/q8192/k8192/h16/d256/causal+w500:", 1.35}}) {
-    const BackwardProblem problem = problem_of(std::string(id) + "/deterministic");
-    const BackwardPlan plan = plan_of(problem);
-    int64_t tiles = 0;
-    for (int block = 0; block < plan.grid; ++block)
-      tiles += work_of(problem, plan, block).query_tiles();
-    const int blocks = std::min(plan.grid, kDevice.multiprocessors);
-    const int64_t steps = walk_in_turn(problem, plan, kDevice.multiprocessors);
-    EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
-  }
-}
-
 // So that `flash3 verify --backward` on a GPU runs each of them, and stores both ways.
 TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
@@ -496,7 +218,7 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
     BackwardProblem problem;
     BackwardPlan plan;
     ASSERT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
-    if (!make_plan(problem, &plan).ok()) continue;
+    if (!plan_backward(problem, kDevice, &plan).ok()) continue;
     ++cases_of[plan.kernel->id];
     by_tma.insert(plan.dk_by_tma);
   }

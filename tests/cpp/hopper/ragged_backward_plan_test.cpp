@@ -6,34 +6,11 @@
 #include <map>
 #include <numeric>
 
-#include "cases/backward_tensors.hpp"
+#include "backward_problem.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/select.hpp"
 
 namespace flash3::hopper {
 namespace {
-
-constexpr Device kDevice{0, 132};  // an H100 or H200
-
-BackwardProblem problem_of(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id + "/bwd", &error);
-  EXPECT_TRUE(c) << error;
-  const auto params = cases::make_backward_question(c.value());
-  BackwardProblem problem;
-  const Status status = make_backward_problem(&params, Pointers::kOptional, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
-
-BackwardPlan plan_of(const BackwardProblem& problem) {
-  BackwardPlan plan;
-  const Status status = plan_backward(problem, kDevice, &plan);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return plan;
-}
-
-BackwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 // A packed call whose sequences have so many rows, of which the first `used` count; the id's q and
 // k are max_seqlen.

@@ -1,0 +1,35 @@
+// Backward problems by the ids of their cases, and what the Hopper backend plans for them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cases/backward_tensors.hpp"
+#include "hopper/backward/select.hpp"
+
+namespace flash3::hopper {
+
+inline constexpr Device kDevice{0, 132};  // an H100 or H200
+
+inline BackwardProblem problem_of(const std::string& id) {
+  std::string error;
+  const auto c = cases::parse_id(id + "/bwd", &error);
+  EXPECT_TRUE(c) << error;
+  const auto params = cases::make_backward_question(c.value());
+  BackwardProblem problem;
+  const Status status = make_backward_problem(&params, Pointers::kOptional, &problem);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return problem;
+}
+
+inline BackwardPlan plan_of(const BackwardProblem& problem) {
+  BackwardPlan plan;
+  const Status status = plan_backward(problem, kDevice, &plan);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return plan;
+}
+
+inline BackwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
+
+}  // namespace flash3::hopper

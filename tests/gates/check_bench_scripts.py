@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The benchmark scripts, as far as they go without a GPU: bench/peers.py refuses bad arguments in words before it loads
-torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what they and flash3 bench wrote.
+torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what it wrote of FP8.
 
 --flash3 PROGRAM: the ragged points are also compared with those that this program lists."""
 import contextlib
@@ -347,110 +347,6 @@ class Ceiling(unittest.TestCase):
     def test_its_error_is_told(self):
         with self.assertRaisesRegex(SystemExit, "needs a Hopper GPU"):
             self.run_program("echo 'flash3: --ceiling needs a Hopper GPU: none' >&2; exit 1")
-
-
-class Tables(unittest.TestCase):
-    def report(self, **more):
-        point = {"batch": 1, "seq": 16384, "heads": 16, "dim": 128, "causal": True, "tflops": {"flash3": 700.0, "cudnn": 500.0},
-                 "spread_p10_p90": {"flash3": 0.01, "cudnn": 0.02}, "sm_mhz": 1700, "watts": 690, **more}
-        return {"device": "GPU", "driver": "1", "torch": "2", "cudnn": 9, "commit": "abc", "date": "2026-01-01",
-                "dtype": "bf16", "sample_ms": 12.0, "samples": 11, "points": [point]}
-
-    def test_columns_of_the_peers(self):
-        path = ROOT / "bench/results/x.json"
-        plain = tables.gpu_points(path, self.report())
-        self.assertNotIn("ceiling", plain)
-        self.assertNotIn("pJ/FLOP", plain)
-        full = self.report(share_of_ceiling={"flash3": 0.8235, "cudnn": 0.588},
-                           alone={"flash3": {"pj_per_flop": 0.97}, "cudnn": {"pj_per_flop": 1.31}})
-        full["ceiling"] = {"before": CEILING, "after": CEILING}
-        points = tables.gpu_points(path, full)
-        header, rule, row = [line.split("|") for line in points.splitlines() if line.startswith("|")]
-        self.assertEqual(len(header), len(rule))
-        self.assertEqual(len(header), len(row))
-        cells = {title.strip(): cell.strip() for title, cell in zip(header, row)}
-        self.assertEqual(cells["share of the ceiling"], "0.824")
-        self.assertEqual(cells["flash3 alone, pJ/FLOP"], "0.97")
-        self.assertEqual(cells["cuDNN alone, pJ/FLOP"], "1.31")
-        self.assertIn("before the samples 850 TFLOP/s at 1750 MHz, 680 W, 0.80 pJ/FLOP", points)
-        self.assertIn("share of the ceiling, over these 1 points: 0.82", tables.gpu_summary(path, full))
-
-    def test_backward(self):
-        path = ROOT / "bench/results/x.json"
-        report = self.report(workspace_bytes={"flash3": 3 << 20}, score_matrix_bytes=8 << 30)
-        report |= {"pass": "backward", "deterministic": False}
-        # A library that refuses a point has no cell there.
-        report["points"].append({**report["points"][0], "seq": 8192, "tflops": {"flash3": 600.0, "fa4": 400.0}})
-        points = tables.gpu_points(path, report)
-        self.assertIn("bf16, backward, batch · seq", points)
-        header, _, row, other = [line.split("|") for line in points.splitlines() if line.startswith("|")]
-        cells = {title.strip(): cell.strip() for title, cell in zip(header, row)}
-        self.assertEqual((cells["workspace, MiB"], cells["score matrix (not stored), MiB"]), ("3.0", "8192"))
-        self.assertEqual(cells["FlashAttention-4 TFLOP/s"], "")
-        cells = {title.strip(): cell.strip() for title, cell in zip(header, other)}
-        self.assertEqual((cells["cuDNN TFLOP/s"], cells["/ FlashAttention-4"]), ("", "1.500"))
-        self.assertIn("Workspace: at most 3.0 MiB", tables.gpu_summary(path, report))
-        self.assertIn("deterministic backward", tables.gpu_heading({**report, "deterministic": True}))
-
-    def test_ragged(self):
-        path = ROOT / "bench/results/x.json"
-        point = {"case": "c", "sequences": 47, "cost_per_token": 4760.3, "ms": {"flash3": 2.0, "fa4": 2.5},
-                 "tflops": {"flash3": 600.0, "fa4": 480.0}, "gbps": {"flash3": 500.0, "fa4": 400.0},
-                 "ratio_to_beside": {"flash3": 0.95}, "beside": {"case": "d"}, "spread_p10_p90": {"flash3": 0.01},
-                 "sm_mhz": 1700, "watts": 690, "refused": {"fa2": "no sink"}}
-        report = {**self.report(), "pass": "backward", "ragged_points": [point]}
-        del report["points"]
-        text = tables.ragged_points(path, report)
-        header, _, row = [line.split("|") for line in text.splitlines() if line.startswith("|")]
-        self.assertEqual(len(header), len(row))
-        cells = {title.strip(): cell.strip() for title, cell in zip(header, row)}
-        self.assertEqual(cells["FlashAttention-4 ms (TFLOP/s, GB/s)"], "2.500 (480, 400)")
-        self.assertEqual(cells["/ FlashAttention-4"], "1.250")
-        self.assertEqual(cells["of the dense or plain call's TFLOP/s"], "0.950 of `d`")
-        self.assertIn("FlashAttention-2: no sink", text)
-        alone = {"metadata": {"commit": "abc", "date": "2026-01-01T00:00:00Z", "device": "GPU", "suite": "ragged"},
-                 "results": [{"case": "c", "median_ms": 2.0, "tflops": 600.0, "gbps": 500.2, "sequences": 47,
-                              "cost_per_token": 4760.3, "beside": "d", "ratio": 0.95}]}
-        text = tables.alone_table(path, alone)
-        self.assertIn("| `c` | 2.0000 | 600.0 | 500 | 47 | 4760 | d | 0.950 |", text)
-
-    def test_flash3_alone(self):
-        path = ROOT / "bench/results/x.json"
-        about = {"commit": "abc", "date": "2026-01-01T00:00:00Z", "device": "GPU"}
-        window = {"metadata": {**about, "suite": "window"},
-                  "results": [{"case": "c", "median_ms": 1.5, "tflops": 600.0, "keys_per_query": 128.0, "us_per_key": 11.7}]}
-        self.assertIn("| `c` | 1.5000 | 600.0 | 128.0 | 11.7000 |", tables.alone_table(path, window))
-        sustained = {"metadata": about, "ceiling": [{**CEILING, "when": "before"}],
-                     "results": [{"case": "c", "sustained_ms": 1.0, "burst_tflops": 700.0, "tflops": 650.0, "keys_per_query": 9.0}]}
-        text = tables.alone_table(path, sustained)
-        self.assertIn("| `c` | 700.0 | 650.0 |", text)
-        self.assertIn("before the cases: 850 TFLOP/s", text)
-        self.assertEqual(tables.alone_kind({"metadata": about, "results": [], "ceiling": [CEILING]}), "the ceiling")
-        self.assertIsNone(tables.alone_kind({"metadata": about, "results": [{"median_ms": 1}]}))
-        ablation = {"metadata": {**about, "case": "c", "how": "medians"},
-                    "ablation": [{"schedule": "full", "tile": "128x128", "tflops": 650.0, "share_of_full": 1.0,
-                                  "paper_tflops": 661.0, "paper_share_of_full": 1.0},
-                                 {"schedule": "no ping-pong", "tile": "128x128", "tflops": 640.0, "share_of_full": 0.985}]}
-        text = tables.alone_table(path, ablation)
-        self.assertIn("| full | 128x128 | 650.0 | 1.000 | 661 | 1.000 |", text)
-        self.assertIn("| no ping-pong | 128x128 | 640.0 | 0.985 |  |  |", text)
-
-    def test_calls_and_trainings(self):
-        path = ROOT / "bench/results/x.json"
-        about = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-22", "commit": "abc"}
-        text = tables.call_table(path, {**about, "rounds": 21, "calls": 500, "call_overhead_us": {
-            "C function": 9.0, "torch.ops.flash3.forward_out": 15.0, "flash3.sdpa": 20.5, "flash3.sdpa, recorded by autograd": 30.0,
-            "torch scaled_dot_product_attention": 19.0, "torch's, recorded by autograd": 25.25}})
-        for line in ("takes 9.0;", "| `torch.ops.flash3.forward_out` | 6.0 |  |", "| `flash3.sdpa` | 11.5 | 21.0 |",
-                     "| `scaled_dot_product_attention` of torch | 10.0 | 16.2 |", "commit abc, 2026-11-22"):
-            self.assertIn(line, text)
-        losses = {"flash3": [5.0] * 10 + [3.0] * 15, "torch SDPA": [5.0] * 10 + [2.0] * 15}
-        size = {"layers": 2, "dim": 128, "heads": 4, "batch": 8, "length": 128}
-        text = tables.training_table(path, {**about, "size": size, "seed": 0, "loss": losses,
-                                            "tokens_per_second": {"flash3": 12345, "torch SDPA": 9999}})
-        for line in ("| 0 … 9 | 5.0000 | 5.0000 |", "| 10 … 19 | 3.0000 | 2.0000 |", "| 15 … 24 | 3.0000 | 2.0000 |",
-                     "| tokens/s | 12,345 | 9,999 |"):
-            self.assertIn(line, text)
 
 
 if __name__ == "__main__":

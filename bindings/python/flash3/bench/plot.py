@@ -3,8 +3,8 @@ import json
 
 from .peers import NAMES
 
-_COLOURS = {"flash3": "#c0392b", "flash3_fp8": "#f39c12", "flash3_quantize_fp8": "#f7dc6f", "cudnn_fp8": "#82e0aa", "fa2": "#7f8c8d", "fa3": "#2c6fbb", "fa4": "#8e44ad", "cudnn": "#27ae60", "flex": "#e67e22",
-            "torch": "#34495e"}
+_COLOURS = {"flash3": "#c0392b", "flash3_fp8": "#f39c12", "flash3_quantize_fp8": "#f7dc6f", "cudnn_fp8": "#82e0aa",
+            "fa2": "#7f8c8d", "fa3": "#2c6fbb", "fa4": "#8e44ad", "cudnn": "#27ae60", "flex": "#e67e22", "torch": "#34495e"}
 
 
 def _fp8_suite(report):

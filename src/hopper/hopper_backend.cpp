@@ -122,11 +122,11 @@ class HopperBackend final : public Backend {
     out->add("kernel", plan.kernel->id);
     out->add("why",
              message("the smallest tile that holds head_dim ", problem.head_dim, " and head_dim_v ",
-                     problem.head_dim_v, "; ", explain_mask(problem, "steps")));
+                     problem.head_dim_v, "; ", explain_mask(problem, "tiles")));
     explain_scores(c.score, out);
     out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
     out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
-    out->add("stages", message(c.q_stages, " of Q, ", c.dout_stages, " of dOut"));
+    out->add("stages", message(kQueryStages, " of Q and dOut"));
     if (problem.is_ragged())
       out->add("sequences", message(problem.batch,
                                     ", longest first, listed by a kernel of their own: their "

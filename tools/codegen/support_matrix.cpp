@@ -249,9 +249,7 @@ std::string stages(const ForwardKernel& kernel) {
   const hopper::ForwardConfig& c = kernel.config;
   return c.fp8() ? message(c.stages, ", ", c.raw_v_stages) : message(c.stages);
 }
-std::string stages(const BackwardKernel& kernel) {
-  return message(kernel.config.q_stages, ", ", kernel.config.dout_stages);
-}
+std::string stages(const BackwardKernel&) { return message(hopper::kQueryStages); }
 
 // The kernels of these dtypes have the same shapes, dtype by dtype: the table has one row for all,
 // and says so only if it is so. `family` is what ids begin with, `suffix` what a case's id ends in.

@@ -8,7 +8,7 @@ import argparse
 import pathlib
 import sys
 
-SHAPES = (64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+SHAPES = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
 FP8_SHAPES = (64, 96, 128, 192, 256)
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "src/hopper/device/ptx/wgmma_shapes.cuh"
 

@@ -7,50 +7,40 @@
 
 namespace flash3::hopper {
 
-// How the two consumer warpgroups of a block share the work on its keys. README.md draws each.
-enum class BackwardForm {
-  kSteps,  // 64 keys each, dK and dV in registers; a query tile in steps of 64, S a step ahead
-  kTall,   // likewise, a query tile in one step; dQ computed transposed
-  kWide    // the same 64 keys, dV in the registers of one and dK in those of the other
-};
-
 inline constexpr int kConsumerWarpgroups = 2;
-inline constexpr int kStepQueries = 64;  // whose scores a warpgroup computes at once; not kTall
+inline constexpr int kQueryStages = 2;  // of Q with its LSE, and of dOut with delta
 
 // One kernel: a block owns tile_n keys, whose dK and dV stay in registers, and walks over query
-// tiles of tile_m. Q (with its LSE) and dOut (with delta) each travel through a ring.
+// tiles of tile_m.
 struct BackwardConfig {
   int head_dim;
   int head_dim_v;
   bool band;         // masks by the band; otherwise only the end of the keys
   int from_queries;  // for calls of at least so many
   int tile_m;
-  int q_stages;
-  int dout_stages;
-  BackwardForm form;
+  // The consumer warpgroups share 64 keys, dV in the registers of one and dK in those of the other;
+  // otherwise each has 64 keys of its own. README.md draws both.
+  bool wide;
   ScoreKind score = ScoreKind::kPlain;
 
-  FLASH3_HOST_DEVICE constexpr bool wide() const { return form == BackwardForm::kWide; }
-  FLASH3_HOST_DEVICE constexpr bool tall() const { return form == BackwardForm::kTall; }
-  FLASH3_HOST_DEVICE constexpr int tile_n() const { return wide() ? 64 : 128; }
+  FLASH3_HOST_DEVICE constexpr int tile_n() const { return wide ? 64 : 128; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (kConsumerWarpgroups + 1); }
 
   // Registers per thread after setmaxnreg; see forward/config.hpp. A wide kernel's producer
   // computes dQ.
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return wide() ? 72 : 24; }
-  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide() ? 216 : 240; }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return wide ? 72 : 24; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide ? 216 : 240; }
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
-  // Queries whose scores a warpgroup computes at once.
-  FLASH3_HOST_DEVICE constexpr int step_queries() const { return tall() ? tile_m : kStepQueries; }
-
-  // dQ of a query tile is computed, and lies in the workspace, in blocks of 64 columns.
-  FLASH3_HOST_DEVICE constexpr int dq_queries() const { return tall() ? tile_m : 64; }
+  // dQ of a query tile is computed, and lies in the workspace, in blocks of 64 columns: of 64
+  // queries, or, transposed, of all, since the M of a tensor core product is 64.
+  FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
+  FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
 
   // Float32 on its way between registers: dQ to the warp that adds it, or P of a wide tile from one
   // warpgroup to the other. In float4 of each thread of a warpgroup.
   FLASH3_HOST_DEVICE constexpr int fragment_quads() const {
-    return wide() ? 8 : tile_m * head_dim / 512;
+    return wide ? 8 : tile_m * head_dim / 512;
   }
 
   // Rows of the mask that lie in shared memory; without a band none is read.
@@ -61,12 +51,10 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 3 + 2 * (kConsumerWarpgroups + 1 + 2 + q_stages + dout_stages);
-    return tile_n() * (head_dim + head_dim_v) * 2 + q_stages * q_bytes() +
-           dout_stages * dout_bytes() + ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + int(sizeof(KeyTile)) + mask_rows() * 8 +
-            kConsumerWarpgroups * int(sizeof(WholeSteps)) + 15) /
-               16 * 16;
+    const int barriers = 3 + 2 * (kConsumerWarpgroups + 1 + 2 + 2 * kQueryStages);
+    return tile_n() * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
+           ds_bytes() + fragment_quads() * 2048 +
+           (8 * barriers + int(sizeof(KeyTile)) + mask_rows() * 8 + 15) / 16 * 16;
   }
 };
 
@@ -74,33 +62,33 @@ struct BackwardConfig {
 // row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one sequence, hidden
 // size 2048, H200.
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    // D, Dv, band, from_queries, tile_m, q_stages, dout_stages, form
-    {64, 64, false, 0, 128, 3, 2, BackwardForm::kSteps},    // 539, 1.22
-    {64, 64, true, 0, 128, 3, 2, BackwardForm::kSteps},     // 518, 1.25
-    {128, 128, false, 0, 80, 2, 2, BackwardForm::kTall},    // 633, 1.17
-    {128, 128, true, 8192, 80, 2, 2, BackwardForm::kTall},  // 606, 1.16
-    {128, 128, true, 0, 64, 3, 2, BackwardForm::kSteps},    // 498, 1.10 at 4k
-    {192, 128, false, 0, 64, 2, 2, BackwardForm::kWide},    // not measured beside a peer
-    {192, 128, true, 0, 64, 2, 2, BackwardForm::kWide},     // not measured beside a peer
-    {192, 192, false, 0, 64, 2, 2, BackwardForm::kWide},    // not measured beside a peer
-    {192, 192, true, 0, 64, 2, 2, BackwardForm::kWide},     // not measured beside a peer
-    {256, 256, false, 0, 64, 2, 2, BackwardForm::kWide},    // 453, 1.31
-    {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide},     // 456, 1.18
+    // D, Dv, band, from_queries, tile_m, wide
+    {64, 64, false, 0, 128, false},     // 539, 1.22
+    {64, 64, true, 0, 128, false},      // 518, 1.25
+    {128, 128, false, 0, 80, false},    // 633, 1.17
+    {128, 128, true, 8192, 80, false},  // 606, 1.16
+    {128, 128, true, 0, 64, false},     // 498, 1.10 at 4k
+    {192, 128, false, 0, 64, true},     // not measured beside a peer
+    {192, 128, true, 0, 64, true},      // not measured beside a peer
+    {192, 192, false, 0, 64, true},     // not measured beside a peer
+    {192, 192, true, 0, 64, true},      // not measured beside a peer
+    {256, 256, false, 0, 64, true},     // 453, 1.31
+    {256, 256, true, 0, 64, true},      // 456, 1.18
     // Softcaps, under any mask. Not measured.
-    {64, 64, true, 0, 128, 3, 2, BackwardForm::kSteps, ScoreKind::kSoftcap},
-    {128, 128, true, 8192, 80, 2, 2, BackwardForm::kTall, ScoreKind::kSoftcap},
-    {128, 128, true, 0, 64, 3, 2, BackwardForm::kSteps, ScoreKind::kSoftcap},
-    {256, 256, true, 0, 64, 2, 2, BackwardForm::kWide, ScoreKind::kSoftcap},
+    {64, 64, true, 0, 96, false, ScoreKind::kSoftcap},
+    {128, 128, true, 8192, 80, false, ScoreKind::kSoftcap},
+    {128, 128, true, 0, 64, false, ScoreKind::kSoftcap},
+    {256, 256, true, 0, 64, true, ScoreKind::kSoftcap},
 };
 
 constexpr bool is_valid(const BackwardConfig& c) {
-  const int gradients = (c.wide() ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
-            scores = c.step_queries() / 2;
+  const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
+            scores = c.tile_m / 2;
+  // dQ's half of a consumer warpgroup: its 64 columns, or at d 64 its queries, 64 or an N.
+  const bool halves = c.head_dim == 128 ? c.tile_m == 64 || c.dq_transposed()
+                                        : c.head_dim == 64 && c.tile_m % 16 == 0 && c.tile_m > 64;
   return c.shared_bytes() <= 227 * 1024 && c.head_dim % 64 == 0 && c.head_dim_v % 64 == 0 &&
-         c.head_dim_v <= c.head_dim &&
-         (c.tall() ? c.tile_m % 16 == 0 && c.tile_m <= 80 && c.head_dim == 64 * kConsumerWarpgroups
-                   : c.tile_m % 64 == 0) &&
-         (!c.wide() || c.tile_m == 64) && c.q_stages >= 2 && c.dout_stages == 2 &&
+         c.head_dim_v <= c.head_dim && c.tile_m % 16 == 0 && (c.wide ? c.tile_m == 64 : halves) &&
          128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();

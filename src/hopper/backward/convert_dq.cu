@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kColumns = 64;
-constexpr int kMaxQueries = 80;
+constexpr int kMaxQueries = 96;
 constexpr int kPaddedRow =
     kColumns + 8;  // keeps the eight rows of a warp's store in different banks
 

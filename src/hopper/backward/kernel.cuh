@@ -28,8 +28,6 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n();
-  static constexpr int kQStages = kConfig.q_stages;
-  static constexpr int kDoutStages = kConfig.dout_stages;
   // Of the staged dQ, each warpgroup's.
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;
 
@@ -39,44 +37,33 @@ struct BackwardTraits {
   using DoutTile = SharedTile<kTileM, kHeadDimV>;
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
-  // Where registers are too few for it, which steps need no mask is read as it is needed.
-  static constexpr bool kWholeInShared = kCapped && kHeadDim == 128;
-
   struct Shared {
     uint8_t k[KTile::kBytes];
     uint8_t v[VTile::kBytes];
-    uint8_t q[kQStages][QTile::kBytes];
-    uint8_t dout[kDoutStages][DoutTile::kBytes];
+    uint8_t q[kQueryStages][QTile::kBytes];
+    uint8_t dout[kQueryStages][DoutTile::kBytes];
     uint8_t ds[2][DsTile::kBytes];
     float4 fragments[kConfig.fragment_quads()][kWarpgroupThreads];
-    float lse[kQStages][kTileM];  // base 2
-    float delta[kDoutStages][kTileM];
-    RingBarriers<kQStages> q_barriers;
-    RingBarriers<kDoutStages> dout_barriers;
+    float lse[kQueryStages][kTileM];  // base 2
+    float delta[kQueryStages][kTileM];
+    RingBarriers<kQueryStages> q_barriers;
+    RingBarriers<kQueryStages> dout_barriers;
     uint64_t k_full, v_full;
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
     RingBarriers<2> ds_barriers;
     uint64_t tile_read;
     KeyTile work;
-    RowKeys seen_by[kConfig.mask_rows()];   // a key: these queries
-    WholeSteps whole[kConsumerWarpgroups];  // kWholeInShared
+    RowKeys seen_by[kConfig.mask_rows()];  // a key: these queries
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
-
-// The steps that need no mask for the 64 keys from this one.
-template <class Traits>
-__device__ __forceinline__ WholeSteps whole_steps_from(const KeyTile& work, int key) {
-  return whole_steps(work, {key, key + kWarpgroupRows}, Traits::kConfig.step_queries());
-}
 
 }  // namespace flash3::hopper
 
 #include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/math.cuh"
-#include "hopper/backward/math_tall.cuh"
 #include "hopper/backward/math_wide.cuh"
 #include "hopper/backward/produce_wide.cuh"
 
@@ -101,12 +88,6 @@ __device__ __forceinline__ void find_work(const BackwardParams& params,
   }
   if (leader)
     shared.work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
-  if constexpr (Traits::kWholeInShared) {
-    __syncwarp();
-    const int w = int(threadIdx.x % 32);
-    if (w < kConsumerWarpgroups)
-      shared.whole[w] = whole_steps_from<Traits>(shared.work, shared.work.key + w * kWarpgroupRows);
-  }
 }
 
 template <class Traits>
@@ -140,7 +121,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<Traits::kConfig.producer_registers()>();
-    if constexpr (Traits::kConfig.wide()) {
+    if constexpr (Traits::kConfig.wide) {
       produce_wide<Traits>(params, shared, work);
     } else {
       const BackwardProducerWarp role{warp_in_warpgroup()};
@@ -153,10 +134,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     }
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();
-    if constexpr (Traits::kConfig.wide()) {
+    if constexpr (Traits::kConfig.wide) {
       accumulate_wide<Traits>(params, shared, work, warpgroup - 1);
-    } else if constexpr (Traits::kConfig.tall()) {
-      accumulate_tall<Traits>(params, shared, work, warpgroup - 1);
     } else {
       accumulate<Traits>(params, shared, work, warpgroup - 1);
     }

@@ -109,51 +109,22 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const KeySchedule& schedule
   return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band);
 }
 
-// Steps of queries that need no mask: those from a query in [first, first + more] on.
-struct WholeSteps {
+// Query tiles that need no mask: those from a query in [first, first + more] on.
+struct WholeTiles {
   int first = 0x7fffffff, more = 0;  // none
   FLASH3_HOST_DEVICE constexpr bool hold(int query) const {
     return unsigned(query) - unsigned(first) <= unsigned(more);
   }
 };
 
-// The steps whose queries all see all of these keys of the work. Bounds never decrease, so that
+// The tiles whose queries all see all of these keys of the work. Bounds never decrease, so that
 // they are one after the other, also in chunks.
-FLASH3_HOST_DEVICE constexpr WholeSteps whole_steps(const KeyTile& work, TileMask::Range keys,
-                                                    int step_queries) {
+FLASH3_HOST_DEVICE constexpr WholeTiles whole_tiles(const KeyTile& work, TileMask::Range keys,
+                                                    int tile_m) {
   const int first = work.queries.first(keys.end - 1), end = work.queries.end(keys.begin);
-  WholeSteps steps{first > 0 ? first : 0, 0};
-  steps.more = end - step_queries - steps.first;
-  return keys.end > work.sequence.k_length || steps.more < 0 ? WholeSteps{} : steps;
-}
-
-// The query tiles of the work's walk over a head, in steps, as some of its keys are seen by them.
-// Bounds never decrease, so that the steps that see one of the keys follow one another.
-struct KeysWalk {
-  int before = 0;      // tiles that see none of the keys
-  bool late = false;   // a tile whose second step alone does
-  int whole = 0;       // tiles of steps that all do
-  bool early = false;  // a tile whose first step alone does
-  int after = 0;       // tiles that see none of the keys
-
-  FLASH3_HOST_DEVICE constexpr bool empty() const { return whole + late + early == 0; }
-};
-FLASH3_HOST_DEVICE constexpr KeysWalk keys_walk(const KeyTile& work, TileMask::Range keys,
-                                                int tile_m, int step_queries) {
-  const int steps = tile_m / step_queries;  // of a tile: one or two
-  TileMask::Range seen = {};
-  if (keys.end > work.sequence.k_length) keys.end = work.sequence.k_length;
-  if (!keys.empty()) seen = work.queries.key_tiles(keys, work.sequence.q_length, step_queries);
-  if (seen.empty()) return {work.query_tiles()};
-  const int begin = seen.begin - work.query_tile_begin * steps,
-            end = seen.end - work.query_tile_begin * steps;
-  KeysWalk walk;
-  walk.before = begin / steps;
-  walk.late = begin % steps != 0;
-  walk.whole = end / steps - (begin + steps - 1) / steps;
-  walk.early = end % steps != 0;
-  walk.after = work.query_tiles() - (end + steps - 1) / steps;
-  return walk;
+  WholeTiles tiles{first > 0 ? first : 0, 0};
+  tiles.more = end - tile_m - tiles.first;
+  return keys.end > work.sequence.k_length || tiles.more < 0 ? WholeTiles{} : tiles;
 }
 
 // In turn: how many blocks add to this query tile of the work before its own does. They come in the

@@ -162,8 +162,8 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   if (!has_rows) return {};
   const BackwardConfig& c = plan.kernel->config;
   const ConvertParams params{
-      rows,    element_view(problem.dq), problem.softmax_scale, problem.head_dim, c.dq_queries(),
-      c.tall()};
+      rows,           element_view(problem.dq), problem.softmax_scale, problem.head_dim,
+      c.dq_queries(), c.dq_transposed()};
   return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
 }
 

@@ -22,16 +22,17 @@ struct QueryPlace {
 };
 
 // The i-th query tile of a ring, with one float a row beside it.
-template <int kStages, class Tile>
+template <class Tile>
 __device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
                                              int i, const TensorMap* map, const RowMap& map_rows,
                                              const float* rows,
-                                             uint8_t (&tiles)[kStages][Tile::kBytes],
-                                             float (&row_slots)[kStages][Tile::kRows],
-                                             RingBarriers<kStages>& barriers, BarrierName empty) {
+                                             uint8_t (&tiles)[kQueryStages][Tile::kBytes],
+                                             float (&row_slots)[kQueryStages][Tile::kRows],
+                                             RingBarriers<kQueryStages>& barriers,
+                                             BarrierName empty) {
   const QueryPlace at(params, work, i);
-  const int stage = i % kStages;
-  wait(&barriers.empty[stage], i / kStages % 2 ^ 1, empty);
+  const int stage = i % kQueryStages;
+  wait(&barriers.empty[stage], i / kQueryStages % 2 ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
   const SequenceRows& s = work.sequence;
@@ -67,18 +68,18 @@ template <class Traits>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int i) {
-  load_queries<Traits::kQStages, typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
-                                                         params.rows.lse_log2, shared.q, shared.lse,
-                                                         shared.q_barriers, BarrierName::kQEmpty);
+  load_queries<typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
+                                       params.rows.lse_log2, shared.q, shared.lse,
+                                       shared.q_barriers, BarrierName::kQEmpty);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
                                           int i) {
-  load_queries<Traits::kDoutStages, typename Traits::DoutTile>(
-      params, work, i, &params.dout, params.dout_rows, params.rows.delta, shared.dout, shared.delta,
-      shared.dout_barriers, BarrierName::kDoutEmpty);
+  load_queries<typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
+                                          params.rows.delta, shared.dout, shared.delta,
+                                          shared.dout_barriers, BarrierName::kDoutEmpty);
 }
 
 template <class Traits>

@@ -28,16 +28,15 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using QTile = typename Traits::QTile;
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
-  static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2);
 
-  const StepMask<Traits> mask(shared, 0, thread);
+  const KeysMask<Traits> mask(shared, 0, thread);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
 
   float r_dv[Traits::kHeadDimV / 2] = {};
-  float r_s[kStepQueries / 2];
-  uint32_t r_p[kStepQueries / 4];
+  float r_s[Traits::kTileM / 2];
+  uint32_t r_p[Traits::kTileM / 4];
   const auto wait_for_q = [&](int tile) {
     wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
   };
@@ -59,7 +58,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const int stage = tile % 2;
     if constexpr (Traits::kCapped) confine(params.softcap, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
-    float2 r_lse[kStepQueries / 8];
+    float2 r_lse[Traits::kTileM / 8];
     load_rows(r_lse, shared.lse[stage], thread);
     const auto lse = [&](int pair) { return r_lse[pair]; };
     if constexpr (Traits::kCapped) {
@@ -110,8 +109,8 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   const Descriptor dout_rows = descriptor(DoutTile::kMajorK, shared.dout);
 
   float r_dk[Traits::kHeadDim / 2] = {};
-  float r_dp[kStepQueries / 2];
-  uint32_t r_ds[kStepQueries / 4];
+  float r_dp[Traits::kTileM / 2];
+  uint32_t r_ds[Traits::kTileM / 4];
   const auto wait_for_dout = [&](int tile) {
     wait(&shared.dout_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kDoutFull);
   };
@@ -132,7 +131,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
-    float r_p[kStepQueries / 2];
+    float r_p[Traits::kTileM / 2];
     wait(&shared.p_barriers.full[0], tile % 2, BarrierName::kPFull);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -140,7 +139,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
       r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
     }
     arrive(&shared.p_barriers.empty[0]);
-    float2 r_delta[kStepQueries / 8];
+    float2 r_delta[Traits::kTileM / 8];
     load_rows(r_delta, shared.delta[stage], thread);
     subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });
     arrive(&shared.dout_barriers.empty[stage]);

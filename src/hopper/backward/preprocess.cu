@@ -53,13 +53,13 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   const int64_t first_row = int64_t(blockIdx.x) * kRows;
   if (rows.turns != nullptr && threadIdx.x < kTurns && part == 0)
     rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
-  if (rows.zeroed) {
-    float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
-    for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
-  }
   if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
 
   const RowTile tile = find_tile(rows, index);
+  if (rows.zeroed && tile.rows.capacity > 0) {  // nobody's sums are not read
+    float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
+    for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
+  }
   const int query = tile.query + part * kRows, count = int(tile.rows.length) - query;
   const int64_t row_in_tensor = tile.rows.first + query;
   const unsigned short* dout = params.dout.data + tile.batch * params.dout.stride_batch +
@@ -123,9 +123,11 @@ cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
 
 template <Element kElement>
 cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
-  constexpr int kTallRows = 80;  // the one height of tiles that 64 does not divide
-  return params.rows.tiles.tile_m == kTallRows ? launch<kElement, kTallRows>(params, stream)
-                                               : launch<kElement, 64>(params, stream);
+  switch (params.rows.tiles.tile_m) {
+    case 80: return launch<kElement, 80>(params, stream);
+    case 96: return launch<kElement, 96>(params, stream);
+    default: return launch<kElement, 64>(params, stream);  // it divides all others
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "hopper/backward/add_dq.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/products.cuh"
+#include "hopper/device/constant.cuh"
 #include "hopper/device/ptx/reduce.cuh"
 
 namespace flash3::hopper {
@@ -19,7 +20,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
   // Of kOutputStaged, behind the consumers'.
   constexpr int kTurnCome = kConsumerWarpgroups, kAdded = kTurnCome + 1;
   static_assert(kAdded < kMaxConsumerWarpgroups);
-  static_assert(Traits::kQStages == 2 && Traits::kDoutStages == 2 && kBlocks > 1);
+  static_assert(kBlocks > 1);
   // In registers: the loading thread's warp computes too, and would wait for shared memory.
   const KeyTile work = shared_work;
   const int thread = thread_in_warpgroup();

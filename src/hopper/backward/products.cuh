@@ -4,22 +4,10 @@
 
 #include "hopper/backward/kernel.cuh"
 #include "hopper/device/band_mask.cuh"
-#include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/score.cuh"
 
 namespace flash3::hopper {
-
-// 64 rows of a tile as the register operand of issue_transposed_scores.
-template <class Tile>
-__device__ __forceinline__ void load_operand(uint32_t (&r)[Tile::kCols / 4], const uint8_t* tile,
-                                             int first_row, int thread) {
-  const int lane = thread % 32, row = first_row + thread / 32 * 16 + lane % 16;
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
-#pragma unroll
-  for (int col = 0; col < Tile::kCols; col += 16)
-    ldmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), &r[col / 4]);
-}
 
 // Issues D = A·Bᵀ, 64 rows of ATile by as many rows of BTile as D has columns, the reduction over
 // the columns.
@@ -31,21 +19,6 @@ __device__ __forceinline__ void issue_transposed_scores(float (&r)[N], Descripto
 #pragma unroll
   for (int col = 0; col < ATile::kCols; col += 16) {
     Wgmma<T, 2 * N>::ss(r, a + ATile::k_step(col), b + BTile::k_step(col), col != 0);
-  }
-  wgmma_commit();
-}
-
-// The same, A in registers.
-template <Element T, class BTile, int N>
-__device__ __forceinline__ void issue_transposed_scores(float (&r)[N],
-                                                        uint32_t (&a)[BTile::kCols / 4],
-                                                        Descriptor b) {
-  discard_registers(r);
-  pin_registers(a);
-  wgmma_fence();
-#pragma unroll
-  for (int col = 0; col < BTile::kCols; col += 16) {
-    Wgmma<T, 2 * N>::template rs<false>(r, &a[col / 4], b + BTile::k_step(col), col != 0);
   }
   wgmma_commit();
 }
@@ -64,21 +37,7 @@ __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uin
   wgmma_commit();
 }
 
-// Issues D += Aᵀ·B, A kStepQueries rows of 64 columns of ATile, B kStepQueries rows of BTile.
-template <Element T, class ATile, class BTile>
-__device__ __forceinline__ void issue_gradient_shared(float (&r)[BTile::kCols / 2], Descriptor a,
-                                                      Descriptor b) {
-  pin_registers(r);
-  wgmma_fence();
-#pragma unroll
-  for (int row = 0; row < kStepQueries; row += 16) {
-    Wgmma<T, BTile::kCols>::template ss<true, true>(r, a + ATile::mn_step(row),
-                                                    b + BTile::mn_step(row), true);
-  }
-  wgmma_commit();
-}
-
-// A step's dSᵀ of this warpgroup, packed, to its 64 columns of the tile of dS.
+// dSᵀ of this warpgroup's keys, packed, to its 64 columns of the tile of dS.
 template <class DsTile, int N>
 __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N], int first_query,
                                          int warpgroup, int thread) {
@@ -93,17 +52,6 @@ __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N],
   }
 }
 
-// Zeros instead, for these queries.
-template <class DsTile>
-__device__ __forceinline__ void clear_ds(uint8_t* ds, int first_query, int queries, int warpgroup,
-                                         int thread) {
-  static_assert(DsTile::kChunk == kWarpgroupRows && DsTile::kRowBytes == 128);
-  uint8_t* const rows =
-      ds + warpgroup * DsTile::kChunkBytes + first_query * DsTile::kRowBytes + thread * 16;
-  for (int i = 0; i < queries / 16; ++i)
-    *reinterpret_cast<uint4*>(rows + i * 16 * DsTile::kRowBytes) = {};
-}
-
 __device__ __forceinline__ void store_shared(float4* to, const float* x) {
   asm volatile(
       "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
@@ -111,13 +59,13 @@ __device__ __forceinline__ void store_shared(float4* to, const float* x) {
       : "memory");
 }
 
-// Issues one 64 × 64 block of dQ = dS·K, of kKeys keys; ds: its rows, k: its columns.
-template <Element T, class DsTile, class KTile, int kKeys = DsTile::kCols>
+// Issues one 64 × 64 block of dQ = dS·K; ds: its rows, k: its columns.
+template <Element T, class DsTile, class KTile>
 __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
   discard_registers(r_dq);
   wgmma_fence();
 #pragma unroll
-  for (int key = 0; key < kKeys; key += 16) {
+  for (int key = 0; key < DsTile::kCols; key += 16) {
     Wgmma<T, 64>::template ss<false, true>(r_dq, ds + DsTile::k_step(key), k + KTile::mn_step(key),
                                            key != 0);
   }
@@ -137,16 +85,16 @@ __device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor
   wgmma_commit();
 }
 
-// Masks the steps of a warpgroup's 64 keys that need it.
+// Masks the query tiles that need it for a warpgroup's 64 keys.
 template <class Traits>
-struct StepMask {
+struct KeysMask {
   typename Traits::Shared& shared;
   int first_row;     // of the block's keys
   int keys;          // from the first of the 64 to the end of all
-  WholeSteps whole;  // band, unless it is in shared memory
+  WholeTiles whole;  // band
 
   // By the whole warpgroup.
-  __device__ __forceinline__ StepMask(typename Traits::Shared& shared, int first_row, int thread)
+  __device__ __forceinline__ KeysMask(typename Traits::Shared& shared, int first_row, int thread)
       : shared(shared), first_row(first_row) {
     const KeyTile& work = shared.work;
     const int first_key = work.key + first_row;
@@ -157,7 +105,7 @@ struct StepMask {
       if (thread % 32 < 16)
         shared.seen_by[first_row + row] =
             row < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
-      if constexpr (!Traits::kWholeInShared) whole = whole_steps_from<Traits>(work, first_key);
+      whole = whole_tiles(work, {first_key, first_key + kWarpgroupRows}, Traits::kTileM);
       __syncwarp();
     }
   }
@@ -167,8 +115,7 @@ struct StepMask {
   __device__ __forceinline__ void apply(float (&r_s)[N], int query, int thread) const {
     const int row = thread / 32 * 16 + thread % 32 / 4;  // the other: 8 further
     if constexpr (Traits::kBand) {
-      if ((Traits::kWholeInShared ? shared.whole[first_row / kWarpgroupRows] : whole).hold(query))
-        return;
+      if (whole.hold(query)) return;
       const RowKeys* seen_by = shared.seen_by + first_row + row;
       mask_scores_by_bits(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
     } else {

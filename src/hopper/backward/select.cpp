@@ -177,7 +177,7 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   // blocks add to a query tile, or all of a head begin with the same one, waiting costs more than
   // zeros.
   constexpr int64_t kFewKeys = 2048;
-  plan->zeroed = c.wide() || !c.band || most_keys(problem) > kFewKeys;
+  plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
   plan->counted = plan->deterministic || !plan->zeroed;
   if (plan->counted) plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
   if (plan->deterministic) {

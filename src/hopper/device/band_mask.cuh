@@ -47,21 +47,26 @@ __device__ __forceinline__ uint32_t columns_before(int end) {
   return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
 }
 
-// As mask_scores<true>, of up to 62 elements, by bits, of which one instruction makes seven
-// predicates: two comparisons a score take longer. The backward's, where it was measured.
+// As mask_scores<true>, by bits, of which one instruction makes seven predicates: two comparisons a
+// score take longer. The backward's, where it was measured.
 template <int N>
 __device__ __forceinline__ void mask_scores_by_bits(float (&r_s)[N], const RowKeys& upper,
                                                     const RowKeys& lower, int key) {
-  static_assert(N / 2 < 32);
+  constexpr int kSlices = (N + 61) / 62, kSlice = N / kSlices;  // bits of half a slice: 31 at most
+  static_assert(kSlice * kSlices == N && kSlice % 4 == 0);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const RowKeys& seen = h == 0 ? upper : lower;
-    const uint32_t visible =
-        columns_before<N / 2>(seen.end - key) & ~columns_before<N / 2>(seen.first - key);
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      float& x = r_s[i / 2 * 4 + 2 * h + i % 2];
-      x = visible & 1u << i ? x : -kInfinity;
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const int first = key + slice * kSlice * 2;
+      const uint32_t visible = columns_before<kSlice / 2>(seen.end - first) &
+                               ~columns_before<kSlice / 2>(seen.first - first);
+#pragma unroll
+      for (int i = 0; i < kSlice / 2; ++i) {
+        float& x = r_s[slice * kSlice + i / 2 * 4 + 2 * h + i % 2];
+        x = visible & 1u << i ? x : -kInfinity;
+      }
     }
   }
 }

@@ -23,8 +23,9 @@ __device__ __forceinline__ int last_place_from(int count, int value, const First
 
 // The listed sequence of the index-th tile; `count` if there are fewer tiles.
 __device__ __forceinline__ int find_sequence(const SequenceList& list, int index) {
-  if (index >= list.first_tile[list.count]) return list.count;
-  return last_place_from(list.count, index, [&](int place) { return list.first_tile[place]; });
+  const int tiles = list.first_tile[list.count];  // on its way while the place is looked for
+  const int place = last_place_from(list.count, index, [&](int at) { return list.first_tile[at]; });
+  return index < tiles ? place : list.count;
 }
 
 }  // namespace flash3::hopper

@@ -81,8 +81,8 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
   }
 }
 
-// Step by step: those that go without a mask have no hidden pair, and no other has none.
-TEST(KeyTiles, MaskTheStepsThatTheMaskCutsAlone) {
+// Those that go without a mask have no hidden pair, and no other has none.
+TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
@@ -92,60 +92,17 @@ TEST(KeyTiles, MaskTheStepsThatTheMaskCutsAlone) {
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
       for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
-        const WholeSteps whole = whole_steps(work, {key, key + 64}, c.step_queries());
-        for (int query = work.query_tile_begin * c.tile_m; query < work.query_tile_end * c.tile_m;
-             query += c.step_queries()) {
+        const WholeTiles whole = whole_tiles(work, {key, key + 64}, c.tile_m);
+        for (int tile = work.query_tile_begin; tile < work.query_tile_end; ++tile) {
+          const int query = tile * c.tile_m;
           bool all = key + 64 <= problem.seq_k;
-          for (int i = query; i < query + c.step_queries(); ++i)
+          for (int i = query; i < query + c.tile_m; ++i)
             for (int j = key; j < key + 64; ++j) all = all && mask.sees(i, j);
           EXPECT_EQ(whole.hold(query), all) << id << ", key " << key << ", query " << query;
         }
       }
     }
   }
-}
-
-// Step by step: a warpgroup's walk has those that see one of its 64 keys, from the first to the
-// last, and passes by the others of its block's.
-TEST(KeyTiles, AreWalkedInTheStepsThatSeeTheKeys) {
-  int passed = 0, halves = 0;
-  for (const char* id : kShapes) {
-    const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
-    const BackwardConfig& c = plan.kernel->config;
-    if (!c.band || c.tall()) continue;
-    const Mask mask = problem.mask();
-    const int step = c.step_queries(), steps = c.tile_m / step;
-    for (int block = 0; block < plan.grid; ++block) {
-      const KeyTile work = work_of(problem, plan, block);
-      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
-        const KeysWalk walk = keys_walk(work, {key, key + 64}, c.tile_m, step);
-        SCOPED_TRACE(message(id, ", key ", key));
-        int first = 0, end = 0;  // of the steps that see a key
-        for (int i = 0; i < work.query_tiles() * steps; ++i) {
-          bool seen = false;
-          for (int q = work.query_tile_begin * c.tile_m + i * step, n = 0; n < step; ++n)
-            for (int j = key; j < std::min<int64_t>(key + 64, problem.seq_k); ++j)
-              seen = seen || (q + n < problem.seq_q && mask.sees(q + n, j));
-          if (!seen) continue;
-          if (end == 0) first = i;
-          end = i + 1;
-        }
-        const int tiles = walk.before + walk.late + walk.whole + walk.early + walk.after;
-        EXPECT_EQ(tiles, work.query_tiles());
-        EXPECT_TRUE(walk.before >= 0 && walk.whole >= 0 && walk.after >= 0);
-        EXPECT_EQ(walk.empty(), end == 0);
-        if (end > 0) {
-          EXPECT_EQ(walk.before * steps + walk.late, first);
-          EXPECT_EQ((tiles - walk.after) * steps - walk.early, end);
-        }
-        passed += walk.before + walk.after;
-        halves += walk.late + walk.early;
-      }
-    }
-  }
-  EXPECT_GT(passed, 0);
-  EXPECT_GT(halves, 0);
 }
 
 // Without a mask the tiles of a head follow one another; under a causal one no block of the heads

@@ -1,0 +1,3 @@
+#include "hopper/backward/instance.cuh"
+
+FLASH3_BACKWARD_SOFTCAP_INSTANCE(kFloat16, 64, 96)

@@ -81,9 +81,9 @@ __device__ __forceinline__ void find_work(const BackwardParams& params,
     index = __shfl_sync(~0u, leader ? atomicAdd(params.ticket, 1) : 0, 0);
   SequenceRows sequence = schedule.one_length;
   if (list.rows != nullptr) {
-    const int place = find_sequence(list, index);
-    sequence = place < list.count ? list.rows[place] : SequenceRows{};  // without a tile
-    index -= list.first_tile[place];
+    const ListedTile found = find_sequence(list, index);
+    sequence = found.valid ? found.sequence : SequenceRows{};  // without a tile
+    index = found.index;
     heads = schedule.heads_k;
   }
   if (leader)

@@ -123,10 +123,12 @@ cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
 
 template <Element kElement>
 cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
+  // Most rows a block: in a ragged batch each looks its tile up.
   switch (params.rows.tiles.tile_m) {
     case 80: return launch<kElement, 80>(params, stream);
     case 96: return launch<kElement, 96>(params, stream);
-    default: return launch<kElement, 64>(params, stream);  // it divides all others
+    case 128: return launch<kElement, 128>(params, stream);
+    default: return launch<kElement, 64>(params, stream);
   }
 }
 

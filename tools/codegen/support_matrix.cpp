@@ -300,5 +300,5 @@ int main() {
   std::printf("\n");
   flash3::print_kernels(forward.last(fp8), {"e4m3"}, "fwd", "K and V, of V as it comes", "");
   std::printf("\n");
-  flash3::print_kernels(flash3::hopper::backward_kernels(), dtypes, "bwd", "Q, of dOut", "/bwd");
+  flash3::print_kernels(flash3::hopper::backward_kernels(), dtypes, "bwd", "Q and of dOut", "/bwd");
 }

@@ -106,8 +106,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wgmma_wait<0>();  // dP
     pin_registers(r_dp);
     subtract_delta(r_dp, r_s, [&](int pair) {
-      return pair < kAhead ? r_delta[pair < kAhead ? pair : kAhead]
-                           : load_row_pair(shared.delta[stage], pair, thread);
+      return pair < kAhead ? r_delta[pair] : load_row_pair(shared.delta[stage], pair, thread);
     });
     if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
     pack_probabilities<kElement>(r_dp, r_ds);

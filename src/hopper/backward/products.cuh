@@ -1,5 +1,5 @@
-// The pieces that both kinds of consumer are made of: products, and what happens to a 64 × 64 tile
-// of transposed scores between them.
+// The pieces that both kinds of consumer are made of: products, and what happens to a tile of
+// transposed scores between them.
 #pragma once
 
 #include "hopper/backward/kernel.cuh"

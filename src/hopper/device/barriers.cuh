@@ -118,7 +118,7 @@ enum class NamedBarrier : int {
   kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
   kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
                        // with what was there
-  kScoreGradient = 9,  // dS of all warpgroups is in shared memory: one, or two for each of them
+  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
   kOwnKeysRead = 13,   // no consumer reads K and V of the block any more
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;

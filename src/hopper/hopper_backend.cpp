@@ -68,7 +68,7 @@ class HopperBackend final : public Backend {
     out->add("why", message("the smallest tile that holds head_dim ", problem.head_dim,
                             " and head_dim_v ", problem.head_dim_v, "; ",
                             plan.slot_rows > 0 ? "the sequences of a tile mask each other"
-                                               : explain_mask(problem, "tiles")));
+                                               : explain_mask(problem)));
     explain_scores(c.score, out);
     out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
     explain_heads(problem, plan, out);
@@ -120,9 +120,8 @@ class HopperBackend final : public Backend {
     }
     const BackwardConfig& c = plan.kernel->config;
     out->add("kernel", plan.kernel->id);
-    out->add("why",
-             message("the smallest tile that holds head_dim ", problem.head_dim, " and head_dim_v ",
-                     problem.head_dim_v, "; ", explain_mask(problem, "tiles")));
+    out->add("why", message("the smallest tile that holds head_dim ", problem.head_dim,
+                            " and head_dim_v ", problem.head_dim_v, "; ", explain_mask(problem)));
     explain_scores(c.score, out);
     out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
     out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
@@ -179,10 +178,9 @@ class HopperBackend final : public Backend {
   }
 
  private:
-  // parts: what is masked at once.
-  static std::string explain_mask(const Problem& problem, const char* parts) {
+  static std::string explain_mask(const Problem& problem) {
     if (!may_hide(problem)) return "no pair is masked";
-    return message("the mask is a band: only ", parts, " on its edges are masked");
+    return "the mask is a band: only tiles on its edges are masked";
   }
 
   static void explain_scores(ScoreKind score, Explanation* out) {

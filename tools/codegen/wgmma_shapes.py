@@ -17,7 +17,7 @@ HEADER = """\
 //
 // wgmma.mma_async m64nNk16, 16-bit operands, float32 accumulators: PTX ISA 9.7.15.5.2.
 //   Wgmma<T, N>::ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
-//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major or K-major
+//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major
 // and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 #pragma once
 
@@ -29,7 +29,7 @@ template <Element T, int N>
 struct Wgmma;
 
 // clang-format off
-#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6, A7)                                          \\
+#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6)                                              \\
   template <>                                                                                                        \\
   struct Wgmma<T, N> {                                                                                               \\
     template <bool kMnMajorA = false, bool kMnMajorB = false>                                                        \\
@@ -41,14 +41,13 @@ struct Wgmma;
                    : OUT(d) : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)),                \\
                               "n"(int(kMnMajorA)), "n"(int(kMnMajorB)));                                             \\
     }                                                                                                                \\
-    template <bool kMnMajorB = true>                                                                                 \\
     static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate) { \\
       asm volatile("{\\n.reg .pred p;\\n.reg .b64 b;\\n"                                                             \\
                    "mov.b64 b, {" A4 ", " A5 "};\\nsetp.ne.b32 p, " A6 ", 0;\\n"                                       \\
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, "                   \\
-                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " A7 ";\\n}\\n"                                 \\
+                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, 1;\\n}\\n"                                      \\
                    : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),                   \\
-                              "r"(int(accumulate)), "n"(int(kMnMajorB)));                                            \\
+                              "r"(int(accumulate)));                                                                 \\
     }                                                                                                                \\
   };
 
@@ -92,12 +91,12 @@ def shape(n):
         for row in chunks(range(count), 20)
     )
     out = ", \\\n  ".join(", ".join(f'"+f"(d[{i}])' for i in row) for row in chunks(range(count), 8))
-    operands = ", ".join(f'"%{count + i}"' for i in range(8))
+    operands = ", ".join(f'"%{count + i}"' for i in range(7))
     lines = [f"\n#define FLASH3_REGS \\\n  {regs}", f"#define FLASH3_OUT(d) \\\n  {out}"]
     for element, ptx in (("Element::kFloat16", "f16"), ("Element::kBFloat16", "bf16")):
         lines.append(f'FLASH3_WGMMA({element}, "{ptx}", {n}, FLASH3_REGS, FLASH3_OUT, {operands})')
     if n in FP8_SHAPES:
-        lines.append(f"FLASH3_WGMMA_FP8({n}, FLASH3_REGS, FLASH3_OUT, {operands[: operands.rindex(',')]})")
+        lines.append(f"FLASH3_WGMMA_FP8({n}, FLASH3_REGS, FLASH3_OUT, {operands})")
     lines += ["#undef FLASH3_REGS", "#undef FLASH3_OUT"]
     return "\n".join(lines) + "\n"
 

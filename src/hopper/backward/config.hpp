@@ -84,11 +84,13 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
 constexpr bool is_valid(const BackwardConfig& c) {
   const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
             scores = c.tile_m / 2;
-  // dQ's half of a consumer warpgroup: its 64 columns, or at d 64 its queries, 64 or an N.
-  const bool halves = c.head_dim == 128 ? c.tile_m == 64 || c.dq_transposed()
-                                        : c.head_dim == 64 && c.tile_m % 16 == 0 && c.tile_m > 64;
+  // The half of dQ that a consumer warpgroup computes is a block of 64 × 64, or transposed.
+  const bool halves = (c.head_dim == 64 || c.head_dim == 128) &&
+                      (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
+  // Of other heights preprocess.cu and convert_dq.cu know nothing.
+  const bool known_height = c.tile_m % 64 == 0 || c.tile_m == 80 || c.tile_m == 96;
   return c.shared_bytes() <= 227 * 1024 && c.head_dim % 64 == 0 && c.head_dim_v % 64 == 0 &&
-         c.head_dim_v <= c.head_dim && c.tile_m % 16 == 0 && (c.wide ? c.tile_m == 64 : halves) &&
+         c.head_dim_v <= c.head_dim && known_height && (c.wide ? c.tile_m == 64 : halves) &&
          128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();

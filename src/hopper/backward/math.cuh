@@ -113,7 +113,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     // Under a softcap there are no registers for addresses that the compiler would compute ahead.
     const int late_thread = Traits::kCapped ? opaque(thread) : thread,
               late_warpgroup = Traits::kCapped ? opaque(warpgroup) : warpgroup;
-    store_ds<DsTile>(shared.ds[stage], r_ds, 0, late_warpgroup, late_thread);
+    store_ds<DsTile>(shared.ds[stage], r_ds, late_warpgroup, late_thread);
     // dV here: it runs under the fence and the meeting, but would hold the stores up.
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
     fence_shared_for_async_proxy();

@@ -6,11 +6,9 @@
 //   Pᵀ_i = exp2(Sᵀ_i − lse)                wait dPᵀ_i
 //   Pᵀ_i to shared memory ───────────────► dSᵀ_i = Pᵀ_i ∘ (dPᵀ_i − delta)
 //   dV += Pᵀ_i·dOut_i                      dPᵀ_{i+1} = V·dOut_{i+1}ᵀ
-//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dS_i to shared memory
-//   wait dS_i ◄──────────────────────────
+//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dS_i to shared memory, for the producer
+//   (produce_wide.cuh)
 //                                          dK += dSᵀ_i·Q_i
-//   its columns of dQ_i = dS_i·K           its columns of dQ_i
-//   add them to the sums in global memory, from registers
 #pragma once
 
 #include "hopper/backward/kernel.cuh"
@@ -148,7 +146,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     issue_dp(tile + 1);  // behind the last tile of whatever lies there
 
     wait(&shared.ds_barriers.empty[stage], tile / 2 % 2 ^ 1, BarrierName::kDsEmpty);
-    store_ds<typename Traits::DsTile>(shared.ds[stage], r_ds, 0, 0, thread);
+    store_ds<typename Traits::DsTile>(shared.ds[stage], r_ds, 0, thread);
     fence_shared_for_async_proxy();
     arrive(&shared.ds_barriers.full[stage]);
     wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);

@@ -39,10 +39,10 @@ __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uin
 
 // dSᵀ of this warpgroup's keys, packed, to its 64 columns of the tile of dS.
 template <class DsTile, int N>
-__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N], int first_query,
-                                         int warpgroup, int thread) {
+__device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N], int warpgroup,
+                                         int thread) {
   const int lane = thread % 32;
-  const int query = first_query + lane / 16 * 8 + lane % 8;
+  const int query = lane / 16 * 8 + lane % 8;
   const int key = warpgroup * 64 + thread / 32 * 16 + lane / 8 % 2 * 8;
   const uint32_t base = uint32_t(__cvta_generic_to_shared(ds));
 #pragma unroll

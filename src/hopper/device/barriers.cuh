@@ -119,7 +119,7 @@ enum class NamedBarrier : int {
   kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
                        // with what was there
   kScoreGradient = 9,  // dS of all warpgroups is in shared memory
-  kOwnKeysRead = 13,   // no consumer reads K and V of the block any more
+  kOwnKeysRead = 13,   // no consumer reads K and V of the block any more; 10 to 12 are free
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

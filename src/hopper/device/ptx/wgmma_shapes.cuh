@@ -2,7 +2,7 @@
 //
 // wgmma.mma_async m64nNk16, 16-bit operands, float32 accumulators: PTX ISA 9.7.15.5.2.
 //   Wgmma<T, N>::ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
-//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major or K-major
+//   Wgmma<T, N>::rs   D (+)= A·B, A in registers, B in shared memory, MN-major
 // and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 #pragma once
 
@@ -14,7 +14,7 @@ template <Element T, int N>
 struct Wgmma;
 
 // clang-format off
-#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6, A7)                                          \
+#define FLASH3_WGMMA(T, TYPE, N, REGS, OUT, A0, A1, A2, A3, A4, A5, A6)                                              \
   template <>                                                                                                        \
   struct Wgmma<T, N> {                                                                                               \
     template <bool kMnMajorA = false, bool kMnMajorB = false>                                                        \
@@ -26,14 +26,13 @@ struct Wgmma;
                    : OUT(d) : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)),                \
                               "n"(int(kMnMajorA)), "n"(int(kMnMajorB)));                                             \
     }                                                                                                                \
-    template <bool kMnMajorB = true>                                                                                 \
     static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate) { \
       asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n"                                                             \
                    "mov.b64 b, {" A4 ", " A5 "};\nsetp.ne.b32 p, " A6 ", 0;\n"                                       \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS "}, "                   \
-                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, " A7 ";\n}\n"                                 \
+                   "{" A0 ", " A1 ", " A2 ", " A3 "}, b, p, 1, 1, 1;\n}\n"                                      \
                    : OUT(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),                   \
-                              "r"(int(accumulate)), "n"(int(kMnMajorB)));                                            \
+                              "r"(int(accumulate)));                                                                 \
     }                                                                                                                \
   };
 
@@ -63,8 +62,8 @@ struct Wgmma;
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-FLASH3_WGMMA(Element::kFloat16, "f16", 48, FLASH3_REGS, FLASH3_OUT, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 48, FLASH3_REGS, FLASH3_OUT, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
+FLASH3_WGMMA(Element::kFloat16, "f16", 48, FLASH3_REGS, FLASH3_OUT, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 48, FLASH3_REGS, FLASH3_OUT, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -76,8 +75,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 48, FLASH3_REGS, FLASH3_OUT, "%24", "%2
   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-FLASH3_WGMMA(Element::kFloat16, "f16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+FLASH3_WGMMA(Element::kFloat16, "f16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 FLASH3_WGMMA_FP8(64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
@@ -91,8 +90,8 @@ FLASH3_WGMMA_FP8(64, FLASH3_REGS, FLASH3_OUT, "%32", "%33", "%34", "%35", "%36",
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-FLASH3_WGMMA(Element::kFloat16, "f16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47")
+FLASH3_WGMMA(Element::kFloat16, "f16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -107,8 +106,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 80, FLASH3_REGS, FLASH3_OUT, "%40", "%4
   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-FLASH3_WGMMA(Element::kFloat16, "f16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
+FLASH3_WGMMA(Element::kFloat16, "f16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 FLASH3_WGMMA_FP8(96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
@@ -125,8 +124,8 @@ FLASH3_WGMMA_FP8(96, FLASH3_REGS, FLASH3_OUT, "%48", "%49", "%50", "%51", "%52",
   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-FLASH3_WGMMA(Element::kFloat16, "f16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%57", "%58", "%59", "%60", "%61", "%62", "%63")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%57", "%58", "%59", "%60", "%61", "%62", "%63")
+FLASH3_WGMMA(Element::kFloat16, "f16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -144,8 +143,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 112, FLASH3_REGS, FLASH3_OUT, "%56", "%
   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-FLASH3_WGMMA(Element::kFloat16, "f16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+FLASH3_WGMMA(Element::kFloat16, "f16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 FLASH3_WGMMA_FP8(128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
@@ -165,8 +164,8 @@ FLASH3_WGMMA_FP8(128, FLASH3_REGS, FLASH3_OUT, "%64", "%65", "%66", "%67", "%68"
   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
   "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-FLASH3_WGMMA(Element::kFloat16, "f16", 144, FLASH3_REGS, FLASH3_OUT, "%72", "%73", "%74", "%75", "%76", "%77", "%78", "%79")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 144, FLASH3_REGS, FLASH3_OUT, "%72", "%73", "%74", "%75", "%76", "%77", "%78", "%79")
+FLASH3_WGMMA(Element::kFloat16, "f16", 144, FLASH3_REGS, FLASH3_OUT, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 144, FLASH3_REGS, FLASH3_OUT, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -186,8 +185,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 144, FLASH3_REGS, FLASH3_OUT, "%72", "%
   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
   "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-FLASH3_WGMMA(Element::kFloat16, "f16", 160, FLASH3_REGS, FLASH3_OUT, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 160, FLASH3_REGS, FLASH3_OUT, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
+FLASH3_WGMMA(Element::kFloat16, "f16", 160, FLASH3_REGS, FLASH3_OUT, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 160, FLASH3_REGS, FLASH3_OUT, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -209,8 +208,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 160, FLASH3_REGS, FLASH3_OUT, "%80", "%
   "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
   "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-FLASH3_WGMMA(Element::kFloat16, "f16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
+FLASH3_WGMMA(Element::kFloat16, "f16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
 
@@ -233,8 +232,8 @@ FLASH3_WGMMA(Element::kBFloat16, "bf16", 176, FLASH3_REGS, FLASH3_OUT, "%88", "%
   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
   "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
   "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-FLASH3_WGMMA(Element::kFloat16, "f16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
+FLASH3_WGMMA(Element::kFloat16, "f16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 FLASH3_WGMMA_FP8(192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 #undef FLASH3_REGS
 #undef FLASH3_OUT
@@ -264,8 +263,8 @@ FLASH3_WGMMA_FP8(192, FLASH3_REGS, FLASH3_OUT, "%96", "%97", "%98", "%99", "%100
   "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), \
   "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
   "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-FLASH3_WGMMA(Element::kFloat16, "f16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
-FLASH3_WGMMA(Element::kBFloat16, "bf16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
+FLASH3_WGMMA(Element::kFloat16, "f16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+FLASH3_WGMMA(Element::kBFloat16, "bf16", 256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 FLASH3_WGMMA_FP8(256, FLASH3_REGS, FLASH3_OUT, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #undef FLASH3_REGS
 #undef FLASH3_OUT

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -121,19 +122,27 @@ bool tma_can_address(const TensorView& view, Rows rows, int element_bytes) {
   return grid.rows > 0 && fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
 }
 
-RowMap row_map(const TensorView& view, Rows rows) {
-  if (rows == Rows::kBySequence) return {false, 0};
-  return {true, int(row_grid(view).rows_per_batch)};
+TensorView mappable(const TensorView& view, void* address) {
+  if (view.batch > 0 && view.seq > 0 && view.heads > 0) return view;
+  TensorView none;
+  none.data = address;
+  none.heads = 1;
+  none.dim = view.dim;
+  return none;
 }
 
-Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map) {
+Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map,
+                  RowMap* row_map) {
   const Dimension heads = {view.heads, view.stride_head, box.heads};
   if (rows == Rows::kBySequence) {
-    return encode(
-        view, box,
-        {heads, {view.seq, view.stride_seq, box.rows}, {view.batch, view.stride_batch, 1}}, map);
+    *row_map = {false, 0};
+    // A map has no dimension of size 0: of no rows it has one, and the schedule has no tile.
+    const int64_t seq = std::max<int64_t>(view.seq, 1), batch = std::max<int64_t>(view.batch, 1);
+    return encode(view, box,
+                  {heads, {seq, view.stride_seq, box.rows}, {batch, view.stride_batch, 1}}, map);
   }
   const RowGrid grid = row_grid(view);
+  *row_map = {true, int(grid.rows_per_batch)};
   // kRaggedEnd steps of it are −kRaggedEnd rows, modulo 2^64.
   static_assert(kRaggedEnd == 1 << 30);
   const int64_t wrap = (int64_t{1} << 34) / box.element_bytes - grid.stride;

@@ -16,7 +16,11 @@ enum class Rows { kBySequence, kRagged };
 // and below 2^40; ragged: all rows evenly spread, too.
 bool tma_can_address(const TensorView& view, Rows rows = Rows::kBySequence, int element_bytes = 2);
 
-RowMap row_map(const TensorView& view, Rows rows);
+// The view to make a map of: the tensor's own or, if it has no element, one of no rows at
+// `address`, which is any memory of the device that TMA can address: nothing is read from it. A
+// kernel may load through every map that it is launched with: short sequences, say, share tiles
+// that are loaded whatever the lengths.
+TensorView mappable(const TensorView& view, void* address);
 
 // Columns of a TMA box: the width of the swizzle that SharedTile takes for this head_dim.
 constexpr int box_columns(int head_dim, int element_bytes = 2) {
@@ -32,6 +36,7 @@ struct Box {
   int heads = 1;
   int element_bytes = 2;
 };
-Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map);
+Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map,
+                  RowMap* row_map);
 
 }  // namespace flash3::hopper

@@ -39,39 +39,37 @@ int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
   return reinterpret_cast<int*>(static_cast<char*>(problem.workspace) + plan.ticket_offset);
 }
 
-// The input as the main kernel loads it, and its map.
-Status load_map(const BackwardProblem& problem, const BackwardPlan& plan, const TensorView& tensor,
-                const Sequences& sequences, const PackedCopy& copy, int box_rows, int head_dim,
-                TensorMap* map, RowMap* rows) {
-  TensorView view;
-  FLASH3_CHECK(input_view(problem, tensor_rows(tensor, sequences), copy, &view));
-  *rows = row_map(view, plan.rows);
-  return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map);
+// The input as the main kernel loads it.
+Status load_view(const BackwardProblem& problem, const TensorView& tensor,
+                 const Sequences& sequences, const PackedCopy& copy, TensorView* view) {
+  return input_view(problem, tensor_rows(tensor, sequences), copy, view);
 }
 
 Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Sequences& sequences,
                  int head_dim, TensorMap* map, RowMap* rows) {
-  const TensorView view = tensor_rows(tensor, sequences);
-  *rows = row_map(view, plan.rows);
-  return encode_map(view, plan.rows, {64, box_columns(head_dim)}, map);
+  return encode_map(tensor_rows(tensor, sequences), plan.rows, {64, box_columns(head_dim)}, map,
+                    rows);
 }
 
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
                    const BackwardRows& rows, const SequenceList& list, BackwardParams* params) {
   const BackwardConfig& c = plan.kernel->config;
   const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
-  FLASH3_CHECK(load_map(problem, plan, problem.k, of_k, plan.k, c.tile_n(), c.head_dim, &params->k,
-                        &params->k_rows));
-  FLASH3_CHECK(load_map(problem, plan, problem.v, of_k, plan.v, c.tile_n(), c.head_dim_v,
-                        &params->v, &params->v_rows));
-  if (rows.all_tiles() > 0) {
-    FLASH3_CHECK(load_map(problem, plan, problem.q, of_q, plan.q, c.tile_m, c.head_dim, &params->q,
-                          &params->q_rows));
-    FLASH3_CHECK(load_map(problem, plan, problem.dout, of_q, plan.dout, c.tile_m, c.head_dim_v,
-                          &params->dout, &params->dout_rows));
-  } else {
-    params->q = params->dout = params->k;  // valid, and never loaded from
-  }
+  TensorView q, k, v, dout;
+  FLASH3_CHECK(load_view(problem, problem.k, of_k, plan.k, &k));
+  FLASH3_CHECK(load_view(problem, problem.v, of_k, plan.v, &v));
+  FLASH3_CHECK(load_view(problem, problem.q, of_q, plan.q, &q));
+  FLASH3_CHECK(load_view(problem, problem.dout, of_q, plan.dout, &dout));
+  q = mappable(q, k.data);  // k has rows, or no block would run
+  dout = mappable(dout, k.data);
+  const auto load_map = [&](const TensorView& view, int box_rows, int head_dim, TensorMap* map,
+                            RowMap* map_rows) {
+    return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map, map_rows);
+  };
+  FLASH3_CHECK(load_map(k, c.tile_n(), c.head_dim, &params->k, &params->k_rows));
+  FLASH3_CHECK(load_map(v, c.tile_n(), c.head_dim_v, &params->v, &params->v_rows));
+  FLASH3_CHECK(load_map(q, c.tile_m, c.head_dim, &params->q, &params->q_rows));
+  FLASH3_CHECK(load_map(dout, c.tile_m, c.head_dim_v, &params->dout, &params->dout_rows));
   params->dk_by_tma = plan.dk_by_tma;
   params->dv_by_tma = plan.dv_by_tma;
   if (plan.dk_by_tma)

@@ -35,25 +35,21 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
             box_keys = plan.slot_rows > 0 ? plan.slot_rows : config.tile_n;
   TensorView q, k, v;
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.q, problem.sequences_q), plan.q, &q));
+  FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
+  FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
+  k = mappable(k, q.data);  // q has rows, or there would be no call
+  v = mappable(v, q.data);
+  FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q,
+                          &params->q_rows));
   FLASH3_CHECK(
-      encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q));
-  params->q_rows = row_map(q, plan.rows);
-  if (problem.seq_k > 0) {
-    FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
-    FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
-    FLASH3_CHECK(encode_map(k, plan.rows, {box_keys, columns, 1, bytes}, &params->k));
-    FLASH3_CHECK(encode_map(v, plan.rows, {box_keys, columns_v, 1, bytes}, &params->v));
-    params->k_rows = row_map(k, plan.rows);
-    params->v_rows = row_map(v, plan.rows);
-  } else {
-    params->k = params->v = params->q;  // valid, and never loaded from
-  }
+      encode_map(k, plan.rows, {box_keys, columns, 1, bytes}, &params->k, &params->k_rows));
+  FLASH3_CHECK(
+      encode_map(v, plan.rows, {box_keys, columns_v, 1, bytes}, &params->v, &params->v_rows));
   params->out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma) {
     const TensorView out = tensor_rows(problem.out, problem.sequences_q);
-    FLASH3_CHECK(
-        encode_map(out, plan.rows, {box_queries, columns_v, plan.pack.heads}, &params->out));
-    params->out_rows = row_map(out, plan.rows);
+    FLASH3_CHECK(encode_map(out, plan.rows, {box_queries, columns_v, plan.pack.heads}, &params->out,
+                            &params->out_rows));
   }
   return {};
 }

@@ -115,9 +115,13 @@ typedef struct flash3_forward_params {
   /* The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
    * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
-   * −∞. Hopper: a NaN or infinity in v at a key that a query does not see can still make that
-   * query's row NaN, if another query nearby sees the key (0 · ∞ inside a tile); the CPU keeps such
-   * rows clean. */
+   * −∞, whatever v holds.
+   *
+   * What a key holds that no query of its sequence sees (behind seqused, in front of the first
+   * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some
+   * query sees reaches that query; on Hopper, in v, it can also reach queries that do not see the
+   * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few). The
+   * CPU keeps those clean. In a backward call likewise q, k, v and dout, and the gradients. */
   int32_t causal;
   int32_t window; /* 1: window_left and window_right count; 0: they are ignored */
   int64_t window_left;

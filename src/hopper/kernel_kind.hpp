@@ -2,6 +2,8 @@
 // backward.
 #pragma once
 
+#include <algorithm>
+
 #include "core/message.hpp"
 #include "core/problem.hpp"
 #include "hopper/device/score_kind.hpp"
@@ -14,6 +16,15 @@ inline bool may_hide(const Problem& p) {
   const MaskRule& rule = p.mask_rule;
   return p.is_ragged() ? rule.window_left >= 0 || rule.window_right >= 0 || rule.chunk > 0
                        : !p.mask().is_full(p.seq_q, p.seq_k);
+}
+
+// Whether there may be keys that no query sees: in front of the first query's window or chunk.
+inline bool may_hide_keys(const Problem& p) {
+  if (!p.is_ragged()) return p.mask().first(0) > 0;
+  const Index longest = std::max(p.seq_q, p.seq_k);
+  const MaskRule& rule = p.mask_rule;
+  return (rule.window_left >= 0 && rule.window_left < longest - 1) ||
+         (rule.chunk > 0 && rule.chunk < longest);
 }
 
 inline ScoreKind score_kind(const Problem& p) {

@@ -115,11 +115,12 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
-  kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
-                       // with what was there
-  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
-  kOwnKeysRead = 13,   // no consumer reads K and V of the block any more; 10 to 12 are free
+  kGemmTurn = 1,        // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 5,    // this warpgroup's output tile is in shared memory, or its readers are done
+                        // with what was there
+  kRowsCleared = 9,     // this warpgroup has cleared rows of a tile (tile/clear_rows.cuh)
+  kOwnKeysRead = 13,    // no consumer reads K and V of the block any more
+  kScoreGradient = 14,  // dS of all warpgroups is in shared memory
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

@@ -95,6 +95,20 @@ struct OnlineSoftmax {
     for (int j = 0; j < N; ++j) r_o[j] *= factor[j / 2 % 2];
   }
 
+  // The same at the end, by the factors of finish(): 0 for a row that saw no key, also where the
+  // weights of 0 that it gave to others' keys met a NaN or an infinity.
+  template <int N>
+  static __device__ __forceinline__ void normalize_rows(float (&r_o)[N],
+                                                        const float (&inverse_sum)[2]) {
+    scale_rows(r_o, inverse_sum);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (inverse_sum[h] != 0.f) continue;
+#pragma unroll
+      for (int j = 2 * h; j < N; j += 4) r_o[j] = r_o[j + 1] = 0.f;
+    }
+  }
+
   // After the last tile: the factor that normalises each row, and its natural log-sum-exp. A row
   // that saw no key: 0, −∞.
   __device__ __forceinline__ void finish(float (&inverse_sum)[2], float (&lse)[2]) const {

@@ -56,6 +56,13 @@ struct TileSchedule {
 // Short sequences whose rows are one work tile's.
 inline constexpr int kMaxSlots = 16;
 
+// How many of a sequence's first keys no query sees: they lie in front of the first query's window
+// or chunk.
+FLASH3_HOST_DEVICE constexpr int hidden_keys(const TileMask& mask) {
+  const int first = mask.first(0);
+  return first > 0 ? first : 0;
+}
+
 struct WorkTile {
   int query;  // the first one
   int head_group;

@@ -19,6 +19,7 @@
 #include "hopper/device/constant.cuh"
 #include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
+#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load_unspecialised.cuh"
 #include "hopper/forward/rows.cuh"
@@ -295,6 +296,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
+    if constexpr (Traits::kConfig.clears_hidden_keys()) {
+      const int hidden = uniform(rows.own.hidden_keys) - begin * kTileN;
+      if (hidden > 0)
+        clear_rows<VTile>(shared.v[v_state.stage], hidden, thread, kWarpgroupThreads, warpgroup);
+    }
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
@@ -304,7 +310,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     release_v(v_state.stage);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::scale_rows(r_o, inverse_sum);
+    Softmax::normalize_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
     // With a second slot, Q of the next tile is under way already, and this one's can wait.

@@ -17,6 +17,7 @@ inline constexpr int kWarpRows = 16;
 struct OwnRows {
   SequenceRows sequence;
   int query, head_group;
+  int hidden_keys;  // the first ones of the sequence: no query sees them
 };
 
 // Queries of a warpgroup's rows, of the tile's sequence.
@@ -63,7 +64,7 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, const
     row_of_slot = slot * slot_rows;
     query = warpgroup * kWarpgroupRows - row_of_slot;
   }
-  if (lane == 0) own = {*sequence, query, work.head_group};
+  if (lane == 0) own = {*sequence, query, work.head_group, hidden_keys(work.mask)};
   if (lane >= kWarpRows) return;
   const int token = query + params.pack.query_of(first_row + lane);
   if (!in_slot) {

@@ -56,11 +56,13 @@ Rows rows_of(const ForwardProblem& problem) {
 }
 
 // Rows of a slot that holds any sequence of the batch, if the caller says that they are few enough;
-// otherwise 0.
+// otherwise 0. Keys that no query of a sequence sees must reach nobody: where there may be some no
+// tile is shared.
 int slot_rows_of(const ForwardProblem& problem) {
   const int64_t longest = std::max(problem.seq_q, problem.seq_k);
   const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
-  if (!problem.is_ragged() || !bounded || longest > HeadPack::kRows) return 0;
+  if (!problem.is_ragged() || !bounded || longest > HeadPack::kRows || may_hide_keys(problem))
+    return 0;
   return std::max(16, int(std::bit_ceil(uint64_t(longest))));
 }
 
@@ -194,6 +196,7 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   const bool band = needs_band(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
+  const bool hides_keys = may_hide_keys(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
@@ -204,7 +207,7 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) choices.push_back({&kernel, {}, slot_rows});
-    if (c.band != band) continue;
+    if (c.band != band || (hides_keys && !c.clears_hidden_keys())) continue;
     choices.push_back({&kernel, HeadPack{}});
     if (c.fp8()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);

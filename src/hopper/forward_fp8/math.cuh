@@ -20,6 +20,7 @@
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
+#include "hopper/forward_fp8/transpose.cuh"
 
 namespace flash3::hopper {
 
@@ -238,12 +239,20 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
+    if constexpr (Traits::kConfig.clears_hidden_keys()) {
+      const int hidden = uniform(rows.own.hidden_keys) - begin * kTileN;
+      if (hidden > 0)
+        clear_transposed_keys<VTile>(uint32_t(__cvta_generic_to_shared(shared.v[v_state.stage])),
+                                     hidden, thread, warpgroup);
+    }
     issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     const float v_scale = Scales::largest(shared.key_scales[v_state.phase][v_state.stage].v);
-    inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
+#pragma unroll
+    for (float& factor : inverse_sum)
+      if (factor != 0.f) factor *= v_scale;  // a row that saw nothing is 0, whatever the scale
     release(&q_barriers.empty[q_state.stage], thread);
     q_state.advance();
     wgmma_wait<0>();
@@ -251,7 +260,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     release(&shared.v_barriers.empty[v_state.stage], thread);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::scale_rows(r_o, inverse_sum);
+    Softmax::normalize_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_fp8_output<Traits>(params, rows, r_o, row_in_warpgroup, thread);
   }

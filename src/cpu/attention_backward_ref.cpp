@@ -5,7 +5,8 @@
 //   dq = scale · Σ ds_j·kⱼ     dkⱼ += scale · ds_j·q     dvⱼ += p_j·dout
 //
 // A sink is one more score with a value of 0: its dp is 0, and its ds is summed up over the rows.
-// A softcap's derivative multiplies ds.
+// A softcap's derivative multiplies ds. Beside each product stands that of magnitudes, for the
+// bounds (cpu/error_bound.hpp).
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
 // head, so that dK and dV are summed in one order whatever the number of threads.
@@ -14,262 +15,284 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <mutex>
 
-#include "core/convert.hpp"
+#include "cpu/error_bound.hpp"
 #include "cpu/one_sequence.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/reference_math.hpp"
+#include "cpu/reference_rows.hpp"
 
 namespace flash3 {
 namespace {
 
-constexpr int kRows = 8;          // rows that go together
-constexpr Index kKeyBlock = 128;  // keys whose dot products are summed together
+constexpr int kRows = kReferenceRows;
 
-template <class Real>
-void load_row(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t seq, int64_t head,
-              Real* to) {
-  const int64_t first = batch * t.stride_batch + seq * t.stride_seq + head * t.stride_head;
-  for (int64_t d = 0; d < t.dim; ++d) to[d] = load_float(t.data, dtype, first + d);
-}
+// A gradient and its bound, without the rounding of the result.
+struct Sum {
+  ReferenceTable<double> values;
+  ReferenceTable<float> bounds;
 
-// K or V of one (batch, head), and the gradient that is summed up for it.
-template <class Real>
-struct Keys {
-  int64_t seq = 0, dim = 0;
-  std::vector<Real> rows;      // [seq, dim]
-  std::vector<Real> columns;   // [dim, seq]
-  std::vector<Real> gradient;  // [seq, dim]
-  std::vector<double> terms;   // [seq]: see ReferenceBackward
-  Real largest = 0;            // |element|, of the finite ones
-
-  void load(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t head) {
-    seq = t.seq, dim = t.dim;
-    rows.resize(seq * dim);
-    columns.resize(seq * dim);
-    gradient.assign(seq * dim, 0);
-    terms.assign(seq, 0);
-    largest = 0;
-    for (int64_t j = 0; j < seq; ++j) {
-      load_row(t, dtype, batch, j, head, &rows[j * dim]);
-      for (int64_t d = 0; d < dim; ++d) {
-        columns[d * seq + j] = rows[j * dim + d];
-        if (std::isfinite(rows[j * dim + d]))
-          largest = std::max(largest, std::abs(rows[j * dim + d]));
-      }
-    }
+  void resize(int64_t rows, int64_t columns) {
+    values.resize(rows, columns);
+    bounds.resize(rows, columns);
   }
-
-  // products[row][j] = Σ_d x[row][d] · rows[j][d]
-  void dot_products(const Real (&x)[kRows][kMaxHeadDim], Range keys,
-                    std::vector<Real> (&products)[kRows]) const {
-    for (Index block = keys.begin; block < keys.end; block += kKeyBlock) {
-      const Index count = std::min(kKeyBlock, keys.end - block);
-      Real sum[kRows][kKeyBlock] = {};
-      for (int64_t d = 0; d < dim; ++d)
-        for (int row = 0; row < kRows; ++row)
-          for (Index j = 0; j < count; ++j) sum[row][j] += x[row][d] * columns[d * seq + block + j];
-      for (int row = 0; row < kRows; ++row) std::copy_n(sum[row], count, &products[row][block]);
+  void scale(int64_t row, int64_t columns, double factor) {
+    for (int64_t d = 0; d < columns; ++d) {
+      values[row][d] *= factor;
+      bounds[row][d] *= static_cast<float>(factor);
     }
   }
 };
 
-template <class Real>
-void add_scaled(Real factor, const Real* x, int64_t count, Real* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] += factor * x[i];
-}
+// The query rows of a group.
+struct QueryRows {
+  ReferenceTable<double> rows;
+  ReferenceTable<float> sizes;
 
-// The largest of finite terms.
-void raise(double* largest, double value) {
-  if (std::isfinite(value)) *largest = std::max(*largest, value);
-}
+  void resize(int64_t dim) {
+    rows.resize(kRows, dim);
+    sizes.resize(kRows, dim);
+  }
+  void load(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t row, int64_t head,
+            int r) {
+    load_row(t, dtype, batch, row, head, 1, rows[r]);
+    magnitudes(rows[r], t.dim, sizes[r]);
+  }
+  void clear(int r) {
+    std::fill_n(rows[r], rows.stride(), 0.0);
+    std::fill_n(sizes[r], sizes.stride(), 0.f);
+  }
+};
 
-// The sum of finite terms.
-void raise_by(double* sum, double term) {
-  if (std::isfinite(term)) *sum += term;
-}
-
-template <class Real, bool kNaive>
-class Backward {
+// Computes heads of a problem whose sequences have one length, and hands the gradients to
+// store.dq, dk and dv(batch, row, head, values, bounds) and store.dsink(batch, head, value, bound).
+template <class Store>
+class Heads {
  public:
-  explicit Backward(const BackwardProblem& problem) : p_(problem), mask_(problem.mask()) {
-    for (auto* rows : {&p_rows_, &ds_rows_, &slope_rows_})
-      for (auto& row : *rows) row.resize(problem.seq_k);
+  Heads(const BackwardProblem& problem, const Store& store)
+      : p_(problem),
+        store_(store),
+        mask_(problem.mask()),
+        bound_(problem),
+        terms_(static_cast<double>(
+            std::max(problem.seq_k, problem.seq_q * problem.queries_per_kv_head()))) {
+    q_.resize(p_.head_dim);
+    dout_.resize(p_.head_dim_v);
+    out_row_.resize(1, p_.head_dim_v);
+    for (auto* table : {&probabilities_, &ds_}) table->resize(kRows, p_.seq_k);
+    for (auto* table : {&p_errors_, &ds_errors_}) table->resize(kRows, p_.seq_k);
   }
 
-  // The gradients of one KV head and of its query heads, row by row to store.dq, dk and dv(batch,
-  // seq, head, values), and of the sink to store.dsink(batch, head, value, terms).
-  template <class Store>
-  void head(int64_t batch, int64_t kv_head, const Store& store) {
+  void compute(int64_t batch, int64_t kv_head) {
     k_.load(p_.k, p_.dtype, batch, kv_head);
     v_.load(p_.v, p_.dtype, batch, kv_head);
+    dk_.resize(p_.seq_k, p_.head_dim);
+    dv_.resize(p_.seq_k, p_.head_dim_v);
     const int64_t group = p_.queries_per_kv_head();
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      dsink_ = 0, dsink_terms_ = 0;
+      dsink_ = dsink_error_ = 0;
       for (Index begin = 0; begin < p_.seq_q; begin += kRows)
-        rows(batch, head, {begin, std::min<Index>(begin + kRows, p_.seq_q)}, store);
-      store.dsink(batch, head, dsink_, dsink_terms_);
+        compute_rows(batch, head, {begin, std::min<Index>(begin + kRows, p_.seq_q)});
+      store_.dsink(batch, head, dsink_, dsink_error_);
     }
-    for (Real& x : k_.gradient) x *= Real(p_.softmax_scale);
     for (int64_t j = 0; j < p_.seq_k; ++j) {
-      raise(&dk_terms, k_.terms[j]);
-      raise(&dv_terms, v_.terms[j]);
-      store.dk(batch, j, kv_head, &k_.gradient[j * p_.head_dim]);
-      store.dv(batch, j, kv_head, &v_.gradient[j * p_.head_dim_v]);
+      dk_.scale(j, p_.head_dim, p_.softmax_scale);
+      store_.dk(batch, j, kv_head, dk_.values[j], dk_.bounds[j]);
+      store_.dv(batch, j, kv_head, dv_.values[j], dv_.bounds[j]);
     }
   }
-
-  double dq_terms = 0, dk_terms = 0, dv_terms = 0;  // of the heads so far
 
  private:
-  template <class Store>
-  void rows(int64_t batch, int64_t head, Range rows, const Store& store) {
-    const int count = static_cast<int>(rows.size());
-    for (int row = 0; row < count; ++row) {
-      load_row(p_.q, p_.dtype, batch, rows.begin + row, head, q_[row]);
-      load_row(p_.dout, p_.dtype, batch, rows.begin + row, head, dout_[row]);
-      std::fill_n(dq_[row], p_.head_dim, Real(0));
-    }
-    const Range any = mask_.keys(rows, p_.seq_k);
-    k_.dot_products(q_, any, p_rows_);
-    v_.dot_products(dout_, any, ds_rows_);
-    for (int row = 0; row < count; ++row)
-      seen_[row] = softmax_gradient(batch, head, rows.begin + row, row);
-
-    for (Index j = any.begin; j < any.end; ++j)
-      for (int row = 0; row < count; ++row) {
-        if (j < seen_[row].begin || j >= seen_[row].end) continue;  // not even times zero
-        const Real p = p_rows_[row][j], ds = ds_rows_[row][j];
-        add_scaled(ds, &k_.rows[j * p_.head_dim], p_.head_dim, dq_[row]);
-        add_scaled(ds, q_[row], p_.head_dim, &k_.gradient[j * p_.head_dim]);
-        add_scaled(p, dout_[row], p_.head_dim_v, &v_.gradient[j * p_.head_dim_v]);
+  void compute_rows(int64_t batch, int64_t head, Range rows) {
+    bool finite = k_.finite;
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows.size()) {
+        q_.clear(r), dout_.clear(r);
+        continue;
       }
-    for (int row = 0; row < count; ++row) {
-      for (int d = 0; d < p_.head_dim; ++d) dq_[row][d] *= Real(p_.softmax_scale);
-      store.dq(batch, rows.begin + row, head, dq_[row]);
+      q_.load(p_.q, p_.dtype, batch, rows.begin + r, head, r);
+      dout_.load(p_.dout, p_.dtype, batch, rows.begin + r, head, r);
+      finite =
+          finite && all_finite(q_.rows[r], p_.head_dim) && all_finite(dout_.rows[r], p_.head_dim_v);
+    }
+    Range any = mask_.keys(rows, p_.seq_k);
+    any.end = std::max(any.begin, any.end);
+    doubles_.dot_products(q_.rows, k_.panels, p_.head_dim, any, &probabilities_);
+    doubles_.dot_products(dout_.rows, v_.panels, p_.head_dim_v, any, &ds_);
+    Range seen[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows.size()) seen[r] = softmax_gradient(batch, head, rows.begin + r, r);
+      seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
+      seen[r].end = std::clamp(seen[r].end, seen[r].begin, any.end);
+      clear(r, {any.begin, seen[r].begin});
+      clear(r, {seen[r].end, any.end});
+    }
+
+    dq_.resize(kRows, p_.head_dim);
+    if (finite) {
+      add_products(0, kRows, any);
+    } else {  // zero times infinity is NaN
+      for (int r = 0; r < rows.size(); ++r) add_products(r, 1, seen[r]);
+    }
+    for (int r = 0; r < rows.size(); ++r) {
+      dq_.scale(r, p_.head_dim, p_.softmax_scale);
+      store_.dq(batch, rows.begin + r, head, dq_.values[r], dq_.bounds[r]);
     }
   }
 
-  // Of one row: scores and dp become probabilities and ds. Returns the keys that it sees.
-  Range softmax_gradient(int64_t batch, int64_t head, Index i, int row) {
-    const Range seen = mask_.keys({i, i + 1}, p_.seq_k);
-    Real *p = p_rows_[row].data(), *ds = ds_rows_[row].data();
-    Real* slope = slope_rows_[row].data();
-    for (Index j = seen.begin; j < seen.end; ++j) {
-      p[j] = score_of(p[j], p_, [&](Real x) { return round(x); });
-      slope[j] = softcap_slope(p[j], p_);
-    }
-    const Real sink = static_cast<Real>(sink_of(p_, head));
-    const Real p_sink = round(sink_weight(sink, softmax(p, seen, sink)));
-    for (Index j = seen.begin; j < seen.end; ++j) p[j] = round(p[j]), ds[j] = round(ds[j]);
+  static bool all_finite(const double* row, int64_t dim) {
+    double poison = 0;
+    for (int64_t d = 0; d < dim; ++d) poison += row[d] * 0;
+    return poison == 0;
+  }
 
-    Real mean = 0;
-    if (kNaive) {
-      Real out[kMaxHeadDim];
-      load_row(p_.out, p_.dtype, batch, i, head, out);
-      for (int d = 0; d < p_.head_dim_v; ++d) mean += dout_[row][d] * out[d];
-    } else {
-      for (Index j = seen.begin; j < seen.end; ++j) mean += p[j] * ds[j];
-    }
-    const Real dlse =
-        p_.dlse.wanted
-            ? Real(p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i])
-            : Real(0);
-    double dq_terms_of_row = 0;
-    Real largest_q = 0, largest_dout = 0;
-    for (int d = 0; d < p_.head_dim; ++d) largest_q = std::max(largest_q, std::abs(q_[row][d]));
-    for (int d = 0; d < p_.head_dim_v; ++d)
-      largest_dout = std::max(largest_dout, std::abs(dout_[row][d]));
+  // Hidden pairs take part as zeros.
+  void clear(int r, Range keys) {
+    for (double* row : {probabilities_[r], ds_[r]})
+      std::fill(row + keys.begin, row + keys.end, 0.0);
+    for (float* row : {p_errors_[r], ds_errors_[r]})
+      std::fill(row + keys.begin, row + keys.end, 0.f);
+  }
+
+  void add_products(int first, int count, Range keys) {
+    doubles_.add_weighted(first, count, ds_, k_.rows, keys, &dq_.values);
+    doubles_.add_transposed(first, count, ds_, q_.rows, keys, &dk_.values);
+    doubles_.add_transposed(first, count, probabilities_, dout_.rows, keys, &dv_.values);
+    floats_.add_weighted(first, count, ds_errors_, k_.sizes, keys, &dq_.bounds);
+    floats_.add_transposed(first, count, ds_errors_, q_.sizes, keys, &dk_.bounds);
+    floats_.add_transposed(first, count, p_errors_, dout_.sizes, keys, &dv_.bounds);
+  }
+
+  // Of row i: scores and dp become probabilities and ds, with their errors. Returns the keys that
+  // it sees.
+  Range softmax_gradient(int64_t batch, int64_t head, Index i, int r) {
+    const Range seen = mask_.keys({i, i + 1}, p_.seq_k);
+    double *p = probabilities_[r], *ds = ds_[r];
+    slopes_.resize(static_cast<size_t>(p_.seq_k));
     for (Index j = seen.begin; j < seen.end; ++j) {
-      const double terms =
-          double(p[j]) * (std::abs(ds[j]) + std::abs(mean) + std::abs(dlse)) * p_.softmax_scale;
-      dq_terms_of_row += terms;
-      k_.terms[j] += terms * largest_q;
-      v_.terms[j] += p[j] * largest_dout;
-      ds[j] = round(round(p[j] * (ds[j] - mean + dlse)) * slope[j]);
+      p[j] = score_of(p[j], p_, [](double x) { return x; });
+      slopes_[static_cast<size_t>(j)] = softcap_slope(p[j], p_);
     }
-    dsink_ += round(p_sink * (dlse - mean));
-    raise_by(&dsink_terms_, double(p_sink) * (std::abs(mean) + std::abs(dlse)));
-    raise(&dq_terms, dq_terms_of_row * k_.largest);
+    const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
+    const double p_sink = sink_weight(sink, lse);
+    double mean = 0;
+    for (Index j = seen.begin; j < seen.end; ++j) mean += p[j] * ds[j];
+    double dlse = 0;
+    if (p_.dlse.wanted)
+      dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
+
+    const RowErrors error = errors_of(batch, head, i, r, seen, sink, lse, dlse);
+    for (Index j = seen.begin; j < seen.end; ++j) {
+      const double slope = slopes_[static_cast<size_t>(j)];
+      ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
+      p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest);
+      ds_errors_[r][j] = static_cast<float>(error.weight * std::abs(ds[j]) + error.smallest +
+                                            p[j] * (slope * error.of_dp + error.of_slope));
+    }
+    dsink_ += p_sink * (dlse - mean);
+    dsink_error_ += p_sink * (error.sink_weight * std::abs(dlse - mean) + error.delta);
     return seen;
   }
 
-  // What a plain implementation keeps in the tensors' dtype.
-  Real round(Real x) const {
-    return kNaive && p_.dtype != FLASH3_FLOAT32
-               ? static_cast<Real>(rounded(static_cast<float>(x), p_.dtype))
-               : x;
+  // As cpu/error_bound.hpp names them.
+  struct RowErrors {
+    double weight, smallest;  // u + Ep + 8ε + γ(n), and u·η
+    double of_dp, of_slope;   // Δdp + Δδ; 2τ·(|dout|·max|v| + D)
+    double delta;             // Δδ
+    double sink_weight;       // Es + 8ε + γ(n)
+  };
+  RowErrors errors_of(int64_t batch, int64_t head, Index i, int r, Range seen, double sink,
+                      double lse, double dlse) {
+    const Precision dtype = bound_.of_dtype();
+    load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
+    double products = 0, smallest_products = 0;  // Σ|dout||out|, Σ|dout|·η
+    for (int d = 0; d < p_.head_dim_v; ++d) {
+      products += std::abs(dout_.rows[r][d] * out_row_[0][d]);
+      smallest_products += std::abs(dout_.rows[r][d]) * dtype.smallest;
+    }
+    const double dp = norm(dout_.rows[r], p_.head_dim_v) * v_.largest_norm(seen);
+    const double delta = products + std::abs(dlse), of_sum = bound_.sum(p_.head_dim_v);
+    const double score =
+        bound_.score(p_.softmax_scale * norm(q_.rows[r], p_.head_dim) * k_.largest_norm(seen),
+                     static_cast<double>(seen.size()), sink);
+    const bool blind = lse == -std::numeric_limits<double>::infinity();
+
+    RowErrors e{};
+    e.weight = bound_.weight(blind ? 0 : bound_.probability(score, lse), terms_);
+    e.smallest = dtype.roundoff * dtype.smallest;
+    e.delta = (kSecondOrder * dtype.roundoff + of_sum) * (products + smallest_products) +
+              4 * kFloat32Roundoff * delta;
+    e.of_dp = (of_sum + 4 * kFloat32Roundoff) * dp + e.delta;
+    e.of_slope = 2 * bound_.tanh() * (dp + delta);
+    e.sink_weight = bound_.sum(terms_) + 8 * kFloat32Roundoff;
+    if (std::isfinite(sink))
+      e.sink_weight += bound_.probability(4 * kFloat32Roundoff * std::abs(sink), lse);
+    return e;
   }
 
   const BackwardProblem& p_;
+  const Store& store_;
   const Mask mask_;
-  Keys<Real> k_, v_;
-  Real q_[kRows][kMaxHeadDim] = {}, dout_[kRows][kMaxHeadDim] = {}, dq_[kRows][kMaxHeadDim];
-  std::vector<Real> p_rows_[kRows];      // scores, then probabilities
-  std::vector<Real> ds_rows_[kRows];     // dp, then ds
-  std::vector<Real> slope_rows_[kRows];  // of the softcap
-  Range seen_[kRows];
-  Real dsink_ = 0;
-  double dsink_terms_ = 0;
+  const ErrorBound bound_;
+  const double terms_;  // n
+  const ReferenceLoops<double>& doubles_ = reference_loops<double>();
+  const ReferenceLoops<float>& floats_ = reference_loops<float>();
+  ReferenceKeys k_, v_;
+  QueryRows q_, dout_;
+  ReferenceTable<double> out_row_;
+  ReferenceTable<double> probabilities_, ds_;  // first scores and dp
+  ReferenceTable<float> p_errors_, ds_errors_;
+  std::vector<double> slopes_;
+  Sum dq_, dk_, dv_;
+  double dsink_ = 0, dsink_error_ = 0;
 };
 
-// done(worker's Backward) once per worker, one at a time.
-template <class Real, bool kNaive, class Store, class Done>
-void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store,
-                                 const Done& done) {
+template <class Store>
+void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store) {
   if (p.is_empty()) return;
   const int64_t tasks = p.batch * p.heads_k;
   const int threads = num_threads > 0 ? num_threads : available_threads();
   std::atomic<int64_t> next{0};
-  std::mutex mutex;
   run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
-    Backward<Real, kNaive> backward(p);
+    Heads<Store> heads(p, store);
     for (int64_t task; (task = next.fetch_add(1)) < tasks;)
-      backward.head(task / p.heads_k, task % p.heads_k, store);
-    const std::lock_guard lock(mutex);
-    done(backward);
+      heads.compute(task / p.heads_k, task % p.heads_k);
   });
 }
 
-// Of every sequence. Rows count from the first one of their sequence.
-template <class Real, bool kNaive, class Store, class Done>
-void for_each_head(const BackwardProblem& p, int num_threads, const Store& store,
-                   const Done& done) {
-  if (!p.is_ragged()) return for_each_head_of_one_length<Real, kNaive>(p, num_threads, store, done);
-  struct OfSequence {
-    const Store& store;
-    int64_t b;
-    void dq(int64_t, int64_t i, int64_t h, const Real* x) const { store.dq(b, i, h, x); }
-    void dk(int64_t, int64_t i, int64_t h, const Real* x) const { store.dk(b, i, h, x); }
-    void dv(int64_t, int64_t i, int64_t h, const Real* x) const { store.dv(b, i, h, x); }
-    void dsink(int64_t, int64_t h, Real x, double terms) const { store.dsink(b, h, x, terms); }
+// The gradients to where they belong in the whole batch; rows count from the first one of their
+// sequence.
+struct Store {
+  const BackwardProblem& p;
+  ReferenceBackward& to;
+  std::vector<double>&sinks, &sink_errors;  // of each (batch, head): summed in one order
+  int64_t sequence = -1;                    // of a ragged batch
+
+  struct Gradient {
+    std::vector<double>& values;
+    std::vector<float>& bounds;
   };
-  for (int64_t b = 0; b < p.batch; ++b)
-    for_each_head_of_one_length<Real, kNaive>(one_sequence(p, b), num_threads, OfSequence{store, b},
-                                              done);
-}
-
-// Of each (batch, head), to be summed in one order whatever the number of threads.
-template <class Real>
-struct SinkParts {
-  std::vector<Real> value;
-  std::vector<double> terms;
-
-  explicit SinkParts(const BackwardProblem& p)
-      : value(p.batch * p.heads_q), terms(p.batch * p.heads_q) {}
-  // The sums of each head to add(head, sum, terms).
-  template <class Add>
-  void sum(const BackwardProblem& p, const Add& add) const {
-    for (int64_t h = 0; h < p.heads_q; ++h) {
-      Real sum = 0;
-      double sum_of_terms = 0;
-      for (int64_t b = 0; b < p.batch; ++b) {
-        sum += value[b * p.heads_q + h];
-        sum_of_terms += terms[b * p.heads_q + h];
-      }
-      add(h, sum, sum_of_terms);
-    }
+  void write(const Gradient& gradient, const Sequences& s, const TensorView& t, int64_t b,
+             int64_t i, int64_t h, const double* values, const float* bounds) const {
+    const int64_t row = row_in_batch(s, sequence < 0 ? b : sequence, i) * t.heads + h;
+    std::copy_n(values, t.dim, &gradient.values[row * t.dim]);
+    const Precision precision = precision_of(p.dtype);
+    for (int64_t d = 0; d < t.dim; ++d)
+      gradient.bounds[row * t.dim + d] = static_cast<float>(bounds[d] + precision.error(values[d]));
+  }
+  void dq(int64_t b, int64_t i, int64_t h, const double* x, const float* bounds) const {
+    write({to.dq, to.dq_bound}, p.sequences_q, p.dq, b, i, h, x, bounds);
+  }
+  void dk(int64_t b, int64_t i, int64_t h, const double* x, const float* bounds) const {
+    write({to.dk, to.dk_bound}, p.sequences_k, p.dk, b, i, h, x, bounds);
+  }
+  void dv(int64_t b, int64_t i, int64_t h, const double* x, const float* bounds) const {
+    write({to.dv, to.dv_bound}, p.sequences_k, p.dv, b, i, h, x, bounds);
+  }
+  void dsink(int64_t b, int64_t h, double x, double error) const {
+    const int64_t at = (sequence < 0 ? b : sequence) * p.heads_q + h;
+    sinks[at] = x;
+    sink_errors[at] = error;
   }
 };
 
@@ -280,69 +303,31 @@ ReferenceBackward attention_backward_ref(const BackwardProblem& p, int num_threa
   result.dq.resize(rows_in_batch(p.sequences_q, p.batch) * p.heads_q * p.head_dim);
   result.dk.resize(rows_in_batch(p.sequences_k, p.batch) * p.heads_k * p.head_dim);
   result.dv.resize(rows_in_batch(p.sequences_k, p.batch) * p.heads_k * p.head_dim_v);
-  struct Store {
-    const BackwardProblem& p;
-    ReferenceBackward& to;
-    SinkParts<double>& sinks;
-    static double* row(std::vector<double>& all, const Sequences& s, const TensorView& t, int64_t b,
-                       int64_t i, int64_t h) {
-      return all.data() + (row_in_batch(s, b, i) * t.heads + h) * t.dim;
+  result.dq_bound.resize(result.dq.size());
+  result.dk_bound.resize(result.dk.size());
+  result.dv_bound.resize(result.dv.size());
+  std::vector<double> sinks(p.batch * p.heads_q), sink_errors(p.batch * p.heads_q);
+  Store store{p, result, sinks, sink_errors};
+  if (!p.is_ragged()) {
+    for_each_head_of_one_length(p, num_threads, store);
+  } else {
+    for (int64_t b = 0; b < p.batch; ++b) {
+      store.sequence = b;
+      for_each_head_of_one_length(one_sequence(p, b), num_threads, store);
     }
-    void dq(int64_t b, int64_t i, int64_t h, const double* x) const {
-      std::copy_n(x, p.head_dim, row(to.dq, p.sequences_q, p.dq, b, i, h));
-    }
-    void dk(int64_t b, int64_t i, int64_t h, const double* x) const {
-      std::copy_n(x, p.head_dim, row(to.dk, p.sequences_k, p.dk, b, i, h));
-    }
-    void dv(int64_t b, int64_t i, int64_t h, const double* x) const {
-      std::copy_n(x, p.head_dim_v, row(to.dv, p.sequences_k, p.dv, b, i, h));
-    }
-    void dsink(int64_t b, int64_t h, double x, double terms) const {
-      sinks.value[b * p.heads_q + h] = x;
-      sinks.terms[b * p.heads_q + h] = terms;
-    }
-  };
-  SinkParts<double> sinks(p);
-  for_each_head<double, false>(p, num_threads, Store{p, result, sinks}, [&](const auto& backward) {
-    result.dq_terms = std::max(result.dq_terms, backward.dq_terms);
-    result.dk_terms = std::max(result.dk_terms, backward.dk_terms);
-    result.dv_terms = std::max(result.dv_terms, backward.dv_terms);
-  });
+  }
   if (!p.sink.given) return result;
-  result.dsink.resize(p.heads_q);
-  sinks.sum(p, [&](int64_t h, double sum, double terms) {
-    result.dsink[h] = sum;
-    result.dsink_terms = std::max(result.dsink_terms, terms);
-  });
+  const Precision precision = precision_of(p.sink.dtype);
+  for (int64_t h = 0; h < p.heads_q; ++h) {
+    double sum = 0, error = 0;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      sum += sinks[b * p.heads_q + h];
+      error += sink_errors[b * p.heads_q + h];
+    }
+    result.dsink.push_back(sum);
+    result.dsink_bound.push_back(static_cast<float>(error + precision.error(sum)));
+  }
   return result;
-}
-
-void attention_backward_naive(const BackwardProblem& p, int num_threads) {
-  struct Store {
-    const BackwardProblem& p;
-    SinkParts<float>& sinks;
-    void row(const TensorView& t, const Sequences& s, int64_t b, int64_t i, int64_t h,
-             const float* x) const {
-      const int64_t first =
-          b * t.stride_batch + (rows_of(s, b).first + i) * t.stride_seq + h * t.stride_head;
-      for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.dtype, first + d, x[d]);
-    }
-    void dq(int64_t b, int64_t i, int64_t h, const float* x) const {
-      row(p.dq, p.sequences_q, b, i, h, x);
-    }
-    void dk(int64_t b, int64_t i, int64_t h, const float* x) const {
-      row(p.dk, p.sequences_k, b, i, h, x);
-    }
-    void dv(int64_t b, int64_t i, int64_t h, const float* x) const {
-      row(p.dv, p.sequences_k, b, i, h, x);
-    }
-    void dsink(int64_t b, int64_t h, float x, double) const { sinks.value[b * p.heads_q + h] = x; }
-  };
-  SinkParts<float> sinks(p);
-  for_each_head<float, true>(p, num_threads, Store{p, sinks}, [](const auto&) {});
-  if (p.dsink.data)
-    sinks.sum(
-        p, [&](int64_t h, float sum, double) { store_float(p.dsink.data, p.dsink.dtype, h, sum); });
 }
 
 }  // namespace flash3

@@ -20,13 +20,12 @@ struct ReferenceBackward {
   std::vector<double> dv;     // likewise
   std::vector<double> dsink;  // [heads_q]; empty if there is no sink
 
-  // The largest that an element could be if no two terms of its sum cancelled: what a rounding
-  // error in float32 is relative to. Finite terms only.
-  double dq_terms = 0, dk_terms = 0, dv_terms = 0, dsink_terms = 0;
+  // Error bounds (cpu/error_bound.hpp), as ReferenceForward has them.
+  std::vector<float> dq_bound, dk_bound, dv_bound, dsink_bound;
 };
 
-// Reads q, k, v, dout, dlse, sink and lengths (host memory, any strides); nothing of the problem is
-// written. num_threads 0: all cores.
+// Reads q, k, v, dout, dlse, sink and lengths, and out for the bounds (host memory, any strides);
+// nothing of the problem is written. num_threads 0: all cores.
 ReferenceBackward attention_backward_ref(const BackwardProblem& problem, int num_threads = 0);
 
 // Writes dq, dk, dv and dsink (host memory). Scores, probabilities and the gradients of both are

@@ -1,249 +1,140 @@
-// One row at a time, three steps: scores of the keys that the row sees, softmax, weighted sum of V.
-// What little there is besides makes thousands of test cases quick: K and V of a head are converted
-// once, rows go in groups that share the loads, and the vectors are the compiler's own.
+// Rows in groups, three steps: scores of the keys that they see, softmax of each, weighted sum of
+// V; beside it that of |V|, for the bounds. K and V of a head are converted once.
 #include "cpu/attention_ref.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <type_traits>
 
-#include "core/convert.hpp"
+#include "cpu/error_bound.hpp"
 #include "cpu/one_sequence.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/reference_math.hpp"
+#include "cpu/reference_rows.hpp"
 
 namespace flash3 {
 namespace {
 
-constexpr int kRows = 4;  // rows that go together
+constexpr int kRows = kReferenceRows;
 
-template <class Real>
-struct Lanes {
-  static constexpr int kCount = 32 / sizeof(Real);
-  typedef Real Vector __attribute__((vector_size(32)));
-  Vector x = {};
+// Of one row.
+struct RowResult {
+  const double* out;
+  const float* out_bound;
+  double lse, lse_bound;
 };
 
-// A sum as Hopper's tensor cores make it of FP8 products: 32 of them and what there is already are
-// brought to the exponent of the largest, of which 13 bits of fraction stay, the rest is cut off
-// (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
-struct TensorCoreSum {
-  using Vector = Lanes<float>;
-  static constexpr int kTerms = 32;
-
-  Vector sum, terms[kTerms] = {};
-  int count = 0;
-
-  void add(const Vector& term) {
-    terms[count++] = term;
-    if (count == kTerms) fold();
-  }
-  void fold() {
-    typedef int Int __attribute__((vector_size(32)));
-    typedef float Float __attribute__((vector_size(32)));
-    Int largest = Int(sum.x) & 0x7FFFFFFF;  // ordered as sizes are
-    for (int i = 0; i < count; ++i) {
-      const Int size = Int(terms[i].x) & 0x7FFFFFFF;
-      largest = size > largest ? size : largest;
-    }
-    bool finite = true;
-    for (int lane = 0; lane < Vector::kCount; ++lane) finite &= largest[lane] < 0x7F800000;
-    if (!finite) {
-      for (int i = 0; i < count; ++i) sum.x += terms[i].x;
-    } else {
-      // Below 2^-100 nothing is cut off: the reciprocal must be a float too.
-      const Int exponent = largest & 0x7F800000, least = Int{} + (27 << 23);
-      const Int step = (exponent > least ? exponent : least) - (13 << 23);
-      const Float per_step = Float((254 << 23) - step);
-      Int steps = __builtin_convertvector(sum.x * per_step, Int);
-      for (int i = 0; i < count; ++i) steps += __builtin_convertvector(terms[i].x * per_step, Int);
-      sum.x = __builtin_convertvector(steps, Float) * Float(step);
-    }
-    count = 0;
-  }
-};
-
-// K and V of one (batch, KV head) as Real, in panels of so many keys (K) or columns (V) as a vector
-// has lanes.
-template <class Real>
-class Head {
- public:
-  using Vector = Lanes<Real>;
-  static constexpr int kLanes = Vector::kCount;
-
-  // tensor_cores: sums are TensorCoreSums.
-  Head(const ForwardProblem& problem, bool tensor_cores)
-      : problem_(problem),
-        tensor_cores_(tensor_cores),
-        k_((problem.seq_k + kLanes - 1) / kLanes * problem.head_dim),
-        v_((problem.head_dim_v + kLanes - 1) / kLanes * problem.seq_k) {}
-
-  void load(int64_t batch, int64_t head) {
-    if (batch == batch_ && head == head_) return;
-    batch_ = batch, head_ = head;
-    const TensorView &k = problem_.k, &v = problem_.v;
-    const flash3_dtype dtype = problem_.dtype;
-    for (int64_t j = 0; j < problem_.seq_k; ++j) {
-      const int64_t k_row = batch * k.stride_batch + j * k.stride_seq + head * k.stride_head;
-      const int64_t v_row = batch * v.stride_batch + j * v.stride_seq + head * v.stride_head;
-      const Real k_scale = problem_.k_scale.at(batch, head, j / kScaleBlock);
-      const Real v_scale = problem_.v_scale.at(batch, head, j / kScaleBlock);
-      for (int64_t d = 0; d < k.dim; ++d)
-        k_[j / kLanes * k.dim + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
-      for (int64_t d = 0; d < v.dim; ++d)
-        v_[d / kLanes * v.seq + j].x[d % kLanes] = v_scale * load_float(v.data, dtype, v_row + d);
-    }
-  }
-
-  // scores[row][key] = Σ_d q[row][d] · k[key][d], for the panels that hold these keys.
-  void dot_products(const Real (&q)[kRows][kMaxHeadDim], Range keys,
-                    std::vector<Vector> (&scores)[kRows]) const {
-    if (keys.empty()) return;
-    for (Index panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
-      const Vector* k = &k_[panel * problem_.head_dim];
-      if constexpr (std::is_same_v<Real, float>) {
-        if (tensor_cores_) {
-          for (int row = 0; row < kRows; ++row)
-            scores[row][panel] = tensor_core_sum({}, 0, problem_.head_dim, q[row], k);
-          continue;
-        }
-      }
-      Vector sum[kRows] = {};
-      for (int d = 0; d < problem_.head_dim; ++d)
-        for (int row = 0; row < kRows; ++row) sum[row].x += q[row][d] * k[d].x;
-      for (int row = 0; row < kRows; ++row) scores[row][panel] = sum[row];
-    }
-  }
-
-  // out[row][d] += Σ_key weights[row][key] · v[key][d] for kCount rows from `first`, over exactly
-  // these keys: one that a row does not see must not even be multiplied by zero, as V may be NaN.
-  template <int kCount>
-  void weighted_sum(const Real* const (&weights)[kRows], int first, Range keys,
-                    Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
-    for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
-      const Vector* v = v_.data() + panel * problem_.seq_k;
-      if constexpr (std::is_same_v<Real, float>) {
-        if (tensor_cores_) {
-          for (int row = 0; row < kCount; ++row)
-            out[first + row][panel] = tensor_core_sum(out[first + row][panel], keys.begin, keys.end,
-                                                      weights[first + row], v);
-          continue;
-        }
-      }
-      Vector sum[kCount];
-      for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
-      for (Index j = keys.begin; j < keys.end; ++j)
-        for (int row = 0; row < kCount; ++row) sum[row].x += weights[first + row][j] * v[j].x;
-      for (int row = 0; row < kCount; ++row) out[first + row][panel] = sum[row];
-    }
-  }
-
- private:
-  // sum + Σ factors[i] · x[i]
-  static Vector tensor_core_sum(const Vector& sum, Index begin, Index end, const Real* factors,
-                                const Vector* x) {
-    TensorCoreSum total{sum};
-    for (Index i = begin; i < end; ++i) {
-      Vector term;
-      term.x = factors[i] * x[i].x;
-      total.add(term);
-    }
-    total.fold();
-    return total.sum;
-  }
-
-  const ForwardProblem& problem_;
-  const bool tensor_cores_;
-  std::vector<Vector> k_, v_;
-  int64_t batch_ = -1, head_ = -1;
-};
-
-// What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
-// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale, and for a call on
-// Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
-enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
-
-// Computes rows and hands each to store(batch, row, head, out, lse).
-template <class Real, Precision kPrecision, class Store>
+// Computes rows and hands each to store(batch, row, head, RowResult).
+template <class Store>
 class Rows {
  public:
   Rows(const ForwardProblem& problem, const Store& store)
-      : problem_(problem),
+      : p_(problem),
         store_(store),
-        kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
-        mask_(problem.mask()) {
-    for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
+        mask_(problem.mask()),
+        bound_(problem, problem.quantizes || problem.dtype == FLASH3_FLOAT8_E4M3),
+        of_out_(precision_of(problem.out_dtype)) {
+    q_.resize(kRows, p_.head_dim);
+    scores_.resize(kRows, p_.seq_k);
+    sizes_.resize(kRows, p_.seq_k);
   }
 
   // rows: at most kRows of them.
   void compute(int64_t batch, int64_t head, Range rows) {
-    const ForwardProblem& p = problem_;
-    kv_.load(batch, head / p.queries_per_kv_head());
-    const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
-    for (Index i = rows.begin; i < rows.end; ++i) {
-      const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
-      for (int d = 0; d < p.head_dim; ++d)
-        q_[i - rows.begin][d] =
-            scale * load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
-    }
-    kv_.dot_products(q_, mask_.keys(rows, p.seq_k), scores_);
+    load_head(batch, head / p_.queries_per_kv_head());
+    for (Index i = rows.begin; i < rows.end; ++i)
+      load_row(p_.q, p_.dtype, batch, i, head, p_.q_scale.at(batch, head, i / kScaleBlock),
+               q_[i - rows.begin]);
+    Range any = mask_.keys(rows, p_.seq_k);
+    any.end = std::max(any.begin, any.end);
+    doubles_.dot_products(q_, k_.panels, p_.head_dim, any, &scores_);
 
-    Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
-    const Real* weights[kRows];
-    Real lse[kRows];
-    for (int row = 0; row < rows.size(); ++row) {
-      Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
-      seen[row] = mask_.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
-      for (Index j = seen[row].begin; j < seen[row].end; ++j)
-        s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
-      const Real sink = static_cast<Real>(sink_of(p, head));
-      if constexpr (kPrecision == Precision::kFp8) {
-        lse[row] = fp8_softmax(s, seen[row], sink);
-      } else {
-        lse[row] = softmax(s, seen[row], sink);
-        for (Index j = seen[row].begin; j < seen[row].end; ++j)
-          s[j] = kPrecision == Precision::kPlainFp8
-                     ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
-                     : round(s[j]);
+    RowResult results[kRows];
+    Range seen[kRows];
+    float of_size[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows.size()) {
+        seen[r] = mask_.keys({rows.begin + r, rows.begin + r + 1}, p_.seq_k);
+        of_size[r] = softmax_of(head, seen[r], r, &results[r]);
       }
-      weights[row] = s;
-      seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
-                     std::min(seen_by_all.end, seen[row].end)};
+      // Pairs that are hidden take part as zeros.
+      seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
+      seen[r].end = std::clamp(seen[r].end, seen[r].begin, any.end);
+      for (const Range hidden : {Range{any.begin, seen[r].begin}, Range{seen[r].end, any.end}}) {
+        std::fill(scores_[r] + hidden.begin, scores_[r] + hidden.end, 0.0);
+        std::fill(sizes_[r] + hidden.begin, sizes_[r] + hidden.end, 0.f);
+      }
     }
 
-    for (auto& row : out_) std::fill(std::begin(row), std::end(row), typename Kv::Vector{});
-    if (!seen_by_all.empty()) kv_.template weighted_sum<kRows>(weights, 0, seen_by_all, out_);
-    for (int row = 0; row < rows.size(); ++row) {
-      if (seen_by_all.empty()) {
-        kv_.template weighted_sum<1>(weights, row, seen[row], out_);
-      } else {
-        kv_.template weighted_sum<1>(weights, row, {seen[row].begin, seen_by_all.begin}, out_);
-        kv_.template weighted_sum<1>(weights, row, {seen_by_all.end, seen[row].end}, out_);
+    out_.resize(kRows, p_.head_dim_v);
+    out_bound_.resize(kRows, p_.head_dim_v);
+    const auto sum_up = [&](int first, int count, Range keys) {
+      doubles_.add_weighted(first, count, scores_, v_.rows, keys, &out_);
+      floats_.add_weighted(first, count, sizes_, v_.sizes, keys, &out_bound_);
+    };
+    if (v_.finite) {
+      sum_up(0, rows.size() == 1 ? 1 : kRows, any);
+    } else {  // zero times infinity is NaN
+      for (int r = 0; r < rows.size(); ++r) sum_up(r, 1, seen[r]);
+    }
+    for (int r = 0; r < rows.size(); ++r) {
+      for (int d = 0; d < p_.head_dim_v; ++d) {
+        float& bound = out_bound_[r][d];
+        const float sum = bound_.fp8() ? std::sqrt(bound) : bound;
+        bound = static_cast<float>(of_size[r] * sum + of_out_.error(out_[r][d]));
       }
-      store_(batch, rows.begin + row, head, reinterpret_cast<const Real*>(out_[row]), lse[row]);
+      results[r].out = out_[r], results[r].out_bound = out_bound_[r];
+      store_(batch, rows.begin + r, head, results[r]);
     }
   }
 
  private:
-  using Kv = Head<Real>;
-
-  // A score.
-  Real round(Real x) const {
-    return kPrecision == Precision::kRounded
-               ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
-               : x;
+  void load_head(int64_t batch, int64_t head) {
+    if (batch == batch_ && head == head_) return;
+    batch_ = batch, head_ = head;
+    k_.load(p_.k, p_.dtype, batch, head, &p_.k_scale);
+    v_.load(p_.v, p_.dtype, batch, head, &p_.v_scale);
+    if (!bound_.fp8()) return;
+    for (int64_t j = 0; j < p_.seq_k; ++j)
+      for (int d = 0; d < p_.head_dim_v; ++d) v_.sizes[j][d] *= v_.sizes[j][d];
   }
 
-  const ForwardProblem& problem_;
+  // Dot products become probabilities, and sizes_ what rounds of them; squares in FP8. Returns what
+  // their sum is multiplied with for the bound of out.
+  float softmax_of(int64_t head, Range seen, int r, RowResult* result) {
+    double* p = scores_[r];
+    for (Index j = seen.begin; j < seen.end; ++j)
+      p[j] = score_of(p[j], p_, [](double x) { return x; });
+    const double sink = sink_of(p_, head);
+    result->lse = softmax(p, seen, sink);
+
+    const double keys = static_cast<double>(seen.size());
+    const double error = bound_.score(
+        p_.softmax_scale * norm(q_[r], p_.head_dim) * k_.largest_norm(seen), keys, sink);
+    result->lse_bound = bound_.lse(error, result->lse, keys);
+    double largest = 0;
+    for (Index j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
+    const double smallest = bound_.of_dtype().smallest * largest;
+    for (Index j = seen.begin; j < seen.end; ++j) {
+      const double size = p[j] + smallest;
+      sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
+    }
+    return static_cast<float>(bound_.out(error, keys));
+  }
+
+  const ForwardProblem& p_;
   const Store& store_;
-  Kv kv_;
   const Mask mask_;
-  std::vector<typename Kv::Vector> scores_[kRows];
-  Real q_[kRows][kMaxHeadDim] = {};
-  typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
+  const ErrorBound bound_;
+  const Precision of_out_;
+  const ReferenceLoops<double>& doubles_ = reference_loops<double>();
+  const ReferenceLoops<float>& floats_ = reference_loops<float>();
+  ReferenceKeys k_, v_;
+  int64_t batch_ = -1, head_ = -1;
+  ReferenceTable<double> q_, scores_, out_;
+  ReferenceTable<float> sizes_, out_bound_;
 };
 
-template <class Real, Precision kPrecision, class Store>
+template <class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
   if (p.is_empty()) return;
   // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
@@ -255,26 +146,24 @@ void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const 
 
   std::atomic<int64_t> next{0};
   run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
-    Rows<Real, kPrecision, Store> rows(p, store);
+    Rows<Store> rows(p, store);
     for (int64_t first; (first = next.fetch_add(run)) < tasks;)
       for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
         const int64_t begin = task % groups * kRows;
         rows.compute(task / groups / p.heads_q, task / groups % p.heads_q,
-                     {begin, std::min(begin + kRows, p.seq_q)});
+                     {begin, std::min<int64_t>(begin + kRows, p.seq_q)});
       }
   });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-template <class Real, Precision kPrecision, class Store>
+template <class Store>
 void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
-  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kPrecision>(p, num_threads, store);
+  if (!p.is_ragged()) return for_each_row_of_one_length(p, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length<Real, kPrecision>(
+    for_each_row_of_one_length(
         one_sequence(p, b), num_threads,
-        [&](int64_t, int64_t row, int64_t head, const Real* out, Real lse) {
-          store(b, row, head, out, lse);
-        });
+        [&](int64_t, int64_t row, int64_t head, const RowResult& x) { store(b, row, head, x); });
 }
 
 }  // namespace
@@ -283,45 +172,22 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
   const int64_t rows = rows_in_batch(p.sequences_q, p.batch);
   ReferenceForward result;
   result.out.resize(rows * p.heads_q * p.head_dim_v);
+  result.out_bound.resize(result.out.size());
   result.lse.resize(rows * p.heads_q);
+  result.lse_bound.resize(result.lse.size());
   // lse is [batch, heads, rows of one], or packed [heads, rows].
   const int64_t lse_rows = p.sequences_q.rows, lse_batches = p.sequences_q.packed ? 0 : 1;
-  for_each_row<double, Precision::kExact>(
-      p, num_threads, [&](int64_t batch, int64_t i, int64_t head, const double* out, double lse) {
-        const int64_t row = row_in_batch(p.sequences_q, batch, i);
-        std::copy_n(out, p.head_dim_v, &result.out[(row * p.heads_q + head) * p.head_dim_v]);
-        const int64_t of_head = (lse_batches * batch * p.heads_q + head) * lse_rows;
-        result.lse[of_head + row - lse_batches * batch * lse_rows] = lse;
-      });
+  for_each_row(p, num_threads, [&](int64_t batch, int64_t i, int64_t head, const RowResult& x) {
+    const int64_t row = row_in_batch(p.sequences_q, batch, i);
+    const int64_t at = (row * p.heads_q + head) * p.head_dim_v;
+    std::copy_n(x.out, p.head_dim_v, &result.out[at]);
+    std::copy_n(x.out_bound, p.head_dim_v, &result.out_bound[at]);
+    const int64_t at_lse =
+        (lse_batches * batch * p.heads_q + head) * lse_rows + row - lse_batches * batch * lse_rows;
+    result.lse[at_lse] = x.lse;
+    result.lse_bound[at_lse] = static_cast<float>(x.lse_bound);
+  });
   return result;
-}
-
-namespace {
-
-template <Precision kPrecision>
-void naive(const ForwardProblem& p, int num_threads) {
-  const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
-    const int64_t row = rows_of(p.sequences_q, batch).first + i;
-    const int64_t first =
-        batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
-    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
-    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
-  };
-  for_each_row<float, kPrecision>(p, num_threads, store);
-}
-
-}  // namespace
-
-void attention_naive(const ForwardProblem& p, int num_threads) {
-  switch (p.dtype) {
-    case FLASH3_FLOAT32: return naive<Precision::kExact>(p, num_threads);
-    case FLASH3_FLOAT8_E4M3: return naive<Precision::kFp8>(p, num_threads);
-    default: return naive<Precision::kRounded>(p, num_threads);
-  }
-}
-
-void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
-  naive<Precision::kPlainFp8>(p, num_threads);
 }
 
 }  // namespace flash3

@@ -1,7 +1,7 @@
-// The oracle: attention in float64, straight from the definition, O(n²). Every test leans on it, so
-// it is written to be obviously right. Beside it the plain implementation in the tensors' own
-// precision, whose error is the yardstick: an implementation passes if  |out − ref| ≤ 2·|naive −
-// ref| + ε.
+// The oracle: attention in float64, straight from the definition, O(n²), and for each element how
+// far a right implementation may lie from it. Every test leans on it, so it is written to be
+// obviously right. Beside it the plain implementation in the tensors' own precision, whose root
+// mean square error is the yardstick of the accuracy experiment.
 //
 // These are the internal library flash3_oracle (tests and the command line), not part of the
 // shipped one.
@@ -19,6 +19,10 @@ struct ReferenceForward {
   std::vector<double> out;  // [batch, seq_q, heads_q, head_dim_v] or [total_q, heads_q, head_dim_v]
   std::vector<double> lse;  // [batch, heads_q, seq_q] or [heads_q, total_q]; −∞ (or the sink) for a
                             // row that sees no key
+
+  // Error bounds (cpu/error_bound.hpp) for the dtypes and the backend of the problem; without a
+  // backend those of the CPU. In FP8 that of out is of root mean squares.
+  std::vector<float> out_bound, lse_bound;
 };
 
 // Reads q, k, v, sink and lengths (host memory, any strides); out and lse of the problem are not

@@ -34,7 +34,7 @@ std::string accuracy_objection(const Case& c) {
   return "";
 }
 
-std::string judge_accuracy(const Score& out) {
+std::string check_accuracy(const TensorCheck& out) {
   if (!(out.naive_rmse > 0))
     return "out: the plain implementation makes no error here, so there is nothing to compare with";
   if (out.rmse <= kAccuracyBar * out.naive_rmse) return "";

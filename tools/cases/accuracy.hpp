@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "cases/judge.hpp"
+#include "cases/check.hpp"
 #include "cases/table.hpp"
 
 namespace flash3::cases {
@@ -35,6 +35,6 @@ std::vector<Case> accuracy_cases(Level level, const std::vector<int64_t>& length
 std::string accuracy_objection(const Case& c);
 
 // "" if out passes, else by how much it fails.
-std::string judge_accuracy(const Score& out);
+std::string check_accuracy(const TensorCheck& out);
 
 }  // namespace flash3::cases

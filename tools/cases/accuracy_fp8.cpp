@@ -154,7 +154,7 @@ Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memo
   return result;
 }
 
-std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand) {
+std::string check_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand) {
   if (!accuracy.failure.empty() || demand == Fp8Demand::kNone) return accuracy.failure;
   char text[160] = "";
   const double tensor = accuracy.rmse[0], both = accuracy.rmse[3];

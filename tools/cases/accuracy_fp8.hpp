@@ -51,6 +51,6 @@ Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memo
 enum class Fp8Demand { kNone, kOwn, kPaper };
 
 // Why it does not pass; "" if it does.
-std::string judge_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand);
+std::string check_fp8_accuracy(const Fp8Accuracy& accuracy, Fp8Demand demand);
 
 }  // namespace flash3::cases

@@ -1,4 +1,4 @@
-// Runs one backward case through the C interface and judges it against the oracle.
+// Runs one backward case through the C interface and checks it against the oracle.
 #include <chrono>
 #include <utility>
 
@@ -58,62 +58,47 @@ BackwardViews with_gradients(BackwardViews views, const Gradients& g) {
   return views;
 }
 
-// Which tensor the call has written where it must not, in words; "" if none.
-std::string damage(const BackwardTensors& host, const Uploads& device, const Gradients& got,
-                   const GuardedTensor& workspace) {
-  for (const auto& [name, tensor] :
-       {std::pair{"dq", &got.dq}, std::pair{"dk", &got.dk}, std::pair{"dv", &got.dv},
-        std::pair{"dsink", &got.dsink}, std::pair{"workspace", &workspace}})
-    if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
-      return std::string(name) + ": " + what;
-  const struct {
-    const char* name;
-    const GuardedTensor& before;
-    const Upload& after;
-  } inputs[] = {{"q", host.q, device.q},         {"k", host.k, device.k},
-                {"v", host.v, device.v},         {"out", host.out, device.out},
-                {"lse", host.lse, device.lse},   {"dout", host.dout, device.dout},
-                {"dlse", host.dlse, device.dlse}};
-  for (const auto& [name, before, after] : inputs) {
-    GuardedTensor now = before;
-    after.download(&now);
-    if (now.bytes != before.bytes) return std::string(name) + " is an input and was overwritten";
-  }
-  return "";
+std::string damage(const Uploads& device, const Gradients& got, const GuardedTensor& workspace) {
+  return find_damage({{"dq", &got.dq},
+                      {"dk", &got.dk},
+                      {"dv", &got.dv},
+                      {"dsink", &got.dsink},
+                      {"workspace", &workspace}},
+                     {{"q", &device.q},
+                      {"k", &device.k},
+                      {"v", &device.v},
+                      {"out", &device.out},
+                      {"lse", &device.lse},
+                      {"dout", &device.dout},
+                      {"dlse", &device.dlse}},
+                     device.extra);
 }
 
-struct Expected {
-  ReferenceBackward ref;
-  Gradients naive;
-};
-
-Expected expect(const Case& c, const BackwardTensors& t, int threads) {
-  Expected e{{}, poisoned_gradients(t)};
-  const auto params = make_backward_params(c, with_gradients(t.views(), e.naive));
+ReferenceBackward expect(const Case& c, const BackwardTensors& t, const RunOptions& options) {
+  auto params = make_backward_params(c, t.views());
+  params.backend = options.backend;  // whose arithmetic the bounds have
   BackwardProblem problem;
   if (const Status s = make_backward_problem(&params, Pointers::kRequired, &problem); !s.ok())
     throw std::logic_error("case " + to_id(c) + " was supported: " + s.message());
-  e.ref = attention_backward_ref(problem, threads);
-  attention_backward_naive(problem, threads);
-  return e;
+  return attention_backward_ref(problem, options.oracle_threads);
 }
 
-// The scores of the worse of two runs.
-void keep_worse(const GradientScores& now, Verdict* verdict) {
-  const auto keep = [](const Score& score, Score* worst) {
-    if (!score.failure.empty() || score.error >= worst->error) *worst = score;
+// Of two runs, what is worse.
+void keep_worse(const GradientChecks& now, CheckResult* result) {
+  const auto keep = [](const TensorCheck& part, TensorCheck* worst) {
+    if (!part.failure.empty() || part.fraction >= worst->fraction) *worst = part;
   };
-  keep(now.dq, &verdict->dq);
-  keep(now.dk, &verdict->dk);
-  keep(now.dv, &verdict->dv);
-  keep(now.dsink, &verdict->dsink);
-  verdict->failure = now.failure();
+  keep(now.dq, &result->dq);
+  keep(now.dk, &result->dk);
+  keep(now.dv, &result->dv);
+  keep(now.dsink, &result->dsink);
+  result->failure = now.failure();
 }
 
 }  // namespace
 
-Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& options) {
-  Verdict verdict;
+CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& options) {
+  CheckResult result;
   // The library is asked first: no oracle for a call that it refuses.
   const auto on_backend = [&](flash3_backward_params params) {
     params.backend = options.backend;
@@ -123,22 +108,22 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
   };
   auto params = on_backend(make_backward_question(c));
   if (const auto status = flash3_backward_supported(&params); status != FLASH3_OK) {
-    verdict.failure = last_error("flash3_backward_supported");
-    return verdict;
+    result.failure = last_error("flash3_backward_supported");
+    return result;
   }
 
   auto start = Clock::now();
   const BackwardTensors host = make_backward_tensors(c, options.oracle_threads);
-  const Expected expected = expect(c, host, options.oracle_threads);
-  verdict.oracle_seconds = seconds_since(start);
+  const ReferenceBackward ref = expect(c, host, options);
+  result.oracle_seconds = seconds_since(start);
 
   Uploads device(memory, host);
   params = on_backend(make_backward_params(c, device.views()));
   size_t workspace_bytes = 0;
   if (const auto status = flash3_backward_workspace(&params, &workspace_bytes);
       status != FLASH3_OK) {
-    verdict.failure = last_error("flash3_backward_workspace");
-    return verdict;
+    result.failure = last_error("flash3_backward_workspace");
+    return result;
   }
   const GuardedTensor scratch = make_workspace(workspace_bytes);
   Upload workspace(memory, scratch);
@@ -152,33 +137,31 @@ Verdict run_backward_case(const Case& c, Memory& memory, const RunOptions& optio
         written->reset();
     start = Clock::now();
     if (flash3_backward(&params) != FLASH3_OK) {
-      verdict.failure = last_error("flash3_backward");
-      return verdict;
+      result.failure = last_error("flash3_backward");
+      return result;
     }
     memory.finish();
-    verdict.seconds = seconds_since(start);
+    result.seconds = seconds_since(start);
 
     Gradients now = poisoned_gradients(host);
     device.dq.download(&now.dq);
     device.dk.download(&now.dk);
     device.dv.download(&now.dv);
     device.dsink.download(&now.dsink);
-    if (run > 0 && c.deterministic) {
-      if (now == first) continue;
-      verdict.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
-      return verdict;
-    }
     GuardedTensor after = clone(scratch);
     workspace.download(&after);
-    verdict.failure = damage(host, device, now, after);
-    if (!verdict.passed()) return verdict;
-    keep_worse(judge_gradients(c, with_gradients(host.views(), now),
-                               with_gradients(host.views(), expected.naive), expected.ref),
-               &verdict);
-    if (!verdict.passed()) return verdict;
+    result.failure = damage(device, now, after);
+    if (!result.passed()) return result;
+    if (run > 0 && c.deterministic) {
+      if (now == first) continue;
+      result.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
+      return result;
+    }
+    keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);
+    if (!result.passed()) return result;
     if (run == 0) first = std::move(now);
   }
-  return verdict;
+  return result;
 }
 
 }  // namespace flash3::cases

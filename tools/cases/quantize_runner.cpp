@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "cases/upload.hpp"
 #include "core/convert.hpp"
@@ -136,9 +137,9 @@ std::string numbers(const char* what, int64_t at, double got, double wanted) {
 }
 
 // One of q, k and v: what the call wrote against the reference.
-Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Sequences& sequences,
-                 QuantizeWhich which, const char* name) {
-  Score score;
+TensorCheck check_part(const QuantizeProblem& p, const QuantizePart& part,
+                       const Sequences& sequences, QuantizeWhich which, const char* name) {
+  TensorCheck result;
   const ReferenceQuantized ref = quantize_values_ref(p, which);
   const bool turned = which != QuantizeWhich::kV && (p.rotary.given || p.rotates);
   for (size_t i = 0; i < ref.amax.size(); ++i) {
@@ -150,8 +151,8 @@ Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Seque
       good |=
           got == scale_ref(amax * (1 + kTurnError)) || got == scale_ref(amax * (1 - kTurnError));
     if (!good) {
-      score.failure = name + numbers("scale", static_cast<int64_t>(i), got, wanted);
-      return score;
+      result.failure = name + numbers("scale", static_cast<int64_t>(i), got, wanted);
+      return result;
     }
   }
   for (Index b = 0; b < part.in.batch; ++b) {
@@ -170,17 +171,16 @@ Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Seque
           const double got = e4m3_to_float(code) * scale;
           bool good = code == e4m3_code_ref(x / scale);
           if (std::isnan(scale)) good = code == 0x7F || code == 0xFF;
-          score.allowed = e4m3_half_step(x / scale) * scale + kTurnError * amax;
-          if (turned && !std::isnan(scale)) good |= std::abs(got - x) <= score.allowed;
-          if (amax > 0) score.error = std::max(score.error, std::abs(got - x) / amax);
+          const double allowed = e4m3_half_step(x / scale) * scale + kTurnError * amax;
+          if (turned && !std::isnan(scale)) good |= std::abs(got - x) <= allowed;
+          if (amax > 0) result.error = std::max(result.error, std::abs(got - x) / amax);
           if (good) continue;
-          score.failure = name + numbers("element", row + d, got, x);
-          return score;
+          result.failure = name + numbers("element", row + d, got, x);
+          return result;
         }
       }
   }
-  score.allowed = 1.0 / 14 + kTurnError;  // half a step of 32 below 448, of an amax above 224
-  return score;
+  return result;
 }
 
 }  // namespace
@@ -189,11 +189,11 @@ flash3_quantize_params make_quantize_question(const Case& c) {
   return question(host_params(c, make_tensors(c, /*filled=*/false)));
 }
 
-Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& options) {
-  Verdict verdict;
+CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& options) {
+  CheckResult result;
   const auto fail = [&](const char* call) {
-    verdict.failure = std::string(call) + ": " + flash3_last_error();
-    return verdict;
+    result.failure = std::string(call) + ": " + flash3_last_error();
+    return result;
   };
   Tensors host = make_tensors(c, /*filled=*/true);
   const auto on_backend = [&](flash3_quantize_params p) {
@@ -211,45 +211,65 @@ Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& optio
   if (flash3_quantize_workspace(&params, &bytes) != FLASH3_OK)
     return fail("flash3_quantize_workspace");
   const GuardedTensor scratch = make_workspace(bytes);
-  const Upload workspace(memory, scratch);
+  Upload workspace(memory, scratch);
   params.workspace = bytes > 0 ? workspace.view().data : nullptr;
   params.workspace_size = bytes;
 
   QuantizeTensors* parts[] = {&host.q, &host.k, &host.v};
+  GuardedTensor out[3], scale[3];  // of the first run
   for (int run = 0; run < options.repeat; ++run) {
+    if (run > 0) {
+      for (int i = 0; i < 3; ++i) uploads.out[i].reset(), uploads.scale[i].reset();
+      workspace.reset();
+    }
     if (flash3_quantize(&params) != FLASH3_OK) return fail("flash3_quantize");
     memory.finish();
+    GuardedTensor now_out[3], now_scale[3], scratch_now = clone(scratch);
     for (int i = 0; i < 3; ++i) {
-      GuardedTensor out = clone(parts[i]->out), scale = clone(parts[i]->scale);
-      uploads.out[i].download(&out);
-      uploads.scale[i].download(&scale);
-      if (run > 0 && (out.bytes != parts[i]->out.bytes || scale.bytes != parts[i]->scale.bytes)) {
-        verdict.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
-        return verdict;
+      now_out[i] = clone(parts[i]->out), now_scale[i] = clone(parts[i]->scale);
+      uploads.out[i].download(&now_out[i]);
+      uploads.scale[i].download(&now_scale[i]);
+    }
+    workspace.download(&scratch_now);
+    result.failure = find_damage({{"q_out", &now_out[0]},
+                                  {"k_out", &now_out[1]},
+                                  {"v_out", &now_out[2]},
+                                  {"q_scale", &now_scale[0]},
+                                  {"k_scale", &now_scale[1]},
+                                  {"v_scale", &now_scale[2]},
+                                  {"workspace", &scratch_now}},
+                                 {{"q", &uploads.in[0]},
+                                  {"k", &uploads.in[1]},
+                                  {"v", &uploads.in[2]},
+                                  {"rotary_cos", &uploads.cos},
+                                  {"rotary_sin", &uploads.sin}},
+                                 uploads.extra);
+    if (!result.passed()) return result;
+    for (int i = 0; i < 3; ++i) {
+      if (run == 0) {
+        out[i] = std::move(now_out[i]), scale[i] = std::move(now_scale[i]);
+      } else if (now_out[i].bytes != out[i].bytes || now_scale[i].bytes != scale[i].bytes) {
+        result.failure = "run " + std::to_string(run + 1) + " gave other bits than run 1";
+        return result;
       }
-      parts[i]->out = clone(out);
-      parts[i]->scale = clone(scale);
-      for (const GuardedTensor* tensor : {&parts[i]->out, &parts[i]->scale})
-        if (const std::string damage = tensor->damage(); !damage.empty()) {
-          verdict.failure = std::string(1, "qkv"[i]) + ": " + damage;
-          return verdict;
-        }
     }
   }
-  if (host.q.out.view.data == nullptr) return verdict;
+  for (int i = 0; i < 3; ++i)
+    parts[i]->out = std::move(out[i]), parts[i]->scale = std::move(scale[i]);
+  if (host.q.out.view.data == nullptr) return result;
 
   const auto done = host_params(c, host);
   QuantizeProblem problem;
   if (const Status s = make_quantize_problem(&done, Pointers::kRequired, &problem); !s.ok()) {
-    verdict.failure = s.message();
-    return verdict;
+    result.failure = s.message();
+    return result;
   }
-  verdict.q = judge_part(problem, problem.q, problem.sequences_q, QuantizeWhich::kQ, "q");
-  verdict.k = judge_part(problem, problem.k, problem.sequences_k, QuantizeWhich::kK, "k");
-  verdict.v = judge_part(problem, problem.v, problem.sequences_k, QuantizeWhich::kV, "v");
-  for (const Score* score : {&verdict.q, &verdict.k, &verdict.v})
-    if (verdict.failure.empty()) verdict.failure = score->failure;
-  return verdict;
+  result.q = check_part(problem, problem.q, problem.sequences_q, QuantizeWhich::kQ, "q");
+  result.k = check_part(problem, problem.k, problem.sequences_k, QuantizeWhich::kK, "k");
+  result.v = check_part(problem, problem.v, problem.sequences_k, QuantizeWhich::kV, "v");
+  for (const TensorCheck* part : {&result.q, &result.k, &result.v})
+    if (result.passed()) result.failure = part->failure;
+  return result;
 }
 
 }  // namespace flash3::cases

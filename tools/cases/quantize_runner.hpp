@@ -8,9 +8,9 @@
 
 namespace flash3::cases {
 
-// What run_case does with it. The scores hold the largest error beside the largest size that the
-// scale is for.
-Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& options);
+// What run_case does with it. The checks of q, k and v hold the largest error beside the largest
+// size that the scale is for.
+CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& options);
 
 // The call of such a case without data, for questions.
 flash3_quantize_params make_quantize_question(const Case& c);

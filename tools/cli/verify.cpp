@@ -23,7 +23,7 @@ namespace flash3::cli {
 namespace {
 
 using cases::Case;
-using cases::Verdict;
+using cases::CheckResult;
 
 // Whether this backend takes FP8 at all; some dtypes of out it may not.
 bool takes_fp8(flash3_backend backend) {
@@ -70,22 +70,23 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   return list;
 }
 
-std::string report(const Case& c, const Verdict& v) {
+std::string report(const Case& c, const CheckResult& v) {
   if (!v.passed()) return fmt::format("FAIL  {}\n      {}", to_id(c), v.failure);
-  const auto score = [](const char* name, const cases::Score& s) {
-    return fmt::format("{} {:.1e} <= {:.1e}", name, s.error, s.allowed);
+  const auto part = [](const char* name, const cases::TensorCheck& t) {
+    return fmt::format("{} {:.2f}", name, t.fraction);
   };
   if (c.quantize)
     return fmt::format("ok    {:<56} q {:.4f}  k {:.4f}  v {:.4f} of the largest", to_id(c),
                        v.q.error, v.k.error, v.v.error);
+  std::string line = fmt::format("ok    {:<56} ", to_id(c));
   if (c.backward) {
-    const std::string line = fmt::format("ok    {:<56} {}  {}  {}", to_id(c), score("dq", v.dq),
-                                         score("dk", v.dk), score("dv", v.dv));
-    return c.sink == cases::Sink::kNone ? line : line + "  " + score("dsink", v.dsink);
+    line += fmt::format("{}  {}  {}", part("dq", v.dq), part("dk", v.dk), part("dv", v.dv));
+    if (c.sink != cases::Sink::kNone) line += "  " + part("dsink", v.dsink);
+  } else {
+    line += part("out", v.out);
+    if (c.want_lse) line += "  " + part("lse", v.lse);
   }
-  std::string line = fmt::format("ok    {:<56} {}", to_id(c), score("out", v.out));
-  if (c.want_lse) line += fmt::format("  {}", score("lse", v.lse));
-  return line;
+  return line + " of its bound";
 }
 
 std::string accuracy_header() {
@@ -96,7 +97,7 @@ std::string accuracy_header() {
       cases::kAccuracyBar, "case", "naive RMSE", "RMSE", "ratio", "max error");
 }
 
-std::string accuracy_row(const Case& c, const Verdict& v) {
+std::string accuracy_row(const Case& c, const CheckResult& v) {
   if (v.out.naive_rmse <= 0) return report(c, v);  // it failed before there was anything to compare
   const std::string row = fmt::format("{:<5} {:<48} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}",
                                       v.passed() ? "ok" : "FAIL", to_id(c), v.out.naive_rmse,
@@ -106,9 +107,9 @@ std::string accuracy_row(const Case& c, const Verdict& v) {
 
 // All cases, `jobs` at a time; done is called with each one's place in the list as soon as it is
 // done, by one thread at a time.
-std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backend,
-                             const VerifyOptions& options, int jobs,
-                             const std::function<void(size_t, const Verdict&)>& done) {
+std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend backend,
+                                 const VerifyOptions& options, int jobs,
+                                 const std::function<void(size_t, const CheckResult&)>& done) {
   // The costliest first, so that no worker ends alone with one of them.
   std::vector<size_t> order(list.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -118,9 +119,10 @@ std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backe
   run.backend = backend;
   run.repeat = options.repeat;
   run.num_threads = options.threads;
+  run.naive = options.accuracy;
   run.oracle_threads = std::max(1, available_threads() / jobs);
 
-  std::vector<Verdict> verdicts(list.size());
+  std::vector<CheckResult> results(list.size());
   std::mutex mutex;
   std::atomic<size_t> next{0};
   std::string broken;  // the device failed: nothing after it means anything
@@ -129,11 +131,11 @@ std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backe
     try {
       const auto memory = make_memory(backend);
       while ((i = next++) < order.size()) {
-        Verdict& verdict = verdicts[order[i]];
-        verdict = run_case(list[order[i]], *memory, run);
-        if (options.accuracy && verdict.passed()) verdict.failure = judge_accuracy(verdict.out);
+        CheckResult& result = results[order[i]];
+        result = run_case(list[order[i]], *memory, run);
+        if (options.accuracy && result.passed()) result.failure = check_accuracy(result.out);
         const std::lock_guard lock(mutex);
-        done(order[i], verdict);
+        done(order[i], result);
       }
     } catch (const std::exception& e) {
       const std::lock_guard lock(mutex);
@@ -147,13 +149,13 @@ std::vector<Verdict> run_all(const std::vector<Case>& list, flash3_backend backe
     for (int job = 0; job < jobs; ++job) workers.emplace_back(work);
   }
   if (!broken.empty()) throw std::runtime_error(broken);
-  return verdicts;
+  return results;
 }
 
 // One row of the FP8 table; 1 if it failed.
 size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases::Fp8Demand demand,
                      bool quiet) {
-  const std::string failure = judge_fp8_accuracy(a, demand);
+  const std::string failure = check_fp8_accuracy(a, demand);
   if (quiet && failure.empty()) return 0;
   fmt::print("{:<5} {:<48} {:>9.2e} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name,
              a.rms, a.half, a.plain);
@@ -215,7 +217,7 @@ int verify(const VerifyOptions& options) {
     return 0;
   }
   const std::vector<Case> fp8_list = options.accuracy ? list : std::vector<Case>();
-  // Some rows of many tell nothing that the judge of 16 bits could use.
+  // Some rows of many tell nothing that the check of 16 bits could use.
   if (!options.lengths.empty())
     std::erase_if(list, [](const Case& c) { return c.seq_q > cases::kAllRows; });
 
@@ -224,22 +226,22 @@ int verify(const VerifyOptions& options) {
   fmt::print("{} cases on {} ({}), {} at a time\n", std::max(list.size(), fp8_list.size()),
              flash3_backend_name(backend), describe(backend), jobs);
   Progress progress("verify", list.size());
-  const std::vector<Verdict> verdicts =
-      run_all(list, backend, options, jobs, [&](size_t i, const Verdict& verdict) {
+  const std::vector<CheckResult> results =
+      run_all(list, backend, options, jobs, [&](size_t i, const CheckResult& result) {
         // The accuracy table is printed whole, in its own order.
-        if (!options.accuracy && (!options.quiet || !verdict.passed()))
-          progress.print(report(list[i], verdict));
+        if (!options.accuracy && (!options.quiet || !result.passed()))
+          progress.print(report(list[i], result));
         progress.step();
       });
 
   if (options.accuracy && !list.empty()) progress.print(accuracy_header());
   size_t failed = 0;
   for (size_t i = 0; i < list.size(); ++i) {
-    failed += !verdicts[i].passed();
-    if (options.accuracy && (!options.quiet || !verdicts[i].passed()))
-      progress.print(accuracy_row(list[i], verdicts[i]));
-    if (!options.accuracy && !options.quiet && !verdicts[i].passed())
-      progress.print(report(list[i], verdicts[i]));
+    failed += !results[i].passed();
+    if (options.accuracy && (!options.quiet || !results[i].passed()))
+      progress.print(accuracy_row(list[i], results[i]));
+    if (!options.accuracy && !options.quiet && !results[i].passed())
+      progress.print(report(list[i], results[i]));
   }
   size_t total = list.size();
   if (takes_fp8(backend) && !fp8_list.empty()) {

@@ -66,7 +66,7 @@ class Accuracy : public testing::TestWithParam<flash3_dtype> {
 
   // What the tensor-core kernel computes: float32 but for the probabilities that multiply V, which
   // are relative to the row's maximum, and the output. One head, contiguous.
-  Score score_of_model(Mistake mistake) const {
+  TensorCheck score_of_model(Mistake mistake) const {
     const flash3_dtype dtype = case_.dtype;
     const int64_t dim = case_.head_dim;
     const GuardedTensor out = make_tensor(dtype, 1, case_.seq_q, 1, dim, Layout::kBatchSeq);
@@ -101,7 +101,7 @@ class Accuracy : public testing::TestWithParam<flash3_dtype> {
                     mistake == Mistake::kOutputCutOff ? cut_off(x, dtype) : x);
       }
     }
-    return judge_out(out.view, tensors_.out.view, ref_);
+    return check_out(out.view, ref_, {}, tensors_.out.view);
   }
 
   Case case_;
@@ -114,56 +114,57 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Accuracy, testing::Values(FLASH3_FLOAT16, FLASH
                          [](const auto& info) { return std::string(short_name(info.param)); });
 
 TEST_P(Accuracy, PassesAFusedKernel) {
-  const Score score = score_of_model(Mistake::kNone);
-  EXPECT_EQ(judge_accuracy(score), "");
+  const TensorCheck score = score_of_model(Mistake::kNone);
+  EXPECT_EQ(score.failure, "");
+  EXPECT_EQ(check_accuracy(score), "");
   EXPECT_GT(score.rmse, 0.2 * score.naive_rmse);  // it rounds twice; less would be another model
 }
 
 TEST_P(Accuracy, FailsScoresKeptIn16Bits) {
-  const Score score = score_of_model(Mistake::kScoresIn16Bits);
-  EXPECT_EQ(score.failure, "");  // the case table's rule cannot see it
-  EXPECT_NE(judge_accuracy(score).find("the plain implementation's"), std::string::npos);
+  const TensorCheck score = score_of_model(Mistake::kScoresIn16Bits);
+  EXPECT_NE(score.failure, "");
+  EXPECT_NE(check_accuracy(score).find("the plain implementation's"), std::string::npos);
 }
 
 TEST_P(Accuracy, FailsRowSumsKeptIn16Bits) {
-  EXPECT_NE(judge_accuracy(score_of_model(Mistake::kRowSumIn16Bits)), "");
+  EXPECT_NE(check_accuracy(score_of_model(Mistake::kRowSumIn16Bits)), "");
 }
 
 TEST_P(Accuracy, FailsAnOutputThatIsCutOff) {
-  EXPECT_NE(judge_accuracy(score_of_model(Mistake::kOutputCutOff)), "");
+  EXPECT_NE(check_accuracy(score_of_model(Mistake::kOutputCutOff)), "");
 }
 
 // An exp2 of 8 bits is as exact as a probability in bfloat16 can be.
 TEST_P(Accuracy, FailsACoarseExp2WhereItCostsAccuracy) {
-  const Score score = score_of_model(Mistake::kCoarseExp2);
-  EXPECT_EQ(judge_accuracy(score).empty(), GetParam() == FLASH3_BFLOAT16) << score.rmse;
+  const TensorCheck score = score_of_model(Mistake::kCoarseExp2);
+  EXPECT_EQ(check_accuracy(score).empty(), GetParam() == FLASH3_BFLOAT16) << score.rmse;
 }
 
 // Numerator and denominator then share the rounding: no worse, so it must not fail.
 TEST_P(Accuracy, PassesRowSumsOfRoundedProbabilities) {
-  const Score sound = score_of_model(Mistake::kNone);
-  const Score score = score_of_model(Mistake::kRowSumOfRounded);
-  EXPECT_EQ(judge_accuracy(score), "");
+  const TensorCheck sound = score_of_model(Mistake::kNone);
+  const TensorCheck score = score_of_model(Mistake::kRowSumOfRounded);
+  EXPECT_EQ(check_accuracy(score), "");
   EXPECT_NEAR(score.rmse / sound.rmse, 1, 0.05);
   EXPECT_NE(score.rmse, sound.rmse);
 }
 
-Score score_of(double rmse, double naive_rmse) {
-  Score score;
+TensorCheck score_of(double rmse, double naive_rmse) {
+  TensorCheck score;
   score.rmse = rmse, score.naive_rmse = naive_rmse;
   return score;
 }
 
 TEST(AccuracyBar, IsTheRatioOfThePaper) {
-  EXPECT_EQ(judge_accuracy(score_of(0.59, 1)), "");
-  EXPECT_EQ(judge_accuracy(score_of(0.591, 1)),
+  EXPECT_EQ(check_accuracy(score_of(0.59, 1)), "");
+  EXPECT_EQ(check_accuracy(score_of(0.591, 1)),
             "out: RMSE 0.591 > 0.59 x 1, the plain implementation's");
-  EXPECT_NE(judge_accuracy(score_of(std::nan(""), 1)), "");
+  EXPECT_NE(check_accuracy(score_of(std::nan(""), 1)), "");
 }
 
 TEST(AccuracyBar, NeedsAnErrorToCompareWith) {
-  EXPECT_NE(judge_accuracy(score_of(0, 0)).find("nothing to compare with"), std::string::npos);
-  EXPECT_NE(judge_accuracy(score_of(0, std::nan(""))), "");
+  EXPECT_NE(check_accuracy(score_of(0, 0)).find("nothing to compare with"), std::string::npos);
+  EXPECT_NE(check_accuracy(score_of(0, std::nan(""))), "");
 }
 
 TEST(AccuracyCases, AreThoseThatTheBarIsFor) {
@@ -212,7 +213,7 @@ TEST(Fp8Accuracy, RotationHelpsAndSomeRowsTellAll) {
   for (const char* id :
        {"bf16/b1/q640/k640/h2/d128/full/outliers", "fp16/b2/q640/k640/h2x1/d128/causal/outliers"}) {
     const Fp8Accuracy all = measured(id, 640), some = measured(id, 320);
-    EXPECT_EQ(judge_fp8_accuracy(all, Fp8Demand::kOwn), "") << id;
+    EXPECT_EQ(check_fp8_accuracy(all, Fp8Demand::kOwn), "") << id;
     EXPECT_EQ(all.rows, 640);
     EXPECT_EQ(some.rows, 64);
     EXPECT_LT(all.half, 0.05 * all.rmse[3]);
@@ -232,16 +233,16 @@ TEST(Fp8Accuracy, Judge) {
   Fp8Accuracy a;
   a.rms = 0.2;
   a.rmse = {2e-2, 2e-2, 1e-2, 1e-2};
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "");
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kPaper), "RMSE 0.01 > 0.0091, the paper's");
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kOwn), "");
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kPaper), "RMSE 0.01 > 0.0091, the paper's");
   a.rms = 0.1;
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "RMSE 0.01 > 0.08 of out's RMS");
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kOwn), "RMSE 0.01 > 0.08 of out's RMS");
   a.rmse[0] = 9e-3;
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn),
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kOwn),
             "RMSE 0.01 with blocks and rotation > 0.009 without");
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kNone), "");
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kNone), "");
   a.failure = "why";
-  EXPECT_EQ(judge_fp8_accuracy(a, Fp8Demand::kOwn), "why");
+  EXPECT_EQ(check_fp8_accuracy(a, Fp8Demand::kOwn), "why");
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ void run(const std::vector<cases::Case>& list, int threads) {
   options.oracle_threads = 0;
   options.repeat = 2;
   for (const cases::Case& c : list) {
-    const cases::Verdict verdict = run_case(c, memory, options);
-    ASSERT_EQ(verdict.failure, "") << to_id(c);
+    const cases::CheckResult result = run_case(c, memory, options);
+    ASSERT_EQ(result.failure, "") << to_id(c);
   }
 }
 

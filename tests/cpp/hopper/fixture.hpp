@@ -30,7 +30,7 @@ class HopperTest : public testing::Test {
     options.backend = FLASH3_BACKEND_HOPPER;
     options.oracle_threads = 0;
     options.repeat = repeat;
-    const cases::Verdict v = run_case(c, *memory_, options);
+    const cases::CheckResult v = run_case(c, *memory_, options);
     EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
   }
 

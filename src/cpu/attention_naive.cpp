@@ -1,0 +1,304 @@
+// The steps of cpu/attention_ref.cpp in float32, with what a plain implementation keeps in the
+// tensors' dtype rounded to it.
+#include <algorithm>
+#include <atomic>
+#include <type_traits>
+
+#include "core/convert.hpp"
+#include "cpu/attention_ref.hpp"
+#include "cpu/one_sequence.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/reference_math.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr int kRows = 4;  // rows that go together
+
+template <class Real>
+struct Lanes {
+  static constexpr int kCount = 32 / sizeof(Real);
+  typedef Real Vector __attribute__((vector_size(32)));
+  Vector x = {};
+};
+
+// A sum as Hopper's tensor cores make it of FP8 products: 32 of them and what there is already are
+// brought to the exponent of the largest, of which 13 bits of fraction stay, the rest is cut off
+// (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
+struct TensorCoreSum {
+  using Vector = Lanes<float>;
+  static constexpr int kTerms = 32;
+
+  Vector sum, terms[kTerms] = {};
+  int count = 0;
+
+  void add(const Vector& term) {
+    terms[count++] = term;
+    if (count == kTerms) fold();
+  }
+  void fold() {
+    typedef int Int __attribute__((vector_size(32)));
+    typedef float Float __attribute__((vector_size(32)));
+    Int largest = Int(sum.x) & 0x7FFFFFFF;  // ordered as sizes are
+    for (int i = 0; i < count; ++i) {
+      const Int size = Int(terms[i].x) & 0x7FFFFFFF;
+      largest = size > largest ? size : largest;
+    }
+    bool finite = true;
+    for (int lane = 0; lane < Vector::kCount; ++lane) finite &= largest[lane] < 0x7F800000;
+    if (!finite) {
+      for (int i = 0; i < count; ++i) sum.x += terms[i].x;
+    } else {
+      // Below 2^-100 nothing is cut off: the reciprocal must be a float too.
+      const Int exponent = largest & 0x7F800000, least = Int{} + (27 << 23);
+      const Int step = (exponent > least ? exponent : least) - (13 << 23);
+      const Float per_step = Float((254 << 23) - step);
+      Int steps = __builtin_convertvector(sum.x * per_step, Int);
+      for (int i = 0; i < count; ++i) steps += __builtin_convertvector(terms[i].x * per_step, Int);
+      sum.x = __builtin_convertvector(steps, Float) * Float(step);
+    }
+    count = 0;
+  }
+};
+
+// K and V of one (batch, KV head) as Real, in panels of so many keys (K) or columns (V) as a vector
+// has lanes.
+template <class Real>
+class Head {
+ public:
+  using Vector = Lanes<Real>;
+  static constexpr int kLanes = Vector::kCount;
+
+  // tensor_cores: sums are TensorCoreSums.
+  Head(const ForwardProblem& problem, bool tensor_cores)
+      : problem_(problem),
+        tensor_cores_(tensor_cores),
+        k_((problem.seq_k + kLanes - 1) / kLanes * problem.head_dim),
+        v_((problem.head_dim_v + kLanes - 1) / kLanes * problem.seq_k) {}
+
+  void load(int64_t batch, int64_t head) {
+    if (batch == batch_ && head == head_) return;
+    batch_ = batch, head_ = head;
+    const TensorView &k = problem_.k, &v = problem_.v;
+    const flash3_dtype dtype = problem_.dtype;
+    for (int64_t j = 0; j < problem_.seq_k; ++j) {
+      const int64_t k_row = batch * k.stride_batch + j * k.stride_seq + head * k.stride_head;
+      const int64_t v_row = batch * v.stride_batch + j * v.stride_seq + head * v.stride_head;
+      const Real k_scale = problem_.k_scale.at(batch, head, j / kScaleBlock);
+      const Real v_scale = problem_.v_scale.at(batch, head, j / kScaleBlock);
+      for (int64_t d = 0; d < k.dim; ++d)
+        k_[j / kLanes * k.dim + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
+      for (int64_t d = 0; d < v.dim; ++d)
+        v_[d / kLanes * v.seq + j].x[d % kLanes] = v_scale * load_float(v.data, dtype, v_row + d);
+    }
+  }
+
+  // scores[row][key] = Σ_d q[row][d] · k[key][d], for the panels that hold these keys.
+  void dot_products(const Real (&q)[kRows][kMaxHeadDim], Range keys,
+                    std::vector<Vector> (&scores)[kRows]) const {
+    if (keys.empty()) return;
+    for (Index panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
+      const Vector* k = &k_[panel * problem_.head_dim];
+      if constexpr (std::is_same_v<Real, float>) {
+        if (tensor_cores_) {
+          for (int row = 0; row < kRows; ++row)
+            scores[row][panel] = tensor_core_sum({}, 0, problem_.head_dim, q[row], k);
+          continue;
+        }
+      }
+      Vector sum[kRows] = {};
+      for (int d = 0; d < problem_.head_dim; ++d)
+        for (int row = 0; row < kRows; ++row) sum[row].x += q[row][d] * k[d].x;
+      for (int row = 0; row < kRows; ++row) scores[row][panel] = sum[row];
+    }
+  }
+
+  // out[row][d] += Σ_key weights[row][key] · v[key][d] for kCount rows from `first`, over exactly
+  // these keys: one that a row does not see must not even be multiplied by zero, as V may be NaN.
+  template <int kCount>
+  void weighted_sum(const Real* const (&weights)[kRows], int first, Range keys,
+                    Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
+    for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
+      const Vector* v = v_.data() + panel * problem_.seq_k;
+      if constexpr (std::is_same_v<Real, float>) {
+        if (tensor_cores_) {
+          for (int row = 0; row < kCount; ++row)
+            out[first + row][panel] = tensor_core_sum(out[first + row][panel], keys.begin, keys.end,
+                                                      weights[first + row], v);
+          continue;
+        }
+      }
+      Vector sum[kCount];
+      for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
+      for (Index j = keys.begin; j < keys.end; ++j)
+        for (int row = 0; row < kCount; ++row) sum[row].x += weights[first + row][j] * v[j].x;
+      for (int row = 0; row < kCount; ++row) out[first + row][panel] = sum[row];
+    }
+  }
+
+ private:
+  // sum + Σ factors[i] · x[i]
+  static Vector tensor_core_sum(const Vector& sum, Index begin, Index end, const Real* factors,
+                                const Vector* x) {
+    TensorCoreSum total{sum};
+    for (Index i = begin; i < end; ++i) {
+      Vector term;
+      term.x = factors[i] * x[i].x;
+      total.add(term);
+    }
+    total.fold();
+    return total.sum;
+  }
+
+  const ForwardProblem& problem_;
+  const bool tensor_cores_;
+  std::vector<Vector> k_, v_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+// What passes through a tensor on the way: nothing; or scores and probabilities, in the problem's
+// dtype; in FP8 the weights exp(score − max) alone, times kE4m3WeightScale, and for a call on
+// Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
+enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
+
+// Computes rows and hands each to store(batch, row, head, out, lse).
+template <class Real, Precision kPrecision, class Store>
+class Rows {
+ public:
+  Rows(const ForwardProblem& problem, const Store& store)
+      : problem_(problem),
+        store_(store),
+        kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
+        mask_(problem.mask()) {
+    for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
+  }
+
+  // rows: at most kRows of them.
+  void compute(int64_t batch, int64_t head, Range rows) {
+    const ForwardProblem& p = problem_;
+    kv_.load(batch, head / p.queries_per_kv_head());
+    const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
+    for (Index i = rows.begin; i < rows.end; ++i) {
+      const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
+      for (int d = 0; d < p.head_dim; ++d)
+        q_[i - rows.begin][d] =
+            scale * load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
+    }
+    kv_.dot_products(q_, mask_.keys(rows, p.seq_k), scores_);
+
+    Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
+    const Real* weights[kRows];
+    Real lse[kRows];
+    for (int row = 0; row < rows.size(); ++row) {
+      Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
+      seen[row] = mask_.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
+      for (Index j = seen[row].begin; j < seen[row].end; ++j)
+        s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
+      const Real sink = static_cast<Real>(sink_of(p, head));
+      if constexpr (kPrecision == Precision::kFp8) {
+        lse[row] = fp8_softmax(s, seen[row], sink);
+      } else {
+        lse[row] = softmax(s, seen[row], sink);
+        for (Index j = seen[row].begin; j < seen[row].end; ++j)
+          s[j] = kPrecision == Precision::kPlainFp8
+                     ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
+                     : round(s[j]);
+      }
+      weights[row] = s;
+      seen_by_all = {std::max(seen_by_all.begin, seen[row].begin),
+                     std::min(seen_by_all.end, seen[row].end)};
+    }
+
+    for (auto& row : out_) std::fill(std::begin(row), std::end(row), typename Kv::Vector{});
+    if (!seen_by_all.empty()) kv_.template weighted_sum<kRows>(weights, 0, seen_by_all, out_);
+    for (int row = 0; row < rows.size(); ++row) {
+      if (seen_by_all.empty()) {
+        kv_.template weighted_sum<1>(weights, row, seen[row], out_);
+      } else {
+        kv_.template weighted_sum<1>(weights, row, {seen[row].begin, seen_by_all.begin}, out_);
+        kv_.template weighted_sum<1>(weights, row, {seen_by_all.end, seen[row].end}, out_);
+      }
+      store_(batch, rows.begin + row, head, reinterpret_cast<const Real*>(out_[row]), lse[row]);
+    }
+  }
+
+ private:
+  using Kv = Head<Real>;
+
+  // A score.
+  Real round(Real x) const {
+    return kPrecision == Precision::kRounded
+               ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
+               : x;
+  }
+
+  const ForwardProblem& problem_;
+  const Store& store_;
+  Kv kv_;
+  const Mask mask_;
+  std::vector<typename Kv::Vector> scores_[kRows];
+  Real q_[kRows][kMaxHeadDim] = {};
+  typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
+};
+
+template <class Real, Precision kPrecision, class Store>
+void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
+  if (p.is_empty()) return;
+  // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
+  const int64_t groups = (p.seq_q + kRows - 1) / kRows, tasks = p.batch * p.heads_q * groups;
+  const int64_t run = std::clamp<int64_t>(tasks / 64, 1, 64);
+  const double work = static_cast<double>(tasks) * kRows * static_cast<double>(p.seq_k + 1) *
+                      (p.head_dim + p.head_dim_v + 64);
+  const int threads = num_threads > 0 ? num_threads : available_threads();
+
+  std::atomic<int64_t> next{0};
+  run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
+    Rows<Real, kPrecision, Store> rows(p, store);
+    for (int64_t first; (first = next.fetch_add(run)) < tasks;)
+      for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
+        const int64_t begin = task % groups * kRows;
+        rows.compute(task / groups / p.heads_q, task / groups % p.heads_q,
+                     {begin, std::min(begin + kRows, p.seq_q)});
+      }
+  });
+}
+
+// Every row of every sequence. row counts from the first one of its sequence.
+template <class Real, Precision kPrecision, class Store>
+void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
+  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kPrecision>(p, num_threads, store);
+  for (int64_t b = 0; b < p.batch; ++b)
+    for_each_row_of_one_length<Real, kPrecision>(
+        one_sequence(p, b), num_threads,
+        [&](int64_t, int64_t row, int64_t head, const Real* out, Real lse) {
+          store(b, row, head, out, lse);
+        });
+}
+
+template <Precision kPrecision>
+void naive(const ForwardProblem& p, int num_threads) {
+  const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
+    const int64_t row = rows_of(p.sequences_q, batch).first + i;
+    const int64_t first =
+        batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
+    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
+    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
+  };
+  for_each_row<float, kPrecision>(p, num_threads, store);
+}
+
+}  // namespace
+
+void attention_naive(const ForwardProblem& p, int num_threads) {
+  switch (p.dtype) {
+    case FLASH3_FLOAT32: return naive<Precision::kExact>(p, num_threads);
+    case FLASH3_FLOAT8_E4M3: return naive<Precision::kFp8>(p, num_threads);
+    default: return naive<Precision::kRounded>(p, num_threads);
+  }
+}
+
+void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
+  naive<Precision::kPlainFp8>(p, num_threads);
+}
+
+}  // namespace flash3

@@ -1,0 +1,77 @@
+// When an output is right: every element by itself must lie within its error bound, which the
+// float64 oracle hands out beside it (cpu/error_bound.hpp derives it),
+//
+//   |got − ref|  ≤  bound
+//
+// In FP8 single weights round by more than a small element is worth; there the root mean square
+// over each block of 128 rows of a head, of N elements, is bounded instead,
+//
+//   RMS(got − ref)  ≤  (1 + 2/√N) · RMS(bound) + 1.5 · RMS(naive − ref)
+//
+// where naive is the plain implementation (attention_naive). It has a part in this where rounding
+// was not all that happened: for calls that bring 16-bit tensors to FP8 themselves, and for the
+// lse, whose sums are those of FP8 tensor cores.
+//
+// A gradient that the mask leaves nothing for must be exactly 0, and so must that of a token that
+// does not count; other rows of ragged batches that hold no token are not looked at. Infinities and
+// NaNs must stand where the oracle has them, and no element may keep its poison.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/backward_tensors.hpp"
+#include "cases/tensors.hpp"
+#include "cpu/attention_backward_ref.hpp"
+#include "cpu/attention_ref.hpp"
+
+namespace flash3::cases {
+
+// Of one tensor.
+struct TensorCheck {
+  double fraction = 0;    // the worst element's error, or in FP8 the worst block's, of its bound
+  double error = 0;       // max |got − ref| over finite elements
+  double rmse = 0;        // √ mean (got − ref)² over finite elements
+  double naive_rmse = 0;  // the same of naive, where it was computed
+  std::string failure;    // "" if passed, else what and where
+};
+
+struct CheckResult {
+  TensorCheck out, lse;           // of a forward case
+  TensorCheck dq, dk, dv, dsink;  // of a backward case
+  TensorCheck q, k, v;            // of what flash3_quantize makes
+  std::string failure;            // the first thing that went wrong; "" if the case passed
+  double oracle_seconds = 0, seconds = 0;
+  bool passed() const { return failure.empty(); }
+};
+
+// What a row of a tensor must hold.
+enum class RowRule : char { kValues, kZeros, kAnything };
+
+// Host tensors, [batch, seq_q, heads_q, dim_v] and [batch, heads_q, seq_q], or packed ones. rules:
+// of each row; empty: values. naive: a tensor without data if there is none.
+TensorCheck check_out(const flash3_tensor& got, const ReferenceForward& ref,
+                      const std::vector<RowRule>& rules = {}, const flash3_tensor& naive = {});
+TensorCheck check_lse(const flash3_tensor& got, const ReferenceForward& ref,
+                      const std::vector<RowRule>& rules = {});
+
+// Of a case, in FP8 or not. naive: where needs_naive(c).
+TensorCheck check_out(const Case& c, const flash3_tensor& got, const ReferenceForward& ref,
+                      const std::vector<RowRule>& rules, const flash3_tensor& naive);
+TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceForward& ref,
+                      const std::vector<RowRule>& rules, const flash3_tensor& naive);
+bool needs_naive(const Case& c);
+
+// Of the rows of out and lse.
+std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch);
+
+struct GradientChecks {
+  TensorCheck dq, dk, dv, dsink;
+  std::string failure() const;  // the first; "" if all passed
+};
+
+// Host tensors of a backward case.
+GradientChecks check_gradients(const Case& c, const BackwardViews& got,
+                               const ReferenceBackward& ref);
+
+}  // namespace flash3::cases

@@ -273,7 +273,7 @@ GradientScores judge_gradients(const Case& c, const BackwardViews& got, const Ba
                         judge("dv", got.dv, naive.dv, ref.dv, allowance(c.dtype, ref.dv_terms),
                               rules_of(got.dv, rules.k)),
                         {}};
-  if (c.sink != Sink::kNone) {
+  if (c.sink != Sink::kNone && c.want_dsink) {
     // A value a head: the worst of a few says little about how far naive values lie off.
     constexpr int64_t kFew = 16;
     Allowance allowed = allowance(got.dsink.dtype, ref.dsink_terms);

@@ -42,11 +42,13 @@ GuardedTensor make_table(const Case& c, float (*function)(float)) {
   return table;
 }
 
-QuantizeTensors make_part(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
-                          uint64_t seed, bool filled) {
-  QuantizeTensors t{make_rows(c, rows, heads, dim),
-                    make_rows(c, rows, heads, dim, FLASH3_FLOAT8_E4M3),
-                    make_scales(c, rows, heads)};
+// out: the name under which the case has the layout of the result.
+QuantizeTensors make_part(const Case& c, TensorName name, TensorName out, const SequenceRows& rows,
+                          int64_t heads, int64_t dim, uint64_t seed, bool filled) {
+  if (c.is_left_out(name)) return {};
+  QuantizeTensors t{make_rows(c, name, rows, heads, dim, c.dtype),
+                    make_rows(c, out, rows, heads, dim, FLASH3_FLOAT8_E4M3),
+                    make_scales(c, name, rows, heads)};
   if (filled) fill_random(t.in.view, c.distribution, seed);
   if (!c.is_ragged()) return t;
   for (GuardedTensor* tensor : {&t.in, &t.out})
@@ -57,9 +59,12 @@ QuantizeTensors make_part(const Case& c, const SequenceRows& rows, int64_t heads
 Tensors make_tensors(const Case& c, bool filled) {
   const CaseSequences s = make_sequences(c);
   Tensors t;
-  t.q = make_part(c, s.q, c.heads_q, c.head_dim, 3 * c.seed, filled);
-  t.k = make_part(c, s.k, c.heads_k, c.head_dim, 3 * c.seed + 1, filled);
-  t.v = make_part(c, s.k, c.heads_k, c.head_dim_v, 3 * c.seed + 2, filled);
+  t.q =
+      make_part(c, TensorName::kQ, TensorName::kDq, s.q, c.heads_q, c.head_dim, 3 * c.seed, filled);
+  t.k = make_part(c, TensorName::kK, TensorName::kDk, s.k, c.heads_k, c.head_dim, 3 * c.seed + 1,
+                  filled);
+  t.v = make_part(c, TensorName::kV, TensorName::kDv, s.k, c.heads_k, c.head_dim_v, 3 * c.seed + 2,
+                  filled);
   if (c.distribution == Distribution::kSpecial && t.q.in.view.shape[0] * c.seq_q * c.heads_q > 0)
     store_float(t.q.in.view.data, c.dtype, 0, INFINITY);
   t.cos = make_table(c, std::cos);
@@ -90,8 +95,8 @@ flash3_quantize_params options_of(const Case& c, const ExtraViews& extra) {
   p.rotation_seed = c.seed;
   p.cu_seqlens_q = extra.cu_seqlens_q, p.cu_seqlens_k = extra.cu_seqlens_k;
   p.seqused_q = extra.seqused_q, p.seqused_k = extra.seqused_k;
-  p.max_seqlen_q = c.packed_q ? c.seq_q : 0;
-  p.max_seqlen_k = c.packed_k ? c.seq_k : 0;
+  p.max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
+  p.max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;
   return p;
 }
 
@@ -139,6 +144,7 @@ std::string numbers(const char* what, int64_t at, double got, double wanted) {
 Score judge_part(const QuantizeProblem& p, const QuantizePart& part, const Sequences& sequences,
                  QuantizeWhich which, const char* name) {
   Score score;
+  if (!part.given) return score;
   const ReferenceQuantized ref = quantize_values_ref(p, which);
   const bool turned = which != QuantizeWhich::kV && (p.rotary.given || p.rotates);
   for (size_t i = 0; i < ref.amax.size(); ++i) {
@@ -230,14 +236,13 @@ Verdict run_quantize_case(const Case& c, Memory& memory, const RunOptions& optio
       parts[i]->out = clone(out);
       parts[i]->scale = clone(scale);
       for (const GuardedTensor* tensor : {&parts[i]->out, &parts[i]->scale})
-        if (const std::string damage = tensor->damage(); !damage.empty()) {
+        if (const std::string damage = tensor->bytes.empty() ? "" : tensor->damage();
+            !damage.empty()) {
           verdict.failure = std::string(1, "qkv"[i]) + ": " + damage;
           return verdict;
         }
     }
   }
-  if (host.q.out.view.data == nullptr) return verdict;
-
   const auto done = host_params(c, host);
   QuantizeProblem problem;
   if (const Status s = make_quantize_problem(&done, Pointers::kRequired, &problem); !s.ok()) {

@@ -257,8 +257,8 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (d.percent(35)) draw_ragged(d, &c);
   const int64_t kind = d.below(20);
   c.backward = kind >= 12 && kind < 18;
-  // Every power of two from 2^16 to 2^24 multiplications, and now and then more.
-  shrink(d, d.percent(3) ? 1e8 : static_cast<double>(d.spread(1 << 16, 1 << 24)), &c);
+  // Every power of two from 2^16 to 2^25 multiplications, and now and then more.
+  shrink(d, d.percent(4) ? 1.5e8 : static_cast<double>(d.spread(1 << 16, 1 << 25)), &c);
   if (kind < 18) {
     draw_mask(d, &c);
     draw_scores(d, &c);

@@ -1,5 +1,6 @@
 // flash3 verify --random: problems that no table has thought of, until the time is over.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -151,6 +152,10 @@ void list(const VerifyOptions& options, uint64_t seed) {
 int verify_random(const VerifyOptions& options, flash3_backend backend) {
   const uint64_t seed = options.seed.value_or(std::random_device()());
   if (options.list) return list(options, seed), 0;
+  // Host tensors come and go by the thousand: pages that go back to the system each time would have
+  // all workers wait for the process's one page table.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const int jobs = options.jobs > 0 ? options.jobs : available_threads();
   fmt::print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
              flash3_backend_name(backend), describe(backend), options.random, jobs);

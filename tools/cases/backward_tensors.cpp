@@ -60,27 +60,29 @@ BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
   ForwardTensors forward = make_forward_tensors(plain);
   BackwardTensors t;
   const CaseSequences sequences = make_sequences(c);
-  t.dq = clone(forward.q), t.dk = clone(forward.k), t.dv = clone(forward.v);
-  for (GuardedTensor* gradient : {&t.dq, &t.dk, &t.dv}) {
-    gradient->poison();
-    gradient->forbidden.clear();  // unused tokens have a gradient: 0
-    forbid_rows(gradient, gradient == &t.dq ? sequences.q : sequences.k, c.batch,
-                {RowUse::kOutside});
-  }
-  t.dout = clone(forward.out);
+  t.dq = make_rows(c, TensorName::kDq, sequences.q, c.heads_q, c.head_dim, c.dtype);
+  t.dk = make_rows(c, TensorName::kDk, sequences.k, c.heads_k, c.head_dim, c.dtype);
+  t.dv = make_rows(c, TensorName::kDv, sequences.k, c.heads_k, c.head_dim_v, c.dtype);
+  t.dout = make_rows(c, TensorName::kDout, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
   t.q = std::move(forward.q), t.k = std::move(forward.k), t.v = std::move(forward.v);
   t.out = std::move(forward.out), t.lse = std::move(forward.lse);
   t.extra = std::move(forward.extra);
-  if (c.sink != Sink::kNone) t.dsink = make_vector(t.extra.sink.view.dtype, c.heads_q);
+  if (c.sink != Sink::kNone && c.want_dsink)
+    t.dsink = make_vector(t.extra.sink.view.dtype, c.heads_q);
 
   fill_random(t.dout.view, Distribution::kNormal, gradient_seed(c));
-  t.dout.poison_forbidden();
   if (c.want_dlse) {
-    t.dlse = make_lse(c, sequences.q);
+    t.dlse = make_lse(c, TensorName::kDlse, sequences.q);
     fill_random(t.dlse.view, Distribution::kNormal, gradient_seed(c) + 1);
-    if (c.is_ragged())
-      forbid_rows(&t.dlse, sequences.q, c.batch, {RowUse::kUnused, RowUse::kOutside},
-                  /*is_lse=*/true);
+  }
+  if (c.is_ragged()) {
+    // Unused tokens have a gradient, 0, but are not read.
+    forbid_rows(&t.dq, sequences.q, c.batch, {RowUse::kOutside});
+    for (GuardedTensor* rows : {&t.dk, &t.dv})
+      forbid_rows(rows, sequences.k, c.batch, {RowUse::kOutside});
+    const auto dead = {RowUse::kUnused, RowUse::kOutside};
+    forbid_rows(&t.dout, sequences.q, c.batch, dead);
+    if (c.want_dlse) forbid_rows(&t.dlse, sequences.q, c.batch, dead, /*is_lse=*/true);
   }
   if (c.distribution == Distribution::kSpecial && c.batch * c.seq_q * c.heads_q > 0) {
     place_nan(t.q.view, 0, c.seq_q / 2, 0, 0);
@@ -105,11 +107,19 @@ flash3_backward_params make_backward_params(const Case& c, const BackwardViews& 
 flash3_backward_params make_backward_question(const Case& c) {
   const flash3_forward_params f = make_question(c);
   BackwardViews views{.q = f.q, .k = f.k, .v = f.v, .out = f.out, .lse = f.lse};
-  views.dout = f.out;
-  if (c.want_dlse) views.dlse = f.lse;
-  views.dq = f.q, views.dk = f.k, views.dv = f.v;
+  // As what they are the gradients of, but with layouts of their own.
+  Case gradients = c;
+  const auto lies_as = [&](TensorName name, TensorName other) {
+    gradients.own_layouts[static_cast<size_t>(name)] = c.layout_of(other);
+  };
+  lies_as(TensorName::kQ, TensorName::kDq), lies_as(TensorName::kK, TensorName::kDk);
+  lies_as(TensorName::kV, TensorName::kDv), lies_as(TensorName::kOut, TensorName::kDout);
+  lies_as(TensorName::kLse, TensorName::kDlse);
+  const flash3_forward_params g = make_question(gradients);
+  views.dq = g.q, views.dk = g.k, views.dv = g.v, views.dout = g.out;
+  if (c.want_dlse) views.dlse = g.lse;
   views.extra = {f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
-  views.dsink = f.sink;
+  if (c.want_dsink) views.dsink = f.sink;
   return make_backward_params(c, views);
 }
 

@@ -16,7 +16,7 @@ struct BackwardTensors {
       dout;            // lse is empty if the case has none: such a call is refused
   GuardedTensor dlse;  // empty if not wanted
   GuardedTensor dq, dk, dv;
-  GuardedTensor dsink;  // empty if there is no sink
+  GuardedTensor dsink;  // empty if it is not wanted
   ExtraTensors extra;
 
   BackwardViews views() const;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cases/id_text.hpp"
 #include "cases/sequences.hpp"
 #include "core/problem.hpp"
 
@@ -17,53 +18,28 @@ constexpr std::pair<const char*, flash3_dtype> kDtypes[] = {
     {"e4m3", FLASH3_FLOAT8_E4M3}, {"float16", FLASH3_FLOAT16},        {"bfloat16", FLASH3_BFLOAT16},
     {"float32", FLASH3_FLOAT32},  {"float8_e4m3", FLASH3_FLOAT8_E4M3}};
 
-constexpr std::pair<const char*, Layout> kLayouts[] = {{"bshd", Layout::kBatchSeq},
-                                                       {"bhsd", Layout::kHeadsFirst},
-                                                       {"padded", Layout::kPadded},
-                                                       {"odd", Layout::kOdd}};
-
 constexpr std::pair<const char*, Distribution> kDistributions[] = {
     {"normal", Distribution::kNormal},
     {"outliers", Distribution::kOutliers},
     {"special", Distribution::kSpecial}};
 
 constexpr std::pair<const char*, Lengths> kLengths[] = {{"random", Lengths::kRandom},
-                                                        {"giant", Lengths::kGiant}};
+                                                        {"giant", Lengths::kGiant},
+                                                        {"edges", Lengths::kEdges},
+                                                        {"empty", Lengths::kEmpty}};
 
 constexpr std::pair<const char*, Scales> kScales[] = {
     {"onescale", Scales::kTensor}, {"headscales", Scales::kHead}, {"blockscales", Scales::kBlock}};
 
+constexpr std::pair<const char*, Scales> kOwnScales[] = {{"noscale", Scales::kNone},
+                                                         {"onescale", Scales::kTensor},
+                                                         {"headscales", Scales::kHead},
+                                                         {"blockscales", Scales::kBlock}};
+
+constexpr const char* kLeftOut[] = {"noq", "nok", "nov"};
+
 constexpr std::pair<const char*, Rotary> kRotaries[] = {{"rotary", Rotary::kHalves},
                                                         {"rotary2", Rotary::kInterleaved}};
-
-template <class Table, class Value>
-const char* name_in(const Table& table, Value value) {
-  for (const auto& [name, entry] : table)
-    if (entry == value) return name;
-  return "unknown";
-}
-
-template <class Value, size_t N>
-std::optional<Value> value_in(const std::pair<const char*, Value> (&table)[N],
-                              std::string_view name) {
-  for (const auto& [entry, value] : table)
-    if (entry == name) return value;
-  return std::nullopt;
-}
-
-// Strips prefix from *text if it is there.
-bool eat(std::string_view prefix, std::string_view* text) {
-  if (!text->starts_with(prefix)) return false;
-  text->remove_prefix(prefix.size());
-  return true;
-}
-
-// All of text as a non-negative number.
-template <class Number>
-bool number(std::string_view text, Number* out) {
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  return !text.empty() && text[0] != '-' && code == std::errc() && end == text.data() + text.size();
-}
 
 // "<a>" or "<a>x<b>"; one number stands for both.
 bool number_pair(std::string_view text, int64_t* a, int64_t* b) {
@@ -113,6 +89,7 @@ bool ragged_option(std::string_view text, Case* c) {
   if (const auto lengths = value_in(kLengths, text)) return c->lengths = *lengths, true;
   if (eat("lognormal", &text)) return log_normal(text, c);
   if (text == "nomax") return c->max_known = false, true;
+  if (eat("front", &text)) return number(text, &c->front);
   return sides("packed", text, &c->packed_q, &c->packed_k) ||
          sides("used", text, &c->used_q, &c->used_k);
 }
@@ -123,18 +100,36 @@ bool fp8_option(std::string_view text, Case* c) {
   if (text == "fp8") return c->fp8 = true;
   if (text == "quantize") return c->quantize = true;
   if (text == "rotate") return c->rotate = true;
+  for (size_t i = 0; i < std::size(kLeftOut); ++i)
+    if (text == kLeftOut[i]) return c->quantize = c->left_out[i] = true;
   if (!eat("out", &text)) return false;
   const auto dtype = value_in(kDtypes, text);
   return dtype && (c->out_dtype = *dtype, true);
 }
 
+// "k:odd.at3" or "k:blockscales".
+bool own_option(std::string_view text, Case* c) {
+  if (text.size() > 2 && text[1] == ':') {
+    const size_t i = std::string_view("qkv").find(text[0]);
+    const auto scales = value_in(kOwnScales, text.substr(2));
+    if (i != std::string_view::npos && scales) return c->own_scales[i] = *scales, true;
+  }
+  TensorName name;
+  TensorLayout layout;
+  if (!parse_layout(text, &name, &layout)) return false;
+  c->own_layouts[static_cast<size_t>(name)] = layout;
+  return true;
+}
+
 bool option(std::string_view text, Case* c) {
-  if (const auto layout = value_in(kLayouts, text)) return c->layout = *layout, true;
+  if (const auto layout = parse_layout(text)) return c->layout = *layout, true;
+  if (own_option(text, c)) return true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
   if (text == "nolse") return c->want_lse = false, true;
   if (text == "bwd") return c->backward = true;
   if (text == "dlse") return c->backward = c->want_dlse = true;
   if (text == "deterministic") return c->backward = c->deterministic = true;
+  if (text == "nodsink") return c->backward = true, c->want_dsink = false, true;
   if (text == "sink") return c->sink = Sink::kFloat32, true;
   if (text == "sink16") return c->sink = Sink::k16, true;
   if (ragged_option(text, c) || fp8_option(text, c)) return true;
@@ -165,10 +160,8 @@ std::string float_name(float x) {
 }  // namespace
 
 const char* short_name(flash3_dtype dtype) { return name_in(kDtypes, dtype); }
-const char* short_name(Layout layout) { return name_in(kLayouts, layout); }
 const char* short_name(Distribution d) { return name_in(kDistributions, d); }
 std::optional<flash3_dtype> parse_dtype(std::string_view name) { return value_in(kDtypes, name); }
-std::optional<Layout> parse_layout(std::string_view name) { return value_in(kLayouts, name); }
 
 std::string to_id(const Case& c) {
   std::string id = short_name(c.dtype);
@@ -179,6 +172,8 @@ std::string to_id(const Case& c) {
   id += "/" + mask_name(c);
   const Case defaults;
   if (c.layout != defaults.layout) id += std::string("/") + short_name(c.layout);
+  for (size_t i = 0; i < kTensorNames; ++i)
+    if (c.own_layouts[i]) id += "/" + to_text(static_cast<TensorName>(i), *c.own_layouts[i]);
   if (c.distribution != defaults.distribution) id += std::string("/") + short_name(c.distribution);
   if (!c.want_lse) id += "/nolse";
   if (c.softmax_scale != 0.f) id += "/scale" + float_name(c.softmax_scale);
@@ -193,18 +188,25 @@ std::string to_id(const Case& c) {
   add_sides("packed", c.packed_q, c.packed_k);
   add_sides("used", c.used_q, c.used_k);
   if (!c.max_known) id += "/nomax";
+  if (c.front != 0) id += "/front" + std::to_string(c.front);
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
+  for (size_t i = 0; i < c.own_scales.size(); ++i)
+    if (c.own_scales[i])
+      id += std::string("/") + "qkv"[i] + ":" + name_in(kOwnScales, *c.own_scales[i]);
   if (c.out_dtype != FLASH3_DTYPE_NONE) id += std::string("/out") + short_name(c.out_dtype);
   if (c.fp8) id += "/fp8";
   if (c.quantize) id += "/quantize";
+  for (size_t i = 0; i < c.left_out.size(); ++i)
+    if (c.left_out[i]) id += std::string("/") + kLeftOut[i];
   if (c.rotate) id += "/rotate";
   if (c.rotary != Rotary::kNone) id += std::string("/") + name_in(kRotaries, c.rotary);
   if (c.backward) id += "/bwd";
   if (c.want_dlse) id += "/dlse";
   if (c.deterministic) id += "/deterministic";
+  if (!c.want_dsink) id += "/nodsink";
   return id;
 }
 
@@ -225,9 +227,12 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
-      "random, giant, lognormal<tokens>:<draw>, packed, packedq, packedk, used, usedq, usedk, "
-      "nomax, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
-      "blockscales, out<dtype>, fp8, quantize, rotate, rotary, rotary2, bwd, dlse, deterministic)"};
+      "random, giant, edges, empty, lognormal<tokens>:<draw>, packed, packedq, packedk, used, "
+      "usedq, usedk, nomax, front<n>, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
+      "deterministic, nodsink, "
+      "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
+      "<q, k or v>:<scales>)"};
   constexpr size_t kRequired = 7;
 
   Case c;

@@ -8,27 +8,23 @@
 //   e4m3/b2/q129/k1000/h4x2/d128/causal/blockscales/outfp16    FP8 with scales, and a float16 out
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
+//   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "cases/layout.hpp"
 #include "core/mask.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cases {
-
-enum class Layout {
-  kBatchSeq,    // "bshd": contiguous [batch, seq, heads, dim]
-  kHeadsFirst,  // "bhsd": contiguous [batch, heads, seq, dim]
-  kPadded,      // "padded": [batch, seq, heads, dim] with gaps of whole 16-byte units
-  kOdd,         // "odd": gaps of odd sizes, and a base address that is aligned to one element only
-};
 
 enum class Distribution {
   kNormal,    // "normal": N(0, 1)
@@ -42,6 +38,8 @@ enum class Lengths {
   kAll,     // all of them that long
   kRandom,  // "random": from 0 to that, and now and then 0 or 1
   kGiant,   // "giant": one in the middle that long, the others at most 40
+  kEdges,   // "edges": a multiple of some kernel's tile, or one more or less
+  kEmpty,   // "empty": none has a token; packed tensors have no row
   // "lognormal<tokens>:<draw>": long-tailed, as log_normal_lengths() draws them; none is longer
   // than that, and sequences that the draw has no tokens left for are empty.
   kLogNormal,
@@ -65,6 +63,8 @@ struct Case {
   int64_t window_left = -1, window_right = -1;
 
   Layout layout = Layout::kBatchSeq;
+  // Of single tensors: "<tensor>:<layout>".
+  std::array<std::optional<TensorLayout>, kTensorNames> own_layouts{};
   Distribution distribution = Distribution::kNormal;
   bool want_lse = true;
   float softmax_scale = 0.f;  // 0: the default
@@ -76,27 +76,39 @@ struct Case {
   bool packed_q = false, packed_k = false;  // "packedq", "packedk": cu_seqlens
   bool used_q = false, used_k = false;      // "usedq", "usedk": seqused
   bool max_known = true;                    // "nomax": max_seqlen is 0
+  int64_t front = 0;  // "front<n>": rows of packed tensors before the first sequence
 
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
 
   Scales scales = Scales::kNone;
+  std::array<std::optional<Scales>, 3> own_scales{};  // "<q|k|v>:<scales>": of one tensor
   flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // "outfp16" …; none: bf16 for e4m3, else dtype
   bool fp8 = false;                            // "fp8": compute in FP8
 
-  bool quantize = false;  // "quantize"; the two below are of that call
-  bool rotate = false;    // "rotate"
+  bool quantize = false;           // "quantize"; the three below are of that call
+  std::array<bool, 3> left_out{};  // "noq", "nok", "nov": not brought to FP8
+  bool rotate = false;             // "rotate"
   Rotary rotary = Rotary::kNone;
 
   bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
   bool deterministic = false;  // "deterministic"
+  bool want_dsink = true;      // "nodsink": the sink's gradient is not wanted
 
   flash3_dtype dtype_of_out() const {
     if (out_dtype != FLASH3_DTYPE_NONE) return out_dtype;
     return dtype == FLASH3_FLOAT8_E4M3 ? FLASH3_BFLOAT16 : dtype;
   }
+  TensorLayout layout_of(TensorName name) const {
+    const auto& own = own_layouts[static_cast<size_t>(name)];
+    return own ? *own : TensorLayout{.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};
+  }
+  Scales scales_of(TensorName name) const {  // of q, k or v
+    return own_scales[static_cast<size_t>(name)].value_or(scales);
+  }
+  bool is_left_out(TensorName name) const { return left_out[static_cast<size_t>(name)]; }
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
   bool operator==(const Case&) const = default;
 };
@@ -108,10 +120,8 @@ std::string to_id(const Case& c);
 std::optional<Case> parse_id(std::string_view id, std::string* error);
 
 const char* short_name(flash3_dtype dtype);  // "bf16"
-const char* short_name(Layout layout);
 const char* short_name(Distribution distribution);
 std::optional<flash3_dtype> parse_dtype(std::string_view name);  // "bf16" or "bfloat16"
-std::optional<Layout> parse_layout(std::string_view name);
 
 Mask mask_of(const Case& c, int64_t len_q, int64_t len_k);
 

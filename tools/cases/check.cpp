@@ -310,7 +310,7 @@ GradientChecks check_gradients(const Case& c, const BackwardViews& got,
                         check("dk", got.dk, {ref.dk, ref.dk_bound}, rules_of(got.dk, rules.k)),
                         check("dv", got.dv, {ref.dv, ref.dv_bound}, rules_of(got.dv, rules.k)),
                         {}};
-  if (c.sink != Sink::kNone)
+  if (c.sink != Sink::kNone && c.want_dsink)
     checks.dsink = check("dsink", got.dsink, {ref.dsink, ref.dsink_bound}, {{}});
   return checks;
 }

@@ -96,6 +96,11 @@ std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype>
       c.used_q = true;
       add(c);
     }
+    size_t empty = 0;
+    for (const Case& c : empty_cases({&dtype, 1}))
+      if (c.softcap == 0 && c.sink == Sink::kNone && !c.causal &&
+          (level == Level::kFull || empty++ % 3 == 0))
+        add(c);
   }
   return list;
 }

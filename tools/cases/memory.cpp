@@ -1,5 +1,7 @@
 #include "cases/memory.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -23,10 +25,28 @@ void HostMemory::copy_out(void* to_host, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to_host, from, bytes);
 }
 
+void HostMemory::fill(void* to, std::byte value, size_t bytes) {
+  if (bytes > 0) std::memset(to, static_cast<int>(value), bytes);
+}
+
 double HostMemory::time(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::shared_ptr<void> PooledMemory::allocate(size_t bytes) {
+  constexpr size_t kSmallest = 4096;
+  const size_t size = std::bit_ceil(std::max(bytes, kSmallest));
+  std::vector<std::shared_ptr<void>>& blocks = free_[size];
+  if (blocks.empty()) blocks.push_back(memory_->allocate(size));
+  std::shared_ptr<void> block = std::move(blocks.back());
+  blocks.pop_back();
+  memory_->fill(static_cast<std::byte*>(block.get()) + bytes, kPoison, size - bytes);
+  void* const p = block.get();
+  return {p, [&blocks, block = std::move(block)](void*) mutable {
+            blocks.push_back(std::move(block));
+          }};
 }
 
 }  // namespace flash3::cases

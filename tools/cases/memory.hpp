@@ -4,11 +4,15 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "flash3/flash3.h"
 
 namespace flash3::cases {
+
+inline constexpr std::byte kPoison{0xFF};  // cases/tensors.hpp says what for
 
 class Memory {
  public:
@@ -20,6 +24,8 @@ class Memory {
   // Copies between host memory and this memory, after the work enqueued so far, and waits.
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
+  // After the work enqueued so far; may return before it is done.
+  virtual void fill(void* to, std::byte value, size_t bytes) = 0;
   // Waits for the calls enqueued on stream() and throws if one failed.
   virtual void finish() = 0;
   // Seconds that the calls which work() enqueues take, back to back. Waits for them.
@@ -33,9 +39,35 @@ class HostMemory final : public Memory {
   std::shared_ptr<void> allocate(size_t bytes) override;
   void copy_in(void* to, const void* from_host, size_t bytes) override;
   void copy_out(void* to_host, const void* from, size_t bytes) override;
+  void fill(void* to, std::byte value, size_t bytes) override;
   void finish() override {}
   double time(const std::function<void()>& work) override;
   void* stream() const override { return nullptr; }
+};
+
+// Another memory whose blocks are used again instead of freed: a device synchronises for both an
+// allocation and a free, and thousands of small problems would do little else. For one thread. A
+// block's last reference must not outlive it.
+class PooledMemory final : public Memory {
+ public:
+  explicit PooledMemory(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
+
+  // What lies behind `bytes` in the block is poison, so that nothing of an earlier problem is read.
+  std::shared_ptr<void> allocate(size_t bytes) override;
+  void copy_in(void* to, const void* from_host, size_t bytes) override {
+    memory_->copy_in(to, from_host, bytes);
+  }
+  void copy_out(void* to_host, const void* from, size_t bytes) override {
+    memory_->copy_out(to_host, from, bytes);
+  }
+  void fill(void* to, std::byte value, size_t bytes) override { memory_->fill(to, value, bytes); }
+  void finish() override { memory_->finish(); }
+  double time(const std::function<void()>& work) override { return memory_->time(work); }
+  void* stream() const override { return memory_->stream(); }
+
+ private:
+  std::unique_ptr<Memory> memory_;
+  std::map<size_t, std::vector<std::shared_ptr<void>>> free_;  // by size
 };
 
 }  // namespace flash3::cases

@@ -160,6 +160,8 @@ std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> d
         c.heads_q /= c.heads_k, c.heads_k = 1;
       cases.push_back(c);
     }
+  for (const Case& c : empty_cases(level == Level::kQuick ? dtypes.first(1) : dtypes))
+    cases.push_back(c);
   return cases;
 }
 

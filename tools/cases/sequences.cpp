@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numbers>
 #include <random>
+
+#include "cases/split_mix.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -11,17 +14,18 @@ namespace {
 constexpr int64_t kSmall = 40;      // the longest beside a giant
 constexpr int64_t kRowsBehind = 3;  // that belong to no sequence
 
-// SplitMix64: a generator that is a line in other languages too.
-uint64_t next_bits(uint64_t* state) {
-  uint64_t z = *state += 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
-
 // In (0, 1].
 double next_uniform(uint64_t* state) {
   return (static_cast<double>(next_bits(state) >> 11) + 1) * 0x1p-53;
+}
+
+// A multiple of the tile of some kernel, or one more or less.
+int64_t edge_length(int64_t longest, std::mt19937_64* random) {
+  constexpr int64_t kTiles[] = {64, 80, 96, 112, 128, 144, 192, 256};
+  const auto below = [&](int64_t n) { return static_cast<int64_t>((*random)() % uint64_t(n)); };
+  const int64_t tile = kTiles[below(std::size(kTiles))];
+  const int64_t multiple = 1 + below(std::max<int64_t>(1, longest / tile));
+  return std::min(longest, tile * multiple + below(3) - 1);
 }
 
 int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_64* random) {
@@ -30,6 +34,8 @@ int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_
     case Lengths::kAll:
     case Lengths::kLogNormal: break;
     case Lengths::kRandom: return std::min(longest, below(5) == 0 ? below(2) : below(longest + 1));
+    case Lengths::kEdges: return edge_length(longest, random);
+    case Lengths::kEmpty: return 0;
     case Lengths::kGiant:
       if (!is_giant) return std::min(longest, below(kSmall + 1));
       break;
@@ -46,7 +52,7 @@ SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, u
   if (c.lengths == Lengths::kLogNormal)
     drawn = log_normal_lengths(c.tokens, c.draw + 1000 * static_cast<int64_t>(salt));
   drawn.resize(static_cast<size_t>(c.batch));
-  if (packed) s.cu.push_back(0);
+  if (packed) s.cu.push_back(static_cast<int32_t>(c.front));
   for (int64_t b = 0; b < c.batch; ++b) {
     const int64_t n = c.lengths == Lengths::kLogNormal
                           ? std::min(longest, drawn[static_cast<size_t>(b)])
@@ -55,7 +61,8 @@ SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, u
     if (packed)
       s.cu.push_back(s.cu.back() + static_cast<int32_t>(n + (used ? int64_t(gaps() % 8) : 0)));
   }
-  if (packed) s.rows = s.cu.back() + (c.lengths == Lengths::kAll ? 0 : kRowsBehind);
+  const bool exact = c.lengths == Lengths::kAll || c.lengths == Lengths::kEmpty;
+  if (packed) s.rows = s.cu.back() + (exact ? 0 : kRowsBehind);
   return s;
 }
 

@@ -43,4 +43,8 @@ std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3
 // What case_table() has of sinks, softcaps and chunks (options_table.cpp).
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);
 
+// What ragged_case_table() has of tensors without rows and batches without tokens
+// (empty_table.cpp).
+std::vector<Case> empty_cases(std::span<const flash3_dtype> dtypes);
+
 }  // namespace flash3::cases

@@ -3,111 +3,64 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <thread>
 
+#include "cases/memory.hpp"
+#include "cases/split_mix.hpp"
 #include "core/convert.hpp"
 #include "core/problem.hpp"
 
 namespace flash3::cases {
 namespace {
 
-constexpr std::byte kPoison{0xFF};
 constexpr size_t kGuardBytes = 512;  // a multiple of every alignment that TMA asks for
 
-struct Strides {
-  int64_t batch, seq, head;
-};
-
-Strides strides_of(flash3_dtype dtype, Layout layout, int64_t seq, int64_t heads, int64_t dim) {
-  switch (layout) {
-    case Layout::kHeadsFirst: return {heads * seq * dim, dim, seq * dim};
-    case Layout::kPadded: {
-      // Whole 16-byte units, also for 2-byte elements.
-      const int64_t unit = dtype == FLASH3_FLOAT8_E4M3 ? 16 : 8;
-      const int64_t head = (dim + unit - 1) / unit * unit + unit;
-      const int64_t row = heads * head + 16;
-      return {seq * row + 64, row, head};
-    }
-    case Layout::kOdd: {
-      const int64_t head = dim + 3 + dim % 2 * 2;
-      const int64_t row = heads * head + 1 + heads * head % 2;
-      return {seq * row + 5, row, head};
-    }
-    case Layout::kBatchSeq: break;
-  }
-  return {seq * heads * dim, heads * dim, dim};
-}
-
-GuardedTensor guard(flash3_tensor view, bool misaligned) {
+GuardedTensor guard(flash3_tensor view, int64_t offset) {
   GuardedTensor g;
   const size_t size = static_cast<size_t>(element_size(view.dtype));
-  g.offset = kGuardBytes + (misaligned ? size : 0);
+  g.offset = kGuardBytes + static_cast<size_t>(offset) * size;
   g.bytes.assign(g.offset + static_cast<size_t>(span_of(view)) * size + kGuardBytes, kPoison);
   g.view = view;
   g.view.data = g.bytes.data() + g.offset;
   return g;
 }
 
-flash3_tensor view_of(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads, int64_t dim,
-                      Layout layout) {
-  const Strides s = strides_of(dtype, layout, seq, heads, dim);
-  return {nullptr, dtype, 4, {batch, seq, heads, dim}, {s.batch, s.seq, s.head, 1}};
+TensorLayout all_of(Layout layout) {
+  return {.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};
 }
 
-flash3_tensor lse_view_of(int64_t batch, int64_t heads, int64_t seq, Layout layout) {
-  const bool gaps = layout == Layout::kPadded || layout == Layout::kOdd;
-  const int64_t head = gaps ? seq + 3 : seq;
-  const int64_t whole = heads * head + (gaps ? 5 : 0);
-  return {nullptr, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {whole, head, 1, 0}};
+flash3_tensor rows_view(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads,
+                        int64_t dim, flash3_dtype dtype) {
+  const TensorLayout layout = c.layout_of(name);
+  return rows.cu.empty() ? view_of(dtype, c.batch, rows.rows, heads, dim, layout)
+                         : packed(view_of(dtype, 1, rows.rows, heads, dim, layout));
 }
 
-// Without its first dimension.
-flash3_tensor packed(flash3_tensor t) {
-  --t.ndim;
-  for (auto* member : {&t.shape, &t.stride}) {
-    std::rotate(std::begin(*member), std::begin(*member) + 1, std::end(*member));
-    *std::rbegin(*member) = 0;
-  }
-  return t;
-}
-
-flash3_tensor rows_view(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
-                        flash3_dtype dtype) {
-  return rows.cu.empty() ? view_of(dtype, c.batch, rows.rows, heads, dim, c.layout)
-                         : packed(view_of(dtype, 1, rows.rows, heads, dim, c.layout));
-}
-
-flash3_tensor scales_view(const Case& c, const SequenceRows& rows, int64_t heads) {
+flash3_tensor scales_view(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads) {
   const bool is_packed = !rows.cu.empty();
   const int64_t blocks = scale_blocks(rows.view(), c.batch);
-  switch (c.scales) {
+  switch (c.scales_of(name)) {
     case Scales::kNone: return {};
     case Scales::kTensor: return {nullptr, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
     case Scales::kHead:
       return {nullptr, FLASH3_FLOAT32, 2, {c.batch, c.heads_k, 0, 0}, {c.heads_k, 1, 0, 0}};
-    case Scales::kBlock: return lse_view_of(is_packed ? 1 : c.batch, heads, blocks, c.layout);
+    case Scales::kBlock:
+      return lse_view_of(is_packed ? 1 : c.batch, heads, blocks, c.layout_of(TensorName::kLse));
   }
   return {};
 }
 
-flash3_tensor rows_lse_view(const Case& c, const SequenceRows& rows) {
-  return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, c.layout)
-                         : packed(lse_view_of(1, c.heads_q, rows.rows, c.layout));
+flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceRows& rows) {
+  const TensorLayout layout = c.layout_of(name);
+  return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, layout)
+                         : packed(lse_view_of(1, c.heads_q, rows.rows, layout));
 }
 
 flash3_tensor vector_view(flash3_dtype dtype, int64_t size) {
   return {nullptr, dtype, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
-}
-
-// Steele and Vigna's SplitMix64: a bijection that turns a counter into random bits.
-uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
 }
 
 // Box–Muller: two values from 64 random bits.
@@ -120,8 +73,8 @@ std::array<float, 2> normal_pair(uint64_t seed, uint64_t pair) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-float value_at(Distribution distribution, uint64_t seed, uint64_t i) {
-  const float x = normal_value(seed, i);
+// x: value i of the normal sequence.
+float value_at(Distribution distribution, uint64_t seed, uint64_t i, float x) {
   if (distribution != Distribution::kOutliers) return x;
   const uint64_t coin = mix(mix(~seed) ^ i);
   const bool outlier = static_cast<double>(coin >> 11) * 0x1p-53 < 0.001;
@@ -181,55 +134,52 @@ void GuardedTensor::poison_forbidden() {
 }
 
 std::string GuardedTensor::damage() const {
-  std::vector<bool> owned(bytes.size(), false);
+  // What is left when all that may be written is poison again.
+  std::vector<std::byte> rest = bytes;
   const size_t size = static_cast<size_t>(element_size(view.dtype));
   const size_t row_bytes = static_cast<size_t>(view.shape[view.ndim - 1]) * size;
+  std::byte* const data = rest.data() + offset;
   for_each_row(view, [&](int64_t element) {
-    const auto begin =
-        owned.begin() + static_cast<ptrdiff_t>(offset + static_cast<size_t>(element) * size);
-    std::fill(begin, begin + static_cast<ptrdiff_t>(row_bytes), true);
+    std::memset(data + static_cast<size_t>(element) * size, int(kPoison), row_bytes);
   });
-  for (const Range& run : forbidden)
-    std::fill_n(
-        owned.begin() + static_cast<ptrdiff_t>(offset) + run.begin * static_cast<ptrdiff_t>(size),
-        run.size() * static_cast<ptrdiff_t>(size), false);
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    if (owned[i] || bytes[i] == kPoison) continue;
-    const auto at = static_cast<int64_t>(i) - static_cast<int64_t>(offset);
-    return "byte " + std::to_string(at) + " from its start was overwritten, outside its elements";
+  for (const Range& run : forbidden) {
+    const size_t begin = offset + static_cast<size_t>(run.begin) * size;
+    std::memcpy(rest.data() + begin, bytes.data() + begin, static_cast<size_t>(run.size()) * size);
   }
-  return "";
+  if (rest[0] == kPoison && std::memcmp(rest.data(), rest.data() + 1, rest.size() - 1) == 0)
+    return "";
+  const auto wrong = std::find_if(rest.begin(), rest.end(), [](auto b) { return b != kPoison; });
+  return "byte " + std::to_string(wrong - rest.begin() - static_cast<ptrdiff_t>(offset)) +
+         " from its start was overwritten, outside its elements";
 }
 
 GuardedTensor make_tensor(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                           int64_t dim, Layout layout) {
-  return guard(view_of(dtype, batch, seq, heads, dim, layout), layout == Layout::kOdd);
+  const TensorLayout all = all_of(layout);
+  return guard(view_of(dtype, batch, seq, heads, dim, all), all.offset);
 }
 
 GuardedTensor make_lse(int64_t batch, int64_t heads, int64_t seq, Layout layout) {
-  return guard(lse_view_of(batch, heads, seq, layout), layout == Layout::kOdd);
+  const TensorLayout all = all_of(layout);
+  return guard(lse_view_of(batch, heads, seq, all), all.offset);
 }
 
 GuardedTensor make_vector(flash3_dtype dtype, int64_t size) {
-  return guard(vector_view(dtype, size), false);
+  return guard(vector_view(dtype, size), 0);
 }
 
-GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim) {
-  return make_rows(c, rows, heads, dim, c.dtype);
+GuardedTensor make_rows(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads,
+                        int64_t dim, flash3_dtype dtype) {
+  return guard(rows_view(c, name, rows, heads, dim, dtype), c.layout_of(name).offset);
 }
 
-GuardedTensor make_rows(const Case& c, const SequenceRows& rows, int64_t heads, int64_t dim,
-                        flash3_dtype dtype) {
-  return guard(rows_view(c, rows, heads, dim, dtype), c.layout == Layout::kOdd);
+GuardedTensor make_scales(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads) {
+  if (c.scales_of(name) == Scales::kNone) return {};
+  return guard(scales_view(c, name, rows, heads), c.layout_of(TensorName::kLse).offset);
 }
 
-GuardedTensor make_scales(const Case& c, const SequenceRows& rows, int64_t heads) {
-  if (c.scales == Scales::kNone) return {};
-  return guard(scales_view(c, rows, heads), c.layout == Layout::kOdd);
-}
-
-GuardedTensor make_lse(const Case& c, const SequenceRows& rows) {
-  return guard(rows_lse_view(c, rows), c.layout == Layout::kOdd);
+GuardedTensor make_lse(const Case& c, TensorName name, const SequenceRows& rows) {
+  return guard(rows_lse_view(c, name, rows), c.layout_of(name).offset);
 }
 
 void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
@@ -239,6 +189,9 @@ void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
   const int seq_dim = is_lse ? t.ndim - 1 : t.ndim - 3, head_dim = t.ndim - 2;
   const int64_t width = is_lse ? 1 : t.shape[t.ndim - 1];
   const std::vector<RowUse> all = row_uses(rows, batch);
+  // Rows that share their memory with one that counts may be read.
+  const auto shared = [&](int dim) { return t.shape[dim] > 1 && t.stride[dim] == 0; };
+  if (shared(seq_dim) || (!packed && shared(0))) return;
   for (size_t row = 0; row < all.size(); ++row) {
     if (std::find(uses.begin(), uses.end(), all[row]) == uses.end()) continue;
     const int64_t b = packed ? 0 : int64_t(row) / rows.rows;
@@ -255,9 +208,12 @@ float normal_value(uint64_t seed, uint64_t i) { return normal_pair(seed, i / 2)[
 
 void fill_random(const flash3_tensor& t, Distribution distribution, uint64_t seed) {
   uint64_t i = 0;
+  std::array<float, 2> pair{};
   for_each_row(t, [&](int64_t row) {
-    for (int64_t d = 0; d < t.shape[t.ndim - 1]; ++d)
-      store_float(t.data, t.dtype, row + d, value_at(distribution, seed, i++));
+    for (int64_t d = 0; d < t.shape[t.ndim - 1]; ++d, ++i) {
+      if (i % 2 == 0) pair = normal_pair(seed, i / 2);
+      store_float(t.data, t.dtype, row + d, value_at(distribution, seed, i, pair[i % 2]));
+    }
   });
 }
 
@@ -300,9 +256,9 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
   if (c.dtype == FLASH3_FLOAT8_E4M3) {
-    t.q_scale = make_scales(c, sequences.q, c.heads_q);
-    t.k_scale = make_scales(c, sequences.k, c.heads_k);
-    t.v_scale = make_scales(c, sequences.k, c.heads_k);
+    t.q_scale = make_scales(c, TensorName::kQ, sequences.q, c.heads_q);
+    t.k_scale = make_scales(c, TensorName::kK, sequences.k, c.heads_k);
+    t.v_scale = make_scales(c, TensorName::kV, sequences.k, c.heads_k);
     uint64_t next = uint64_t{1} << 42;
     for (GuardedTensor* scales : {&t.q_scale, &t.k_scale, &t.v_scale}) {
       if (scales->bytes.empty()) continue;
@@ -319,11 +275,11 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
 ForwardTensors make_forward_tensors(const Case& c) {
   const CaseSequences sequences = make_sequences(c);
   ForwardTensors t;
-  t.q = make_rows(c, sequences.q, c.heads_q, c.head_dim);
-  t.k = make_rows(c, sequences.k, c.heads_k, c.head_dim);
-  t.v = make_rows(c, sequences.k, c.heads_k, c.head_dim_v);
-  t.out = make_rows(c, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
-  if (c.want_lse) t.lse = make_lse(c, sequences.q);
+  t.q = make_rows(c, TensorName::kQ, sequences.q, c.heads_q, c.head_dim, c.dtype);
+  t.k = make_rows(c, TensorName::kK, sequences.k, c.heads_k, c.head_dim, c.dtype);
+  t.v = make_rows(c, TensorName::kV, sequences.k, c.heads_k, c.head_dim_v, c.dtype);
+  t.out = make_rows(c, TensorName::kOut, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
+  if (c.want_lse) t.lse = make_lse(c, TensorName::kLse, sequences.q);
   t.extra = make_extra_tensors(c, sequences);
   fill_random(t.q.view, c.distribution, 3 * c.seed);
   fill_random(t.k.view, c.distribution, 3 * c.seed + 1);
@@ -357,18 +313,16 @@ flash3_forward_params make_question(const Case& c) {
   if (c.sink != Sink::kNone)
     extra.sink =
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
-  Case dense = c;  // lse is contiguous here, whatever the layout
-  dense.layout = Layout::kBatchSeq;
   if (c.dtype == FLASH3_FLOAT8_E4M3) {
-    extra.q_scale = scales_view(c, s.q, c.heads_q);
-    extra.k_scale = scales_view(c, s.k, c.heads_k);
-    extra.v_scale = extra.k_scale;
+    extra.q_scale = scales_view(c, TensorName::kQ, s.q, c.heads_q);
+    extra.k_scale = scales_view(c, TensorName::kK, s.k, c.heads_k);
+    extra.v_scale = scales_view(c, TensorName::kV, s.k, c.heads_k);
   }
-  return make_params(c, rows_view(c, s.q, c.heads_q, c.head_dim, c.dtype),
-                     rows_view(c, s.k, c.heads_k, c.head_dim, c.dtype),
-                     rows_view(c, s.k, c.heads_k, c.head_dim_v, c.dtype),
-                     rows_view(c, s.q, c.heads_q, c.head_dim_v, c.dtype_of_out()),
-                     c.want_lse ? rows_lse_view(dense, s.q) : flash3_tensor{}, extra);
+  return make_params(c, rows_view(c, TensorName::kQ, s.q, c.heads_q, c.head_dim, c.dtype),
+                     rows_view(c, TensorName::kK, s.k, c.heads_k, c.head_dim, c.dtype),
+                     rows_view(c, TensorName::kV, s.k, c.heads_k, c.head_dim_v, c.dtype),
+                     rows_view(c, TensorName::kOut, s.q, c.heads_q, c.head_dim_v, c.dtype_of_out()),
+                     c.want_lse ? rows_lse_view(c, TensorName::kLse, s.q) : flash3_tensor{}, extra);
 }
 
 }  // namespace flash3::cases

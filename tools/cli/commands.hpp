@@ -2,9 +2,13 @@
 // its name and returns the exit code.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "flash3/flash3.h"
 
 namespace flash3::cli {
 
@@ -42,6 +46,9 @@ struct VerifyOptions {
   bool backward = false;            // the backward's table, or the backward of each case
   bool ragged = false;              // the table of ragged batches
   bool quantize = false;            // the table of flash3_quantize
+  double random = 0;                // seconds of random problems instead of the table; 0: none
+  std::optional<uint64_t> seed;     // of them; none: a new one
+  int64_t count = 0;                // at most so many; 0: as many as there is time for
 };
 
 struct BenchOptions {
@@ -77,6 +84,7 @@ struct RunOptions {
 int info(const InfoOptions& options);
 int explain(const ExplainOptions& options);
 int verify(const VerifyOptions& options);
+int verify_random(const VerifyOptions& options, flash3_backend backend);  // verify_random.cpp
 int bench(const BenchOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);

@@ -17,9 +17,13 @@ constexpr const char* kCaseHelp =
     "mask: full, causal, w<left>:<right>, causal+w<left>:\n"
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
-    "sink sink16 softcap<x> chunk<n>; ragged batches: packed[q|k], used[q|k], nomax; their\n"
-    "lengths: random, giant, lognormal<tokens>:<draw>; FP8: fp8, or of e4m3 onescale headscales\n"
-    "blockscales outfp16 outfp32; quantize, with rotate rotary rotary2";
+    "nodsink sink sink16 softcap<x> chunk<n>; ragged batches: packed[q|k], used[q|k], nomax,\n"
+    "front<n>; their lengths: random, giant, edges, empty, lognormal<tokens>:<draw>; FP8: fp8, or\n"
+    "of e4m3 onescale headscales blockscales outfp16 outfp32; quantize, with rotate rotary\n"
+    "rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>, then .at<n> (elements off an\n"
+    "aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0 (stride 0) .wild (strides "
+    "that\n"
+    "are never used), e.g. k:bhsd.at3.heads0; one tensor's scales, e.g. v:onescale";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 int parse_and_run(int argc, char** argv) {
@@ -174,8 +178,25 @@ int parse_and_run(int argc, char** argv) {
       ->add_flag("--quantize", verify_options.quantize,
                  "flash3_quantize: codes and scales against a plain reference")
       ->excludes("--accuracy", "--backward", "--ragged");
+  auto* random =
+      verify_app
+          ->add_option("--random", verify_options.random,
+                       "Random problems instead of the table, for so many seconds; with\n"
+                       "--backward, --ragged, --quantize or --filter only such ones. Each\n"
+                       "that fails is printed with its id, to be run alone by --case")
+          ->excludes("--accuracy", "--level")
+          ->check(CLI::Range(0.001, 1e7));
+  verify_app
+      ->add_option("--seed", verify_options.seed,
+                   "Of --random: the same problems in the same order; default: a new one, printed")
+      ->needs(random);
+  verify_app
+      ->add_option("--count", verify_options.count,
+                   "Of --random: stop after so many problems, and print each")
+      ->needs(random)
+      ->check(CLI::PositiveNumber);
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
-      ->excludes("--ragged", "--quantize", "--length", "--input");
+      ->excludes("--ragged", "--quantize", "--length", "--input", "--random");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");

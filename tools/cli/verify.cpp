@@ -209,6 +209,7 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
 
 int verify(const VerifyOptions& options) {
   const flash3_backend backend = resolve_backend(options.backend);
+  if (options.random > 0) return verify_random(options, backend);
   if (!options.inputs.empty())
     return verify_fp8_accuracy({}, backend, options) == 0 ? 0 : kExitFailure;
   std::vector<Case> list = select_cases(options, backend);

@@ -52,6 +52,10 @@ class DeviceMemory final : public cases::Memory {
           "copy from device");
     finish();
   }
+  void fill(void* to, std::byte value, size_t bytes) override {
+    if (bytes == 0) return;
+    check(cudaMemsetAsync(to, static_cast<int>(value), bytes, stream_), "cudaMemsetAsync");
+  }
   void finish() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   double time(const std::function<void()>& work) override {
     check(cudaEventRecord(start_.get(), stream_), "cudaEventRecord");

@@ -169,7 +169,7 @@ TEST(CaseTable, RaggedCasesReadBackAndAreMixed) {
     scores.insert({c.sink, c.softcap > 0});
     chunks.insert(c.chunk > 0);
   }
-  EXPECT_EQ(packings.size(), 8u);
+  EXPECT_EQ(packings.size(), 10u);
   EXPECT_EQ(scores.size(), 5u);
   EXPECT_EQ(chunks.size(), 2u);
   for (const Case& c : ragged_backward_case_table(Level::kQuick, dtypes))

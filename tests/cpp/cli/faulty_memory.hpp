@@ -20,6 +20,7 @@ class FaultyMemory final : public Memory {
     host_.copy_out(to, from, n);
     fault_(to, n, calls_++);
   }
+  void fill(void* to, std::byte value, size_t n) override { host_.fill(to, value, n); }
   void finish() override {}
   double time(const std::function<void()>& work) override { return host_.time(work); }
   void* stream() const override { return nullptr; }

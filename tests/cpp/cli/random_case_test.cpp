@@ -1,0 +1,197 @@
+// The generator of random problems: what it draws, that it draws the same again, and that every
+// problem is a valid call.
+#include "cases/random_case.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "cases/backward_tensors.hpp"
+#include "cases/quantize_runner.hpp"
+#include "parsed.hpp"
+
+namespace flash3::cases {
+namespace {
+
+constexpr uint64_t kDraws = 20'000;
+
+TEST(RandomCase, IsNamedByItsIdAndDrawnAgain) {
+  std::set<std::string> ids;
+  for (uint64_t i = 0; i < kDraws; ++i) {
+    const Case c = random_case(7, i);
+    const std::string id = to_id(c);
+    ASSERT_TRUE(parsed(id) == c) << id;
+    ASSERT_TRUE(random_case(7, i) == c) << id;
+    ids.insert(id);
+  }
+  EXPECT_EQ(ids.size(), kDraws);
+  EXPECT_FALSE(random_case(8, 0) == random_case(7, 0));
+}
+
+// What no change of the generator may leave unsaid: the ids of an old log mean nothing otherwise.
+TEST(RandomCase, IsTheSameOnEveryMachine) {
+  EXPECT_EQ(to_id(random_case(1, 0)),
+            "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/outbf16/fp8");
+  EXPECT_EQ(to_id(random_case(1, 1000)),
+            "bf16/b6/q603/k2/h5x1/d64x45/full/odd/outliers/seed228847/edges/packed/bwd");
+}
+
+TEST(RandomCase, CoversEveryOption) {
+  std::set<std::tuple<bool, bool, flash3_dtype>> kinds;
+  std::set<flash3_dtype> fp8_outs;
+  std::set<std::pair<bool, bool>> fp8;
+  std::set<int64_t> dims, dims_v, lengths, ratios, batches, heads;
+  std::set<std::tuple<bool, bool, bool, bool>> packings, masks;
+  std::set<std::pair<bool, Lengths>> ragged;
+  std::set<std::pair<bool, Sink>> sinks;
+  std::set<std::pair<bool, Distribution>> distributions;
+  std::set<Layout> layouts;
+  std::set<std::tuple<TensorName, bool, bool, bool, bool>> own;
+  std::set<std::pair<int, Scales>> scales;
+  std::set<std::tuple<bool, bool, bool>> gradients, left_out;
+  std::set<std::pair<bool, Rotary>> turns;
+  std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
+  int64_t quick = 0;
+  for (uint64_t i = 0; i < kDraws; ++i) {
+    const Case c = random_case(3, i);
+    kinds.insert({c.backward, c.quantize, c.dtype});
+    if (c.dtype == FLASH3_FLOAT8_E4M3 || c.fp8) fp8_outs.insert(c.dtype_of_out());
+    dims.insert(c.head_dim), dims_v.insert(c.head_dim_v), lengths.insert({c.seq_q, c.seq_k});
+    batches.insert(c.batch), heads.insert(c.heads_q);
+    if (c.heads_k > 0) ratios.insert(c.heads_q / c.heads_k);
+    packings.insert({c.packed_q, c.packed_k, c.used_q, c.used_k});
+    ragged.insert({c.backward, c.lengths});
+    masks.insert(
+        {c.causal, c.window && c.window_left >= 0, c.window && c.window_right >= 0, c.chunk > 0});
+    sinks.insert({c.backward, c.sink});
+    distributions.insert({c.backward, c.distribution});
+    layouts.insert(c.layout);
+    for (size_t t = 0; t < kTensorNames; ++t)
+      if (const auto& l = c.own_layouts[t])
+        own.insert({static_cast<TensorName>(t), l->one_batch, l->one_row, l->one_head, l->wild});
+    for (const TensorName name : {TensorName::kQ, TensorName::kK, TensorName::kV})
+      if (c.dtype == FLASH3_FLOAT8_E4M3 || c.quantize)
+        scales.insert({int(name) + 3 * c.quantize, c.scales_of(name)});
+    if (c.backward) gradients.insert({c.want_dlse, c.deterministic, c.want_dsink});
+    if (c.quantize) left_out.insert({c.left_out[0], c.left_out[1], c.left_out[2]});
+    if (c.quantize) turns.insert({c.rotate, c.rotary});
+    flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
+    quick += flops(c) < 1e7;
+  }
+  EXPECT_EQ(kinds.size(), 4u + 3 + 3);
+  EXPECT_EQ(fp8_outs.size(), 3u);
+  EXPECT_EQ(dims.size(), 256u);
+  EXPECT_EQ(dims_v.size(), 256u);
+  for (const int64_t tile : {64, 80, 96, 112, 128, 144, 192, 256})
+    for (const int64_t length : {0, 1, 2}) {
+      EXPECT_TRUE(lengths.contains(length));
+      EXPECT_TRUE(lengths.contains(tile + length - 1)) << tile + length - 1;
+      EXPECT_TRUE(lengths.contains(2 * tile + length - 1)) << 2 * tile + length - 1;
+    }
+  EXPECT_GT(*lengths.rbegin(), 1500);
+  for (const int64_t ratio : {0, 1, 2, 3, 4, 8, 16, 64, 128}) EXPECT_TRUE(ratios.contains(ratio));
+  for (const int64_t batch : {0, 1, 2, 3, 100}) EXPECT_TRUE(batches.contains(batch)) << batch;
+  EXPECT_EQ(packings.size(), 16u);
+  EXPECT_EQ(ragged.size(), 2u * 6);
+  EXPECT_EQ(masks.size(), 16u);
+  EXPECT_EQ(sinks.size(), 2u * 3);
+  EXPECT_EQ(distributions.size(), 2u * 3);
+  EXPECT_EQ(layouts.size(), 4u);
+  const auto has_own = [&](TensorName name, auto member) {
+    return std::any_of(own.begin(), own.end(),
+                       [&](const auto& o) { return std::get<0>(o) == name && member(o); });
+  };
+  for (size_t t = 0; t < kTensorNames; ++t) {
+    const auto name = static_cast<TensorName>(t);
+    EXPECT_TRUE(has_own(name, [](const auto& o) { return std::get<4>(o); })) << t;
+    const bool is_input = name <= TensorName::kV || name == TensorName::kDout;
+    EXPECT_EQ(has_own(name, [](const auto& o) { return std::get<1>(o); }),
+              is_input || name == TensorName::kDlse);
+    EXPECT_EQ(has_own(name, [](const auto& o) { return std::get<2>(o); }), is_input) << t;
+    EXPECT_EQ(has_own(name, [](const auto& o) { return std::get<3>(o); }),
+              is_input || name == TensorName::kDlse);
+  }
+  EXPECT_EQ(scales.size(), 3u * 4 + 3 * 3);
+  EXPECT_EQ(gradients.size(), 8u);
+  EXPECT_EQ(left_out.size(), 7u);
+  EXPECT_EQ(turns.size(), 6u);
+  EXPECT_GT(flags.size(), 30u);
+  EXPECT_GT(quick, int64_t(kDraws) / 2);
+}
+
+// Asked without data, as a user may ask.
+TEST(RandomCase, IsAValidCall) {
+  for (uint64_t i = 0; i < 5'000; ++i) {
+    const Case c = random_case(5, i);
+    flash3_status status;
+    if (c.backward) {
+      auto p = make_backward_question(c);
+      p.backend = FLASH3_BACKEND_CPU;
+      status = flash3_backward_supported(&p);
+    } else if (c.quantize) {
+      auto p = make_quantize_question(c);
+      p.backend = FLASH3_BACKEND_CPU;
+      status = flash3_quantize_supported(&p);
+    } else {
+      auto p = make_question(c);
+      p.backend = FLASH3_BACKEND_CPU;
+      status = flash3_forward_supported(&p);
+    }
+    EXPECT_EQ(status, FLASH3_OK) << to_id(c) << "\n" << flash3_last_error();
+  }
+}
+
+TEST(RandomCase, HasTheSameBytesWhenItIsRepeatedByItsId) {
+  int64_t compared = 0;
+  for (uint64_t i = 0; compared < 150; ++i) {
+    const Case c = random_case(9, i);
+    if (c.quantize || c.batch * c.heads_q == 0 || flops(c) > 1e7) continue;
+    ++compared;
+    if (c.backward) {
+      const BackwardTensors a = make_backward_tensors(c),
+                            b = make_backward_tensors(parsed(to_id(c)));
+      EXPECT_TRUE(a.q.bytes == b.q.bytes && a.k.bytes == b.k.bytes && a.v.bytes == b.v.bytes &&
+                  a.out.bytes == b.out.bytes && a.lse.bytes == b.lse.bytes &&
+                  a.dout.bytes == b.dout.bytes && a.dlse.bytes == b.dlse.bytes &&
+                  a.extra.sink.bytes == b.extra.sink.bytes)
+          << to_id(c);
+      continue;
+    }
+    const ForwardTensors a = make_forward_tensors(c), b = make_forward_tensors(parsed(to_id(c)));
+    EXPECT_TRUE(a.q.bytes == b.q.bytes && a.k.bytes == b.k.bytes && a.v.bytes == b.v.bytes &&
+                a.extra.sink.bytes == b.extra.sink.bytes &&
+                a.extra.k_scale.bytes == b.extra.k_scale.bytes &&
+                a.extra.cu_seqlens_k.bytes == b.extra.cu_seqlens_k.bytes)
+        << to_id(c);
+  }
+}
+
+TEST(CaseId, LayoutsAndScalesOfOneTensor) {
+  const std::string dense = "bf16/b2/q9/k17/h4x2/d24/full";
+  const Case c = parsed(dense + "/odd/k:bhsd.at3.gap8.heads0/dout:padded.wild/bwd");
+  EXPECT_EQ(to_id(c), dense + "/odd/k:bhsd.at3.gap8.heads0/dout:padded.wild/bwd");
+  EXPECT_EQ(c.layout_of(TensorName::kQ), (TensorLayout{.layout = Layout::kOdd, .offset = 1}));
+  const BackwardTensors t = make_backward_tensors(c);
+  EXPECT_EQ(t.k.view.stride[0], 2 * 17 * 32);
+  EXPECT_EQ(t.k.view.stride[1], 32);
+  EXPECT_EQ(t.k.view.stride[2], 0);
+  EXPECT_EQ(t.k.offset % 256, 6u);
+  EXPECT_EQ(t.dk.offset % 256, 2u);
+  EXPECT_EQ(t.q.view.stride[2], 27);
+  EXPECT_EQ(t.dout.view.stride[2], 32);
+  const Case fp8 = parsed("e4m3/b2/q9/k17/h4x2/d24/full/headscales/v:onescale/k:noscale");
+  EXPECT_EQ(fp8.scales_of(TensorName::kQ), Scales::kHead);
+  const ForwardTensors f = make_forward_tensors(fp8);
+  EXPECT_EQ(f.extra.q_scale.view.ndim, 2);
+  EXPECT_EQ(f.extra.k_scale.view.ndim, 0);
+  EXPECT_EQ(f.extra.v_scale.view.ndim, 1);
+  for (const char* bad :
+       {"k:", "k:odd.", "k:odd.at", "x:odd", "k:odd.at-1", "k:at3", "lse:onescale"})
+    EXPECT_FALSE(parse_id(dense + "/" + bad, nullptr).has_value()) << bad;
+}
+
+}  // namespace
+}  // namespace flash3::cases

@@ -1,0 +1,280 @@
+#include "cases/random_case.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <limits>
+
+#include "cases/split_mix.hpp"
+
+namespace flash3::cases {
+namespace {
+
+// Integers alone, so that a draw does not depend on a machine's floating point.
+class Draw {
+ public:
+  Draw(uint64_t seed, uint64_t index) : state_(mix(mix(seed) ^ index)) {}
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(next_bits(&state_) % uint64_t(n)); }
+  int64_t between(int64_t least, int64_t most) { return least + below(most - least + 1); }
+  bool percent(int64_t chance) { return below(100) < chance; }
+  template <class T, size_t N>
+  T of(const T (&list)[N]) {
+    return list[below(N)];
+  }
+  // Small numbers as often as large ones: each power of two has the same share.
+  int64_t spread(int64_t least, int64_t most) {
+    const auto width = [](int64_t n) { return static_cast<int64_t>(std::bit_width(uint64_t(n))); };
+    const int64_t bits = between(width(least), width(most));
+    if (bits == 0) return 0;
+    const int64_t low = int64_t{1} << (bits - 1);
+    return std::clamp(low + below(low), least, most);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+constexpr int64_t kTiles[] = {64, 80, 96, 112, 128, 144, 192, 256};  // rows of kernels' tiles
+
+int64_t draw_length(Draw& d, int64_t longest) {
+  const int64_t kind = d.below(20);
+  if (kind == 0) return d.below(3);
+  if (kind > 9) return d.spread(1, longest);
+  const int64_t tile = d.of(kTiles);
+  return std::min(longest,
+                  tile * d.between(1, std::max<int64_t>(1, longest / tile)) + d.between(-1, 1));
+}
+
+void draw_dims(Draw& d, Case* c) {
+  constexpr int64_t kNative[] = {64, 96, 128, 192, 256};
+  const auto dim = [&] {
+    const int64_t kind = d.below(10);
+    return kind < 4 ? d.of(kNative) : kind < 7 ? 8 * d.between(1, 32) : d.between(1, 256);
+  };
+  c->head_dim = dim();
+  c->head_dim_v = d.percent(65) ? c->head_dim : dim();
+}
+
+void draw_heads(Draw& d, Case* c) {
+  constexpr int64_t kRatios[] = {1, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 24, 32, 64, 128};
+  c->heads_k = d.percent(50) ? 1 : d.between(1, 5);
+  c->heads_q = c->heads_k * d.of(kRatios);
+  if (!d.percent(1)) return;
+  c->heads_q = 0;
+  if (d.percent(50)) c->heads_k = 0;
+}
+
+void draw_lengths(Draw& d, Case* c) {
+  const int64_t kind = d.below(100);
+  const int64_t longest = kind < 3 ? 2100 : kind < 15 ? 800 : 300;
+  c->seq_q = d.percent(10) ? d.between(1, 4) : draw_length(d, longest);
+  c->seq_k = d.percent(35) ? c->seq_q : draw_length(d, longest);
+  c->batch = d.percent(1) ? 0 : d.percent(45) ? 1 : d.spread(2, 12);
+}
+
+void draw_ragged(Draw& d, Case* c) {
+  constexpr Lengths kLengths[] = {Lengths::kRandom, Lengths::kRandom, Lengths::kRandom,
+                                  Lengths::kEdges,  Lengths::kEdges,  Lengths::kGiant,
+                                  Lengths::kAll,    Lengths::kEmpty,  Lengths::kLogNormal};
+  while (!c->is_ragged()) {
+    c->packed_q = d.percent(60), c->packed_k = d.percent(c->packed_q ? 85 : 20);
+    c->used_q = d.percent(30), c->used_k = d.percent(45);
+  }
+  c->lengths = d.of(kLengths);
+  if (c->packed_q || c->packed_k) {
+    c->max_known = d.percent(70);
+    if (d.percent(15)) c->front = d.spread(1, 200);
+  }
+  if (c->batch > 0) c->batch = d.spread(1, 40);
+  if (d.percent(25)) {  // short ones may share tiles
+    c->seq_q = d.between(1, 64);
+    c->seq_k = d.percent(50) ? c->seq_q : d.between(1, 64);
+    c->batch = d.spread(1, 300);
+  }
+  if (c->lengths == Lengths::kLogNormal)
+    c->tokens = d.spread(1, 20 * (c->seq_q + 1)), c->draw = d.between(1, 1000);
+}
+
+// About what the oracle computes, and what it takes to fill and compare the tensors.
+double cost(const Case& c) { return flops(c) / 2 + 8 * tensor_bytes(c); }
+
+// Fewer sequences first, then heads, then shorter ones: lengths at the edge of a tile are worth
+// keeping.
+void shrink(Draw& d, double most, Case* c) {
+  while (cost(*c) > most) {
+    if (c->batch > 1) {
+      c->batch /= 2;
+    } else if (c->heads_k > 1) {
+      c->heads_q /= c->heads_k, c->heads_k = 1;
+    } else if (c->heads_q > 1) {
+      c->heads_q /= 2;
+    } else {
+      int64_t& longer = c->seq_q > c->seq_k ? c->seq_q : c->seq_k;
+      const bool same = c->seq_q == c->seq_k;
+      longer = draw_length(d, std::max<int64_t>(1, longer / 2));
+      if (same) c->seq_q = c->seq_k = longer;
+    }
+  }
+}
+
+void draw_mask(Draw& d, Case* c) {
+  constexpr int64_t kEdge = std::numeric_limits<int64_t>::max();
+  const int64_t longest = std::max<int64_t>(1, std::max(c->seq_q, c->seq_k));
+  const auto side = [&] {
+    const int64_t kind = d.below(20);
+    if (kind == 0) return d.of({kEdge, kEdge - 1, int64_t{1} << 31, int64_t{1} << 33});
+    if (kind < 4) return d.below(3);
+    return kind < 8 ? draw_length(d, longest) : d.spread(1, 2 * longest);
+  };
+  const int64_t kind = d.below(20);
+  c->causal = kind >= 6 && kind < 15;
+  c->window = kind >= 12;
+  if (c->window && d.percent(75)) c->window_left = side();
+  if (c->window && d.percent(c->causal ? 30 : 65)) c->window_right = side();
+  if (d.percent(12)) c->chunk = d.percent(40) ? d.of(kTiles) : d.spread(1, 2 * longest);
+}
+
+void draw_scores(Draw& d, Case* c) {
+  if (d.percent(25)) c->sink = d.percent(60) ? Sink::kFloat32 : Sink::k16;
+  if (d.percent(15)) c->softcap = static_cast<float>(d.between(2, 50));
+  if (d.percent(30)) c->softmax_scale = static_cast<float>(d.spread(1, 400)) / 1000;
+  // Large scores of many dimensions leave weights of 0 and 1 alone; under a cap they do not.
+  if (c->softcap == 0 && c->head_dim > 16) c->softmax_scale = std::min(c->softmax_scale, 0.2f);
+}
+
+TensorLayout draw_layout(Draw& d, bool is_input) {
+  TensorLayout l;
+  l.layout = d.of({Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded, Layout::kOdd});
+  if (d.percent(40)) l.offset = d.of({1, 2, 3, 4, 5, 7, 8, 16, 24, 64});
+  if (d.percent(30)) l.gap = d.of({1, 2, 3, 4, 7, 8, 16, 40, 64, 100});
+  l.wild = d.percent(15);
+  if (!is_input) return l;
+  l.one_batch = d.percent(12), l.one_row = d.percent(6), l.one_head = d.percent(12);
+  return l;
+}
+
+bool is_input(TensorName name) {
+  switch (name) {
+    case TensorName::kQ:
+    case TensorName::kK:
+    case TensorName::kV:
+    case TensorName::kDout:
+    case TensorName::kDlse: return true;
+    // Those of the backward have what a forward has written.
+    case TensorName::kOut:
+    case TensorName::kLse:
+    case TensorName::kDq:
+    case TensorName::kDk:
+    case TensorName::kDv: break;
+  }
+  return false;
+}
+
+void draw_layouts(Draw& d, Case* c) {
+  if (d.percent(60))
+    c->layout = d.of({Layout::kBatchSeq, Layout::kHeadsFirst, Layout::kPadded, Layout::kOdd});
+  if (d.percent(40)) return;
+  for (size_t i = 0; i < kTensorNames; ++i) {
+    const auto name = static_cast<TensorName>(i);
+    const bool gradient = name >= TensorName::kDout;
+    const bool result = name == TensorName::kOut || name == TensorName::kDout;
+    if (c->quantize ? result || name == TensorName::kDlse : gradient && !c->backward) continue;
+    if (!d.percent(35)) continue;
+    TensorLayout l = draw_layout(d, is_input(name));
+    if (name == TensorName::kDlse) l.one_row = false;  // its last dimension is contiguous
+    c->own_layouts[i] = l;
+  }
+}
+
+constexpr Scales kGiven[] = {Scales::kTensor, Scales::kHead, Scales::kBlock};
+
+void draw_forward(Draw& d, Case* c) {
+  constexpr flash3_dtype kOuts[] = {FLASH3_DTYPE_NONE, FLASH3_DTYPE_NONE, FLASH3_BFLOAT16,
+                                    FLASH3_FLOAT16,    FLASH3_FLOAT16,    FLASH3_FLOAT32};
+  const int64_t kind = d.below(20);
+  c->dtype = kind < 4    ? FLASH3_FLOAT8_E4M3
+             : kind < 12 ? FLASH3_BFLOAT16
+             : kind < 18 ? FLASH3_FLOAT16
+                         : FLASH3_FLOAT32;
+  c->fp8 = kind >= 4 && d.percent(16);
+  c->want_lse = d.percent(80);
+  if (c->dtype != FLASH3_FLOAT8_E4M3 && !c->fp8) return;
+  c->out_dtype = d.of(kOuts);
+  if (c->fp8) return;
+  c->scales = d.percent(15) ? Scales::kNone : d.of(kGiven);
+  for (auto& own : c->own_scales)
+    if (d.percent(20)) own = d.percent(25) ? Scales::kNone : d.of(kGiven);
+}
+
+constexpr flash3_dtype kDtypes[] = {FLASH3_BFLOAT16, FLASH3_BFLOAT16, FLASH3_BFLOAT16,
+                                    FLASH3_FLOAT16,  FLASH3_FLOAT16,  FLASH3_FLOAT16,
+                                    FLASH3_FLOAT32};
+
+void draw_backward(Draw& d, Case* c) {
+  c->backward = true;
+  c->dtype = d.of(kDtypes);
+  c->want_dlse = d.percent(35);
+  c->deterministic = d.percent(40);
+  c->want_dsink = c->sink == Sink::kNone || d.percent(80);
+}
+
+void draw_quantize(Draw& d, Case* c) {
+  c->quantize = true;
+  c->dtype = d.of(kDtypes);
+  c->scales = d.of(kGiven);
+  for (auto& own : c->own_scales)
+    if (d.percent(20)) own = d.of(kGiven);
+  c->rotate = d.percent(50);
+  if (d.percent(20)) c->left_out[static_cast<size_t>(d.below(3))] = true;
+  if (d.percent(10)) c->left_out[static_cast<size_t>(d.below(3))] = true;
+  const bool turns = !c->is_left_out(TensorName::kQ) || !c->is_left_out(TensorName::kK);
+  if (turns && c->head_dim > 1 && d.percent(50))
+    c->rotary = d.percent(50) ? Rotary::kHalves : Rotary::kInterleaved;
+}
+
+// Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
+// and flash3.h say where).
+bool may_be_special(const Case& c) {
+  if (c.is_ragged() || c.own_layouts != Case{}.own_layouts) return false;
+  if (c.quantize) return true;
+  if (c.fp8 || c.chunk > 0 || c.softcap > 0 || c.sink != Sink::kNone || c.softmax_scale > 0)
+    return false;
+  // Weights of 0 times infinity: of long rows, and where scores have few terms or P few bits.
+  if (c.head_dim < 32 || c.seq_k < 8 || c.seq_k > 300 || c.dtype == FLASH3_FLOAT8_E4M3)
+    return false;
+  return !c.backward || (!c.causal && !c.window);
+}
+
+}  // namespace
+
+Case random_case(uint64_t seed, uint64_t index) {
+  Draw d(seed, index);
+  Case c;
+  draw_dims(d, &c);
+  draw_heads(d, &c);
+  draw_lengths(d, &c);
+  if (d.percent(35)) draw_ragged(d, &c);
+  const int64_t kind = d.below(20);
+  c.backward = kind >= 12 && kind < 18;
+  // Every power of two from 2^16 to 2^25 multiplications, and now and then more.
+  shrink(d, d.percent(4) ? 1.5e8 : static_cast<double>(d.spread(1 << 16, 1 << 25)), &c);
+  if (kind < 18) {
+    draw_mask(d, &c);
+    draw_scores(d, &c);
+  }
+  if (kind < 12)
+    draw_forward(d, &c);
+  else if (kind < 18)
+    draw_backward(d, &c);
+  else
+    draw_quantize(d, &c);
+  draw_layouts(d, &c);
+  const bool special = d.percent(12);
+  if (d.percent(15)) c.distribution = Distribution::kOutliers;
+  if (special && may_be_special(c)) c.distribution = Distribution::kSpecial;
+  c.seed = static_cast<uint64_t>(d.between(1, 1'000'000));
+  return c;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,175 @@
+// flash3 verify --random: problems that no table has thought of, until the time is over.
+#include <fmt/format.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "cases/random_case.hpp"
+#include "cases/runner.hpp"
+#include "cases/table.hpp"
+#include "cli/commands.hpp"
+#include "cli/environment.hpp"
+#include "cli/progress.hpp"
+#include "cpu/parallel.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using cases::Case;
+using Clock = std::chrono::steady_clock;
+
+bool is_wanted(const VerifyOptions& options, const Case& c) {
+  if ((options.backward && !c.backward) || (options.ragged && !c.is_ragged()) ||
+      (options.quantize && !c.quantize))
+    return false;
+  return matches(options.filters, c);
+}
+
+bool takes(flash3_backend backend, flash3_dtype dtype) {
+  const auto dtypes = cases::dtypes_of(backend);
+  return dtype == FLASH3_FLOAT8_E4M3 ||
+         std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
+}
+
+struct Counts {
+  int64_t forward = 0, backward = 0, quantize = 0, left_out = 0, failed = 0;
+  int64_t all() const { return forward + backward + quantize; }
+};
+
+// One run: its workers take problem after problem.
+class RandomRun {
+ public:
+  RandomRun(const VerifyOptions& options, flash3_backend backend, uint64_t seed)
+      : options_(options),
+        backend_(backend),
+        seed_(seed),
+        progress_("random", static_cast<size_t>(options.random)) {
+    run_.backend = backend;
+    run_.repeat = options.repeat;
+    run_.num_threads = options.threads;
+    run_.oracle_threads = 1;
+  }
+
+  // Throws if the device failed: nothing after that means anything.
+  Counts run(int jobs) {
+    running_.resize(static_cast<size_t>(jobs));
+    {
+      std::vector<std::jthread> workers;
+      for (size_t job = 0; job < running_.size(); ++job)
+        workers.emplace_back([this, job] { work(job); });
+    }
+    if (!broken_.empty()) throw std::runtime_error(broken_);
+    return counts_;
+  }
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  void work(size_t job) {
+    try {
+      cases::PooledMemory memory(make_memory(backend_));
+      Case c;
+      while (take(job, &c)) {
+        const cases::Verdict verdict = run_case(c, memory, run_);
+        note(job, c, verdict);
+      }
+    } catch (const std::exception& e) {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+      if (!broken_.empty()) return;
+      broken_ = std::string(e.what()) + ", while these ran:";
+      for (const std::string& id : running_)
+        if (!id.empty()) broken_ += "\n  " + id;
+    }
+  }
+
+  // The next problem; false when the run is over.
+  bool take(size_t job, Case* c) {
+    while (!over_ && seconds() < options_.random) {
+      *c = cases::random_case(seed_, next_++);
+      if (!is_wanted(options_, *c)) continue;
+      const std::lock_guard lock(mutex_);
+      if (!takes(backend_, c->dtype) || !takes(backend_, c->dtype_of_out())) {
+        ++counts_.left_out;
+        continue;
+      }
+      if (options_.count > 0 && counts_.all() == options_.count) return false;
+      ++(c->backward ? counts_.backward : c->quantize ? counts_.quantize : counts_.forward);
+      running_[job] = to_id(*c);
+      return true;
+    }
+    return false;
+  }
+
+  void note(size_t job, const Case& c, const cases::Verdict& verdict) {
+    const std::lock_guard lock(mutex_);
+    running_[job].clear();
+    for (; shown_seconds_ < seconds(); ++shown_seconds_) progress_.step();
+    if (verdict.passed()) {
+      if (!options_.quiet && options_.count > 0) progress_.print("ok    " + to_id(c));
+      return;
+    }
+    ++counts_.failed;
+    progress_.print(
+        fmt::format("FAIL  {}\n      {}\n      again: flash3 verify --backend {} --case {}",
+                    to_id(c), verdict.failure, flash3_backend_name(backend_), to_id(c)));
+  }
+
+  const VerifyOptions& options_;
+  const flash3_backend backend_;
+  const uint64_t seed_;
+  const Clock::time_point start_ = Clock::now();
+  cases::RunOptions run_;
+  std::atomic<uint64_t> next_{0};
+  std::atomic<bool> over_{false};
+  std::mutex mutex_;  // of what is below
+  Progress progress_;
+  double shown_seconds_ = 0;
+  Counts counts_;
+  std::vector<std::string> running_;  // what each worker has under way
+  std::string broken_;
+};
+
+void list(const VerifyOptions& options, uint64_t seed) {
+  if (options.count == 0) throw UsageError("--list of --random needs --count: there is no end");
+  const auto end = Clock::now() + std::chrono::duration<double>(options.random);
+  int64_t listed = 0;
+  for (uint64_t i = 0; listed < options.count && Clock::now() < end; ++i) {
+    const Case c = cases::random_case(seed, i);
+    if (!is_wanted(options, c)) continue;
+    fmt::print("{}\n", to_id(c));
+    ++listed;
+  }
+}
+
+}  // namespace
+
+int verify_random(const VerifyOptions& options, flash3_backend backend) {
+  const uint64_t seed = options.seed.value_or(std::random_device()());
+  if (options.list) return list(options, seed), 0;
+  // Host tensors come and go by the thousand: pages that go back to the system each time would have
+  // all workers wait for the process's one page table.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  const int jobs = options.jobs > 0 ? options.jobs : available_threads();
+  fmt::print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
+             flash3_backend_name(backend), describe(backend), options.random, jobs);
+  std::fflush(stdout);
+  RandomRun run(options, backend, seed);
+  const Counts counts = run.run(jobs);
+  fmt::print("seed {}: {} forward, {} backward, {} quantize in {:.0f} s, {:.1f} a second", seed,
+             counts.forward, counts.backward, counts.quantize, run.seconds(),
+             static_cast<double>(counts.all()) / run.seconds());
+  if (counts.left_out > 0)
+    fmt::print("; {} of float32 left out, which {} does not take", counts.left_out,
+               flash3_backend_name(backend));
+  fmt::print("\n{} passed, {} failed\n", counts.all() - counts.failed, counts.failed);
+  return counts.failed == 0 ? 0 : kExitFailure;
+}
+
+}  // namespace flash3::cli

@@ -65,7 +65,7 @@ Side draw_side(DeviceCall& call, bool is_q, Random& random) {
 
 TEST_P(GraphReplay, WithOtherLengthsEachTime) {
   const auto replays = setting("FLASH3_GRAPH_REPLAYS", 1000);
-  const TimeLimit limit(unsigned(60 + replays / 50));
+  const TimeLimit limit(unsigned(30 + replays / 200));
   const auto started = std::chrono::steady_clock::now();
   const std::string id = GetParam();
   DeviceCall call(id, *memory_);

@@ -1,0 +1,164 @@
+// One graph replayed thousands of times, each time with other lengths, which a copy on the stream
+// brings before it: the outputs of every replay must be, bit by bit, those of a fresh call with the
+// same lengths. FLASH3_GRAPH_REPLAYS sets how many. Skipped without a Hopper GPU.
+#include <chrono>
+#include <random>
+
+#include "device_call.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr int kSets = 50;
+
+class GraphReplay : public HopperTest, public testing::WithParamInterface<const char*> {
+ protected:
+  std::shared_ptr<std::byte> pinned(size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ(cudaMallocHost(&p, std::max<size_t>(bytes, 1)), cudaSuccess);
+    return {static_cast<std::byte*>(p), [](std::byte* at) { cudaFreeHost(at); }};
+  }
+};
+
+using Random = std::mt19937_64;
+
+// Between 0 and most, the ends often.
+int draw(int64_t most, Random& random) {
+  switch (random() % 8) {
+    case 0: return 0;
+    case 1: return int(most);
+    default: return int(random() % uint64_t(most + 1));
+  }
+}
+
+// Sets of lengths that follow the rules, for one side.
+struct Side {
+  const char *cu, *used;
+  std::vector<std::vector<int>> cus, useds;  // of each set; empty: not in the call
+};
+
+Side draw_side(DeviceCall& call, bool is_q, Random& random) {
+  Side side{is_q ? "cu_seqlens_q" : "cu_seqlens_k", is_q ? "seqused_q" : "seqused_k", {}, {}};
+  const cases::Case& c = call.the_case();
+  const bool packed = is_q ? c.packed_q : c.packed_k, used = is_q ? c.used_q : c.used_k;
+  const flash3_tensor& t = *slot_of(&call.params, is_q ? "q" : "k").tensor;
+  const int64_t rows = packed ? t.shape[0] : t.shape[1], longest = is_q ? c.seq_q : c.seq_k;
+  for (int set = 0; set < kSets; ++set) {
+    std::vector<int> cu{0}, lengths;
+    if (packed) {
+      cu[0] = int(random() % 5);  // rows of no sequence come first
+      for (int64_t b = 0; b < c.batch; ++b) {
+        const int64_t fair = 2 * rows / c.batch;
+        const int64_t length = std::min(
+            {longest, rows - cu.back(), int64_t{draw(random() % 4 ? fair : rows, random)}});
+        cu.push_back(cu.back() + int(length));
+      }
+      side.cus.push_back(cu);
+    }
+    if (!used) continue;
+    for (int64_t b = 0; b < c.batch; ++b)
+      lengths.push_back(draw(packed ? cu[size_t(b) + 1] - cu[size_t(b)] : rows, random));
+    side.useds.push_back(lengths);
+  }
+  return side;
+}
+
+TEST_P(GraphReplay, WithOtherLengthsEachTime) {
+  const auto replays = setting("FLASH3_GRAPH_REPLAYS", 1000);
+  const TimeLimit limit(unsigned(30 + replays / 200));
+  const auto started = std::chrono::steady_clock::now();
+  const std::string id = GetParam();
+  DeviceCall call(id, *memory_);
+  const auto stream = static_cast<cudaStream_t>(memory_->stream());
+  Random random(7);
+  const Side sides[] = {draw_side(call, true, random), draw_side(call, false, random)};
+
+  // All sets in memory that copies on a stream can read; enqueue(set) brings one to the device.
+  struct Copy {
+    std::byte* to;
+    size_t bytes;
+    std::shared_ptr<std::byte> from;
+  };
+  std::vector<Copy> copies;
+  for (const Side& side : sides)
+    for (const auto& [name, sets] : {std::pair{side.cu, &side.cus}, {side.used, &side.useds}}) {
+      if (sets->empty()) continue;
+      const size_t bytes = sets->front().size() * sizeof(int);
+      Copy& copy = copies.emplace_back(call.part(name).device, bytes, pinned(kSets * bytes));
+      ASSERT_EQ(call.part(name).host.size(), bytes);
+      for (size_t set = 0; set < kSets; ++set)
+        std::memcpy(copy.from.get() + set * bytes, (*sets)[set].data(), bytes);
+    }
+  ASSERT_FALSE(copies.empty());
+  const size_t bytes = call.results_bytes();
+  const auto got = pinned(bytes);
+  const auto prepare = [&](size_t set) {
+    for (const Copy& copy : copies)
+      ASSERT_EQ(cudaMemcpyAsync(copy.to, copy.from.get() + set * copy.bytes, copy.bytes,
+                                cudaMemcpyHostToDevice, stream),
+                cudaSuccess);
+    ASSERT_EQ(cudaMemsetAsync(call.results(), int(kUnwritten), bytes, stream), cudaSuccess);
+  };
+  const auto collect = [&] {
+    ASSERT_EQ(cudaMemcpyAsync(got.get(), call.results(), bytes, cudaMemcpyDeviceToHost, stream),
+              cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  };
+
+  std::vector<Bytes> expected;
+  for (size_t set = 0; set < kSets; ++set) {
+    prepare(set);
+    ASSERT_EQ(flash3::run(call.params), FLASH3_OK) << flash3_last_error();
+    collect();
+    expected.emplace_back(got.get(), got.get() + bytes);
+  }
+  int others = 0;  // the sets must matter
+  for (size_t set = 1; set < kSets; ++set) others += expected[set] != expected[0];
+  EXPECT_GT(others, kSets / 2);
+
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(flash3::run(call.params), FLASH3_OK) << flash3_last_error();
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (int64_t replay = 0; replay < replays; ++replay) {
+    const size_t set = random() % kSets;
+    prepare(set);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    collect();
+    ASSERT_EQ(std::memcmp(got.get(), expected[set].data(), bytes), 0)
+        << id << ": replay " << replay << ", lengths " << set;
+    if (replay % 500 != 499) continue;
+    // Nothing that a replay leaves behind reaches a fresh call.
+    prepare(set);
+    ASSERT_EQ(flash3::run(call.params), FLASH3_OK) << flash3_last_error();
+    collect();
+    ASSERT_EQ(std::memcmp(got.get(), expected[set].data(), bytes), 0)
+        << id << ": a fresh call behind replay " << replay << ", lengths " << set;
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+  std::printf("%s: %lld replays in %.1f s\n", id.c_str(), static_cast<long long>(replays),
+              took.count());
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+// Each list of sequences: longest first, in slots, of one side, of tensors that are not packed.
+constexpr const char* kReplayed[] = {
+    "bf16/b6/q300/k300/h4x2/d128/causal/random/packed/used",
+    "bf16/b16/q60/k60/h2/d64/causal/packed/used",
+    "bf16/b6/q200/k300/h2/d64/full/used/softcap20/sink",
+    "fp16/b6/q100/k400/h2/d256/causal/random/packedk/usedk",
+    "e4m3/b6/q300/k300/h4x2/d128/causal/random/packed/used/blockscales",
+    "e4m3/b6/q200/k300/h2/d64/full/used/headscales",
+    "bf16/b6/q200/k200/h2/d128/full/random/packed/fp8",
+    "bf16/b6/q300/k300/h4x2/d128/full/random/packed/used/quantize/blockscales/rotate",
+    "bf16/b6/q300/k300/h4x2/d128/causal/random/packed/used/deterministic",
+    "bf16/b6/q200/k300/h2/d64/full/random/packed/deterministic/dlse",
+    "bf16/b6/q200/k200/h2/d256/causal/used/deterministic",
+};
+INSTANTIATE_TEST_SUITE_P(Calls, GraphReplay, testing::ValuesIn(kReplayed));
+
+}  // namespace
+}  // namespace flash3

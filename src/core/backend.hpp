@@ -43,11 +43,15 @@ class Backend {
   virtual Status available() const = 0;
   // What it runs on, in words.
   virtual std::string describe() const = 0;
-  // Whether this backend can read and write at address; null counts as yes.
-  virtual bool can_access(const void* address) const = 0;
+  // Whether this backend can read and write at address; null counts as yes. Fails where nobody can
+  // tell: the device's context is lost.
+  virtual Status can_access(const void* address, bool* accessible) const = 0;
   // Memory that no other backend can touch: each of them is refused it, since host code cannot tell
   // device memory from its own.
-  virtual bool owns(const void*) const { return false; }
+  virtual Status owns(const void*, bool* owned) const {
+    *owned = false;
+    return {};
+  }
 
   // The three questions and the launch all rest on one selection function inside the backend. A
   // ForwardProblem that they are given never quantizes: see supports() and its siblings below.

@@ -23,15 +23,21 @@ Status not_built_in(flash3_backend id) {
   return unsupported(message("the ", backend_name(id), " backend is not built into this library"));
 }
 
-bool can_access(const Backend& backend, const void* address) {
-  for (const Backend* other : backends())
-    if (other->id() != backend.id() && other->owns(address)) return false;
-  return backend.can_access(address);
+Status can_access(const Backend& backend, const void* address, bool* accessible) {
+  *accessible = false;
+  for (const Backend* other : backends()) {
+    bool owned = false;
+    if (other->id() != backend.id()) FLASH3_CHECK(other->owns(address, &owned));
+    if (owned) return {};
+  }
+  return backend.can_access(address, accessible);
 }
 
 Status check_access(const Backend& backend, const char* field, const void* address,
                     const char* verb) {
-  if (can_access(backend, address)) return {};
+  bool accessible = false;
+  FLASH3_CHECK(can_access(backend, address, &accessible));
+  if (accessible) return {};
   const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
   return invalid_argument(
       message(field, " is ", memory, ", which the ", backend.name(), " backend cannot ", verb));
@@ -161,6 +167,7 @@ Status select_backend(const P& problem, const Backend** backend) {
   for (const flash3_backend id : kBestFirst) {
     const Status status = check_backend(problem, id, backend);
     if (status.ok()) return {};
+    if (status.code() == FLASH3_CUDA_ERROR) return status;  // no other backend makes up for it
     if (status.code() != FLASH3_INVALID_ARGUMENT) code = FLASH3_UNSUPPORTED;
     append(reasons, message("; ", backend_name(id), ": ", status.message()));
   }

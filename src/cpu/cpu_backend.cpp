@@ -68,7 +68,10 @@ class CpuBackend final : public Backend {
   }
 
   // Only the hopper backend can tell device memory (Backend::owns); dispatch asks it.
-  bool can_access(const void*) const override { return true; }
+  Status can_access(const void*, bool* accessible) const override {
+    *accessible = true;
+    return {};
+  }
 
   Status supports(const ForwardProblem&) const override { return {}; }
 

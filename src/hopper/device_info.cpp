@@ -14,9 +14,43 @@ struct Memory {
   bool managed = false;  // moves on demand: the host reads it too
 };
 
+// Whether an error means that a fault has ended the device's context: every call then fails, until
+// the process ends. The driver's codes have the same numbers.
+bool is_context_lost(int error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure: return true;
+    default: return false;
+  }
+}
+
+Status context_lost(int error) {
+  return {FLASH3_CUDA_ERROR,
+          message("the CUDA context is lost: ", cudaGetErrorString(static_cast<cudaError_t>(error)),
+                  " in an earlier call of this process")};
+}
+
+// No device to run on, and why: or the one there was is lost.
+Status no_device(cudaError_t error) {
+  cudaGetLastError();  // not the caller's to find later
+  if (is_context_lost(error)) return context_lost(error);
+  return unsupported(message("no CUDA device: ", cudaGetErrorString(error)));
+}
+
 // Asks the driver and not the runtime, which would create a context for a call that may run on the
 // CPU. With no driver or no GPU all memory is the host's.
-Memory memory_of(const void* address) {
+Status memory_of(const void* address, Memory* memory) {
+  *memory = {};
   static const auto get_attributes =
       driver_function<decltype(&cuPointerGetAttributes)>("cuPointerGetAttributes", 7000);
   if (!get_attributes) return {};
@@ -25,35 +59,32 @@ Memory memory_of(const void* address) {
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                       CU_POINTER_ATTRIBUTE_IS_MANAGED};
   void* values[] = {&type, &managed};
-  if (get_attributes(2, attributes, values, reinterpret_cast<CUdeviceptr>(address)) !=
-      CUDA_SUCCESS) {
-    return {};  // not initialised: nothing has been allocated on a GPU
-  }
-  return {type == CU_MEMORYTYPE_DEVICE || managed != 0, managed != 0};
+  const CUresult result =
+      get_attributes(2, attributes, values, reinterpret_cast<CUdeviceptr>(address));
+  if (is_context_lost(result)) return context_lost(result);
+  if (result != CUDA_SUCCESS) return {};  // not initialised: nothing has been allocated on a GPU
+  *memory = {type == CU_MEMORYTYPE_DEVICE || managed != 0, managed != 0};
+  return {};
 }
 
 }  // namespace
 
 Status current_device(Device* device) {
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    cudaGetLastError();  // not the caller's to find later
-    return unsupported(message("no CUDA device: ",
-                               error == cudaSuccess ? "none found" : cudaGetErrorString(error)));
-  }
-  int index = 0, major = 0, minor = 0;
-  if (const cudaError_t error = cudaGetDevice(&index); error != cudaSuccess) {
-    cudaGetLastError();
-    return unsupported(message("no CUDA device: ", cudaGetErrorString(error)));
-  }
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+  int count = 0, index = 0, major = 0, minor = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
+    return no_device(error);
+  if (count == 0) return unsupported("no CUDA device: none found");
+  for (const cudaError_t error :
+       {cudaGetDevice(&index),
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+        cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index)})
+    if (error != cudaSuccess) return no_device(error);
   if (major != 9 || minor != 0) {
     return unsupported(message("CUDA device ", index, " has compute capability ", major, ".", minor,
                                " but the hopper backend needs 9.0"));
   }
   device->index = index;
-  cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index);
   return {};
 }
 
@@ -66,11 +97,18 @@ std::string device_name(const Device& device) {
   return message(properties.name, ", ", device.multiprocessors, " SMs");
 }
 
-bool is_device_memory(const void* address) { return memory_of(address).device; }
+Status is_device_memory(const void* address, bool* answer) {
+  Memory memory;
+  FLASH3_CHECK(memory_of(address, &memory));
+  *answer = memory.device;
+  return {};
+}
 
-bool is_device_only_memory(const void* address) {
-  const Memory memory = memory_of(address);
-  return memory.device && !memory.managed;
+Status is_device_only_memory(const void* address, bool* answer) {
+  Memory memory;
+  FLASH3_CHECK(memory_of(address, &memory));
+  *answer = memory.device && !memory.managed;
+  return {};
 }
 
 }  // namespace flash3::hopper

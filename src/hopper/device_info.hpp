@@ -13,15 +13,16 @@ struct Device {
 };
 
 // The current device, if it is a Hopper GPU that a driver is there for; otherwise UNSUPPORTED and
-// why.
+// why, or CUDA_ERROR if its context is lost.
 Status current_device(Device* device);
 
 std::string device_name(const Device& device);
 
-// Memory that lives on a GPU: device or managed allocations.
-bool is_device_memory(const void* address);
+// Memory that lives on a GPU: device or managed allocations. CUDA_ERROR if a fault has ended the
+// context: the driver then no longer tells device memory from the host's.
+Status is_device_memory(const void* address, bool* answer);
 
-// The device allocations among it, which the host cannot touch.
-bool is_device_only_memory(const void* address);
+// The device allocations among it, which the host cannot touch. Likewise.
+Status is_device_only_memory(const void* address, bool* answer);
 
 }  // namespace flash3::hopper

@@ -32,12 +32,14 @@ class HopperBackend final : public Backend {
     return status.ok() ? device_name(device) : status.message();
   }
 
-  bool can_access(const void* address) const override {
-    return address == nullptr || is_device_memory(address);
+  Status can_access(const void* address, bool* accessible) const override {
+    *accessible = address == nullptr;
+    return address == nullptr ? Status() : is_device_memory(address, accessible);
   }
 
-  bool owns(const void* address) const override {
-    return address != nullptr && is_device_only_memory(address);
+  Status owns(const void* address, bool* owned) const override {
+    *owned = false;
+    return address == nullptr ? Status() : is_device_only_memory(address, owned);
   }
 
   Status supports(const ForwardProblem& problem) const override {

@@ -89,7 +89,10 @@ class PickyBackend : public Backend {
   const char* name() const override { return "hopper"; }
   Status available() const override { return {}; }
   std::string describe() const override { return "picky"; }
-  bool can_access(const void* address) const override { return address != forbidden; }
+  Status can_access(const void* address, bool* accessible) const override {
+    *accessible = address != forbidden;
+    return {};
+  }
   Status supports(const ForwardProblem&) const override { return {}; }
   size_t workspace_size(const ForwardProblem&) const override { return needed; }
   void explain(const ForwardProblem&, Explanation*) const override {}

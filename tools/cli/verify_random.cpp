@@ -75,8 +75,8 @@ class RandomRun {
       cases::PooledMemory memory(make_memory(backend_));
       Case c;
       while (take(job, &c)) {
-        const cases::Verdict verdict = run_case(c, memory, run_);
-        note(job, c, verdict);
+        const cases::CheckResult result = run_case(c, memory, run_);
+        note(job, c, result);
       }
     } catch (const std::exception& e) {
       const std::lock_guard lock(mutex_);
@@ -106,18 +106,18 @@ class RandomRun {
     return false;
   }
 
-  void note(size_t job, const Case& c, const cases::Verdict& verdict) {
+  void note(size_t job, const Case& c, const cases::CheckResult& result) {
     const std::lock_guard lock(mutex_);
     running_[job].clear();
     for (; shown_seconds_ < seconds(); ++shown_seconds_) progress_.step();
-    if (verdict.passed()) {
+    if (result.passed()) {
       if (!options_.quiet && options_.count > 0) progress_.print("ok    " + to_id(c));
       return;
     }
     ++counts_.failed;
     progress_.print(
         fmt::format("FAIL  {}\n      {}\n      again: flash3 verify --backend {} --case {}",
-                    to_id(c), verdict.failure, flash3_backend_name(backend_), to_id(c)));
+                    to_id(c), result.failure, flash3_backend_name(backend_), to_id(c)));
   }
 
   const VerifyOptions& options_;

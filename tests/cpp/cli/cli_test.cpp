@@ -118,6 +118,26 @@ TEST_F(Cli, VerifyBackwardPasses) {
   EXPECT_NE(one.out.find("ok    fp32/b1/q9/k9/h2/d8/full/bwd/dlse"), std::string::npos) << one.out;
 }
 
+TEST_F(Cli, VerifyRandomRunsWhatItsSeedNames) {
+  const std::string draws = "verify --backend cpu --random 60 --seed 5 --count 12 --quantize ";
+  const Outcome o = flash3(draws + "--jobs 2");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("seed 5: 0 forward, 0 backward, 12 quantize in "), std::string::npos)
+      << o.out;
+  EXPECT_NE(o.out.find("12 passed, 0 failed\n"), std::string::npos) << o.out;
+  std::istringstream ids(flash3(draws + "--list").out);
+  int listed = 0;
+  for (std::string id; std::getline(ids, id); ++listed)
+    EXPECT_NE(o.out.find("ok    " + id + "\n"), std::string::npos) << id << "\n" << o.out;
+  EXPECT_EQ(listed, 12);
+
+  expect_usage_error("verify --seed 5", "--random");
+  expect_usage_error("verify --count 5", "--random");
+  expect_usage_error("verify --random 0", "range");
+  expect_usage_error("verify --random 1 --accuracy", "excludes");
+  expect_usage_error("verify --backend cpu --random 1 --list", "needs --count");
+}
+
 TEST_F(Cli, VerifyListsWithoutRunning) {
   const Outcome o = flash3("verify --backend cpu --list --level full --filter /q4097/k4097/");
   EXPECT_EQ(o.exit_code, 0);

@@ -124,7 +124,7 @@ TEST(RandomCase, CoversEveryOption) {
 
 // Asked without data, as a user may ask.
 TEST(RandomCase, IsAValidCall) {
-  for (uint64_t i = 0; i < 5'000; ++i) {
+  for (uint64_t i = 0; i < 3'000; ++i) {
     const Case c = random_case(5, i);
     flash3_status status;
     if (c.backward) {
@@ -146,9 +146,9 @@ TEST(RandomCase, IsAValidCall) {
 
 TEST(RandomCase, HasTheSameBytesWhenItIsRepeatedByItsId) {
   int64_t compared = 0;
-  for (uint64_t i = 0; compared < 150; ++i) {
+  for (uint64_t i = 0; compared < 60; ++i) {
     const Case c = random_case(9, i);
-    if (c.quantize || c.batch * c.heads_q == 0 || flops(c) > 1e7) continue;
+    if (c.quantize || c.batch * c.heads_q == 0 || flops(c) > 3e6) continue;
     ++compared;
     if (c.backward) {
       const BackwardTensors a = make_backward_tensors(c),

@@ -172,8 +172,7 @@ TEST(ElementCheck, SeesATileOfSmallValuesBesideLargeErrors) {
     const double largest = check_out(f.tensors.out.view, f.ref).error;
     EXPECT_EQ(f.failure(), "") << dtype;
     for (int64_t row = 16; row < 32; ++row)
-      for (int64_t d = 8; d < 16; ++d)
-        f.set(f.place(row, 1, d), f.get(f.place(row + 16, 1, d)));
+      for (int64_t d = 8; d < 16; ++d) f.set(f.place(row, 1, d), f.get(f.place(row + 16, 1, d)));
     EXPECT_NE(f.failure().find(", 1, "), std::string::npos) << dtype << f.failure();
     EXPECT_EQ(check_out(f.tensors.out.view, f.ref).error, largest) << dtype;
   }

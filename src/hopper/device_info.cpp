@@ -70,6 +70,9 @@ Status memory_of(const void* address, Memory* memory) {
 }  // namespace
 
 Status current_device(Device* device) {
+  // What has ended the context stays the last error; the driver may still answer.
+  if (const cudaError_t error = cudaPeekAtLastError(); is_context_lost(error))
+    return context_lost(error);
   int count = 0, index = 0, major = 0, minor = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
     return no_device(error);

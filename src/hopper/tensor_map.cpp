@@ -91,9 +91,11 @@ Status encode(const TensorView& view, const Box& inner, const Dimension (&outer)
   }
   if (result != CUDA_SUCCESS) {
     return {FLASH3_CUDA_ERROR,
-            message("cuTensorMapEncodeTiled failed with code ", int(result), " for shape [",
-                    view.batch, ", ", view.seq, ", ", view.heads, ", ", view.dim, "], strides [",
-                    view.stride_batch, ", ", view.stride_seq, ", ", view.stride_head, ", 1]")};
+            message("cuTensorMapEncodeTiled failed: ",
+                    cudaGetErrorString(static_cast<cudaError_t>(result)), " (", int(result),
+                    ") for shape [", view.batch, ", ", view.seq, ", ", view.heads, ", ", view.dim,
+                    "], strides [", view.stride_batch, ", ", view.stride_seq, ", ",
+                    view.stride_head, ", 1]")};
   }
   static_assert(sizeof encoded == sizeof *map);
   std::memcpy(map, &encoded, sizeof encoded);

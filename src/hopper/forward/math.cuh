@@ -124,6 +124,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     TileMask::Range own{key_tile_begin, key_tile_end};
     if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
+    const int hidden = hidden_rows<Traits>(work, begin);  // of the first key tile
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
@@ -296,11 +297,8 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    if constexpr (Traits::kConfig.clears_hidden_keys()) {
-      const int hidden = uniform(rows.own.hidden_keys) - begin * kTileN;
-      if (hidden > 0)
-        clear_rows<VTile>(shared.v[v_state.stage], hidden, thread, kWarpgroupThreads, warpgroup);
-    }
+    if (hidden > 0)
+      clear_rows<VTile>(shared.v[v_state.stage], hidden, thread, kWarpgroupThreads, warpgroup);
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
@@ -310,7 +308,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     release_v(v_state.stage);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::normalize_rows(r_o, inverse_sum);
+    Softmax::template normalize_rows<Traits::kBand>(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
     // With a second slot, Q of the next tile is under way already, and this one's can wait.

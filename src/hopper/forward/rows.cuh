@@ -17,7 +17,6 @@ inline constexpr int kWarpRows = 16;
 struct OwnRows {
   SequenceRows sequence;
   int query, head_group;
-  int hidden_keys;  // the first ones of the sequence: no query sees them
 };
 
 // Queries of a warpgroup's rows, of the tile's sequence.
@@ -35,6 +34,13 @@ __device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
   const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, tile_n);
   const int begin = uniform(max(all.begin, min(all.end - 1, seen.begin)));
   return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
+}
+
+// How many of the first rows of key tile n no query of the sequence sees.
+template <class Traits>
+__device__ __forceinline__ int hidden_rows(const WorkTile& work, int n) {
+  if constexpr (!Traits::kConfig.clears_hidden_keys()) return 0;
+  return uniform(work.hidden_keys - n * Traits::kTileN);
 }
 
 // Key tiles that need no mask for these queries.
@@ -64,7 +70,7 @@ __device__ __forceinline__ void describe_rows(const ForwardParams& params, const
     row_of_slot = slot * slot_rows;
     query = warpgroup * kWarpgroupRows - row_of_slot;
   }
-  if (lane == 0) own = {*sequence, query, work.head_group, hidden_keys(work.mask)};
+  if (lane == 0) own = {*sequence, query, work.head_group};
   if (lane >= kWarpRows) return;
   const int token = query + params.pack.query_of(first_row + lane);
   if (!in_slot) {

@@ -123,6 +123,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     TileMask::Range own{key_tile_begin, key_tile_end};
     if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
+    const int hidden = hidden_rows<Traits>(work, begin);  // of the first key tile
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
@@ -239,12 +240,9 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    if constexpr (Traits::kConfig.clears_hidden_keys()) {
-      const int hidden = uniform(rows.own.hidden_keys) - begin * kTileN;
-      if (hidden > 0)
-        clear_transposed_keys<VTile>(uint32_t(__cvta_generic_to_shared(shared.v[v_state.stage])),
-                                     hidden, thread, warpgroup);
-    }
+    if (hidden > 0)
+      clear_transposed_keys<VTile>(uint32_t(__cvta_generic_to_shared(shared.v[v_state.stage])),
+                                   hidden, thread, warpgroup);
     issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
@@ -260,7 +258,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     release(&shared.v_barriers.empty[v_state.stage], thread);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::normalize_rows(r_o, inverse_sum);
+    Softmax::template normalize_rows<Traits::kBand>(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_fp8_output<Traits>(params, rows, r_o, row_in_warpgroup, thread);
   }

@@ -130,8 +130,8 @@ constexpr int kDq = 0, kDv = 2, kInputs = 5;
 
 TEST(BackwardRunner, CatchesADamagedGuard) {
   for (const auto& [download, name] : {std::pair{kDq, "dq: "}, std::pair{kDv, "dv: "}}) {
-    FaultyMemory memory([download = download](void* to, size_t n, int call) {
-      if (call == download) static_cast<unsigned char*>(to)[n - 1] = 0;
+    FaultyMemory memory([wanted = download](void* to, size_t n, int call) {
+      if (call == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
     });
     const std::string failure = run_case(parsed(kCase), memory, {}).failure;
     EXPECT_EQ(failure.find(name), 0u) << failure;

@@ -110,7 +110,7 @@ TEST(CaseSequences, CountsAreSums) {
 
 // A forward case whose out and lse are the naive implementation's.
 struct ForwardRun {
-  explicit ForwardRun(const Case& c) : c(c), got(make_forward_tensors(c)), naive(got) {
+  explicit ForwardRun(const Case& of) : c(of), got(make_forward_tensors(c)), naive(got) {
     naive.out = clone(got.out), naive.lse = clone(got.lse);
     ref = attention_ref(problem(naive), 0);
     attention_naive(problem(naive), 0);
@@ -179,8 +179,8 @@ TEST(RaggedJudge, SeesAWrongTokenAndAWriteOutsideTheTokens) {
 // A backward case whose gradients are the naive implementation's, and 0 where a token does not
 // count.
 struct BackwardRun {
-  explicit BackwardRun(const Case& c)
-      : c(c), got(make_backward_tensors(c, 0)), naive(make_backward_tensors(c, 0)) {
+  explicit BackwardRun(const Case& of)
+      : c(of), got(make_backward_tensors(c, 0)), naive(make_backward_tensors(c, 0)) {
     ref = attention_backward_ref(problem(naive), 0);
     attention_backward_naive(problem(naive), 0);
     for (GuardedTensor* t : {&got.dq, &got.dk, &got.dv}) {

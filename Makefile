@@ -48,7 +48,10 @@ test: setup-gates
 	@cmake --build --preset ci
 	@cmake --preset sanitizers
 	@cmake --build --preset sanitizers
+	@cmake --preset tsan
+	@cmake --build --preset tsan
 	ctest --preset sanitizers
+	ctest --preset tsan
 	ctest --preset ci
 
 format: setup-gates
@@ -59,7 +62,7 @@ install: build
 	cmake --install build/release --prefix $(PREFIX)
 
 clean:
-	rm -rf build/release build/dev build/cpu-only build/sanitizers build/ci
+	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci
 
 distclean:
 	rm -rf build

@@ -199,6 +199,7 @@ class Call {
   const char* first_name_;
   Device device_;
   std::vector<Tensor> copies_;
+  // As many as there can be. NOLINTNEXTLINE(bugprone-sizeof-expression)
   std::array<const flash3_tensor*, sizeof(Params) / sizeof(flash3_tensor)> fields_;
   size_t field_count_ = 0;
 };

@@ -104,6 +104,7 @@ TEST_F(MixedCalls, GiveWhatTheyGiveAlone) {
 
   std::latch together(kCallers);
   std::vector<std::thread> threads;
+  threads.reserve(kCallers);
   for (int caller = 0; caller < kCallers; ++caller)
     threads.emplace_back([&, caller] {
       together.arrive_and_wait();

@@ -13,13 +13,14 @@ INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench build program setup setup-gates format install clean distclean
+.PHONY: help run test bench build program setup setup-gates format tidy install clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
-	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers"
+	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers, threads under TSan"
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make format   clang-format on every source"
+	@echo "make tidy     clang-tidy on every source, also of tools and tests"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
 
@@ -48,18 +49,25 @@ test: setup-gates
 	@cmake --build --preset ci
 	@cmake --preset sanitizers
 	@cmake --build --preset sanitizers
+	@cmake --preset tsan
+	@cmake --build --preset tsan
 	ctest --preset sanitizers
+	ctest --preset tsan
 	ctest --preset ci
 
 format: setup-gates
 	@python3 tests/gates/check_format.py --fix
+
+tidy: setup-gates
+	@cmake --preset ci $(configure_args)
+	@python3 tests/gates/check_clang_tidy.py --all --build build/ci
 
 PREFIX ?= /usr/local
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
 clean:
-	rm -rf build/release build/dev build/cpu-only build/sanitizers build/ci
+	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci
 
 distclean:
 	rm -rf build

@@ -20,7 +20,7 @@ void check(cudaError_t error) {
 }
 
 // bfloat16 is the upper half of a float.
-uint16_t to_bfloat16(float x) { return std::bit_cast<uint32_t>(x) >> 16; }
+uint16_t to_bfloat16(float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); }
 float to_float(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
 flash3::Tensor view(void* data) {

@@ -172,6 +172,7 @@ class Call {
     };
     thread_local Answer last;
     const Params asked = without_addresses();
+    // Whose padding is zero too. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
     if (last.device == device_.index && std::memcmp(&last.asked, &asked, sizeof asked) == 0)
       return last.bytes;
     check(workspace_of(&params, &bytes));
@@ -199,6 +200,7 @@ class Call {
   const char* first_name_;
   Device device_;
   std::vector<Tensor> copies_;
+  // As many as there can be. NOLINTNEXTLINE(bugprone-sizeof-expression)
   std::array<const flash3_tensor*, sizeof(Params) / sizeof(flash3_tensor)> fields_;
   size_t field_count_ = 0;
 };

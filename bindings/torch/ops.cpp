@@ -285,15 +285,20 @@ STABLE_TORCH_LIBRARY(flash3, m) {
   m.def(flash3_torch::kQuantizeOutSchema);
 }
 
-#define FLASH3_KERNELS(m)                             \
-  m.impl("forward", flash3_torch::forward);           \
-  m.impl("inference", flash3_torch::inference);       \
-  m.impl("forward_out", flash3_torch::forward_out);   \
-  m.impl("backward", flash3_torch::backward);         \
-  m.impl("backward_out", flash3_torch::backward_out); \
-  m.impl("quantize", flash3_torch::quantize);         \
-  m.impl("quantize_out", flash3_torch::quantize_out)
+namespace {
 
-STABLE_TORCH_LIBRARY_IMPL(flash3, CPU, m) { FLASH3_KERNELS(m); }
+void add_kernels(auto& library) {
+  library.impl("forward", flash3_torch::forward);
+  library.impl("inference", flash3_torch::inference);
+  library.impl("forward_out", flash3_torch::forward_out);
+  library.impl("backward", flash3_torch::backward);
+  library.impl("backward_out", flash3_torch::backward_out);
+  library.impl("quantize", flash3_torch::quantize);
+  library.impl("quantize_out", flash3_torch::quantize_out);
+}
 
-STABLE_TORCH_LIBRARY_IMPL(flash3, CUDA, m) { FLASH3_KERNELS(m); }
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(flash3, CPU, m) { add_kernels(m); }
+
+STABLE_TORCH_LIBRARY_IMPL(flash3, CUDA, m) { add_kernels(m); }

@@ -27,7 +27,8 @@ FLASH3_HOST_DEVICE constexpr float e4m3_to_float(unsigned char code) {
   const unsigned sign = (code & 0x80u) << 24, size = code & 0x7Fu;
   if (size == kE4m3Nan) return float_of(sign | 0x7FC00000u);
   // Below 2^-6 the mantissa counts steps of 2^-9.
-  const float value = size < 8 ? size * 0x1p-9f : float_of((size << 20) + (120u << 23));
+  const float value =
+      size < 8 ? static_cast<float>(size) * 0x1p-9f : float_of((size << 20) + (120u << 23));
   return float_of(sign | float_bits(value));
 }
 

@@ -53,7 +53,7 @@ QuantizedForward quantized_forward(const ForwardProblem& p) {
   QuantizedForward made;
 
   QuantizeProblem& quantize = made.quantize;
-  static_cast<Machine&>(quantize) = p;
+  static_cast<Machine&>(quantize) = static_cast<const Machine&>(p);
   quantize.dtype = p.dtype;
   quantize.batch = p.batch;
   quantize.sequences_q = p.sequences_q;

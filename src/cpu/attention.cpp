@@ -81,7 +81,7 @@ SplitSpace split_space(const ForwardProblem& p, const AttentionPlan& plan) {
 // most costs a twentieth of the speed.
 int tile_rows(const ForwardProblem& p, const AttentionPlan& plan, Index rows) {
   if (!p.is_ragged()) return plan.tile.rows;
-  const int most = rows >= 8 * kMaxTileRows ? kMaxTileRows : kMaxTileRows / 2;
+  const int most = rows >= 8 * Index{kMaxTileRows} ? kMaxTileRows : kMaxTileRows / 2;
   return static_cast<int>(std::min<Index>(rows, most));
 }
 
@@ -129,7 +129,7 @@ AttentionTask task_of(const ForwardProblem& p, const AttentionPlan& plan, const 
 // Merges the parts of row i of a task: each is brought to the common max, then they add up.
 void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const AttentionTask& task,
                Index i) {
-  const int64_t next_out = plan.tile.rows * p.head_dim_v, next = plan.tile.rows;
+  const int64_t next = plan.tile.rows, next_out = next * p.head_dim_v;
   const float *part_max = task.partial.max + i, *part_sum = task.partial.sum + i,
               *part_out = task.partial.out + i * p.head_dim_v;
   float max = -std::numeric_limits<float>::infinity();
@@ -198,9 +198,9 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   }
 
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
+  const int64_t threads = plan.threads;
   int64_t tile_rows = kMaxTileRows;
-  while (tile_rows > kMinTileRows && heads * div_up(rows, tile_rows) < 4 * plan.threads)
-    tile_rows /= 2;
+  while (tile_rows > kMinTileRows && heads * div_up(rows, tile_rows) < 4 * threads) tile_rows /= 2;
   plan.row_blocks = div_up(rows, tile_rows);
   plan.tile.rows = static_cast<int>(div_up(rows, plan.row_blocks));
   if (plan.target == CpuTarget::kAmx && plan.row_blocks > 1)
@@ -210,11 +210,10 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   plan.why = message(plan.tasks, " blocks of rows for ", count(plan.threads, "thread"));
 
   // Too few blocks for the threads, or a few that they cannot share evenly: split the keys.
-  const bool too_few = plan.tasks < plan.threads;
-  const bool uneven =
-      plan.row_blocks == 1 && plan.tasks < 4 * plan.threads && plan.tasks % plan.threads != 0;
+  const bool too_few = plan.tasks < threads;
+  const bool uneven = plan.row_blocks == 1 && plan.tasks < 4 * threads && plan.tasks % threads != 0;
   if (too_few || uneven) {
-    const int64_t wanted = div_up((too_few ? 2 : 4) * plan.threads, plan.tasks);
+    const int64_t wanted = div_up((too_few ? 2 : 4) * threads, plan.tasks);
     const int64_t keys = std::max(kMinSplitKeys, div_up(p.seq_k, wanted));
     plan.split_keys = round_up(keys, plan.tile.keys);
     plan.splits = std::max<int64_t>(1, div_up(p.seq_k, plan.split_keys));

@@ -39,8 +39,8 @@ void run_workers(int num_workers, const Work& work) {
   std::vector<std::thread> threads;
   try {
     for (int worker = 1; worker < num_workers; ++worker) threads.emplace_back(work, worker);
-  } catch (const std::system_error&) {  // no more threads to be had
-  } catch (const std::bad_alloc&) {
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch): no more threads to be had
+  } catch (const std::bad_alloc&) {     // NOLINT(bugprone-empty-catch): no memory for one more
   }
   work(0);
   for (std::thread& thread : threads) thread.join();

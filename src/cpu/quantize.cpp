@@ -171,6 +171,7 @@ void for_each_block(const QuantizeProblem& p, const Works& works, int threads, c
   // Before the threads: what they run must not throw.
   threads = static_cast<int>(std::clamp<Index>(blocks, 1, threads));
   std::vector<BlockBuffer> buffers;
+  buffers.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) buffers.emplace_back(p);
   std::atomic<Index> next{0};
   run_workers(threads, [&](int worker) {

@@ -2,6 +2,8 @@
 // backward/select and quantize/launch.
 #include <cuda_runtime_api.h>
 
+#include <cmath>
+
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/launch.hpp"
@@ -218,7 +220,7 @@ class HopperBackend final : public Backend {
                                     : message(choice.pack.heads, " heads packed in a tile");
     };
     const auto estimated = [](const Estimate& e) {
-      return message(e.tiles, " tiles, ", int64_t(e.us + 0.5), " us");
+      return message(e.tiles, " tiles, ", std::llround(e.us), " us");
     };
     out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ",
                                  describe(plan.rival), " at ", estimated(plan.rival_estimate)));

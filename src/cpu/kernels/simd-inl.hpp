@@ -19,6 +19,7 @@ constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 
 // Register blocking of the matrix products: kVectorRows × (kPanelVectors · kLanes) accumulators.
 constexpr int kVectorRows = 6;
+// Two numbers, of which Highway chooses one. NOLINTNEXTLINE(misc-redundant-expression)
 constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON ? 4 : 2;
 constexpr int kPanel = kPanelVectors * kLanes;
 static_assert(kKeyAlignment % kPanel == 0);

@@ -20,7 +20,7 @@ KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
   const double step = samples > 1 ? double(m_tiles - 1) / double(samples - 1) : 0;
   int64_t sum = 0, most = 0;
   for (int64_t i = 0; i < samples; ++i) {
-    const auto m_tile = int64_t(double(i) * step + 0.5);  // the first and the last are among them
+    const int64_t m_tile = std::llround(double(i) * step);  // the first and the last are among them
     const Range queries = {m_tile * tile_queries, std::min((m_tile + 1) * tile_queries, seq_q)};
     const int64_t count = mask.key_tiles(queries, seq_k, config.tile_n).size();
     sum += count;

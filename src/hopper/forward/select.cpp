@@ -289,7 +289,7 @@ ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan) {
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
     list.bytes_per_row =
-        (problem.head_dim + problem.head_dim_v) * plan.kernel->config.element_bytes();
+        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.element_bytes();
     list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
   }
   return list;

@@ -111,7 +111,7 @@ class Accuracy : public testing::TestWithParam<flash3_dtype> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Accuracy, testing::Values(FLASH3_FLOAT16, FLASH3_BFLOAT16),
-                         [](const auto& info) { return std::string(short_name(info.param)); });
+                         [](const auto& test) { return std::string(short_name(test.param)); });
 
 TEST_P(Accuracy, PassesAFusedKernel) {
   const TensorCheck score = score_of_model(Mistake::kNone);

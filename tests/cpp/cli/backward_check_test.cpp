@@ -154,8 +154,8 @@ TEST(BackwardRunner, CatchesADamagedGuard) {
   options.repeat = 2;
   for (const auto& [download, name] :
        {std::pair{kDq, "dq: "}, std::pair{kDv, "dv: "}, std::pair{kInputs + 7 + kDv, "dv: "}}) {
-    FaultyMemory memory([download = download](void* to, size_t n, int call) {
-      if (call == download) static_cast<unsigned char*>(to)[n - 1] = 0;
+    FaultyMemory memory([wanted = download](void* to, size_t n, int call) {
+      if (call == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
     });
     const std::string failure = run_case(parsed(kCase), memory, options).failure;
     EXPECT_EQ(failure.find(name), 0u) << failure;

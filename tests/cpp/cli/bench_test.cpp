@@ -98,8 +98,9 @@ TEST(Suites, RaggedHasTwentyLongTailedDraws) {
                   static_cast<double>(beside->seq_q))
           << to_id(c);
       // As many operations for each token, so that the two speeds compare.
-      EXPECT_NEAR(flops(*beside) / static_cast<double>(queries(*beside)) * tokens / flops(c), 1,
-                  1e-3)
+      EXPECT_NEAR(flops(*beside) / static_cast<double>(queries(*beside)) *
+                      static_cast<double>(tokens) / flops(c),
+                  1, 1e-3)
           << to_id(c);
       std::string error;
       EXPECT_EQ(cases::parse_id(to_id(c), &error), c) << error;

@@ -111,7 +111,7 @@ TEST(CaseSequences, CountsAreSums) {
 
 // A forward case whose out and lse are the oracle's.
 struct ForwardRun {
-  explicit ForwardRun(const Case& c) : c(c), got(make_forward_tensors(c)) {
+  explicit ForwardRun(const Case& of) : c(of), got(make_forward_tensors(of)) {
     ref = attention_ref(problem(got), 0);
     fill_with(ref.out, &got.out);
     if (c.want_lse) fill_with(ref.lse, &got.lse);
@@ -177,7 +177,7 @@ TEST(RaggedCheck, SeesAWrongTokenAndAWriteOutsideTheTokens) {
 
 // A backward case whose gradients are the oracle's, and 0 where a token does not count.
 struct BackwardRun {
-  explicit BackwardRun(const Case& c) : c(c), got(make_backward_tensors(c, 0)) {
+  explicit BackwardRun(const Case& of) : c(of), got(make_backward_tensors(of, 0)) {
     ref = attention_backward_ref(problem(got), 0);
     fill_with(ref.dq, &got.dq);
     fill_with(ref.dk, &got.dk);

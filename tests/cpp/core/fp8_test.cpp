@@ -68,7 +68,7 @@ TEST(E4m3, RandomFloatsAsTheReference) {
   std::mt19937 random(7);
   for (int i = 0; i < 2'000'000; ++i) {
     // All bit patterns, then those near the values of the format.
-    unsigned bits = random();
+    auto bits = static_cast<unsigned>(random());  // 32 bits, whatever type the generator gives
     if (i % 2 != 0) bits = (bits & 0x807FFFFFu) | ((bits >> 8) % 24 + 113) << 23;
     const float x = float_of(bits);
     ASSERT_EQ(float_to_e4m3(x), e4m3_code_ref(x)) << std::hexfloat << x;

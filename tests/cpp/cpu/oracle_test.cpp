@@ -17,11 +17,11 @@ struct Small {
   std::vector<float> q, k, v, out, lse;
   flash3_forward_params params{};
 
-  Small(int64_t seq_q, int64_t seq_k, int64_t dim, int64_t dim_v)
-      : seq_q(seq_q),
-        seq_k(seq_k),
-        dim(dim),
-        dim_v(dim_v),
+  Small(int64_t queries, int64_t keys, int64_t head_dim, int64_t head_dim_v)
+      : seq_q(queries),
+        seq_k(keys),
+        dim(head_dim),
+        dim_v(head_dim_v),
         q(static_cast<size_t>(seq_q * dim)),
         k(static_cast<size_t>(seq_k * dim)),
         v(static_cast<size_t>(seq_k * dim_v)),
@@ -29,8 +29,8 @@ struct Small {
         lse(static_cast<size_t>(seq_q)) {
     params.struct_size = sizeof params;
   }
-  static flash3_tensor view(std::vector<float>& data, int64_t seq, int64_t dim) {
-    return {data.data(), FLASH3_FLOAT32, 4, {1, seq, 1, dim}, {seq * dim, dim, dim, 1}};
+  static flash3_tensor view(std::vector<float>& data, int64_t seq, int64_t last) {
+    return {data.data(), FLASH3_FLOAT32, 4, {1, seq, 1, last}, {seq * last, last, last, 1}};
   }
   ForwardProblem problem() {
     params.q = view(q, seq_q, dim);

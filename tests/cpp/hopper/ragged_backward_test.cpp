@@ -201,7 +201,7 @@ TEST_F(HopperRaggedBackward, EachSequenceAsIfItWereAlone) {
               << "d " << shape.dim << ", sequence " << b << ", gradient " << g;
           EXPECT_TRUE(std::all_of(begin + std::ptrdiff_t(row) * used,
                                   begin + std::ptrdiff_t(row) * (last - first),
-                                  [](std::byte b) { return b == std::byte{0}; }))
+                                  [](std::byte x) { return x == std::byte{0}; }))
               << "d " << shape.dim << ", sequence " << b << ", gradient " << g;
         }
         call.set_batch(0, kBatch);

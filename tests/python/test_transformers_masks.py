@@ -150,7 +150,7 @@ def test_a_mask_that_is_shorter_than_the_tokens(device, dtype):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_windows_to_both_sides(device, dtype, side):
-    """ModernBERT's window is its config's to each side, whatever it tells the attention function."""
+    """They are the config's to each side, whatever a layer tells the attention function."""
     config = transformers.ModernBertConfig(vocab_size=99, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
                                            num_attention_heads=4, local_attention=6, global_attn_every_n_layers=3, pad_token_id=0,
                                            bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
@@ -159,6 +159,10 @@ def test_windows_to_both_sides(device, dtype, side):
     check(eager, other, device, tokens)
     check(eager, other, device, tokens, attention_mask=mask, of=mask)
     check_gradients(eager, other, device, input_ids=tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100))
+    config = copy.deepcopy(CONFIGS["mistral"])  # whose layers give the number of a causal window
+    config.is_causal = False
+    eager, other = pair(config, device, "f3", dtype)
+    check(eager, other, device, tokens, attention_mask=mask, use_cache=False, of=mask)
 
 
 def test_an_encoders_padding_sees_what_it_does_in_eager_attention(device, dtype):

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import flash3
 from flash3 import _sdpa
@@ -183,6 +184,83 @@ def test_override_of_a_module_and_its_gradients(device):
     torch.testing.assert_close(results[0], results[1], **close)
     with flash3.sdpa_override():
         assert calls_of_flash3(lambda: layer(x)) == 1
+
+
+class Nested(torch.autograd.Function):
+    """Its backward is a call of backward() in one of backward(), and so on, and then a function."""
+
+    @staticmethod
+    def forward(ctx, x, depth, function):
+        ctx.depth, ctx.function = depth, function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            if ctx.depth == 0:
+                ctx.function()
+            else:
+                Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1, ctx.function).backward()
+        return gradient, None, None
+
+
+def in_autograds_thread(function):
+    """Calls it in a thread of autograd. A GPU has one for all its work; on the CPU calls beyond a depth of 60 get one."""
+    threads = []
+    Nested.apply(torch.ones(1, requires_grad=True), 70, lambda: threads.append(threading.get_ident()) or function()).backward()
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+
+
+def recomputed_by_flash3(layer, x, use_reentrant):
+    """How many calls of flash3 the backward of a checkpoint makes, in a thread of autograd."""
+    loss = checkpoint(layer, x, use_reentrant=use_reentrant).float().square().sum()
+    return calls_of_flash3(lambda: loss.backward() if x.is_cuda else in_autograds_thread(loss.backward))
+
+
+@pytest.fixture
+def layer_and_input(device):
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, device=device, dtype=dtype).train()
+    return layer, torch.randn(2, 12, 32, device=device, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_override_holds_where_autograd_computes_again(layer_and_input, use_reentrant):
+    layer, x = layer_and_input
+    with flash3.sdpa_override():
+        layer(x).float().square().sum().backward()
+        wanted, x.grad = x.grad, None
+        assert recomputed_by_flash3(layer, x, use_reentrant) == 1
+        torch.testing.assert_close(x.grad, wanted, rtol=0, atol=0)
+        with flash3.sdpa_override():
+            assert recomputed_by_flash3(layer, x, use_reentrant) == 1
+        with pytest.raises(KeyError), flash3.sdpa_override():
+            raise KeyError
+        assert recomputed_by_flash3(layer, x, use_reentrant) == 1
+        functional = lambda x: F.scaled_dot_product_attention(x, x, x)
+        assert recomputed_by_flash3(functional, x, use_reentrant) == 1
+    assert recomputed_by_flash3(layer, x, use_reentrant) == 0
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_override_leaves_the_backward_of_other_threads_alone(layer_and_input, use_reentrant):
+    layer, x = layer_and_input
+    with flash3.sdpa_override():
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(recomputed_by_flash3(layer, x, use_reentrant)))
+        thread.start(), thread.join()
+    assert elsewhere == [0]
+
+
+def test_an_override_elsewhere_does_not_reach_what_is_compiled():
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    call = torch.compile(lambda: F.scaled_dot_product_attention(q, k, v), backend="eager", fullgraph=True)
+    with flash3.sdpa_override():
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(calls_of_flash3(call)))
+        thread.start(), thread.join()
+    assert elsewhere == [0]
 
 
 def test_override_under_compile(device):

@@ -11,6 +11,8 @@ import flash3
 import flash3._sdpa
 import flash3.integrations.transformers as integration
 
+from test_sdpa import in_autograds_thread
+
 integration.register()
 
 SMALL = dict(vocab_size=99, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -172,6 +174,22 @@ def test_sdpa_override(device, dtype, name):
         assert (a.grad - b.grad).abs().max() <= (1e-3 if device == "cpu" else 0.1) * scale, name
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_sdpa_override_with_activation_checkpointing(device, dtype, use_reentrant):
+    """Autograd computes each layer again, in a thread of its own."""
+    eager, other = pair(CONFIGS["llama"], device, "sdpa", dtype)
+    tokens = torch.randint(3, 99, (2, 40), device=device)
+    other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    with flash3.sdpa_override(), mock.patch.object(flash3._sdpa, "run_forward", wraps=flash3._sdpa.run_forward) as counted:
+        loss = other.train()(tokens, labels=tokens, use_cache=False).loss
+        loss.backward() if device == "cuda" else in_autograds_thread(loss.backward)
+    assert counted.call_count == 4
+    eager.train()(tokens, labels=tokens).loss.backward()
+    for (name, a), b in zip(other.named_parameters(), eager.parameters()):
+        scale = b.grad.abs().max()
+        assert (a.grad - b.grad).abs().max() <= (1e-3 if device == "cpu" else 0.1) * scale, name
+
+
 def test_an_encoder(device, dtype):
     config = transformers.BertConfig(vocab_size=99, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
                                      intermediate_size=64)
@@ -247,9 +265,9 @@ def test_what_it_does_not_do_is_refused_by_name(implementation):
 
 def test_masks_of_the_models_own_are_refused():
     q = torch.randn(1, 2, 4, 8)
-    with pytest.raises(NotImplementedError, match="attention_mask.ndim = 4"):
+    with pytest.raises(NotImplementedError, match="of shape .1, 1, 4, 4."):
         integration.attention_forward(torch.nn.Module(), q, q, q, torch.zeros(1, 1, 4, 4))
     with pytest.raises(NotImplementedError, match="mask_function"):
-        integration.padding_mask(1, 4, 4, use_vmap=True)
+        integration.make_mask(1, 4, 4, use_vmap=True)
     with pytest.raises(NotImplementedError, match="output_attentions"):
         integration.attention_forward(torch.nn.Module(), q, q, q, None, output_attentions=True)

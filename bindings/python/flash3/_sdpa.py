@@ -110,39 +110,63 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
 
 
 _functional = torch.nn.functional
-_overriding = threading.local()
 _users = 0  # overrides that are active, in all threads
 _users_lock = threading.Lock()
+
+# How many overrides this thread is in lies in torch's own thread-local state: a backward call takes that along to the threads of
+# autograd that run it. Modes do not come along, since backward() is itself a call that a mode takes, and no mode is on within it.
+_DEPTH = "flash3.sdpa_override"
+
+
+def _depth():
+    return torch._C._get_obj_in_tls(_DEPTH) if torch._C._is_key_in_tls(_DEPTH) else 0
+
+
+def _set_depth(depth):
+    # An object left behind would be destroyed with its thread, for which torch waits for the interpreter; older ones cannot remove.
+    if depth == 0 and hasattr(torch._C, "_remove_obj_from_tls"):
+        torch._C._remove_obj_from_tls(_DEPTH)
+    else:
+        torch._C._stash_obj_in_tls(_DEPTH, depth)
+
+
+def _is_overridden():
+    return _depth() > 0
+
+
+# The thread that traces a function is the one that calls it, and torch.compile's guards see the mode come and go.
+_is_overridden._dynamo_marked_constant = True
 
 
 def _router(*args, **kwargs):
     """What the name in torch.nn.functional means while any thread has an override."""
-    mine = torch.compiler.is_compiling() or getattr(_overriding, "depth", 0) > 0
-    return (sdpa if mine else _torch_sdpa)(*args, **kwargs)
+    return (sdpa if _is_overridden() else _torch_sdpa)(*args, **kwargs)
 
 
 class sdpa_override(TorchFunctionMode):
     """A context manager in which every call of torch.nn.functional.scaled_dot_product_attention is flash3.sdpa.
 
     It holds for the thread that enters it, also for names imported before, inside torch's own modules, and for what
-    torch.compile traces in it.
+    torch.compile traces in it. It holds as well for the threads in which autograd runs a backward() that is called in it, so that
+    torch.utils.checkpoint computes again what it computed: call backward() inside where the forward call was. There it is the name
+    in torch.nn.functional that is overridden, not a name imported before. No other thread is affected.
     """
 
     # The mode sees calls by whatever name, but not those inside functions that a mode sees whole, as
-    # multi_head_attention_forward: they find the router.
+    # multi_head_attention_forward and backward: they find the router.
 
     def __enter__(self):
         global _users
         with _users_lock:
             _users += 1
             _functional.scaled_dot_product_attention = _router
-        _overriding.depth = getattr(_overriding, "depth", 0) + 1
+        _set_depth(_depth() + 1)
         return super().__enter__()
 
     def __exit__(self, *exception):
         global _users
         super().__exit__(*exception)
-        _overriding.depth -= 1
+        _set_depth(_depth() - 1)
         with _users_lock:
             _users -= 1
             if _users == 0:

@@ -4,13 +4,14 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, sliding windows, soft caps and sinks. Attention dropout, paged caches
-and masks that a model makes itself raise NotImplementedError.
+On the CPU as on a Hopper GPU; padded batches, packed ones, caches, sliding windows, soft caps and sinks. What flash3 cannot compute as
+transformers' eager attention does raises NotImplementedError: attention dropout, position biases, paged caches, chunks, blocks that
+see each other both ways, and masks that a model makes itself. docs/python.md has the rules.
 """
 import torch
-import torch.nn.functional as F
 
 from .._attention import attention
+from ._transformers_masks import INSTEAD, Mask, make_mask
 
 
 def register(name="f3"):
@@ -19,23 +20,11 @@ def register(name="f3"):
         raise ValueError(f"name = {name!r} but it must not contain 'flash': transformers looks such names up itself")
     from transformers import AttentionInterface, AttentionMaskInterface
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, padding_mask)
-
-
-def padding_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
-                 use_vmap=False, **_):
-    """What attention_forward gets as attention_mask: [batch, kv_length] bool, or None where no key is padding."""
-    if use_vmap:  # a function of the model's own
-        raise NotImplementedError("mask_function is the model's own but flash3 does causal masks, windows and padding; take "
-                                  "attn_implementation='sdpa' for this model")
-    if attention_mask is None:
-        return None
-    attention_mask = attention_mask[:, -kv_length:].bool()
-    return None if attention_mask.shape[1] == kv_length and attention_mask.all() else attention_mask
+    AttentionMaskInterface.register(name, make_mask)
 
 
 def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
-                      is_causal=None, s_aux=None, cache=None, position_ids=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
+                      is_causal=None, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
                       max_length_q=None, max_length_k=None, **kwargs):
     """An attention function as transformers calls it: query [batch, heads, seq, dim] in, [batch, seq, heads, dim] out."""
     if dropout:
@@ -44,31 +33,61 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         raise NotImplementedError("cache is given but flash3 has no paged cache yet")
     if kwargs.get("output_attentions"):
         raise NotImplementedError("output_attentions = True but flash3 never stores the attention weights")
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise NotImplementedError(f"attention_mask.ndim = {attention_mask.dim()} but flash3 takes padding masks, [batch, seq_k]")
+    if position_bias is not None:
+        raise NotImplementedError(f"position_bias is given but flash3 adds nothing to the scores; {INSTEAD}")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
-    if chunk and k.shape[1] > chunk:
-        raise NotImplementedError(f"attention_chunk_size = {chunk} but flash3.integrations.transformers does no chunks")
+    mask = _mask_of_the_module(module, q, k, is_causal, sliding_window) if attention_mask is None else attention_mask
+    if not isinstance(mask, Mask):
+        raise NotImplementedError(f"attention_mask is a {type(mask).__name__} of shape {tuple(getattr(mask, 'shape', ()))} but flash3 "
+                                  "takes masks that transformers makes, of a padding mask [batch, seq_k] or none, not the model's or "
+                                  f"the caller's own; {INSTEAD}")
+    for name, x, dim, length in zip(("query", "query", "key"), (query, query, key), (0, 2, 2), mask.shape):
+        if length is not None and x.shape[dim] != length:
+            raise NotImplementedError(f"{name}.shape[{dim}] = {x.shape[dim]} but attention_mask was made for {length}; {INSTEAD}")
 
-    options = {"causal": getattr(module, "is_causal", True) if is_causal is None else is_causal, "softmax_scale": scaling,
-               "softcap": softcap or 0.0}
-    if sliding_window is not None and k.shape[1] > sliding_window:
-        # Of a causal model it counts the query itself; both sides are given, and causal cuts the right one.
-        options["window"] = (sliding_window - 1, sliding_window - 1)
+    options = {"causal": mask.causal, "window": mask.window, "softmax_scale": scaling, "softcap": softcap or 0.0}
     if s_aux is not None:
         options["sink"] = s_aux if s_aux.dtype == torch.float32 else s_aux.to(q.dtype)
-    if attention_mask is not None:
-        return _padded(q, k, v, attention_mask.bool(), options), None
-    if cu_seq_lens_q is None and _is_packed(position_ids, q.shape[0]):
-        cu_seq_lens_q = cu_seq_lens_k = _starts(position_ids)
-        max_length_q = max_length_k = None
     if cu_seq_lens_q is not None:
-        out = attention(*(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens_q=cu_seq_lens_q.int(),
-                        cu_seqlens_k=cu_seq_lens_k.int(), max_seqlen_q=_known(max_length_q),
-                        max_seqlen_k=_known(max_length_k), **options)
-        return out.unflatten(0, q.shape[:2]), None
-    return attention(q, k, v, **options), None
+        if mask.seqused_k is not None:
+            raise NotImplementedError("cu_seq_lens_q is given and so is an attention_mask with padding, or a static cache; give one")
+        return _packed(q, k, v, cu_seq_lens_q, cu_seq_lens_k, _known(max_length_q), _known(max_length_k), options), None
+    if mask.cu_seqlens is not None:
+        return _packed(q, k, v, mask.cu_seqlens, mask.cu_seqlens, q.shape[1], q.shape[1], options), None
+    if mask.order_q is not None:
+        q = _in_order(q, mask.order_q)
+    if mask.order_k is not None:
+        k, v = _in_order(k, mask.order_k), _in_order(v, mask.order_k)
+    out = attention(q, k, v, seqused_q=mask.seqused_q, seqused_k=mask.seqused_k, **options)
+    return out if mask.back_q is None else _in_order(out, mask.back_q), None
+
+
+def _mask_of_the_module(module, q, k, is_causal, sliding_window):
+    """The mask where the model made none, as vision models do: what the module says of itself."""
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    seq_q, seq_k = q.shape[1], k.shape[1]
+    if not is_causal or seq_q == 1:
+        if sliding_window is not None and seq_k > sliding_window:
+            raise NotImplementedError(f"sliding_window = {sliding_window} and no mask, which is not to say what a query sees of "
+                                      f"{seq_k} keys; {INSTEAD}")
+        return Mask()
+    if seq_q != seq_k:
+        raise NotImplementedError(f"query.shape[2] = {seq_q} but key.shape[2] = {seq_k} under a causal module without a mask, which "
+                                  f"is not to say which keys a query sees; {INSTEAD}")
+    # A causal model's window counts the query itself.
+    window = None if sliding_window is None or seq_k <= sliding_window else (sliding_window - 1, None)
+    return Mask(causal=True, window=window)
+
+
+def _in_order(x, order):
+    """x [batch, seq, heads, dim] with the tokens of each row in another order, [batch, seq]."""
+    return x.gather(1, order[:, :, None, None].expand(-1, -1, *x.shape[2:]))
+
+
+def _packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options):
+    out = attention(*(x.flatten(0, 1) for x in (q, k, v)), cu_seqlens_q=cu_seqlens_q.int(), cu_seqlens_k=cu_seqlens_k.int(),
+                    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, **options)
+    return out.unflatten(0, q.shape[:2])
 
 
 def _known(length):
@@ -76,38 +95,3 @@ def _known(length):
     if torch.is_tensor(length):
         return int(length) if length.device.type == "cpu" and not torch.compiler.is_compiling() else None
     return length
-
-
-def _padded(q, k, v, mask, options):
-    """Attention among the tokens that are no padding; the others' rows are 0. mask: [batch, seq_k] bool."""
-    seq_q, seq_k = q.shape[1], min(k.shape[1], mask.shape[1])  # a static cache is longer than what it holds
-    k, v, mask = k[:, :seq_k], v[:, :seq_k], mask[:, :seq_k]
-    # The queries are the last tokens; a single one is always a token.
-    mask_q = mask[:, -seq_q:] if seq_q > 1 else torch.ones_like(mask[:, :1])
-    if mask_q.shape[1] != seq_q:
-        raise NotImplementedError(f"attention_mask.shape[1] = {mask.shape[1]} but there are {seq_q} queries; it must hold a key "
-                                  "for each")
-    tokens_q, tokens_k = mask_q.flatten().nonzero()[:, 0], mask.flatten().nonzero()[:, 0]
-    packed = attention(q.flatten(0, 1)[tokens_q], k.flatten(0, 1)[tokens_k], v.flatten(0, 1)[tokens_k],
-                       cu_seqlens_q=_ends(mask_q), cu_seqlens_k=_ends(mask), max_seqlen_q=seq_q, max_seqlen_k=seq_k, **options)
-    out = packed.new_zeros((q.shape[0] * seq_q, *packed.shape[1:])).index_copy(0, tokens_q, packed)
-    return out.unflatten(0, q.shape[:2])
-
-
-def _ends(mask):
-    """cu_seqlens of the true elements of each row."""
-    return F.pad(mask.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
-
-
-def _is_packed(position_ids, batch):
-    """Whether one row holds several sequences: positions that start again."""
-    if position_ids is None or batch != 1 or position_ids.dim() != 2 or position_ids.shape[-1] < 2:
-        return False
-    return bool((position_ids.diff() != 1).any())
-
-
-def _starts(position_ids):
-    """cu_seqlens of sequences whose positions each begin anew."""
-    row = position_ids[0]
-    new = F.pad(row.diff() != 1, (1, 0), value=True).nonzero()[:, 0]
-    return F.pad(new, (0, 1), value=row.numel()).int()

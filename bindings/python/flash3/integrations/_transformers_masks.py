@@ -1,0 +1,283 @@
+"""The masks of transformers in flash3's terms.
+
+transformers describes a mask by a function of indices, a padding mask, and where queries and keys lie in the sequence. make_mask
+takes them and gives a Mask, which the model hands to its attention layers unseen. It is all that they know: the mask that eager
+attention would add is not guessed from anything else, and what flash3 cannot represent raises NotImplementedError here.
+"""
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+
+INSTEAD = "take attn_implementation='sdpa' for this model"
+
+
+class Mask(NamedTuple):
+    """Which keys each query sees, as flash3.attention takes it."""
+    causal: bool = False
+    window: Optional[tuple] = None
+    shape: tuple = (None, None, None)  # the batch, seq_q and seq_k that it was made for; None: any
+    seqused_q: Optional[torch.Tensor] = None
+    seqused_k: Optional[torch.Tensor] = None
+    # Where padding is not behind the tokens: the order that brings the tokens to the front, of queries and keys, and the way back.
+    order_q: Optional[torch.Tensor] = None
+    back_q: Optional[torch.Tensor] = None
+    order_k: Optional[torch.Tensor] = None
+    cu_seqlens: Optional[torch.Tensor] = None  # of packed sequences, one row of the batch behind the other
+
+    # generate() makes masks before it calls a compiled model, and treats them as the tensors of four dimensions that others are.
+    ndim = 4
+
+    def contiguous(self):
+        return self
+
+
+class _Band(NamedTuple):
+    """query - left <= key <= query + right; None: unbounded."""
+    left: Optional[int] = None
+    right: Optional[int] = None
+    packed: bool = False  # and both are of one sequence, of those that lie in one row
+    looked_up: bool = False  # the indices are those within the sequence
+
+    device = None
+
+    def to(self, device):
+        return self
+
+    def __and__(self, other):
+        return _Band(_least(self.left, other.left), _least(self.right, other.right), self.packed or other.packed,
+                     self.looked_up or other.looked_up)
+
+
+def _least(a, b):
+    return b if a is None else a if b is None else min(a, b)
+
+
+class _Index:
+    """The index of a query or of a key: a mask function that is called with these tells its band, whatever the sizes.
+
+    What it does beyond that is a TypeError or an AttributeError.
+    """
+
+    def __init__(self, is_key, offset=0, table=None):
+        self.is_key, self.offset, self.table = is_key, offset, table
+
+    def new_ones(self, size, dtype):  # what and_masks begins with
+        return _Band()
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.__getitem__:
+            raise TypeError(f"{function} of an index")
+        table, (_, index) = args
+        return _Index(index.is_key, index.offset, table)
+
+    def __sub__(self, other):
+        if isinstance(other, _Index):
+            return _Difference(self, other)
+        return _Index(self.is_key, self.offset - other, self.table)
+
+    def __le__(self, other, strict=0):
+        if not isinstance(other, _Index) or self.is_key == other.is_key or self.table is not other.table:
+            raise TypeError("a comparison of other things than a query and a key")
+        difference = other.offset - self.offset - strict
+        looked_up = self.table is not None
+        return _Band(None, difference, False, looked_up) if self.is_key else _Band(difference, None, False, looked_up)
+
+    def __lt__(self, other):
+        return self.__le__(other, 1)
+
+    def __gt__(self, other):
+        return other.__le__(self, 1)
+
+    def __ge__(self, other):
+        if isinstance(other, _Index):
+            return other.__le__(self)
+        if other != 0:
+            raise TypeError("a comparison with a number")
+        return _Band()  # what bidirectional_mask_function is
+
+    def __eq__(self, other):
+        if self.table is None or self.table is not other.table or self.is_key == other.is_key:
+            raise TypeError("an equality of other things than the sequences of a query and a key")
+        return _Band(packed=True)
+
+    __hash__ = None
+
+
+class _Difference:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def __abs__(self):
+        return _Distance(self.a, self.b)
+
+
+class _Distance(_Difference):
+    def __le__(self, limit):
+        return (self.a - limit <= self.b) & (self.b - limit <= self.a)
+
+    def __lt__(self, limit):
+        return self <= limit - 1
+
+
+def _band(mask_function):
+    """The band of a mask function of transformers."""
+    try:
+        band = mask_function(_Index(False), _Index(False), _Index(False), _Index(True))
+        if not isinstance(band, _Band) or band.looked_up and not band.packed:
+            raise TypeError("no band")
+    except (TypeError, AttributeError) as error:
+        name = getattr(mask_function, "__qualname__", mask_function)
+        raise NotImplementedError(f"the model's mask function {name} is none of flash3's: those are causal or not, with a window or "
+                                  f"none, padding and packed sequences; {INSTEAD}") from error
+    return band
+
+
+def _band_of_traced(mask_function, local_size, config):
+    """The same where torch.compile traces a mask function that may look into a tensor of sequences, which an _Index cannot."""
+    from transformers import masking_utils
+    chunk = getattr(config, "attention_chunk_size", None)
+    if mask_function.__code__ is masking_utils.or_masks().__code__ or local_size is not None and local_size == chunk:
+        raise NotImplementedError("the model's mask has blocks or chunks, which flash3.integrations.transformers does not do; "
+                                  f"{INSTEAD}")
+    return _Band(None if local_size is None else local_size - 1, 0, packed=True)
+
+
+def _is_readable(x):
+    """Whether values can be read on the host: not where torch.compile traces, or a CUDA graph is captured."""
+    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, use_vmap=False,
+              allow_is_causal_skip=True, local_size=None, config=None, device="cpu", **more):
+    """A mask interface of transformers: what attention_forward gets as attention_mask.
+
+    On a GPU it waits for the device once if there is a padding mask, twice if that has padding, and once if sequences are packed:
+    for all layers together, and never where torch.compile traces or a CUDA graph is captured.
+    """
+    if isinstance(attention_mask, Mask):  # generate() has made it
+        return attention_mask
+    if use_vmap:
+        raise NotImplementedError("or_mask_function or and_mask_function is the model's own but flash3 does causal masks, windows, "
+                                  f"padding and packed sequences; {INSTEAD}")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise NotImplementedError(f"attention_mask.ndim = {attention_mask.dim()} but flash3 takes padding masks, [batch, seq_k]; "
+                                  f"{INSTEAD}")
+    # Where tracing transformers cannot look whether sequences are packed, and says so by the mask that it does not let skip.
+    if torch.compiler.is_compiling() and attention_mask is None and not allow_is_causal_skip and \
+            "allow_is_bidirectional_skip" not in more and q_length == kv_length:
+        band = _band_of_traced(mask_function, local_size, config)
+    else:
+        band = _band(mask_function)
+    # A side that reaches beyond all keys bounds nothing.
+    left, right = (None if side is None or 0 < side >= kv_length - 1 else side for side in (band.left, band.right))
+    causal = right == 0
+    right = None if causal else right
+    mask = Mask(causal, None if left is right is None else (left, right))
+    if band.packed:
+        return mask._replace(cu_seqlens=_starts(mask_function, batch_size, q_length, device), shape=(batch_size, q_length, kv_length))
+    if not causal and mask.window is None:
+        return mask if attention_mask is None else _without_padding_keys(mask, _padding(attention_mask, kv_length, kv_offset))
+    place = _Place(batch_size, q_length, kv_length, q_offset - kv_offset, device)
+    if not place.is_known and not causal or place.is_known and (place.end > kv_length or place.end < kv_length and not causal):
+        raise NotImplementedError(f"q_length = {q_length} from q_offset = {q_offset} but kv_length = {kv_length} from kv_offset = "
+                                  f"{kv_offset}; flash3 takes queries whose last has the place of the last key; {INSTEAD}")
+    mask = mask._replace(shape=(None, q_length, kv_length))
+    if attention_mask is None:
+        return _without_padding(mask, place)
+    return _with_padding(mask, place, _padding(attention_mask, kv_length, kv_offset), attention_mask.shape[1] - kv_offset)
+
+
+class _Place:
+    """Where queries lie among the keys: query i has the place of key i + distance, an int, or a tensor where a static cache counts."""
+
+    def __init__(self, batch, q_length, kv_length, distance, device):
+        self.batch, self.q_length, self.kv_length, self.distance, self.device = batch, q_length, kv_length, distance, device
+        self.end = distance + q_length  # no key at or behind it is written, nor seen by a causal mask
+        self.is_known = not torch.is_tensor(distance)
+
+
+def _starts(mask_function, batch, length, device):
+    """cu_seqlens of packed sequences: one begins where a token does not see the one before it."""
+    rows, tokens = torch.arange(batch, device=device)[:, None], torch.arange(1, length, device=device)[None]
+    together = mask_function(rows, tokens.new_zeros(()), tokens, tokens - 1).expand(batch, -1)
+    begins = F.pad(~together, (1, 0), value=True).flatten()
+    if _is_readable(begins):
+        return F.pad(begins.nonzero()[:, 0], (0, 1), value=batch * length).int()
+    # As many as there could be: those behind the last one are empty.
+    return torch.searchsorted(begins.cumsum(0) - 1, torch.arange(batch * length + 1, device=device), out_int32=True)
+
+
+def _padding(attention_mask, kv_length, kv_offset):
+    """Which key slots hold tokens, [batch, kv_length]. Those that attention_mask does not reach hold none."""
+    missing = kv_offset + kv_length - attention_mask.shape[1]
+    if missing > 0:
+        attention_mask = F.pad(attention_mask, (0, missing))
+    return attention_mask[:, kv_offset:kv_offset + kv_length].bool()
+
+
+def _tokens_first(real):
+    """The order of each row that brings its tokens to the front and keeps them in order."""
+    return real.byte().argsort(dim=1, descending=True, stable=True)
+
+
+def _without_padding_keys(mask, real):
+    """All queries see all keys that are tokens. Whose tokens the queries are is not known, so none of them is padding."""
+    readable = _is_readable(real)
+    if readable and real.all():
+        return mask
+    count = real.sum(1, dtype=torch.int32)
+    in_front = torch.arange(real.shape[1], device=real.device) < count[:, None]
+    order = None if readable and torch.equal(real, in_front) else _tokens_first(real)
+    return mask._replace(seqused_k=count, order_k=order, shape=(real.shape[0], None, real.shape[1]))
+
+
+def _without_padding(mask, place):
+    if not place.is_known:
+        return mask._replace(seqused_k=place.end.int().expand(place.batch).contiguous())
+    if place.end == place.kv_length:
+        return mask
+    return mask._replace(seqused_k=torch.full((place.batch,), place.end, dtype=torch.int32, device=place.device))
+
+
+def _with_padding(mask, place, real, covered):
+    """A causal mask or a window among the tokens. real: which keys are; covered: how many of them attention_mask says it of."""
+    slots = torch.arange(place.kv_length, device=real.device)
+    real = real & (slots < place.end)
+    readable = _is_readable(real)
+    count = real.sum(1, dtype=torch.int32)
+    if readable and (count == place.end).all():
+        return _without_padding(mask, place)
+
+    first = real.byte().argmax(1)
+    behind = first + count
+    is_run = (real == ((slots >= first[:, None]) & (slots < behind[:, None]))).all()
+    in_front = is_run & (first == 0).all()
+    to_the_end = ((behind == place.end) | (count == 0)).all()
+    is_covered = covered >= place.end
+    if place.is_known:
+        is_covered = is_run.new_full((), is_covered)
+    single = place.q_length == 1  # a single query is always a token
+    good = torch.stack((is_run | (mask.window is None), to_the_end | (mask.window is None or not single), is_covered | single)).all()
+    refusal = (f"attention_mask has holes within a window, or is shorter than the {place.q_length} queries reach, which flash3 does "
+               f"not do; {INSTEAD}")
+    if readable:
+        good, in_front = torch.stack((good, in_front)).tolist()
+        if not good:
+            raise NotImplementedError(refusal)
+    else:
+        torch._assert_async(good, refusal)
+
+    as_they_are = readable and in_front
+    mask = mask._replace(shape=(place.batch, *mask.shape[1:]), seqused_k=count, order_k=None if as_they_are else _tokens_first(real))
+    if single:
+        return mask
+    distance = place.distance
+    real_q = real[:, distance:] if place.is_known and place.end == place.kv_length else real.index_select(
+        1, torch.arange(place.q_length, device=real.device) + distance)
+    mask = mask._replace(seqused_q=real_q.sum(1, dtype=torch.int32))
+    if as_they_are:
+        return mask
+    order = mask.order_k if place.q_length == place.kv_length else _tokens_first(real_q)
+    return mask._replace(order_q=order, back_q=order.argsort(1))

@@ -29,7 +29,7 @@ endif()
 configure_package_config_file(cmake/flash3Config.cmake.in ${PROJECT_BINARY_DIR}/package/flash3Config.cmake
                               INSTALL_DESTINATION ${flash3_package_dir} PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/flash3ConfigVersion.cmake
-                                 COMPATIBILITY SameMinorVersion)
+                                 COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/flash3Config.cmake
               ${PROJECT_BINARY_DIR}/package/flash3ConfigVersion.cmake
         DESTINATION ${flash3_package_dir})

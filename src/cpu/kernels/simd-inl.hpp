@@ -215,6 +215,9 @@ struct Bf16Words {
   using Unit = Nothing;
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) {
+#if defined(__clang__) && __clang_major__ < 17
+    asm("" : "+v"(a.raw));  // clang 16 crashes where it folds a broadcast into the instruction
+#endif
     return VecF{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
   }
   static HWY_INLINE VecF load_along(const Bf16* p) {

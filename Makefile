@@ -13,7 +13,7 @@ INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench build program setup setup-gates format install clean distclean
+.PHONY: help run test bench build program setup setup-gates format install release clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make format   clang-format on every source"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
+	@echo "make release  source archive, Python wheels and their SHA-256 sums, in dist/"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
 
 setup:
@@ -58,8 +59,11 @@ PREFIX ?= /usr/local
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
+release: setup-gates
+	@scripts/release.sh
+
 clean:
 	rm -rf build/release build/dev build/cpu-only build/sanitizers build/ci
 
 distclean:
-	rm -rf build
+	rm -rf build dist

@@ -13,7 +13,7 @@ INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench build program setup setup-gates format tidy install clean distclean
+.PHONY: help run test bench build program setup setup-gates format tidy install release clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -22,6 +22,7 @@ help:
 	@echo "make format   clang-format on every source"
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
+	@echo "make release  source archive, Python wheels and their SHA-256 sums, in dist/"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
 
 setup:
@@ -66,8 +67,11 @@ PREFIX ?= /usr/local
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
+release: setup-gates
+	@scripts/release.sh
+
 clean:
 	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci
 
 distclean:
-	rm -rf build
+	rm -rf build dist

@@ -3,7 +3,8 @@
 include(CMakePackageConfigHelpers)
 
 install(DIRECTORY include/flash3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+flash3_write_sbom(${PROJECT_BINARY_DIR}/package/flash3.cdx.json library program)
+install(FILES LICENSE NOTICE ${PROJECT_BINARY_DIR}/package/flash3.cdx.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(flash3_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flash3)
 install(TARGETS flash3_static EXPORT flash3_static_targets
@@ -29,7 +30,7 @@ endif()
 configure_package_config_file(cmake/flash3Config.cmake.in ${PROJECT_BINARY_DIR}/package/flash3Config.cmake
                               INSTALL_DESTINATION ${flash3_package_dir} PATH_VARS CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/flash3ConfigVersion.cmake
-                                 COMPATIBILITY SameMinorVersion)
+                                 COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/package/flash3Config.cmake
               ${PROJECT_BINARY_DIR}/package/flash3ConfigVersion.cmake
         DESTINATION ${flash3_package_dir})

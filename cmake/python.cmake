@@ -63,6 +63,16 @@ target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE
 set_target_properties(flash3_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
 flash3_python_library(flash3_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
 
+file(STRINGS ${torch_dir}/version.py version REGEX "^__version__")
+string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")
+flash3_contains(torch PyTorch "${version}" BSD-3-Clause "headers, compiled into libflash3_torch.so; the libraries are not shipped"
+                pkg:pypi/torch)
+if(SKBUILD)
+  flash3_write_sbom(${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json library torch)
+  install(FILES ${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json DESTINATION ${SKBUILD_METADATA_DIR}/sboms
+          COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+
 add_custom_target(flash3_python_sources ALL
                   COMMAND ${CMAKE_COMMAND} -E copy_directory ${package} ${staged}
                   COMMENT "Copying the Python package's sources" VERBATIM)

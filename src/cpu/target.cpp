@@ -33,6 +33,13 @@ std::string request_amx() {
   return "how to ask this operating system for AMX is not known";
 #endif
 }
+
+// Clang's __builtin_cpu_supports does not know every name that GCC's knows. Conversions are AVX
+// instructions: whoever asked for AVX2 has asked the operating system.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
 #endif
 
 struct Supported {
@@ -45,8 +52,8 @@ struct Supported {
     // These ask the operating system too: without its support for the registers they say no.
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("bmi2") || !__builtin_cpu_supports("f16c") ||
-        !__builtin_cpu_supports("aes") || !__builtin_cpu_supports("pclmul"))
+        !__builtin_cpu_supports("bmi2") || !has_f16c() || !__builtin_cpu_supports("aes") ||
+        !__builtin_cpu_supports("pclmul"))
       return;
     targets[count++] = CpuTarget::kAvx2;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

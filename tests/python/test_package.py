@@ -49,6 +49,8 @@ def test_wheels(site):
     names = zipfile.ZipFile(wheels["flash3"]).namelist()
     assert sorted(n for n in names if ".so" in n) == ["flash3/libflash3.so", "flash3/libflash3_torch.so"]
     assert all(n.startswith(("flash3/", f"flash3-{version}.dist-info/")) for n in names)
+    assert {f"flash3-{version}.dist-info/{n}" for n in ("licenses/LICENSE", "licenses/NOTICE", "sboms/flash3.cdx.json")} <= set(names)
+    assert [n for n in zipfile.ZipFile(wheels["flash_attn_3"]).namelist() if n.endswith("/licenses/LICENSE")]
     sources = {p.relative_to(ROOT / "bindings/python").as_posix() for p in (ROOT / "bindings/python").rglob("*.py")}
     assert sources <= set(names)
     assert wheels["flash_attn_3"].name.endswith("-py3-none-any.whl")

@@ -58,8 +58,8 @@ def _load():
             function.argtypes, function.restype = [given, *arguments], ctypes.c_int32
     lib.flash3_backend_available.argtypes = [ctypes.c_int32]
     lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
-    lib.flash3_last_error.restype = ctypes.c_char_p
-    lib.flash3_version.restype = ctypes.c_char_p
+    for function in (lib.flash3_last_error, lib.flash3_version):
+        function.argtypes, function.restype = [], ctypes.c_char_p
     return lib
 
 

@@ -105,10 +105,28 @@ HWY_INLINE VecF load(const Bf16* p) {
   const auto bits = hn::PromoteTo(U32(), hn::LoadU(U16(), &p->bits));
   return hn::BitCast(F32(), hn::ShiftLeft<16>(bits));
 }
+#if HWY_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
+// Without an instruction for it. Highway's own way out truncates, and takes NaN for a number.
+HWY_INLINE VecF load(const Fp16* p) {
+  float values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = float16_to_float(p[i].bits);
+  return hn::LoadU(F32(), values);
+}
+HWY_INLINE void store(VecF x, Fp16* p) {
+  float values[kLanes];
+  hn::StoreU(x, F32(), values);
+  for (int i = 0; i < kLanes; ++i) p[i].bits = float_to_float16(values[i]);
+}
+#else
 HWY_INLINE VecF load(const Fp16* p) {
   const hn::Rebind<hwy::float16_t, F32> f16;
   return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
+HWY_INLINE void store(VecF x, Fp16* p) {  // to nearest even; NaN stays NaN
+  const hn::Rebind<hwy::float16_t, F32> f16;
+  hn::StoreU(hn::DemoteTo(f16, x), f16, reinterpret_cast<hwy::float16_t*>(p));
+}
+#endif
 
 // As e4m3_to_float.
 HWY_INLINE VecF load(const E4m3* p) {
@@ -135,10 +153,6 @@ HWY_INLINE void store(VecF x, Bf16* p) {
   const auto rounded = hn::IfThenElse(nan, hn::Set(U32(), 0x7FC0u), up);
   const auto narrow = hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), rounded));
   hn::StoreU(narrow, U16(), &p->bits);
-}
-HWY_INLINE void store(VecF x, Fp16* p) {
-  const hn::Rebind<hwy::float16_t, F32> f16;
-  hn::StoreU(hn::DemoteTo(f16, x), f16, reinterpret_cast<hwy::float16_t*>(p));
 }
 
 #endif
@@ -216,6 +230,9 @@ struct Bf16Words {
   using Unit = Nothing;
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) {
+#if defined(__clang__) && __clang_major__ < 17
+    asm("" : "+v"(a.raw));  // clang 16 crashes where it folds a broadcast into the instruction
+#endif
     return VecF{_mm512_dpbf16_ps(sum.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
   }
   static HWY_INLINE VecF load_along(const Bf16* p) {

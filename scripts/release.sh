@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# make release: dist/ gets, of the commit that is checked out,
+#
+#   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes
+#   flash3-….whl              the Python package, with the GPU backend (FLASH3_HOPPER=OFF: without)
+#   flash_attn_3-….whl        the drop-in
+#   flash3-VERSION.sha256     their sums, for sha256sum -c
+#
+# What it needs is there after scripts/setup.sh gates.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "release: $*" >&2; exit 1; }
+
+version=$(sed -n 's/^#define FLASH3_VERSION_STRING "\(.*\)"/\1/p' include/flash3/version.h)
+changes=$(git status --porcelain)
+[ -z "$changes" ] || die "the tree is dirty; commit or remove this first:"$'\n'"$changes"
+grep -q "^## \[$version\]" CHANGELOG.md || die "CHANGELOG.md has no section [$version]"
+[ -f "abi/flash3-$version.abi" ] || die "abi/flash3-$version.abi is not there: tests/gates/check_abi.py --write"
+python=build/toolchain/python/bin/python
+[ -x $python ] || die "$python is not there: scripts/setup.sh gates"
+
+rm -rf dist
+mkdir dist
+git archive --format=tar --prefix="flash3-$version/" HEAD | gzip -n -9 >"dist/flash3-$version.tar.gz"
+
+# The times in the wheels are the commit's.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+wheel=("$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist)
+"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" .
+"${wheel[@]}" ./bindings/dropin
+
+cd dist
+sha256sum -- *.tar.gz *.whl | tee "flash3-$version.sha256"

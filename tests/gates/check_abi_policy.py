@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of flash3.h."""
+import argparse
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import abi
+
+LAST_FIELD = "  uint64_t rotation_seed;\n} flash3_forward_params;"
+APPENDED = (LAST_FIELD, "  uint64_t rotation_seed;\n  int64_t extra;\n} flash3_forward_params;")
+SOFTCAP = "  float softcap; /* fin"
+
+# What was changed: (old text, new text), …
+BREAKS = {
+    "function removed": [("FLASH3_API const char* flash3_version(void);", "")],
+    "parameter added": [("flash3_forward(const flash3_forward_params* params)",
+                         "flash3_forward(const flash3_forward_params* params, int x)")],
+    "return type": [("FLASH3_API flash3_status flash3_forward(", "FLASH3_API int64_t flash3_forward(")],
+    "enum value": [("FLASH3_INT32 = 4", "FLASH3_INT32 = 7")],
+    "value of an enum that no function takes": [("FLASH3_COMPUTE_FP8 = 1", "FLASH3_COMPUTE_FP8 = 2")],
+    "enumerator removed": [("  FLASH3_FLOAT32 = 3,\n", "")],
+    "enumerator renamed": [("  FLASH3_FLOAT32 = 3,\n", "  FLASH3_SINGLE = 3,\n")],
+    "constant": [("FLASH3_FP8_BLOCK 128", "FLASH3_FP8_BLOCK 64")],
+    "type removed": [("enum flash3_compute", "enum flash3_other"), ("} flash3_compute;", "} flash3_other;")],
+    "tensor grown": [("  int64_t stride[4];\n}", "  int64_t stride[4];\n  int64_t more;\n}")],
+    "field moved": [("  int32_t causal;\n", "  int32_t causal;\n  int64_t other;\n")],
+    "field narrowed, none moved": [("  int64_t chunk; /*", "  int32_t chunk; /*")],
+    "field of another type": [(SOFTCAP, "  int32_t softcap; /* fin")],
+    "field renamed": [(SOFTCAP, "  float soft_cap; /* fin")],
+    "last field removed": [(LAST_FIELD, "} flash3_forward_params;")],
+    "last field replaced": [(LAST_FIELD, "  uint64_t other, another;\n} flash3_forward_params;")],
+    "field appended, another renamed": [APPENDED, (SOFTCAP, "  float soft_cap; /* fin")],
+    "field appended, another of other type": [APPENDED, (SOFTCAP, "  int32_t softcap; /* fin")],
+}
+KEEPS = {
+    "nothing": [],
+    "function added": [("FLASH3_API const char* flash3_version(void);",
+                        "FLASH3_API const char* flash3_version(void);\nFLASH3_API int flash3_more(int x);")],
+    "field appended": [APPENDED],
+    "tensor appended": [(LAST_FIELD, "  uint64_t rotation_seed;\n  flash3_tensor extra;\n} flash3_forward_params;")],
+    "enumerator added": [("FLASH3_INT32 = 4,", "FLASH3_INT32 = 4, FLASH3_INT64 = 6,")],
+    "constant added": [("#define FLASH3_FP8_BLOCK 128", "#define FLASH3_FP8_BLOCK 128\n#define FLASH3_MORE 3")],
+    "type added": [("typedef struct flash3_tensor {",
+                    "typedef struct flash3_page {\n  int x;\n} flash3_page;\ntypedef struct flash3_tensor {")],
+}
+
+
+def changed(text, edits):
+    for old, new in edits:
+        if old not in text:
+            raise SystemExit(f"flash3.h no longer holds {old!r}: write this case anew")
+        text = text.replace(old, new, 1)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compiler", default="cc")
+    parser.add_argument("--abidw", default="abidw")
+    parser.add_argument("--abidiff", default="abidiff")
+    args = parser.parse_args()
+
+    header = (abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8")
+    old, wrong = abi.dump(args.compiler, args.abidw), []
+    with tempfile.TemporaryDirectory() as folder:
+        include = pathlib.Path(folder, "include")
+        shutil.copytree(abi.ROOT / "include", include)
+        for cases, breaks in ((BREAKS, True), (KEEPS, False)):
+            for name, edits in cases.items():
+                (include / "flash3/flash3.h").write_text(changed(header, edits), encoding="utf-8")
+                found = abi.incompatible(old, abi.dump(args.compiler, args.abidw, include), args.abidiff)
+                if bool(found) != breaks:
+                    wrong.append(f"{name}: {'not found' if breaks else f'taken for a break:{chr(10)}{found}'}")
+    print("\n".join(wrong) or f"{len(BREAKS)} changes that break, {len(KEEPS)} that do not")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,6 +19,7 @@ class UsageError : public std::runtime_error {
 
 struct InfoOptions {
   bool json = false;
+  bool machine_code = false;  // the kernels' hashes instead
 };
 
 struct ExplainOptions {

@@ -31,6 +31,8 @@ int parse_and_run(int argc, char** argv) {
   InfoOptions info_options;
   auto* info_app = app.add_subcommand("info", "Devices, backends, kernels, versions");
   info_app->add_flag("--json", info_options.json, "Print JSON");
+  info_app->add_flag("--machine-code", info_options.machine_code,
+                     "The Hopper kernels in this program and a hash of each one's machine code");
   info_app->callback([&] { command = [&] { return info(info_options); }; });
 
   RunOptions run_options;

@@ -43,6 +43,12 @@ struct VerifyOptions {
   bool backward = false;            // the backward's table, or the backward of each case
   bool ragged = false;              // the table of ragged batches
   bool quantize = false;            // the table of flash3_quantize
+  std::string record;               // file to note in what has passed; "": run what is asked for
+  std::vector<std::string> parts;   // of the record; none: those that it lacks
+};
+
+struct VerifyCounts {
+  size_t passed = 0, failed = 0;
 };
 
 struct BenchOptions {
@@ -78,6 +84,8 @@ struct RunOptions {
 int info(const InfoOptions& options);
 int explain(const ExplainOptions& options);
 int verify(const VerifyOptions& options);
+VerifyCounts verify_cases(const VerifyOptions& options);  // prints, as verify() does
+int record(const VerifyOptions& options);                 // record.cpp
 int bench(const BenchOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);

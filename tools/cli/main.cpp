@@ -194,6 +194,20 @@ int parse_and_run(int argc, char** argv) {
       ->capture_default_str();
   verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
   verify_app->add_flag("--list", verify_options.list, "Print the ids and run nothing");
+  auto* record_option = verify_app->add_option(
+      "--record", verify_options.record,
+      "Run all that a kernel must pass before a release, and note in this file what has\n"
+      "passed, with a hash of each kernel's machine code; what it already has is not run again");
+  verify_app
+      ->add_option(
+          "--part", verify_options.parts,
+          "Of --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
+          "it is there")
+      ->delimiter(',')
+      ->needs(record_option);
+  for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
+                            "--case", "--repeat", "--list"})
+    record_option->excludes(verify_app->get_option(other));
   verify_app->callback([&] { command = [&] { return verify(verify_options); }; });
 
   ExplainOptions explain_options;

@@ -23,6 +23,7 @@ class UsageError : public std::runtime_error {
 
 struct InfoOptions {
   bool json = false;
+  bool machine_code = false;  // the kernels' hashes instead
 };
 
 struct ExplainOptions {
@@ -49,6 +50,12 @@ struct VerifyOptions {
   double random = 0;                // seconds of random problems instead of the table; 0: none
   std::optional<uint64_t> seed;     // of them; none: a new one
   int64_t count = 0;                // at most so many; 0: as many as there is time for
+  std::string record;               // file to note in what has passed; "": run what is asked for
+  std::vector<std::string> parts;   // of the record; none: those that it lacks
+};
+
+struct VerifyCounts {
+  size_t passed = 0, failed = 0;
 };
 
 struct BenchOptions {
@@ -85,6 +92,8 @@ int info(const InfoOptions& options);
 int explain(const ExplainOptions& options);
 int verify(const VerifyOptions& options);
 int verify_random(const VerifyOptions& options, flash3_backend backend);  // verify_random.cpp
+VerifyCounts verify_cases(const VerifyOptions& options);  // prints, as verify() does
+int record(const VerifyOptions& options);                 // record.cpp
 int bench(const BenchOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);

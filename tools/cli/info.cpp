@@ -8,6 +8,7 @@
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/machine_code.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {
@@ -115,9 +116,26 @@ Json collect() {
 
 std::string text_of(const Json& value) { return value.get<std::string>(); }
 
+// What gate.kernels_verified compares with the record of the last verification.
+int print_machine_code(bool as_json) {
+  const std::vector<KernelCode> kernels = own_machine_code();
+  if (!as_json) {
+    for (const KernelCode& k : kernels) fmt::print("{}  {}\n", k.hash, k.name);
+    fmt::print("{} kernels, nvcc {}\n", kernels.size(), kernel_compiler());
+    return 0;
+  }
+  Json list = Json::array();
+  for (const KernelCode& k : kernels)
+    list.push_back(
+        {{"name", k.name}, {"hash", k.hash}, {"function", k.function}, {"source", k.source}});
+  fmt::print("{}\n", Json{{"compiler", kernel_compiler()}, {"kernels", list}}.dump(2));
+  return 0;
+}
+
 }  // namespace
 
 int info(const InfoOptions& options) {
+  if (options.machine_code) return print_machine_code(options.json);
   const Json all = collect();
   if (options.json) {
     fmt::print("{}\n", all.dump(2));

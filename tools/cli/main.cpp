@@ -35,6 +35,8 @@ int parse_and_run(int argc, char** argv) {
   InfoOptions info_options;
   auto* info_app = app.add_subcommand("info", "Devices, backends, kernels, versions");
   info_app->add_flag("--json", info_options.json, "Print JSON");
+  info_app->add_flag("--machine-code", info_options.machine_code,
+                     "The Hopper kernels in this program and a hash of each one's machine code");
   info_app->callback([&] { command = [&] { return info(info_options); }; });
 
   RunOptions run_options;
@@ -213,6 +215,20 @@ int parse_and_run(int argc, char** argv) {
       ->capture_default_str();
   verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
   verify_app->add_flag("--list", verify_options.list, "Print the ids and run nothing");
+  auto* record_option = verify_app->add_option(
+      "--record", verify_options.record,
+      "Run all that a kernel must pass before a release, and note in this file what has\n"
+      "passed, with a hash of each kernel's machine code; what it already has is not run again");
+  verify_app
+      ->add_option(
+          "--part", verify_options.parts,
+          "Of --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
+          "it is there")
+      ->delimiter(',')
+      ->needs(record_option);
+  for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
+                            "--case", "--repeat", "--list"})
+    record_option->excludes(verify_app->get_option(other));
   verify_app->callback([&] { command = [&] { return verify(verify_options); }; });
 
   ExplainOptions explain_options;

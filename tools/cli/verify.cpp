@@ -207,15 +207,13 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
 
 }  // namespace
 
-int verify(const VerifyOptions& options) {
+VerifyCounts verify_cases(const VerifyOptions& options) {
   const flash3_backend backend = resolve_backend(options.backend);
-  if (options.random > 0) return verify_random(options, backend);
-  if (!options.inputs.empty())
-    return verify_fp8_accuracy({}, backend, options) == 0 ? 0 : kExitFailure;
+  if (!options.inputs.empty()) return {.failed = verify_fp8_accuracy({}, backend, options)};
   std::vector<Case> list = select_cases(options, backend);
   if (options.list) {
     for (const Case& c : list) fmt::print("{}\n", to_id(c));
-    return 0;
+    return {};
   }
   const std::vector<Case> fp8_list = options.accuracy ? list : std::vector<Case>();
   // Some rows of many tell nothing that the check of 16 bits could use.
@@ -250,7 +248,13 @@ int verify(const VerifyOptions& options) {
     total += fp8_list.size();
   }
   progress.print(fmt::format("{} passed, {} failed", total - failed, failed));
-  return failed == 0 ? 0 : kExitFailure;
+  return {total - failed, failed};
+}
+
+int verify(const VerifyOptions& options) {
+  if (!options.record.empty()) return record(options);
+  if (options.random > 0) return verify_random(options, resolve_backend(options.backend));
+  return verify_cases(options).failed == 0 ? 0 : kExitFailure;
 }
 
 }  // namespace flash3::cli

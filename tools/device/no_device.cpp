@@ -3,6 +3,7 @@
 #include "device/ablation.hpp"
 #include "device/ceiling.hpp"
 #include "device/device.hpp"
+#include "device/launches.hpp"
 
 namespace flash3::device {
 
@@ -24,5 +25,9 @@ CeilingResult measure_ceiling(flash3_dtype, int, double, const Gpu&, Monitor&, c
 std::vector<AblationVariant> ablation_variants(const flash3_forward_params&) {
   throw std::runtime_error(kReason);
 }
+
+void start_launch_log() {}
+
+std::set<std::string> stop_launch_log() { return {}; }
 
 }  // namespace flash3::device

@@ -1,0 +1,120 @@
+// flash3 verify --record on the CPU, as a trial: what it notes, and when. What the gate makes of a
+// record is in tests/gates/check_verified_rules.py.
+#include "program.hpp"
+
+namespace flash3::cli {
+namespace {
+
+class RecordTest : public Cli {
+ protected:
+  Outcome record(const std::string& arguments) const {
+    return flash3("verify --backend cpu --jobs 2 --record " + path("record.json") + " " +
+                  arguments);
+  }
+  json noted() const { return json::parse(slurp(path("record.json"))); }
+
+  // A compute-sanitizer on PATH that has the program list its cases and then says this.
+  void fake_sanitizer(const std::string& says, int exit_code) const {
+    const std::string program = path("compute-sanitizer");
+    std::ofstream(program) << "#!/bin/sh\necho \"$@\" >>" << path("calls")
+                           << "\nshift 4\n\"$@\" --list || exit 1\necho '" << says << "'\nexit "
+                           << exit_code << "\n";
+    fs::permissions(program, fs::perms::owner_all);
+  }
+  Outcome with_path(const std::string& folder, const std::string& arguments) const {
+    const std::string old = std::getenv("PATH");
+    setenv("PATH", (folder + ":" + old).c_str(), 1);
+    const Outcome o = record(arguments);
+    setenv("PATH", old.c_str(), 1);
+    return o;
+  }
+};
+
+TEST_F(RecordTest, PartsComeOneByOne) {
+  const Outcome first = record("--part quantize --filter /d2x1/");
+  ASSERT_EQ(first.exit_code, 0) << first.out << first.err;
+  EXPECT_NE(first.out.find("missing parts: full, backward, ragged"), std::string::npos)
+      << first.out;
+  const json one = noted();
+  EXPECT_EQ(one["backend"], "cpu");
+  EXPECT_TRUE(one["kernels"].empty());
+  ASSERT_EQ(one["parts"].size(), 1u);
+  const json& part = one["parts"]["quantize"];
+  EXPECT_EQ(part["command"], "flash3 verify --quantize --level quick");
+  EXPECT_GT(part["passed"], 0);
+  EXPECT_EQ(part["failed"], 0);
+  for (const char* key : {"commit", "date", "device", "seconds"}) EXPECT_TRUE(part.contains(key));
+
+  const Outcome second = record("--part full,backward --filter /q65/k65/ --filter /h2x1/");
+  ASSERT_EQ(second.exit_code, 0) << second.out << second.err;
+  EXPECT_EQ(noted()["parts"].size(), 3u);
+  EXPECT_EQ(noted()["parts"]["quantize"], part) << "not run again";
+}
+
+TEST_F(RecordTest, AFailureIsNotNoted) {
+  ASSERT_EQ(record("--part quantize --filter /d2x1/").exit_code, 0);
+  const std::string before = slurp(path("record.json"));
+  fake_sanitizer("========= ERROR SUMMARY: 1 error", 99);
+  const Outcome o = with_path(folder_, "--part sanitizer");
+  EXPECT_EQ(o.exit_code, 1) << o.out;
+  EXPECT_NE(o.err.find("sanitizer: racecheck: exit code 99"), std::string::npos) << o.err;
+  EXPECT_NE(o.out.find("ERROR SUMMARY: 1 error"), std::string::npos) << o.out;
+  EXPECT_EQ(slurp(path("record.json")), before);
+}
+
+TEST_F(RecordTest, AToolThatDidNotLookIsAFailure) {
+  fake_sanitizer("nothing to say", 0);
+  EXPECT_EQ(with_path(folder_, "--part sanitizer").exit_code, 1);
+  EXPECT_FALSE(fs::exists(path("record.json")));
+}
+
+TEST_F(RecordTest, SanitizerRunsEveryTool) {
+  fake_sanitizer("========= ERROR SUMMARY: 0 errors", 0);
+  const Outcome o = with_path(folder_, "--part sanitizer");
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  const json part = noted()["parts"]["sanitizer"];
+  EXPECT_EQ(part["tools"].size(), 4u);
+  EXPECT_GT(part["passed"], 40);
+  const std::string calls = slurp(path("calls"));
+  for (const std::string tool : part["tools"])
+    EXPECT_NE(calls.find("--tool " + tool + " --error-exitcode 99 "), std::string::npos) << calls;
+  EXPECT_NE(calls.find(" verify --backend cpu --quiet --jobs 1 --case "), std::string::npos);
+}
+
+TEST_F(RecordTest, NoSanitizer) {
+  const std::string command = "env -u CUDA_HOME PATH=/nonexistent " FLASH3_BINARY
+                              " verify --backend cpu --record " +
+                              path("record.json") + " --part sanitizer 2>" + path("err");
+  EXPECT_NE(std::system(command.c_str()), 0);
+  EXPECT_NE(slurp(path("err")).find("neither on PATH nor in $CUDA_HOME/bin"), std::string::npos);
+}
+
+TEST_F(RecordTest, RepeatsEveryCase) {
+  const Outcome o = record("--part repeat --filter /d64/ --filter /b300/");
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_EQ(noted()["parts"]["repeat"]["repetitions"], 2);
+  EXPECT_EQ(noted()["parts"]["repeat"]["passed"], 2);
+}
+
+TEST_F(RecordTest, RefusesWhatIsNoRecordOfThisBackend) {
+  const std::string arguments = "verify --backend cpu --record " + path("record.json");
+  std::ofstream(path("record.json")) << "{}";
+  expect_usage_error(arguments, "is no record of flash3 verify --record");
+  std::ofstream(path("record.json"))
+      << R"({"backend": "hopper", "compiler": "", "kernels": {}, "not_launched": [], "parts": {}})";
+  expect_usage_error(arguments, "is a record of the hopper backend");
+  expect_usage_error(arguments + " --part fulll", "part 'fulll' is not one of full, backward");
+  expect_usage_error("verify --part full", "--part requires --record");
+  expect_usage_error(arguments + " --backward", "excludes");
+}
+
+TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
+  if (has_hopper()) GTEST_SKIP() << "it would begin";
+  const Outcome o = flash3("verify --record " + path("record.json"));
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.err.find("hopper backend cannot run here"), std::string::npos) << o.err;
+  EXPECT_FALSE(fs::exists(path("record.json")));
+}
+
+}  // namespace
+}  // namespace flash3::cli

@@ -1,0 +1,188 @@
+// flash3 verify --record: runs all that the kernels must pass before a release, and notes in a file
+// what has passed, with the hashes of the machine code that it was passed with. The file is for
+// gate.kernels_verified (tests/gates/check_verified.py).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/commands.hpp"
+#include "cli/environment.hpp"
+#include "cli/machine_code.hpp"
+#include "cli/record_parts.hpp"
+#include "device/launches.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// {name: hash}
+Json hashes(const std::vector<KernelCode>& kernels) {
+  Json map = Json::object();
+  for (const KernelCode& k : kernels) map[k.name] = k.hash;
+  return map;
+}
+
+Json names(const std::vector<KernelCode>& kernels) {
+  Json list = Json::array();
+  for (const KernelCode& k : kernels) list.push_back(k.name);
+  return list;
+}
+
+class Record {
+ public:
+  // The record in this file as far as it is of this program's kernels; a new one without it.
+  Record(std::string path, flash3_backend backend) : path_(std::move(path)), backend_(backend) {
+    if (backend == FLASH3_BACKEND_HOPPER) kernels_ = own_machine_code();
+    begin();
+    if (!fs::exists(path_)) return;
+    const Json old = read();
+    if (old["backend"] != json_["backend"])
+      throw UsageError(fmt::format("{} is a record of the {} backend", path_,
+                                   old["backend"].get<std::string>()));
+    if (old["compiler"] != json_["compiler"] || old["kernels"] != json_["kernels"])
+      fmt::print("{} is of other machine code than this program's: a new record begins\n", path_);
+    else
+      json_ = old;
+  }
+
+  // Whether launches are seen, before hours are spent on parts that would count for nothing.
+  void check_launch_log(const VerifyOptions& options) const {
+    VerifyOptions one = options;
+    one.cases = {"bf16/b1/q9/k9/h1/d64/full"};
+    device::start_launch_log();
+    verify_cases(one);
+    const std::set<std::string> launched = device::stop_launch_log();
+    if (std::none_of(kernels_.begin(), kernels_.end(),
+                     [&](const KernelCode& k) { return launched.contains(k.function); }))
+      throw std::runtime_error(
+          fmt::format("no kernel of this program is among those that it launched: {}",
+                      fmt::join(launched, ", ")));
+  }
+
+  bool has(const std::string& part) const { return json_["parts"].contains(part); }
+
+  void run(const RecordPart& part, const VerifyOptions& options) {
+    fmt::print("\n== {}\n", part.name);
+    const auto start = std::chrono::steady_clock::now();
+    device::start_launch_log();
+    Json result = part.run(options);
+    const std::set<std::string> launched = device::stop_launch_log();
+    const Json about = metadata(backend_);
+    Json entry{{"command", result["command"]}};
+    for (const char* key : {"commit", "date", "device", "driver"})
+      if (about.contains(key)) entry[key] = about[key];
+    entry["seconds"] =
+        std::chrono::round<std::chrono::seconds>(std::chrono::steady_clock::now() - start).count();
+    entry.update(result);
+    json_["parts"][part.name] = entry;
+    if (part.judges) note_launched(launched);
+    write();
+  }
+
+  // What the judged parts have not launched counts as not verified, whatever the record says else.
+  void print_summary() const {
+    std::vector<std::string> missing;
+    for (const RecordPart& part : record_parts())
+      if (!has(part.name)) missing.push_back(part.name);
+    fmt::print("\n{}: {} kernels, {} not launched", path_, json_["kernels"].size(),
+               json_["not_launched"].size());
+    for (const Json& name : json_["not_launched"]) fmt::print("\n  {}", name.get<std::string>());
+    fmt::print("\n{}\n", missing.empty()
+                             ? "all parts are there"
+                             : fmt::format("missing parts: {}", fmt::join(missing, ", ")));
+  }
+
+ private:
+  void begin() {
+    json_ = {{"backend", flash3_backend_name(backend_)},
+             {"compiler", kernel_compiler()},
+             {"kernels", hashes(kernels_)},
+             {"not_launched", names(kernels_)},
+             {"parts", Json::object()}};
+  }
+
+  Json read() const {
+    std::ifstream file(path_);
+    try {
+      const Json json = Json::parse(file);
+      for (const char* key : {"backend", "compiler", "kernels", "not_launched", "parts"})
+        json.at(key);
+      return json;
+    } catch (const Json::exception& e) {
+      throw UsageError(
+          fmt::format("{} is no record of flash3 verify --record: {}", path_, e.what()));
+    }
+  }
+
+  void note_launched(const std::set<std::string>& functions) {
+    Json left = Json::array();
+    for (const KernelCode& k : kernels_) {
+      const Json& old = json_["not_launched"];
+      const bool was_left = std::find(old.begin(), old.end(), Json(k.name)) != old.end();
+      if (was_left && !functions.contains(k.function)) left.push_back(k.name);
+    }
+    json_["not_launched"] = left;
+  }
+
+  // Whole or not at all: a run that is cut short leaves the last part's file.
+  void write() const {
+    const std::string temporary = path_ + ".new";
+    std::ofstream file(temporary);
+    file << json_.dump(2) << "\n";
+    file.close();
+    if (!file) throw std::runtime_error("cannot write " + temporary);
+    fs::rename(temporary, path_);
+  }
+
+  std::string path_;
+  flash3_backend backend_;
+  std::vector<KernelCode> kernels_;  // those of the CPU have no record to keep
+  Json json_;
+};
+
+std::vector<RecordPart> parts_to_run(const std::vector<std::string>& wanted, const Record& record) {
+  std::vector<RecordPart> parts;
+  for (const RecordPart& part : record_parts())
+    if (wanted.empty() ? !record.has(part.name)
+                       : std::find(wanted.begin(), wanted.end(), part.name) != wanted.end())
+      parts.push_back(part);
+  return parts;
+}
+
+void check_names(const std::vector<std::string>& wanted) {
+  std::vector<std::string> known;
+  for (const RecordPart& part : record_parts()) known.push_back(part.name);
+  for (const std::string& name : wanted)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UsageError(fmt::format("part '{}' is not one of {}", name, fmt::join(known, ", ")));
+}
+
+}  // namespace
+
+int record(const VerifyOptions& options) {
+  check_names(options.parts);
+  VerifyOptions asked = options;
+  if (asked.backend == "auto") asked.backend = "hopper";  // never by chance a trial
+  const flash3_backend backend = resolve_backend(asked.backend);
+  if (backend == FLASH3_BACKEND_HOPPER && !asked.filters.empty())
+    throw UsageError("--filter with --record: a record is of all cases");
+  Record record(options.record, backend);
+  if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
+  try {
+    for (const RecordPart& part : parts_to_run(options.parts, record)) record.run(part, asked);
+  } catch (const PartFailed& e) {
+    fmt::print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(), options.record);
+    return kExitFailure;
+  }
+  record.print_summary();
+  return 0;
+}
+
+}  // namespace flash3::cli

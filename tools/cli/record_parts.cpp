@@ -1,0 +1,182 @@
+#include "cli/record_parts.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/sanitizer.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kRepetitions = 1000;
+
+// Races between warpgroups, blocks and kernels change bits now and then: schedules of every kind,
+// several tiles long, and in backwards only what promises the same bits.
+const std::vector<std::string> kRepeatedCases = {
+    "bf16/b2/q500/k700/h4/d64/full", "fp16/b2/q500/k700/h8x2/d64/causal",
+    "fp16/b2/q500/k700/h4/d96/full", "bf16/b2/q500/k700/h8x2/d128/causal",
+    "fp16/b2/q700/k500/h4/d128/full", "bf16/b2/q333/k1000/h4x2/d192x128/causal",
+    "bf16/b1/q700/k500/h4/d192/full", "fp16/b1/q500/k700/h4/d256/causal",
+    "bf16/b1/q500/k700/h4/d256/full", "bf16/b2/q500/k700/h4/d128/causal+w128:/sink",
+    "bf16/b1/q5/k3000/h16x1/d128/causal", "bf16/b2/q300/k300/h4/d100/full/odd",
+    "bf16/b2/q500/k700/h4/d64/causal/softcap20", "fp16/b2/q500/k700/h4/d128/full/softcap20",
+    "bf16/b1/q500/k700/h4/d256/causal/softcap20",
+    // ragged batches, and short sequences that share tiles
+    "bf16/b9/q700/k700/h4x2/d128/causal/random/packed",
+    "fp16/b20/q500/k500/h4x2/d64/full/random/packed",
+    "bf16/b300/q16/k16/h4/d128/causal/random/packed",
+    "fp16/b300/q40/k40/h4/d128/full/random/packed", "bf16/b300/q16/k16/h4/d64/full/random/packed",
+    // FP8
+    "e4m3/b2/q500/k700/h4x2/d64/causal/blockscales", "e4m3/b2/q500/k700/h4/d128/full/headscales",
+    "e4m3/b2/q500/k700/h4x2/d128/causal/onescale", "e4m3/b1/q500/k700/h4/d192x128/full/blockscales",
+    "e4m3/b1/q500/k700/h4/d256/causal/blockscales",
+    "e4m3/b9/q700/k700/h4x2/d128/causal/random/packed/blockscales",
+    "bf16/b2/q500/k700/h4x2/d128/causal/fp8",
+    "bf16/b2/q500/k700/h4x2/d128/full/quantize/blockscales/rotate",
+    "fp16/b2/q500/k700/h4x2/d64/full/quantize/headscales/rotary",
+    "bf16/b9/q500/k500/h4/d256/full/random/packed/quantize/blockscales/rotate/rotary2",
+    // backward
+    "bf16/b2/q500/k700/h4/d64/full/deterministic",
+    "fp16/b2/q500/k700/h8x2/d64/causal/deterministic",
+    "bf16/b2/q500/k700/h8x2/d128/causal/deterministic",
+    "fp16/b2/q700/k500/h4/d128/full/dlse/deterministic",
+    "bf16/b1/q333/k700/h4x2/d192x128/causal/deterministic",
+    "fp16/b1/q500/k500/h4/d192/full/deterministic",
+    "bf16/b1/q500/k700/h4/d256/causal/deterministic",
+    "bf16/b2/q500/k700/h4/d64/causal/softcap20/deterministic",
+    "bf16/b2/q500/k700/h4/d128/causal+w128:/sink/deterministic",
+    "bf16/b9/q700/k700/h4x2/d128/causal/random/packed/deterministic",
+    "fp16/b300/q16/k16/h4/d64/causal/random/packed/sink/deterministic"};
+
+// Small, for the tools slow a kernel down a hundredfold: of every tile and kind of scores one
+// dtype, but for the backward's tiles that calls of thousands of queries have. One process for each
+// list.
+const std::vector<std::vector<std::string>> kSanitizedCases = {
+    {"bf16/b1/q200/k300/h2x1/d64/full", "fp16/b1/q200/k300/h2x1/d64/causal",
+     "bf16/b1/q70/k130/h2/d96/full", "fp16/b1/q130/k70/h2/d96/causal",
+     "bf16/b1/q200/k300/h2x1/d128/causal", "fp16/b1/q200/k300/h2x1/d128/full",
+     "bf16/b1/q5/k300/h8x1/d128/causal", "bf16/b1/q129/k150/h2/d100/w40:20/odd",
+     "bf16/b1/q192/k1000/h1/d64/causal", "bf16/b1/q300/k144/h1/d128/full",
+     "fp16/b1/q300/k288/h1/d128/causal"},
+    {"bf16/b1/q130/k200/h2x1/d192x128/causal", "fp16/b1/q130/k200/h1/d192x128/full",
+     "bf16/b1/q130/k200/h1/d192/full", "fp16/b1/q130/k200/h1/d192/causal",
+     "bf16/b1/q130/k150/h1/d256/causal", "fp16/b1/q130/k150/h1/d256/full",
+     "bf16/b1/q200/k200/h2x1/d64/causal/softcap20", "fp16/b1/q150/k200/h2x1/d128/full/softcap20",
+     "bf16/b1/q130/k150/h1/d256/causal/softcap20", "bf16/b1/q150/k200/h2/d128/causal+w64:/sink",
+     "bf16/b1/q300/k288/h2/d128/causal/softcap20", "fp16/b1/q250/k128/h1/d64/full/softcap20"},
+    {"e4m3/b1/q200/k300/h2x1/d64/causal/blockscales", "e4m3/b1/q200/k300/h2x1/d64/full/headscales",
+     "e4m3/b1/q200/k300/h2x1/d128/causal/onescale", "e4m3/b1/q200/k300/h1/d128/full/blockscales",
+     "e4m3/b1/q130/k200/h1/d192x128/causal", "e4m3/b1/q130/k200/h1/d192/full/blockscales",
+     "e4m3/b1/q130/k200/h1/d256/full/blockscales", "e4m3/b1/q130/k200/h1/d256/causal/headscales",
+     "e4m3/b1/q130/k200/h1/d128/causal/softcap20/blockscales",
+     "e4m3/b1/q192/k1000/h1/d64/causal/blockscales"},
+    {"e4m3/b1/q130/k200/h1/d192/causal/blockscales",
+     "e4m3/b1/q130/k200/h1/d192x128/full/blockscales",
+     "e4m3/b1/q129/k1000/h1/d256/full/blockscales", "e4m3/b1/q150/k1000/h1/d256/causal/blockscales",
+     "e4m3/b1/q130/k200/h1/d64/full/softcap20", "e4m3/b1/q130/k200/h1/d192/causal/softcap20",
+     "e4m3/b1/q130/k200/h1/d192x128/full/softcap20", "e4m3/b1/q130/k200/h1/d256/causal/softcap20"},
+    {"bf16/b5/q150/k150/h2x1/d128/causal/random/packed",
+     "fp16/b4/q150/k150/h2/d64/full/random/used", "bf16/b60/q16/k16/h2/d128/causal/random/packed",
+     "fp16/b40/q16/k16/h2/d64/full/random/packed",
+     "e4m3/b5/q150/k150/h2x1/d128/causal/random/packed/blockscales",
+     "bf16/b3/q100/k100/h2/d72/full/random/packed/nomax/padded",
+     "fp16/b4/q250/k250/h2/d64/full/random/packed", "e4m3/b4/q250/k250/h2/d64/full/random/packed",
+     "e4m3/b5/q150/k150/h2x1/d128/full/random/packed"},
+    {"bf16/b1/q150/k200/h2x1/d64/full/bwd", "fp16/b1/q200/k150/h2/d64/causal/dlse/deterministic",
+     "bf16/b1/q150/k200/h2x1/d128/causal/bwd", "fp16/b1/q150/k200/h1/d128/full/deterministic",
+     "bf16/b1/q200/k200/h1/d128/causal/softcap20/bwd",
+     "bf16/b1/q150/k150/h2/d64/full/softcap20/bwd",
+     "bf16/b1/q150/k200/h2/d128/causal+w64:/sink/deterministic"},
+    {"bf16/b1/q130/k150/h1/d192x128/causal/bwd", "fp16/b1/q130/k150/h1/d192/full/deterministic",
+     "bf16/b1/q130/k150/h1/d256/causal/bwd", "fp16/b1/q130/k150/h1/d256/full/deterministic",
+     "bf16/b1/q130/k100/h1/d256/causal/softcap20/bwd",
+     "fp16/b1/q130/k150/h1/d192/causal/deterministic", "bf16/b1/q130/k150/h1/d192x128/full/bwd"},
+    {"bf16/b5/q150/k150/h2x1/d128/causal/random/packed/bwd",
+     "fp16/b4/q150/k150/h2/d64/full/random/used/sink/deterministic",
+     "bf16/b40/q16/k16/h2/d64/causal/random/packed/deterministic",
+     "fp16/b3/q100/k100/h2/d72/full/random/packed/nomax/odd/bwd"},
+    {"bf16/b1/q130/k200/h2x1/d64/full/quantize/blockscales/rotate",
+     "fp16/b1/q130/k200/h2x1/d128/full/quantize/blockscales/rotate/rotary",
+     "bf16/b1/q130/k200/h2/d256/full/quantize/headscales/rotary2",
+     "fp16/b1/q130/k200/h2/d96/full/quantize/onescale/rotate",
+     "bf16/b3/q150/k150/h2/d192/full/random/packed/quantize/blockscales/rotate",
+     "bf16/b1/q130/k200/h2x1/d128/causal/fp8"}};
+
+// A trial on the CPU, which the gate takes for no record, runs the quick tables, or what a filter
+// leaves of them.
+bool is_trial(const VerifyOptions& options) { return options.backend == "cpu"; }
+
+Json run_cases(VerifyOptions asked, const std::string& command) {
+  asked.quiet = true;
+  const VerifyCounts counts = verify_cases(asked);
+  if (counts.failed > 0 || counts.passed == 0)
+    throw PartFailed(
+        fmt::format("{}: {} passed, {} failed", command, counts.passed, counts.failed));
+  return {{"command", command}, {"passed", counts.passed}, {"failed", counts.failed}};
+}
+
+// What `flash3 verify` runs with these flags.
+Json run_table(VerifyOptions asked, const std::string& flags) {
+  asked.level = is_trial(asked) ? "quick" : "full";
+  return run_cases(asked, fmt::format("flash3 verify{} --level {}", flags, asked.level));
+}
+
+Json run_full(const VerifyOptions& options) { return run_table(options, ""); }
+
+Json run_backward(VerifyOptions asked) {
+  asked.backward = true;
+  return run_table(asked, " --backward");
+}
+
+Json run_ragged(VerifyOptions asked) {
+  asked.ragged = true;
+  return run_table(asked, " --ragged");
+}
+
+Json run_ragged_backward(VerifyOptions asked) {
+  asked.ragged = asked.backward = true;
+  return run_table(asked, " --ragged --backward");
+}
+
+Json run_quantize(VerifyOptions asked) {
+  asked.quantize = true;
+  return run_table(asked, " --quantize");
+}
+
+Json run_accuracy(VerifyOptions asked) {
+  asked.accuracy = true;
+  return run_cases(asked, "flash3 verify --accuracy");
+}
+
+Json run_repeat(VerifyOptions asked) {
+  asked.repeat = is_trial(asked) ? 2 : kRepetitions;
+  asked.cases = kRepeatedCases;
+  Json result = run_cases(asked, fmt::format("flash3 verify --repeat {} --case …", asked.repeat));
+  result["repetitions"] = asked.repeat;
+  return result;
+}
+
+Json run_sanitizer(const VerifyOptions& asked) {
+  return run_sanitizer_tools(asked, kSanitizedCases);
+}
+
+}  // namespace
+
+const std::vector<RecordPart>& record_parts() {
+  static const std::vector<RecordPart> parts = {
+      {"full", true, [](const VerifyOptions& o) { return run_full(o); }},
+      {"backward", true, [](const VerifyOptions& o) { return run_backward(o); }},
+      {"ragged", true, [](const VerifyOptions& o) { return run_ragged(o); }},
+      {"ragged-backward", true, [](const VerifyOptions& o) { return run_ragged_backward(o); }},
+      {"quantize", true, [](const VerifyOptions& o) { return run_quantize(o); }},
+      {"accuracy", true, [](const VerifyOptions& o) { return run_accuracy(o); }},
+      {"repeat", true, [](const VerifyOptions& o) { return run_repeat(o); }},
+      {"sanitizer", false, [](const VerifyOptions& o) { return run_sanitizer(o); }},
+  };
+  return parts;
+}
+
+}  // namespace flash3::cli

@@ -1,0 +1,153 @@
+#include "cli/sanitizer.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/progress.hpp"
+#include "cli/record_parts.hpp"
+#include "cpu/parallel.hpp"
+
+namespace flash3::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTools[] = {"memcheck", "racecheck", "synccheck", "initcheck"};
+constexpr int kFound = 99;         // the exit code of a tool that found something
+constexpr int kCoresAProcess = 2;  // the oracle's, and the tool's own work on the host
+
+fs::path find_sanitizer() {
+  const std::string name = "compute-sanitizer";
+  const char* path = std::getenv("PATH");
+  const char* home = std::getenv("CUDA_HOME");
+  std::string folders = path ? path : "";
+  if (home) folders += fmt::format(":{}/bin", home);
+  for (size_t begin = 0; begin <= folders.size();) {
+    const size_t end = std::min(folders.find(':', begin), folders.size());
+    const fs::path program = fs::path(folders.substr(begin, end - begin)) / name;
+    if (end > begin && access(program.c_str(), X_OK) == 0) return program;
+    begin = end + 1;
+  }
+  throw PartFailed("sanitizer: compute-sanitizer is neither on PATH nor in $CUDA_HOME/bin");
+}
+
+struct Outcome {
+  int exit_code = -1;  // −1: ended by a signal
+  std::string output;
+};
+
+// Runs a program to its end; what it prints goes through this file.
+Outcome run_program(const std::vector<std::string>& words, const fs::path& file) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = 0;
+  const int code = posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (code != 0) throw PartFailed(fmt::format("{}: {}", words[0], std::strerror(code)));
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  std::ifstream text(file);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, {std::istreambuf_iterator<char>(text), {}}};
+}
+
+// A folder for the processes' output, gone with it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = fs::temp_directory_path() / "flash3_sanitizer_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr)
+      throw PartFailed(fmt::format("{}: {}", name, std::strerror(errno)));
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;  // what is left there harms nobody
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+// The exit code alone could be that of a tool that never looked.
+bool found_nothing(const Outcome& o) {
+  return o.exit_code == 0 && o.output.find("SUMMARY: 0 ") != std::string::npos;
+}
+
+}  // namespace
+
+nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
+                                           const std::vector<std::vector<std::string>>& lists) {
+  const fs::path sanitizer = find_sanitizer(), self = fs::read_symlink("/proc/self/exe");
+  struct Process {
+    const char* tool;
+    const std::vector<std::string>* cases;
+  };
+  std::vector<Process> processes;  // the slowest tool first
+  for (const char* tool : {"racecheck", "memcheck", "initcheck", "synccheck"})
+    for (const auto& list : lists) processes.push_back({tool, &list});
+  const int wanted = options.jobs > 0 ? options.jobs : available_threads() / kCoresAProcess;
+  const int jobs = std::clamp(wanted, 1, static_cast<int>(processes.size()));
+
+  const TemporaryFolder folder;
+  Progress progress("sanitizer", processes.size());
+  progress.print(fmt::format("{} lists of cases under each of 4 tools of {}, {} at a time",
+                             lists.size(), sanitizer.string(), jobs));
+  std::mutex mutex;
+  std::atomic<size_t> next{0};
+  std::string failure;  // the first one
+  const auto work = [&] {
+    for (size_t i = 0; (i = next++) < processes.size();) {
+      const auto& [tool, cases] = processes[i];
+      std::vector<std::string> words = {
+          sanitizer, "--tool", tool,        "--error-exitcode", std::to_string(kFound),
+          self,      "verify", "--backend", options.backend,    "--quiet",
+          "--jobs",  "1"};
+      for (const std::string& id : *cases) words.insert(words.end(), {"--case", id});
+      const Outcome o = run_program(words, folder.path() / std::to_string(i));
+      const std::lock_guard lock(mutex);
+      progress.step();
+      if (found_nothing(o)) continue;
+      progress.print(fmt::format("FAIL  {}\n{}", fmt::join(words, " "), o.output));
+      if (failure.empty()) failure = fmt::format("{}: exit code {}", tool, o.exit_code);
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    for (int job = 0; job < jobs; ++job) workers.emplace_back(work);
+  }
+  if (!failure.empty()) throw PartFailed("sanitizer: " + failure);
+  size_t cases = 0;
+  for (const auto& list : lists) cases += list.size();
+  progress.print(fmt::format("{} cases under each tool, nothing found", cases));
+  return {{"command", "compute-sanitizer --tool … flash3 verify --case …"},
+          {"tools", kTools},
+          {"passed", cases},
+          {"failed", 0}};
+}
+
+}  // namespace flash3::cli

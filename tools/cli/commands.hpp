@@ -58,6 +58,11 @@ struct VerifyCounts {
   size_t passed = 0, failed = 0;
 };
 
+struct RandomCounts {
+  int64_t forward = 0, backward = 0, quantize = 0, left_out = 0, failed = 0;
+  int64_t all() const { return forward + backward + quantize; }
+};
+
 struct BenchOptions {
   std::string suite, backend = "auto";  // no suite: quick, or with `ceiling` none
   std::string dtype;                    // of the suite and the ceiling; "": bf16
@@ -94,6 +99,8 @@ int verify(const VerifyOptions& options);
 int verify_random(const VerifyOptions& options, flash3_backend backend);  // verify_random.cpp
 VerifyCounts verify_cases(const VerifyOptions& options);  // prints, as verify() does
 int record(const VerifyOptions& options);                 // record.cpp
+RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend backend,
+                                 uint64_t seed);  // prints, as verify_random() does
 int bench(const BenchOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);

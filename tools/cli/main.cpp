@@ -223,11 +223,11 @@ int parse_and_run(int argc, char** argv) {
       ->add_option(
           "--part", verify_options.parts,
           "Of --record: run only this, e.g. full or backward,ragged (repeatable), also if\n"
-          "it is there")
+          "it is there; random problems run for --random seconds, and add up")
       ->delimiter(',')
       ->needs(record_option);
   for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
-                            "--case", "--repeat", "--list"})
+                            "--case", "--repeat", "--list", "--count"})
     record_option->excludes(verify_app->get_option(other));
   verify_app->callback([&] { command = [&] { return verify(verify_options); }; });
 

@@ -66,13 +66,18 @@ class Record {
                       fmt::join(launched, ", ")));
   }
 
-  bool has(const std::string& part) const { return json_["parts"].contains(part); }
+  // What it lacks of a part, in words; "" if nothing.
+  std::string missing(const RecordPart& part) const {
+    const Json& parts = json_["parts"];
+    if (!parts.contains(part.name)) return "all of it";
+    return part.missing ? part.missing(parts[part.name]) : "";
+  }
 
   void run(const RecordPart& part, const VerifyOptions& options) {
     fmt::print("\n== {}\n", part.name);
     const auto start = std::chrono::steady_clock::now();
     device::start_launch_log();
-    Json result = part.run(options);
+    const Json result = part.run(options, json_["parts"].value(part.name, Json::object()));
     const std::set<std::string> launched = device::stop_launch_log();
     const Json about = metadata(backend_);
     Json entry{{"command", result["command"]}};
@@ -88,15 +93,14 @@ class Record {
 
   // What the judged parts have not launched counts as not verified, whatever the record says else.
   void print_summary() const {
-    std::vector<std::string> missing;
+    std::string list;
     for (const RecordPart& part : record_parts())
-      if (!has(part.name)) missing.push_back(part.name);
+      if (const std::string what = missing(part); !what.empty())
+        list += fmt::format("\n  {}: {}", part.name, what);
     fmt::print("\n{}: {} kernels, {} not launched", path_, json_["kernels"].size(),
                json_["not_launched"].size());
     for (const Json& name : json_["not_launched"]) fmt::print("\n  {}", name.get<std::string>());
-    fmt::print("\n{}\n", missing.empty()
-                             ? "all parts are there"
-                             : fmt::format("missing parts: {}", fmt::join(missing, ", ")));
+    fmt::print("\n{}\n", list.empty() ? "all parts are there" : "missing:" + list);
   }
 
  private:
@@ -147,13 +151,14 @@ class Record {
   Json json_;
 };
 
-std::vector<RecordPart> parts_to_run(const std::vector<std::string>& wanted, const Record& record) {
-  std::vector<RecordPart> parts;
-  for (const RecordPart& part : record_parts())
-    if (wanted.empty() ? !record.has(part.name)
-                       : std::find(wanted.begin(), wanted.end(), part.name) != wanted.end())
-      parts.push_back(part);
-  return parts;
+// The parts that are asked for, once; without any all that the record lacks, until it does not.
+void run_parts(const VerifyOptions& options, Record* record) {
+  const auto& wanted = options.parts;
+  for (const RecordPart& part : record_parts()) {
+    if (std::find(wanted.begin(), wanted.end(), part.name) != wanted.end())
+      record->run(part, options);
+    while (wanted.empty() && !record->missing(part).empty()) record->run(part, options);
+  }
 }
 
 void check_names(const std::vector<std::string>& wanted) {
@@ -176,7 +181,7 @@ int record(const VerifyOptions& options) {
   Record record(options.record, backend);
   if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
   try {
-    for (const RecordPart& part : parts_to_run(options.parts, record)) record.run(part, asked);
+    run_parts(asked, &record);
   } catch (const PartFailed& e) {
     fmt::print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(), options.record);
     return kExitFailure;

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/environment.hpp"
 #include "cli/sanitizer.hpp"
 
 namespace flash3::cli {
@@ -12,6 +14,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kRepetitions = 1000;
+constexpr int64_t kRandomForward = 100'000, kRandomBackward = 50'000;
+constexpr double kRandomSeconds = 300;  // of a run; the record is written after each
 
 // Races between warpgroups, blocks and kernels change bits now and then: schedules of every kind,
 // several tiles long, and in backwards only what promises the same bits.
@@ -151,6 +155,44 @@ Json run_accuracy(VerifyOptions asked) {
   return run_cases(asked, "flash3 verify --accuracy");
 }
 
+// Each run has a seed of its own, the next number if none is asked for.
+Json run_random(const VerifyOptions& options, const Json& before) {
+  VerifyOptions asked = options;
+  asked.quiet = true;
+  if (asked.random == 0) asked.random = is_trial(asked) ? 1 : kRandomSeconds;
+  Json runs = before.value("runs", Json::array());
+  uint64_t next = 1;
+  for (const Json& run : runs) {
+    const auto seed = run["seed"].get<uint64_t>();
+    if (asked.seed == seed)
+      throw UsageError(fmt::format("the record has the random problems of seed {}", seed));
+    next = std::max(next, seed + 1);
+  }
+  const uint64_t seed = asked.seed.value_or(next);
+  const RandomCounts counts = run_random_problems(asked, backend_named(asked.backend), seed);
+  if (counts.failed > 0 || counts.all() == 0)
+    throw PartFailed(
+        fmt::format("random: {} problems, {} failed, seed {}", counts.all(), counts.failed, seed));
+  runs.push_back({{"seed", seed}, {"seconds", asked.random}});
+  const auto sum = [&](const char* key, int64_t more) {
+    return before.value(key, int64_t{0}) + more;
+  };
+  return {{"command", "flash3 verify --random … --seed …"},
+          {"passed", sum("passed", counts.all())},
+          {"failed", 0},
+          {"forward", sum("forward", counts.forward)},
+          {"backward", sum("backward", counts.backward)},
+          {"quantize", sum("quantize", counts.quantize)},
+          {"runs", runs}};
+}
+
+std::string missing_random(const Json& noted) {
+  const auto forward = noted["forward"].get<int64_t>(), backward = noted["backward"].get<int64_t>();
+  if (forward >= kRandomForward && backward >= kRandomBackward) return "";
+  return fmt::format("{} of {} forward problems, {} of {} backward ones", forward, kRandomForward,
+                     backward, kRandomBackward);
+}
+
 Json run_repeat(VerifyOptions asked) {
   asked.repeat = is_trial(asked) ? 2 : kRepetitions;
   asked.cases = kRepeatedCases;
@@ -167,14 +209,16 @@ Json run_sanitizer(const VerifyOptions& asked) {
 
 const std::vector<RecordPart>& record_parts() {
   static const std::vector<RecordPart> parts = {
-      {"full", true, [](const VerifyOptions& o) { return run_full(o); }},
-      {"backward", true, [](const VerifyOptions& o) { return run_backward(o); }},
-      {"ragged", true, [](const VerifyOptions& o) { return run_ragged(o); }},
-      {"ragged-backward", true, [](const VerifyOptions& o) { return run_ragged_backward(o); }},
-      {"quantize", true, [](const VerifyOptions& o) { return run_quantize(o); }},
-      {"accuracy", true, [](const VerifyOptions& o) { return run_accuracy(o); }},
-      {"repeat", true, [](const VerifyOptions& o) { return run_repeat(o); }},
-      {"sanitizer", false, [](const VerifyOptions& o) { return run_sanitizer(o); }},
+      {"full", true, [](const VerifyOptions& o, const Json&) { return run_full(o); }},
+      {"backward", true, [](const VerifyOptions& o, const Json&) { return run_backward(o); }},
+      {"ragged", true, [](const VerifyOptions& o, const Json&) { return run_ragged(o); }},
+      {"ragged-backward", true,
+       [](const VerifyOptions& o, const Json&) { return run_ragged_backward(o); }},
+      {"quantize", true, [](const VerifyOptions& o, const Json&) { return run_quantize(o); }},
+      {"accuracy", true, [](const VerifyOptions& o, const Json&) { return run_accuracy(o); }},
+      {"random", true, run_random, missing_random},
+      {"repeat", true, [](const VerifyOptions& o, const Json&) { return run_repeat(o); }},
+      {"sanitizer", false, [](const VerifyOptions& o, const Json&) { return run_sanitizer(o); }},
   };
   return parts;
 }

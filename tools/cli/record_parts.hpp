@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,10 @@ struct RecordPart {
   std::string name;
   bool judges;  // by what the oracle says of the results; others look at something else
   // Runs it, printing as `flash3 verify` does. What the record keeps: "command", and the counts.
-  // Throws PartFailed.
-  nlohmann::ordered_json (*run)(const VerifyOptions& options);
+  // before: what it has of this part, {} if nothing; random problems add up. Throws PartFailed.
+  nlohmann::ordered_json (*run)(const VerifyOptions& options, const nlohmann::ordered_json& before);
+  // What the record lacks where it has this of the part; "" if nothing. None: a part is whole.
+  std::string (*missing)(const nlohmann::ordered_json& noted) = nullptr;
 };
 
 class PartFailed : public std::runtime_error {

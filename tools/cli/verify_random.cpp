@@ -36,11 +36,6 @@ bool takes(flash3_backend backend, flash3_dtype dtype) {
          std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
 }
 
-struct Counts {
-  int64_t forward = 0, backward = 0, quantize = 0, left_out = 0, failed = 0;
-  int64_t all() const { return forward + backward + quantize; }
-};
-
 // One run: its workers take problem after problem.
 class RandomRun {
  public:
@@ -56,7 +51,7 @@ class RandomRun {
   }
 
   // Throws if the device failed: nothing after that means anything.
-  Counts run(int jobs) {
+  RandomCounts run(int jobs) {
     running_.resize(static_cast<size_t>(jobs));
     {
       std::vector<std::jthread> workers;
@@ -130,7 +125,7 @@ class RandomRun {
   std::mutex mutex_;  // of what is below
   Progress progress_;
   double shown_seconds_ = 0;
-  Counts counts_;
+  RandomCounts counts_;
   std::vector<std::string> running_;  // what each worker has under way
   std::string broken_;
 };
@@ -149,9 +144,8 @@ void list(const VerifyOptions& options, uint64_t seed) {
 
 }  // namespace
 
-int verify_random(const VerifyOptions& options, flash3_backend backend) {
-  const uint64_t seed = options.seed.value_or(std::random_device()());
-  if (options.list) return list(options, seed), 0;
+RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend backend,
+                                 uint64_t seed) {
   // Host tensors come and go by the thousand: pages that go back to the system each time would have
   // all workers wait for the process's one page table.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
@@ -161,7 +155,7 @@ int verify_random(const VerifyOptions& options, flash3_backend backend) {
              flash3_backend_name(backend), describe(backend), options.random, jobs);
   std::fflush(stdout);
   RandomRun run(options, backend, seed);
-  const Counts counts = run.run(jobs);
+  const RandomCounts counts = run.run(jobs);
   fmt::print("seed {}: {} forward, {} backward, {} quantize in {:.0f} s, {:.1f} a second", seed,
              counts.forward, counts.backward, counts.quantize, run.seconds(),
              static_cast<double>(counts.all()) / run.seconds());
@@ -169,7 +163,13 @@ int verify_random(const VerifyOptions& options, flash3_backend backend) {
     fmt::print("; {} of float32 left out, which {} does not take", counts.left_out,
                flash3_backend_name(backend));
   fmt::print("\n{} passed, {} failed\n", counts.all() - counts.failed, counts.failed);
-  return counts.failed == 0 ? 0 : kExitFailure;
+  return counts;
+}
+
+int verify_random(const VerifyOptions& options, flash3_backend backend) {
+  const uint64_t seed = options.seed.value_or(std::random_device()());
+  if (options.list) return list(options, seed), 0;
+  return run_random_problems(options, backend, seed).failed == 0 ? 0 : kExitFailure;
 }
 
 }  // namespace flash3::cli

@@ -33,7 +33,8 @@ class RecordTest : public Cli {
 TEST_F(RecordTest, PartsComeOneByOne) {
   const Outcome first = record("--part quantize --filter /d2x1/");
   ASSERT_EQ(first.exit_code, 0) << first.out << first.err;
-  EXPECT_NE(first.out.find("missing parts: full, backward, ragged"), std::string::npos)
+  EXPECT_NE(first.out.find("missing:\n  full: all of it\n  backward: all of it\n"),
+            std::string::npos)
       << first.out;
   const json one = noted();
   EXPECT_EQ(one["backend"], "cpu");
@@ -94,6 +95,25 @@ TEST_F(RecordTest, RepeatsEveryCase) {
   ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
   EXPECT_EQ(noted()["parts"]["repeat"]["repetitions"], 2);
   EXPECT_EQ(noted()["parts"]["repeat"]["passed"], 2);
+}
+
+TEST_F(RecordTest, RandomProblemsAddUp) {
+  for (const int runs : {1, 2}) {
+    const Outcome o = record("--part random --random 0.3");
+    ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+    EXPECT_NE(o.out.find("\n  random: "), std::string::npos) << o.out;
+    EXPECT_NE(o.out.find(" of 100000 forward problems, "), std::string::npos) << o.out;
+    const json part = noted()["parts"]["random"];
+    ASSERT_EQ(part["runs"].size(), static_cast<size_t>(runs));
+    EXPECT_EQ(part["runs"].back()["seed"], runs);
+    EXPECT_EQ(part["passed"], part["forward"].get<int64_t>() + part["backward"].get<int64_t>() +
+                                  part["quantize"].get<int64_t>());
+  }
+  const json before = noted();
+  EXPECT_EQ(record("--part random --random 0.3 --seed 2").exit_code, 2);
+  EXPECT_EQ(noted(), before);
+  ASSERT_EQ(record("--part random --random 0.3 --seed 7").exit_code, 0);
+  EXPECT_GT(noted()["parts"]["random"]["passed"], before["parts"]["random"]["passed"]);
 }
 
 TEST_F(RecordTest, RefusesWhatIsNoRecordOfThisBackend) {

@@ -34,7 +34,7 @@ std::vector<Rule<P>> rules() {
            t->stride[0] = t->stride[1] = 0;
          }
        },
-       "q spans more bytes than int64 can count; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
+       "q takes more than 2^56 bytes; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
        "+ 1 x 8 + 8 x 1"},
 
       {"OutBroadcast", [](P& p) { p.out.stride[1] = 0; },

@@ -9,3 +9,8 @@ if(FLASH3_SANITIZE)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
+
+# Coverage that libFuzzer steers by. An engine of the caller's own brings its flags along (CXXFLAGS).
+if(FLASH3_FUZZ AND NOT FLASH3_FUZZING_ENGINE)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

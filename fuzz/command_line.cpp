@@ -26,7 +26,7 @@ int list(cli::BenchOptions options) {
 }
 
 const cli::Commands& commands() {
-  static const cli::Commands list{
+  static const cli::Commands all{
       [](const cli::InfoOptions&) { return nothing(); },
       [](const cli::RunOptions&) { return nothing(); },
       [](const cli::BenchOptions& options) { return options.list ? list(options) : nothing(); },
@@ -34,7 +34,7 @@ const cli::Commands& commands() {
         return options.list && options.inputs.empty() ? cli::verify(options) : nothing();
       },
       cli::explain};
-  return list;
+  return all;
 }
 
 }  // namespace

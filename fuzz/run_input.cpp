@@ -6,6 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <memory>
+
 #include "bytes.hpp"
 #include "cases/tensors.hpp"
 

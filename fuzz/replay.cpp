@@ -10,6 +10,7 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+extern "C" __attribute__((weak)) int LLVMFuzzerInitialize(int* argc, char*** argv);
 
 namespace {
 
@@ -26,6 +27,7 @@ std::vector<fs::path> files_of(const fs::path& path) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (LLVMFuzzerInitialize) LLVMFuzzerInitialize(&argc, &argv);
   size_t count = 0;
   for (int i = 1; i < argc; ++i)
     for (const fs::path& path : files_of(argv[i])) {
@@ -41,6 +43,6 @@ int main(int argc, char** argv) {
       LLVMFuzzerTestOneInput(data.data(), data.size());
       ++count;
     }
-  std::printf("%zu inputs\n", count);
+  std::fprintf(stderr, "%zu inputs\n", count);
   return count > 0 ? 0 : 1;  // an empty corpus would test nothing
 }

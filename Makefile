@@ -5,6 +5,7 @@
 #   FLASH3_CUDA_ROOT=…   your own CUDA toolkit (12.8 or newer) instead of the pinned wheels
 #   FLASH3_PYTHON=OFF    without the Python package (make test)
 #   CMAKE_ARGS=…         more arguments for the configure step
+#   FUZZ_TARGET=…        one fuzz target alone; FUZZ_SECONDS=…: for each (make fuzz)
 
 CMAKE_ARGS ?=
 configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) \
@@ -13,11 +14,12 @@ INPUT ?= data/minilm_layer0.safetensors
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench build program setup setup-gates format tidy install release clean distclean
+.PHONY: help run test fuzz bench build program setup setup-gates format tidy install release clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
 	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers, threads under TSan"
+	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make format   clang-format on every source"
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
@@ -56,6 +58,12 @@ test: setup-gates
 	ctest --preset tsan
 	ctest --preset ci
 
+fuzz:
+	@scripts/setup.sh fuzz
+	@cmake --preset fuzz $(CMAKE_ARGS)
+	@cmake --build --preset fuzz
+	@fuzz/run.sh
+
 format: setup-gates
 	@python3 tests/gates/check_format.py --fix
 
@@ -71,7 +79,7 @@ release: setup-gates
 	@scripts/release.sh
 
 clean:
-	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci
+	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz
 
 distclean:
 	rm -rf build dist

@@ -24,3 +24,8 @@ if(FLASH3_SANITIZE)
   add_compile_options(${flash3_sanitizers} -fno-omit-frame-pointer)
   add_link_options(${flash3_sanitizers})
 endif()
+
+# Coverage that libFuzzer steers by. An engine of the caller's own brings its flags along (CXXFLAGS).
+if(FLASH3_FUZZ AND NOT FLASH3_FUZZING_ENGINE)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

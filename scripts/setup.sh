@@ -4,6 +4,7 @@
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
 #   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
+#   scripts/setup.sh fuzz    system packages alone, and the clang of `make fuzz`
 #
 # The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
 # compiler; it takes seconds and needs no GPU and no driver. They are left out if you point to a toolkit
@@ -20,9 +21,10 @@ venv=$toolchain/venv
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
+# install_system_packages LIST…: files of package names.
 install_system_packages() {
   local packages missing=() package
-  packages=$(grep -v '^#' scripts/apt-packages.txt)
+  packages=$(grep -hv '^#' "$@")
   if ! command -v dpkg-query >/dev/null; then
     check_system_commands
     return
@@ -109,7 +111,11 @@ install_python() {
 }
 
 mkdir -p "$toolchain"
-install_system_packages
+if [ "${1:-}" = fuzz ]; then
+  install_system_packages scripts/apt-packages.txt scripts/apt-packages-fuzz.txt
+  exit
+fi
+install_system_packages scripts/apt-packages.txt
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
   if install_wheels cuda; then link_wheels cuda; fi
 fi

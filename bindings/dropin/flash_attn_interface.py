@@ -9,7 +9,7 @@ import torch
 
 from flash3._torch import run_forward
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
-from flash_attn_3._C import _flash3, checked_options, is_seen, no_splits, refuse, upstreams
+from flash_attn_3._C import _flash3, check_tensors, checked_options, is_seen, no_splits, refuse, upstreams
 
 flash_attn_3_gpu = torch.ops.flash_attn_3
 
@@ -143,6 +143,7 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
                               window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None,
                               sm_margin=0, return_attn_probs=False):
     """The same of qkv [batch, seq, 3, heads, dim], or [batch, seq, heads_q + 2 * heads_k, dim] with num_heads_q."""
+    check_tensors(qkv=qkv)
     if qkv.dim() == 5:
         assert qkv.shape[-3] == 3, f"qkv.shape[2] = {qkv.shape[-3]} but it must be 3"
         q, k, v = qkv.unbind(-3)
@@ -184,6 +185,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     depends on, descale_q, descale_k and descale_v, of shape [1], are q_descale, k_descale and v_descale, and block_table is
     page_table. With one of them return_softmax_lse returns (out, softmax_lse), as then.
     """
+    check_tensors(k_cache=k_cache, v_cache=v_cache)
     assert k_cache.stride(-1) == 1, "k_cache must have contiguous last dimension"
     assert v_cache.stride(-1) == 1, "v_cache must have contiguous last dimension"
     is_legacy = not (gqa_parallel is max_seqlen_k_hint is descale_q is descale_k is descale_v is block_table is None)

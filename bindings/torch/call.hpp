@@ -115,6 +115,7 @@ class Call {
     if (last < 0 || field->shape[last] <= 1 || field->stride[last] == 1) return;
     copies_.push_back(torch::stable::contiguous(t));
     describe(name, copies_.back(), first_name_, device_, field);
+    field->stride[last] = 1;  // torch does not copy a tensor without elements
   }
   void optional_input(const char* name, flash3_tensor* field, const MaybeTensor& t) {
     if (t) input(name, field, *t);

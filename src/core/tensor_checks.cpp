@@ -31,8 +31,12 @@ Status check_heads(const Extent& batch, const Extent& heads_q, const Extent& hea
   return {};
 }
 
-// The element count, and the bytes from the first element to the end of the last one, in int64.
-bool fits_int64(const Field& f) {
+// No address space has more. With it, all sizes that follow from those of a call's tensors fit in
+// int64: rows padded to whole vectors, in float32, are 32 times as large at most.
+constexpr int64_t kMaxBytes = int64_t{1} << 56;
+
+// The bytes of all elements, and those from the first element to the end of the last one.
+bool fits_memory(const Field& f) {
   const flash3_tensor& t = f.tensor;
   int64_t count = dtype_size(t.dtype), last = 0;
   for (int d = 0; d < f.ndim; ++d) {
@@ -42,9 +46,7 @@ bool fits_int64(const Field& f) {
                            __builtin_add_overflow(last, reach, &last)))
       return false;
   }
-  int64_t bytes = 0;
-  return !__builtin_add_overflow(last, 1, &bytes) &&
-         !__builtin_mul_overflow(bytes, dtype_size(t.dtype), &bytes);
+  return count <= kMaxBytes && last < kMaxBytes / dtype_size(t.dtype);
 }
 
 }  // namespace
@@ -149,8 +151,8 @@ Status check_strides(const Field& f) {
     return invalid_argument(message(f.part("stride", last), " = ", t.stride[last],
                                     " but it must be 1; the last dimension of ", f.name, ", ",
                                     f.layout, ", must be contiguous"));
-  if (!fits_int64(f)) {
-    std::string text = message(f.name, " spans more bytes than int64 can count; shape x stride = ");
+  if (!fits_memory(f)) {
+    std::string text = message(f.name, " takes more than 2^56 bytes; shape x stride = ");
     for (int d = 0; d < f.ndim; ++d)
       append(text, message(d ? " + " : "", t.shape[d], " x ", t.stride[d]));
     return invalid_argument(std::move(text));

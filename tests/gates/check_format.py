@@ -8,7 +8,7 @@ import sys
 
 from sources import ROOT, sources
 
-FOLDERS = ("include", "src", "bindings", "tools", "tests", "examples", "bench")
+FOLDERS = ("include", "src", "bindings", "tools", "tests", "examples", "bench", "fuzz")
 
 
 def pinned_version():

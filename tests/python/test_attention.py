@@ -66,6 +66,13 @@ def test_lengths(device, seq_q, seq_k):
             assert_close(a, b, c, what)
 
 
+def test_gaps_in_tensors_without_elements(device):
+    """torch takes such a tensor for contiguous, whatever its strides are."""
+    q, k, v = make(device, torch.bfloat16, batch=0, dim=64)
+    out, lse = flash3.attention(q[..., ::2], k[..., ::2], v[..., ::2], return_lse=True)
+    assert out.shape == (0, 33, 4, 32) and lse.shape == (0, 4, 33)
+
+
 @pytest.mark.parametrize("dim,dim_v", [(1, 1), (7, 13), (59, 111), (64, 32), (128, 128), (192, 128), (256, 256)])
 def test_head_dims(device, dim, dim_v):
     q, k, v = make(device, torch.bfloat16, dim=dim, dim_v=dim_v, grad=True)

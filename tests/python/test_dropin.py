@@ -274,6 +274,16 @@ def test_head_dims_that_are_no_multiples_of_8(device, dim):
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.float().sum(), [q, k, v]))
 
 
+def test_none_is_no_tensor():
+    q, k, v = make("cpu", torch.bfloat16)
+    for call in (lambda: fa.flash_attn_func(None, k, v), lambda: fa.flash_attn_func(q, None, v), lambda: fa.flash_attn_func(q, k, None),
+                 lambda: fa.flash_attn_with_kvcache(q, None, v), lambda: fa.flash_attn_with_kvcache(q, k, None),
+                 lambda: fa.flash_attn_qkvpacked_func(None), lambda: fa.flash_attn_combine(None, q), lambda: OPS.fwd(None, k, v),
+                 lambda: fa._flash_attn_backward(None, q, k, v, q, q), lambda: OPS.bwd(q, q, k, v, q, None)):
+        with pytest.raises(TypeError, match="is a NoneType but it must be a torch tensor"):
+            call()
+
+
 def test_combine():
     q, k, v = make("cpu", torch.float32, seq_k=60)
     parts = [flash3.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 10), (10, 60), (60, 60))]

@@ -260,6 +260,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
     return std::nullopt;
   }
   if (c.lengths != Lengths::kAll && !c.is_ragged()) c.packed_q = c.packed_k = true;
+  if (c.lengths != Lengths::kLogNormal) c.tokens = c.draw = 0;  // another option came behind it
   return c;
 }
 

@@ -1,5 +1,5 @@
-// The subcommands of flash3. main.cpp reads the options; each command is one function in a file of
-// its name and returns the exit code.
+// The subcommands of flash3. options.cpp reads the options; each command is one function in a file
+// of its name and returns the exit code.
 #pragma once
 
 #include <cstdint>

@@ -9,13 +9,17 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "build_commit.hpp"
 #include "cli/commands.hpp"
+#include "core/tensor_checks.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {
 namespace {
+
+constexpr int64_t kMostUnused = 8;  // rows behind a packed sequence, at most
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -48,6 +52,39 @@ std::string text_from(const Function& function) {
   check(function(text.data(), &size));
   text.resize(text.find('\0'));
   return text;
+}
+
+// Why no call has these sizes. The library says it too, but only of tensors that int64 describes,
+// and of sequences that are drawn by then.
+std::string size_objection(const cases::Case& c) {
+  constexpr int64_t kMaxSequences = 1 << 24;
+  constexpr double kMaxElements = 0x1p50;
+  for (const auto& [name, size] : {std::pair("the batch", c.batch),
+                                   {"the query length", c.seq_q},
+                                   {"the key length", c.seq_k},
+                                   {"the query heads", c.heads_q},
+                                   {"the KV heads", c.heads_k},
+                                   {"the head dim", c.head_dim},
+                                   {"the head dim of v", c.head_dim_v},
+                                   {"the tokens", c.tokens},
+                                   {"the draw", c.draw}})
+    if (size > kMaxSize) return fmt::format("{} = {}, and {} is the most", name, size, kMaxSize);
+  const auto product = [&](auto... sizes) {
+    return (static_cast<double>(c.batch) * ... * static_cast<double>(sizes));
+  };
+  const int64_t seq = std::max(c.seq_q, c.seq_k);
+  const double elements =
+      product(seq, std::max(c.heads_q, c.heads_k), std::max(c.head_dim, c.head_dim_v));
+  if (elements > kMaxElements)
+    return fmt::format("its tensors have {:.3g} elements, and {:.3g} is the most", elements,
+                       kMaxElements);
+  if (c.is_ragged() && c.batch > kMaxSequences)
+    return fmt::format("it has {} sequences, and of a ragged batch {} is the most", c.batch,
+                       kMaxSequences);
+  if ((c.packed_q || c.packed_k) && product(seq + kMostUnused) > static_cast<double>(kMaxSize))
+    return fmt::format("{} sequences of up to {} tokens take more than {} packed rows", c.batch,
+                       seq, kMaxSize);
+  return "";
 }
 
 }  // namespace
@@ -102,6 +139,7 @@ cases::Case parse_case(const std::string& text) {
   std::string error;
   const auto c = cases::parse_id(text, &error);
   if (!c) throw UsageError(error);
+  if (error = size_objection(*c); !error.empty()) throw UsageError("case '" + text + "': " + error);
   return *c;
 }
 

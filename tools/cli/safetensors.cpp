@@ -92,13 +92,15 @@ Entry parse_entry(const std::string& name, const Json& value) {
   const auto shape = value.find("shape");
   if (shape == value.end() || !shape->is_array()) fail(where + "shape is missing");
   if (shape->size() > kMaxDims) fail(where + "more than 8 dimensions");
-  uint64_t size = static_cast<uint64_t>(known->second);
+  // Strides follow from the other dimensions where one is 0, too.
+  uint64_t size = static_cast<uint64_t>(known->second), largest = size;
   for (const Json& dim : *shape) {
     if (!is_offset(dim) || dim.get<uint64_t>() > uint64_t{1} << 62)
       fail(where + "shape holds something that is not a size");
     const uint64_t n = dim.get<uint64_t>();
-    if (n != 0 && size > std::numeric_limits<uint64_t>::max() / n)
+    if (n != 0 && largest > uint64_t{std::numeric_limits<int64_t>::max()} / n)
       fail(where + "its shape overflows 64 bits");
+    largest *= n != 0 ? n : 1;
     size *= n;
     entry.tensor.shape.push_back(static_cast<int64_t>(n));
   }

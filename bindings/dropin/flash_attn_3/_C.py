@@ -25,6 +25,13 @@ def refuse(**arguments):
             raise NotImplementedError(f"{name} {shown} but flash3's kernels do not do this yet")
 
 
+def check_tensors(**arguments):
+    """torch lets None through where an operator's schema says Tensor."""
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__} but it must be a torch tensor")
+
+
 def _refuse_options(num_splits, sm_margin):
     if num_splits > 1:
         raise NotImplementedError(f"num_splits = {num_splits} but flash3 does not split keys yet; 0 and 1 work")
@@ -117,6 +124,7 @@ def _lse_shape(q):
 
 
 def _forward(q, k, v, *rest, num_splits=1):
+    check_tensors(q=q, k=k, v=v)
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
     options = _options_of_schema(q, k_new, v_new, qv, *others)
     if out is None:
@@ -128,6 +136,7 @@ def _forward(q, k, v, *rest, num_splits=1):
 
 
 def _fake_forward(q, k, v, *rest, num_splits=1):
+    check_tensors(q=q, k=k, v=v)
     k_new, v_new, qv, out, *others = _filled(rest, num_splits)
     _options_of_schema(q, k_new, v_new, qv, *others)
     if out is None:
@@ -176,6 +185,7 @@ _GRADIENTS = "Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None, 
 def _gradients(dout, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
                max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right, softcap, deterministic, sm_margin):
     """dq, dk, dv, in given memory or new, and softmax_d."""
+    check_tensors(dout=dout, q=q, k=k, v=v, out=out, softmax_lse=lse)
     refuse(sm_margin=sm_margin)
     dq, dk, dv = (torch.empty_like(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv)))
     options = _options(None, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
@@ -214,6 +224,7 @@ def _fake_flash_attn_backward(dout, q, *rest):
 
 def _combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Parts of one softmax, [splits, batch, seq, heads, dim] and [splits, batch, seq, heads], as one."""
+    check_tensors(out_partial=out_partial, lse_partial=lse_partial)
     lse = torch.logsumexp(lse_partial, 0)
     weights = torch.exp(lse_partial - torch.where(lse == -float("inf"), 0.0, lse))
     combined = (out_partial * weights[..., None]).sum(0)
@@ -226,6 +237,7 @@ def _combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 def _scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, headdim_v, qkv_dtype,
                         seqused_k, *rest):
+    check_tensors(cache_seqlens=seqused_k)
     # Nothing is scheduled ahead: any such tensor fits any call.
     return torch.zeros((1,), dtype=torch.int32, device=seqused_k.device)
 

@@ -21,6 +21,13 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("explain nonsense", "expected the dtype");
   expect_usage_error("explain bf16/b1/q1/k1/h3x2/d64/full",
                      "heads_q must be a multiple of heads_k");
+  expect_usage_error("explain bf16/b9223372036854775807/q1/k1/h1/d64/full",
+                     "the batch = 9223372036854775807, and 2147483647 is the most");
+  expect_usage_error("explain bf16/b2147483647/q2147483647/k1/h2/d64/full", "elements, and");
+  expect_usage_error("explain bf16/b2147483647/q1/k1/h1/d64/full/used",
+                     "it has 2147483647 sequences, and of a ragged batch 16777216 is the most");
+  expect_usage_error("explain bf16/b1000/q3000000/k1/h1/d64/full/packed",
+                     "1000 sequences of up to 3000000 tokens take more than 2147483647 packed");
   expect_usage_error("verify --level huge", "level 'huge' is not one of quick, full");
   expect_usage_error("verify --backend abacus", "backend 'abacus' is not one of");
   expect_usage_error("verify --filter no-such-case", "no case matches");

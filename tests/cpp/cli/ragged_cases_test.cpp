@@ -63,6 +63,8 @@ TEST(CaseSequences, LongTailedOnesAreACommittedDraw) {
   const Case c = parsed("bf16/b3/q40/k40/h1/d8/causal/lognormal4096:1");
   EXPECT_TRUE(c.packed_q && c.packed_k);
   EXPECT_EQ(to_id(c), "bf16/b3/q40/k40/h1/d8/causal/lognormal4096:1/packed");
+  EXPECT_EQ(parsed("bf16/b3/q40/k40/h1/d8/causal/lognormal4096:1/giant"),
+            parsed("bf16/b3/q40/k40/h1/d8/causal/giant"));
   const std::vector<int64_t> cut = lengths(make_sequences(c).q, 3);
   for (size_t b = 0; b < 3; ++b) EXPECT_EQ(cut[b], std::min<int64_t>(40, drawn[b]));
   EXPECT_EQ(cut, lengths(make_sequences(c).k, 3));

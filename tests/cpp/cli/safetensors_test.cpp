@@ -107,6 +107,8 @@ TEST(Safetensors, Entries) {
                "more than 8 dimensions");
   expect_error(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0,
                "overflows");
+  expect_error(R"({"a":{"dtype":"F32","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}})", 0,
+               "overflows");
   expect_error(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "not a pair");
   expect_error(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", 1, "not a pair");
   expect_error(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}})", 1, "not a pair");

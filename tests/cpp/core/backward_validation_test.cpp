@@ -94,7 +94,7 @@ std::vector<Rule<P>> rules() {
        "dlse.stride[2] = 0 but it must be 1; the last dimension of dlse, [batch, heads_q, seq_q], "
        "must be contiguous"},
       {"DlseOverflows", [](P& p) { p.dlse.stride[0] = kHuge; },
-       "dlse spans more bytes than int64 can count; shape x stride = 2 x 9223372036854775807 + 4 x "
+       "dlse takes more than 2^56 bytes; shape x stride = 2 x 9223372036854775807 + 4 x "
        "3 + 3 x 1"},
       {"ElementCountOverflows",  // stride 0: the memory is small, the number of elements is not
        [](P& p) {
@@ -104,7 +104,7 @@ std::vector<Rule<P>> rules() {
            t->stride[0] = t->stride[1] = 0;
          }
        },
-       "q spans more bytes than int64 can count; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
+       "q takes more than 2^56 bytes; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
        "+ 1 x 8 + 8 x 1"},
 
       {"DqBroadcast", [](P& p) { p.dq.stride[1] = 0; },

@@ -134,10 +134,10 @@ std::vector<Rule<P>> shared_rules(const std::string& params) {
        "lse.stride[2] = 2 but it must be 1; the last dimension of lse, [batch, heads_q, seq_q], "
        "must be contiguous"},
       {"StrideProductOverflows", [](P& p) { p.v.stride[1] = kHuge / 2; },
-       "v spans more bytes than int64 can count; shape x stride = 2 x 160 + 5 x "
+       "v takes more than 2^56 bytes; shape x stride = 2 x 160 + 5 x "
        "4611686018427387903 + 2 x 16 + 16 x 1"},
       {"BytesOverflow", [](P& p) { p.k.stride[0] = kHuge / 4; },
-       "k spans more bytes than int64 can count; shape x stride = 2 x 2305843009213693951 + 5 x 16 "
+       "k takes more than 2^56 bytes; shape x stride = 2 x 2305843009213693951 + 5 x 16 "
        "+ 2 x 8 + 8 x 1"},
       {"ScaleNan", [](P& p) { p.softmax_scale = std::nanf(""); },
        "softmax_scale = nan but it must be finite and at least 0 (0: 1/sqrt(head_dim))"},

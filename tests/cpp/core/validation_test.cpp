@@ -34,8 +34,17 @@ std::vector<Rule<P>> rules() {
            t->stride[0] = t->stride[1] = 0;
          }
        },
-       "q spans more bytes than int64 can count; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
+       "q takes more than 2^56 bytes; shape x stride = 2147483647 x 0 + 2147483647 x 0 "
        "+ 1 x 8 + 8 x 1"},
+      {"MoreThanAnyMemory",  // and what follows from it would overflow
+       [](P& p) {
+         for (flash3_tensor* t : {&p.q, &p.k, &p.v, &p.out}) {
+           t->shape[0] = kMaxSize, t->shape[1] = 1 << 22, t->shape[2] = 1;
+           t->stride[0] = t->stride[1] = 0;
+         }
+       },
+       "q takes more than 2^56 bytes; shape x stride = 2147483647 x 0 + 4194304 x 0 + 1 x 8 + 8 x "
+       "1"},
 
       {"OutBroadcast", [](P& p) { p.out.stride[1] = 0; },
        "out.stride[1] = 0 but it must be at least 1, the extent of the dimensions with smaller "

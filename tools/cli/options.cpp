@@ -1,12 +1,7 @@
 // flash3: the options of its subcommands.
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
-#include <functional>
+#include "cli/options.hpp"
 
-#include "cli/commands.hpp"
-#include "cli/environment.hpp"
-#include "cli/safetensors.hpp"
+#include <CLI/CLI.hpp>
 
 namespace flash3::cli {
 namespace {
@@ -26,9 +21,12 @@ constexpr const char* kCaseHelp =
     "are never used), e.g. k:bhsd.at3.heads0; one tensor's scales, e.g. v:onescale";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
-int parse_and_run(int argc, char** argv) {
+}  // namespace
+
+int parse_and_run(int argc, const char* const* argv, const std::string& version,
+                  const Commands& commands, std::ostream& out, std::ostream& err) {
   CLI::App app("Exact attention for NVIDIA Hopper GPUs and CPUs", "flash3");
-  app.set_version_flag("--version", std::string(flash3_version()) + " (" + build_commit() + ")");
+  app.set_version_flag("--version", version);
   app.require_subcommand(1);
   std::function<int()> command;
 
@@ -37,7 +35,7 @@ int parse_and_run(int argc, char** argv) {
   info_app->add_flag("--json", info_options.json, "Print JSON");
   info_app->add_flag("--machine-code", info_options.machine_code,
                      "The Hopper kernels in this program and a hash of each one's machine code");
-  info_app->callback([&] { command = [&] { return info(info_options); }; });
+  info_app->callback([&] { command = [&] { return commands.info(info_options); }; });
 
   RunOptions run_options;
   auto* run_app = app.add_subcommand("run", "Attention on Q, K, V from a safetensors file");
@@ -81,7 +79,7 @@ int parse_and_run(int argc, char** argv) {
   run_app->callback([&] {
     run_options.has_left = left->count() > 0;
     run_options.has_right = right->count() > 0;
-    command = [&] { return run(run_options); };
+    command = [&] { return commands.run(run_options); };
   });
 
   BenchOptions bench_options;
@@ -143,7 +141,7 @@ int parse_and_run(int argc, char** argv) {
     ablation_flag->excludes(bench_app->get_option(other));
   for (const char* other : {"--ceiling", "--sustained", "--naive", "--csv", "--ablation"})
     list_flag->excludes(bench_app->get_option(other));
-  bench_app->callback([&] { command = [&] { return bench(bench_options); }; });
+  bench_app->callback([&] { command = [&] { return commands.bench(bench_options); }; });
 
   VerifyOptions verify_options;
   auto* verify_app = app.add_subcommand("verify", "The case table against the float64 oracle");
@@ -229,7 +227,7 @@ int parse_and_run(int argc, char** argv) {
   for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
                             "--case", "--repeat", "--list", "--count"})
     record_option->excludes(verify_app->get_option(other));
-  verify_app->callback([&] { command = [&] { return verify(verify_options); }; });
+  verify_app->callback([&] { command = [&] { return commands.verify(verify_options); }; });
 
   ExplainOptions explain_options;
   auto* explain_app = app.add_subcommand("explain", "Which kernel a case runs, and why");
@@ -238,30 +236,14 @@ int parse_and_run(int argc, char** argv) {
       ->capture_default_str();
   explain_app->add_flag("--backward", explain_options.backward, "The backward of each case");
   explain_app->add_flag("--json", explain_options.json, "Print JSON");
-  explain_app->callback([&] { command = [&] { return explain(explain_options); }; });
+  explain_app->callback([&] { command = [&] { return commands.explain(explain_options); }; });
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kExitUsage;
+    return app.exit(e, out, err) == 0 ? 0 : kExitUsage;
   }
   return command();
 }
 
-}  // namespace
 }  // namespace flash3::cli
-
-int main(int argc, char** argv) {
-  try {
-    return flash3::cli::parse_and_run(argc, argv);
-  } catch (const flash3::safetensors::FileError& e) {
-    std::fprintf(stderr, "flash3: %s\n", e.what());
-    return flash3::cli::kExitUsage;
-  } catch (const flash3::cli::UsageError& e) {
-    std::fprintf(stderr, "flash3: %s\n", e.what());
-    return flash3::cli::kExitUsage;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "flash3: %s\n", e.what());
-    return flash3::cli::kExitFailure;
-  }
-}

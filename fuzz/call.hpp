@@ -1,0 +1,238 @@
+// Calls of the C interface on bounded memory: every tensor lies in a heap block of its own, which
+// ends where the tensor ends, so that AddressSanitizer sees a step too far, and a step into a gap
+// between its elements is seen here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bytes.hpp"
+#include "flash3/flash3.h"
+
+namespace flash3::fuzz {
+
+using Shape = std::vector<int64_t>;
+
+// The memory of one call. Of a call that is only asked about there is none (exists = false), and
+// tensors may be larger than any memory.
+class Memory {
+ public:
+  Memory(Bytes* bytes, bool exists) : bytes_(*bytes), exists_(exists) {}
+
+  bool exists() const { return exists_; }
+
+  // A tensor with gaps, in any order of dimensions; an input may be broadcast.
+  flash3_tensor input(flash3_dtype dtype, const Shape& shape);
+  flash3_tensor output(flash3_dtype dtype, const Shape& shape);
+  // An input of these int32, or of so many.
+  flash3_tensor index(const std::vector<int32_t>& values);
+  flash3_tensor index(int64_t size) const;
+
+  // Mostly what the call needs: so many bytes, aligned to 256.
+  void* workspace(size_t size);
+
+  void fill_outputs(unsigned char with);
+  void check_inputs() const;
+  // After a call that has failed: no output holds anything but what fill_outputs() has left there.
+  void check_unwritten(unsigned char fill) const;
+  void keep_outputs();
+  // After a second call, with another fill: nothing between elements was written, and what was is
+  // the same. whole: all elements were.
+  void check_outputs(unsigned char first_fill, unsigned char fill, bool whole) const;
+
+ private:
+  struct Block {
+    std::unique_ptr<unsigned char, void (*)(void*)> memory{nullptr, std::free};
+    size_t size = 0;
+    std::vector<unsigned char> kept;  // inputs: what they hold; outputs: what the first call wrote
+    std::vector<bool> is_element;     // outputs: whether a byte belongs to one
+  };
+
+  flash3_tensor describe(flash3_dtype dtype, const Shape& shape, bool output);
+  Block* allocate(size_t size, size_t alignment, std::vector<Block>* where);
+  flash3_tensor place(flash3_dtype dtype, const Shape& shape, bool output);
+  void fill_input(Block* block, flash3_dtype dtype);
+
+  Bytes& bytes_;
+  const bool exists_;
+  std::vector<Block> inputs_, outputs_, workspaces_;
+};
+
+// What forward and backward say alike, but for the tensors.
+struct Sizes {
+  int64_t batch, seq_q, seq_k, heads_q, heads_k, dim, dim_v;
+  bool packed_q, packed_k;
+  int64_t rows_q, rows_k;  // of packed tensors
+
+  Shape q(int64_t d) const { return side(packed_q, seq_q, rows_q, heads_q, d); }
+  Shape k(int64_t d) const { return side(packed_k, seq_k, rows_k, heads_k, d); }
+  Shape lse() const { return packed_q ? Shape{heads_q, rows_q} : Shape{batch, heads_q, seq_q}; }
+
+ private:
+  Shape side(bool packed, int64_t seq, int64_t rows, int64_t heads, int64_t d) const {
+    return packed ? Shape{rows, heads, d} : Shape{batch, seq, heads, d};
+  }
+};
+
+// Sizes of a small call, or of a huge one.
+Sizes draw_sizes(Bytes* bytes, const Memory& memory);
+
+// Sequences' lengths; sets the rows of packed tensors.
+template <class Params>
+void draw_sequences(Bytes* bytes, Memory* memory, Sizes* sizes, Params* p) {
+  const auto side = [&](bool packed, int64_t seq, int64_t* rows, flash3_tensor* cu,
+                        flash3_tensor* used, int64_t* longest) {
+    const bool has_used = bytes->between(0, 3) == 3;
+    if (!memory->exists()) {
+      *rows = std::max<int64_t>(bytes->odd(), 0);
+      if (packed) *cu = memory->index(sizes->batch + 1), *longest = bytes->odd();
+      if (has_used) *used = memory->index(sizes->batch);
+      return;
+    }
+    std::vector<int32_t> bounds{static_cast<int32_t>(packed && bytes->rarely() ? 2 : 0)}, counts;
+    for (int64_t b = 0; b < sizes->batch; ++b) {
+      const auto n = static_cast<int32_t>(packed ? bytes->between(0, seq) : seq);
+      bounds.push_back(bounds.back() + n);
+      counts.push_back(static_cast<int32_t>(bytes->between(0, n)));
+    }
+    *rows = bounds.back() + bytes->between(0, 3);
+    if (bytes->rarely()) bounds[size_t(bytes->between(0, sizes->batch))] = bytes->raw<int32_t>();
+    if (bytes->rarely() && sizes->batch > 0) counts[0] = bytes->raw<int32_t>();
+    if (packed) *cu = memory->index(bounds);
+    if (packed && bytes->flag()) *longest = bytes->rarely() ? bytes->odd() : seq;
+    if (has_used) *used = memory->index(counts);
+  };
+  side(sizes->packed_q, sizes->seq_q, &sizes->rows_q, &p->cu_seqlens_q, &p->seqused_q,
+       &p->max_seqlen_q);
+  side(sizes->packed_k, sizes->seq_k, &sizes->rows_k, &p->cu_seqlens_k, &p->seqused_k,
+       &p->max_seqlen_k);
+}
+
+// Flags and numbers: plain ones, and any.
+template <class Params>
+void draw_options(Bytes* bytes, Params* p) {
+  const auto number = [&] { return bytes->rarely() ? bytes->odd() : bytes->between(-1, 40); };
+  const auto real = [&] {
+    return bytes->rarely() ? bytes->raw<float>() : static_cast<float>(bytes->byte()) / 64.f;
+  };
+  const auto flag = [&] {
+    return bytes->rarely() ? bytes->raw<int32_t>() : int32_t{bytes->flag()};
+  };
+  if (bytes->flag()) p->softmax_scale = real();
+  p->causal = flag();
+  p->window = flag();
+  if (p->window) p->window_left = number(), p->window_right = number();
+  if (bytes->between(0, 3) == 3) p->softcap = real();
+  if (bytes->between(0, 3) == 3) p->chunk = number();
+}
+
+template <class Params>
+void draw_machine(Bytes* bytes, Params* p) {
+  p->backend = bytes->rarely() ? bytes->raw<int32_t>() : bytes->pick({2, 0, 2, 1});
+  p->num_threads = bytes->rarely() ? bytes->raw<int32_t>() : bytes->pick({1, 2, 3, 0});
+}
+
+// The four functions of a kind of call.
+template <class Params>
+struct Functions {
+  flash3_status (*supported)(const Params*);
+  flash3_status (*workspace)(const Params*, size_t*);
+  flash3_status (*run)(const Params*);
+  flash3_status (*explain)(const Params*, char*, size_t*);
+};
+
+void check_status(flash3_status status);
+
+// Asks what can be asked, with the params in a block of as many bytes as struct_size says.
+template <class Params>
+flash3_status ask(const Functions<Params>& f, const Params& given, size_t* workspace) {
+  constexpr size_t kMostRead = 4096;  // src/core/params.hpp: kPlausibleParamsSize
+  const size_t size = std::clamp(given.struct_size, sizeof given.struct_size, kMostRead);
+  const std::unique_ptr<unsigned char[]> block(new unsigned char[size]());
+  std::memcpy(block.get(), &given, std::min(size, sizeof given));
+  const auto* params = reinterpret_cast<const Params*>(block.get());
+
+  const flash3_status status = f.supported(params);
+  check_status(status);
+  *workspace = 0;
+  const flash3_status answered = f.workspace(params, workspace);
+  check_status(answered);
+  FUZZ_CHECK(answered == status, flash3_last_error());
+
+  size_t length = 0;
+  const flash3_status explained = f.explain(params, nullptr, &length);
+  check_status(explained);
+  FUZZ_CHECK(explained == status, flash3_last_error());
+  if (status != FLASH3_OK) return status;
+  for (const size_t room : {size_t{0}, size_t{1}, length / 2, length}) {
+    const std::unique_ptr<char[]> buffer(new char[room]);
+    size_t told = room;
+    FUZZ_CHECK(f.explain(params, buffer.get(), &told) == FLASH3_OK, flash3_last_error());
+    FUZZ_CHECK(told == length, "explain's length depends on the buffer");
+    FUZZ_CHECK(room == 0 ||
+                   std::memchr(buffer.get(), 0, room) == buffer.get() + std::min(room, length) - 1,
+               "explain's text is not ended where it is cut");
+  }
+  return status;
+}
+
+// Some fields become anything: for questions alone, as their tensors lie nowhere any more.
+template <class Params>
+void patch(Bytes* bytes, Params* p) {
+  for (int64_t n = bytes->between(1, 4); n > 0; --n) {
+    const auto word = static_cast<size_t>(bytes->between(0, sizeof *p / 4 - 1));
+    const int64_t value = bytes->odd();
+    std::memcpy(reinterpret_cast<char*>(p) + 4 * word, &value,
+                word + 1 < sizeof *p / 4 && bytes->flag() ? 8 : 4);
+  }
+}
+
+// A call on its memory, twice. whole: no element of an output may be left as it was.
+template <class Params>
+void call(const Functions<Params>& f, Bytes* bytes, Memory* memory, Params params, bool whole) {
+  constexpr unsigned char kFirst = 0xA5, kSecond = 0x3C;
+  constexpr size_t kMostBytes = size_t{1} << 28;
+  const flash3_status supported = ask(f, params, &params.workspace_size);
+  FUZZ_CHECK(supported != FLASH3_OK || params.workspace_size < kMostBytes,
+             "a small call needs too much workspace");
+  const size_t needed = params.workspace_size;
+  if (bytes->rarely()) params.workspace_size = static_cast<size_t>(bytes->between(0, 4096));
+  const bool enough = params.workspace_size >= needed;
+  params.workspace = memory->workspace(params.workspace_size);
+
+  for (const unsigned char fill : {kFirst, kSecond}) {
+    memory->fill_outputs(fill);
+    const flash3_status status = f.run(&params);
+    check_status(status);
+    memory->check_inputs();
+    if (status != FLASH3_OK) return memory->check_unwritten(fill);
+    FUZZ_CHECK(supported == FLASH3_OK && enough, "a call runs that should not");
+    if (fill == kFirst) memory->keep_outputs();
+  }
+  memory->check_outputs(kFirst, kSecond, whole);
+}
+
+// What a target does with its input. The first byte says what follows: a struct's own bytes, a
+// call, or one that is only asked about, of any size, with fields that are anything.
+template <class Params, class Make>
+int run_target(const Functions<Params>& f, const uint8_t* data, size_t size, const Make& make) {
+  Bytes bytes(data, size);
+  size_t workspace = 0;
+  const int64_t kind = bytes.between(0, 4);
+  if (kind == 4) {
+    ask(f, bytes.raw<Params>(), &workspace);
+    return 0;
+  }
+  Memory memory(&bytes, kind != 2);
+  bool whole = true;
+  Params params = make(&bytes, &memory, &whole);
+  if (kind == 3 || (kind == 2 && bytes.flag())) patch(&bytes, &params);
+  if (kind < 2)
+    call(f, &bytes, &memory, params, whole);
+  else
+    ask(f, params, &workspace);
+  return 0;
+}
+
+}  // namespace flash3::fuzz

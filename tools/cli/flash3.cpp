@@ -1,0 +1,31 @@
+// The program flash3.
+#include <cstdio>
+#include <exception>
+#include <iostream>
+
+#include "cli/environment.hpp"
+#include "cli/options.hpp"
+#include "cli/safetensors.hpp"
+
+namespace {
+
+int fail(const std::exception& e, int exit_code) {
+  std::fprintf(stderr, "flash3: %s\n", e.what());
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace flash3::cli;
+  try {
+    return parse_and_run(argc, argv, std::string(flash3_version()) + " (" + build_commit() + ")",
+                         {info, run, bench, verify, explain}, std::cout, std::cerr);
+  } catch (const flash3::safetensors::FileError& e) {
+    return fail(e, kExitUsage);
+  } catch (const UsageError& e) {
+    return fail(e, kExitUsage);
+  } catch (const std::exception& e) {
+    return fail(e, kExitFailure);
+  }
+}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # make run and make test work from a bare clone; both bring what they need first (scripts/setup.sh).
 # CMake does the building: see CMakePresets.json.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What one small attention call costs the host: microseconds of CPU time from Python, by the ways to call it.
 
     PYTHONPATH=build/ci/python:bindings/dropin python3 bench/call_overhead.py [--device cuda] [--json FILE] [--commit NAME]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU attention beside a naive multi-threaded implementation of the same definition, which
 // computes row by row with whole rows of scores (vectorised by the compiler for the base
 // instruction set). Both in turn, medians.

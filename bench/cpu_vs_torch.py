@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """flash3's CPU backend against torch's scaled_dot_product_attention on the CPU, in one process: the forward and the gradients.
 
     python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3's C interface for torch tensors through ctypes: what the benchmark scripts of this folder call."""
 import ctypes
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `bench/peers.py --fp8` compares, as callables on one shape: everything that needs torch and a GPU.
 
 Each library has its own way to FP8. flash3: e4m3 with scales for blocks from flash3_quantize, rotated, out in bf16. cuDNN: e4m3 with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libraries that bench/peers.py compares, as callables, and how it times them: everything that needs torch and a GPU."""
 import math
 import statistics

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, FA4 if installed, and for
 ragged batches FlexAttention.
 

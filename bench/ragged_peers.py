@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libraries that `bench/peers.py --ragged` compares, as callables on one point of ragged_points: everything that needs torch
 and a GPU.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The points of `bench/peers.py --ragged`: which sequences, how many operations and bytes. Nothing here needs torch or a GPU;
 names, lengths and counts are those of `flash3 bench --suite ragged`."""
 import math

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the figures in README.md and docs/figures.md from the committed measurements in bench/results.
 
     python3 bench/tables.py [--check]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The CUDA side: which compiler, its flags, the runtime to link.
 #
 # Result: FLASH3_WITH_HOPPER, and with it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Headers, both libraries, the CMake package and the pkg-config file. All paths in them are relative
 # to the files themselves, so the installed tree can be moved.
 include(CMakePackageConfigHelpers)

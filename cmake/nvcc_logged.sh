@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Compiler launcher: runs one nvcc compilation and keeps all it said, and the CPU time it took, in
 # <object>.log. The gates read these logs, so they hold for incremental builds too. On the terminal
 # the routine part of the ptxas report is left out.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The Python package: the library under the name that the package loads, and torch's operators.
 #
 #   flash3_python   libflash3.so, all of the library in one file without version links (a wheel has no

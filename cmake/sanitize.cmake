@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # FLASH3_SANITIZE, every report fatal:
 #   ON       AddressSanitizer and UBSan
 #   THREAD   ThreadSanitizer, which cannot be had together with those

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The bill of materials (CycloneDX 1.6, JSON): what is linked or compiled into what is shipped, in the versions that this
 # build found. Whoever finds a library says so with flash3_contains(); install.cmake and python.cmake write the files.
 #

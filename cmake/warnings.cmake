@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # flash3_warnings: link it to get the project's warnings. An INTERFACE target, so that code which
 # takes flash3 in by add_subdirectory keeps its own. -Wconversion is about values that may change:
 # sizes are signed here and those of containers are not, so where Clang counts signs too, it must not.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Captures Q, K and V of a real transformer layer on real text.
 
 Runs all-MiniLM-L6-v2 (BERT, 6 layers, hidden size 384, 12 heads of dim 32) in NumPy, float32, over the passages in

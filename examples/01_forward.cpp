@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention on host memory in C++. README.md shows the part between the two marks.
 #include <cmath>
 #include <cstdio>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on host memory in C11: a sliding window, the log-sum-exp, a workspace, and an error. */
 #include <flash3/flash3.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention on a Hopper GPU, captured once into a CUDA graph and replayed: the library neither
 // allocates nor synchronises, so a call becomes a node of the graph.
 #include <cuda_runtime.h>

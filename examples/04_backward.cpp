@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step of gradient descent through attention: how a loss depends on q, k and v.
 #include <cmath>
 #include <cstdio>

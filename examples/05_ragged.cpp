@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences of different lengths in one call, packed one behind the other, as gpt-oss has its
 // heads: causal, under a sliding window, and with a sink.
 #include <cmath>

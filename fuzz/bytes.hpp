@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fuzzer's bytes as choices. Past their end all are zero, so that a short input is a plain one.
 #pragma once
 

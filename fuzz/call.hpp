@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of the C interface on bounded memory: every tensor lies in a heap block of its own, which
 // ends where the tensor ends, so that AddressSanitizer sees a step too far, and a step into a gap
 // between its elements is seen here.

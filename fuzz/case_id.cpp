@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Case ids: what parses has a name, which parses as the same case.
 #include <cmath>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line: arguments, one a line. Parsed, and then what runs no attention is done: explain
 // and the lists.
 #include <sstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3_quantize and its questions.
 #include "call.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Feeds the files that are named, or that lie in the folders that are named, to a fuzz target: its
 // corpus as a test, without libFuzzer.
 #include <cstddef>

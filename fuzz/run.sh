@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the fuzz targets of build/fuzz one after another (make fuzz).
 #
 #   FUZZ_TARGET   the one to run (default: all)

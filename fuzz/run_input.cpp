@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `flash3 run` makes of a file and of its options, --cu-seqlens among them, and the call that
 // it leads to. The input: options by numbers, two lists of cu_seqlens with their lengths before
 // them, then the file.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors files: what parses is what serialize() writes, and reads back as the same.
 #include "cli/safetensors.hpp"
 

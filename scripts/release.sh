@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # make release: dist/ gets, of the commit that is checked out,
 #
 #   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes

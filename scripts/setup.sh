@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Brings what the build needs, and nothing else:
 #
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What flash_attn_interface can do, in the words of FlashAttention-3's build flags: True is what a call would be refused for."""
 
 _DISABLED = {"PAGEDKV", "SPLIT", "APPENDKV", "CLUSTER", "SM8x"}

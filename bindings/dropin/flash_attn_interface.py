@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention-3's Python functions over flash3: the same names, arguments, defaults and results.
 
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. FP8 tensors

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operators of torch.ops.flash3 have in common: arguments taken from torch's stack,
 // tensors as flash3_tensors, results allocated by torch, one call of the library and its error.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.ops.flash3: the C interface as torch operators, on torch's stable ABI. One binary for every
 // Python and every torch from 2.10 on: it links libtorch_cpu alone, and finds what only a torch
 // with CUDA has when a CUDA tensor comes.

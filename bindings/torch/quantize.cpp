@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch.ops.flash3.quantize and quantize_out: 16-bit tensors to FP8.
 #include "call.hpp"
 

@@ -1,4 +1,5 @@
 #!/bin/bash -eu
+# SPDX-License-Identifier: Apache-2.0
 # What OSS-Fuzz runs: $CC, $CXX, $CFLAGS and $CXXFLAGS bring the sanitizers and the coverage, $LIB_FUZZING_ENGINE the main().
 source_dir=$SRC/flash3
 build_dir=${WORK:-/tmp}/flash3

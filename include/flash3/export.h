@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which symbols leave the library. Everything else is hidden. */
 #ifndef FLASH3_EXPORT_H_
 #define FLASH3_EXPORT_H_

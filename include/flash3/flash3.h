@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs. The C interface.
  *
  *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V

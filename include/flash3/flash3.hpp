@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 for C++20: a header-only layer over flash3.h.
 //
 //   flash3::forward({.q = q, .k = k, .v = v, .out = out, .causal = true, .stream = stream});

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The version of these headers; flash3_version() tells that of the library. CMake and the wheel
  * read it from here. */
 #ifndef FLASH3_VERSION_H_

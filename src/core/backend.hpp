@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a backend answers, and the registry of those built in.
 #pragma once
 

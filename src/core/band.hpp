@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one mask: a band of diagonals. Full, causal, sliding window and both together are bands with
 // other bounds.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface: nothing thrown gets past it, and every failure leaves its sentence behind.
 #include <algorithm>
 #include <cstring>

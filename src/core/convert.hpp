@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small floats on the host: bits to float, and float to bits rounded to nearest even. NaN stays
 // NaN. (e4m3: core/fp8.hpp.)
 #pragma once

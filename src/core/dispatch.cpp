@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registry of backends, the choice of the one that runs a call, and what it is asked for.
 #include <algorithm>
 #include <array>

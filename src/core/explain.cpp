@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What explain says of a call itself, before the backend's own lines.
 #include "core/explain.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of flash3_forward_explain and its siblings.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FP8 as flash3 uses it: e4m3 (OCP e4m3fn: 4 exponent bits of bias 7, 3 of mantissa, largest 448,
 // no infinity, NaN 0x7F and 0xFF), and the scales that go with it. Compiled on the host and,
 // through NVRTC too, on the device: nothing of std:: here.

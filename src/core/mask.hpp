@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mask of one sequence: its band, cut to chunks. In a chunked mask the bounds of the band
 // differ from row to row; they never decrease, so that those of a tile's first and last row tell
 // the tile's. Compiled on the host and, through NVRTC too, on the device: nothing but integers

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sentences from parts, independent of the process's locale.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the checks of all kinds of calls begin with: reading the params of the C interface, and the
 // fields that every call has. For core/problem.cpp and core/quantize_problem.cpp alone.
 #pragma once

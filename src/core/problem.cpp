@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one place where user input is checked: params of the C interface in, a problem out.
 #include "core/problem.hpp"
 

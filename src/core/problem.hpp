@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A validated, normalised call. Made once, in make_forward_problem, make_backward_problem or
 // make_quantize_problem; nothing behind them checks user input again.
 #pragma once

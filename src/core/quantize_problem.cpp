@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the input of flash3_quantize is checked: params of the C interface in, a problem out.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A forward call that computes in FP8 from 16-bit tensors (ForwardProblem::quantizes) as the two
 // calls that it comes to: one brings q, k and v to FP8 in the workspace, the other runs on those.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rotation that spreads the outliers of q and k over their head dim before they become FP8: x
 // becomes x·D·H/√n. Both sides get the same one, and D·H/√n is orthogonal, so that q·k stays. A
 // head dim that is no power of two is cut into powers of two, the largest first, each with its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "core/scale_checks.hpp"
 
 #include "core/message.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of flash3.h for the scales of FP8 tensors, as core/tensor_checks has for the rest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the sequences of a batch lie. Ragged or not, one description: the rows of sequence b of a
 // tensor are those from `first` on in batch element b, and packed tensors have a batch stride of 0.
 // Compiled on the host and, through NVRTC too, on the device: nothing but integers here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of flash3.h for ragged batches and for sinks, as core/tensor_checks has for the rest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a step returns: a code of the C interface, and a sentence for the user when it is not OK.
 #pragma once
 

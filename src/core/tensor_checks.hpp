@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of flash3.h for tensors, one function each: what core/problem checks a call with.
 #pragma once
 

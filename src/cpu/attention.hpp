@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention on the CPU: exact, tiled, online softmax, many threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For each row i of a head, over the keys j that it sees:
 //
 //   p = softmax(scale · q·kⱼ)              dp_j = dout·vⱼ

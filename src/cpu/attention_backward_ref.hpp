@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle of the backward: gradients in float64, straight from the definition, O(n²), from q, k,
 // v, dout and dlse alone. It makes its own forward, so that what out and lse lost when they were
 // rounded counts as an error of who uses them. Beside it the plain implementation in the tensors'

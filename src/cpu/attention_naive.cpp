@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of cpu/attention_ref.cpp in float32, with what a plain implementation keeps in the
 // tensors' dtype rounded to it.
 #include <algorithm>

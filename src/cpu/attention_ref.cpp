@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in groups, three steps: scores of the keys that they see, softmax of each, weighted sum of
 // V; beside it that of |V|, for the bounds. K and V of a head are converted once.
 #include "cpu/attention_ref.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle: attention in float64, straight from the definition, O(n²), and for each element how
 // far a right implementation may lie from it. Every test leans on it, so it is written to be
 // obviously right. Beside it the plain implementation in the tensors' own precision, whose root

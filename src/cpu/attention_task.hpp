@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver (attention.cpp) hands to a kernel, and what a kernel offers. One kernel object
 // per instruction set: kernels/*.cpp.
 //

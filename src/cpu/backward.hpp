@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward on the CPU: exact, tiled, many threads, the same bits on any number of them.
 #pragma once
 

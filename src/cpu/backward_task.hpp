@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver of the backward (backward.cpp) hands to a kernel, and what a kernel offers. Query
 // heads are packed as in the forward (attention_task.hpp).
 //

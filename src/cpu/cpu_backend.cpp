@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend: what core/backend.hpp asks, answered by plan_attention and plan_backward.
 #include <algorithm>
 #include <cctype>

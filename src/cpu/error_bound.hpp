@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far an element of a right result may lie from the float64 oracle: a forward error bound in
 // the sense of Higham, Accuracy and Stability of Numerical Algorithms, ch. 3, made of what the
 // kernels round. This is its only place; the oracles add up the sums of magnitudes that it needs.

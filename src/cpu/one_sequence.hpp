@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One sequence of a ragged batch as a call of its own: batch 1, its lengths, and views of its rows.
 // For the oracles, which then know nothing of ragged batches. Host memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads for one call: spawned when it starts, joined before it returns. No pool, no hidden state.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3_quantize on the CPU: many threads, a block of tokens of one head at a time.
 #pragma once
 

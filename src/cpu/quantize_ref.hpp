@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What flash3_quantize is held against: the same from its definition, in float64, and e4m3 from the
 // list of its values. Host memory. Internal, as attention_ref.hpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The three matrix products of the oracles: plain loops, compiled once for each width of vectors.
 // Tables hold their rows in whole cache lines, padded with zeros.
 #pragma once

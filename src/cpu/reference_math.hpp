@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the oracles of the forward and of the backward share.
 #pragma once
 

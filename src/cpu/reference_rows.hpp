@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of tensors as the oracles have them: in float64 and, for sums of magnitudes, which need no
 // more, as absolute values in float32.
 #pragma once

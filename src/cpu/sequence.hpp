@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sequences of a batch, ragged or not, as the CPU sees them: their lengths are read when the
 // call runs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instruction sets that the CPU kernels are compiled for, and which of them this machine runs.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "hopper/device_info.hpp"
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's functions, found at run time: the library links and loads where there is no driver.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backend: what core/backend.hpp asks, answered by forward/select,
 // backward/select and quantize/launch.
 #include <cuda_runtime_api.h>

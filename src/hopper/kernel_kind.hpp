@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kind of kernel a call needs: by its mask and by its scores. One place for forward and
 // backward.
 #pragma once

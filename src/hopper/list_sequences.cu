@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One block sorts the sequences by the length of the side that a tile walks over, so that a long
 // one never runs last, and counts their tiles.
 #include <cub/block/block_scan.cuh>

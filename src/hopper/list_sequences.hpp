@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel before those of a ragged batch: it reads the lengths, which lie on the device alone,
 // and lists the sequences, the longest first.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches that overlap with the kernel before them (programmatic dependent launch).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "hopper/cuda_status.hpp"
 #include "hopper/packed_copy.hpp"
 

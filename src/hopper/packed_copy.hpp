@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inputs whose rows TMA cannot address are first copied to aligned rows in the workspace. Costs one
 // read and one write of the tensor; only head dims or strides that are not multiples of 16
 // bytes, or bases off 16 bytes, need it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call's sinks as the kernels take them.
 #pragma once
 

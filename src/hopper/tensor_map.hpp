@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Describing a tensor to the copy engine.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C interface as the binaries of its users see it: what abidw reads in the debug information of flash3.h.
 
 A C file made from the header defines each function that the header declares and points to each of its types and constants. So

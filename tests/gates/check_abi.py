@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Programs built with an earlier flash3.h go on working with this one: abidiff against the dumps in abi/ (docs/abi.md).
 
     python3 tests/gates/check_abi.py --write    writes abi/flash3-VERSION.abi: part of a release

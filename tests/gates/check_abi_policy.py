@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of flash3.h."""
 import argparse
 import pathlib

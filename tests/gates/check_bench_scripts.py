@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark scripts, as far as they go without a GPU: bench/peers.py refuses bad arguments in words before it loads
 torch, asks `flash3 bench --ceiling` for the ceiling, and bench/tables.py shows what it wrote of FP8.
 

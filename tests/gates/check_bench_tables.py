@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What bench/tables.py shows of what the benchmark scripts, flash3 bench and the training example wrote."""
 import unittest
 

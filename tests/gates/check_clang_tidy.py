@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """clang-tidy, in the pinned version, finds nothing in what ships (--all: in every source of the build); .clang-tidy has the checks."""
 import argparse
 import concurrent.futures

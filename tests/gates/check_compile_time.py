@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A kernel file compiles within 20 s, and all of them within 5 minutes on two cores.
 
 Judged by CPU time (user + system), so that a busy machine does not fail it.

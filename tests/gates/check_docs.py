@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The documentation and the tree agree, in every .md file: relative links lead to a file and, with #, to a heading of it;
 files named in backticks exist; README.md's C++ example is the marked part of examples/01_forward.cpp."""
 import re

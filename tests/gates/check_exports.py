@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The shared library exports the functions of flash3.h: all of them, and nothing else."""
 import argparse
 import pathlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every source is as clang-format, in the pinned version, writes it. --fix rewrites those that are not."""
 import argparse
 import re

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The machine code holds what was meant: every attention kernel has HGMMA (wgmma; FP8: QGMMA) and UTMALDG (TMA load), those of the
 backward add to dQ's sums without reading them back (UBLKRED, by the copy engine, or REDG, from registers), the kernels that
 measure the tensor cores' ceiling have every HGMMA or QGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""

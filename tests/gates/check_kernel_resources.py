@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The ptxas report of every kernel: no spill, no stack frame, no serialised wgmma, registers within the launch bounds.
 
 Reads the report that nvcc printed when it compiled the file, and the launch bounds out of the object.

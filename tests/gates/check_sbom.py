@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The bill of materials that the build wrote is CycloneDX by its schema, and NOTICE speaks of each of its components."""
 import argparse
 import json

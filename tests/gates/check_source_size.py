@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """No file in src/, include/ or bindings/ is longer than a reader takes in: 450 lines."""
 import sys
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Each source file says its licence in its first lines, in the form that machines read. --fix writes it where it is missing."""
 import argparse
 import sys

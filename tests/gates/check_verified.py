@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Which kernels of this build are those that were last verified on a GPU (`flash3 verify --record`), by hashes of their machine code.
 
 CI has no GPU, so it cannot run them; it can tell that they have not changed. What is not verified is a warning (the test shows as

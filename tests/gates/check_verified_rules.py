@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What check_verified.py says of records and builds."""
 import contextlib
 import copy

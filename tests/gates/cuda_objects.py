@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Hopper backend's compiled objects, the logs that nvcc left beside them, and what cuobjdump reads in them."""
 import argparse
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The project's own C, C++ and CUDA files."""
 import pathlib
 

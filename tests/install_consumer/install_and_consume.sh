@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # install_and_consume.sh BUILD CMAKE CC CXX
 #
 # Installs BUILD into a fresh prefix, moves that prefix (an installed tree must not know where it was),

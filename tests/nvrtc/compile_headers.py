@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """NVRTC compiles every device header on its own, and one kernel of every family: so no header needs another included
 first, the host's standard library, or anything of nvcc's."""
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the results are compared with: the definition in float64, and the same in the tensors' own dtype.
 
 The rule of all tests, with the largest element of each row, which is the last dimension, as the largest of a tensor

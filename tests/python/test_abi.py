@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """_library.py says of the C interface what the compiler says of flash3.h: fields, sizes, values and signatures, read from its debug
 information by abidw (tests/gates/abi.py)."""
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package without torch: numpy, ml_dtypes, and anything with __dlpack__ or __array_interface__."""
 import re
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3.attention on torch tensors against float64: values, gradients, layouts."""
 import itertools
 

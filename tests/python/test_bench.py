@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python -m flash3.bench: it measures, and draws the committed measurements."""
 import contextlib
 import importlib

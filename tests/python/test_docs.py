@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python examples in the documentation run as they stand, each file's one behind the other."""
 import pathlib
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn_interface, flash_attn_3 and torch.ops.flash_attn_3 over flash3: FlashAttention-3's interface to the letter."""
 import inspect
 import re

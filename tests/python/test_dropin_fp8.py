@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention-3's interface with FP8 tensors and descales, over flash3."""
 import pytest
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is wrong raises before anything runs: the right type, and a message that names the argument, both values and the rule."""
 import re
 

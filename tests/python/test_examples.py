@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python examples check themselves; here they run, on the real weights and the real text."""
 import json
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FP8 from Python: attention on float8_e4m3fn tensors, and compute="fp8". test_quantize.py: how such tensors are made.
 
 Results are compared with float64 on the values that the tensors stand for. The yardstick is a plain implementation that rounds the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of any kind through Python: a right result, or an exception that says what is wrong, and never a crash.
 
 Hypothesis draws the calls, always the same ones: FLASH3_FUZZ_EXAMPLES=20000 draws so many of each, and others each time.

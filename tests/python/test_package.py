@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two wheels: that they build, what is in them, and that they run from where they are installed."""
 import os
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3.quantize, from torch and from arrays, and attention on FP8 arrays."""
 import math
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3.sdpa against torch's own, and the override."""
 import contextlib
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators as torch wants them: opcheck, compile, export, autocast, autograd's corners, threads."""
 import concurrent.futures
 import io

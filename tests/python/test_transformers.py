@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers, with small random models: attn_implementation="f3", "flash_attention_3" through the drop-in, and "sdpa"
 under flash3.sdpa_override()."""
 import copy

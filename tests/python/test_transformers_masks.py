@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each query sees with attn_implementation="f3", beside transformers' eager attention: whatever mask a model asks for is computed,
 or refused by name."""
 import copy

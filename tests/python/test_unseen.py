@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lies where no query looks reaches nobody: not even as 0 * NaN inside a tile that also holds what is seen."""
 import pytest
 import torch

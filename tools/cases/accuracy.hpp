@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accuracy experiment of FlashAttention-3 (arXiv:2407.08608, section 4.3, table 3): Q, K and V
 // with entries N(0, 1) + N(0, 100) · Bernoulli(0.001), and the root mean square error of out
 // against float64, for this library and for a plain implementation in the same precision

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cases/accuracy_fp8.hpp"
 
 #include <algorithm>

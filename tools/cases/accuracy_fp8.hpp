@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The FP8 half of the accuracy experiment (FlashAttention-3, table 3): the root mean square error
 // of out against float64 of the tensors before they became FP8. The paper has 2.4e-2 with a scale
 // for each tensor and 9.1e-3 with scales for blocks and a rotation. Here the same data with each of

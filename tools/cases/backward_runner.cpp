@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs one backward case through the C interface and checks it against the oracle.
 #include <chrono>
 #include <utility>

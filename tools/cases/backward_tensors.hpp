@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of a backward case, guarded and filled like those of cases/tensors.hpp.
 #pragma once
 

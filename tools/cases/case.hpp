@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One attention call to verify or to time, with an id that a person can read and type:
 //
 //   bf16/b2/q129/k1000/h4x2/d128/causal          h<heads_q>x<heads_k> (h4: MHA), d<dim>x<dim_v>

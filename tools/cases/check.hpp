@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When an output is right: every element by itself must lie within its error bound, which the
 // float64 oracle hands out beside it (cpu/error_bound.hpp derives it),
 //

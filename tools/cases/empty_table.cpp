@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the table of ragged batches in which tensors have no rows, or sequences no tokens.
 #include <iterator>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cases/fp8_input.hpp"
 
 #include "cases/tensors.hpp"

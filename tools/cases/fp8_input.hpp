@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The q, k and v of a call brought to FP8 by a call of flash3_quantize before it.
 #pragma once
 

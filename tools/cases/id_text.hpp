@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words and numbers that ids are made of.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the tensors of a call live. The same code verifies and times the CPU and the GPU through
 // this interface; the device's implementation is in tools/device.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call on N(0, 1) tensors, for programs that run kernels directly.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the case table with sinks, softcaps and chunks, and the table of ragged batches.
 #include <cmath>
 #include <iterator>

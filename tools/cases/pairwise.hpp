@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pairwise coverage: few rows in which every two levels of every two factors meet at least once.
 #pragma once
 

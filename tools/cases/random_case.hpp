@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random problems over everything that the C interface takes: what no table has thought of.
 #pragma once
 

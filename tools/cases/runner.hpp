@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs one case through the C interface and checks it against the oracle.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sequences of a case: how long each is, and where it lies in the tensors.
 #pragma once
 

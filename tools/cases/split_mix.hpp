@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steele and Vigna's SplitMix64: a generator that is a line in other languages too.
 #pragma once
 

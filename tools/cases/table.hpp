@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The case table: what `flash3 verify` and the test suites run. Deterministic.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guarded tensors and their contents. A tensor lies between two guard regions; guards and the gaps
 // that its strides leave are poison (all bits one: a NaN in every dtype). A kernel that reads there
 // computes NaN, one that writes there is caught, and an output starts as poison too, so that an

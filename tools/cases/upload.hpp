@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guarded tensors in the memory that a call runs on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 bench --ablation: what each part of the forward kernel's schedule is worth.
 #include "device/ablation.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 bench: how fast cases run, on N(0, 1) data, and what the GPU could do at most.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What flash3 bench has measured, as a table, JSON and CSV.
 #pragma once
 

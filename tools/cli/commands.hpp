@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands of flash3. options.cpp reads the options; each command is one function in a file
 // of its name and returns the exit code.
 #pragma once

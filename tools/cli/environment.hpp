@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the commands share: the backend to use, its memory, what is known about the machine.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 explain: which kernel a case runs, and why.
 #include <fmt/format.h>
 

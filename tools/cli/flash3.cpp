@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program flash3.
 #include <cstdio>
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 info: devices, backends, kernels, versions.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine code of the Hopper kernels inside a program, as hashes that say whether a kernel is
 // still the one that was verified. They cover the instructions, the constants and the size of
 // static shared memory; not names, line information or addresses. So two builds of the same kernel

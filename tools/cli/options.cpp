@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3: the options of its subcommands.
 #include "cli/options.hpp"
 

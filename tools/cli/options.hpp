@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line: its arguments, and which command they ask for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A bar on stderr, while that is a terminal. Output to stdout goes through print(), which keeps the
 // two apart.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 verify --record: runs all that the kernels must pass before a release, and notes in a file
 // what has passed, with the hashes of the machine code that it was passed with. The file is for
 // gate.kernels_verified (tests/gates/check_verified.py).

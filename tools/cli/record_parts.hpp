@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of `flash3 verify --record`: what a kernel must pass on a GPU before a release.
 #pragma once
 

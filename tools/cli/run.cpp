@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 run: attention on the Q, K and V of a safetensors file.
 #include <fmt/format.h>
 

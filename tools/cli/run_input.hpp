@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `flash3 run` computes: the tensors of a safetensors file, as the options say to read them.
 #pragma once
 

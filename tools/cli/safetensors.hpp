@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors files: a strict reader and a writer of our own. Format: 8 bytes little-endian header
 // length, a JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end)}, "__metadata__":
 // {…}}, then the data. https://huggingface.co/docs/safetensors

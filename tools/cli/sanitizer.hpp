@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases under NVIDIA's compute-sanitizer.
 #pragma once
 

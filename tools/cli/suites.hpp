@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The case lists of flash3 bench.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timing as the results need it: samples of back-to-back calls, each long enough for the clock and
 // for the chip's power control to settle into its real state.
 #pragma once

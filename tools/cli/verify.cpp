@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 verify: the case table, or the accuracy experiment, against the oracle.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 verify --random: problems that no table has thought of, until the time is over.
 #include <fmt/format.h>
 #include <malloc.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What flash3 bench measures on: the backend's memory, its GPU with the monitor, the input data.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of hand-written Markdown files that a script writes, between <!-- name:begin --> and <!-- name:end -->."""
 import difflib
 import pathlib

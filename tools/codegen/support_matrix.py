@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the support matrix in README.md, as the library's own functions answer (support_matrix.cpp).
 
     cmake --build --preset ci --target flash3_support_matrix

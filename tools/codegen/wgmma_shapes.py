@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes src/hopper/device/ptx/wgmma_shapes.cuh: one wgmma wrapper for each N that a kernel uses.
 
 An inline-asm wgmma lists each accumulator register by number, so the text depends on N. `--check` compares instead of

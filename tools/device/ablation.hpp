@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forward kernel with parts of its schedule switched off, to show what each part is worth: the
 // ablation of the FlashAttention-3 paper (arXiv:2407.08608, section 4), on the paper's shape.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tensor cores of a Hopper GPU sustain on attention's two products and nothing else: the
 // figure that no attention kernel of that dtype passes on that GPU in that run, as power and not
 // the clock limits it.

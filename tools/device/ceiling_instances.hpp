@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ceiling kernel's instances, and how the host reaches them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel of nothing but attention's two products, operands at rest in shared memory. It is made
 // of the blocks that the attention kernels are made of, so that it issues the same instructions.
 #pragma once

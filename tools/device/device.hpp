@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU as the tools see it. In a build without CUDA there is none, and the messages say so.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kernels this program launches. The command line is linked so that every launch passes here
 // (--wrap, tools/cli/CMakeLists.txt): a list of kernels that cases ought to run could be wrong.
 #pragma once

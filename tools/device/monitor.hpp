@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clocks and watts of a GPU while something runs on it, from the driver's NVML. The library is
 // opened at run time; without it there are no readings, and that is no error.
 #pragma once

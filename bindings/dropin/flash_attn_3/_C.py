@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.ops.flash_attn_3: FlashAttention-3's operators, with its schemas, over torch.ops.flash3.
 
 What flash3's kernels do not do raises NotImplementedError, which names the argument, before anything is launched. Two arguments

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same module as the top-level flash_attn_config: two copies would be two of everything."""
 import sys
 

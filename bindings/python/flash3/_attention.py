@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """attention() and what belongs to it, for torch tensors and for arrays."""
 import importlib.util
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C interface, flash3/flash3.h, through ctypes: structures, functions, and errors as Python exceptions."""
 import ctypes
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """quantize(): tensors to FP8, for torch tensors and for arrays."""
 import math
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any tensor as a flash3_tensor: torch tensors, numpy arrays and what else has __array_interface__, and DLPack.
 
 Nothing is copied. What is returned keeps the memory alive that it points to.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.ops.flash3: loads the operators (bindings/torch/) and gives them what torch wants of an operator besides its
 kernels: fake kernels, gradients, and exceptions of the right type."""
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3's C calls as they are: every tensor, also those for the results, is the caller's.
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__ or __dlpack__ (ml_dtypes, CuPy, JAX …), on the

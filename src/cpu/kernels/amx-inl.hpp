@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products of packed operands on AMX tiles. The layouts are those of Bf16Words as they
 // are: rows of Q and of weights are rows of a left tile, and what pack_k and pack_v write, pairs of
 // bfloat16 along the summed dimension, is the order of a right tile. Only the summed dimension must

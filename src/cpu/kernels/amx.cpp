@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AVX-512 as in avx3_zen4.cpp, and the tiles of AMX for the matrix products of bfloat16. Nothing
 // else: other dtypes are for the other targets.
 #include <hwy/detect_targets.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile registers of AMX: eight of 16 rows × 64 bytes. A row holds 16 float sums, or 16 words of
 // two bfloat16. These few functions are all that the kernel knows of them, so that a test can build
 // it with an emulation of them (FLASH3_EMULATE_AMX) for machines without AMX.

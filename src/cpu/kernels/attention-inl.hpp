@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiled attention with an online softmax, for one instruction set. The file of that set defines
 // HWY_TARGET and includes this one, which defines run_task and scratch_bytes.
 //

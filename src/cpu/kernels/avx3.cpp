@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <hwy/detect_targets.h>
 #undef HWY_TARGET
 #define HWY_TARGET HWY_AVX3

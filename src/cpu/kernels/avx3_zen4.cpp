@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AVX-512 and the bfloat16 dot products of AVX512_BF16, which this Highway has no target for: the
 // AVX3 target under an attribute more.
 #include <hwy/detect_targets.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward of one block of keys, for one instruction set; float32 throughout. Included behind
 // attention-inl.hpp, whose helpers it shares.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler may assume anyway.
 // clang-format off: the second needs the first
 #include "cpu/kernels/attention-inl.hpp"

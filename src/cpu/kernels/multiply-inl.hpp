@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix products. Packed operands, for many rows: 6 rows at a time against panels of columns.
 // Few rows, as when decoding: packing would cost more than it saves, and K and V are read where
 // they lie.

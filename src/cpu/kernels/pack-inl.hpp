@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of Q, K and V brought into the order in which the matrix products read them.
 //
 //   Q  row-major words                     [row][word]

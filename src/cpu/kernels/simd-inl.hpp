@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The vector vocabulary of the kernels: element loads, exp2, conversions, and the two kinds of
 // operand that a matrix product takes. Included once per instruction set, by attention-inl.hpp.
 //

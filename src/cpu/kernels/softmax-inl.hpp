@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The online softmax of one row, and the cap of its scores.
 
 HWY_BEFORE_NAMESPACE();

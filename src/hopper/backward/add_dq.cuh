@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adding dQ to the sums in global memory: in any order, or, deterministic, in turn.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile table of the backward kernels, and what follows from a row. constexpr and NVRTC-clean,
 // like the forward's.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dQ from its float32 sums, which lie in the order of the tensor cores' registers. Bound by memory.
 //
 // A tile of tile_m queries is cut into blocks of block_queries × 64, row by row. A block's float

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whose a query tile of the workspace is: for the small kernels, which work tile by tile.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a file in instances/ includes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels' addresses: one explicit instance per file in instances/, so that files compile in
 // parallel and in seconds.
 #pragma once

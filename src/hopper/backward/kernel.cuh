@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward kernel: shared memory, roles, and nothing else. load.cuh is the producer, math.cuh
 // the consumer, store.cuh the consumer's epilogue; README.md draws the schedule.
 #pragma once

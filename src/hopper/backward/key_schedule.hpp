@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work of the main kernel: a block has a tile of keys of one KV head of a sequence, and walks
 // over the query tiles that see it. Integers only, host and device.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Enqueues a planned backward call on the problem's stream: the copies that the plan asks for,
 // preprocessing, the main kernel, and dQ's conversion.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading, by two threads: one K, then tiles of Q with their LSE; the other V, then tiles of dOut
 // with their delta.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The consumer: one warpgroup, 64 keys, whose dK and dV stay in its registers, and all queries of a
 // tile at once. Scores are computed transposed, keys × queries, so that P and dS come out of the
 // tensor cores as they go back in: as the register operand of dV = Pᵀ·dOut and dK = dSᵀ·Q. Only dQ

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The consumers where dK and dV of 64 keys are too wide for the registers of one warpgroup: the
 // first owns dV, the second dK, of the same 64 keys. P goes from the one to the other through
 // shared memory, in float32. Per query tile i, in the order of issue

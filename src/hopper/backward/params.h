@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the backward kernels are launched with. Plain data: filled by launch.cpp; host and device,
 // so no <cstdint>.
 #pragma once

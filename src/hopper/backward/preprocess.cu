@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the main kernel wants of each query row, and the counters of dQ's sums, or zeros in these.
 // Bound by memory: one read of dOut and Out.
 #include <cuda_fp16.h>

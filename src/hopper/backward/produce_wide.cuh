@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The producer of wide tiles: one thread of it loads; all of it computes dQ = dS·K from the
 // consumers' dS, and adds it to the sums in global memory from its registers.
 #pragma once

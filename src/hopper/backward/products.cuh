@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pieces that both kinds of consumer are made of: products, and what happens to a tile of
 // transposed scores between them.
 #pragma once

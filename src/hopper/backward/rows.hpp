@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small kernels around the main one: what they are launched with. All work on the rows of
 // the workspace (params.h, BackwardRows).
 #pragma once

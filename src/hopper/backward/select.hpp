@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kernel runs a backward call, and with what: the one place that decides.
 #pragma once
 

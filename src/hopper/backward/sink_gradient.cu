@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradient of the sinks, from the rows that preprocessing made. A sink has no value, so of
 // dS = P ∘ (dP − delta) only −P · delta is left.
 #include "hopper/backward/rows.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of one warpgroup's 64 keys: registers → shared memory, in the places of K and V →
 // global memory.
 #pragma once

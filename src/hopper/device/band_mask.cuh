@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Masks a tile of scores that the mask's edge, or the end of the keys, runs through. Tiles inside
 // the band skip this.
 #pragma once

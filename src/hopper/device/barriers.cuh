@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting: mbarriers in shared memory (producers and consumers) and the hardware's named barriers
 // (among consumers). In a build with FLASH3_DEBUG_BARRIERS a wait that lasts seconds prints the
 // barrier's name and traps.

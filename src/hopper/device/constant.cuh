@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
 // inside.
 #pragma once

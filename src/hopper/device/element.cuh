@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixed-width integers, and rounding to the element types. Values travel as bits (uint16_t, or two
 // or four packed in a uint32_t): the tensor cores and TMA take bits, and this keeps the CUDA type
 // headers out of every translation unit.

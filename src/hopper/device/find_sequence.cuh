@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finding the sequence of a tile among thousands: a whole warp asks 32 places at a time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns of the consumer warpgroups to issue their products (FlashAttention-3, §3.1).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed heads: which query and which head a row of a tile is. Several query heads of one KV head
 // can share a tile (GQA), so that a short sequence still fills it and K and V are read once for all
 // of them. Integers only, host and device.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Softmax over key tiles that arrive one after the other (Milakov & Gimelshein, arXiv:1805.02867;
 // FlashAttention-2, alg. 1), with a maximum that follows lazily (FlashAttention-4).
 //

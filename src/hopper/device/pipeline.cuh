@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A circular buffer of shared-memory stages between a producer and the consumers.
 //
 // stage s cycles: empty → (producer: expect bytes, TMA) → full → (consumers: read, arrive) → empty

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who does what in a block. Warpgroup 0 produces: one thread of each of its warps drives one stream
 // of TMA loads, or hands out the work tiles. Warpgroups 1… consume: 64 query rows each, GEMMs and
 // softmax.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tile of work a block does next. The grid is persistent: one block per SM, and in each block
 // one warp, the scheduler, that hands tiles to the other roles through a ring in shared memory,
 // ahead of them. Their order is in tile_schedule.hpp. Where all tiles are of one length block b

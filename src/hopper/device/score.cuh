@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels make of a raw score s = q·k, softmax_scale · s or its soft cap, and in what form
 // the online softmax keeps the maximum of a row of either.
 #pragma once

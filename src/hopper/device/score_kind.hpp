@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a kernel makes of q·k, a column of the tile tables. device/score.cuh has the functors.
 #pragma once
 

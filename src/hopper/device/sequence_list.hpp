@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sequences of a ragged batch as a small kernel lists them (hopper/list_sequences.cu) before
 // the kernels that compute on them, which read no length themselves. Integers only, host and
 // device.

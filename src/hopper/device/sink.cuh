@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Learnable sinks: one more logit per query head that takes part in the softmax's denominator and
 // has no value.
 #pragma once

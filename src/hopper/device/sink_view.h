@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the sinks lie. Plain data: host and device.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Soft-capped scores, softcap · tanh(x) with x = softmax_scale · s / softcap of a raw score s, by
 // multiplications and additions alone: the multi-function unit, which has a tanh, is busy with the
 // softmax's exponentials, and its tanh is off by up to 2^-11, 2 % of a weight under a cap of 50.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copy engine's description of a tensor: a CUtensorMap that host and device can hold without
 // the driver's header.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work of one launch, cut into tiles, and the order in which blocks take them. Integers only,
 // host and device: a kernel family's params hold a TileSchedule, and scheduler.cuh hands its tiles
 // out.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bulk tensor copies between global and shared memory by the copy engine. One thread issues; what
 // lies outside the tensor is read as zero and never written.
 #pragma once

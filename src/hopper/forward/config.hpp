@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile table of the forward kernels, and what follows from a row. constexpr and NVRTC-clean:
 // the kernels, the launcher, `explain` and the tests all read this one table, and a row that cannot
 // work fails the build.

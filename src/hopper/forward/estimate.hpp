@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a way of cutting the work is expected to cost. The one home of that guess: select.cpp takes
 // the cheapest, and `explain` prints it.
 #pragma once

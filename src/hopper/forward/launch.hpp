@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Enqueues a planned forward call on the problem's stream: the copies that the plan asks for, then
 // the kernel.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The producer: three threads, each with one stream of TMA loads, each as far ahead of the
 // consumers as its buffer allows.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads by the consumers themselves, for kernels without a producer warpgroup
 // (ForwardSchedule::specialised), which exist to be measured.
 #pragma once

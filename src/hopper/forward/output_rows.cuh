@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a warp's rows lie in the output and the LSE, and what is stored of them the same way in 16
 // bits and in FP8.
 #pragma once

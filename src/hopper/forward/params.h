@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a forward kernel is launched with. Plain data: filled by launch.cpp, read by every role;
 // host and device, so no <cstdint>.
 #pragma once

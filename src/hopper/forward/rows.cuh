@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the rows of a work tile are to a consumer: queries of the tile's sequence, or of the short
 // sequence whose slot they lie in. Put into shared memory when the tile begins, by each warp for
 // its 16 rows, and read where it is needed, so that no registers hold it meanwhile.

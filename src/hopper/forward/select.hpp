@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which kernel runs a forward call, and with what: the one place that decides. supports(),
 // workspace_size(), explain() and forward() all ask here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of one warpgroup's 64 rows: registers → shared memory, in the place of Q → global
 // memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The FP8 forward kernel: shared memory, roles, and nothing else. load.cuh is the producer,
 // transpose.cuh turns V for the tensor cores, math.cuh is the consumer, store.cuh its epilogue;
 // README.md draws the schedule. Schedule, masks and rows are those of the 16-bit kernels.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The producer: one thread issues all TMA loads, as far ahead of the consumers as the buffers
 // allow. What an element stands for travels beside the tile: Q's scale with each warpgroup's rows,
 // K's and V's with K's tile.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The consumer: one warpgroup, 64 query rows. Per key tile j, in the order of issue
 //
 //   S_j = Q·K_jᵀ             asynchronous

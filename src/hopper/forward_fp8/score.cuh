@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The softmax of FP8 scores: a tile's raw scores have a scale of their own, so that the maximum of
 // a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kFp8Offset before they
 // are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of one warpgroup's 64 rows: from registers to global memory. A thread has four
 // neighbouring columns of each 16 (transpose.cuh), the four threads of a quad the 32 bytes of a
 // whole sector.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // V for the tensor cores. An FP8 product reads both operands along the reduction, and P·V reduces
 // over keys, but V's rows are along its head dim: two warps of the producer turn each tile, [keys,
 // dims] into [dims, keys], while the consumers work on those before.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A block of threads brings 128 tokens of one head to FP8. They are read once, and stay in
 // registers between the search for the largest and the rounding.
 #pragma once

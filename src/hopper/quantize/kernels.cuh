@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of one element type, by head dim and what they do.
 #pragma once
 

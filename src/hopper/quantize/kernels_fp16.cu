@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "hopper/quantize/kernels.cuh"
 
 namespace flash3::hopper {

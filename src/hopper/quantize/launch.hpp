@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a call of flash3_quantize launches, and its launch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels that bring tensors to FP8 are launched with, and which tokens a block of threads
 // has. Plain data: host and device, so no <cstdint>.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rotation as products with matrices of ±1 on the tensor cores, and sums between those: H of
 // 2^n dimensions is a Kronecker product, of which mma takes the steps of 1…16 columns at once.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As quantize_kernel, for a rotation without rotary of tensors that are accessed 16 bytes at a
 // time: the elements stay in registers as they came, and are rotated once for the largest and once
 // more for the rounding.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sixteen columns of a row in a thread's registers: in from 16-bit elements, out to e4m3. In
 // between they are held as eight pairs of 16-bit elements, low column first.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary embedding and rotation of a row, in registers and shuffles. Every sum and product is
 // rounded as the CPU rounds it, and in its order, so that both give the same bits.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scales of more than a block of tokens: the scale tensor itself holds the largest sizes while they
 // are sought, so that no workspace is needed.
 #include "hopper/quantize/kernels.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accuracy experiment must fail what computes less exactly than it could: a small model of a
 // fused kernel, with one mistake at a time.
 #include "cases/accuracy.hpp"

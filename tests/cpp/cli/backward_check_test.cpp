@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The check of gradients must fail what is wrong, and the runner must see it: every kind of mistake
 // is made once, on purpose.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The suites and the tables of flash3 bench.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ids, counts and coverage of the case table.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The check must fail what is wrong: every kind of mistake is made once, on purpose.
 #include "cases/check.hpp"
 

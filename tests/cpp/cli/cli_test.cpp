@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program as a user meets it: exit codes, messages, files.
 #include "program.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a hash of a kernel's machine code covers, on programs that are put together here: the parts
 // of an ELF file with a fat binary in it that the reader looks at.
 #include "cli/machine_code.hpp"

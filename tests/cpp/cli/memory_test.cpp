@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that is used again instead of freed.
 #include "cases/memory.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases by their ids.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program as the command line's tests run it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ragged cases: their lengths, their tensors, and a check that must pass what is right and fail
 // what is wrong. The oracle stands for the backend.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The generator of random problems: what it draws, that it draws the same again, and that every
 // problem is a valid call.
 #include "cases/random_case.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle's values as a right result: rounded to the tensor's dtype, and nothing else.
 #pragma once
 

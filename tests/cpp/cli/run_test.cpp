@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3 run, as a user meets it.
 #include "program.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader takes good files, and names what is wrong with bad ones. Every rule of the format.
 #include "cli/safetensors.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small valid backward call on host memory that a test can then bend: the forward of call.hpp has
 // run, without a mask, and its gradients are asked for.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rule of flash3.h for the backward: what breaks it, and the exact sentence that the user
 // reads; and what a valid call becomes.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The band and its tile ranges against brute force over the definition in flash3.h.
 #include "core/band.hpp"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* flash3.h as a C11 program sees it. The layout is the ABI: what these lines state never changes.
  */
 #include "c11_user.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the C11 translation unit offers to the tests. */
 #ifndef FLASH3_TESTS_C11_USER_H_
 #define FLASH3_TESTS_C11_USER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small valid forward call on host memory that a test can then bend.
 #pragma once
 

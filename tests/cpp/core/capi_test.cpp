@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C functions: misuse, buffers, names, empty calls, errors per thread.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // 16-bit floats: every bit pattern both ways, and the rounding between each two neighbours.
 #include "core/convert.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registry, the choice of a backend, and the workspace rules. The registry is the real one:
 // these tests hold with and without the Hopper backend, and with and without a GPU.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What host and kernels share of FP8: conversions against a reference written from the format's
 // definition, the scale rule, the signs of the rotation, and where scales of blocks lie.
 #include "core/fp8.hpp"

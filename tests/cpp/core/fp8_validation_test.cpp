@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of flash3.h for FP8 tensors, their scales, and flash3_quantize: what breaks each, and
 // the exact sentence that the user reads; and what a valid call becomes.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mask with chunks, and its tile ranges, against brute force over the definition in flash3.h;
 // and without chunks against the band.
 #include "core/mask.hpp"

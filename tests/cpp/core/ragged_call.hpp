@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small valid ragged call on host memory, forward or backward, that a test can then bend: two
 // sequences in packed tensors, and a sink.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of flash3.h for ragged batches, sinks, softcap and chunks: what breaks each, and the
 // exact sentence that the user reads; and what a valid call becomes.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules that forward and backward calls have in common: what breaks each, and the exact
 // sentence that the user reads.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of a sequence: what cu_seqlens and seqused say, and that nothing they could hold leads
 // outside the tensor.
 #include "core/seq_info.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3.hpp: what it makes of its arguments, and the way errors come back.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is AMX's own. That its results are right is tested with those of the other instruction sets:
 // with the real tiles where there are some, and with emulated ones.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle of the backward itself: gradients by hand, and against differences of the forward's
 // oracle.
 #include <gtest/gtest.h>

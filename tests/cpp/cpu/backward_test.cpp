@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backward on every instruction set that this machine runs, against the oracle.
 #include "cpu/backward.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FP8 on the CPU: the forward on every instruction set, flash3_quantize on any number of threads,
 // and the call that does both.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the CPU attention below the C interface, where a test may choose the instruction set.
 #pragma once
 

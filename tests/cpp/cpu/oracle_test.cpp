@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle itself: values computed by hand, and identities that it does not compute by.
 #include <cmath>
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the work is cut, and the backend's answers.
 #include <algorithm>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ragged batches, sinks, caps and chunks in the CPU backward: every sequence as if it were alone,
 // and the sink's gradient over all of them.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ragged batches, sinks, caps and chunks in the CPU forward: every sequence as if it were alone.
 #include <cmath>
 #include <limits>

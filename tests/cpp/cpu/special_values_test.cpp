@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Infinities and NaN must show exactly where the definition puts them: in rows that see them.
 #include <cmath>
 #include <cstring>

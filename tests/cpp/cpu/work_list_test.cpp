@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The list of blocks, and lengths that must be refused before anything is written.
 #include "cpu/work_list.hpp"
 

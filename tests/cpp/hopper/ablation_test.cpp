@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of flash3 bench --ablation on the GPU: other schedules, the same attention.
 #include "device/ablation.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans for a backward: which kernel, how much workspace, and what it
 // refuses. Needs no GPU: a plan launches nothing.
 #include <gtest/gtest.h>

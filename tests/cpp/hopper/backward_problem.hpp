@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward problems by the ids of their cases, and what the Hopper backend plans for them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backward against the oracle, and what a GPU call promises besides: nothing written but
 // the gradients, graph capture, 64-bit offsets, the same bits in deterministic mode, calls from
 // many threads. Skipped without a Hopper GPU.

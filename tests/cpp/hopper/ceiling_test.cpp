@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ceiling of flash3 bench on the GPU: every instance runs, and gives a figure that can be one.
 #include "device/ceiling.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call that meets a CUDA context which a faulting kernel has ended says so, in CUDA's words; it
 // neither crashes nor hangs, nor takes device memory for the host's. Each in a process of its own.
 // Skipped without a Hopper GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call of any kind by the id of its case, in device memory: one test can then treat forward, FP8,
 // backward and quantize alike. Inputs are normal numbers in every row, whatever the lengths say;
 // the backward's out and lse are not those of its forward, and nobody here compares with the

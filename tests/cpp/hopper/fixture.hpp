@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of the Hopper backend share: they skip, with the reason, where it cannot run;
 // after each the device must be well.
 #pragma once

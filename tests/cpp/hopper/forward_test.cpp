@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backend against the oracle, and what a GPU call promises besides: graph capture,
 // 64-bit offsets, the same bits every time, calls from many threads. Skipped without a Hopper GPU.
 #include <cuda_runtime_api.h>

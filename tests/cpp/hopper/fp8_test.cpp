@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FP8 on the Hopper backend: against the oracle, beside a plain implementation with the same tensor
 // cores, and bit by bit. Skipped without a Hopper GPU.
 #include <gtest/gtest.h>

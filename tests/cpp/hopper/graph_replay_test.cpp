@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One graph replayed thousands of times, each time with other lengths, which a copy on the stream
 // brings before it: the outputs of every replay must be, bit by bit, those of a fresh call with the
 // same lengths. FLASH3_GRAPH_REPLAYS sets how many. Skipped without a Hopper GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lengths that break the rules, with every tensor between pages that are not there: "no memory
 // outside the tensors is touched" (flash3.h), neither read nor written. One that is ends the CUDA
 // context, so the first failure is the one to look at. Skipped without a Hopper GPU.

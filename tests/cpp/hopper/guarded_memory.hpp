@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory between pages that are not there: whatever reads or writes outside of it faults.
 // Pages are large (2 MiB), so a tensor lies at the start of its pages or at their end, and what is
 // left of them holds a pattern.

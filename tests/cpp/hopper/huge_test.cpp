@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Offsets of more than 2^31 and 2^32 elements in every tensor of every kind of call: each dimension
 // of each tensor in turn is so far apart, and tensors of so many elements are full of copies. The
 // same bits as those of the compact call. Skipped without a Hopper GPU.

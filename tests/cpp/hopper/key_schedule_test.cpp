@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which work each block of a backward has, and in which order (hopper/backward/key_schedule.hpp).
 // Needs no GPU.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call on host memory runs on the CPU and leaves the GPU alone: no CUDA context, which would take
 // seconds and hundreds of megabytes of the card. A program of its own, as other tests create one.
 #include <cuda.h>

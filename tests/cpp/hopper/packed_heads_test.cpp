@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed heads on the GPU: every way of packing gives what the same problem gives with K and V
 // repeated for each query head, where nothing can be packed. Skipped without a Hopper GPU.
 #include <gtest/gtest.h>

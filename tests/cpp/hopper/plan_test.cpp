@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans: which kernel, which heads share a tile, and why. Needs no GPU: a
 // plan launches nothing.
 #include <gtest/gtest.h>

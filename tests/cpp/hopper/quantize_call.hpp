@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A flash3_quantize call on the device and the same on the CPU, with poison around every tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans for flash3_quantize, and the walk of its kernels over blocks of
 // tokens, emulated. Needs no GPU.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash3_quantize on a Hopper GPU against the CPU backend, bit by bit (but for codes at a border
 // where the tensor cores rotate), with what lies around the tokens; and what a GPU call promises
 // besides: graphs that replay with other lengths, memory left alone whatever the lengths are.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper forward on ragged batches: against the oracle, and what a GPU call promises besides:
 // graphs that replay with other lengths, sequences that do not know of each other, also where they
 // share tiles, 64-bit offsets. Skipped without a Hopper GPU.

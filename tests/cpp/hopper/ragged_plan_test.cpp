@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans for ragged batches, and the walk of the kernels over them, emulated
 // from lengths that lie on the host. Needs no GPU.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans for calls with a softcap: which kernels, and which softcaps it
 // leaves to others. Needs no GPU: a plan launches nothing.
 #include <gtest/gtest.h>

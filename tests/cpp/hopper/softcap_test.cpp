@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of soft-capped scores, as the kernels have it: against tanh in double precision.
 #include "hopper/device/softcap.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many threads with several streams each make calls of every kind at once, ask questions and make
 // mistakes in between: every result must be that of the same call alone. FLASH3_STRESS_SECONDS sets
 // for how long. Skipped without a Hopper GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A debug build must name a barrier that nobody completes and trap, not hang. Compiled with
 // FLASH3_DEBUG_BARRIERS whatever the library is built with. A program of its own: a trap takes the
 // CUDA context with it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of no rows, with lengths that say so, on each side and with data pointers or none: out
 // and gradients are 0, lse is −∞ or the sink. Skipped without a Hopper GPU.
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of every kind on one set of inputs, which many threads may read at once; what a call writes
 // belongs to it alone, and is what it returns.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many threads in the library at once, with calls of every kind through both interfaces: each gives
 // the bits that it gives alone, and its own error. Under ThreadSanitizer (the preset tsan) also: no
 // two of them touch the same memory without an order between them.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A C program that uses the installed library: one key, so the output must be its value. */
 #include <flash3/flash3.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A C++ program that uses the installed library: equal scores, so the output is the mean of the
 // values.
 #include <flash3/flash3.hpp>

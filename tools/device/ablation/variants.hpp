@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forward kernels of `flash3 bench --ablation`: one per schedule, each an instance of the
 // library's own kernel template. They are linked into the tools and not into the library.
 #pragma once

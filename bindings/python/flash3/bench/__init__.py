@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3 beside the attention of other libraries: `python -m flash3.bench run` measures, `python -m flash3.bench plot` draws.
 
 run: the points of the FlashAttention papers (on a GPU 16k tokens, hidden size 2048, bf16; on a CPU fewer), with all libraries

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Points, timing, and the report that plot.py draws; its form is that of bench/peers.py."""
 import json
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libraries that are compared: each a function of (q, k, v, causal), [batch, seq, heads, dim] in and out, with autograd."""
 import importlib
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers' figures, from the JSON of measurements: TFLOP/s over sequence length, a panel for each head dim and mask."""
 import json
 

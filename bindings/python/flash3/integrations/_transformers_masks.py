@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The masks of transformers in flash3's terms.
 
 transformers describes a mask by a function of indices, a padding mask, and where queries and keys lie in the sequence. make_mask

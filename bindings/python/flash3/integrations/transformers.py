@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash3 as an attention implementation of Hugging Face transformers:
 
     import flash3.integrations.transformers

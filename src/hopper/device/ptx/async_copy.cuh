@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of single words to shared memory that no thread waits for. PTX ISA 9.7.9.25.3.1 cp.async,
 // 9.7.13.15.17 cp.async.mbarrier.arrive.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How wgmma finds a matrix in shared memory. PTX ISA 9.7.15.5.1, shared memory layout and matrix
 // descriptor.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of one stream that overlap (programmatic dependent launch). PTX ISA 9.7.13.13,
 // griddepcontrol.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading a warp's matrix fragments from shared memory. PTX ISA 9.7.14.5.15, ldmatrix.
 #pragma once
 

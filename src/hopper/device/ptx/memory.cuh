@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ordered accesses to global memory across the GPU. PTX ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.8 red.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adding to global memory without reading it back. PTX ISA 9.7.13.8, red.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moving registers between the warpgroups of a block. PTX ISA 9.7.19.5, setmaxnreg. Every warp of a
 // warpgroup must call it.
 #pragma once

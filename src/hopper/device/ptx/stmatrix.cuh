@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Storing a warp's matrix fragments to shared memory. PTX ISA 9.7.14.5.16, stmatrix.
 #pragma once
 

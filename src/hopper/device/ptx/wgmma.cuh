@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The asynchronous warpgroup MMA: ordering instructions and the shared-memory matrix descriptor.
 // libcu++ has none of it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys that no query of the sequence sees, in front of a window or of a chunk, share a tile with
 // keys that are seen. Their weight is 0, but 0 · NaN and 0 · ∞ are NaN: their rows are cleared
 // before a product sums over them, so that what they hold reaches nobody. Rows behind the end of a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two products of attention on one warpgroup: 64 query rows, accumulators in registers.
 //
 // Accumulator fragment (PTX ISA 9.7.15.5.2.2, m64nN): thread t of the warpgroup holds rows

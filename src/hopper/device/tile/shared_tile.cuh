@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A [rows, cols] tile in shared memory, as TMA writes it and wgmma reads it.
 //
 // The columns are cut into chunks as wide as the swizzle (128 bytes, or 64 where a row is no

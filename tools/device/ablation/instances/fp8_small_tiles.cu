@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/ablation/instance.cuh"
 
 FLASH3_FP8_ABLATION_INSTANCE(kSmallTiles, kFp8SmallTileN)

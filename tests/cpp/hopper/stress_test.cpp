@@ -51,7 +51,7 @@ constexpr const char* kCalls[] = {
 
 // A call with what it gives alone.
 struct Job {
-  Job(const char* id, cases::Memory& memory) : id(id), call(id, memory) {
+  Job(const char* name, cases::Memory& memory) : id(name), call(name, memory) {
     const cases::Case& c = call.the_case();
     exact = !c.backward || c.deterministic;
     explanation = explain(call.params);

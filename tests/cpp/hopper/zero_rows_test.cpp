@@ -178,7 +178,7 @@ TEST_P(ZeroRows, Quantize) {
 INSTANTIATE_TEST_SUITE_P(Dims, ZeroRows,
                          testing::Values("/d64", "/d96", "/d128", "/d192", "/d256", "/d192x128",
                                          "/d72x40"),
-                         [](const auto& info) { return std::string(info.param + 1); });
+                         [](const auto& test) { return std::string(test.param + 1); });
 
 }  // namespace
 }  // namespace flash3

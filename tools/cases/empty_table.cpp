@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the table of ragged batches in which tensors have no rows, or sequences no tokens.
+// The part of the table of ragged batches in which tensors have no rows, or sequences no
+// tokens or a single one.
 #include <iterator>
 
 #include "cases/table.hpp"
@@ -16,7 +17,9 @@ constexpr Emptiness kEmpty[] = {{24, 0, Lengths::kAll},
                                 {0, 24, Lengths::kAll},
                                 {0, 0, Lengths::kAll},
                                 {24, 24, Lengths::kEmpty},
-                                {130, 0, Lengths::kAll}};
+                                {130, 0, Lengths::kAll},
+                                // One token each: packed rows whose stride no sequence steps over.
+                                {1, 1, Lengths::kAll}};
 
 struct Packing {
   bool packed_q, packed_k, used_q, used_k;
@@ -39,7 +42,7 @@ std::vector<Case> empty_cases(std::span<const flash3_dtype> dtypes) {
         for (int options = 0; options < 4; ++options, ++i) {
           Case c;
           c.dtype = dtype;
-          c.batch = i % 5 == 0 ? 3 : 1;
+          c.batch = i % 5 == 0 || empty.seq_q == 1 ? 3 : 1;
           c.seq_q = empty.seq_q, c.seq_k = empty.seq_k, c.lengths = empty.lengths;
           c.packed_q = packing.packed_q, c.packed_k = packing.packed_k;
           c.used_q = packing.used_q, c.used_k = packing.used_k;

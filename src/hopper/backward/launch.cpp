@@ -14,9 +14,10 @@
 namespace flash3::hopper {
 namespace {
 
-ElementView element_view(const TensorView& view) {
+// Of a packed tensor all rows must be aligned, also where no sequence has more than one.
+ElementView element_view(const TensorView& view, const Sequences& sequences) {
   return {static_cast<unsigned short*>(view.data), view.stride_batch, view.stride_seq,
-          view.stride_head, tma_can_address(view)};
+          view.stride_head, tma_can_address(tensor_rows(view, sequences))};
 }
 
 RowView row_view(const LseView& view) { return {view.data, view.stride_batch, view.stride_head}; }
@@ -77,8 +78,8 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
     FLASH3_CHECK(store_map(plan, problem.dk, of_k, c.head_dim, &params->dk, &params->dk_rows));
   if (plan.dv_by_tma)
     FLASH3_CHECK(store_map(plan, problem.dv, of_k, c.head_dim_v, &params->dv, &params->dv_rows));
-  params->dk_out = element_view(problem.dk);
-  params->dv_out = element_view(problem.dv);
+  params->dk_out = element_view(problem.dk, of_k);
+  params->dv_out = element_view(problem.dv, of_k);
 
   params->rows = rows;
   params->softmax_scale = problem.softmax_scale;
@@ -142,8 +143,8 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   FLASH3_CHECK(list_sequences(problem, plan, &list));
   if (has_rows) {
     const PreprocessParams params{rows,
-                                  element_view(problem.dout),
-                                  element_view(problem.out),
+                                  element_view(problem.dout, problem.sequences_q),
+                                  element_view(problem.out, problem.sequences_q),
                                   row_view(problem.lse),
                                   row_view(problem.dlse),
                                   problem.head_dim_v,
@@ -160,9 +161,12 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows, list));
   if (!has_rows) return {};
   const BackwardConfig& c = plan.kernel->config;
-  const ConvertParams params{
-      rows,           element_view(problem.dq), problem.softmax_scale, problem.head_dim,
-      c.dq_queries(), c.dq_transposed()};
+  const ConvertParams params{rows,
+                             element_view(problem.dq, problem.sequences_q),
+                             problem.softmax_scale,
+                             problem.head_dim,
+                             c.dq_queries(),
+                             c.dq_transposed()};
   return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
 }
 

@@ -50,6 +50,7 @@ struct BackwardTraits {
     RingBarriers<kQueryStages> q_barriers;
     RingBarriers<kQueryStages> dout_barriers;
     uint64_t k_full, v_full;
+    uint64_t k_loaded, v_loaded;  // but not cleared yet
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
     RingBarriers<2> ds_barriers;
@@ -106,6 +107,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.ds_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
     cuda::ptx::mbarrier_init(&shared.k_full, 1);
     cuda::ptx::mbarrier_init(&shared.v_full, 1);
+    cuda::ptx::mbarrier_init(&shared.k_loaded, 1);
+    cuda::ptx::mbarrier_init(&shared.v_loaded, 1);
     cuda::ptx::mbarrier_init(&shared.tile_read, kReaders);
     for (int w = 0; w < kConsumerWarpgroups; ++w) {
       cuda::ptx::mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);

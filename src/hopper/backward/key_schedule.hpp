@@ -44,6 +44,7 @@ struct KeyTile {
   int kv_head;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
   int first_query_tile;                  // of the sequence: QueryTiles
+  int hidden_keys;                       // the first ones of the tile: no query sees them
   SequenceRows sequence;
   TileMask queries;  // that see a key: the mask, transposed
 
@@ -75,6 +76,8 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
     const TileMask::Range tiles = work.queries.key_tiles(keys, sequence.q_length, tile_m);
     work.query_tile_begin = tiles.begin;
     work.query_tile_end = tiles.end;
+    const int hidden = hidden_keys(work.queries.transposed()) - work.key;
+    work.hidden_keys = hidden > 0 ? hidden : 0;
   }
   return work;
 }

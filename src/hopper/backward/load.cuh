@@ -4,6 +4,7 @@
 #pragma once
 
 #include "hopper/backward/kernel.cuh"
+#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
@@ -43,26 +44,37 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
   bulk_load(row_slots[stage], rows + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
 }
 
-// The block's rows of K or V.
-template <class Tile>
+// The block's rows of K or V, those that no query sees cleared. loaded: a barrier for this alone.
+template <class Traits, class Tile>
 __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
-                                          const RowMap& map_rows, uint8_t* shared, uint64_t* full) {
-  const SequenceRows& s = work.sequence;
-  arrive_expect_bytes(full, Tile::kBytes);
-  load_box<Tile>(shared, map,
-                 box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), full);
+                                          const RowMap& map_rows, uint8_t* shared, uint64_t* full,
+                                          uint64_t* loaded) {
+  const auto load = [&](uint64_t* barrier) {
+    const SequenceRows& s = work.sequence;
+    arrive_expect_bytes(barrier, Tile::kBytes);
+    load_box<Tile>(shared, map,
+                   box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head),
+                   barrier);
+  };
+  if (Traits::kBand && work.hidden_keys > 0) {
+    load_cleared<Tile>(load, shared, work.hidden_keys, full, loaded, 0);
+  } else {
+    load(full);
+  }
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_k(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work) {
-  load_keys<typename Traits::KTile>(work, &params.k, params.k_rows, shared.k, &shared.k_full);
+  load_keys<Traits, typename Traits::KTile>(work, &params.k, params.k_rows, shared.k,
+                                            &shared.k_full, &shared.k_loaded);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work) {
-  load_keys<typename Traits::VTile>(work, &params.v, params.v_rows, shared.v, &shared.v_full);
+  load_keys<Traits, typename Traits::VTile>(work, &params.v, params.v_rows, shared.v,
+                                            &shared.v_full, &shared.v_loaded);
 }
 
 template <class Traits>

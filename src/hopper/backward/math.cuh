@@ -77,8 +77,6 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   int m = work.query_tile_begin;
   wait(&shared.k_full, 0, BarrierName::kKFull);
   wait(&shared.v_full, 0, BarrierName::kVFull);
-  clear_hidden_keys<Traits, KTile>(work, shared.k, warpgroup, thread);
-  clear_hidden_keys<Traits, VTile>(work, shared.v, warpgroup, thread);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2, phase = tile / 2 % 2;

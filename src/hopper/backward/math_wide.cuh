@@ -46,7 +46,6 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
   wait(&shared.k_full, 0, BarrierName::kKFull);
-  clear_hidden_keys<Traits, KTile>(work, shared.k, 0, thread);
   if (tiles > 0) {
     wait_for_q(0);
     issue_s(0);
@@ -122,9 +121,6 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   wait(&shared.v_full, 0, BarrierName::kVFull);
   wait(&shared.k_full, 0, BarrierName::kKFull);
-  // K for the producer too, which reads it behind the first dS.
-  clear_hidden_keys<Traits, KTile>(work, shared.k, 1, thread);
-  clear_hidden_keys<Traits, VTile>(work, shared.v, 1, thread);
   if (tiles > 0) {
     wait_for_dout(0);
     issue_dp(0);

@@ -7,7 +7,6 @@
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/score.cuh"
-#include "hopper/device/tile/clear_rows.cuh"
 
 namespace flash3::hopper {
 
@@ -37,15 +36,6 @@ __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uin
     Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
   }
   wgmma_commit();
-}
-
-// Clears the rows of the block's K or V that no query sees, for this warpgroup.
-template <class Traits, class Tile>
-__device__ __forceinline__ void clear_hidden_keys(const KeyTile& work, uint8_t* tile, int warpgroup,
-                                                  int thread) {
-  if constexpr (!Traits::kBand) return;
-  const int hidden = uniform(hidden_keys(work.queries.transposed()) - work.key);
-  if (hidden > 0) clear_rows<Tile>(tile, hidden, thread, kWarpgroupThreads, warpgroup);
 }
 
 // dSᵀ of this warpgroup's keys, packed, to its 64 columns of the tile of dS.

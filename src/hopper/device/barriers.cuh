@@ -35,6 +35,7 @@ enum class BarrierName {
   kDsEmpty,
   kDqTurn,
   kTileRead,
+  kTileLoaded,
   kTileFull,
   kTileEmpty,
   kTileWanted
@@ -61,6 +62,7 @@ __device__ inline const char* to_string(BarrierName name) {
     case BarrierName::kDsEmpty: return "ds_empty";
     case BarrierName::kDqTurn: return "dq_turn";
     case BarrierName::kTileRead: return "tile_read";
+    case BarrierName::kTileLoaded: return "tile_loaded";
     case BarrierName::kTileFull: return "tile_full";
     case BarrierName::kTileEmpty: return "tile_empty";
     case BarrierName::kTileWanted: return "tile_wanted";
@@ -116,12 +118,11 @@ __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t 
 // Hardware barriers, one id each; id 0 is __syncthreads'. Those with a warpgroup own
 // kMaxConsumerWarpgroups ids in a row.
 enum class NamedBarrier : int {
-  kGemmTurn = 1,        // this warpgroup may issue its GEMMs (ping-pong)
-  kOutputStaged = 5,    // this warpgroup's output tile is in shared memory, or its readers are done
-                        // with what was there
-  kRowsCleared = 9,     // this warpgroup has cleared rows of a tile (tile/clear_rows.cuh)
-  kOwnKeysRead = 13,    // no consumer reads K and V of the block any more
-  kScoreGradient = 14,  // dS of all warpgroups is in shared memory
+  kGemmTurn = 1,       // this warpgroup may issue its GEMMs (ping-pong)
+  kOutputStaged = 5,   // this warpgroup's output tile is in shared memory, or its readers are done
+                       // with what was there
+  kScoreGradient = 9,  // dS of all warpgroups is in shared memory
+  kOwnKeysRead = 13,   // no consumer reads K and V of the block any more; 10 to 12 are free
 };
 inline constexpr int kMaxConsumerWarpgroups = 4;
 

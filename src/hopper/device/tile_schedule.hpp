@@ -69,7 +69,7 @@ struct WorkTile {
   int head_group;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
   bool valid;                        // false: no more work
-  int hidden_keys;                   // the first ones of the sequence: no query sees them
+  int hidden_keys;                   // the first ones of the first key tile: no query sees them
   SequenceRows sequence;             // of slots: the long one
   TileMask mask;                     // the sequence's
 
@@ -94,7 +94,8 @@ FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const SequenceRows& sequence, co
     const TileMask::Range keys = mask.key_tiles(queries, sequence.k_length, tile_n);
     work.key_tile_begin = keys.begin;
     work.key_tile_end = keys.end;
-    work.hidden_keys = hidden_keys(mask);
+    const int hidden = hidden_keys(mask) - keys.begin * tile_n;
+    work.hidden_keys = hidden > 0 ? hidden : 0;
   }
   return work;
 }

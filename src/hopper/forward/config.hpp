@@ -57,11 +57,6 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
     return fp8() == (element == Element::kE4m3);
   }
-  // Whether what keys hold that no query sees reaches nobody (tile/clear_rows.cuh). FP8 tiles of 96
-  // keys have no registers for that.
-  FLASH3_HOST_DEVICE constexpr bool clears_hidden_keys() const {
-    return band && (!fp8() || tile_n != 96);
-  }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
@@ -94,7 +89,7 @@ struct ForwardConfig {
     return turned_v_cols(tile_n) * head_dim_v;
   }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
-    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages;
+    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages + 1;
     const int tile_ring = 2424;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;

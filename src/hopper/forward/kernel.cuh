@@ -47,6 +47,7 @@ struct ForwardTraits {
     RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
+    uint64_t v_loaded;  // but not cleared yet
     TileRing tiles;
     OwnRows own_rows[4 * kWarpgroups];             // of each consumer warp: rows.cuh
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
@@ -71,6 +72,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
     shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
+    cuda::ptx::mbarrier_init(&shared.v_loaded, 1);
     shared.tiles.init(3 + kWarpgroupThreads * Traits::kWarpgroups);  // loaders, consumers
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
   }

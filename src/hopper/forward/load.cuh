@@ -3,6 +3,7 @@
 // consumers as its buffer allows.
 #pragma once
 
+#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/kernel.cuh"
 
@@ -73,17 +74,19 @@ __device__ __forceinline__ void load_key_tile(const ForwardParams& params, const
 }
 
 // K or V: the key tiles of each work tile from the last to the first. When few of them are left to
-// load, `wanted`, if given, asks the scheduler for the next work tile.
+// load, `wanted`, if given, asks the scheduler for the next work tile. loaded: of V, whose hidden
+// keys are cleared; those of K only make scores that the mask hides.
 template <class Traits, class Tile>
 __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, const TensorMap* map,
                                                const RowMap& rows,
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
-                                               BarrierName empty, TileRing& ring,
-                                               uint64_t* wanted) {
+                                               BarrierName empty, TileRing& ring, uint64_t* wanted,
+                                               uint64_t* loaded) {
   TileReader tiles{ring};
   prefetch(map);
   typename Traits::KvState state;
+  uint32_t loaded_phase = 0;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
     constexpr int kKeyTilesLeft = 1;
@@ -92,8 +95,17 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
     if (wanted != nullptr && !work.has_keys()) arrive(wanted);
     for (int n = end - 1; n >= begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
-      load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
-                                  &barriers.full[state.stage]);
+      uint64_t* const full = &barriers.full[state.stage];
+      const auto load = [&](uint64_t* barrier) {
+        load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
+                                    barrier);
+      };
+      if (Traits::kBand && loaded != nullptr && n == begin && work.hidden_keys > 0) {
+        load_cleared<Tile>(load, stages[state.stage], work.hidden_keys, full, loaded, loaded_phase);
+        loaded_phase ^= 1;
+      } else {
+        load(full);
+      }
       state.advance();
       if (wanted != nullptr && n == ask) arrive(wanted);
     }
@@ -105,7 +117,7 @@ __device__ __forceinline__ void load_k(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
                                                  shared.k_barriers, BarrierName::kKEmpty,
-                                                 shared.tiles, &shared.tiles.wanted);
+                                                 shared.tiles, &shared.tiles.wanted, nullptr);
 }
 
 template <class Traits>
@@ -113,7 +125,7 @@ __device__ __forceinline__ void load_v(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, params.v_rows, shared.v,
                                                  shared.v_barriers, BarrierName::kVEmpty,
-                                                 shared.tiles, nullptr);
+                                                 shared.tiles, nullptr, &shared.v_loaded);
 }
 
 }  // namespace flash3::hopper

@@ -20,7 +20,6 @@
 #include "hopper/device/constant.cuh"
 #include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
-#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load_unspecialised.cuh"
 #include "hopper/forward/rows.cuh"
@@ -125,7 +124,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     TileMask::Range own{key_tile_begin, key_tile_end};
     if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
-    const int hidden = hidden_rows<Traits>(work, begin);  // of the first key tile
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
@@ -298,8 +296,6 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    if (hidden > 0)
-      clear_rows<VTile>(shared.v[v_state.stage], hidden, thread, kWarpgroupThreads, warpgroup);
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);

@@ -37,13 +37,6 @@ __device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
   return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
 }
 
-// How many of the first rows of key tile n no query of the sequence sees.
-template <class Traits>
-__device__ __forceinline__ int hidden_rows(const WorkTile& work, int n) {
-  if constexpr (!Traits::kConfig.clears_hidden_keys()) return 0;
-  return uniform(work.hidden_keys - n * Traits::kTileN);
-}
-
 // Key tiles that need no mask for these queries.
 template <bool kBand>
 __device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& params,

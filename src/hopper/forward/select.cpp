@@ -197,7 +197,6 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   const bool band = needs_band(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
-  const bool hides_keys = may_hide_keys(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
@@ -208,7 +207,7 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) choices.push_back({&kernel, {}, slot_rows});
-    if (c.band != band || (hides_keys && !c.clears_hidden_keys())) continue;
+    if (c.band != band) continue;
     choices.push_back({&kernel, HeadPack{}});
     if (c.fp8()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);

@@ -72,6 +72,7 @@ struct Fp8Traits {
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
     RingBarriers<kRawStages> raw_v_barriers;
+    uint64_t v_loaded;  // but not cleared yet
     TileRing tiles;
     // Of the key tile in K's stage, by the ring's phase: V's are read when K has gone.
     Scales key_scales[2][kStages];
@@ -102,6 +103,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.k_barriers.init(4 * Traits::kWarpgroups, 2);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);
+    cuda::ptx::mbarrier_init(&shared.v_loaded, 1);
     // The loader, transposers, consumers.
     shared.tiles.init(1 + kTransposeThreads + kWarpgroupThreads * Traits::kWarpgroups);
     cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "hopper/device/ptx/async_copy.cuh"
+#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 
@@ -60,6 +61,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   typename Traits::QState q_state;
   typename Traits::KvState k_state;
   typename Traits::RawState v_state;
+  uint32_t loaded_phase = 0;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
     if (!work.has_keys()) {
@@ -100,10 +102,19 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
 
       full = &shared.raw_v_barriers.full[v_state.stage];
       wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, BarrierName::kRawVEmpty);
-      arrive_expect_bytes(full, VTile::kBytes);
-      load_box<VTile>(shared.raw_v[v_state.stage], &params.v,
-                      box_at(params.v_rows, s.batch, s.k_first, s.k_length, n * VTile::kRows, head),
-                      full);
+      uint8_t* const raw_v = shared.raw_v[v_state.stage];
+      const auto load_v = [&](uint64_t* barrier) {
+        arrive_expect_bytes(barrier, VTile::kBytes);
+        load_box<VTile>(
+            raw_v, &params.v,
+            box_at(params.v_rows, s.batch, s.k_first, s.k_length, n * VTile::kRows, head), barrier);
+      };
+      if (Traits::kBand && n == work.key_tile_begin && work.hidden_keys > 0) {
+        load_cleared<VTile>(load_v, raw_v, work.hidden_keys, full, &shared.v_loaded, loaded_phase);
+        loaded_phase ^= 1;
+      } else {
+        load_v(full);
+      }
       v_state.advance();
       if (n == ask) arrive(&shared.tiles.wanted);
     }

@@ -21,7 +21,6 @@
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
-#include "hopper/forward_fp8/transpose.cuh"
 
 namespace flash3::hopper {
 
@@ -124,7 +123,6 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     TileMask::Range own{key_tile_begin, key_tile_end};
     if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
-    const int hidden = hidden_rows<Traits>(work, begin);  // of the first key tile
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
@@ -241,9 +239,6 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     const auto v_state = k_state.behind(1);
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
-    if (hidden > 0)
-      clear_transposed_keys<VTile>(uint32_t(__cvta_generic_to_shared(shared.v[v_state.stage])),
-                                   hidden, thread, warpgroup);
     issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);

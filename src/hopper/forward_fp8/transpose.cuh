@@ -23,7 +23,6 @@
 #pragma once
 
 #include "hopper/device/ptx/ldmatrix.cuh"
-#include "hopper/device/ptx/reduce.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
@@ -72,29 +71,6 @@ __device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t turned, in
       }
     }
   }
-}
-
-// As clear_rows(), of a tile whose keys are columns. By a warpgroup of consumers: the transposing
-// warps have no registers for it.
-template <class VTile>
-__device__ __forceinline__ void clear_transposed_keys(uint32_t tile, int keys, int thread,
-                                                      int warpgroup) {
-  static_assert(VTile::kChunks == 1);
-  constexpr int kWords = 4;  // of 16 keys, which lie side by side
-#pragma unroll 1
-  for (int i = thread; i < (keys + 15) / 16 * kWords * VTile::kRows; i += kWarpgroupThreads) {
-    const int word = i % kWords, dim = i / kWords % VTile::kRows,
-              group = i / (kWords * VTile::kRows) * 16;
-    const int left = keys - group - 2 * word;  // keys 0, 1, 8 and 9 from there: those before it go
-    const uint32_t keep = left > 9   ? 0
-                          : left > 8 ? 0xFF000000
-                          : left > 1 ? 0xFFFF0000
-                          : left > 0 ? 0xFFFFFF00
-                                     : 0xFFFFFFFF;
-    and_shared(tile + VTile::offset(dim, group) + word * 4, keep);
-  }
-  fence_shared_for_async_proxy();
-  sync(NamedBarrier::kRowsCleared, warpgroup, kWarpgroupThreads);
 }
 
 // By kTransposeThreads.

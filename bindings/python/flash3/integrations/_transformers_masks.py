@@ -9,6 +9,10 @@ from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
+from transformers import masking_utils
+
+# What transformers makes of several masks; here, since torch.compile does not trace the import of a lazy module.
+_OR_MASKS = masking_utils.or_masks().__code__
 
 INSTEAD = "take attn_implementation='sdpa' for this model"
 
@@ -137,9 +141,8 @@ def _band(mask_function):
 
 def _band_of_traced(mask_function, local_size, config):
     """The same where torch.compile traces a mask function that may look into a tensor of sequences, which an _Index cannot."""
-    from transformers import masking_utils
     chunk = getattr(config, "attention_chunk_size", None)
-    if mask_function.__code__ is masking_utils.or_masks().__code__ or local_size is not None and local_size == chunk:
+    if mask_function.__code__ is _OR_MASKS or local_size is not None and local_size == chunk:
         raise NotImplementedError("the model's mask has blocks or chunks, which flash3.integrations.transformers does not do; "
                                   f"{INSTEAD}")
     return _Band(None if local_size is None else local_size - 1, 0, packed=True)

@@ -12,9 +12,4 @@ __device__ __forceinline__ void add_to_global(float* address, const float* x) {
                : "memory");
 }
 
-// Keeps the bits of a word in shared memory that are set in `keep`.
-__device__ __forceinline__ void and_shared(uint32_t address, uint32_t keep) {
-  asm volatile("red.shared.and.b32 [%0], %1;" ::"r"(address), "r"(keep) : "memory");
-}
-
 }  // namespace flash3::hopper

@@ -116,7 +116,7 @@ typedef struct flash3_forward_params {
   /* The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
    * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
-   * −∞, whatever v holds.
+   * −∞.
    *
    * What a key holds that no query of its sequence sees (behind seqused, in front of the first
    * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some

@@ -166,7 +166,7 @@ Status select_backend(const P& problem, const Backend** backend) {
   flash3_status code = FLASH3_INVALID_ARGUMENT;
   std::string reasons = "no backend can run this call";
   for (const flash3_backend id : kBestFirst) {
-    const Status status = check_backend(problem, id, backend);
+    Status status = check_backend(problem, id, backend);
     if (status.ok()) return {};
     if (status.code() == FLASH3_CUDA_ERROR) return status;  // no other backend makes up for it
     if (status.code() != FLASH3_INVALID_ARGUMENT) code = FLASH3_UNSUPPORTED;

@@ -133,9 +133,8 @@ class Backward {
     load_row(p_.out, p_.dtype, batch, i, head, out);
     for (int d = 0; d < p_.head_dim_v; ++d) mean += dout_[row][d] * out[d];
     const float dlse =
-        p_.dlse.wanted
-            ? float(p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i])
-            : float(0);
+        p_.dlse.wanted ? p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i]
+                       : 0.f;
     for (Index j = seen.begin; j < seen.end; ++j)
       ds[j] = round(round(p[j] * (ds[j] - mean + dlse)) * slope[j]);
     dsink_ += round(p_sink * (dlse - mean));

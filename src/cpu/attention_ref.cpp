@@ -80,7 +80,8 @@ class Rows {
     for (int r = 0; r < rows.size(); ++r) {
       for (int d = 0; d < p_.head_dim_v; ++d) {
         float& bound = out_bound_[r][d];
-        const float sum = bound_.fp8() ? std::sqrt(bound) : bound;
+        const double own = out_[r][d];
+        const float sum = bound_.fp8() ? static_cast<float>(std::sqrt(bound + own * own)) : bound;
         bound = static_cast<float>(of_size[r] * sum + of_out_.error(out_[r][d]));
       }
       results[r].out = out_[r], results[r].out_bound = out_bound_[r];

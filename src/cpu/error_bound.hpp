@@ -49,9 +49,10 @@
 // Es = 4ε·(|sink| + |lse|). Products of two errors are some u of the bound: kSecondOrder.
 //
 // FP8. A weight in e4m3 errs by up to u = 2⁻⁴ of itself, and out, if one key has all the weight, by
-// as much of v. Over several keys the errors are independent: their size is u·√Σ(p·v)², which
-// bounds the root mean square over a block of rows; so do the lse's. (cases/check.hpp has the
-// rule.) Hopper's FP8 sums keep 13 bits of fraction: 2⁻¹³ · T more in E.
+// as much of v. Over several keys an error has a part of its own for each, u·√Σ(p·v)² together, and
+// one that all share, u·|out|: equal weights round alike. u·√(Σ(p·v)² + out²) bounds the root mean
+// square over a block of rows; so do the lse's. (cases/check.hpp has the rule.) Hopper's FP8 sums
+// keep 13 bits of fraction: 2⁻¹³ · T more in E.
 #pragma once
 
 #include <cmath>

@@ -75,10 +75,11 @@ FLASH3_INLINE void add_transposed(int first, const ReferenceTable<Real>& weights
 }
 
 // Where a vector of 64 bytes takes two registers or four, half as many rows go together.
+// NOLINTBEGIN(bugprone-macro-parentheses): an attribute and a type stand in none.
 #define FLASH3_LOOPS(name, target, half)                                                      \
   template <class Real>                                                                       \
   struct name {                                                                               \
-    static constexpr int kRows = kReferenceRows / half;                                       \
+    static constexpr int kRows = kReferenceRows / (half);                                     \
     target static void dot(const ReferenceTable<Real>& x, const ReferenceTable<Real>& panels, \
                            int64_t dim, Range keys, ReferenceTable<Real>* products) {         \
       dot_products<kRows>(x, panels, dim, keys, products);                                    \
@@ -102,6 +103,7 @@ FLASH3_INLINE void add_transposed(int first, const ReferenceTable<Real>& weights
     static constexpr ReferenceLoops<Real> kLoops{dot, weighted, transposed};                  \
   };
 
+// NOLINTEND(bugprone-macro-parentheses)
 FLASH3_LOOPS(Baseline, , 2)
 #if defined(__x86_64__)
 FLASH3_LOOPS(Avx2, __attribute__((target("avx2,fma"))), 2)

@@ -96,19 +96,6 @@ struct OnlineSoftmax {
     for (int j = 0; j < N; ++j) r_o[j] *= factor[j / 2 % 2];
   }
 
-  // The same at the end, by the factors of finish(): 0 for a row that saw no key, also where the
-  // weights of 0 that it gave to others' keys met a NaN or an infinity.
-  template <bool kBand, int N>
-  static __device__ __forceinline__ void normalize_rows(float (&r_o)[N],
-                                                        const float (&inverse_sum)[2]) {
-    scale_rows(r_o, inverse_sum);
-    if constexpr (!kBand) return;  // all rows see all keys
-    if (__all_sync(~0u, inverse_sum[0] != 0.f && inverse_sum[1] != 0.f)) return;
-#pragma unroll
-    for (int j = 0; j < N; ++j)
-      if (inverse_sum[j / 2 % 2] == 0.f) r_o[j] = 0.f;
-  }
-
   // After the last tile: the factor that normalises each row, and its natural log-sum-exp. A row
   // that saw no key: 0, −∞.
   __device__ __forceinline__ void finish(float (&inverse_sum)[2], float (&lse)[2]) const {

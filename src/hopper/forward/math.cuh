@@ -305,7 +305,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     release_v(v_state.stage);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::template normalize_rows<Traits::kBand>(r_o, inverse_sum);
+    Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_output<Traits>(params, rows, shared.q[q_state.stage][warpgroup], r_o, warpgroup, thread);
     // With a second slot, Q of the next tile is under way already, and this one's can wait.

@@ -244,9 +244,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     const float v_scale = Scales::largest(shared.key_scales[v_state.phase][v_state.stage].v);
-#pragma unroll
-    for (float& factor : inverse_sum)
-      if (factor != 0.f) factor *= v_scale;  // a row that saw nothing is 0, whatever the scale
+    inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
     release(&q_barriers.empty[q_state.stage], thread);
     q_state.advance();
     wgmma_wait<0>();
@@ -254,7 +252,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     release(&shared.v_barriers.empty[v_state.stage], thread);
     if constexpr (kPassBy) pass_by(begin - key_tile_begin);
 
-    Softmax::template normalize_rows<Traits::kBand>(r_o, inverse_sum);
+    Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_fp8_output<Traits>(params, rows, r_o, row_in_warpgroup, thread);
   }

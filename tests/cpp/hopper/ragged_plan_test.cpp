@@ -8,6 +8,7 @@
 
 #include "cases/tensors.hpp"
 #include "hopper/forward/select.hpp"
+#include "hopper/kernel_kind.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -146,6 +147,8 @@ TEST(RaggedSchedule, ShortSequencesShareTiles) {
   const std::vector<int> q = {0, 1, 16, 9, 11, 3, 7, 2, 16}, k = {5, 16, 3, 0, 11, 12, 7, 1, 16};
   for (const char* id :
        {"bf16/b9/q16/k16/h6x2/d64/full/packed", "bf16/b9/q16/k16/h6x2/d128/causal/packed",
+        "bf16/b9/q16/k16/h6x2/d256/w:3/packed", "bf16/b9/q16/k16/h6x2/d96/causal/chunk16/packed",
+        // These may hide keys from all queries, which then must not share a tile with others'.
         "bf16/b9/q16/k16/h6x2/d256/w5:3/packed", "bf16/b9/q16/k16/h6x2/d96/causal/chunk4/packed",
         "bf16/b9/q16/k16/h6x2/d192x128/full/packed"}) {
     const Batch batch(id, q, k);
@@ -163,7 +166,7 @@ TEST(RaggedSchedule, ShortSequencesShareTiles) {
       }
       coverage.expect_all_once(id);
     }
-    EXPECT_EQ(with_slots, 1) << id;
+    EXPECT_EQ(with_slots, may_hide_keys(batch.problem) ? 0 : 1) << id;
   }
 }
 

@@ -295,3 +295,12 @@ def test_explain_and_supported(device):
         assert not no and no.reason
     with pytest.raises(ValueError, match="must have the same head_dim"):
         flash3.supported(q, k[..., :8], v)
+
+
+@pytest.mark.parametrize("make_tensor", [lambda x: x, torch.Tensor.numpy], ids=["torch", "numpy"])
+def test_questions_about_a_last_dimension_with_gaps(make_tensor):
+    """attention() copies such tensors, and what is asked about them is asked about the copies."""
+    q, k, v = (make_tensor(torch.randn(1, 5, 2, 32))[..., ::2] for _ in range(3))
+    assert flash3.attention(q, k, v).shape == (1, 5, 2, 16)
+    assert flash3.supported(q, k, v) and "kernel:" in flash3.explain(q, k, v)
+    assert flash3.supported(q, k, v, backward=True)

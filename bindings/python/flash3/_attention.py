@@ -90,7 +90,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
                                     out_dtype, compute, rotation_seed, return_lse)
         return (out, lse) if return_lse else out
-    q, k, v = (_contiguous_last("q", q), _contiguous_last("k", k), _contiguous_last("v", v))
+    q, k, v = (_contiguous_last(x) for x in (q, k, v))
     about_q, about_v = _host("q", q), _host("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
     # Rows that belong to no token are not written: they get what a query without keys gets.
@@ -124,8 +124,7 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, wind
                    max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic)
     if _is_torch(q):
         return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, dlse, **options))
-    dout, q, k, v, out = (_contiguous_last(name, x) for name, x in
-                          (("dout", dout), ("q", q), ("k", k), ("v", v), ("out", out)))
+    dout, q, k, v, out = (_contiguous_last(x) for x in (dout, q, k, v, out))
     made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
     dsink = None
     if sink is not None:
@@ -143,8 +142,17 @@ class _Shape:
         self.dtype = dtype
 
 
+def _as_computed(x):
+    """A tensor as attention() hands it on: one that it copies, since its last dimension has gaps, is a new one without values."""
+    if torch is not None and isinstance(x, torch.Tensor):
+        gaps = x.dim() > 0 and x.layout is torch.strided and x.shape[-1] > 1 and x.stride(-1) != 1
+        return torch.empty_like(x, memory_format=torch.contiguous_format) if gaps else x
+    return _contiguous_last(x, copy=lambda x: x.__class__(x.shape, x.dtype))
+
+
 def _question(ask_forward, ask_backward, q, k, v, backward, options):
     """Puts an attention() call, or that of its gradients, to a function of arrays."""
+    q, k, v = (_as_computed(x) for x in (q, k, v))
     about_q, about_k, about_v = describe("q", q), describe("k", k), describe("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
     options = dict(options)
@@ -197,15 +205,15 @@ def _host(name, x):
     return about
 
 
-def _contiguous_last(name, x):
+def _contiguous_last(x, copy=lambda x: x.copy(order="C")):
     """A numpy array whose last dimension has gaps is copied; any other stride that is not negative is passed on."""
     if isinstance(x, E4M3):
-        return E4M3(_contiguous_last(name, x.codes))
+        return E4M3(_contiguous_last(x.codes, copy))
     strides = getattr(x, "strides", None)
     if type(x).__module__.partition(".")[0] != "numpy" or not strides:
         return x
     if x.shape[-1] > 1 and strides[-1] != x.itemsize or min(strides) < 0:
-        return x.copy(order="C")
+        return copy(x)
     return x
 
 

@@ -65,7 +65,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
                                max_seqlen_q or 0, max_seqlen_k or 0)
         return Quantized(*(x if name.partition("_")[0] in given else None for name, x in zip(Quantized._fields, made)))
 
-    given = {name: _contiguous_last(name, x) for name, x in given.items()}
+    given = {name: _contiguous_last(x) for name, x in given.items()}
     about = {name: _host(name, x) for name, x in given.items()}
     for name, one in about.items():
         _check_dims(name, one)

@@ -19,9 +19,9 @@ inline bool may_hide(const Problem& p) {
                        : !p.mask().is_full(p.seq_q, p.seq_k);
 }
 
-// Whether there may be keys that no query sees: in front of the first query's window or chunk.
+// Whether a ragged batch may have keys that no query sees, in front of the first query's window or
+// chunk.
 inline bool may_hide_keys(const Problem& p) {
-  if (!p.is_ragged()) return p.mask().first(0) > 0;
   const Index longest = std::max(p.seq_q, p.seq_k);
   const MaskRule& rule = p.mask_rule;
   return (rule.window_left >= 0 && rule.window_left < longest - 1) ||

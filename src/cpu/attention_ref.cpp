@@ -4,13 +4,12 @@
 #include "cpu/attention_ref.hpp"
 
 #include <algorithm>
-#include <atomic>
 
 #include "cpu/error_bound.hpp"
 #include "cpu/one_sequence.hpp"
-#include "cpu/parallel.hpp"
 #include "cpu/reference_math.hpp"
 #include "cpu/reference_rows.hpp"
+#include "cpu/row_groups.hpp"
 
 namespace flash3 {
 namespace {
@@ -138,24 +137,7 @@ class Rows {
 
 template <class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
-  if (p.is_empty()) return;
-  // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
-  const int64_t groups = (p.seq_q + kRows - 1) / kRows, tasks = p.batch * p.heads_q * groups;
-  const int64_t run = std::clamp<int64_t>(tasks / 64, 1, 64);
-  const double work = static_cast<double>(tasks) * kRows * static_cast<double>(p.seq_k + 1) *
-                      (p.head_dim + p.head_dim_v + 64);
-  const int threads = num_threads > 0 ? num_threads : available_threads();
-
-  std::atomic<int64_t> next{0};
-  run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
-    Rows<Store> rows(p, store);
-    for (int64_t first; (first = next.fetch_add(run)) < tasks;)
-      for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
-        const int64_t begin = task % groups * kRows;
-        rows.compute(task / groups / p.heads_q, task / groups % p.heads_q,
-                     {begin, std::min<int64_t>(begin + kRows, p.seq_q)});
-      }
-  });
+  for_each_row_group<kRows>(p, num_threads, [&] { return Rows<Store>(p, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.

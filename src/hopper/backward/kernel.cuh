@@ -50,13 +50,13 @@ struct BackwardTraits {
     RingBarriers<kQueryStages> q_barriers;
     RingBarriers<kQueryStages> dout_barriers;
     uint64_t k_full, v_full;
-    uint64_t k_loaded, v_loaded;  // but not cleared yet
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
     RingBarriers<2> ds_barriers;
     uint64_t tile_read;
     KeyTile work;
     RowKeys seen_by[kConfig.mask_rows()];  // a key: these queries
+    uint64_t k_loaded, v_loaded;           // but not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

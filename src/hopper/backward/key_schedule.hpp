@@ -44,7 +44,6 @@ struct KeyTile {
   int kv_head;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
   int first_query_tile;                  // of the sequence: QueryTiles
-  int hidden_keys;                       // the first ones of the tile: no query sees them
   SequenceRows sequence;
   TileMask queries;  // that see a key: the mask, transposed
 
@@ -53,6 +52,12 @@ struct KeyTile {
   }
   FLASH3_HOST_DEVICE constexpr int next(int query_tile) const {
     return query_tile + 1 == query_tile_end ? query_tile_begin : query_tile + 1;
+  }
+
+  // How many of its keys no query of the sequence sees: they lie in front of the first query's
+  // window or chunk. At most 0 if none.
+  FLASH3_HOST_DEVICE constexpr int hidden_keys() const {
+    return queries.transposed().first(0) - key;
   }
 };
 
@@ -76,8 +81,6 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
     const TileMask::Range tiles = work.queries.key_tiles(keys, sequence.q_length, tile_m);
     work.query_tile_begin = tiles.begin;
     work.query_tile_end = tiles.end;
-    const int hidden = hidden_keys(work.queries.transposed()) - work.key;
-    work.hidden_keys = hidden > 0 ? hidden : 0;
   }
   return work;
 }

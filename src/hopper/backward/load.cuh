@@ -49,18 +49,13 @@ template <class Traits, class Tile>
 __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
                                           const RowMap& map_rows, uint8_t* shared, uint64_t* full,
                                           uint64_t* loaded) {
-  const auto load = [&](uint64_t* barrier) {
-    const SequenceRows& s = work.sequence;
-    arrive_expect_bytes(barrier, Tile::kBytes);
-    load_box<Tile>(shared, map,
-                   box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head),
-                   barrier);
-  };
-  if (Traits::kBand && work.hidden_keys > 0) {
-    load_cleared<Tile>(load, shared, work.hidden_keys, full, loaded, 0);
-  } else {
-    load(full);
-  }
+  const SequenceRows& s = work.sequence;
+  const int hidden = Traits::kBand ? work.hidden_keys() : 0;
+  uint64_t* const barrier = hidden > 0 ? loaded : full;
+  arrive_expect_bytes(barrier, Tile::kBytes);
+  load_box<Tile>(shared, map,
+                 box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), barrier);
+  if (hidden > 0) clear_when_loaded<Tile>(shared, hidden, loaded, 0, full);
 }
 
 template <class Traits>

@@ -57,23 +57,21 @@ struct TileSchedule {
 // Short sequences whose rows are one work tile's.
 inline constexpr int kMaxSlots = 16;
 
-// How many of a sequence's first keys no query sees: they lie in front of the first query's window
-// or chunk.
-FLASH3_HOST_DEVICE constexpr int hidden_keys(const TileMask& mask) {
-  const int first = mask.first(0);
-  return first > 0 ? first : 0;
-}
-
 struct WorkTile {
   int query;  // the first one
   int head_group;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
   bool valid;                        // false: no more work
-  int hidden_keys;                   // the first ones of the first key tile: no query sees them
   SequenceRows sequence;             // of slots: the long one
   TileMask mask;                     // the sequence's
 
   FLASH3_HOST_DEVICE constexpr bool has_keys() const { return key_tile_begin < key_tile_end; }
+
+  // How many of the first key tile's keys no query of the sequence sees: they lie in front of the
+  // first query's window or chunk. At most 0 if none.
+  FLASH3_HOST_DEVICE constexpr int hidden_keys(int tile_n) const {
+    return mask.first(0) - key_tile_begin * tile_n;
+  }
 };
 
 // Tile m_tile of a head group of a sequence, for a kernel with key tiles of tile_n and a band or
@@ -94,8 +92,6 @@ FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const SequenceRows& sequence, co
     const TileMask::Range keys = mask.key_tiles(queries, sequence.k_length, tile_n);
     work.key_tile_begin = keys.begin;
     work.key_tile_end = keys.end;
-    const int hidden = hidden_keys(mask) - keys.begin * tile_n;
-    work.hidden_keys = hidden > 0 ? hidden : 0;
   }
   return work;
 }

@@ -47,10 +47,10 @@ struct ForwardTraits {
     RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
-    uint64_t v_loaded;  // but not cleared yet
     TileRing tiles;
     OwnRows own_rows[4 * kWarpgroups];             // of each consumer warp: rows.cuh
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
+    uint64_t v_loaded;                             // but not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

@@ -96,15 +96,13 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
     for (int n = end - 1; n >= begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       uint64_t* const full = &barriers.full[state.stage];
-      const auto load = [&](uint64_t* barrier) {
-        load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
-                                    barrier);
-      };
-      if (Traits::kBand && loaded != nullptr && n == begin && work.hidden_keys > 0) {
-        load_cleared<Tile>(load, stages[state.stage], work.hidden_keys, full, loaded, loaded_phase);
+      const bool may_hide = Traits::kBand && loaded != nullptr && n == begin;
+      const int hidden = may_hide ? work.hidden_keys(Tile::kRows) : 0;
+      load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
+                                  hidden > 0 ? loaded : full);
+      if (hidden > 0) {
+        clear_when_loaded<Tile>(stages[state.stage], hidden, loaded, loaded_phase, full);
         loaded_phase ^= 1;
-      } else {
-        load(full);
       }
       state.advance();
       if (wanted != nullptr && n == ask) arrive(wanted);

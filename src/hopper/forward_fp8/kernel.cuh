@@ -72,13 +72,13 @@ struct Fp8Traits {
     RingBarriers<kStages> k_barriers;
     RingBarriers<kStages> v_barriers;
     RingBarriers<kRawStages> raw_v_barriers;
-    uint64_t v_loaded;  // but not cleared yet
     TileRing tiles;
     // Of the key tile in K's stage, by the ring's phase: V's are read when K has gone.
     Scales key_scales[2][kStages];
     float q_scales[kQStages][4];  // of each warpgroup
     OwnRows own_rows[4 * kWarpgroups];
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];
+    uint64_t v_loaded;  // but not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

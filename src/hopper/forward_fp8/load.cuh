@@ -103,17 +103,16 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       full = &shared.raw_v_barriers.full[v_state.stage];
       wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, BarrierName::kRawVEmpty);
       uint8_t* const raw_v = shared.raw_v[v_state.stage];
-      const auto load_v = [&](uint64_t* barrier) {
-        arrive_expect_bytes(barrier, VTile::kBytes);
-        load_box<VTile>(
-            raw_v, &params.v,
-            box_at(params.v_rows, s.batch, s.k_first, s.k_length, n * VTile::kRows, head), barrier);
-      };
-      if (Traits::kBand && n == work.key_tile_begin && work.hidden_keys > 0) {
-        load_cleared<VTile>(load_v, raw_v, work.hidden_keys, full, &shared.v_loaded, loaded_phase);
+      const bool may_hide = Traits::kBand && n == work.key_tile_begin;
+      const int hidden = may_hide ? work.hidden_keys(VTile::kRows) : 0;
+      uint64_t* const barrier = hidden > 0 ? &shared.v_loaded : full;
+      arrive_expect_bytes(barrier, VTile::kBytes);
+      load_box<VTile>(raw_v, &params.v,
+                      box_at(params.v_rows, s.batch, s.k_first, s.k_length, n * VTile::kRows, head),
+                      barrier);
+      if (hidden > 0) {
+        clear_when_loaded<VTile>(raw_v, hidden, &shared.v_loaded, loaded_phase, full);
         loaded_phase ^= 1;
-      } else {
-        load_v(full);
       }
       v_state.advance();
       if (n == ask) arrive(&shared.tiles.wanted);

@@ -15,21 +15,21 @@ namespace flash3::hopper {
 template <class Tile>
 __device__ __forceinline__ void clear_rows(uint8_t* tile, int rows) {
   const int bytes = min(rows, Tile::kRows) * Tile::kRowBytes;
+  // One loop: two make ptxas schedule the consumers of the same kernel worse.
 #pragma unroll 1
-  for (int chunk = 0; chunk < Tile::kChunks; ++chunk, tile += Tile::kChunkBytes)
-#pragma unroll 1
-    for (int at = 0; at < bytes; at += 16) *reinterpret_cast<uint4*>(tile + at) = {};
+  for (int at = 0; at < bytes; at += 16)
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
+      *reinterpret_cast<uint4*>(tile + chunk * Tile::kChunkBytes + at) = {};
   fence_shared_for_async_proxy();
 }
 
-// Loads a tile by load(barrier), of which the first `hidden` rows are cleared before it counts as
-// full. `loaded` is a barrier for this alone, in phase `loaded_phase`.
-template <class Tile, class Load>
-__device__ __forceinline__ void load_cleared(const Load& load, uint8_t* tile, int hidden,
-                                             uint64_t* full, uint64_t* loaded,
-                                             uint32_t loaded_phase) {
-  load(loaded);
-  wait(loaded, loaded_phase, BarrierName::kTileLoaded);
+// Clears the first `hidden` rows of a tile whose load completes `loaded`, a barrier for this alone
+// in this phase; then the tile counts as full.
+template <class Tile>
+__device__ __forceinline__ void clear_when_loaded(uint8_t* tile, int hidden, uint64_t* loaded,
+                                                  uint32_t phase, uint64_t* full) {
+  wait(loaded, phase, BarrierName::kTileLoaded);
   clear_rows<Tile>(tile, hidden);
   arrive(full);
 }

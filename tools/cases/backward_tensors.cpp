@@ -44,12 +44,6 @@ void place_nan(const flash3_tensor& t, int64_t batch, int64_t seq, int64_t head,
 
 }  // namespace
 
-GuardedTensor clone(const GuardedTensor& tensor) {
-  GuardedTensor copy = tensor;
-  if (!copy.bytes.empty()) copy.view.data = copy.bytes.data() + copy.offset;
-  return copy;
-}
-
 BackwardViews BackwardTensors::views() const {
   return {q.view,    k.view,  v.view,  out.view, lse.view,   dout.view,
           dlse.view, dq.view, dk.view, dv.view,  dsink.view, extra.views()};

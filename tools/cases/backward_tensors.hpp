@@ -36,7 +36,4 @@ flash3_backward_params make_backward_params(const Case& c, const BackwardViews& 
 // The same without data, for questions.
 flash3_backward_params make_backward_question(const Case& c);
 
-// A copy whose view points into the copy.
-GuardedTensor clone(const GuardedTensor& tensor);
-
 }  // namespace flash3::cases

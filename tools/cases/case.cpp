@@ -331,6 +331,22 @@ double tensor_bytes(const Case& c, const CaseSequences* given) {
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
 
+double host_bytes(const Case& c) {
+  const CaseSequences sequences = make_sequences(c);
+  const auto rows = [&](const SequenceRows& of, int64_t heads) {
+    return static_cast<double>((of.cu.empty() ? c.batch : 1) * of.rows * heads);
+  };
+  const double rows_q = rows(sequences.q, c.heads_q), rows_k = rows(sequences.k, c.heads_k);
+  const double dim = static_cast<double>(c.head_dim), dim_v = static_cast<double>(c.head_dim_v);
+  const double of_q = rows_q * dim, of_out = rows_q * dim_v, of_kv = rows_k * (dim + dim_v);
+  const double size = dtype_size(c.dtype), out_size = dtype_size(c.dtype_of_out());
+  constexpr double kWritten = 3, kReference = sizeof(double) + sizeof(float);
+  const double checked = kWritten * out_size + kReference;
+  const double inputs = (of_q + of_kv) * size;
+  return c.backward ? inputs + 2 * of_out * out_size + (of_q + of_kv) * checked
+                    : inputs + of_out * checked;
+}
+
 double cost_per_token(const Case& c, const CaseSequences* given) {
   const double tokens = static_cast<double>(queries(c, given));
   const double pairs = sum_over_sequences(c, given, [](int64_t q, int64_t k) {

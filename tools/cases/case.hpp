@@ -142,6 +142,10 @@ double flops(const Case& c, const CaseSequences* given = nullptr);
 // too.
 double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
 
+// About what checking the case takes of the host's memory: all rows of its tensors, of those that a
+// call writes some copies, and their reference in float64 with its bounds.
+double host_bytes(const Case& c);
+
 // The keys of a query's own sequence, masked or not: the mean over all queries. A dense
 // self-attention of this length has the same cost per token.
 double cost_per_token(const Case& c, const CaseSequences* given = nullptr);

@@ -30,6 +30,10 @@ void HostMemory::fill(void* to, std::byte value, size_t bytes) {
   if (bytes > 0) std::memset(to, static_cast<int>(value), bytes);
 }
 
+bool HostMemory::equal(const void* a, const void* b, size_t bytes) {
+  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
+}
+
 double HostMemory::time(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();

@@ -27,6 +27,10 @@ class Memory {
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
   // After the work enqueued so far; may return before it is done.
   virtual void fill(void* to, std::byte value, size_t bytes) = 0;
+  // Within this memory; as fill.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  // Whether two places in this memory hold the same, after the work enqueued so far; waits.
+  virtual bool equal(const void* a, const void* b, size_t bytes) = 0;
   // Waits for the calls enqueued on stream() and throws if one failed.
   virtual void finish() = 0;
   // Seconds that the calls which work() enqueues take, back to back. Waits for them.
@@ -41,6 +45,8 @@ class HostMemory final : public Memory {
   void copy_in(void* to, const void* from_host, size_t bytes) override;
   void copy_out(void* to_host, const void* from, size_t bytes) override;
   void fill(void* to, std::byte value, size_t bytes) override;
+  void copy(void* to, const void* from, size_t bytes) override { copy_in(to, from, bytes); }
+  bool equal(const void* a, const void* b, size_t bytes) override;
   void finish() override {}
   double time(const std::function<void()>& work) override;
   void* stream() const override { return nullptr; }
@@ -62,6 +68,10 @@ class PooledMemory final : public Memory {
     memory_->copy_out(to_host, from, bytes);
   }
   void fill(void* to, std::byte value, size_t bytes) override { memory_->fill(to, value, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { memory_->copy(to, from, bytes); }
+  bool equal(const void* a, const void* b, size_t bytes) override {
+    return memory_->equal(a, b, bytes);
+  }
   void finish() override { memory_->finish(); }
   double time(const std::function<void()>& work) override { return memory_->time(work); }
   void* stream() const override { return memory_->stream(); }

@@ -154,6 +154,12 @@ std::string GuardedTensor::damage() const {
          " from its start was overwritten, outside its elements";
 }
 
+GuardedTensor clone(const GuardedTensor& tensor) {
+  GuardedTensor copy = tensor;
+  if (!copy.bytes.empty()) copy.view.data = copy.bytes.data() + copy.offset;
+  return copy;
+}
+
 GuardedTensor make_tensor(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                           int64_t dim, Layout layout) {
   const TensorLayout all = all_of(layout);

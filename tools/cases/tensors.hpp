@@ -32,6 +32,9 @@ struct GuardedTensor {
   std::string damage() const;
 };
 
+// A copy whose view points into the copy.
+GuardedTensor clone(const GuardedTensor& tensor);
+
 GuardedTensor make_tensor(flash3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                           int64_t dim, Layout layout);
 GuardedTensor make_lse(int64_t batch, int64_t heads, int64_t seq, Layout layout);

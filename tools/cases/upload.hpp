@@ -16,28 +16,52 @@ namespace flash3::cases {
 class Upload {
  public:
   Upload(Memory& memory, const GuardedTensor& host)
-      : memory_(memory), host_(host), base_(memory.allocate(host.bytes.size())) {
-    reset();
+      : memory_(memory), host_(host), base_(memory.allocate(size())) {
+    memory_.copy_in(base_.get(), host_.bytes.data(), size());
   }
-  void reset() { memory_.copy_in(base_.get(), host_.bytes.data(), host_.bytes.size()); }
+  // As it was uploaded.
+  void reset() { memory_.copy(base_.get(), pristine(), size()); }
   void download(GuardedTensor* to) const {
     memory_.copy_out(to->bytes.data(), base_.get(), to->bytes.size());
   }
   // Whether no call has written to it, nor around it.
-  bool is_unchanged() const {
-    GuardedTensor now;
-    now.bytes.resize(host_.bytes.size());
-    if (!now.bytes.empty()) download(&now);
-    return now.bytes == host_.bytes;
+  bool is_unchanged() const { return same_bytes(0, size()); }
+  // Whether no call has written around it: of a workspace, which has no gaps.
+  bool is_unchanged_around() const {
+    const size_t end = host_.offset + static_cast<size_t>(host_.view.shape[host_.view.ndim - 1] *
+                                                          element_size(host_.view.dtype));
+    return same_bytes(0, host_.offset) && same_bytes(end, size() - end);
   }
+  // Remembers what it holds now.
+  void keep() {
+    if (!kept_) kept_ = memory_.allocate(size());
+    memory_.copy(kept_.get(), base_.get(), size());
+  }
+  bool is_as_kept() const { return size() == 0 || memory_.equal(base_.get(), kept_.get(), size()); }
   flash3_tensor view() const {
     return host_.bytes.empty() ? flash3_tensor{} : host_.at(base_.get());
   }
+  const GuardedTensor& host() const { return host_; }
 
  private:
+  size_t size() const { return host_.bytes.size(); }
+  // The uploaded bytes beside the tensor, so that repeated calls need no host.
+  const void* pristine() const {
+    if (!pristine_) {
+      pristine_ = memory_.allocate(size());
+      memory_.copy_in(pristine_.get(), host_.bytes.data(), size());
+    }
+    return pristine_.get();
+  }
+  bool same_bytes(size_t from, size_t bytes) const {
+    return bytes == 0 || memory_.equal(static_cast<std::byte*>(base_.get()) + from,
+                                       static_cast<const std::byte*>(pristine()) + from, bytes);
+  }
+
   Memory& memory_;
   const GuardedTensor& host_;
-  std::shared_ptr<void> base_;
+  std::shared_ptr<void> base_, kept_;
+  mutable std::shared_ptr<void> pristine_;
 };
 
 class ExtraUploads {
@@ -68,17 +92,37 @@ class ExtraUploads {
 using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
 using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
 
-// What a call has written where it must not, in words; "" if nothing: around its outputs, as they
-// came back, or to its inputs.
-inline std::string find_damage(const NamedTensors& outputs, NamedUploads inputs,
-                               const ExtraUploads& extra) {
-  for (const auto& [name, tensor] : outputs)
-    if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
-      return std::string(name) + ": " + what;
+// Which input a call has overwritten, in words; "" if none.
+inline std::string find_overwritten(NamedUploads inputs, const ExtraUploads& extra) {
   for (const auto& input : extra.inputs()) inputs.push_back(input);
   for (const auto& [name, upload] : inputs)
     if (!upload->is_unchanged()) return std::string(name) + " is an input and was overwritten";
   return "";
+}
+
+// What a call has written where it must not, in words; "" if nothing: around its outputs, as they
+// came back, or to its inputs.
+inline std::string find_damage(const NamedTensors& outputs, const NamedUploads& inputs,
+                               const ExtraUploads& extra) {
+  for (const auto& [name, tensor] : outputs)
+    if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
+      return std::string(name) + ": " + what;
+  return find_overwritten(inputs, extra);
+}
+
+// What the run-th call did otherwise than the first, whose outputs are kept and were sound.
+inline std::string find_difference(int run, const NamedUploads& outputs, const Upload& workspace,
+                                   const NamedUploads& inputs, const ExtraUploads& extra) {
+  for (const auto& [name, upload] : outputs) {
+    if (upload->is_as_kept()) continue;
+    GuardedTensor now = clone(upload->host());
+    upload->download(&now);
+    if (const std::string what = now.damage(); !what.empty())
+      return std::string(name) + ": " + what;
+    return "run " + std::to_string(run + 1) + " gave other bits than run 1";
+  }
+  if (!workspace.is_unchanged_around()) return "workspace: written outside its elements";
+  return find_overwritten(inputs, extra);
 }
 
 // What a workspace of so many bytes is made from: poisoned, and guarded like a tensor of bytes; [1,

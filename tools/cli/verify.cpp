@@ -16,6 +16,7 @@
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/memory_budget.hpp"
 #include "cli/progress.hpp"
 #include "cli/run_input.hpp"
 #include "cpu/parallel.hpp"
@@ -127,13 +128,16 @@ std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend b
   std::mutex mutex;
   std::atomic<size_t> next{0};
   std::string broken;  // the device failed: nothing after it means anything
+  MemoryBudget budget(MemoryBudget::of_machine());
   const auto work = [&] {
     size_t i = 0;
     try {
       const auto memory = make_memory(backend);
       while ((i = next++) < order.size()) {
+        const Case& c = list[order[i]];
         CheckResult& result = results[order[i]];
-        result = run_case(list[order[i]], *memory, run);
+        const MemoryBudget::Share share(budget, cases::host_bytes(c));
+        result = run_case(c, *memory, run);
         if (options.accuracy && result.passed()) result.failure = check_accuracy(result.out);
         const std::lock_guard lock(mutex);
         done(order[i], result);

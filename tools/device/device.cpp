@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "device/compare.hpp"
+
 namespace flash3::device {
 namespace {
 
@@ -57,6 +59,21 @@ class DeviceMemory final : public cases::Memory {
     if (bytes == 0) return;
     check(cudaMemsetAsync(to, static_cast<int>(value), bytes, stream_), "cudaMemsetAsync");
   }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes == 0) return;
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
+          "copy on the device");
+  }
+  bool equal(const void* a, const void* b, size_t bytes) override {
+    if (bytes == 0) return true;
+    if (!differ_) differ_ = allocate(sizeof(int));
+    fill(differ_.get(), std::byte{0}, sizeof(int));
+    check(note_difference(a, b, bytes, static_cast<int*>(differ_.get()), stream_),
+          "comparing on the device");
+    int differ = 0;
+    copy_out(&differ, differ_.get(), sizeof differ);
+    return differ == 0;
+  }
   void finish() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   double time(const std::function<void()>& work) override {
     check(cudaEventRecord(start_.get(), stream_), "cudaEventRecord");
@@ -72,6 +89,7 @@ class DeviceMemory final : public cases::Memory {
  private:
   cudaStream_t stream_ = nullptr;
   Event start_, stop_;
+  std::shared_ptr<void> differ_;  // an int
 };
 
 int attribute(cudaDeviceAttr which, int device) {

@@ -155,8 +155,8 @@ TEST(BackwardRunner, CatchesADamagedGuard) {
   options.repeat = 2;
   for (const auto& [download, name] :
        {std::pair{kDq, "dq: "}, std::pair{kDv, "dv: "}, std::pair{kInputs + 7 + kDv, "dv: "}}) {
-    FaultyMemory memory([wanted = download](void* to, size_t n, int call) {
-      if (call == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
+    FaultyMemory memory([wanted = download](void* to, size_t n, int look) {
+      if (look == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
     });
     const std::string failure = run_case(parsed(kCase), memory, options).failure;
     EXPECT_EQ(failure.find(name), 0u) << failure;
@@ -167,8 +167,8 @@ TEST(BackwardRunner, CatchesADamagedGuard) {
 TEST(BackwardRunner, CatchesAnOverwrittenInput) {
   const char* inputs[] = {"q", "k", "v", "out", "lse", "dout", "dlse"};
   for (int i = 0; i < 7; ++i) {
-    FaultyMemory memory([i](void* to, size_t n, int call) {
-      if (call == kInputs + i) static_cast<unsigned char*>(to)[n / 2] ^= 1;
+    FaultyMemory memory([i](void* to, size_t n, int look) {
+      if (look == kInputs + i) static_cast<unsigned char*>(to)[n / 2] ^= 1;
     });
     EXPECT_EQ(run_case(parsed(kCase), memory, {}).failure,
               std::string(inputs[i]) + " is an input and was overwritten");
@@ -176,8 +176,8 @@ TEST(BackwardRunner, CatchesAnOverwrittenInput) {
 }
 
 TEST(BackwardRunner, CatchesAWrongElement) {
-  FaultyMemory memory([](void* to, size_t n, int call) {
-    if (call == kDv) static_cast<uint16_t*>(to)[n / 4] = 0x4200;  // 32, in the middle of dv
+  FaultyMemory memory([](void* to, size_t n, int look) {
+    if (look == kDv) static_cast<uint16_t*>(to)[n / 4] = 0x4200;  // 32, in the middle of dv
   });
   EXPECT_NE(run_case(parsed(kCase), memory, {}).failure.find("got 32"), std::string::npos);
 }
@@ -185,8 +185,8 @@ TEST(BackwardRunner, CatchesAWrongElement) {
 // One bit in the second run: an error if the bits were promised, else only a matter of size.
 TEST(BackwardRunner, HoldsDeterministicCasesToTheirBits) {
   const auto flip_in_second_run = [](int calls_of_first_run, unsigned char bit) {
-    return [=](void* to, size_t n, int call) {
-      if (call == calls_of_first_run + kDv) static_cast<unsigned char*>(to)[n / 4 * 2] ^= bit;
+    return [=](void* to, size_t n, int look) {
+      if (look == calls_of_first_run + kDv) static_cast<unsigned char*>(to)[n / 4 * 2] ^= bit;
     };
   };
   RunOptions options;
@@ -196,8 +196,8 @@ TEST(BackwardRunner, HoldsDeterministicCasesToTheirBits) {
             "run 2 gave other bits than run 1");
   FaultyMemory close(flip_in_second_run(kInputs + 7, 1));
   EXPECT_EQ(run_case(parsed(kCase), close, options).failure, "");
-  FaultyMemory wrong([](void* to, size_t n, int call) {
-    if (call == kInputs + 7 + kDv) static_cast<uint16_t*>(to)[n / 4] = 0x4200;
+  FaultyMemory wrong([](void* to, size_t n, int look) {
+    if (look == kInputs + 7 + kDv) static_cast<uint16_t*>(to)[n / 4] = 0x4200;
   });
   EXPECT_NE(run_case(parsed(kCase), wrong, options).failure.find("got 32"), std::string::npos);
 }

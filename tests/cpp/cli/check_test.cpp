@@ -261,16 +261,18 @@ TEST(Runner, PassesTheCpuBackend) {
   EXPECT_LT(v.out.fraction, 1);
 }
 
-// What comes back from a call: out, lse, workspace, q, k, v.
-constexpr int kDownloads = 6;
+// What is looked at after a call: out, lse, the workspace, q, k, v; after a second one both sides
+// of the workspace.
+constexpr int kLooks = 6;
+int first_input(int run) { return run == 0 ? 3 : kLooks + 4; }
 
 // Also in a second run.
 TEST(Runner, CatchesADamagedGuard) {
   RunOptions options;
   options.repeat = 2;
-  for (const int download : {0, 1, kDownloads, kDownloads + 1}) {
-    FaultyMemory memory([=](void* to, size_t n, int call) {
-      if (call == download) static_cast<unsigned char*>(to)[n - 1] = 0;
+  for (const int wanted : {0, 1, kLooks, kLooks + 1}) {
+    FaultyMemory memory([=](void* to, size_t n, int look) {
+      if (look == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
     });
     const std::string failure = run_case(small_case(), memory, options).failure;
     EXPECT_NE(failure.find("outside its elements"), std::string::npos) << failure;
@@ -282,31 +284,44 @@ TEST(Runner, CatchesAnOverwrittenInput) {
   options.repeat = 2;
   for (const int run : {0, 1})
     for (int i = 0; i < 3; ++i) {
-      FaultyMemory memory([=](void* to, size_t n, int call) {
-        if (call == run * kDownloads + 3 + i) static_cast<unsigned char*>(to)[n / 2] ^= 1;
+      FaultyMemory memory([=](void* to, size_t n, int look) {
+        if (look == first_input(run) + i) static_cast<unsigned char*>(to)[n / 2] ^= 1;
       });
       EXPECT_EQ(run_case(small_case(), memory, options).failure,
                 std::string(1, "qkv"[i]) + " is an input and was overwritten");
     }
 }
 
+TEST(Runner, CatchesAWorkspaceWrittenAround) {
+  RunOptions options;
+  options.repeat = 2;
+  for (const int wanted : {2, kLooks + 2, kLooks + 3}) {
+    FaultyMemory memory([=](void* to, size_t n, int look) {
+      if (look == wanted) static_cast<unsigned char*>(to)[n - 1] = 0;
+    });
+    const std::string failure = run_case(small_case(), memory, options).failure;
+    EXPECT_EQ(failure.find("workspace: "), 0u) << failure;
+  }
+}
+
 TEST(Runner, CatchesAWrongElement) {
-  FaultyMemory memory([](void* to, size_t n, int call) {
-    if (call == 0) static_cast<uint16_t*>(to)[n / 4] = 0x4100;  // 8, in the middle of out
+  FaultyMemory memory([](void* to, size_t n, int look) {
+    if (look == 0) static_cast<uint16_t*>(to)[n / 4] = 0x4100;  // 8, in the middle of out
   });
   EXPECT_NE(run_case(small_case(), memory, {}).failure.find("got 8"), std::string::npos);
 }
 
 TEST(Runner, CatchesOtherBitsInASecondRun) {
-  FaultyMemory memory([](void* to, size_t n, int call) {
-    if (call == kDownloads) static_cast<unsigned char*>(to)[n / 2] ^= 1;
+  FaultyMemory memory([](void* to, size_t n, int look) {
+    if (look == kLooks) static_cast<unsigned char*>(to)[n / 2] ^= 1;
   });
   RunOptions options;
   options.repeat = 2;
   EXPECT_EQ(run_case(small_case(), memory, options).failure, "run 2 gave other bits than run 1");
 }
 
-// What comes back: out and scale of q, k, v, the workspace, then q, k, v.
+// What is looked at: out and scale of q, k, v, the workspace (after a second call both its sides),
+// then q, k, v.
 TEST(QuantizeRunner, CatchesDamageInEveryRun) {
   const Case c = parsed("bf16/b1/q9/k17/h2x1/d64/full/quantize/headscales");
   HostMemory sound;
@@ -314,12 +329,12 @@ TEST(QuantizeRunner, CatchesDamageInEveryRun) {
   RunOptions options;
   options.repeat = 2;
   for (const int run : {0, 1}) {
-    FaultyMemory guard([=](void* to, size_t n, int call) {
-      if (call == run * 10 + 2) static_cast<unsigned char*>(to)[n - 1] = 0;
+    FaultyMemory guard([=](void* to, size_t n, int look) {
+      if (look == run * 10 + 2) static_cast<unsigned char*>(to)[n - 1] = 0;
     });
     EXPECT_EQ(run_case(c, guard, options).failure.find("k_out: byte"), 0u);
-    FaultyMemory input([=](void* to, size_t n, int call) {
-      if (call == run * 10 + 9) static_cast<unsigned char*>(to)[n / 2] ^= 1;
+    FaultyMemory input([=](void* to, size_t n, int look) {
+      if (look == (run == 0 ? 9 : 20)) static_cast<unsigned char*>(to)[n / 2] ^= 1;
     });
     EXPECT_EQ(run_case(c, input, options).failure, "v is an input and was overwritten");
   }

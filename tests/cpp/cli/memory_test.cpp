@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is used again instead of freed.
+// Memory that is used again instead of freed, what an upload remembers, and who may have how much.
 #include "cases/memory.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <optional>
+#include <thread>
 
 #include "cases/upload.hpp"
+#include "cli/memory_budget.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -46,6 +50,45 @@ TEST(PooledMemory, AnUploadRenewsTheGuards) {
   memory.fill(now.bytes.data(), std::byte{2}, now.bytes.size());
   again.download(&now);
   EXPECT_EQ(now.bytes, tensor.bytes);
+}
+
+TEST(Upload, TellsWhatACallHasChanged) {
+  PooledMemory memory(std::make_unique<HostMemory>());
+  const GuardedTensor tensor = make_tensor(FLASH3_FLOAT16, 1, 3, 1, 5, Layout::kBatchSeq);
+  Upload upload(memory, tensor);
+  auto* const first = static_cast<std::byte*>(upload.view().data) - tensor.offset;
+  const auto change = [&](size_t at) { memory.fill(first + at, std::byte{7}, 1); };
+  EXPECT_TRUE(upload.is_unchanged());
+  change(tensor.offset);
+  EXPECT_FALSE(upload.is_unchanged());
+  EXPECT_TRUE(upload.is_unchanged_around());
+  upload.keep();
+  EXPECT_TRUE(upload.is_as_kept());
+  change(tensor.bytes.size() - 1);
+  EXPECT_FALSE(upload.is_as_kept());
+  EXPECT_FALSE(upload.is_unchanged_around());
+  upload.reset();
+  EXPECT_TRUE(upload.is_unchanged());
+  change(0);
+  EXPECT_FALSE(upload.is_unchanged_around());
+}
+
+TEST(MemoryBudget, LetsIntoTheBudgetWhatFitsAndAloneWhatDoesNot) {
+  EXPECT_GT(cli::MemoryBudget::of_machine(), 0);
+  cli::MemoryBudget budget(10);
+  std::optional<cli::MemoryBudget::Share> first(std::in_place, budget, 6);
+  const cli::MemoryBudget::Share second(budget, 4);
+  std::atomic<bool> in = false;
+  std::optional<std::jthread> third(std::in_place, [&] {
+    const cli::MemoryBudget::Share share(budget, 6);
+    in = true;
+  });
+  EXPECT_FALSE(in);
+  first.reset();
+  third.reset();  // joins
+  EXPECT_TRUE(in);
+  cli::MemoryBudget small(1);
+  const cli::MemoryBudget::Share whole(small, 5);
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ inline bool may_hide(const Problem& p) {
                        : !p.mask().is_full(p.seq_q, p.seq_k);
 }
 
-// Whether a ragged batch may have keys that no query sees, in front of the first query's window or
-// chunk.
+// Whether there may be keys that no query of their sequence sees, in front of the first query's
+// window or chunk.
 inline bool may_hide_keys(const Problem& p) {
   const Index longest = std::max(p.seq_q, p.seq_k);
   const MaskRule& rule = p.mask_rule;

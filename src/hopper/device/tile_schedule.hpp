@@ -52,6 +52,7 @@ struct TileSchedule {
   int slot_rows;               // of a short sequence, a power of two; 0: they share no tiles
   TileCounterMemory* counter;  // null: tiles are dealt out in turn
   unsigned long long ticket;   // of this launch
+  bool may_hide_keys;          // in front of the first query's window or chunk
 };
 
 // Short sequences whose rows are one work tile's.

@@ -96,7 +96,8 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
     for (int n = end - 1; n >= begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       uint64_t* const full = &barriers.full[state.stage];
-      const bool may_hide = Traits::kBand && loaded != nullptr && n == begin;
+      const bool may_hide =
+          Traits::kBand && loaded != nullptr && params.schedule.may_hide_keys && n == begin;
       const int hidden = may_hide ? work.hidden_keys(Tile::kRows) : 0;
       load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
                                   hidden > 0 ? loaded : full);

@@ -275,6 +275,7 @@ TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& pla
   schedule.groups = plan.groups;
   schedule.groups_at_a_time = plan.groups_at_a_time;
   schedule.tiles = plan.tiles;
+  schedule.may_hide_keys = may_hide_keys(problem);
   return schedule;
 }
 

@@ -103,7 +103,8 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       full = &shared.raw_v_barriers.full[v_state.stage];
       wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, BarrierName::kRawVEmpty);
       uint8_t* const raw_v = shared.raw_v[v_state.stage];
-      const bool may_hide = Traits::kBand && n == work.key_tile_begin;
+      const bool may_hide =
+          Traits::kBand && params.schedule.may_hide_keys && n == work.key_tile_begin;
       const int hidden = may_hide ? work.hidden_keys(VTile::kRows) : 0;
       uint64_t* const barrier = hidden > 0 ? &shared.v_loaded : full;
       arrive_expect_bytes(barrier, VTile::kBytes);

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of racecheck's reports count, on texts as it prints them.
+#include "cli/racecheck.hpp"
+
+#include <gtest/gtest.h>
+
+namespace flash3::cli {
+namespace {
+
+constexpr const char* kRead =
+    "Read Thread (383,0,0) at flash3::hopper::KeyScales<(int)2>::largest(const float "
+    "(&)[2])+0x2590 "
+    "in kernel.cuh:24";
+constexpr const char* kWrite =
+    "Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float *)+0xec80 in "
+    "async_copy.cuh:13";
+
+std::string hazard(const std::string& kind, const std::string& one, const std::string& other) {
+  const std::string bar = "========= ";
+  return bar + "Error: Potential " + kind +
+         " hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n" + bar + "    " + one + "\n" +
+         bar + "    " + other + "\n" + bar +
+         "    Saved host backtrace up to driver entry point at kernel launch time\n" + bar + "\n";
+}
+
+std::string output(const std::string& reports, int count) {
+  return "========= COMPUTE-SANITIZER\n" + reports +
+         "========= RACECHECK SUMMARY: " + std::to_string(count) + " hazards displayed (" +
+         std::to_string(count) + " errors, 0 warnings)\n";
+}
+
+TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
+  const std::string known = hazard("WAR", kRead, kWrite);
+  const Races races = judge_races(output(known + known, 2));
+  EXPECT_EQ(races.known, 2);
+  EXPECT_EQ(races.unknown, "");
+  EXPECT_EQ(judge_races(output("", 0)).unknown, "");
+}
+
+TEST(Racecheck, KnowsNothingElse) {
+  const std::string known = hazard("WAR", kRead, kWrite);
+  const std::string elsewhere =
+      "Read Thread (1,0,0) at flash3::hopper::clear_rows(int)+0x10 in a.cuh:1";
+  const std::string other_write =
+      "Write Thread (0,0,0) at flash3::hopper::store_ds(int)+0x10 in b.cuh:1";
+  for (const std::string& wrong :
+       {hazard("RAW", kRead, kWrite), hazard("WAW", kWrite, kWrite),
+        hazard("WAR", elsewhere, kWrite), hazard("WAR", kRead, other_write)}) {
+    const Races races = judge_races(output(known + wrong + known, 3));
+    EXPECT_EQ(races.known, 2) << wrong;
+    EXPECT_NE(races.unknown.find("hazard detected"), std::string::npos) << wrong;
+  }
+  const std::string warning =
+      "========= Warning: Race reported between Write access at f() in c.cuh:1\n";
+  EXPECT_NE(judge_races(output(warning, 1)).unknown, "");
+}
+
+TEST(Racecheck, MissesNoReport) {
+  const std::string known = hazard("WAR", kRead, kWrite);
+  EXPECT_NE(judge_races(output(known, 2)).unknown, "");
+  EXPECT_NE(judge_races(known).unknown, "");  // it ended before its summary
+}
+
+}  // namespace
+}  // namespace flash3::cli

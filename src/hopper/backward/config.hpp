@@ -105,6 +105,14 @@ constexpr bool all_backward_valid() {
 }
 static_assert(all_backward_valid(), "a row of the tile table exceeds shared memory or registers");
 
+// Of the rows with this height.
+constexpr int widest_head_dim_v(int tile_m) {
+  int widest = 0;
+  for (const BackwardConfig& c : kBackwardConfigs)
+    if (c.tile_m == tile_m && c.head_dim_v > widest) widest = c.head_dim_v;
+  return widest;
+}
+
 // The row of a kernel instance; no head dims if there is none.
 constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, int tile_m,
                                          ScoreKind score = ScoreKind::kPlain) {

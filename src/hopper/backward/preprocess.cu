@@ -3,6 +3,7 @@
 // Bound by memory: one read of dOut and Out.
 #include <cuda_fp16.h>
 
+#include "hopper/backward/config.hpp"
 #include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
@@ -106,6 +107,20 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   wait_for_previous_kernel();
 }
 
+using PreprocessKernel = void (*)(PreprocessParams);
+
+// Only for head dims that the tile table has with this height.
+template <Element kElement, int kRows>
+PreprocessKernel kernel_of(int head_dim_v) {
+  constexpr int kWidest = widest_head_dim_v(kRows);
+  PreprocessKernel kernel = preprocess_kernel<kElement, 8, kRows>;
+  if constexpr (kWidest > 64)
+    if (head_dim_v > 64) kernel = preprocess_kernel<kElement, 16, kRows>;
+  if constexpr (kWidest > 128)
+    if (head_dim_v > 128) kernel = preprocess_kernel<kElement, 32, kRows>;
+  return kernel;
+}
+
 template <Element kElement, int kRows>
 cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
   cudaLaunchConfig_t launch{};
@@ -115,11 +130,7 @@ cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
   cudaLaunchAttribute overlap = overlap_with_previous_kernel();
   launch.attrs = &overlap;
   launch.numAttrs = params.behind_list ? 1 : 0;
-  return cudaLaunchKernelEx(&launch,
-                            params.head_dim_v <= 64    ? preprocess_kernel<kElement, 8, kRows>
-                            : params.head_dim_v <= 128 ? preprocess_kernel<kElement, 16, kRows>
-                                                       : preprocess_kernel<kElement, 32, kRows>,
-                            params);
+  return cudaLaunchKernelEx(&launch, kernel_of<kElement, kRows>(params.head_dim_v), params);
 }
 
 template <Element kElement>

@@ -121,8 +121,8 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
   Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0) {
-      for (Upload* output : outputs) output->reset();
-      workspace.reset();
+      for (Upload* output : outputs) output->restore();
+      workspace.restore();
     }
     start = Clock::now();
     if (flash3_backward(&params) != FLASH3_OK) {

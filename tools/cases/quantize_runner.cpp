@@ -243,8 +243,8 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
   GuardedTensor out[3], scale[3];  // of the first run
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0) {
-      for (int i = 0; i < 3; ++i) uploads.out[i].reset(), uploads.scale[i].reset();
-      workspace.reset();
+      for (int i = 0; i < 3; ++i) uploads.out[i].restore(), uploads.scale[i].restore();
+      workspace.restore();
     }
     if (flash3_quantize(&params) != FLASH3_OK) return fail("flash3_quantize");
     memory.finish();

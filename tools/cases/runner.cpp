@@ -84,7 +84,7 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const NamedUploads inputs = {{"q", &q}, {"k", &k}, {"v", &v}};
   GuardedTensor got_out = clone(host.out), got_lse = clone(host.lse);
   for (int run = 0; run < options.repeat; ++run) {
-    if (run > 0) out.reset(), lse.reset(), workspace.reset();
+    if (run > 0) out.restore(), lse.restore(), workspace.restore();
     const auto start = Clock::now();
     if (flash3_forward(&params) != FLASH3_OK) {
       result.failure = last_error("flash3_forward");

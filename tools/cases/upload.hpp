@@ -17,10 +17,15 @@ class Upload {
  public:
   Upload(Memory& memory, const GuardedTensor& host)
       : memory_(memory), host_(host), base_(memory.allocate(size())) {
+    upload();
+  }
+  // The host's bytes as they are now.
+  void upload() {
     memory_.copy_in(base_.get(), host_.bytes.data(), size());
+    pristine_.reset();
   }
   // As it was uploaded.
-  void reset() { memory_.copy(base_.get(), pristine(), size()); }
+  void restore() { memory_.copy(base_.get(), pristine(), size()); }
   void download(GuardedTensor* to) const {
     memory_.copy_out(to->bytes.data(), base_.get(), to->bytes.size());
   }

@@ -54,7 +54,7 @@ TEST(PooledMemory, AnUploadRenewsTheGuards) {
 
 TEST(Upload, TellsWhatACallHasChanged) {
   PooledMemory memory(std::make_unique<HostMemory>());
-  const GuardedTensor tensor = make_tensor(FLASH3_FLOAT16, 1, 3, 1, 5, Layout::kBatchSeq);
+  GuardedTensor tensor = make_tensor(FLASH3_FLOAT16, 1, 3, 1, 5, Layout::kBatchSeq);
   Upload upload(memory, tensor);
   auto* const first = static_cast<std::byte*>(upload.view().data) - tensor.offset;
   const auto change = [&](size_t at) { memory.fill(first + at, std::byte{7}, 1); };
@@ -67,10 +67,14 @@ TEST(Upload, TellsWhatACallHasChanged) {
   change(tensor.bytes.size() - 1);
   EXPECT_FALSE(upload.is_as_kept());
   EXPECT_FALSE(upload.is_unchanged_around());
-  upload.reset();
+  upload.restore();
   EXPECT_TRUE(upload.is_unchanged());
   change(0);
   EXPECT_FALSE(upload.is_unchanged_around());
+  tensor.bytes[tensor.offset] = std::byte{3};
+  upload.upload();
+  EXPECT_TRUE(upload.is_unchanged());
+  EXPECT_EQ(first[tensor.offset], std::byte{3});
 }
 
 TEST(MemoryBudget, LetsIntoTheBudgetWhatFitsAndAloneWhatDoesNot) {

@@ -99,8 +99,8 @@ class DeviceCall {
     other.seed = seed;
     const BackwardTensors fresh = make_backward_tensors(other, 0);
     for (const Member& member : kMembers) host_.*member.tensor = clone(fresh.*member.tensor);
-    for (const auto& upload : uploads_) upload->reset();
-    workspace_->reset();
+    for (const auto& upload : uploads_) upload->upload();
+    workspace_->restore();
   }
   void run() {
     ASSERT_EQ(flash3_backward(&params_), FLASH3_OK) << flash3_last_error();

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int kThreads = 256, kMostBlocks = 1024;
 
-__global__ void compare(const unsigned char* a, const unsigned char* b, size_t bytes, int* differ) {
+__global__ void __launch_bounds__(kThreads)
+    compare(const unsigned char* a, const unsigned char* b, size_t bytes, int* differ) {
   const size_t step = size_t{gridDim.x} * kThreads;
   for (size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x; i < bytes; i += step)
     if (a[i] != b[i]) *differ = 1;

@@ -2,7 +2,7 @@
 # make run and make test work from a bare clone; both bring what they need first (scripts/setup.sh).
 # CMake does the building: see CMakePresets.json.
 #
-#   FLASH3_HOPPER=OFF    the CPU backend alone
+#   FLASH3_HOPPER=OFF    the CPU backend alone; ON: the GPU kernels too where make run and make bench find no GPU
 #   FLASH3_CUDA_ROOT=…   your own CUDA toolkit (12.8 or newer) instead of the pinned wheels
 #   FLASH3_PYTHON=OFF    without the Python package (make test)
 #   CMAKE_ARGS=…         more arguments for the configure step
@@ -12,7 +12,12 @@ CMAKE_ARGS ?=
 configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) \
                  $(if $(FLASH3_PYTHON),-DFLASH3_PYTHON=$(FLASH3_PYTHON)) $(CMAKE_ARGS)
 INPUT ?= data/minilm_layer0.safetensors
-flash3 = build/release/bin/flash3
+
+# What make run and make bench build: without an NVIDIA GPU (WSL has it as /dev/dxg), and not asked to, no kernels that could
+# not run here.
+has_gpu := $(wildcard /dev/nvidiactl /dev/dxg)
+program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release,cpu)
+flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
 .PHONY: help run test fuzz bench build program setup setup-gates format tidy install release clean distclean
@@ -38,9 +43,17 @@ build: setup
 	@cmake --preset release $(configure_args)
 	@cmake --build --preset release
 
+ifeq ($(program_build),build/cpu)
+program:
+	@echo "no NVIDIA GPU here: building the CPU backend alone (make run FLASH3_HOPPER=ON: the GPU's kernels too)"
+	@FLASH3_HOPPER=OFF scripts/setup.sh
+	@cmake --preset release -B $(program_build) $(configure_args) -DFLASH3_HOPPER=OFF
+	@cmake --build $(program_build) --target flash3
+else
 program: setup
 	@cmake --preset release $(configure_args)
 	@cmake --build --preset release --target flash3
+endif
 
 run: program
 	$(flash3) run --input $(INPUT) --check
@@ -80,7 +93,7 @@ release: setup-gates
 	@scripts/release.sh
 
 clean:
-	rm -rf build/release build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz
+	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz
 
 distclean:
 	rm -rf build dist

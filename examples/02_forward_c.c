@@ -48,7 +48,7 @@ int main(void) {
   }
   printf("out[0] = %.4f, lse[0] = %.4f, lse[%d] = %.4f (ln %d = %.4f)\n", out[0], lse[0], SEQ - 1,
          lse[SEQ - 1], WINDOW, log(WINDOW));
-  if (fabs(out[0] - 1.5) > 1e-5 || fabs(lse[0]) > 1e-5 || fabs(lse[SEQ - 1] - log(WINDOW)) > 1e-5)
+  if (fabs(out[0] - 1.5) > 1e-5 || fabsf(lse[0]) > 1e-5f || fabs(lse[SEQ - 1] - log(WINDOW)) > 1e-5)
     return 1;
 
   /* A mistake is a status and a sentence; nothing has been computed. */

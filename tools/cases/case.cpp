@@ -113,7 +113,7 @@ bool own_option(std::string_view text, Case* c) {
   if (text.size() > 2 && text[1] == ':') {
     const size_t i = std::string_view("qkv").find(text[0]);
     const auto scales = value_in(kOwnScales, text.substr(2));
-    if (i != std::string_view::npos && scales) return c->own_scales[i] = *scales, true;
+    if (i != std::string_view::npos && scales) return c->own_scales[i] = scales, true;
   }
   TensorName name;
   TensorLayout layout;

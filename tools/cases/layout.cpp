@@ -86,11 +86,11 @@ bool parse_layout(std::string_view text, TensorName* name, TensorLayout* layout)
     const size_t end = std::min(text.find('.', begin), text.size());
     std::string_view word = text.substr(begin, end - begin);
     begin = end + 1;
-    if (const auto value = value_in(kLayouts, word); first && value)
+    if (first) {
+      const auto value = value_in(kLayouts, word);
+      if (!value) return false;
       layout->layout = *value;
-    else if (first)
-      return false;
-    else if (word == "batch0")
+    } else if (word == "batch0")
       layout->one_batch = true;
     else if (word == "rows0")
       layout->one_row = true;

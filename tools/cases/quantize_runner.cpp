@@ -59,9 +59,10 @@ GuardedTensor make_table(const Case& c, const CaseSequences& s, const flash3_qua
   table.view.shape[0] = positions, table.view.shape[1] = pairs;
   table.view.stride[0] = pairs, table.view.stride[1] = 1;
   for (int64_t i = 0; i < positions * pairs; ++i) {
+    const int64_t position = i / pairs;
     const float frequency = std::pow(10000.f, -static_cast<float>(i % pairs) / float(pairs));
     store_float(table.view.data, table.view.dtype, i,
-                function(static_cast<float>(i / pairs) * frequency));
+                function(static_cast<float>(position) * frequency));
   }
   return table;
 }

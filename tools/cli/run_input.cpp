@@ -54,7 +54,8 @@ std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
                         "0,5,12, or the name of an I32 tensor in the file",
                         option, text));
       bounds.push_back(n);
-      if ((at = behind) == end) break;
+      if (behind == end) break;
+      at = behind;
     }
   } else {
     const safetensors::Tensor& t = find(in, path, text);

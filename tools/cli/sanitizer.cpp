@@ -139,7 +139,7 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
           "--jobs",  "1"};
       const bool races = std::strcmp(tool, "racecheck") == 0;
       if (races)
-        words.insert(words.begin() + 1,
+        words.insert(words.begin() + 5,
                      {"--racecheck-report", "hazard", "--print-limit", "1000000"});
       for (const std::string& id : *cases) words.insert(words.end(), {"--case", id});
       const Outcome o = run_program(words, folder.path() / std::to_string(i));

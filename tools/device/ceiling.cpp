@@ -90,9 +90,11 @@ CeilingResult measure_ceiling(flash3_dtype dtype, int head_dim, double seconds, 
   const double per_clock = flops_per_clock_per_sm(dtype);
   const double expected = 0.85 * gpu.max_clock_hz * per_clock;  // FLOP/s of an SM
   const int rounds = std::max(1, int(kLaunchSeconds * expected / instance.flops));
-  const void *data_pointer = data.get(), *scores_pointer = scores.get();
-  void* blocks_pointer = device_blocks.get();
-  void* arguments[] = {&data_pointer, &scores_pointer, const_cast<int*>(&rounds), &blocks_pointer};
+  void *data_pointer = data.get(), *scores_pointer = scores.get(),
+       *blocks_pointer = device_blocks.get();
+  void* arguments[] = {reinterpret_cast<void*>(&data_pointer),
+                       reinterpret_cast<void*>(&scores_pointer), const_cast<int*>(&rounds),
+                       reinterpret_cast<void*>(&blocks_pointer)};
   const auto run = [&](int launches) {
     return memory.time([&] {
       for (int i = 0; i < launches; ++i) {

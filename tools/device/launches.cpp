@@ -25,6 +25,7 @@ cudaError_t note(const void* kernel, cudaError_t code) {
 
 // The linker sends calls of f to __wrap_f, and those of __real_f to f. The last is what <<< >>>
 // becomes, with a handle instead of the function.
+// NOLINTBEGIN(bugprone-reserved-identifier): the linker's names
 extern "C" {
 cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**);
 cudaError_t __real_cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t);
@@ -45,6 +46,7 @@ cudaError_t __wrap___cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block
               __real___cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream));
 }
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace flash3::device {
 

@@ -74,7 +74,7 @@ TEST_F(Cli, InfoNamesTheCpuBackendAndItsKernels) {
   EXPECT_TRUE(info["flash3"].is_string());
   bool cpu = false;
   for (const json& backend : info["backends"]) {
-    EXPECT_TRUE(backend["available"] == true || backend["reason"] != "");
+    EXPECT_TRUE(backend["available"] == true || !backend["reason"].get<std::string>().empty());
     if (backend["name"] != "cpu") continue;
     cpu = true;
     EXPECT_EQ(backend["available"], true);

@@ -14,12 +14,18 @@ class RecordTest : public Cli {
   }
   json noted() const { return json::parse(slurp(path("record.json"))); }
 
-  // A compute-sanitizer on PATH that has the program list its cases and then says this.
-  void fake_sanitizer(const std::string& says, int exit_code) const {
+  // A compute-sanitizer on PATH that has the program list its cases, then says this and ends with
+  // this code; racecheck with 99, if it has words of its own.
+  void fake_sanitizer(const std::string& says, int exit_code,
+                      const std::string& of_racecheck = "") const {
     const std::string program = path("compute-sanitizer");
     std::ofstream(program) << "#!/bin/sh\necho \"$@\" >>" << path("calls")
-                           << "\nshift 4\n\"$@\" --list || exit 1\necho '" << says << "'\nexit "
-                           << exit_code << "\n";
+                           << "\ntool=$2\nwhile [ \"${1#-}\" != \"$1\" ]; do shift 2; done\n"
+                           << "\"$@\" --list || exit 1\n";
+    std::ofstream more(program, std::ios::app);
+    if (!of_racecheck.empty())
+      more << "[ $tool != racecheck ] || { echo '" << of_racecheck << "'; exit 99; }\n";
+    more << "echo '" << says << "'\nexit " << exit_code << "\n";
     fs::permissions(program, fs::perms::owner_all);
   }
   Outcome with_path(const std::string& folder, const std::string& arguments) const {
@@ -135,6 +141,26 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
   EXPECT_EQ(o.exit_code, 1);
   EXPECT_NE(o.err.find("hopper backend cannot run here"), std::string::npos) << o.err;
   EXPECT_FALSE(fs::exists(path("record.json")));
+}
+
+// cli/racecheck.hpp says which.
+TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
+  const std::string known =
+      "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"
+      "=========     Read Thread (383,0,0) at flash3::hopper::KeyScales<(int)2>::largest()+0x2590\n"
+      "=========     Write Thread (0,0,0) at flash3::hopper::copy_async(float *)+0xec80\n"
+      "========= \n"
+      "10 passed, 0 failed\n"
+      "========= RACECHECK SUMMARY: 1 hazards displayed (1 errors, 0 warnings)";
+  std::string other = known;
+  other.replace(other.find("WAR"), 3, "RAW");
+  fake_sanitizer("========= ERROR SUMMARY: 0 errors", 0, other);
+  EXPECT_EQ(with_path(folder_, "--part sanitizer").exit_code, 1);
+
+  fake_sanitizer("========= ERROR SUMMARY: 0 errors", 0, known);
+  const Outcome o = with_path(folder_, "--part sanitizer");
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_EQ(noted()["parts"]["sanitizer"]["hazards_that_are_none"], 10);  // one a list
 }
 
 }  // namespace

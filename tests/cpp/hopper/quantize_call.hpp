@@ -62,7 +62,7 @@ struct Lengths {
   std::vector<int> cu_q, cu_k, used_q, used_k;
 };
 
-Lengths lengths_of(const Options& o, uint64_t seed) {
+inline Lengths lengths_of(const Options& o, uint64_t seed) {
   Lengths made;
   uint64_t state = seed * 0x9E3779B97F4A7C15ull + 1;
   const auto below = [&](int64_t n) {

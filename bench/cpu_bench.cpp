@@ -16,7 +16,7 @@
 #include "cases/tensors.hpp"
 #include "core/backend.hpp"
 #include "cpu/attention.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3 {
 namespace {

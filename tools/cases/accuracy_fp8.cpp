@@ -9,7 +9,7 @@
 #include "cases/fp8_input.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::cases {
 namespace {

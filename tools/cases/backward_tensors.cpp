@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "core/convert.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "cases/upload.hpp"
 #include "core/convert.hpp"
-#include "cpu/one_sequence.hpp"
-#include "cpu/quantize_ref.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/quantize_ref.hpp"
 
 namespace flash3::cases {
 namespace {

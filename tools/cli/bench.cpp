@@ -14,8 +14,8 @@
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "core/problem.hpp"
-#include "cpu/attention_backward_ref.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::cli {
 namespace {

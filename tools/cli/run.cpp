@@ -13,7 +13,7 @@
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
-#include "cpu/quantize_ref.hpp"
+#include "oracle/quantize_ref.hpp"
 
 namespace flash3::cli {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "backward_call.hpp"
 #include "core/problem.hpp"
-#include "cpu/attention_backward_ref.hpp"
+#include "oracle/attention_backward_ref.hpp"
 #include "rules.hpp"
 
 namespace flash3::test {

@@ -11,7 +11,7 @@
 #include <set>
 
 #include "core/rotation.hpp"
-#include "cpu/quantize_ref.hpp"
+#include "oracle/quantize_ref.hpp"
 
 namespace flash3 {
 namespace {

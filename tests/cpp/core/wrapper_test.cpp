@@ -8,7 +8,7 @@
 
 #include "call.hpp"
 #include "core/problem.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

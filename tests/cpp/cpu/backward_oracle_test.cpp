@@ -11,8 +11,8 @@
 #include "../core/backward_call.hpp"
 #include "../core/ragged_call.hpp"
 #include "core/problem.hpp"
-#include "cpu/attention_backward_ref.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_backward_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
 namespace {

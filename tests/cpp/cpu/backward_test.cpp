@@ -8,8 +8,8 @@
 #include "cases/pairwise.hpp"
 #include "core/backend.hpp"
 #include "core/convert.hpp"
-#include "cpu/attention_backward_ref.hpp"
 #include "harness.hpp"
+#include "oracle/attention_backward_ref.hpp"
 
 namespace flash3::test {
 namespace {

@@ -12,8 +12,8 @@
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
 #include "cpu/quantize.hpp"
-#include "cpu/quantize_ref.hpp"
 #include "harness.hpp"
+#include "oracle/quantize_ref.hpp"
 
 namespace flash3::test {
 namespace {

@@ -10,7 +10,7 @@
 #include "cases/check.hpp"
 #include "cases/tensors.hpp"
 #include "cpu/attention.hpp"
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 namespace flash3 {
 #if defined(__x86_64__)

@@ -14,10 +14,10 @@
 #include "cases/backward_tensors.hpp"
 #include "cases/pairwise.hpp"
 #include "core/convert.hpp"
-#include "cpu/attention_backward_ref.hpp"
 #include "cpu/backward.hpp"
-#include "cpu/one_sequence.hpp"
 #include "harness.hpp"
+#include "oracle/attention_backward_ref.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3::test {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows in groups, three steps: scores of the keys that they see, softmax of each, weighted sum of
 // V; beside it that of |V|, for the bounds. K and V of a head are converted once.
-#include "cpu/attention_ref.hpp"
+#include "oracle/attention_ref.hpp"
 
 #include <algorithm>
 
-#include "cpu/error_bound.hpp"
-#include "cpu/one_sequence.hpp"
-#include "cpu/reference_math.hpp"
-#include "cpu/reference_rows.hpp"
-#include "cpu/row_groups.hpp"
+#include "oracle/error_bound.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/reference_math.hpp"
+#include "oracle/reference_rows.hpp"
+#include "oracle/row_groups.hpp"
 
 namespace flash3 {
 namespace {

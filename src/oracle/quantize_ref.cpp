@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/quantize_ref.hpp"
+#include "oracle/quantize_ref.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,8 +10,8 @@
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
 #include "core/rotation.hpp"
-#include "cpu/attention_ref.hpp"
-#include "cpu/one_sequence.hpp"
+#include "oracle/attention_ref.hpp"
+#include "oracle/one_sequence.hpp"
 
 namespace flash3 {
 namespace {

@@ -2,7 +2,7 @@
 // The oracle of the backward: gradients in float64, straight from the definition, O(n²), from q, k,
 // v, dout and dlse alone. It makes its own forward, so that what out and lse lost when they were
 // rounded counts as an error of who uses them. Beside it the plain implementation in the tensors'
-// own precision, as cpu/attention_ref.hpp has for the forward.
+// own precision, as oracle/attention_ref.hpp has for the forward.
 //
 // Internal library flash3_oracle: tests and the command line, not shipped.
 #pragma once
@@ -21,7 +21,7 @@ struct ReferenceBackward {
   std::vector<double> dv;     // likewise
   std::vector<double> dsink;  // [heads_q]; empty if there is no sink
 
-  // Error bounds (cpu/error_bound.hpp), as ReferenceForward has them.
+  // Error bounds (oracle/error_bound.hpp), as ReferenceForward has them.
   std::vector<float> dq_bound, dk_bound, dv_bound, dsink_bound;
 };
 

@@ -21,7 +21,7 @@ struct ReferenceForward {
   std::vector<double> lse;  // [batch, heads_q, seq_q] or [heads_q, total_q]; −∞ (or the sink) for a
                             // row that sees no key
 
-  // Error bounds (cpu/error_bound.hpp) for the dtypes and the backend of the problem; without a
+  // Error bounds (oracle/error_bound.hpp) for the dtypes and the backend of the problem; without a
   // backend those of the CPU. In FP8 that of out is of root mean squares.
   std::vector<float> out_bound, lse_bound;
 };

@@ -7,21 +7,21 @@
 //
 // A sink is one more score with a value of 0: its dp is 0, and its ds is summed up over the rows.
 // A softcap's derivative multiplies ds. Beside each product stands that of magnitudes, for the
-// bounds (cpu/error_bound.hpp).
+// bounds (oracle/error_bound.hpp).
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
 // head, so that dK and dV are summed in one order whatever the number of threads.
-#include "cpu/attention_backward_ref.hpp"
+#include "oracle/attention_backward_ref.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 
-#include "cpu/error_bound.hpp"
-#include "cpu/one_sequence.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/reference_math.hpp"
-#include "cpu/reference_rows.hpp"
+#include "oracle/error_bound.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/reference_math.hpp"
+#include "oracle/reference_rows.hpp"
 
 namespace flash3 {
 namespace {
@@ -195,7 +195,7 @@ class Heads {
     return seen;
   }
 
-  // As cpu/error_bound.hpp names them.
+  // As oracle/error_bound.hpp names them.
   struct RowErrors {
     double weight, smallest;  // u + Ep + 8ε + γ(n), and u·η
     double of_dp, of_slope;   // Δdp + Δδ; 2τ·(|dout|·max|v| + D)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formulas of cpu/attention_backward_ref.cpp in float32, with what a plain implementation keeps
-// in the tensors' dtype rounded to it.
+// The formulas of oracle/attention_backward_ref.cpp in float32, with what a plain implementation
+// keeps in the tensors' dtype rounded to it.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <vector>
 
 #include "core/convert.hpp"
-#include "cpu/attention_backward_ref.hpp"
-#include "cpu/one_sequence.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/reference_math.hpp"
+#include "oracle/attention_backward_ref.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/reference_math.hpp"
 
 namespace flash3 {
 namespace {

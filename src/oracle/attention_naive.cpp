@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of cpu/attention_ref.cpp in float32, with what a plain implementation keeps in the
+// The steps of oracle/attention_ref.cpp in float32, with what a plain implementation keeps in the
 // tensors' dtype rounded to it.
 #include <algorithm>
 #include <type_traits>
 
 #include "core/convert.hpp"
-#include "cpu/attention_ref.hpp"
-#include "cpu/one_sequence.hpp"
-#include "cpu/reference_math.hpp"
-#include "cpu/row_groups.hpp"
+#include "oracle/attention_ref.hpp"
+#include "oracle/one_sequence.hpp"
+#include "oracle/reference_math.hpp"
+#include "oracle/row_groups.hpp"
 
 namespace flash3 {
 namespace {

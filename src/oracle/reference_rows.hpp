@@ -8,7 +8,7 @@
 
 #include "core/convert.hpp"
 #include "core/problem.hpp"
-#include "cpu/reference_loops.hpp"
+#include "oracle/reference_loops.hpp"
 
 namespace flash3 {
 

@@ -1,14 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask of one sequence: its band, cut to chunks. In a chunked mask the bounds of the band
-// differ from row to row; they never decrease, so that those of a tile's first and last row tell
-// the tile's. Compiled on the host and, through NVRTC too, on the device: nothing but integers
-// here.
+// The mask of one sequence: a band of diagonals, cut to chunks. Full, causal, sliding window and
+// both together are bands with other bounds:
+//
+//   query i sees key j  ⇔  i + lo ≤ j ≤ i + hi  and  0 ≤ j < seq_k
+//
+// In a chunked mask the bounds differ from row to row; they never decrease, so that those of a
+// tile's first and last row tell the tile's. Compiled on the host and, through NVRTC too, on the
+// device: nothing but integers here, of 64 bits, or in a kernel of 32
+// (hopper/device/tile_schedule.hpp).
 #pragma once
 
-#include "core/band.hpp"
 #include "core/host_device.hpp"
 
 namespace flash3 {
+
+using Index = long long;
+
+// Half-open range [begin, end); empty if begin ≥ end.
+template <class Index>
+struct RangeOf {
+  Index begin = 0;
+  Index end = 0;
+  FLASH3_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
+  FLASH3_HOST_DEVICE constexpr Index size() const { return empty() ? 0 : end - begin; }
+};
+
+template <class Index>
+struct BandOf {
+  // Outside any tensor (sizes are below 2^31, in 32 bits below 2^30), yet safe to add row numbers
+  // to.
+  static constexpr Index kUnbounded = Index(1) << (sizeof(Index) == 8 ? 40 : 30);
+
+  Index lo = -kUnbounded;
+  Index hi = kUnbounded;
+
+  // The user's windows, shifted by seq_k − seq_q so that the band is aligned to the bottom right
+  // corner. window < 0: unbounded on that side.
+  FLASH3_HOST_DEVICE static constexpr BandOf make(Index seq_q, Index seq_k, Index window_left,
+                                                  Index window_right) {
+    const Index shift = seq_k - seq_q;
+    BandOf band;
+    if (window_left >= 0 && window_left < kUnbounded && shift - window_left > band.lo)
+      band.lo = shift - window_left;
+    if (window_right >= 0 && window_right < kUnbounded && shift + window_right < band.hi)
+      band.hi = shift + window_right;
+    return band;
+  }
+};
 
 // What the caller asks for, whatever the lengths of the sequence.
 template <class Index>
@@ -95,6 +133,8 @@ struct MaskOf {
   }
 };
 
+using Range = RangeOf<Index>;
+using Band = BandOf<Index>;
 using MaskRule = MaskRuleOf<Index>;
 using Mask = MaskOf<Index>;
 

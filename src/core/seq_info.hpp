@@ -4,8 +4,8 @@
 // Compiled on the host and, through NVRTC too, on the device: nothing but integers here.
 #pragma once
 
-#include "core/band.hpp"
 #include "core/host_device.hpp"
+#include "core/mask.hpp"
 
 namespace flash3 {
 

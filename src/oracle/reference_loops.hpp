@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/band.hpp"
+#include "core/mask.hpp"
 
 namespace flash3 {
 

@@ -70,7 +70,7 @@ std::vector<AblationVariant> ablation_variants(const flash3_forward_params& para
   const bool fp8 = problem.dtype == FLASH3_FLOAT8_E4M3;
   if ((problem.dtype != FLASH3_FLOAT16 && !fp8) || problem.head_dim != kAblationHeadDim ||
       problem.head_dim_v != kAblationHeadDim ||
-      !problem.band().is_full(problem.seq_q, problem.seq_k))
+      !problem.mask().is_full(problem.seq_q, problem.seq_k))
     throw std::runtime_error(std::string("the ablation runs calls like ") + kAblationCase +
                              ": fp16 or e4m3, head_dim and head_dim_v 128, no mask");
   std::vector<AblationVariant> variants;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The band and its tile ranges against brute force over the definition in flash3.h.
-#include "core/band.hpp"
-
+// Masks without chunks, which are bands, and their tile ranges against brute force over the
+// definition in flash3.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
+
+#include "core/mask.hpp"
 
 namespace flash3 {
 namespace {
@@ -36,7 +37,7 @@ class BandProperty : public testing::Test {
 TEST_F(BandProperty, SeesWhatTheHeaderDefines) {
   for (int n = 0; n < 2000; ++n) {
     const Sample s = draw();
-    const Band band = Band::make(s.seq_q, s.seq_k, s.left, s.right);
+    const Mask band = Mask::make(s.seq_q, s.seq_k, {s.left, s.right});
     bool all = true;
     for (Index i = 0; i < s.seq_q; ++i)
       for (Index j = 0; j < s.seq_k; ++j) {
@@ -53,7 +54,7 @@ TEST_F(BandProperty, SeesWhatTheHeaderDefines) {
 TEST_F(BandProperty, KeysAndTilesAreExact) {
   for (int n = 0; n < 2000; ++n) {
     const Sample s = draw();
-    const Band band = Band::make(s.seq_q, s.seq_k, s.left, s.right);
+    const Mask band = Mask::make(s.seq_q, s.seq_k, {s.left, s.right});
     for (Index begin = 0; begin < s.seq_q; begin += s.tile_m) {
       const Range rows{begin, std::min(begin + s.tile_m, s.seq_q)};
       const auto seen = [&](Index j) {
@@ -92,7 +93,7 @@ TEST(Band, RangesOfTheLargestProblemDoNotOverflow) {
   constexpr Index kHuge = std::numeric_limits<Index>::max();
   for (const Index left : {Index{-1}, Index{0}, kMax, kHuge})
     for (const Index right : {Index{-1}, Index{0}, kMax, kHuge}) {
-      const Band band = Band::make(kMax, kMax, left, right);
+      const Mask band = Mask::make(kMax, kMax, {left, right});
       const Range last = band.keys({kMax - 1, kMax}, kMax);
       EXPECT_EQ(last.begin, left == 0 ? kMax - 1 : 0);
       EXPECT_EQ(last.end, kMax);
@@ -104,22 +105,22 @@ TEST(Band, RangesOfTheLargestProblemDoNotOverflow) {
 }
 
 TEST(Band, RowsBeforeTheFirstKeyAndBehindTheLastSeeNothing) {
-  const Band causal = Band::make(10, 4, -1, 0);  // the first 6 queries lie before every key
+  const Mask causal = Mask::make(10, 4, {-1, 0});  // the first 6 queries lie before every key
   EXPECT_TRUE(causal.keys({0, 6}, 4).empty());
   EXPECT_EQ(causal.keys({0, 6}, 4).size(), 0);
   EXPECT_TRUE(causal.key_tiles({0, 6}, 4, 2).empty());
   EXPECT_EQ(causal.keys({0, 7}, 4).size(), 1);
-  const Band late{.lo = 5, .hi = 9};
+  const Mask late{.band = {.lo = 5, .hi = 9}};
   EXPECT_TRUE(late.keys({0, 2}, 4).empty());
   EXPECT_TRUE(late.key_tiles({0, 2}, 4, 8).empty());
-  const Band window = Band::make(4, 0, 2, 2);  // no keys at all
+  const Mask window = Mask::make(4, 0, {2, 2});  // no keys at all
   EXPECT_TRUE(window.keys({0, 4}, 0).empty());
   EXPECT_TRUE(window.key_tiles({0, 4}, 0, 64).empty());
 }
 
 // Usable in constant expressions, as the device code's tables need.
-static_assert(Band::make(4, 4, -1, 0).sees(2, 2) && !Band::make(4, 4, -1, 0).sees(2, 3));
-static_assert(Band{}.is_full(1'000'000, 1'000'000));
+static_assert(Mask::make(4, 4, {-1, 0}).sees(2, 2) && !Mask::make(4, 4, {-1, 0}).sees(2, 3));
+static_assert(Mask{}.is_full(1'000'000, 1'000'000));
 
 }  // namespace
 }  // namespace flash3

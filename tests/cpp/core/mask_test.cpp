@@ -105,25 +105,6 @@ TEST_F(MaskProperty, KeysAndTilesAreExact) {
   }
 }
 
-TEST_F(MaskProperty, WithoutChunksIsTheBand) {
-  for (int n = 0; n < 2000; ++n) {
-    Sample s = draw();
-    s.rule.chunk = 0;
-    const Mask mask = Mask::make(s.seq_q, s.seq_k, s.rule);
-    const Band band = Band::make(s.seq_q, s.seq_k, s.rule.window_left, s.rule.window_right);
-    ASSERT_EQ(mask.is_full(s.seq_q, s.seq_k), band.is_full(s.seq_q, s.seq_k));
-    for (Index begin = 0; begin < s.seq_q; begin += s.tile_m) {
-      const Range rows{begin, std::min(begin + s.tile_m, s.seq_q)};
-      const auto same = [](Range a, Range b) { return a.begin == b.begin && a.end == b.end; };
-      ASSERT_TRUE(same(mask.keys(rows, s.seq_k), band.keys(rows, s.seq_k)));
-      ASSERT_TRUE(
-          same(mask.key_tiles(rows, s.seq_k, s.tile_n), band.key_tiles(rows, s.seq_k, s.tile_n)));
-      ASSERT_TRUE(
-          same(mask.full_tiles(rows, s.seq_k, s.tile_n), band.full_tiles(rows, s.seq_k, s.tile_n)));
-    }
-  }
-}
-
 TEST(Mask, RangesOfTheLargestProblemDoNotOverflow) {
   constexpr Index kMax = std::numeric_limits<int>::max();
   for (const Index chunk : {Index{1}, Index{8192}, kMax})

@@ -11,8 +11,6 @@
 namespace flash3 {
 namespace {
 
-constexpr size_t kWorkspaceAlignment = 256;
-
 // What auto tries, whether built in or not.
 constexpr flash3_backend kBestFirst[] = {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU};
 

@@ -4,6 +4,7 @@
 // through NVRTC too, on the device: nothing of std:: here.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "core/host_device.hpp"
 #include "core/seq_info.hpp"
 
@@ -122,7 +123,7 @@ FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale,
 // Blocks of all sequences of one batch element, or of a packed tensor.
 FLASH3_HOST_DEVICE constexpr Index scale_blocks(const Sequences& sequences, Index batch) {
   return sequences.packed ? sequences.rows / kScaleBlock + batch
-                          : (sequences.rows + kScaleBlock - 1) / kScaleBlock;
+                          : ceil_div(sequences.rows, kScaleBlock);
 }
 
 }  // namespace flash3

@@ -10,6 +10,7 @@
 // (hopper/device/tile_schedule.hpp).
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "core/host_device.hpp"
 
 namespace flash3 {
@@ -110,7 +111,7 @@ struct MaskOf {
   FLASH3_HOST_DEVICE constexpr Range key_tiles(Range rows, Index seq_k, Index tile_n) const {
     const Range seen = keys(rows, seq_k);
     if (seen.empty()) return {0, 0};
-    return {seen.begin / tile_n, (seen.end + tile_n - 1) / tile_n};
+    return {seen.begin / tile_n, ceil_div(seen.end, tile_n)};
   }
 
   // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this
@@ -118,7 +119,7 @@ struct MaskOf {
   FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
     const Index begin = first(rows.end - 1), last = end(rows.begin),
                 end = last < seq_k ? last : seq_k;
-    return {begin > 0 ? (begin + tile_n - 1) / tile_n : 0, end > 0 ? end / tile_n : 0};
+    return {begin > 0 ? ceil_div(begin, tile_n) : 0, end > 0 ? end / tile_n : 0};
   }
 
   // True if every query of rows sees every key of [begin, end): such a tile needs no mask.

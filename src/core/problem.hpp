@@ -51,6 +51,9 @@ struct Machine {
   size_t workspace_size = 0;
 };
 
+// Every part of a workspace begins at a multiple of so many bytes.
+inline constexpr size_t kWorkspaceAlignment = 256;
+
 // What forward and backward calls have in common.
 struct Problem : Machine {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q, k and v

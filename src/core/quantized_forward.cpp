@@ -3,11 +3,12 @@
 
 #include <cstdint>
 
+#include "core/arithmetic.hpp"
+
 namespace flash3 {
 namespace {
 
-constexpr size_t kAlignment = 256;  // of each tensor, and of what is left of the workspace
-constexpr int64_t kRowBytes = 16;   // rows of FP8 tensors are multiples of it, as TMA wants them
+constexpr int64_t kRowBytes = 16;  // rows of FP8 tensors are multiples of it, as TMA wants them
 
 // Cuts a workspace into tensors; without one it only measures.
 class Cutter {
@@ -16,7 +17,7 @@ class Cutter {
 
   void* take(int64_t bytes) {
     void* at = base_ ? base_ + used_ : nullptr;
-    used_ += (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += round_up(static_cast<size_t>(bytes), kWorkspaceAlignment);
     return at;
   }
   size_t used() const { return used_; }
@@ -29,7 +30,7 @@ class Cutter {
 // An FP8 tensor of this one's shape, contiguous but for the ends of rows, and scales for its
 // blocks.
 QuantizePart part_of(const TensorView& in, const Sequences& sequences, Cutter* cutter) {
-  const int64_t row = (in.dim + kRowBytes - 1) / kRowBytes * kRowBytes;
+  const int64_t row = round_up(in.dim, kRowBytes);
   const int64_t batches = sequences.packed ? 1 : in.batch;
   QuantizePart part{true, in, in, {}};
   part.out.stride_head = row;

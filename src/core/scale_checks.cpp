@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/scale_checks.hpp"
 
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
 
 namespace flash3 {
@@ -16,8 +17,8 @@ Status check_blocks(const Field& scale, const Field& of, const Extent& batch) {
                                     " is packed; the scales of its blocks are [1, heads, blocks]"));
   if (!packed) FLASH3_CHECK(check_same({scale, 0}, batch, "batch size"));
   FLASH3_CHECK(check_same({scale, 1}, {of, of.ndim - 2}, "heads"));
-  const int64_t needed = packed ? seq.size() / kScaleBlock + batch.size()
-                                : (seq.size() + kScaleBlock - 1) / kScaleBlock;
+  const int64_t needed =
+      packed ? seq.size() / kScaleBlock + batch.size() : ceil_div(seq.size(), kScaleBlock);
   if (blocks == needed) return {};
   return invalid_argument(message(
       scale.part("shape", 2), " = ", blocks, " but ", seq.name(), " = ", seq.size(),

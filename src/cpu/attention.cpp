@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
@@ -29,9 +30,6 @@ constexpr int kAmxRows = 32;     // of a strip
 constexpr int64_t kMinSplitKeys = 1024;
 
 constexpr size_t kCacheLine = 64;
-
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
 
 const AttentionKernel* kernel_of(CpuTarget target) {
   switch (target) {
@@ -97,7 +95,7 @@ WorkList list_blocks(const ForwardProblem& p, const AttentionPlan& plan) {
     if (rows == 0) continue;
     const Index step = tile_rows(p, plan, rows);
     // Later rows see more keys under a causal mask.
-    for (Index i = div_up(rows, step) - 1; i >= 0; --i) {
+    for (Index i = ceil_div(rows, step) - 1; i >= 0; --i) {
       const Range own{i * step, std::min((i + 1) * step, rows)};
       const Range keys = s.mask.keys({own.begin / group, (own.end - 1) / group + 1}, s.k.length);
       const double cost = (static_cast<double>(own.size()) + kPackingRows) *
@@ -188,7 +186,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   const int64_t heads = p.batch * p.heads_k, rows = p.seq_q * p.queries_per_kv_head();
   if (p.is_ragged()) {
     plan.tile.rows = tile_rows(p, plan, rows);
-    plan.row_blocks = div_up(rows, plan.tile.rows);
+    plan.row_blocks = ceil_div(rows, plan.tile.rows);
     const int64_t most = most_queries(p) * p.queries_per_kv_head() / (kMaxTileRows / 2) + p.batch;
     plan.tasks = p.heads_k * std::min(p.batch * plan.row_blocks, most);
     plan.threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
@@ -201,12 +199,13 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   // Row blocks: large ones reuse the packed K and V more, several per thread balance the load.
   const int64_t threads = plan.threads;
   int64_t tile_rows = kMaxTileRows;
-  while (tile_rows > kMinTileRows && heads * div_up(rows, tile_rows) < 4 * threads) tile_rows /= 2;
-  plan.row_blocks = div_up(rows, tile_rows);
-  plan.tile.rows = static_cast<int>(div_up(rows, plan.row_blocks));
+  while (tile_rows > kMinTileRows && heads * ceil_div(rows, tile_rows) < 4 * threads)
+    tile_rows /= 2;
+  plan.row_blocks = ceil_div(rows, tile_rows);
+  plan.tile.rows = static_cast<int>(ceil_div(rows, plan.row_blocks));
   if (plan.target == CpuTarget::kAmx && plan.row_blocks > 1)
-    plan.tile.rows = static_cast<int>(round_up(plan.tile.rows, kAmxRows));
-  plan.row_blocks = div_up(rows, plan.tile.rows);
+    plan.tile.rows = round_up(plan.tile.rows, kAmxRows);
+  plan.row_blocks = ceil_div(rows, plan.tile.rows);
   plan.tasks = heads * plan.row_blocks;
   plan.why = message(plan.tasks, " blocks of rows for ", count(plan.threads, "thread"));
 
@@ -214,10 +213,10 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   const bool too_few = plan.tasks < threads;
   const bool uneven = plan.row_blocks == 1 && plan.tasks < 4 * threads && plan.tasks % threads != 0;
   if (too_few || uneven) {
-    const int64_t wanted = div_up((too_few ? 2 : 4) * threads, plan.tasks);
-    const int64_t keys = std::max(kMinSplitKeys, div_up(p.seq_k, wanted));
+    const int64_t wanted = ceil_div((too_few ? 2 : 4) * threads, plan.tasks);
+    const int64_t keys = std::max(kMinSplitKeys, ceil_div(p.seq_k, wanted));
     plan.split_keys = round_up(keys, plan.tile.keys);
-    plan.splits = std::max<int64_t>(1, div_up(p.seq_k, plan.split_keys));
+    plan.splits = std::max<int64_t>(1, ceil_div(p.seq_k, plan.split_keys));
     plan.tasks *= plan.splits;
     if (plan.splits > 1)
       plan.why += too_few ? ": too few, so that the keys are split too"

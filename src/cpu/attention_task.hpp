@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "cpu/sequence.hpp"
 
@@ -44,7 +45,7 @@ struct RowEnd {
 // The head's sink, if there is one, joins what the keys gave.
 inline RowEnd end_of_row(float max, float sum, const SinkView& sink, int64_t head) {
   if (!sink.data) return {max, sum, 1.f};
-  const double own = load_float(sink.data, sink.dtype, head) * 1.4426950408889634;
+  const double own = load_float(sink.data, sink.dtype, head) * kLog2E;
   if (sum == 0) return {own, 1.f, 1.f};
   const double top = std::max<double>(max, own);
   const float scale = std::exp2(static_cast<float>(max - top));

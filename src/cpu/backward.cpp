@@ -5,6 +5,7 @@
 #include <atomic>
 #include <new>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
@@ -15,9 +16,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
-size_t whole_lines(size_t bytes) { return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine; }
+size_t whole_lines(size_t bytes) { return round_up(bytes, kCacheLine); }
 
 CpuTarget float_target(CpuTarget target) { return std::min(target, CpuTarget::kAvx3); }
 
@@ -46,7 +45,7 @@ TileShape largest_tile(const BackwardProblem& p) {
 
 // Blocks of keys of all sequences; at most that many where their lengths are not known yet.
 int64_t key_blocks(const BackwardProblem& p, int keys) {
-  const int64_t all = p.batch * div_up(p.seq_k, keys);
+  const int64_t all = p.batch * ceil_div(p.seq_k, keys);
   return p.sequences_k.packed ? std::min<int64_t>(all, most_keys(p) / keys + p.batch) : all;
 }
 
@@ -220,7 +219,7 @@ BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> ta
     return p.heads_k * key_blocks(p, plan.tile.keys) < per_thread * plan.threads;
   };
   while (plan.tile.keys > kKeyAlignment && too_few(plan.tile.keys > 128 ? 4 : 1))
-    plan.tile.keys = static_cast<int>(round_up(plan.tile.keys / 2, kKeyAlignment));
+    plan.tile.keys = round_up(plan.tile.keys / 2, kKeyAlignment);
   plan.tasks = p.heads_k * key_blocks(p, plan.tile.keys);
   plan.threads =
       static_cast<int>(std::clamp<int64_t>(plan.threads, 1, std::max<int64_t>(1, plan.tasks)));

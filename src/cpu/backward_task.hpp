@@ -12,6 +12,7 @@
 #include <atomic>
 #include <limits>
 
+#include "core/arithmetic.hpp"
 #include "cpu/attention_task.hpp"
 
 namespace flash3 {
@@ -24,8 +25,8 @@ inline constexpr int kBackwardStrip = 6;  // rows or keys of a matrix product
 // size cut into equal parts, none larger than `largest`, each a multiple of `unit` as is `largest`.
 constexpr int even_part(Index size, int largest, int unit) {
   if (size < 1) size = 1;
-  const Index parts = (size + largest - 1) / largest, part = (size + parts - 1) / parts;
-  return static_cast<int>((part + unit - 1) / unit * unit);
+  const Index parts = ceil_div(size, largest), part = ceil_div(size, parts);
+  return static_cast<int>(round_up(part, unit));
 }
 
 // How the scores of one KV head of a sequence are cut into blocks. That of rows follows from the
@@ -43,8 +44,8 @@ struct BackwardBlocks {
 
   Index rows() const { return sequence.q.length * group; }
   Index keys() const { return sequence.k.length; }
-  Index row_blocks() const { return (rows() + tile.rows - 1) / tile.rows; }
-  Index key_blocks() const { return (keys() + tile.keys - 1) / tile.keys; }
+  Index row_blocks() const { return ceil_div(rows(), tile.rows); }
+  Index key_blocks() const { return ceil_div(keys(), tile.keys); }
 
   Range rows_of(Index block) const {
     return {block * tile.rows, std::min<Index>((block + 1) * tile.rows, rows())};

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/rotation.hpp"
 #include "cpu/parallel.hpp"
@@ -22,7 +23,7 @@ struct Work {
   Index offset;
 
   bool has_wide_scales() const { return part->given && part->scale.kind != ScaleKind::kBlock; }
-  Index blocks_of_one() const { return (sequences->max_length + kScaleBlock - 1) / kScaleBlock; }
+  Index blocks_of_one() const { return ceil_div(sequences->max_length, kScaleBlock); }
   Index blocks() const {
     return part->given ? part->in.batch * part->in.heads * blocks_of_one() : 0;
   }

@@ -2,11 +2,16 @@
 // What is known of the GPU without touching it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "core/status.hpp"
 
 namespace flash3::hopper {
+
+// What the blocks that run at the same time should share, in bytes: it fits the half of the L2
+// cache (50 MB on the H100 and up) that is near, beside the rest.
+inline constexpr int64_t kL2Budget = 16 << 20;
 
 struct Device {
   int index = 0;

@@ -3,6 +3,7 @@
 // one never runs last, and counts their tiles.
 #include <cub/block/block_scan.cuh>
 
+#include "core/arithmetic.hpp"
 #include "hopper/cuda_status.hpp"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/list_sequences.hpp"
@@ -33,7 +34,7 @@ __device__ SequenceRows make_rows(const ListParams& params, int b) {
 
   const int tiled = params.tiles_of_keys ? s.k_capacity : s.q_length,
             walked = params.tiles_of_keys ? s.q_length : s.k_length;
-  s.tiles = (tiled + params.tile_rows - 1) / params.tile_rows;
+  s.tiles = ceil_div(tiled, params.tile_rows);
   long long groups = 1;
   if (params.bytes_per_row > 0)
     groups = max(1ll, params.bytes_at_a_time / max(1ll, walked * params.bytes_per_row)) *

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/arithmetic.hpp"
 #include "hopper/cuda_status.hpp"
 #include "hopper/packed_copy.hpp"
 
@@ -38,7 +39,7 @@ cudaError_t launch_pack(const TensorView& source, const TensorView& packed, int 
                         cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 132 * 16;  // grid-stride beyond
   const int64_t count = source.batch * source.seq * source.heads * source.dim;
-  const int64_t needed = (count + kThreads - 1) / kThreads;
+  const int64_t needed = ceil_div(count, kThreads);
   const int64_t blocks = needed < kMaxBlocks ? needed : kMaxBlocks;
   const auto kernel = element_bytes == 1 ? pack_kernel<uint8_t> : pack_kernel<uint16_t>;
   kernel<<<unsigned(blocks), kThreads, 0, stream>>>(source, packed);
@@ -55,8 +56,8 @@ PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace, int e
   copy.offset = *workspace;
   copy.element_bytes = element_bytes;
   const int64_t piece = 16 / element_bytes;
-  copy.row = (view.dim + piece - 1) / piece * piece;
-  *workspace += align_up(size_t(elements * copy.row * element_bytes));
+  copy.row = round_up(view.dim, piece);
+  *workspace += round_up(size_t(elements * copy.row * element_bytes), kWorkspaceAlignment);
   return copy;
 }
 

@@ -12,9 +12,6 @@
 
 namespace flash3::hopper {
 
-// Where a part of the workspace begins: every part is aligned to 256 bytes.
-inline size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 struct PackedCopy {
   bool needed = false;
   size_t offset = 0;  // into the workspace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
@@ -73,8 +74,8 @@ class Head {
   Head(const ForwardProblem& problem, bool tensor_cores)
       : problem_(problem),
         tensor_cores_(tensor_cores),
-        k_((problem.seq_k + kLanes - 1) / kLanes * problem.head_dim),
-        v_((problem.head_dim_v + kLanes - 1) / kLanes * problem.seq_k) {}
+        k_(ceil_div(problem.seq_k, kLanes) * problem.head_dim),
+        v_(ceil_div(problem.head_dim_v, kLanes) * problem.seq_k) {}
 
   void load(int64_t batch, int64_t head) {
     if (batch == batch_ && head == head_) return;

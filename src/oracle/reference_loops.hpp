@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/arithmetic.hpp"
 #include "core/mask.hpp"
 
 namespace flash3 {
@@ -21,7 +22,7 @@ template <class Real>
 class ReferenceTable {
  public:
   void resize(int64_t rows, int64_t columns) {
-    stride_ = (columns + kLanes - 1) / kLanes * kLanes;
+    stride_ = round_up(columns, kLanes);
     lines_.assign(static_cast<size_t>(rows * stride_ / kLanes), {});
   }
   Real* operator[](int64_t row) { return data() + row * stride_; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/problem.hpp"
 #include "oracle/reference_loops.hpp"
@@ -50,7 +51,7 @@ struct ReferenceKeys {
   void load(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t head,
             const ScaleView* scale = nullptr) {
     rows.resize(t.seq, t.dim);
-    panels.resize((t.seq + kLanes - 1) / kLanes * t.dim, kLanes);
+    panels.resize(ceil_div(t.seq, kLanes) * t.dim, kLanes);
     sizes.resize(t.seq, t.dim);
     norms.assign(static_cast<size_t>(t.seq), 0);
     finite = true;

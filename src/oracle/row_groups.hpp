@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/arithmetic.hpp"
 #include "core/problem.hpp"
 #include "cpu/parallel.hpp"
 
@@ -17,7 +18,7 @@ template <int kRows, class MakeRows>
 void for_each_row_group(const ForwardProblem& p, int num_threads, const MakeRows& make_rows) {
   if (p.is_empty()) return;
   // A task is a group of rows; workers take runs of tasks, so that they seldom change heads.
-  const int64_t groups = (p.seq_q + kRows - 1) / kRows, tasks = p.batch * p.heads_q * groups;
+  const int64_t groups = ceil_div(p.seq_q, kRows), tasks = p.batch * p.heads_q * groups;
   const int64_t run = std::clamp<int64_t>(tasks / 64, 1, 64);
   const double work = static_cast<double>(tasks) * kRows * static_cast<double>(p.seq_k + 1) *
                       (p.head_dim + p.head_dim_v + 64);

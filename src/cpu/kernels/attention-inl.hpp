@@ -22,6 +22,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "cpu/attention_task.hpp"
 
@@ -60,9 +61,9 @@ struct Buffers {
     };
     constexpr int kElements = Words::kElements, kStripRows = Words::kStripRows;
     constexpr int kWhole = kStripRows * kFewRows;  // a whole number of either strip
-    const int rows = div_up(tile.rows, kWhole) * kWhole;
-    q_words = div_up(p.head_dim, kElements * Words::kDepth) * Words::kDepth;
-    v_words = div_up(p.head_dim_v, kLanes) * kLanes;
+    const int rows = round_up(tile.rows, kWhole);
+    q_words = ceil_div(p.head_dim, kElements * Words::kDepth) * Words::kDepth;
+    v_words = round_up(p.head_dim_v, kLanes);
     q = take(int64_t{rows} * q_words);
     k = take(int64_t{tile.keys} * q_words);
     v = take(int64_t{tile.keys} / kElements * v_words);
@@ -71,7 +72,7 @@ struct Buffers {
     out = take(int64_t{rows} * v_words);
     max = take(rows);
     sum = take(rows);
-    stage = take(int64_t{kLanes} * div_up(q_words, kBlock) * kBlock);
+    stage = take(int64_t{kLanes} * round_up(q_words, kBlock));
     return used;
   }
 };
@@ -90,7 +91,7 @@ class TaskRunner {
         in_place_(!Words::kScaled && sequence_.q.length * group_ <= kInPlaceRows &&
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
-        padded_rows_((task.rows.size() + strip_rows_ - 1) / strip_rows_ * strip_rows_) {
+        padded_rows_(round_up(task.rows.size(), strip_rows_)) {
     buffers_.template cut<Words>(p_, tile, static_cast<char*>(scratch));
     if (!in_place_) unit_.emplace();
     k_scales_ = scales_of(p_.k_scale, p_.sequences_k, sequence_.k, task.kv_head);
@@ -180,13 +181,13 @@ class TaskRunner {
 
   void pack_tile(Index tile, Range seen) {
     const Index first = (seen.begin - tile) / kPanel * kPanel;
-    const Index last = (seen.end - tile + kPanel - 1) / kPanel * kPanel;
+    const Index last = round_up(seen.end - tile, kPanel);
     pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, buffers_.q_words, tile + first,
                   tile + last, sequence_.k.length, buffers_.stage,
                   buffers_.k + first * buffers_.q_words, k_scales_);
     constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
-                                 seen.begin / kStep * kStep, (seen.end + kStep - 1) / kStep * kStep,
+                                 seen.begin / kStep * kStep, round_up(seen.end, kStep),
                                  sequence_.k.length, tile_.keys / kPair, buffers_.v, v_scales_);
   }
 
@@ -198,10 +199,10 @@ class TaskRunner {
 
     constexpr Index kStep = 2 * kLanes;
     const Index begin = columns.begin / kStep * kStep;
-    const Index end = (columns.end + kStep - 1) / kStep * kStep;
+    const Index end = round_up(columns.end, kStep);
     float correction[kStripRows] = {};
     const bool capped = p_.softcap > 0;
-    const float scale = (capped ? p_.softcap : p_.softmax_scale) * 1.44269504f;
+    const float scale = (capped ? p_.softcap : p_.softmax_scale) * float(kLog2E);
     Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
@@ -225,7 +226,7 @@ class TaskRunner {
     const float* q = buffers_.q + strip * buffers_.q_words;
     if (!in_place_) {
       const Index first = columns.begin / kPanel * kPanel;
-      const Index vectors = (columns.end - first + kLanes - 1) / kLanes;
+      const Index vectors = ceil_div(columns.end - first, kLanes);
       packed_scores<Words>(q, buffers_.q_words, buffers_.k + first * buffers_.q_words,
                            static_cast<int>(vectors), buffers_.scores + first, tile_.keys);
       return;
@@ -245,11 +246,11 @@ class TaskRunner {
     const int vectors = buffers_.v_words / kLanes;
     // In keys; words and, where the products need them, whole tiles of words.
     const Index step = in_place_ ? kPair : kPair * Words::kDepth;
-    Range common{(keys.begin - tile) / step * step, (keys.end - tile + step - 1) / step * step};
+    Range common{(keys.begin - tile) / step * step, round_up(keys.end - tile, step)};
     if (in_place_ || !v_is_finite_) {
       for (Index i = 0; i < rows.size(); ++i) {
         const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
-        common.begin = std::max(common.begin, (own.begin - tile + step - 1) / step * step);
+        common.begin = std::max(common.begin, round_up(own.begin - tile, step));
         common.end = std::min(common.end, (own.end - tile) / step * step);
       }
       common.end = std::max(common.begin, common.end);

@@ -18,6 +18,7 @@
 
 #include <hwy/cache_control.h>
 
+#include "core/arithmetic.hpp"
 #include "cpu/backward_task.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,7 +29,7 @@ static_assert(kBackwardStrip == kVectorRows);
 
 // Floats from row to row of an array that is read down its columns: an odd number of cache lines,
 // so that neighbours do not compete for the same sets.
-constexpr int spread_stride(int columns) { return (div_up(columns, 16) | 1) * 16; }
+constexpr int spread_stride(int columns) { return (ceil_div(columns, 16) | 1) * 16; }
 
 // The buffers of one task, cut from the thread's scratch.
 struct BackwardBuffers {
@@ -46,7 +47,7 @@ struct BackwardBuffers {
       used += (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
       return at;
     };
-    const int keys = div_up(tile.keys, kVectorRows) * kVectorRows;
+    const int keys = round_up(tile.keys, kVectorRows);
     qk_stride = spread_stride(problem.head_dim);
     v_stride = spread_stride(problem.head_dim_v);
     p_stride = spread_stride(keys);
@@ -61,8 +62,8 @@ struct BackwardBuffers {
     ds = take(int64_t{tile.rows} * p_stride);
     lse = take(tile.rows);
     delta = take(tile.rows);
-    stage = take(int64_t{kLanes} * div_up(std::max(problem.head_dim, problem.head_dim_v), kBlock) *
-                 kBlock);
+    stage = take(int64_t{kLanes} *
+                 ceil_div(std::max(problem.head_dim, problem.head_dim_v), kBlock) * kBlock);
     return used;
   }
 };
@@ -77,7 +78,7 @@ template <class Rows>
 void add_product(Rows a, const Range* depths, int strips, Range depth, const float* b,
                  int64_t b_stride, int columns, float* c, int64_t c_stride) {
   for (int column = 0; column < columns; column += kPanel) {
-    const int vectors = std::min(kPanelVectors, div_up(columns - column, kLanes));
+    const int vectors = std::min(kPanelVectors, ceil_div(columns - column, kLanes));
     for (int s = 0; s < strips; ++s) {
       const Range words{std::max(depth.begin, depths[s].begin), std::min(depth.end, depths[s].end)};
       if (words.empty()) continue;
@@ -142,9 +143,9 @@ class BackwardRunner {
   Range rows_;
   int row_strips_ = 0, key_strips_ = 0;
   PackedRow row_[kMaxBackwardRows];
-  Range row_keys_[kMaxBackwardRows];                         // keys that the row sees
-  Range strip_keys_[kMaxBackwardRows / kVectorRows];         // that some row of the strip sees
-  Range strip_rows_[div_up(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip
+  Range row_keys_[kMaxBackwardRows];                           // keys that the row sees
+  Range strip_keys_[kMaxBackwardRows / kVectorRows];           // that some row of the strip sees
+  Range strip_rows_[ceil_div(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip
 
   T* row_of_keys(const TensorView& t, Index j) const {
     return static_cast<T*>(t.data) +
@@ -165,18 +166,18 @@ class BackwardRunner {
 
   void load_keys() {
     const BackwardBuffers& b = buffers_;
-    const Index end = keys_.begin + (keys_.size() + kPanel - 1) / kPanel * kPanel;
+    const Index end = keys_.begin + round_up(keys_.size(), kPanel);
     pack_k<Words>(row_of_keys(p_.k, 0), p_.k.stride_seq, p_.head_dim, p_.head_dim, keys_.begin, end,
                   blocks_.keys(), b.stage, b.k_columns);
     pack_k<Words>(row_of_keys(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, p_.head_dim_v, keys_.begin,
                   end, blocks_.keys(), b.stage, b.v_columns);
-    const int words = div_up(p_.head_dim, kLanes) * kLanes;
+    const int words = round_up(p_.head_dim, kLanes);
     for (Index j = keys_.begin; j < keys_.end; ++j)
       copy_row<Words>(row_of_keys(p_.k, j), p_.head_dim, words,
                       b.k + (j - keys_.begin) * b.qk_stride);
     k_is_finite_ = all_finite(b.k, keys_.size(), b.qk_stride, p_.head_dim);
 
-    key_strips_ = div_up(static_cast<int>(keys_.size()), kVectorRows);
+    key_strips_ = ceil_div(static_cast<int>(keys_.size()), kVectorRows);
     std::fill_n(b.dk, int64_t{key_strips_} * kVectorRows * b.qk_stride, 0.f);
     std::fill_n(b.dv, int64_t{key_strips_} * kVectorRows * b.v_stride, 0.f);
   }
@@ -185,7 +186,7 @@ class BackwardRunner {
   void run_block(Index row_block, Range seen) {
     const BackwardBuffers& b = buffers_;
     rows_ = blocks_.rows_of(row_block);
-    row_strips_ = div_up(static_cast<int>(rows_.size()), kVectorRows);
+    row_strips_ = ceil_div(static_cast<int>(rows_.size()), kVectorRows);
     load_rows();
     const bool all_seen = find_seen();
     multiply_scores(b.q, b.qk_stride, b.k_columns, p_.head_dim, b.p);
@@ -231,8 +232,8 @@ class BackwardRunner {
   // Rows that only pad the last strip are zero.
   void load_rows() {
     const BackwardBuffers& b = buffers_;
-    const int q_words = div_up(p_.head_dim, kLanes) * kLanes;
-    const int v_words = div_up(p_.head_dim_v, kLanes) * kLanes;
+    const int q_words = round_up(p_.head_dim, kLanes);
+    const int v_words = round_up(p_.head_dim_v, kLanes);
     // Once for each row: a division takes as long as a load that misses a cache.
     for (Index i = 0; i < rows_.size(); ++i)
       row_[i] = packed_row(blocks_.group, task_.kv_head, rows_.begin + i);
@@ -298,7 +299,7 @@ class BackwardRunner {
       for (int s = 0; s < row_strips_; ++s) {
         const Range seen = strip_keys_[s];
         if (seen.empty() || seen.end <= first || seen.begin >= first + kPanel) continue;
-        const Index vectors = (seen.end - first + kLanes - 1) / kLanes;
+        const Index vectors = ceil_div(seen.end - first, kLanes);
         const int64_t row = int64_t{s} * kVectorRows;
         multiply_columns<FloatWords<float>, Into::kFresh, kVectorRows>(
             PackedRows{rows + row * stride, stride}, PackedColumns{columns, kPanel}, dim,
@@ -315,7 +316,7 @@ class BackwardRunner {
     if (!own.empty()) {
       // Base 2 only behind the difference: scale · log2 e, rounded, would be an error of the
       // score's size, which lse, unlike the sum that the forward divides by, does not share.
-      const VecF scale = set(p_.softmax_scale), lse = set(b.lse[i]), log2_e = set(1.44269504f);
+      const VecF scale = set(p_.softmax_scale), lse = set(b.lse[i]), log2_e = set(float(kLog2E));
       const VecF delta = set(b.delta[i]);
       const Index begin = own.begin / kLanes * kLanes;
       if (p_.softcap > 0) {

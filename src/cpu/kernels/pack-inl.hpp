@@ -9,10 +9,9 @@
 // their scales here: by powers of two that rounds nothing.
 
 HWY_BEFORE_NAMESPACE();
+
 namespace flash3 {
 namespace {
-
-constexpr int div_up(int a, int b) { return (a + b - 1) / b; }
 
 #if HWY_TARGET == HWY_SCALAR
 constexpr int kBlock = 1;
@@ -83,7 +82,7 @@ HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int d
                          const RowScales& scales = {}) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
-  const int stage_stride = div_up(words, kBlock) * kBlock;
+  const int stage_stride = round_up(words, kBlock);
   for (int64_t panel = begin; panel < end; panel += kPanel, out += int64_t{words} * kPanel) {
     for (int first = 0; first < kPanel; first += kLanes) {
       const int64_t key = panel + first;
@@ -122,7 +121,7 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
   static constexpr Element kZeros[kMaxHeadDim] = {};
   VecF poison[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
   for (int column = 0; column < dim; column += kPanel) {
-    const int vectors = std::min(kPanelVectors, div_up(dim - column, kLanes));
+    const int vectors = std::min(kPanelVectors, ceil_div(dim - column, kLanes));
     for (int64_t j = begin; j < end; j += Words::kElements) {
       const Element* row = (j < limit ? v + j * stride : kZeros) + column;
       const Element* next = (j + 1 < limit ? v + (j + 1) * stride : kZeros) + column;

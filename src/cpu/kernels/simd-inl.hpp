@@ -65,7 +65,7 @@ struct Tanh {
 // NaN.
 HWY_INLINE Tanh tanh(VecF x) {
   const VecF size = hn::Abs(x), one = set(1.f);
-  const VecF e = exp2(hn::Mul(size, set(-2.f * 1.44269504f)));
+  const VecF e = exp2(hn::Mul(size, set(-2.f * float(kLog2E))));
   const VecF r = hn::Div(one, hn::Add(one, e)), large = hn::Mul(hn::Sub(one, e), r);
   const VecF square = hn::Mul(x, x);
   auto p = set(-5.70498872745e-3f);

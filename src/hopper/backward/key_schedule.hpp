@@ -3,6 +3,7 @@
 // over the query tiles that see it. Integers only, host and device.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {
@@ -76,7 +77,7 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
   const int end = work.key + tile_n;
   const TileMask::Range keys = {work.key, end < sequence.k_length ? end : sequence.k_length};
   if (keys.empty()) return work;  // unused ones, whose gradients are zeros to write
-  work.query_tile_end = (sequence.q_length + tile_m - 1) / tile_m;
+  work.query_tile_end = ceil_div(sequence.q_length, tile_m);
   if (band) {
     const TileMask::Range tiles = work.queries.key_tiles(keys, sequence.q_length, tile_m);
     work.query_tile_begin = tiles.begin;

@@ -2,8 +2,8 @@
 #include "hopper/backward/launch.hpp"
 
 #include <cstdint>
-#include <numbers>
 
+#include "core/arithmetic.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/backward/rows.hpp"
 #include "hopper/cuda_status.hpp"
@@ -84,8 +84,7 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->rows = rows;
   params->softmax_scale = problem.softmax_scale;
   const bool capped = problem.softcap > 0.f;
-  params->scale_log2 =
-      (capped ? problem.softcap : problem.softmax_scale) * std::numbers::log2e_v<float>;
+  params->scale_log2 = (capped ? problem.softcap : problem.softmax_scale) * float(kLog2E);
   if (capped) params->softcap = make_softcap(problem.softmax_scale, problem.softcap, 1);
   params->head_dim = problem.head_dim;
   params->head_dim_v = problem.head_dim_v;

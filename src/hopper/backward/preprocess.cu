@@ -3,6 +3,7 @@
 // Bound by memory: one read of dOut and Out.
 #include <cuda_fp16.h>
 
+#include "core/arithmetic.hpp"
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
@@ -15,7 +16,6 @@ namespace flash3::hopper {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kLog2E = 1.44269504088896341f;
 
 // Eight elements of a row, zeros past its end.
 struct Piece {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
       if (params.dlse.data != nullptr) sum -= of_row(params.dlse);
     }
     const bool sees_nothing = lse == -kInfinity;
-    rows.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * kLog2E;
+    rows.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * float(kLog2E);
     rows.delta[first_row + r] = sees_nothing ? 0.f : sum;
   }
   // Nothing here needs the kernel that lists the sequences; but who waits for this kernel, and not

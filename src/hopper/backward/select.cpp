@@ -6,9 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/instances.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/device_info.hpp"
 #include "hopper/kernel_kind.hpp"
 #include "hopper/tensor_map.hpp"
 
@@ -16,10 +18,6 @@ namespace flash3::hopper {
 namespace {
 
 constexpr int64_t kMostCounted = kMaxLength - 256;
-
-// Q, dOut and the sums of dQ of the heads that run at the same time should fit the half of the L2
-// cache that is near.
-constexpr int64_t kL2Budget = 16 << 20;
 
 template <Element kElement, int kRow>
 BackwardKernel kernel_of_row() {
@@ -62,7 +60,7 @@ bool stored_by_tma(const TensorView& view, Rows rows) {
   return tma_can_address(view, rows) && view.dim % 8 == 0;
 }
 
-int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+int64_t tiles_of(int64_t rows, int64_t tile_rows) { return ceil_div(rows, tile_rows); }
 
 // Tiles of keys of one KV head, in all sequences: of a ragged batch no more than these, whatever
 // the lengths. They cover unused keys too, of which max_seqlen tells nothing.
@@ -154,8 +152,9 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
   plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
   const auto reserve = [&](int64_t count, size_t bytes = sizeof(float)) {
-    return std::exchange(plan->workspace_bytes,
-                         plan->workspace_bytes + align_up(size_t(count) * bytes));
+    return std::exchange(
+        plan->workspace_bytes,
+        plan->workspace_bytes + round_up(size_t(count) * bytes, kWorkspaceAlignment));
   };
   plan->lse_offset = reserve(query_tiles * c.tile_m);
   plan->delta_offset = reserve(query_tiles * c.tile_m);

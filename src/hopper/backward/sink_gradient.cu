@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient of the sinks, from the rows that preprocessing made. A sink has no value, so of
 // dS = P ∘ (dP − delta) only −P · delta is left.
+#include "core/arithmetic.hpp"
 #include "hopper/backward/rows.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/sink.cuh"
@@ -9,13 +10,12 @@ namespace flash3::hopper {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr float kLog2E = 1.44269504088896341f;
 
 // A block a query head.
 __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientParams params) {
   const BackwardRows& rows = params.rows;
   const int head = blockIdx.x, thread = threadIdx.x;
-  const float sink_log2 = load_sink(params.sink, head) * kLog2E;
+  const float sink_log2 = load_sink(params.sink, head) * float(kLog2E);
   float sum = 0.f;
   const int64_t rows_of_a_head = int64_t(rows.tiles.tiles) * rows.tiles.tile_m;
   const int64_t all_rows = int64_t(rows.all_tiles()) * rows.tiles.tile_m;

@@ -4,6 +4,7 @@
 // of them. Integers only, host and device.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "core/host_device.hpp"
 
 namespace flash3::hopper {
@@ -22,7 +23,7 @@ struct HeadPack {
 
   // 1 ≤ heads ≤ kRows.
   static constexpr HeadPack of(int heads) {
-    return {heads, kRows / heads, ((1 << 16) + heads - 1) / heads};
+    return {heads, kRows / heads, ceil_div(1 << 16, heads)};
   }
 
   FLASH3_HOST_DEVICE constexpr int rows() const { return heads * queries; }

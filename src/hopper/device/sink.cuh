@@ -3,6 +3,7 @@
 // has no value.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "hopper/device/element.cuh"
 #include "hopper/device/ptx/math.cuh"
 #include "hopper/device/sink_view.h"
@@ -23,8 +24,8 @@ __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
 __device__ __forceinline__ void add_sink(float sink, float& inverse_sum, float& lse) {
   const float larger = fmaxf(lse, sink);
   if (larger == -kInfinity) return;  // nothing to see, and no sink either
-  constexpr float kLog2E = 1.44269504088896341f;
-  const float ratio = exp2_approx(-fabsf(lse - sink) * kLog2E);  // of the smaller to the larger
+  const float ratio =
+      exp2_approx(-fabsf(lse - sink) * float(kLog2E));  // of the smaller to the larger
   const float share = reciprocal_approx(1.f + ratio);
   inverse_sum *= lse >= sink ? share : ratio * share;
   lse = larger + log_approx(1.f + ratio);

@@ -12,6 +12,7 @@
 // tanh², which saturates, is 0 at infinity.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "core/host_device.hpp"
 
 namespace flash3::hopper {
@@ -61,7 +62,6 @@ inline constexpr float kSmallestSoftcap = 1e-6f, kLargestSoftcap = 1e6f;
 // unit: what tanh(x) is to be multiplied with.
 
 constexpr Softcap make_softcap(double softmax_scale, double softcap, double unit) {
-  constexpr double kLog2E = 1.4426950408889634;
   const double x = softmax_scale / softcap;  // of a raw score of 1
   return {float(0.999924839 * x * unit),
           float(-0.330855101 * x * x * x * unit),

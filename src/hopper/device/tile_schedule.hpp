@@ -14,6 +14,7 @@
 // whose mask is chunks of so many.
 #pragma once
 
+#include "core/arithmetic.hpp"
 #include "core/mask.hpp"
 #include "hopper/device/sequence_list.hpp"
 
@@ -84,7 +85,7 @@ FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const SequenceRows& sequence, co
   work.valid = true;
   work.query = m_tile * tile_queries;
   work.head_group = head_group;
-  work.key_tile_end = (sequence.k_length + tile_n - 1) / tile_n;
+  work.key_tile_end = ceil_div(sequence.k_length, tile_n);
   work.sequence = sequence;
   work.mask = mask;
   if (band) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/arithmetic.hpp"
+
 namespace flash3::hopper {
 namespace {
 
@@ -30,7 +32,7 @@ KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
   return {samples > 0 ? double(sum) / double(samples) : 0, most};
 }
 
-int64_t tiles_of(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+int64_t tiles_of(int64_t rows, int64_t tile_rows) { return ceil_div(rows, tile_rows); }
 
 }  // namespace
 

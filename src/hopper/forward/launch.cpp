@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numbers>
 #include <random>
 
+#include "core/arithmetic.hpp"
 #include "hopper/cuda_status.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/overlap.hpp"
@@ -87,14 +87,13 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   params.lse_stride_head = problem.lse.stride_head;
   params.sink = sink_row(problem.sink);
   params.softmax_scale = problem.softmax_scale;
-  params.scale_log2 = problem.softmax_scale * std::numbers::log2e_v<float>;
+  params.scale_log2 = problem.softmax_scale * float(kLog2E);
   params.head_dim_v = problem.head_dim_v;
   params.pack = plan.pack;
   params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
 
   if (problem.softcap > 0.f)
-    params.softcap =
-        make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * std::numbers::log2e);
+    params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
 
   if (config.fp8()) params.fp8 = fp8_params(problem, params.scale_log2);
 

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
+#include "hopper/device_info.hpp"
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/kernel_kind.hpp"
@@ -14,10 +16,6 @@
 
 namespace flash3::hopper {
 namespace {
-
-// K and V of the heads that run at the same time should fit the half of the L2 cache (50 MB on the
-// H100 and up) that is near beside the rest.
-constexpr int64_t kL2Budget = 16 << 20;
 
 template <Element kElement, int kRow>
 ForwardKernel kernel_of_row() {
@@ -76,7 +74,7 @@ bool holds_slots(const ForwardConfig& c, int slot_rows) {
 // No more tiles than this, whatever the lengths.
 int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
   const Sequences& q = problem.sequences_q;
-  const int64_t of_each = problem.batch * ((problem.seq_q + tile_queries - 1) / tile_queries);
+  const int64_t of_each = problem.batch * ceil_div(problem.seq_q, tile_queries);
   return groups *
          (q.packed ? std::min(of_each, int64_t(q.rows) / tile_queries + problem.batch) : of_each);
 }
@@ -84,7 +82,8 @@ int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t 
 // A ragged batch's share of a plan.
 void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
   const auto reserve = [&](size_t bytes) {
-    return std::exchange(plan->workspace_bytes, plan->workspace_bytes + align_up(bytes));
+    return std::exchange(plan->workspace_bytes,
+                         plan->workspace_bytes + round_up(bytes, kWorkspaceAlignment));
   };
   plan->list_offset = reserve(size_t(problem.batch) * sizeof(SequenceRows));
   if (plan->slot_rows == 0)
@@ -162,7 +161,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
   if (plan->dynamic) {
     plan->counter_offset = plan->workspace_bytes;
-    plan->workspace_bytes += align_up(sizeof(TileCounterMemory));
+    plan->workspace_bytes += round_up(sizeof(TileCounterMemory), kWorkspaceAlignment);
   }
   if (config.band) {
     const int64_t kv_bytes = std::max<int64_t>(

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "core/rotation.hpp"
 #include "hopper/cuda_status.hpp"
@@ -118,7 +119,7 @@ Status launch_pass(const QuantizeProblem& problem, const QuantizePlan& plan,
   const Index blocks = quantize_blocks(params);
   if (blocks == 0) return {};
   constexpr Index kMaxX = (Index{1} << 31) - 1;  // of a grid
-  const Index y = (blocks + kMaxX - 1) / kMaxX, x = (blocks + y - 1) / y;
+  const Index y = ceil_div(blocks, kMaxX), x = ceil_div(blocks, y);
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(unsigned(x), unsigned(y));
   launch.blockDim = dim3(unsigned(pass.columns));

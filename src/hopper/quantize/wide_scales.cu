@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of more than a block of tokens: the scale tensor itself holds the largest sizes while they
 // are sought, so that no workspace is needed.
+#include "core/arithmetic.hpp"
 #include "hopper/quantize/kernels.hpp"
 
 namespace flash3::hopper {
@@ -26,7 +27,7 @@ cudaError_t launch_wide_scales(const WideScalesParams& params, cudaStream_t stre
   constexpr Index kMaxBlocks = 132;  // grid-stride beyond
   Index most = 0;
   for (const WideScales& scales : params.tensors) most = scales.count > most ? scales.count : most;
-  const Index needed = (most + kThreads - 1) / kThreads;
+  const Index needed = ceil_div(most, kThreads);
   wide_scales_kernel<<<dim3(unsigned(needed < kMaxBlocks ? needed : kMaxBlocks), 3), kThreads, 0,
                        stream>>>(params);
   return cudaPeekAtLastError();

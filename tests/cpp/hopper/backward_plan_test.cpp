@@ -9,6 +9,7 @@
 
 #include "backward_problem.hpp"
 #include "cases/table.hpp"
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/params.h"
 
@@ -171,7 +172,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     size_t end = 0;
     for (const auto& [offset, bytes] : parts) {
       EXPECT_EQ(offset, end) << id << ": parts overlap, or leave a gap";
-      end = align_up(offset + bytes);
+      end = round_up(offset + bytes, kWorkspaceAlignment);
     }
     EXPECT_EQ(plan.workspace_bytes, end) << id;
   }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "backward_problem.hpp"
+#include "core/arithmetic.hpp"
 #include "core/message.hpp"
 
 namespace flash3::hopper {
@@ -269,7 +270,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
     size_t end = 0;
     for (const auto& [offset, bytes] : parts) {
       EXPECT_EQ(offset, end) << id << ": parts overlap, or leave a gap";
-      end = align_up(offset + bytes);
+      end = round_up(offset + bytes, kWorkspaceAlignment);
     }
     EXPECT_EQ(plan.workspace_bytes, end) << id;
   }

@@ -312,6 +312,7 @@ TEST_F(HopperBackward, KeysSpreadOverMoreThan2To31Elements) {
     ASSERT_EQ(cudaMemcpy2D(near[i].data, row, to[i]->data, 2 * kStride, row,
                            static_cast<size_t>(c.seq_k), cudaMemcpyDeviceToDevice),
               cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const auto got = call.gradients();
   call.refill(c.seed);
   call.run();

@@ -2,15 +2,14 @@
 // The formulas of oracle/attention_backward_ref.cpp in float32, with what a plain implementation
 // keeps in the tensors' dtype rounded to it.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <vector>
 
 #include "core/convert.hpp"
-#include "cpu/parallel.hpp"
 #include "oracle/attention_backward_ref.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
+#include "oracle/work_sharing.hpp"
 
 namespace flash3 {
 namespace {
@@ -157,14 +156,10 @@ class Backward {
 
 template <class Store>
 void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store) {
-  if (p.is_empty()) return;
-  const int64_t tasks = p.batch * p.heads_k;
-  const int threads = num_threads > 0 ? num_threads : available_threads();
-  std::atomic<int64_t> next{0};
-  run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
-    Backward backward(p);
-    for (int64_t task; (task = next.fetch_add(1)) < tasks;)
-      backward.head(task / p.heads_k, task % p.heads_k, store);
+  for_each_kv_head(p, num_threads, [&] {
+    return [&store, backward = Backward(p)](int64_t b, int64_t h) mutable {
+      backward.head(b, h, store);
+    };
   });
 }
 

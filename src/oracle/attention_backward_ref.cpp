@@ -14,14 +14,13 @@
 #include "oracle/attention_backward_ref.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
-#include "cpu/parallel.hpp"
 #include "oracle/error_bound.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
+#include "oracle/work_sharing.hpp"
 
 namespace flash3 {
 namespace {
@@ -250,14 +249,8 @@ class Heads {
 
 template <class Store>
 void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, const Store& store) {
-  if (p.is_empty()) return;
-  const int64_t tasks = p.batch * p.heads_k;
-  const int threads = num_threads > 0 ? num_threads : available_threads();
-  std::atomic<int64_t> next{0};
-  run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
-    Heads<Store> heads(p, store);
-    for (int64_t task; (task = next.fetch_add(1)) < tasks;)
-      heads.compute(task / p.heads_k, task % p.heads_k);
+  for_each_kv_head(p, num_threads, [&] {
+    return [heads = Heads<Store>(p, store)](int64_t b, int64_t h) mutable { heads.compute(b, h); };
   });
 }
 

@@ -9,7 +9,7 @@
 #include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
-#include "oracle/row_groups.hpp"
+#include "oracle/work_sharing.hpp"
 
 namespace flash3 {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the rows of a forward call whose sequences have one length are shared out where a worker
-// computes a few at a time: the oracle and the naive implementation.
+// How the work of a call whose sequences have one length is shared out among threads: by the oracle
+// and by the naive implementation.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +33,20 @@ void for_each_row_group(const ForwardProblem& p, int num_threads, const MakeRows
         rows.compute(task / groups / p.heads_q, task / groups % p.heads_q,
                      {begin, std::min<int64_t>(begin + kRows, p.seq_q)});
       }
+  });
+}
+
+// Each worker makes a function by make_head() and calls it with (batch, kv_head).
+template <class MakeHead>
+void for_each_kv_head(const BackwardProblem& p, int num_threads, const MakeHead& make_head) {
+  if (p.is_empty()) return;
+  const int64_t tasks = p.batch * p.heads_k;
+  const int threads = num_threads > 0 ? num_threads : available_threads();
+  std::atomic<int64_t> next{0};
+  run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
+    auto head = make_head();
+    for (int64_t task; (task = next.fetch_add(1)) < tasks;)
+      head(task / p.heads_k, task % p.heads_k);
   });
 }
 

@@ -43,7 +43,7 @@ struct SinkView {
 };
 
 // Where a call runs.
-struct Machine {
+struct ExecutionContext {
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;  // 0: all
   void* stream = nullptr;
@@ -55,7 +55,7 @@ struct Machine {
 inline constexpr size_t kWorkspaceAlignment = 256;
 
 // What forward and backward calls have in common.
-struct Problem : Machine {
+struct Problem : ExecutionContext {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q, k and v
   flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // another one only if a forward computes in FP8
   int64_t batch = 0;
@@ -132,7 +132,7 @@ struct RotaryView {
   int64_t offset_q = 0, offset_k = 0;      // position of each sequence's first token
 };
 
-struct QuantizeProblem : Machine {
+struct QuantizeProblem : ExecutionContext {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // of q, k and v
   int64_t batch = 0;
   Sequences sequences_q, sequences_k;

@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kRowBytes = 16;  // rows of FP8 tensors are multiples of it, as TMA wants them
 
 // Cuts a workspace into tensors; without one it only measures.
-class Cutter {
+class WorkspaceArena {
  public:
-  explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}
+  explicit WorkspaceArena(void* workspace) : base_(static_cast<char*>(workspace)) {}
 
   void* take(int64_t bytes) {
     void* at = base_ ? base_ + used_ : nullptr;
@@ -29,7 +29,7 @@ class Cutter {
 
 // An FP8 tensor of this one's shape, contiguous but for the ends of rows, and scales for its
 // blocks.
-QuantizePart part_of(const TensorView& in, const Sequences& sequences, Cutter* cutter) {
+QuantizePart part_of(const TensorView& in, const Sequences& sequences, WorkspaceArena* cutter) {
   const int64_t row = round_up(in.dim, kRowBytes);
   const int64_t batches = sequences.packed ? 1 : in.batch;
   QuantizePart part{true, in, in, {}};
@@ -51,11 +51,11 @@ QuantizePart part_of(const TensorView& in, const Sequences& sequences, Cutter* c
 }  // namespace
 
 QuantizedForward quantized_forward(const ForwardProblem& p) {
-  Cutter cutter(p.workspace);
+  WorkspaceArena cutter(p.workspace);
   QuantizedForward made;
 
   QuantizeProblem& quantize = made.quantize;
-  static_cast<Machine&>(quantize) = static_cast<const Machine&>(p);
+  static_cast<ExecutionContext&>(quantize) = static_cast<const ExecutionContext&>(p);
   quantize.dtype = p.dtype;
   quantize.batch = p.batch;
   quantize.sequences_q = p.sequences_q;
@@ -75,7 +75,8 @@ QuantizedForward quantized_forward(const ForwardProblem& p) {
   forward.v_scale = quantize.v.scale;
 
   made.tensor_bytes = cutter.used();
-  for (Machine* machine : {static_cast<Machine*>(&quantize), static_cast<Machine*>(&forward)}) {
+  for (ExecutionContext* machine :
+       {static_cast<ExecutionContext*>(&quantize), static_cast<ExecutionContext*>(&forward)}) {
     if (machine->workspace) machine->workspace = static_cast<char*>(p.workspace) + cutter.used();
     machine->workspace_size =
         p.workspace_size > cutter.used() ? p.workspace_size - cutter.used() : 0;

@@ -8,10 +8,10 @@
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/launch.hpp"
-#include "hopper/device_info.hpp"
 #include "hopper/forward/launch.hpp"
 #include "hopper/forward/select.hpp"
-#include "hopper/kernel_kind.hpp"
+#include "hopper/host/device_info.hpp"
+#include "hopper/host/kernel_kind.hpp"
 #include "hopper/quantize/launch.hpp"
 
 namespace flash3 {

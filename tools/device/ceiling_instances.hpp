@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "hopper/element.hpp"
+#include "hopper/device/element.hpp"
 
 namespace flash3::device {
 

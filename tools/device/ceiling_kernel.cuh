@@ -6,9 +6,9 @@
 #include "device/ceiling_instances.hpp"
 #include "hopper/device/constant.cuh"
 #include "hopper/device/ptx/math.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
+#include "hopper/device/warps.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 
 namespace flash3::device {
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const auto turn = [&](int stage) {
       issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       wgmma_wait<1>();
-      pin_registers(r_o);
-      pin_registers(r_p);
+      fence_operand(r_o);
+      fence_operand(r_p);
       const Descriptor v_stage = v + stage * VTile::kBytes;
       if constexpr (Traits::kFp8) {
         issue_fp8_pv<VTile, Traits::kKeys>(r_o, r_p, v_stage);
@@ -111,13 +111,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         issue_pv<kElement, VTile>(r_o, r_p, v_stage);
       }
       wgmma_wait<1>();
-      pin_registers(r_s);
+      fence_operand(r_s);
       // NOTE: ptxas drops a wgmma whose result nobody reads, volatile or not. It would also put
       // this addition off past the next product, copy r_s for that, and serialise all wgmmas for
-      // want of registers. finish_first holds it here, and costs nothing: a square is never
+      // want of registers. order_before holds it here, and costs nothing: a square is never
       // negative.
       sink += r_s[0];
-      finish_first(sink * sink);
+      order_before(sink * sink);
     };
 #pragma unroll 1
     for (int i = 0; i < Traits::kTurns; i += Traits::kUnroll) {
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       }
     }
     wgmma_wait<0>();
-    pin_registers(r_o);
-    pin_registers(r_p);
+    fence_operand(r_o);
+    fence_operand(r_p);
     sink += r_o[0];
   }
   __syncthreads();

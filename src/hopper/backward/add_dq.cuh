@@ -45,7 +45,7 @@ struct DqSums {
     return load_acquire(counter()) >= turn;
   }
   __device__ __forceinline__ void await(int turn) const {
-    wait_for_turn(counter(), turn, BarrierName::kDqTurn);
+    wait_until_at_least(counter(), turn, "dq_turn");
   }
   // In any order: true for the first one that asks.
   __device__ __forceinline__ bool claim() const { return exchange_if(counter(), 0, 1) == 0; }
@@ -69,7 +69,8 @@ __device__ __forceinline__ void add_dq_in(const BackwardParams& params,
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   for (int i = 0; i < tiles; ++i) {
-    const int warpgroup = opaque(consumer);  // spares registers, of which a producer has few
+    const int warpgroup =
+        hide_from_optimizer(consumer);  // spares registers, of which a producer has few
     const DqSums<Traits> sums(params, work, warpgroup, i);
     bool first = false;
     if constexpr (kOrder == DqOrder::kInTurn) {
@@ -79,11 +80,11 @@ __device__ __forceinline__ void add_dq_in(const BackwardParams& params,
     }
     if constexpr (kOrder == DqOrder::kAnyBehindFirst) {
       const bool begun = sums.has_come(kBegun);
-      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
+      wait(&shared.dq_full[warpgroup], i % 2, "dq_full");
       first = !begun && sums.claim();
       if (!begun && !first) sums.await(kBegun);
     } else {
-      wait(&shared.dq_full[warpgroup], i % 2, BarrierName::kDqFull);
+      wait(&shared.dq_full[warpgroup], i % 2, "dq_full");
     }
     float* const to = sums.begin() + warpgroup * kOwnFloats;
     const void* const from = shared.fragments[warpgroup * Traits::kOwnQuads];
@@ -123,7 +124,7 @@ template <class Traits>
 __device__ __forceinline__ void stage_dq(typename Traits::Shared& shared,
                                          const float (&r_dq)[Traits::kOwnQuads * 4], int warpgroup,
                                          int i, int thread) {
-  wait(&shared.dq_empty[warpgroup], i % 2 ^ 1, BarrierName::kDqEmpty);
+  wait(&shared.dq_empty[warpgroup], i % 2 ^ 1, "dq_empty");
 #pragma unroll
   for (int quad = 0; quad < Traits::kOwnQuads; ++quad) {
     store_shared(&shared.fragments[warpgroup * Traits::kOwnQuads + quad][thread], &r_dq[4 * quad]);

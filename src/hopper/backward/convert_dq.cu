@@ -6,9 +6,9 @@
 // block or of its transpose.
 #include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/grid.cuh"
-#include "hopper/overlap.hpp"
+#include "hopper/host/programmatic_launch.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -87,7 +87,7 @@ cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cuda
   launch.gridDim = dim3(unsigned(blocks));
   launch.blockDim = dim3(kThreads);
   launch.stream = stream;
-  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = 1;
   return cudaLaunchKernelEx(&launch,

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hopper/backward/params.h"
-#include "hopper/device/find_sequence.cuh"
+#include "hopper/varlen/find_sequence.cuh"
 
 namespace flash3::hopper {
 

@@ -3,8 +3,8 @@
 // parallel and in seconds.
 #pragma once
 
+#include "hopper/device/element.hpp"
 #include "hopper/device/score_kind.hpp"
-#include "hopper/element.hpp"
 
 namespace flash3::hopper {
 

@@ -5,13 +5,14 @@
 
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/backward/roles.cuh"
 #include "hopper/device/band_mask.cuh"
-#include "hopper/device/find_sequence.cuh"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/registers.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
+#include "hopper/device/warps.cuh"
+#include "hopper/varlen/find_sequence.cuh"
 
 namespace flash3::hopper {
 

@@ -6,10 +6,10 @@
 #include "core/arithmetic.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/backward/rows.hpp"
-#include "hopper/cuda_status.hpp"
-#include "hopper/overlap.hpp"
-#include "hopper/sink.hpp"
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/cuda_status.hpp"
+#include "hopper/host/programmatic_launch.hpp"
+#include "hopper/host/sink.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -97,16 +97,16 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
 }
 
 // Of a ragged batch; otherwise no list.
-Status list_sequences(const BackwardProblem& problem, const BackwardPlan& plan,
-                      SequenceList* sequences) {
+Status make_varlen_schedule(const BackwardProblem& problem, const BackwardPlan& plan,
+                            SequenceList* sequences) {
   *sequences = {};
   if (!problem.is_ragged() || plan.grid == 0) return {};
   char* const workspace = static_cast<char*>(problem.workspace);
-  ListParams list = list_params(problem, plan);
+  VarlenScheduleParams list = varlen_schedule_params(problem, plan);
   list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
   list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
   *sequences = {list.rows, list.first_tile, list.batch};
-  return launch_list_sequences(list, problem.stream);
+  return launch_varlen_schedule(list, problem.stream);
 }
 
 Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
@@ -123,7 +123,7 @@ Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
   launch.blockDim = dim3(unsigned(c.threads()));
   launch.dynamicSmemBytes = size_t(c.shared_bytes());
   launch.stream = static_cast<cudaStream_t>(problem.stream);
-  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = 1;
   void* arguments[] = {&params};
@@ -139,7 +139,7 @@ Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan)
   const Element element = plan.kernel->element;
   const bool has_rows = rows.all_tiles() > 0;
   SequenceList list;
-  FLASH3_CHECK(list_sequences(problem, plan, &list));
+  FLASH3_CHECK(make_varlen_schedule(problem, plan, &list));
   if (has_rows) {
     const PreprocessParams params{rows,
                                   element_view(problem.dout, problem.sequences_q),

@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
                                              uint8_t (&tiles)[kQueryStages][Tile::kBytes],
                                              float (&row_slots)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
-                                             BarrierName empty) {
+                                             const char* empty) {
   const QueryPlace at(params, work, i);
   const int stage = i % kQueryStages;
   wait(&barriers.empty[stage], i / kQueryStages % 2 ^ 1, empty);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        int i) {
   load_queries<typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
                                        params.rows.lse_log2, shared.q, shared.lse,
-                                       shared.q_barriers, BarrierName::kQEmpty);
+                                       shared.q_barriers, "q_empty");
 }
 
 template <class Traits>
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           int i) {
   load_queries<typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
                                           params.rows.delta, shared.dout, shared.delta,
-                                          shared.dout_barriers, BarrierName::kDoutEmpty);
+                                          shared.dout_barriers, "dout_empty");
 }
 
 template <class Traits>

@@ -75,20 +75,20 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  wait(&shared.k_full, 0, BarrierName::kKFull);
-  wait(&shared.v_full, 0, BarrierName::kVFull);
+  wait(&shared.k_full, 0, "k_full");
+  wait(&shared.v_full, 0, "v_full");
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2, phase = tile / 2 % 2;
     float r_s[kTileM / 2], r_dp[kTileM / 2];
-    wait(&shared.q_barriers.full[stage], phase, BarrierName::kQFull);
+    wait(&shared.q_barriers.full[stage], phase, "q_full");
     issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + stage * QTile::kBytes);
-    wait(&shared.dout_barriers.full[stage], phase, BarrierName::kDoutFull);
+    wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows,
                                                        dout_rows + stage * DoutTile::kBytes);
     wgmma_wait<1>();  // S
-    pin_registers(r_s);
-    if constexpr (Traits::kCapped) confine(params.softcap, r_s);
+    fence_operand(r_s);
+    if constexpr (Traits::kCapped) remap_tile(params.softcap, r_s);
     mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     // The LSE as it is needed: there are no registers for all of it.
@@ -105,35 +105,35 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     for (int pair = 0; pair < kAhead; ++pair)
       r_delta[pair] = load_row_pair(shared.delta[stage], pair, thread);
     wgmma_wait<0>();  // dP
-    pin_registers(r_dp);
+    fence_operand(r_dp);
     subtract_delta(r_dp, r_s, [&](int pair) {
       return pair < kAhead ? r_delta[pair] : load_row_pair(shared.delta[stage], pair, thread);
     });
     if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
     pack_probabilities<kElement>(r_dp, r_ds);
     // Under a softcap there are no registers for addresses that the compiler would compute ahead.
-    const int late_thread = Traits::kCapped ? opaque(thread) : thread,
-              late_warpgroup = Traits::kCapped ? opaque(warpgroup) : warpgroup;
+    const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,
+              late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
     store_ds<DsTile>(shared.ds[stage], r_ds, late_warpgroup, late_thread);
     // dV here: it runs under the fence and the meeting, but would hold the stores up.
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
     fence_shared_for_async_proxy();
-    sync(NamedBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
+    sync(BackwardBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, k_columns, ds_rows + stage * DsTile::kBytes, warpgroup);
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     wgmma_wait<2>();  // dV
-    pin_registers(r_dv);
-    pin_registers(r_p);
+    fence_operand(r_dv);
+    fence_operand(r_p);
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<1>();  // dQ
-    pin_registers(r_dq);
+    fence_operand(r_dq);
     stage_dq<Traits>(shared, r_dq, late_warpgroup, tile, late_thread);
     hand_dq_over<Traits>(shared, warpgroup);
     wgmma_wait<0>();  // dK
-    pin_registers(r_dk);
-    pin_registers(r_ds);
+    fence_operand(r_dk);
+    fence_operand(r_ds);
     arrive(&shared.q_barriers.empty[stage]);
     m = work.next(m);
   }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   float r_s[Traits::kTileM / 2];
   uint32_t r_p[Traits::kTileM / 4];
   const auto wait_for_q = [&](int tile) {
-    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kQFull);
+    wait(&shared.q_barriers.full[tile % 2], tile / 2 % 2, "q_full");
   };
   const auto issue_s = [&](int tile) {
     issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + tile % 2 * QTile::kBytes);
@@ -45,17 +45,17 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  wait(&shared.k_full, 0, BarrierName::kKFull);
+  wait(&shared.k_full, 0, "k_full");
   if (tiles > 0) {
     wait_for_q(0);
     issue_s(0);
     wgmma_wait<0>();
-    pin_registers(r_s);
+    fence_operand(r_s);
   }
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
-    if constexpr (Traits::kCapped) confine(params.softcap, r_s);
+    if constexpr (Traits::kCapped) remap_tile(params.softcap, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     float2 r_lse[Traits::kTileM / 8];
     load_rows(r_lse, shared.lse[stage], thread);
@@ -65,31 +65,31 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     } else {
       compute_probabilities(r_s, params.scale_log2, lse);
     }
-    wait(&shared.p_barriers.empty[0], tile % 2 ^ 1, BarrierName::kPEmpty);
+    wait(&shared.p_barriers.empty[0], tile % 2 ^ 1, "p_empty");
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_s[4 * j]);
     arrive(&shared.p_barriers.full[0]);
     arrive(&shared.q_barriers.empty[stage]);
     if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
 
-    wait(&shared.dout_barriers.full[stage], tile / 2 % 2, BarrierName::kDoutFull);
+    wait(&shared.dout_barriers.full[stage], tile / 2 % 2, "dout_full");
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
     // Behind the last tile the scores of whatever lies there: a branch around the product would
     // make ptxas give the asynchronous pipeline up (C7512).
     if (tile + 1 < tiles) wait_for_q(tile + 1);
     issue_s(tile + 1);
     wgmma_wait<1>();  // dV
-    pin_registers(r_dv);
-    pin_registers(r_p);
+    fence_operand(r_dv);
+    fence_operand(r_p);
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<0>();
-    pin_registers(r_s);
+    fence_operand(r_s);
     m = work.next(m);
   }
 
   // V lies where dV is staged: the other warpgroup has read it, and this one K.
   arrive(&shared.tile_read);
-  wait(&shared.tile_read, 0, BarrierName::kTileRead);
+  wait(&shared.tile_read, 0, "tile_read");
   finish_gradient<kElement, VTile>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   float r_dp[Traits::kTileM / 2];
   uint32_t r_ds[Traits::kTileM / 4];
   const auto wait_for_dout = [&](int tile) {
-    wait(&shared.dout_barriers.full[tile % 2], tile / 2 % 2, BarrierName::kDoutFull);
+    wait(&shared.dout_barriers.full[tile % 2], tile / 2 % 2, "dout_full");
   };
   const auto issue_dp = [&](int tile) {
     issue_transposed_scores<kElement, VTile, DoutTile>(r_dp, v_rows,
@@ -119,19 +119,19 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  wait(&shared.v_full, 0, BarrierName::kVFull);
-  wait(&shared.k_full, 0, BarrierName::kKFull);
+  wait(&shared.v_full, 0, "v_full");
+  wait(&shared.k_full, 0, "k_full");
   if (tiles > 0) {
     wait_for_dout(0);
     issue_dp(0);
     wgmma_wait<0>();
-    pin_registers(r_dp);
+    fence_operand(r_dp);
   }
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
     float r_p[Traits::kTileM / 2];
-    wait(&shared.p_barriers.full[0], tile % 2, BarrierName::kPFull);
+    wait(&shared.p_barriers.full[0], tile % 2, "p_full");
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float4 p = shared.fragments[j][thread];
@@ -146,25 +146,24 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     if (tile + 1 < tiles) wait_for_dout(tile + 1);
     issue_dp(tile + 1);  // behind the last tile of whatever lies there
 
-    wait(&shared.ds_barriers.empty[stage], tile / 2 % 2 ^ 1, BarrierName::kDsEmpty);
+    wait(&shared.ds_barriers.empty[stage], tile / 2 % 2 ^ 1, "ds_empty");
     store_ds<typename Traits::DsTile>(shared.ds[stage], r_ds, 0, thread);
     fence_shared_for_async_proxy();
     arrive(&shared.ds_barriers.full[stage]);
-    wait(&shared.q_barriers.full[stage], tile / 2 % 2, BarrierName::kQFull);
+    wait(&shared.q_barriers.full[stage], tile / 2 % 2, "q_full");
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     wgmma_wait<0>();
-    pin_registers(r_dp);
-    pin_registers(r_dk);
-    pin_registers(r_ds);
+    fence_operand(r_dp);
+    fence_operand(r_dk);
+    fence_operand(r_ds);
     arrive(&shared.q_barriers.empty[stage]);
   }
 
   // K lies where dK is staged: the producer, which reads it with dS, and the other warpgroup have
   // done so.
-  if (tiles > 0)
-    wait(&shared.ds_barriers.empty[(tiles - 1) % 2], (tiles - 1) / 2 % 2, BarrierName::kDsEmpty);
+  if (tiles > 0) wait(&shared.ds_barriers.empty[(tiles - 1) % 2], (tiles - 1) / 2 % 2, "ds_empty");
   arrive(&shared.tile_read);
-  wait(&shared.tile_read, 0, BarrierName::kTileRead);
+  wait(&shared.tile_read, 0, "tile_read");
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, KTile>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);

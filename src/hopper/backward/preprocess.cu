@@ -7,10 +7,10 @@
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/rows.hpp"
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/math.cuh"
-#include "hopper/overlap.hpp"
+#include "hopper/host/programmatic_launch.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -127,7 +127,7 @@ cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
   launch.gridDim = dim3(unsigned(params.rows.all_tiles() * (params.rows.tiles.tile_m / kRows)));
   launch.blockDim = dim3(kThreads);
   launch.stream = stream;
-  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = params.behind_list ? 1 : 0;
   return cudaLaunchKernelEx(&launch, kernel_of<kElement, kRows>(params.head_dim_v), params);

@@ -55,7 +55,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
       has_come = sums.has_come(turn);
     }
     __syncwarp();
-    wait(&shared.ds_barriers.full[slot], tile / 2 % 2, BarrierName::kDsFull);
+    wait(&shared.ds_barriers.full[slot], tile / 2 % 2, "ds_full");
     float* to = sums.begin() + thread * 4;
     const auto add_block = [&](int block, auto first) {
       float r_dq[32];
@@ -66,9 +66,9 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
         __syncwarp();
       }
       wgmma_wait<0>();
-      pin_registers(r_dq);
+      fence_operand(r_dq);
       if constexpr (first.value) {
-        if (in_turn) sync(NamedBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
+        if (in_turn) sync(BackwardBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
       }
       if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
 #pragma unroll
@@ -84,11 +84,11 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     if (!in_turn) continue;
     // The release is of all that the barrier has ordered before it: the others go on.
     if (thread / 32 == 0) {
-      sync(NamedBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
+      sync(BackwardBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
       if (leader) sums.end_turn();
       __syncwarp();
     } else {
-      arrive(NamedBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
+      arrive(BackwardBarrier::kOutputStaged, kAdded, kWarpgroupThreads);
     }
   }
 }

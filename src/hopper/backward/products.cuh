@@ -5,6 +5,7 @@
 
 #include "hopper/backward/kernel.cuh"
 #include "hopper/device/band_mask.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/score.cuh"
 
@@ -15,7 +16,7 @@ namespace flash3::hopper {
 template <Element T, class ATile, class BTile, int N>
 __device__ __forceinline__ void issue_transposed_scores(float (&r)[N], Descriptor a, Descriptor b) {
   static_assert(ATile::kCols == BTile::kCols);
-  discard_registers(r);
+  mark_undefined(r);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < ATile::kCols; col += 16) {
@@ -28,8 +29,8 @@ __device__ __forceinline__ void issue_transposed_scores(float (&r)[N], Descripto
 template <Element T, class BTile, int N>
 __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uint32_t (&a)[N],
                                                Descriptor b) {
-  pin_registers(r);
-  pin_registers(a);
+  fence_operand(r);
+  fence_operand(a);
   wgmma_fence();
 #pragma unroll
   for (int row = 0; row < 4 * N; row += 16) {
@@ -53,17 +54,10 @@ __device__ __forceinline__ void store_ds(uint8_t* ds, const uint32_t (&r_ds)[N],
   }
 }
 
-__device__ __forceinline__ void store_shared(float4* to, const float* x) {
-  asm volatile(
-      "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
-      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-      : "memory");
-}
-
 // Issues one 64 × 64 block of dQ = dS·K; ds: its rows, k: its columns.
 template <Element T, class DsTile, class KTile>
 __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds, Descriptor k) {
-  discard_registers(r_dq);
+  mark_undefined(r_dq);
   wgmma_fence();
 #pragma unroll
   for (int key = 0; key < DsTile::kCols; key += 16) {
@@ -76,7 +70,7 @@ __device__ __forceinline__ void issue_dq_block(float (&r_dq)[32], Descriptor ds,
 // Issues 64 columns of dQᵀ = Kᵀ·dSᵀ, of as many queries as D has columns.
 template <Element T, class DsTile, class KTile, int N>
 __device__ __forceinline__ void issue_transposed_dq(float (&r_dq)[N], Descriptor k, Descriptor ds) {
-  discard_registers(r_dq);
+  mark_undefined(r_dq);
   wgmma_fence();
 #pragma unroll
   for (int key = 0; key < DsTile::kCols; key += 16) {
@@ -129,15 +123,9 @@ struct KeysMask {
   }
 };
 
-// The lse or delta of two neighbouring queries of this thread's columns. Loaded where this stands:
-// the compiler would wait until it needs them, behind other accesses.
+// The lse or delta of two neighbouring queries of this thread's columns.
 __device__ __forceinline__ float2 load_row_pair(const float* rows, int pair, int thread) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(uint32_t(__cvta_generic_to_shared(rows + thread % 4 * 2)) + 32 * pair)
-               : "memory");
-  return x;
+  return load_shared(rows + thread % 4 * 2 + 8 * pair);
 }
 
 // Those of all of this thread's columns; rows: of the step's queries.
@@ -162,7 +150,7 @@ __device__ __forceinline__ void compute_probabilities(float (&r_s)[N], float sca
   }
 }
 
-// Under a softcap, of confined scores: Pᵀ = exp2(tanh · scale − lse), rounded into r_p, and in the
+// Under a softcap, of remapped scores: Pᵀ = exp2(tanh · scale − lse), rounded into r_p, and in the
 // place of the scores Pᵀ · (1 − tanh²), what dSᵀ has instead of Pᵀ. So nothing of tanh has to wait
 // for dP. Hidden pairs, whose tanh is −∞ here, have 0 in both: the slope saturates.
 template <Element T, int N, class Lse>

@@ -10,9 +10,9 @@
 #include "core/message.hpp"
 #include "hopper/backward/instances.hpp"
 #include "hopper/backward/params.h"
-#include "hopper/device_info.hpp"
-#include "hopper/kernel_kind.hpp"
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/device_info.hpp"
+#include "hopper/host/kernel_kind.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -207,8 +207,9 @@ KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& pla
   return schedule;
 }
 
-ListParams list_params(const BackwardProblem& problem, const BackwardPlan& plan) {
-  ListParams list{};
+VarlenScheduleParams varlen_schedule_params(const BackwardProblem& problem,
+                                            const BackwardPlan& plan) {
+  VarlenScheduleParams list{};
   list.q = problem.sequences_q;
   list.k = problem.sequences_k;
   list.batch = int(problem.batch);

@@ -8,10 +8,10 @@
 #include "core/problem.hpp"
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/key_schedule.hpp"
-#include "hopper/device_info.hpp"
-#include "hopper/element.hpp"
-#include "hopper/list_sequences.hpp"
-#include "hopper/packed_copy.hpp"
+#include "hopper/device/element.hpp"
+#include "hopper/host/device_info.hpp"
+#include "hopper/host/packed_copy.hpp"
+#include "hopper/varlen/varlen_schedule.hpp"
 
 namespace flash3::hopper {
 
@@ -58,6 +58,7 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan);
 
 // How a ragged batch is listed; without the list's memory.
-ListParams list_params(const BackwardProblem& problem, const BackwardPlan& plan);
+VarlenScheduleParams varlen_schedule_params(const BackwardProblem& problem,
+                                            const BackwardPlan& plan);
 
 }  // namespace flash3::hopper

@@ -3,7 +3,7 @@
 // dS = P ∘ (dP − delta) only −P · delta is left.
 #include "core/arithmetic.hpp"
 #include "hopper/backward/rows.hpp"
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/sink.cuh"
 
 namespace flash3::hopper {

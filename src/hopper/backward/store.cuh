@@ -80,7 +80,7 @@ __device__ __forceinline__ void finish_gradient(const GradientOut& out, const Ke
                                                 int row_block, int warpgroup, int thread) {
   stage_gradient<kElement, Tile>(tile, r, row_block, thread);
   fence_shared_for_async_proxy();
-  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
   store_gradient<Tile>(out, work, work.key + row_block * kWarpgroupRows, tile, row_block, thread);
   if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 const float (&r_dv)[Traits::kHeadDimV / 2],
                                                 int warpgroup, int thread) {
   // K and V lie where the gradients are staged: both warpgroups have read them.
-  sync(NamedBarrier::kOwnKeysRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,

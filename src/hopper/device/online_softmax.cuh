@@ -12,11 +12,11 @@
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.
 //
-// Under a softcap c·s − c·m is P(s) − P(m), and what P is beyond its reach is settled before
+// Under a softcap c·s − c·m is P(s) − P(m), and what P is beyond its range is settled before
 // (softcap.hpp): scores stay raw until the exponentials, and so does m.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/math.cuh"
 #include "hopper/device/score.cuh"
 
@@ -41,7 +41,7 @@ struct OnlineSoftmax {
   float row_shift[2] = {0.f, 0.f};              // c·m or P(m); 0 if m is −∞
   float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
   bool negative_limit = true;                   // of any row of the warp
-  bool low_matters = true;                      // of any row of the warp, under a softcap
+  bool must_remap_negative = true;              // of any row of the warp, under a softcap
 
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
   // is what row h's earlier output must be multiplied by.
@@ -58,18 +58,19 @@ struct OnlineSoftmax {
   }
 
   // The same under a softcap, of scores as they come; mask() masks them where `masked`. The usual
-  // tile has one branch for it all: no score beyond the reach, no mask, no maximum raised.
+  // tile has one branch for it all: no score beyond the range, no mask, no maximum raised.
   template <int N, class Mask>
   __device__ __forceinline__ bool begin_capped_tile(float (&r_s)[N], float (&alpha)[2], bool masked,
                                                     const Mask& mask) {
-    const float reach = score.cap.reach;
+    const float range = score.cap.range;
     float largest[2];
     find_max_above_limit(r_s, largest);
-    bool within = (largest[0] <= fminf(limit(0), reach)) & (largest[1] <= fminf(limit(1), reach));
-    if (low_matters) within &= !any_below(r_s, reach);
+    bool within = (largest[0] <= fminf(limit(0), range)) & (largest[1] <= fminf(limit(1), range));
+    if (must_remap_negative) within &= !any_below(r_s, range);
     alpha[0] = alpha[1] = 1.f;
     if (!masked && __all_sync(~0u, within)) return false;
-    move_scores(score.cap, r_s, {score.low_matters(row_max[0]), score.low_matters(row_max[1])});
+    remap_scores(score.cap, r_s,
+                 {score.must_remap_negative(row_max[0]), score.must_remap_negative(row_max[1])});
     if (masked) mask();
     raise_max(r_s, alpha);
     return __any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f);
@@ -166,10 +167,10 @@ struct OnlineSoftmax {
       row_max[h] = new_max;
       row_sum[h] *= alpha[h];
       negative |= limit(h) < 0.f;
-      if constexpr (Score::kCapped) low |= score.low_matters(new_max);
+      if constexpr (Score::kCapped) low |= score.must_remap_negative(new_max);
     }
     negative_limit = __any_sync(~0u, negative);
-    if constexpr (Score::kCapped) low_matters = __any_sync(~0u, low);
+    if constexpr (Score::kCapped) must_remap_negative = __any_sync(~0u, low);
   }
 };
 

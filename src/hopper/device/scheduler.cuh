@@ -127,7 +127,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
   if (schedule.sequences.rows != nullptr) wait_for_previous_kernel();
   SequenceWalk walk(schedule.sequences);
   for (int index = blockIdx.x;;) {
-    wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, BarrierName::kTileEmpty);
+    wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
     WorkTile& work = ring.tiles[slot.stage];
     write_tile<kTileN, kBand>(schedule, walk, index, work, ring.slots[slot.stage]);
     __syncwarp();
@@ -136,7 +136,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
     slot.advance();
     if (!valid) break;
     if (schedule.counter != nullptr) {
-      if (leader) wait(&ring.wanted, wanted.phase, BarrierName::kTileWanted);
+      if (leader) wait(&ring.wanted, wanted.phase, "tile_wanted");
       __syncwarp();
       wanted.advance();
     }
@@ -152,7 +152,7 @@ struct TileReader {
 
   // Waits for the next tile. False if there is no more work.
   __device__ __forceinline__ bool next() const {
-    wait(&ring.barriers.full[slot.stage], slot.phase, BarrierName::kTileFull);
+    wait(&ring.barriers.full[slot.stage], slot.phase, "tile_full");
     return tile().valid;
   }
   __device__ __forceinline__ const WorkTile& tile() const { return ring.tiles[slot.stage]; }

@@ -3,7 +3,7 @@
 // the online softmax keeps the maximum of a row of either.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/math.cuh"
 #include "hopper/device/score_kind.hpp"
 #include "hopper/device/softcap.hpp"
@@ -25,21 +25,21 @@ __device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
   return bits;
 }
 
-// Whether one of the scores lies below −reach, or is a NaN of that sign.
+// Whether one of the scores lies below −range, or is a NaN of that sign.
 template <int N>
-__device__ __forceinline__ bool any_below(const float (&r_s)[N], float reach) {
+__device__ __forceinline__ bool any_below(const float (&r_s)[N], float range) {
   uint32_t lowest[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) lowest[c] = max_of_bits<uint32_t>(r_s, c);
   return max(max(lowest[0], lowest[1]), max(lowest[2], lowest[3])) >
-         (uint32_t(__float_as_int(reach)) | 0x80000000u);
+         (uint32_t(__float_as_int(range)) | 0x80000000u);
 }
 
-// Moves the scores that lie beyond the reach of the cap's polynomial to where it serves them;
+// Remaps the scores outside the range of the cap's polynomial to where it gives their tanh;
 // negative ones of row h, which has the elements j with j / 2 % 2 = h, only where low[h].
 template <int N>
-__device__ __forceinline__ void move_scores(const Softcap& cap, float (&r_s)[N],
-                                            const bool (&low)[2]) {
+__device__ __forceinline__ void remap_scores(const Softcap& cap, float (&r_s)[N],
+                                             const bool (&low)[2]) {
   const float stay_below[2] = {low[0] ? -kInfinity : 0.f, low[1] ? -kInfinity : 0.f};
   // In groups: those without such a score are spared the work, and only one needs registers for it.
   constexpr int kGroup = 8;
@@ -48,27 +48,28 @@ __device__ __forceinline__ void move_scores(const Softcap& cap, float (&r_s)[N],
     float largest = 0.f;
 #pragma unroll
     for (int j = group; j < group + kGroup; ++j) largest = fmaxf(largest, fabsf(r_s[j]));
-    if (!(largest > cap.reach)) continue;
+    if (!(largest > cap.range)) continue;
 #pragma unroll
     for (int j = group; j < group + kGroup; ++j) {
       // The others stay, so that no score's bits depend on its neighbours; and NaNs.
       const float size = fabsf(r_s[j]);
-      const float moved = cap.moved(exp2_approx(size * cap.log2_u));
-      if (size > cap.reach && !(r_s[j] < stay_below[j / 2 % 2])) r_s[j] = copysignf(moved, r_s[j]);
+      const float remapped = cap.remapped(exp2_approx(size * cap.log2_u));
+      if (size > cap.range && !(r_s[j] < stay_below[j / 2 % 2]))
+        r_s[j] = copysignf(remapped, r_s[j]);
     }
   }
 }
 
-// The same, of all rows, behind a test of the tile.
+// The same for all rows, behind a test of the tile.
 template <int N>
-__device__ __forceinline__ void confine(const Softcap& cap, float (&r_s)[N]) {
+__device__ __forceinline__ void remap_tile(const Softcap& cap, float (&r_s)[N]) {
   int highest[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) highest[c] = max_of_bits<int>(r_s, c);
   const bool beyond =
-      max(max(highest[0], highest[1]), max(highest[2], highest[3])) > __float_as_int(cap.reach) ||
-      any_below(r_s, cap.reach);
-  if (__any_sync(~0u, beyond)) move_scores(cap, r_s, {true, true});
+      max(max(highest[0], highest[1]), max(highest[2], highest[3])) > __float_as_int(cap.range) ||
+      any_below(r_s, cap.range);
+  if (__any_sync(~0u, beyond)) remap_scores(cap, r_s, {true, true});
 }
 
 template <ScoreKind>
@@ -120,12 +121,12 @@ struct Score<ScoreKind::kSoftcap> {
     return {params.softcap};
   }
 
-  // Of a confined score: the capped one in base 2, less a shift.
+  // A remapped score, capped, in base 2, less a shift.
   __device__ __forceinline__ float log2_above(float s, float shift) const {
     return fmaf(s, cap.factor(s), -shift);
   }
 
-  // m is of confined scores, which have the order of capped ones. limit: P is nowhere steeper than
+  // m is of remapped scores, which have the order of capped ones. limit: P is nowhere steeper than
   // at 0.
   __device__ __forceinline__ float limit(float m, float slack) const { return m + slack / cap.a; }
   __device__ __forceinline__ float max_of(float largest) const { return largest; }
@@ -137,9 +138,9 @@ struct Score<ScoreKind::kSoftcap> {
     return fmaf(shift_of(m), 0.693147180559945309f, x);
   }
 
-  // Whether a row's scores below −reach must be moved.
-  __device__ __forceinline__ bool low_matters(float m) const {
-    return cap.low_matters(shift_of(m));
+  // Whether a row's scores below −range must be remapped.
+  __device__ __forceinline__ bool must_remap_negative(float m) const {
+    return cap.must_remap_negative(shift_of(m));
   }
 };
 

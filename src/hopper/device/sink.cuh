@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/math.cuh"
 #include "hopper/device/sink_view.h"
 
@@ -13,10 +13,7 @@ namespace flash3::hopper {
 __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
   if (sink.type == SinkType::kFloat32) return static_cast<const float*>(sink.data)[head];
   const uint16_t bits = static_cast<const uint16_t*>(sink.data)[head];
-  if (sink.type == SinkType::kBFloat16) return __uint_as_float(uint32_t(bits) << 16);
-  float x;  // PTX ISA 9.7.9.22, cvt
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-  return x;
+  return sink.type == SinkType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
 }
 
 // Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are

@@ -5,7 +5,7 @@
 //
 //   tanh(x) ≈ P(x) = x·(a + x²·(b + x²·c))     for |x| ≤ 1/2, within 2^-17.5
 //
-// A score further out, which is rare, is moved first: to where P is the tanh of where it was. P
+// A score further out, which is rare, is remapped first: to where P is the tanh of where it was. P
 // rises throughout and passes 1 at x = 1.31, so that there is such a place for every tanh, and the
 // order of scores stays; and P is nowhere steeper than at 0. The place depends on u = e^(−2|x|)
 // alone, by a polynomial: within 2^-17.8. For u = 0 it is a trifle above 1, so that the slope 1 −
@@ -19,27 +19,27 @@ namespace flash3::hopper {
 
 struct Softcap {
   float a, b, c;  // P · unit = s·(a + s²·(b + s²·c))
-  float reach;    // of |s|, for |x| = 1/2
+  float range;    // of |s| in which P is tanh: |x| ≤ 1/2
   float log2_u;   // of |s|, to log2 u
   float raw;      // of x, to s
 
-  // What a raw score |s| ≤ reach, or one that was moved, is multiplied with. +∞ for −∞, so that a
-  // hidden score stays one.
+  // What a raw score |s| ≤ range, or one that was remapped, is multiplied with. +∞ for −∞, so that
+  // a hidden score stays one.
   FLASH3_HOST_DEVICE constexpr float factor(float s) const {
     const float square = s * s;
     return (c * square + b) * square + a;
   }
 
-  // Whether P serves the scores below −reach of a row no better than those above: they must be
-  // moved. Else they may stay, as their weights are next to nothing: P makes them too small, and
-  // the difference is below 2^-28 of 2^shift, where shift is P of one of the row's scores, in base
-  // 2; under caps of 30 and more below 2^-32.
-  FLASH3_HOST_DEVICE constexpr bool low_matters(float shift) const {
-    return !(shift >= 22.f - reach * factor(reach));
+  // Whether the scores below −range of a row must be remapped, as those above range are. Else they
+  // may stay, as their weights are next to nothing: P makes them too small, and the difference is
+  // below 2^-28 of 2^shift, where shift is P of one of the row's scores, in base 2; under caps of
+  // 30 and more below 2^-32.
+  FLASH3_HOST_DEVICE constexpr bool must_remap_negative(float shift) const {
+    return !(shift >= 22.f - range * factor(range));
   }
 
   // The raw score s > 0 whose P is tanh x, by u of x ≥ 1/2.
-  FLASH3_HOST_DEVICE constexpr float moved(float u) const {
+  FLASH3_HOST_DEVICE constexpr float remapped(float u) const {
     const float w = u * 5.43656366f - 1.f;  // u from 0 to 1/e as −1 to 1
     float x = -0.0152345961f;
     x = x * w - 0.000952800969f;

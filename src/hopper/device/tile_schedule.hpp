@@ -16,7 +16,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/mask.hpp"
-#include "hopper/device/sequence_list.hpp"
+#include "hopper/varlen/sequence_list.hpp"
 
 namespace flash3::hopper {
 

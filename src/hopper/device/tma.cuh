@@ -5,7 +5,8 @@
 
 #include <cuda/ptx>
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
+#include "hopper/device/ptx/prefetch.cuh"
 #include "hopper/device/tensor_map.h"
 
 namespace flash3::hopper {
@@ -107,11 +108,6 @@ __device__ __forceinline__ void fence_proxy_async_global() {
 __device__ __forceinline__ void fence_shared_for_async_proxy() {
   using namespace cuda::ptx;
   fence_proxy_async(space_shared);
-}
-
-// PTX ISA 9.7.9.15, prefetch.
-__device__ __forceinline__ void prefetch(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 }  // namespace flash3::hopper

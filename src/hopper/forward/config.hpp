@@ -6,8 +6,8 @@
 
 #include "core/fp8.hpp"
 #include "core/host_device.hpp"
+#include "hopper/device/element.hpp"
 #include "hopper/device/score_kind.hpp"
-#include "hopper/element.hpp"
 
 namespace flash3::hopper {
 
@@ -32,7 +32,7 @@ FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
 
 // Columns of the tile of V that FP8 kernels turn: 16-byte pieces are swizzled in groups of four or
 // eight.
-FLASH3_HOST_DEVICE constexpr int turned_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
+FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
 
 // One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
 // warpgroups of 64 queries each; K and V each travel through a ring of `stages` tiles.
@@ -85,8 +85,8 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
-  FLASH3_HOST_DEVICE constexpr int turned_v_bytes() const {
-    return turned_v_cols(tile_n) * head_dim_v;
+  FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
+    return transposed_v_cols(tile_n) * head_dim_v;
   }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages + 1;
@@ -96,7 +96,8 @@ struct ForwardConfig {
     return 8 * barriers + tile_ring + rows + scales;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    return q_stages * q_bytes() + stages * (k_bytes() + (fp8() ? turned_v_bytes() : v_bytes())) +
+    return q_stages * q_bytes() +
+           stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
            raw_v_stages * v_bytes() + control_bytes();
   }
 };

@@ -5,11 +5,12 @@
 
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/registers.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/tile/mma.cuh"
+#include "hopper/device/warps.cuh"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/forward/roles.cuh"
 #include "hopper/forward/rows.cuh"
 
 namespace flash3::hopper {

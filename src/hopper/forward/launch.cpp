@@ -8,12 +8,12 @@
 #include <random>
 
 #include "core/arithmetic.hpp"
-#include "hopper/cuda_status.hpp"
 #include "hopper/forward/params.h"
-#include "hopper/overlap.hpp"
-#include "hopper/packed_copy.hpp"
-#include "hopper/sink.hpp"
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/cuda_status.hpp"
+#include "hopper/host/packed_copy.hpp"
+#include "hopper/host/programmatic_launch.hpp"
+#include "hopper/host/sink.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -65,8 +65,8 @@ Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
   fp8.k_packed = problem.sequences_k.packed;
   fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;
   const TensorView& out = problem.out;
-  fp8.out_by_fours = reinterpret_cast<uintptr_t>(out.data) % 8 == 0 &&
-                     (out.stride_batch | out.stride_seq | out.stride_head | out.dim) % 4 == 0;
+  fp8.out_vec4_aligned = reinterpret_cast<uintptr_t>(out.data) % 8 == 0 &&
+                         (out.stride_batch | out.stride_seq | out.stride_head | out.dim) % 4 == 0;
   return fp8;
 }
 
@@ -104,12 +104,12 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
     params.schedule.ticket = new_ticket();
   }
   if (problem.is_ragged()) {
-    ListParams list = list_params(problem, plan);
+    VarlenScheduleParams list = varlen_schedule_params(problem, plan);
     list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
     if (!list.in_order)
       list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
     params.schedule.sequences = {list.rows, list.first_tile, list.batch};
-    FLASH3_CHECK(launch_list_sequences(list, problem.stream));
+    FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }
 
   FLASH3_CHECK(cuda_status(
@@ -121,7 +121,7 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
   launch.blockDim = dim3(unsigned(config.threads()));
   launch.dynamicSmemBytes = size_t(config.shared_bytes());
   launch.stream = static_cast<cudaStream_t>(problem.stream);
-  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = problem.is_ragged() ? 1 : 0;
   void* arguments[] = {&params};

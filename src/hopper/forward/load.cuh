@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
     if (!work.has_keys()) continue;
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       auto& barriers = shared.q_barriers[w];
-      wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
+      wait(&barriers.empty[state.stage], state.phase ^ 1, "q_empty");
       load_query_rows<Traits>(params, work, tiles.slots(), shared.q[state.stage][w], w,
                               &barriers.full[state.stage]);
     }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
                                                const RowMap& rows,
                                                uint8_t (&stages)[Traits::kStages][Tile::kBytes],
                                                RingBarriers<Traits::kStages>& barriers,
-                                               BarrierName empty, TileRing& ring, uint64_t* wanted,
+                                               const char* empty, TileRing& ring, uint64_t* wanted,
                                                uint64_t* loaded) {
   TileReader tiles{ring};
   prefetch(map);
@@ -115,16 +115,16 @@ template <class Traits>
 __device__ __forceinline__ void load_k(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
-                                                 shared.k_barriers, BarrierName::kKEmpty,
-                                                 shared.tiles, &shared.tiles.wanted, nullptr);
+                                                 shared.k_barriers, "k_empty", shared.tiles,
+                                                 &shared.tiles.wanted, nullptr);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const ForwardParams& params,
                                        typename Traits::Shared& shared) {
   load_key_tiles<Traits, typename Traits::VTile>(params, &params.v, params.v_rows, shared.v,
-                                                 shared.v_barriers, BarrierName::kVEmpty,
-                                                 shared.tiles, nullptr, &shared.v_loaded);
+                                                 shared.v_barriers, "v_empty", shared.tiles,
+                                                 nullptr, &shared.v_loaded);
 }
 
 }  // namespace flash3::hopper

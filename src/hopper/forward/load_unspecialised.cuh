@@ -36,7 +36,7 @@ struct OwnKeyTiles {
   __device__ __forceinline__ void load(const ForwardParams& params, const TensorMap* map,
                                        const RowMap& rows,
                                        uint8_t (&stages)[Traits::kStages][Tile::kBytes],
-                                       RingBarriers<Traits::kStages>& barriers, BarrierName empty) {
+                                       RingBarriers<Traits::kStages>& barriers, const char* empty) {
     if (n < tiles.work.key_tile_begin) {
       if (!tiles.next()) return;
       n = tiles.work.key_tile_end - 1;
@@ -79,14 +79,12 @@ struct OwnLoads {
   }
   __device__ __forceinline__ void load_k() {
     if (loads_kv)
-      k_tiles.load(params, &params.k, params.k_rows, shared.k, shared.k_barriers,
-                   BarrierName::kKEmpty);
+      k_tiles.load(params, &params.k, params.k_rows, shared.k, shared.k_barriers, "k_empty");
     __syncwarp();
   }
   __device__ __forceinline__ void load_v() {
     if (loads_kv)
-      v_tiles.load(params, &params.v, params.v_rows, shared.v, shared.v_barriers,
-                   BarrierName::kVEmpty);
+      v_tiles.load(params, &params.v, params.v_rows, shared.v, shared.v_barriers, "v_empty");
     __syncwarp();
   }
 };

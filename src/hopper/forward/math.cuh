@@ -18,8 +18,8 @@
 
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/constant.cuh"
-#include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
+#include "hopper/device/ping_pong.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load_unspecialised.cuh"
 #include "hopper/forward/rows.cuh"
@@ -54,15 +54,16 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   constexpr bool kAlwaysRescale = VTile::kCols <= 64;
   // Two warpgroups fall further apart where the turn goes on with the scores, three and four have
   // it sooner where it goes on with the products.
-  constexpr bool kLateTurn = Traits::kWarpgroups == 2;
+  constexpr bool kArriveLate = Traits::kWarpgroups == 2;
   // The band's edge then crosses key tiles that only other warpgroups see.
-  constexpr bool kPassBy = Traits::kBand && kTileN < Traits::kTileM;
+  constexpr bool kSkipMaskedTiles = Traits::kBand && kTileN < Traits::kTileM;
   // One copy of the softmax, not one a stage: less code to fetch. The registers of four warpgroups,
   // and of three with capped scores, do not do for stages that are no constants.
   constexpr bool kOneSoftmax = Traits::kWarpgroups < (kCapped ? 3 : 4);
 
   auto tiles = consumer_tiles<Traits>(params, shared);
-  const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
+  const PingPongBarrier<Traits::kWarpgroups, Traits::kSchedule.ping_pong, ForwardBarrier::kPingPong>
+      ping_pong{warpgroup};
   const int thread = thread_in_warpgroup();
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
@@ -95,20 +96,20 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
   bool release_previous_q = false;
 
   // Key tiles that other warpgroups' rows see and these do not: their stages pass by.
-  const auto pass_by = [&](int key_tiles) {
+  const auto skip_masked_tiles = [&](int key_tiles) {
     for (; key_tiles > 0; --key_tiles) {
-      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
       release_k(k_state.stage);
-      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, BarrierName::kVFull);
+      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, "v_full");
       release_v(k_state.stage);
       k_state.advance();
-      turn.await();
-      turn.pass_on();
+      ping_pong.wait();
+      ping_pong.arrive();
     }
   };
 
   if constexpr (!Traits::kSchedule.specialised) own.begin();
-  turn.start();
+  ping_pong.start();
   const OutputRows rows{params, shared.own_rows[4 * warpgroup + thread / 32]};
   RowKeys(&row_keys)[kWarpRows] = shared.row_keys[4 * warpgroup + thread / 32];
   while (uniform(tiles.next())) {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
 
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range own{key_tile_begin, key_tile_end};
-    if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
+    if constexpr (kSkipMaskedTiles) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
@@ -132,7 +133,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       store_empty(params, rows, thread);
       continue;
     }
-    if constexpr (kPassBy) pass_by(key_tile_end - end);
+    if constexpr (kSkipMaskedTiles) skip_masked_tiles(key_tile_end - end);
 
     uint32_t r_p[kTileN / 4];
     float r_o[VTile::kCols / 2] = {};
@@ -156,35 +157,35 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
     const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
-    wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
+    wait(&q_barriers.full[q_state.stage], q_state.phase, "q_full");
     if constexpr (Traits::kSchedule.three_stage) {
       // The scores that the tensor cores write, and those that the softmax works on. The second are
       // a copy of the first: ptxas gives all products of one shape the same registers.
       static_assert(Traits::kStages == 2);
       float r_next[kTileN / 2], r_s[kTileN / 2];
       const auto issue_scores = [&](int stage) {
-        wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
+        wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
         issue_qk<kElement, QTile, KTile>(r_next, q, k + stage * KTile::kBytes);
       };
       const auto take_scores = [&](int stage) {
-        pin_registers(r_next);
+        fence_operand(r_next);
         release_k(stage);
 #pragma unroll
         for (int i = 0; i < kTileN / 2; ++i) r_s[i] = r_next[i];
       };
       const auto issue_output = [&](int stage) {
-        wait(&shared.v_barriers.full[stage], k_state.behind(2).phase, BarrierName::kVFull);
+        wait(&shared.v_barriers.full[stage], k_state.behind(2).phase, "v_full");
         issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
       };
       const auto run_softmax = [&] {
         const bool raised = begin_softmax(r_s, n);
         softmax.template exponentiate<0, kTileN / 2>(r_s);
-        finish_first(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the next wait
+        order_before(softmax.row_sum[0] + softmax.row_sum[1]);  // not behind the next wait
         return raised;
       };
       const auto finish_output = [&](int stage, bool raised) {
-        pin_registers(r_o);
-        pin_registers(r_p);
+        fence_operand(r_o);
+        fence_operand(r_p);
         release_v(stage);
         if (kAlwaysRescale || raised) Softmax::scale_rows(r_o, alpha);
         pack_probabilities<kElement>(r_s, r_p);
@@ -207,10 +208,10 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         // The stage: of K's next tile, and of V's that is two behind it.
         const auto step = [&](auto stage) {
           constexpr int kStage = stage.value;
-          turn.await();
+          ping_pong.wait();
           issue_scores(kStage);
           issue_output(kStage);
-          turn.pass_on();
+          ping_pong.arrive();
           const bool raised = run_softmax();
           wgmma_wait<0>();
           finish_output(kStage, raised);
@@ -228,11 +229,11 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
       }
     } else {
       float r_s[kTileN / 2];
-      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
       issue_qk<kElement, QTile, KTile>(r_s, q, k + k_state.stage * KTile::kBytes);
       if (Traits::kQStages > 1 && release_previous_q) release_q(1 - q_state.stage);
       wgmma_wait<0>();
-      pin_registers(r_s);
+      fence_operand(r_s);
       release_k(k_state.stage);
       k_state.advance();
       begin_softmax(r_s, n);
@@ -244,25 +245,25 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         return (stage + Traits::kStages - 1) % Traits::kStages;
       };
       const auto issue_scores = [&](int stage) {
-        wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
-        if constexpr (Traits::kSchedule.overlap) turn.await();
+        wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
+        if constexpr (Traits::kSchedule.overlap) ping_pong.wait();
         issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       };
       const auto issue_output = [&](int stage) {
         const uint32_t phase = stage == Traits::kStages - 1 ? k_state.phase ^ 1 : k_state.phase;
-        wait(&shared.v_barriers.full[stage], phase, BarrierName::kVFull);
+        wait(&shared.v_barriers.full[stage], phase, "v_full");
         issue_pv<kElement, VTile>(r_o, r_p, v + stage * VTile::kBytes);
       };
       const auto finish_output = [&](int stage) {
         wgmma_wait<0>();
-        pin_registers(r_o);
-        pin_registers(r_p);
+        fence_operand(r_o);
+        fence_operand(r_p);
         release_v(stage);
       };
       const auto issue = [&](int stage) {
         if constexpr (!Traits::kSchedule.overlap) {
           // A turn is still P·V and Q·Kᵀ, but the softmax has none of its own products beside it.
-          turn.await();
+          ping_pong.wait();
           issue_output(stage_of_v(stage));
           finish_output(stage_of_v(stage));
           issue_scores(stage);
@@ -272,10 +273,10 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
         }
       };
       const auto run_softmax = [&](int stage) {
-        if constexpr (!kLateTurn || !Traits::kSchedule.overlap) turn.pass_on();
+        if constexpr (!kArriveLate || !Traits::kSchedule.overlap) ping_pong.arrive();
         wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
-        pin_registers(r_s);
-        if constexpr (kLateTurn && Traits::kSchedule.overlap) turn.pass_on();
+        fence_operand(r_s);
+        if constexpr (kArriveLate && Traits::kSchedule.overlap) ping_pong.arrive();
         release_k(stage);
         const bool raised = begin_softmax(r_s, n);
         if constexpr (Traits::kSchedule.overlap) {
@@ -295,15 +296,15 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     }
 
     const auto v_state = k_state.behind(1);
-    wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
+    wait(&shared.v_barriers.full[v_state.stage], v_state.phase, "v_full");
     issue_pv<kElement, VTile>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
     add_sinks(params, rows, row_in_warpgroup, inverse_sum, lse);
     wgmma_wait<0>();
-    pin_registers(r_o);
+    fence_operand(r_o);
     release_v(v_state.stage);
-    if constexpr (kPassBy) pass_by(begin - key_tile_begin);
+    if constexpr (kSkipMaskedTiles) skip_masked_tiles(begin - key_tile_begin);
 
     Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
@@ -314,7 +315,7 @@ __device__ __forceinline__ void consume(const ForwardParams& params,
     q_state.advance();
   }
   if (release_previous_q) tma_store_wait_read();  // a block's memory must outlive its stores
-  turn.finish();
+  ping_pong.finish();
 }
 
 }  // namespace flash3::hopper

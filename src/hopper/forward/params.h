@@ -18,7 +18,7 @@ struct Fp8Params {
   float q_factor;           // of Q's scales: softmax_scale · log2 e, or 1 under a softcap
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
   bool out_float16;         // otherwise bfloat16
-  bool out_by_fours;        // each four columns of the output lie in 8 aligned bytes
+  bool out_vec4_aligned;    // each four columns of the output lie in 8 aligned bytes
 };
 
 struct ForwardParams {

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "hopper/device/band_mask.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/warps.cuh"
 #include "hopper/forward/params.h"
 
 namespace flash3::hopper {

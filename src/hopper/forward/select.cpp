@@ -8,11 +8,11 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "hopper/device_info.hpp"
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/params.h"
-#include "hopper/kernel_kind.hpp"
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/device_info.hpp"
+#include "hopper/host/kernel_kind.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -278,8 +278,9 @@ TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& pla
   return schedule;
 }
 
-ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan) {
-  ListParams list{};
+VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
+                                            const ForwardPlan& plan) {
+  VarlenScheduleParams list{};
   list.q = problem.sequences_q;
   list.k = problem.sequences_k;
   list.batch = int(problem.batch);

@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "hopper/device/element.hpp"
 #include "hopper/device/head_pack.hpp"
 #include "hopper/device/tile_schedule.hpp"
-#include "hopper/device_info.hpp"
-#include "hopper/element.hpp"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/estimate.hpp"
-#include "hopper/list_sequences.hpp"
-#include "hopper/packed_copy.hpp"
+#include "hopper/host/device_info.hpp"
+#include "hopper/host/packed_copy.hpp"
+#include "hopper/varlen/varlen_schedule.hpp"
 
 namespace flash3::hopper {
 
@@ -78,7 +78,7 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // How a ragged batch is listed; without the list's memory.
-ListParams list_params(const ForwardProblem& problem, const ForwardPlan& plan);
+VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // Takes this one of forward_choices(problem).
 Status plan_forward(const ForwardProblem& problem, const Device& device,

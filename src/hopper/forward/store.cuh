@@ -17,7 +17,7 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
                                              int warpgroup, int thread) {
   using OutTile = typename Traits::OutTile;
   // All four warps have read Q.
-  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
 
   const int lane = thread % 32;
   const int row = thread / 32 * 16 + lane % 16;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
                 pack2<Traits::kElement>(r[4], r[5]), pack2<Traits::kElement>(r[6], r[7]));
   }
   fence_shared_for_async_proxy();
-  sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
 
   const int first_row = thread / 32 * kWarpRows;
   if (params.out_by_tma) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_output(const ForwardParams& params, const 
             reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];
       }
     }
-    sync(NamedBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+    sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
   }
 }
 

@@ -6,10 +6,11 @@
 
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/ptx/registers.cuh"
-#include "hopper/device/roles.cuh"
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/tile/mma.cuh"
+#include "hopper/device/warps.cuh"
 #include "hopper/forward/config.hpp"
+#include "hopper/forward/roles.cuh"
 #include "hopper/forward/rows.cuh"
 
 namespace flash3::hopper {
@@ -55,8 +56,8 @@ struct Fp8Traits {
 
   using QTile = SharedTile<kWarpgroupRows, kHeadDim, 1>;  // one warpgroup's
   using KTile = SharedTile<kTileN, kHeadDim, 1>;
-  using RawVTile = SharedTile<kTileN, kHeadDimV, 1>;              // as it lies in memory
-  using VTile = SharedTile<kHeadDimV, turned_v_cols(kTileN), 1>;  // transposed: transpose.cuh
+  using RawVTile = SharedTile<kTileN, kHeadDimV, 1>;                  // as it lies in memory
+  using VTile = SharedTile<kHeadDimV, transposed_v_cols(kTileN), 1>;  // transposed: transpose.cuh
   using Scales = KeyScales<blocks_of_scales(kTileN)>;
 
   using KvState = PipelineState<kStages>;

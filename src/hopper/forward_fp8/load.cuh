@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
     auto& barriers = shared.q_barriers[w];
     uint64_t* full = &barriers.full[state.stage];
     const int row = work.query + w * kWarpgroupRows;
-    wait(&barriers.empty[state.stage], state.phase ^ 1, BarrierName::kQEmpty);
+    wait(&barriers.empty[state.stage], state.phase ^ 1, "q_empty");
     load_box<Tile>(shared.q[state.stage][w], &params.q,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
 #pragma unroll 1
     for (int n = first; n >= work.key_tile_begin; --n) {
       uint64_t* full = &shared.k_barriers.full[k_state.stage];
-      wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, BarrierName::kKEmpty);
+      wait(&shared.k_barriers.empty[k_state.stage], k_state.phase ^ 1, "k_empty");
       load_box<KTile>(shared.k[k_state.stage], &params.k,
                       box_at(params.k_rows, s.batch, s.k_first, s.k_length, n * KTile::kRows, head),
                       full);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       }
 
       full = &shared.raw_v_barriers.full[v_state.stage];
-      wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, BarrierName::kRawVEmpty);
+      wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, "raw_v_empty");
       uint8_t* const raw_v = shared.raw_v[v_state.stage];
       const auto load_v = [&](uint64_t* barrier) {
         arrive_expect_bytes(barrier, VTile::kBytes);

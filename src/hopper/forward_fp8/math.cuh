@@ -16,8 +16,8 @@
 #pragma once
 
 #include "hopper/device/constant.cuh"
-#include "hopper/device/gemm_turn.cuh"
 #include "hopper/device/online_softmax.cuh"
+#include "hopper/device/ping_pong.cuh"
 #include "hopper/forward_fp8/kernel.cuh"
 #include "hopper/forward_fp8/score.cuh"
 #include "hopper/forward_fp8/store.cuh"
@@ -28,8 +28,8 @@ namespace flash3::hopper {
 template <class VTile, int kTileN>
 __device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
                                              uint32_t (&r_p)[kTileN / 8], Descriptor v) {
-  pin_registers(r_o);
-  pin_registers(r_p);
+  fence_operand(r_o);
+  fence_operand(r_p);
   wgmma_fence();
 #pragma unroll
   for (int key = 0; key < kTileN; key += VTile::kStep)
@@ -80,13 +80,14 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   using Softmax = OnlineSoftmax<Score>;
   constexpr int kTileN = Traits::kTileN;
   // The band's edge then crosses key tiles that only other warpgroups see.
-  constexpr bool kPassBy = Traits::kBand && kTileN < Traits::kTileM;
+  constexpr bool kSkipMaskedTiles = Traits::kBand && kTileN < Traits::kTileM;
   // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups'
   // registers do not do for stages that are no constants.
   constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
 
   TileReader tiles{shared.tiles};
-  const GemmTurn<Traits::kWarpgroups, Traits::kSchedule.ping_pong> turn{warpgroup};
+  const PingPongBarrier<Traits::kWarpgroups, Traits::kSchedule.ping_pong, ForwardBarrier::kPingPong>
+      ping_pong{warpgroup};
   const int thread = thread_in_warpgroup();
   const int row_in_warpgroup = thread / 32 * 16 + thread % 32 / 4;
   const int key_in_tile = thread % 4 * 2;
@@ -97,19 +98,19 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
   typename Traits::QState q_state;
 
   // Key tiles that other warpgroups' rows see and these do not: their stages pass by.
-  const auto pass_by = [&](int key_tiles) {
+  const auto skip_masked_tiles = [&](int key_tiles) {
     for (; key_tiles > 0; --key_tiles) {
-      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
       release(&shared.k_barriers.empty[k_state.stage], thread);
-      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, BarrierName::kVFull);
+      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, "v_full");
       release(&shared.v_barriers.empty[k_state.stage], thread);
       k_state.advance();
-      turn.await();
-      turn.pass_on();
+      ping_pong.wait();
+      ping_pong.arrive();
     }
   };
 
-  turn.start();
+  ping_pong.start();
   const int warp = 4 * warpgroup + warp_in_warpgroup();
   const OutputRows rows{params, shared.own_rows[warp]};
   RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
@@ -121,7 +122,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
                                  shared.own_rows[warp], row_keys);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range own{key_tile_begin, key_tile_end};
-    if constexpr (kPassBy) own = seen_tiles(work, queries, own, kTileN);
+    if constexpr (kSkipMaskedTiles) own = seen_tiles(work, queries, own, kTileN);
     const int begin = own.begin, end = own.end;
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
@@ -131,7 +132,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       store_empty(params, rows, thread);
       continue;
     }
-    if constexpr (kPassBy) pass_by(key_tile_end - end);
+    if constexpr (kSkipMaskedTiles) skip_masked_tiles(key_tile_end - end);
     float r_s[kTileN / 2];
     uint32_t r_p[kTileN / 8];
     float r_o[VTile::kRows / 2] = {};
@@ -139,7 +140,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
 
     int n = end - 1;
     auto& q_barriers = shared.q_barriers[warpgroup];
-    wait(&q_barriers.full[q_state.stage], q_state.phase, BarrierName::kQFull);
+    wait(&q_barriers.full[q_state.stage], q_state.phase, "q_full");
     const Descriptor q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
     const auto issue_scores = [&](int stage) {
       issue_qk<Element::kE4m3, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
@@ -176,14 +177,14 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
         pack_fp8_probabilities(r_s, r_p);
       }
     };
-    wait(&shared.k_barriers.full[k_state.stage], k_state.phase, BarrierName::kKFull);
+    wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(k_state.stage);
     const float& q_scale = shared.q_scales[q_state.stage][warpgroup];
     const Scales& first_scales = shared.key_scales[k_state.phase][k_state.stage];
     softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(first_scales.k));
     __syncwarp();  // a warp's arrival below is for what its threads have read too
     wgmma_wait<0>();
-    pin_registers(r_s);
+    fence_operand(r_s);
     release(&shared.k_barriers.empty[k_state.stage], thread);
     k_state.advance();
     begin_softmax(first_scales);
@@ -198,10 +199,10 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     };
     const auto issue = [&](int stage) {
       const int stage_v = stage_of_v(stage);
-      wait(&shared.k_barriers.full[stage], k_state.phase, BarrierName::kKFull);
-      turn.await();
+      wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
+      ping_pong.wait();
       issue_scores(stage);
-      wait(&shared.v_barriers.full[stage_v], phase_of_v(stage), BarrierName::kVFull);
+      wait(&shared.v_barriers.full[stage_v], phase_of_v(stage), "v_full");
       issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + stage_v * VTile::kBytes);
     };
     const auto run_softmax = [&](int stage) {
@@ -210,14 +211,14 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
       softmax.score.begin_tile(q_scale * params.fp8.q_factor, Scales::largest(scales.k));
       __syncwarp();
       wgmma_wait<Traits::kSchedule.overlap ? 1 : 0>();
-      pin_registers(r_s);
-      turn.pass_on();
+      fence_operand(r_s);
+      ping_pong.arrive();
       release(&shared.k_barriers.empty[stage], thread);
       bool rescale = begin_softmax(scales);
 
       wgmma_wait<0>();
-      pin_registers(r_o);
-      pin_registers(r_p);
+      fence_operand(r_o);
+      fence_operand(r_p);
       release(&shared.v_barriers.empty[stage_v], thread);
       const float v_scale = Scales::largest(scales.v),
                   previous_v_scale =
@@ -238,7 +239,7 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     }
 
     const auto v_state = k_state.behind(1);
-    wait(&shared.v_barriers.full[v_state.stage], v_state.phase, BarrierName::kVFull);
+    wait(&shared.v_barriers.full[v_state.stage], v_state.phase, "v_full");
     issue_fp8_pv<VTile, kTileN>(r_o, r_p, v + v_state.stage * VTile::kBytes);
     float inverse_sum[2], lse[2];
     softmax.finish(inverse_sum, lse);
@@ -248,15 +249,15 @@ __device__ __forceinline__ void consume_fp8(const ForwardParams& params,
     release(&q_barriers.empty[q_state.stage], thread);
     q_state.advance();
     wgmma_wait<0>();
-    pin_registers(r_o);
+    fence_operand(r_o);
     release(&shared.v_barriers.empty[v_state.stage], thread);
-    if constexpr (kPassBy) pass_by(begin - key_tile_begin);
+    if constexpr (kSkipMaskedTiles) skip_masked_tiles(begin - key_tile_begin);
 
     Softmax::scale_rows(r_o, inverse_sum);
     store_lse(params, rows, row_in_warpgroup, lse);
     store_fp8_output<Traits>(params, rows, r_o, row_in_warpgroup, thread);
   }
-  turn.finish();
+  ping_pong.finish();
 }
 
 }  // namespace flash3::hopper

@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_fp8_output(const ForwardParams& params,
                                       : pack2<Element::kBFloat16>(low, high);
       };
       const uint2 four = {pack(x[0], x[1]), pack(x[2], x[3])};
-      if (params.fp8.out_by_fours) {
+      if (params.fp8.out_vec4_aligned) {
         if (col < params.head_dim_v) *reinterpret_cast<uint2*>(out + col) = four;
       } else {
         const uint32_t words[2] = {four.x, four.y};

@@ -88,8 +88,8 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
     tiles.release();
 #pragma unroll 1
     for (; key_tiles > 0; --key_tiles) {
-      wait(&shared.raw_v_barriers.full[from.stage], from.phase, BarrierName::kRawVFull);
-      wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, BarrierName::kVEmpty);
+      wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
+      wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
       transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes, turned + to.stage * VTile::kBytes,
                              thread);
       arrive(&shared.raw_v_barriers.empty[from.stage]);

@@ -3,11 +3,11 @@
 // registers between the search for the largest and the rounding.
 #pragma once
 
-#include "hopper/device/find_sequence.cuh"
-#include "hopper/quantize/turn.cuh"
+#include "hopper/device/ptx/compiler.cuh"
+#include "hopper/quantize/rope.cuh"
+#include "hopper/varlen/find_sequence.cuh"
 
 namespace flash3::hopper {
-
 inline constexpr int kQuantizeRows = 16;  // that the threads of a block hold at a time
 inline constexpr int kQuantizeSteps = int(kScaleBlock) / kQuantizeRows;
 inline constexpr int kQuantizeThreads = 512;  // of a multiprocessor: 128 registers each
@@ -41,8 +41,8 @@ __device__ __forceinline__ float* scale_at(const QuantizedTensor& t, const Quant
 }
 
 // What the elements of a block are multiplied by, from its scale, which it writes if that is its
-// own. False: this launch only seeks sizes. largest() is asked for the bits of the thread's largest
-// size, where that matters. Threads come here once.
+// own. False: this launch only seeks sizes. largest() is asked for the bits of the thread's
+// largest size, where that matters. Threads come here once.
 template <int kThreads, class Largest>
 __device__ __forceinline__ bool block_factor(const QuantizeParams& params,
                                              const QuantizedTensor& tensor, float* scale_at,
@@ -156,12 +156,11 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
       rows.for_each<false>([&](int step, uint32_t(&pairs)[kPairs]) {
         // What follows from the column is computed again for each row: there are no registers for
         // all of it.
-        int c = column;
-        asm volatile("" : "+r"(c));
+        const int c = hide_from_optimizer(column);
         unpack(pairs);
         if (by_angles && row_of(step) < count)
-          turn_by_angles<kElement>(params.rotary, tensor.rotary_offset + tile.token + row_of(step),
-                                   in + row_of(step) * in_stride, c, x);
+          apply_rope<kElement>(params.rotary, tensor.rotary_offset + tile.token + row_of(step),
+                               in + row_of(step) * in_stride, c, x);
         if (rotates) {
 #pragma unroll
           for (int i = 0; i < kThreadColumns; ++i) {

@@ -9,7 +9,7 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "core/rotation.hpp"
-#include "hopper/cuda_status.hpp"
+#include "hopper/host/cuda_status.hpp"
 #include "hopper/quantize/kernels.hpp"
 
 namespace flash3::hopper {

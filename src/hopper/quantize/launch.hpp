@@ -6,7 +6,7 @@
 
 #include "core/backend.hpp"
 #include "core/problem.hpp"
-#include "hopper/element.hpp"
+#include "hopper/device/element.hpp"
 #include "hopper/quantize/params.h"
 
 namespace flash3::hopper {

@@ -3,6 +3,8 @@
 // 2^n dimensions is a Kronecker product, of which mma takes the steps of 1…16 columns at once.
 #pragma once
 
+#include "hopper/device/ptx/compiler.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/ptx/mma.cuh"
 #include "hopper/quantize/rows.cuh"
 
@@ -73,7 +75,7 @@ struct WarpRows {
           for (int half = 0; half < 2; ++half) {
             uint32_t& x = a[tile][chunk][pair / 2][pair % 2 * 2 + half];
             x ^= moved & 0x80008000u;
-            asm volatile("" : "+r"(x));  // not beside what it was, for where there is no sign
+            x = hide_from_optimizer(x);  // not beside what it was, for where there is no sign
           }
       }
     }
@@ -136,10 +138,7 @@ struct HadamardEntries {
   // Loaded again each time: registers are short, and mma wants them side by side.
   __device__ __forceinline__ void load(int pair, bool negated, uint32_t (&b)[2][2]) const {
     const uint4* const from = &of[pair + (negated ? 4 : 0)][threadIdx.x % 32];
-    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1])
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
-                 : "memory");
+    load_shared_volatile(from, b);
   }
 };
 
@@ -252,14 +251,14 @@ struct WarpRotation {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
               const float by = scale * factor(kStep * i + first);
-              const uint16_t two = to_e4m3(y[i][2 * half] * by, y[i][2 * half + 1] * by);
+              const uint16_t two = pack2_e4m3(y[i][2 * half] * by, y[i][2 * half + 1] * by);
               uint2& to = codes[i][half];
               if constexpr (kPairsAtOnce == 1)
                 to = {__byte_perm(to.x, to.y, 0x5432), __byte_perm(to.y, two, 0x5432)};
               else if (pair % 2 == 0)
                 low[i][half] = two;
               else
-                to = {to.y, join(low[i][half], two)};
+                to = {to.y, pack2(low[i][half], two)};
             }
         }
 #pragma unroll

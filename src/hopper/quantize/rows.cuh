@@ -3,7 +3,8 @@
 // between they are held as eight pairs of 16-bit elements, low column first.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/convert.cuh"
+#include "hopper/device/ptx/math.cuh"
 #include "hopper/quantize/params.h"
 
 namespace flash3::hopper {
@@ -14,11 +15,9 @@ inline constexpr int kPairs = kThreadColumns / 2;
 template <Element kElement>
 __device__ __forceinline__ float to_float(uint16_t bits) {
   if constexpr (kElement == Element::kBFloat16) {
-    return __uint_as_float(uint32_t(bits) << 16);
+    return bfloat16_to_float(bits);
   } else {
-    float x;  // PTX ISA 9.7.9.22, cvt
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
+    return float16_to_float(bits);
   }
 }
 template <Element kElement>
@@ -63,19 +62,6 @@ __device__ __forceinline__ uint32_t to_e4m3(float x0, float x1, float x2, float 
   return pack4_e4m3(x0 * factor, x1 * factor, x2 * factor, x3 * factor);
 }
 
-// Two, rounded; PTX ISA 9.7.9.22, cvt. Volatile: the compiler would put it off, with the registers
-// of both.
-__device__ __forceinline__ uint16_t to_e4m3(float x0, float x1) {
-  uint16_t codes;
-  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(x0), "f"(x1));
-  return codes;
-}
-__device__ __forceinline__ uint32_t join(uint16_t low, uint16_t high) {
-  uint32_t both;
-  asm("mov.b32 %0, {%1, %2};" : "=r"(both) : "h"(low), "h"(high));
-  return both;
-}
-
 // Pairs 2 * i and 2 * i + 1.
 template <Element kElement>
 __device__ __forceinline__ uint32_t word_of(const uint32_t (&pairs)[kPairs], int i, float factor) {
@@ -109,26 +95,21 @@ __device__ __forceinline__ void store_narrow(const uint32_t (&pairs)[kPairs], fl
   }
 }
 
-// The sizes of both halves at least; NaN above all. PTX ISA 9.7.1.12, max.
+// The larger of sizes and of what the pair's elements are without their signs; NaN above all.
 __device__ __forceinline__ uint32_t larger_sizes(uint32_t sizes, uint32_t pair) {
-  uint32_t larger;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(sizes), "r"(pair & 0x7FFF7FFFu));
-  return larger;
+  return max_u16x2(sizes, pair & 0x7FFF7FFFu);
 }
 
-// max(size, |x|), or NaN. PTX ISA 9.7.3.12, max.
+// max(size, |x|), or NaN.
 __device__ __forceinline__ float larger_size(float size, float x) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(size), "f"(fabsf(x)));
-  return larger;
+  return max_nan(size, fabsf(x));
 }
 
 // Two floats as bfloat16 rounded to odd: cut, and the last bit set if that lost anything. e4m3 has
 // four bits of its eight, and rounds them as it would the floats.
 __device__ __forceinline__ uint32_t pack_odd(float low, float high) {
   const uint32_t a = __float_as_uint(low), b = __float_as_uint(high);
-  uint32_t lost;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(lost) : "r"(__byte_perm(a, b, 0x5410)), "r"(0x00010001u));
+  const uint32_t lost = min_u16x2(__byte_perm(a, b, 0x5410), 0x00010001u);
   return __byte_perm(a, b, 0x7632) | lost;
 }
 

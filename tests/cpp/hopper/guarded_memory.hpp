@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "hopper/driver.hpp"
+#include "hopper/host/driver.hpp"
 
 namespace flash3 {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "flash3/flash3.hpp"
-#include "hopper/driver.hpp"
+#include "hopper/host/driver.hpp"
 
 namespace flash3 {
 namespace {

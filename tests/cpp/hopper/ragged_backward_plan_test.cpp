@@ -27,8 +27,8 @@ class Batch {
     set(lengths.k, lengths.used_k, &cu_[1], &used_[1], &problem.sequences_k);
   }
 
-  // As list_sequences.cu lists it.
-  SequenceRows rows(int b, const ListParams& list) const {
+  // As varlen/varlen_schedule.cu lists it.
+  SequenceRows rows(int b, const VarlenScheduleParams& list) const {
     const SeqInfo s = problem.sequence(b);
     SequenceRows rows{};
     rows.batch = b;
@@ -58,7 +58,7 @@ class Batch {
 // All blocks' work in order, the longest walk first.
 std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   const KeySchedule schedule = key_schedule(batch.problem, plan);
-  const ListParams list = list_params(batch.problem, plan);
+  const VarlenScheduleParams list = varlen_schedule_params(batch.problem, plan);
   const BackwardConfig& c = plan.kernel->config;
   std::vector<SequenceRows> rows;
   for (int b = 0; b < list.batch; ++b) rows.push_back(batch.rows(b, list));

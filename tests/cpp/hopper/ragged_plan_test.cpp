@@ -8,7 +8,7 @@
 
 #include "cases/tensors.hpp"
 #include "hopper/forward/select.hpp"
-#include "hopper/kernel_kind.hpp"
+#include "hopper/host/kernel_kind.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -35,8 +35,8 @@ class Batch {
     problem.sequences_k.cu = cu_k_.data();
   }
 
-  // As list_sequences.cu lists it, but in order.
-  SequenceRows rows(int b, const ListParams& list) const {
+  // As varlen/varlen_schedule.cu lists it, but in order.
+  SequenceRows rows(int b, const VarlenScheduleParams& list) const {
     const SeqInfo s = problem.sequence(b);
     SequenceRows rows{};
     rows.batch = b;
@@ -83,7 +83,7 @@ class Coverage {
 
 void walk_sequences(const Batch& batch, const ForwardPlan& plan, Coverage* coverage) {
   const TileSchedule schedule = tile_schedule(batch.problem, plan);
-  const ListParams list = list_params(batch.problem, plan);
+  const VarlenScheduleParams list = varlen_schedule_params(batch.problem, plan);
   const ForwardConfig& c = plan.kernel->config;
   int tiles = 0;
   for (int b = 0; b < list.batch; ++b) {
@@ -106,7 +106,7 @@ void walk_sequences(const Batch& batch, const ForwardPlan& plan, Coverage* cover
 
 void walk_slots(const Batch& batch, const ForwardPlan& plan, Coverage* coverage) {
   const TileSchedule schedule = tile_schedule(batch.problem, plan);
-  const ListParams list = list_params(batch.problem, plan);
+  const VarlenScheduleParams list = varlen_schedule_params(batch.problem, plan);
   const ForwardConfig& c = plan.kernel->config;
   for (int index = 0; index < plan.tiles; ++index) {
     const WorkTile work = decode_tile(schedule, c.tile_n, c.band, index);

@@ -14,9 +14,10 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// What a kernel computes of a raw score: move_scores() and Score<kSoftcap> in device/score.cuh.
+// What a kernel computes of a raw score: remap_scores() and Score<kSoftcap> in device/score.cuh.
 float capped(const Softcap& cap, float s) {
-  if (std::abs(s) > cap.reach) s = std::copysign(cap.moved(std::exp2(cap.log2_u * std::abs(s))), s);
+  if (std::abs(s) > cap.range)
+    s = std::copysign(cap.remapped(std::exp2(cap.log2_u * std::abs(s))), s);
   return s * cap.factor(s);
 }
 
@@ -52,7 +53,7 @@ TEST(Softcap, OfInfinityIsTheCapAndOfAHiddenScoreMinusInfinity) {
     EXPECT_GE(capped(cap, kInf), 1) << "so that 1 - tanh², saturated, is 0";
     EXPECT_EQ(capped(cap, -kInf), -capped(cap, kInf));
     EXPECT_TRUE(std::isnan(capped(cap, std::nanf(""))));
-    // Hidden scores come after move_scores().
+    // Hidden scores come after remap_scores().
     EXPECT_EQ(-kInf * cap.factor(-kInf), -kInf);
   }
 }
@@ -69,7 +70,7 @@ TEST(Softcap, KeepsTheOrderOfScores) {
   }
   // Between where scores stay and where the furthest go, P rises.
   float previous = 0;
-  for (float s = cap.reach; s < 1.31f * cap.raw; s += 0.001f * cap.raw) {
+  for (float s = cap.range; s < 1.31f * cap.raw; s += 0.001f * cap.raw) {
     EXPECT_GT(s * cap.factor(s), previous);
     previous = s * cap.factor(s);
   }
@@ -84,17 +85,17 @@ TEST(Softcap, IsNowhereSteeperThanAtZero) {
     EXPECT_LE(p(s + 0.01f * cap.raw) - p(s), 0.01 * cap.raw * cap.a * (1 + 1e-5)) << s;
 }
 
-// Scores below the reach are not moved in rows whose other scores outweigh them.
+// Scores below the range are not remapped in rows whose other scores outweigh them.
 TEST(Softcap, MovesLowScoresWhereTheyMatter) {
   for (const double softcap : {1., 5., 10., 11., 12., 15., 20., 30., 50., 100., 1000.}) {
     const double unit = softcap * std::numbers::log2e;
     const Softcap cap = make_softcap(0.125, softcap, unit);
-    EXPECT_TRUE(cap.low_matters(-kInf)) << "no key seen yet";
-    EXPECT_TRUE(cap.low_matters(std::nanf("")));
-    EXPECT_TRUE(cap.low_matters(static_cast<float>(-unit))) << softcap;
-    EXPECT_EQ(cap.low_matters(static_cast<float>(0.2 * unit)), softcap < 24) << softcap;
+    EXPECT_TRUE(cap.must_remap_negative(-kInf)) << "no key seen yet";
+    EXPECT_TRUE(cap.must_remap_negative(std::nanf("")));
+    EXPECT_TRUE(cap.must_remap_negative(static_cast<float>(-unit))) << softcap;
+    EXPECT_EQ(cap.must_remap_negative(static_cast<float>(0.2 * unit)), softcap < 24) << softcap;
     for (double shift = -unit; shift < unit; shift += unit / 256) {
-      if (cap.low_matters(static_cast<float>(shift))) continue;
+      if (cap.must_remap_negative(static_cast<float>(shift))) continue;
       const double bound = softcap < 30 ? 0x1p-28 : 0x1p-32;
       for (double x = 0.5; x < 20; x *= 1.002) {
         const auto s = static_cast<float>(-x * softcap / 0.125);
@@ -114,7 +115,7 @@ TEST(Softcap, CoefficientsAreNormalNumbersThroughoutTheRange) {
     for (const double ratio : {double{kSmallestSoftcap}, double{kLargestSoftcap}})
       for (const double unit : {1.0, softcap * std::numbers::log2e}) {
         const Softcap cap = make_softcap(softcap * ratio, softcap, unit);
-        for (const float x : {cap.a, cap.b, cap.c, cap.reach, cap.log2_u, cap.raw})
+        for (const float x : {cap.a, cap.b, cap.c, cap.range, cap.log2_u, cap.raw})
           EXPECT_TRUE(std::isnormal(x)) << softcap << " " << ratio << " " << unit << ": " << x;
       }
 }

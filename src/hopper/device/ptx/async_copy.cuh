@@ -3,7 +3,7 @@
 // 9.7.13.15.17 cp.async.mbarrier.arrive.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/host_device.hpp"
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 

@@ -2,7 +2,7 @@
 // Loading a warp's matrix fragments from shared memory. PTX ISA 9.7.14.5.15, ldmatrix.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Special functions on the multi-function unit.
+// Special functions on the multi-function unit, and minima and maxima.
 #pragma once
+
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 
@@ -25,6 +27,26 @@ __device__ __forceinline__ float log_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y * 0.693147180559945309f;
+}
+
+// max(x, y), or NaN if either is. PTX ISA 9.7.3.12, max.
+__device__ __forceinline__ float max_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
+// Of two pairs of unsigned 16-bit integers. PTX ISA 9.7.1.11 min, 9.7.1.12 max.
+__device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
+  uint32_t larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+  return larger;
+}
+
+__device__ __forceinline__ uint32_t min_u16x2(uint32_t x, uint32_t y) {
+  uint32_t smaller;
+  asm("min.u16x2 %0, %1, %2;" : "=r"(smaller) : "r"(x), "r"(y));
+  return smaller;
 }
 
 }  // namespace flash3::hopper

@@ -2,7 +2,7 @@
 // A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 

@@ -2,7 +2,7 @@
 // Storing a warp's matrix fragments to shared memory. PTX ISA 9.7.14.5.16, stmatrix.
 #pragma once
 
-#include "hopper/device/element.cuh"
+#include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 

@@ -23,33 +23,4 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The compiler knows nothing of registers that a wgmma in flight still writes or reads. This pins
-// their last use before, or their first use after, the place where it stands.
-template <int N>
-__device__ __forceinline__ void pin_registers(float (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
-}
-
-template <int N>
-__device__ __forceinline__ void pin_registers(uint32_t (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
-}
-
-// Declares registers free: the next wgmma overwrites them. Without it the values that they hold
-// count as needed until then, and ptxas may give the asynchronous pipeline up (C7511).
-template <int N>
-__device__ __forceinline__ void discard_registers(float (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
-}
-
-// Holds back what follows until x, which is never negative, has been computed. ptxas may move
-// arithmetic across a wgmma wait, and does: without this the softmax that should run under a
-// product runs after it.
-__device__ __forceinline__ void finish_first(float x) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
-}
-
 }  // namespace flash3::hopper

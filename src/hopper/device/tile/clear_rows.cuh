@@ -29,7 +29,7 @@ __device__ __forceinline__ void clear_rows(uint8_t* tile, int rows) {
 template <class Tile>
 __device__ __forceinline__ void clear_when_loaded(uint8_t* tile, int hidden, uint64_t* loaded,
                                                   uint32_t phase, uint64_t* full) {
-  wait(loaded, phase, BarrierName::kTileLoaded);
+  wait(loaded, phase, "tile_loaded");
   clear_rows<Tile>(tile, hidden);
   arrive(full);
 }

@@ -6,6 +6,8 @@
 // 4) + e.
 #pragma once
 
+#include "hopper/device/ptx/compiler.cuh"
+#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/tile/shared_tile.cuh"
 
 namespace flash3::hopper {
@@ -22,7 +24,7 @@ template <Element T, class QTile, class KTile>
 __device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descriptor q,
                                          Descriptor k) {
   static_assert(QTile::kCols == KTile::kCols);
-  discard_registers(r_s);
+  mark_undefined(r_s);
   wgmma_fence();
 #pragma unroll
   for (int col = 0; col < QTile::kCols; col += QTile::kStep) {
@@ -35,8 +37,8 @@ __device__ __forceinline__ void issue_qk(float (&r_s)[KTile::kRows / 2], Descrip
 template <Element T, class VTile>
 __device__ __forceinline__ void issue_pv(float (&r_o)[VTile::kCols / 2],
                                          uint32_t (&r_p)[VTile::kRows / 4], Descriptor v) {
-  pin_registers(r_o);
-  pin_registers(r_p);
+  fence_operand(r_o);
+  fence_operand(r_p);
   wgmma_fence();
 #pragma unroll
   for (int row = 0; row < VTile::kRows; row += 16) {

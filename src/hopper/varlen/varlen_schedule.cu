@@ -4,10 +4,10 @@
 #include <cub/block/block_scan.cuh>
 
 #include "core/arithmetic.hpp"
-#include "hopper/cuda_status.hpp"
 #include "hopper/device/ptx/grid.cuh"
-#include "hopper/list_sequences.hpp"
-#include "hopper/overlap.hpp"
+#include "hopper/host/cuda_status.hpp"
+#include "hopper/host/programmatic_launch.hpp"
+#include "hopper/varlen/varlen_schedule.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -23,7 +23,7 @@ __device__ int length_class(int length) {
   return kClasses - 1 - ((exponent - 2) * 8 + (length >> (exponent - 3)) % 8);
 }
 
-__device__ SequenceRows make_rows(const ListParams& params, int b) {
+__device__ SequenceRows make_rows(const VarlenScheduleParams& params, int b) {
   const SeqInfo info = seq_info(params.q, params.k, b);
   SequenceRows s{};
   s.batch = b;
@@ -44,7 +44,7 @@ __device__ SequenceRows make_rows(const ListParams& params, int b) {
   return s;
 }
 
-__global__ void __launch_bounds__(kThreads) list_kernel(ListParams params) {
+__global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams params) {
   __shared__ int places[kClasses];
   __shared__ Scan::TempStorage scan;
   wait_for_previous_kernel();
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kThreads) list_kernel(ListParams params) {
 
 }  // namespace
 
-Status launch_list_sequences(const ListParams& params, void* stream) {
+Status launch_varlen_schedule(const VarlenScheduleParams& params, void* stream) {
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(1);
   launch.blockDim = dim3(kThreads);
   launch.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute overlap = overlap_with_previous_kernel();
+  cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = 1;
   return cuda_status(cudaLaunchKernelEx(&launch, list_kernel, params),

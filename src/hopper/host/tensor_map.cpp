@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 #include <cuda.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "core/message.hpp"
-#include "hopper/driver.hpp"
+#include "hopper/host/driver.hpp"
 
 namespace flash3::hopper {
 namespace {

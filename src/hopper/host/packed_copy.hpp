@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
-#include "hopper/tensor_map.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequences of a ragged batch as a small kernel lists them (hopper/list_sequences.cu) before
+// The sequences of a ragged batch as a small kernel lists them (varlen/varlen_schedule.cu) before
 // the kernels that compute on them, which read no length themselves. Integers only, host and
 // device.
 #pragma once

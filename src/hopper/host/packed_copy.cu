@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/arithmetic.hpp"
-#include "hopper/cuda_status.hpp"
-#include "hopper/packed_copy.hpp"
+#include "hopper/host/cuda_status.hpp"
+#include "hopper/host/packed_copy.hpp"
 
 namespace flash3::hopper {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/device_info.hpp"
+#include "hopper/host/device_info.hpp"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "core/message.hpp"
-#include "hopper/driver.hpp"
+#include "hopper/host/driver.hpp"
 
 namespace flash3::hopper {
 namespace {

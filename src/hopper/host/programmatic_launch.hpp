@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches that overlap with the kernel before them (programmatic dependent launch).
+// Programmatic dependent launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@ namespace flash3::hopper {
 
 // A launch attribute: the kernel's blocks may begin while the previous kernel of the stream still
 // runs, and wait for its end themselves (device/ptx/grid.cuh).
-inline cudaLaunchAttribute overlap_with_previous_kernel() {
+inline cudaLaunchAttribute programmatic_launch() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

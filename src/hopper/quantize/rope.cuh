@@ -17,9 +17,9 @@ __device__ __forceinline__ float load_angle(const void* table, long long at, boo
 
 // x: the columns of `row` from `column` on.
 template <Element kElement>
-__device__ __forceinline__ void turn_by_angles(const RotaryTables& tables, long long position,
-                                               const uint16_t* row, int column,
-                                               float (&x)[kThreadColumns]) {
+__device__ __forceinline__ void apply_rope(const RotaryTables& tables, long long position,
+                                           const uint16_t* row, int column,
+                                           float (&x)[kThreadColumns]) {
   const auto cos = [&](int i) {
     return load_angle<kElement>(tables.cos, position * tables.stride_cos + i, tables.is_float);
   };

@@ -5,11 +5,11 @@
 
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
-#include "hopper/device/sequence_list.hpp"
+#include "hopper/varlen/sequence_list.hpp"
 
 namespace flash3::hopper {
 
-struct ListParams {
+struct VarlenScheduleParams {
   Sequences q, k;
   int batch;
   bool in_order;  // as they come, and not cut into tiles: first_tile and what follows are not used
@@ -29,7 +29,8 @@ struct ListParams {
   int* first_tile;     // [batch + 1]
 };
 
-// Enqueues it. The next kernel of the stream may be launched to overlap with it (overlap.hpp).
-Status launch_list_sequences(const ListParams& params, void* stream);
+// Enqueues it. The next kernel of the stream may begin before it ends
+// (host/programmatic_launch.hpp).
+Status launch_varlen_schedule(const VarlenScheduleParams& params, void* stream);
 
 }  // namespace flash3::hopper

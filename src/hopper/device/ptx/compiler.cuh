@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the compiler must be told. It knows nothing of asynchronous instructions, which still read
+// or write registers after the place where they stand.
+#pragma once
+
+#include "hopper/device/ptx/integers.cuh"
+
+namespace flash3::hopper {
+
+// Keeps what the compiler does with a wgmma operand on its side of this place: the last use before
+// the wgmma, or the first one after the wait.
+template <int N>
+__device__ __forceinline__ void fence_operand(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+template <int N>
+__device__ __forceinline__ void fence_operand(uint32_t (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+// Declares registers free: the next wgmma overwrites them. Without it the values that they hold
+// count as needed until then, and ptxas may give the asynchronous pipeline up (C7511).
+template <int N>
+__device__ __forceinline__ void mark_undefined(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
+}
+
+// Computes x, which is never negative, before anything that follows. ptxas may move arithmetic
+// across a wgmma wait, and does: without this the softmax that should run under a product runs
+// after it.
+__device__ __forceinline__ void order_before(float x) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
+}
+
+// A number of which the compiler knows nothing: what follows from it is computed where it is
+// needed, and not ahead of a loop that has no registers for it.
+__device__ __forceinline__ int hide_from_optimizer(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ uint32_t hide_from_optimizer(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+}  // namespace flash3::hopper

@@ -12,7 +12,7 @@
 
 #include "cases/normal_tensors.hpp"
 #include "device/device.hpp"
-#include "hopper/forward/launch.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -32,7 +32,7 @@ Status time_candidate(Candidate& candidate, cases::Memory& memory, int calls, do
   Status status;
   *seconds = memory.time([&] {
     for (int i = 0; i < calls && status.ok(); ++i)
-      status = launch_forward(candidate.problem, candidate.plan);
+      status = hopper::launch(candidate.problem, candidate.plan);
   }) / calls;
   return status;
 }
@@ -45,12 +45,12 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   ForwardProblem problem;
   FLASH3_CHECK(make_forward_problem(&tensors.params, Pointers::kRequired, &problem));
   ForwardPlan planned;
-  FLASH3_CHECK(plan_forward(problem, device, &planned));
+  FLASH3_CHECK(hopper::plan(problem, device, &planned));
 
   std::vector<Candidate> candidates;
   for (const ForwardChoice& choice : forward_choices(problem)) {
     Candidate candidate;
-    FLASH3_CHECK(plan_forward(problem, device, choice, &candidate.plan));
+    FLASH3_CHECK(plan_choice(problem, device, choice, &candidate.plan));
     candidate.workspace = memory.allocate(candidate.plan.workspace_bytes);
     candidate.problem = problem;
     candidate.problem.workspace = candidate.workspace.get();

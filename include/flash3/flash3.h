@@ -349,6 +349,43 @@ FLASH3_API flash3_status flash3_quantize(const flash3_quantize_params* params);
 FLASH3_API flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char* buffer,
                                                  size_t* size);
 
+/* A plan that the caller keeps, for a call that is made again and again: a step of decoding, a
+ * layer of training. It is chosen once, and a run only takes the new addresses.
+ *
+ * What may change from run to run: every data pointer, stream, workspace and workspace_size, and
+ * what the memory holds, lengths too. A pointer may be NULL when the plan is made; it then counts
+ * as a multiple of 16, and a run's pointer must be one where the plan's was. Everything else must
+ * be as it was: a field that differs is an error, and nothing runs.
+ *
+ * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
+ * It holds host memory alone. It belongs to the device that was current when it was made, and to
+ * the number of threads that the process then had. Runs can be captured in a graph. */
+typedef struct flash3_plan flash3_plan;
+
+/* Plans the call and sets *plan; fails, and sets NULL, where the call itself would. */
+FLASH3_API flash3_status flash3_forward_plan(const flash3_forward_params* params,
+                                             flash3_plan** plan);
+FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* params,
+                                              flash3_plan** plan);
+FLASH3_API flash3_status flash3_quantize_plan(const flash3_quantize_params* params,
+                                              flash3_plan** plan);
+
+/* Runs a plan of this kind of call; params must fulfil what is said above. */
+FLASH3_API flash3_status flash3_forward_run(const flash3_plan* plan,
+                                            const flash3_forward_params* params);
+FLASH3_API flash3_status flash3_backward_run(const flash3_plan* plan,
+                                             const flash3_backward_params* params);
+FLASH3_API flash3_status flash3_quantize_run(const flash3_plan* plan,
+                                             const flash3_quantize_params* params);
+
+/* Bytes of workspace that each run needs, and the text of _explain, for a plan of any kind. */
+FLASH3_API flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes);
+FLASH3_API flash3_status flash3_plan_explain(const flash3_plan* plan, char* buffer, size_t* size);
+
+/* Frees a plan; NULL: nothing. No run of it may be under way on the host; what was launched on a
+ * device may. */
+FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
+
 /* FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
  * in flash3_last_error(). */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);

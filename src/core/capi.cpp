@@ -8,8 +8,8 @@
 
 #include "core/backend.hpp"
 #include "core/explain.hpp"
+#include "core/kept_plan.hpp"
 #include "core/message.hpp"
-#include "core/problem.hpp"
 
 namespace flash3 {
 namespace {
@@ -93,13 +93,19 @@ Status make_problem(const flash3_quantize_params* params, Pointers pointers, Qua
   return make_quantize_problem(params, pointers, p);
 }
 
+// Fills *problem and plans it; *call stays empty where there is nothing to write.
+template <AnyProblem P, class Params>
+Status plan(const Params* params, Pointers pointers, P* problem, PlannedCall<P>* call) {
+  FLASH3_CHECK(make_problem(params, pointers, problem));
+  return problem->is_empty() ? Status() : plan_call(*problem, problem->backend, call);
+}
+
 template <AnyProblem P, class Params>
 flash3_status answer_supported(const Params* params) {
-  return guarded([&]() -> Status {
+  return guarded([&] {
     P problem;
-    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
-    const Backend* backend = nullptr;
-    return problem.is_empty() ? Status() : select_backend(problem, &backend);
+    PlannedCall<P> call;
+    return plan(params, Pointers::kOptional, &problem, &call);
   });
 }
 
@@ -108,10 +114,9 @@ flash3_status answer_workspace(const Params* params, size_t* bytes) {
   return guarded([&]() -> Status {
     FLASH3_CHECK(check_result(bytes, "bytes"));
     P problem;
-    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
-    const Backend* backend = nullptr;
-    if (!problem.is_empty()) FLASH3_CHECK(select_backend(problem, &backend));
-    *bytes = backend ? workspace_size(*backend, problem) : 0;
+    PlannedCall<P> call;
+    FLASH3_CHECK(plan(params, Pointers::kOptional, &problem, &call));
+    *bytes = call.plan ? call.plan->workspace_bytes() : 0;
     return {};
   });
 }
@@ -120,12 +125,11 @@ template <AnyProblem P, class Params>
 flash3_status run(const Params* params) {
   return guarded([&]() -> Status {
     P problem;
-    FLASH3_CHECK(make_problem(params, Pointers::kRequired, &problem));
-    if (problem.is_empty()) return {};
-    const Backend* backend = nullptr;
-    FLASH3_CHECK(select_backend(problem, &backend));
-    FLASH3_CHECK(check_workspace(problem, *backend));
-    return launch(*backend, problem);
+    PlannedCall<P> call;
+    FLASH3_CHECK(plan(params, Pointers::kRequired, &problem, &call));
+    if (!call.plan) return {};
+    FLASH3_CHECK(check_workspace(problem, call));
+    return call.plan->launch(problem);
   });
 }
 
@@ -134,10 +138,44 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
   return guarded([&]() -> Status {
     FLASH3_CHECK(check_result(size, "size"));
     P problem;
-    FLASH3_CHECK(make_problem(params, Pointers::kOptional, &problem));
-    std::string text;
-    FLASH3_CHECK(explain_call(problem, &text));
-    return give_text(text, buffer, size);
+    PlannedCall<P> call;
+    FLASH3_CHECK(plan(params, Pointers::kOptional, &problem, &call));
+    return give_text(explain_call(problem, call), buffer, size);
+  });
+}
+
+// ---- plans that the caller keeps ----
+
+template <AnyProblem P, class Params>
+flash3_status make_plan(const Params* params, flash3_plan** plan) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(plan, "plan"));
+    *plan = nullptr;
+    std::unique_ptr<flash3_plan> made;
+    FLASH3_CHECK(KeptPlan<P>::make(params, &made));
+    *plan = made.release();
+    return {};
+  });
+}
+
+Status check_plan(const flash3_plan* plan) {
+  return plan ? Status() : invalid_argument("plan is null; it must be one that was made");
+}
+
+const char* kind_of(const flash3_plan& plan) {
+  if (dynamic_cast<const KeptPlan<ForwardProblem>*>(&plan)) return "forward";
+  return dynamic_cast<const KeptPlan<BackwardProblem>*>(&plan) ? "backward" : "quantize";
+}
+
+template <AnyProblem P, class Params>
+flash3_status run_plan(const flash3_plan* plan, const Params* params, const char* kind) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_plan(plan));
+    const auto* own = dynamic_cast<const KeptPlan<P>*>(plan);
+    if (!own)
+      return invalid_argument(
+          message("plan is of a ", kind_of(*plan), " call but it must be of a ", kind, " call"));
+    return own->run(params);
   });
 }
 
@@ -194,6 +232,49 @@ flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char
                                       size_t* size) {
   return flash3::answer_explain<flash3::QuantizeProblem>(params, buffer, size);
 }
+
+flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {
+  return flash3::make_plan<flash3::ForwardProblem>(params, plan);
+}
+
+flash3_status flash3_backward_plan(const flash3_backward_params* params, flash3_plan** plan) {
+  return flash3::make_plan<flash3::BackwardProblem>(params, plan);
+}
+
+flash3_status flash3_quantize_plan(const flash3_quantize_params* params, flash3_plan** plan) {
+  return flash3::make_plan<flash3::QuantizeProblem>(params, plan);
+}
+
+flash3_status flash3_forward_run(const flash3_plan* plan, const flash3_forward_params* params) {
+  return flash3::run_plan<flash3::ForwardProblem>(plan, params, "forward");
+}
+
+flash3_status flash3_backward_run(const flash3_plan* plan, const flash3_backward_params* params) {
+  return flash3::run_plan<flash3::BackwardProblem>(plan, params, "backward");
+}
+
+flash3_status flash3_quantize_run(const flash3_plan* plan, const flash3_quantize_params* params) {
+  return flash3::run_plan<flash3::QuantizeProblem>(plan, params, "quantize");
+}
+
+flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_plan(plan));
+    FLASH3_CHECK(flash3::check_result(bytes, "bytes"));
+    *bytes = plan->workspace_bytes();
+    return {};
+  });
+}
+
+flash3_status flash3_plan_explain(const flash3_plan* plan, char* buffer, size_t* size) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_plan(plan));
+    FLASH3_CHECK(flash3::check_result(size, "size"));
+    return flash3::give_text(plan->explain(), buffer, size);
+  });
+}
+
+void flash3_plan_destroy(flash3_plan* plan) { delete plan; }
 
 flash3_status flash3_backend_available(flash3_backend id) {
   return flash3::guarded([&]() -> flash3::Status {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of backends, the choice of the one that runs a call, and what it is asked for.
-#include <algorithm>
+// The registry of backends, and the choice of the one that runs a call.
 #include <array>
 #include <cstdint>
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
+#include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
 
 namespace flash3 {
@@ -23,7 +23,8 @@ Status not_built_in(flash3_backend id) {
 }
 
 Status can_access(const Backend& backend, const void* address, bool* accessible) {
-  *accessible = false;
+  *accessible = address == nullptr;
+  if (*accessible) return {};
   for (const Backend* other : backends()) {
     bool owned = false;
     if (other->id() != backend.id()) FLASH3_CHECK(other->owns(address, &owned));
@@ -32,79 +33,27 @@ Status can_access(const Backend& backend, const void* address, bool* accessible)
   return backend.can_access(address, accessible);
 }
 
-Status check_access(const Backend& backend, const char* field, const void* address,
-                    const char* verb) {
+// `field` and what follows it: the name of the address.
+Status check_access(const Backend& backend, const char* field, const char* member,
+                    const void* address, const char* access) {
   bool accessible = false;
   FLASH3_CHECK(can_access(backend, address, &accessible));
   if (accessible) return {};
   const char* memory = backend.id() == FLASH3_BACKEND_CPU ? "device memory" : "host memory";
-  return invalid_argument(
-      message(field, " is ", memory, ", which the ", backend.name(), " backend cannot ", verb));
-}
-
-// What a backend must be able to reach for a call. `verb`: what the call does to out and lse.
-Status check_memory(const Backend& backend, const Problem& p, const char* verb) {
-  FLASH3_CHECK(check_access(backend, "q.data", p.q.data, "read"));
-  FLASH3_CHECK(check_access(backend, "k.data", p.k.data, "read"));
-  FLASH3_CHECK(check_access(backend, "v.data", p.v.data, "read"));
-  FLASH3_CHECK(check_access(backend, "out.data", p.out.data, verb));
-  FLASH3_CHECK(check_access(backend, "lse.data", p.lse.data, verb));
-  FLASH3_CHECK(check_access(backend, "cu_seqlens_q.data", p.sequences_q.cu, "read"));
-  FLASH3_CHECK(check_access(backend, "cu_seqlens_k.data", p.sequences_k.cu, "read"));
-  FLASH3_CHECK(check_access(backend, "seqused_q.data", p.sequences_q.used, "read"));
-  FLASH3_CHECK(check_access(backend, "seqused_k.data", p.sequences_k.used, "read"));
-  return check_access(backend, "sink.data", p.sink.data, "read");
-}
-
-Status check_memory(const Backend& backend, const ForwardProblem& p) {
-  FLASH3_CHECK(check_memory(backend, p, "write"));
-  FLASH3_CHECK(check_access(backend, "q_scale.data", p.q_scale.data, "read"));
-  FLASH3_CHECK(check_access(backend, "k_scale.data", p.k_scale.data, "read"));
-  return check_access(backend, "v_scale.data", p.v_scale.data, "read");
-}
-
-Status check_memory(const Backend& backend, const BackwardProblem& p) {
-  FLASH3_CHECK(check_memory(backend, p, "read"));
-  FLASH3_CHECK(check_access(backend, "dout.data", p.dout.data, "read"));
-  FLASH3_CHECK(check_access(backend, "dlse.data", p.dlse.data, "read"));
-  FLASH3_CHECK(check_access(backend, "dq.data", p.dq.data, "write"));
-  FLASH3_CHECK(check_access(backend, "dk.data", p.dk.data, "write"));
-  FLASH3_CHECK(check_access(backend, "dv.data", p.dv.data, "write"));
-  return check_access(backend, "dsink.data", p.dsink.data, "write");
-}
-
-Status check_memory(const Backend& backend, const QuantizeProblem& p) {
-  FLASH3_CHECK(check_access(backend, "q.data", p.q.in.data, "read"));
-  FLASH3_CHECK(check_access(backend, "k.data", p.k.in.data, "read"));
-  FLASH3_CHECK(check_access(backend, "v.data", p.v.in.data, "read"));
-  FLASH3_CHECK(check_access(backend, "q_out.data", p.q.out.data, "write"));
-  FLASH3_CHECK(check_access(backend, "k_out.data", p.k.out.data, "write"));
-  FLASH3_CHECK(check_access(backend, "v_out.data", p.v.out.data, "write"));
-  FLASH3_CHECK(check_access(backend, "q_scale.data", p.q.scale.data, "write"));
-  FLASH3_CHECK(check_access(backend, "k_scale.data", p.k.scale.data, "write"));
-  FLASH3_CHECK(check_access(backend, "v_scale.data", p.v.scale.data, "write"));
-  FLASH3_CHECK(check_access(backend, "rotary_cos.data", p.rotary.cos, "read"));
-  FLASH3_CHECK(check_access(backend, "rotary_sin.data", p.rotary.sin, "read"));
-  FLASH3_CHECK(check_access(backend, "cu_seqlens_q.data", p.sequences_q.cu, "read"));
-  FLASH3_CHECK(check_access(backend, "cu_seqlens_k.data", p.sequences_k.cu, "read"));
-  FLASH3_CHECK(check_access(backend, "seqused_q.data", p.sequences_q.used, "read"));
-  return check_access(backend, "seqused_k.data", p.sequences_k.used, "read");
+  return invalid_argument(message(field, member, " is ", memory, ", which the ", backend.name(),
+                                  " backend cannot ", access));
 }
 
 const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }
 const char* workspace_function(const BackwardProblem&) { return "flash3_backward_workspace"; }
 const char* workspace_function(const QuantizeProblem&) { return "flash3_quantize_workspace"; }
 
-Status launch_on(const Backend& backend, const ForwardProblem& p) { return backend.forward(p); }
-Status launch_on(const Backend& backend, const BackwardProblem& p) { return backend.backward(p); }
-Status launch_on(const Backend& backend, const QuantizeProblem& p) { return backend.quantize(p); }
-
-// of(problem), or what together(…) makes of the two calls that problem comes to.
-template <AnyProblem P, class Together, class Of>
-auto split(const P& problem, const Together& together, const Of& of) {
+template <AnyProblem P>
+Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
+  FLASH3_CHECK(check_memory(backend, problem));
   if constexpr (std::same_as<P, ForwardProblem>)
-    if (problem.quantizes) return together(quantized_forward(problem));
-  return of(problem);
+    if (problem.quantizes) return plan_quantized_forward(backend, problem, plan);
+  return backend.plan(problem, plan);
 }
 
 }  // namespace
@@ -144,111 +93,63 @@ Status available_backend(flash3_backend id, const Backend** backend) {
 }
 
 template <AnyProblem P>
-Status check_backend(const P& problem, flash3_backend id, const Backend** backend) {
-  *backend = nullptr;
-  const Backend* candidate = nullptr;
-  FLASH3_CHECK(available_backend(id, &candidate));
-  FLASH3_CHECK(check_memory(*candidate, problem));
-  FLASH3_CHECK(supports(*candidate, problem));
-  *backend = candidate;
-  return {};
+Status check_memory(const Backend& backend, const P& problem) {
+  return visit_pointers(problem,
+                        [&](const char* name, auto, const void* address, const char* access) {
+                          return check_access(backend, name, ".data", address, access);
+                        });
 }
 
 template <AnyProblem P>
-Status select_backend(const P& problem, const Backend** backend) {
-  if (problem.backend != FLASH3_BACKEND_AUTO)
-    return check_backend(problem, problem.backend, backend);
-
+Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call) {
+  *call = {};
+  if (id != FLASH3_BACKEND_AUTO) {
+    const Backend* backend = nullptr;
+    FLASH3_CHECK(available_backend(id, &backend));
+    FLASH3_CHECK(plan_on(*backend, problem, &call->plan));
+    call->backend = backend;
+    return {};
+  }
   // A call that every backend calls wrong is wrong; one that any of them merely cannot run is
   // unsupported.
   flash3_status code = FLASH3_INVALID_ARGUMENT;
-  std::string reasons = "no backend can run this call";
-  for (const flash3_backend id : kBestFirst) {
-    Status status = check_backend(problem, id, backend);
+  std::string reasons;
+  for (const flash3_backend each : kBestFirst) {
+    Status status = plan_call(problem, each, call);
     if (status.ok()) return {};
     if (status.code() == FLASH3_CUDA_ERROR) return status;  // no other backend makes up for it
     if (status.code() != FLASH3_INVALID_ARGUMENT) code = FLASH3_UNSUPPORTED;
-    append(reasons, message("; ", backend_name(id), ": ", status.message()));
+    append(reasons, message("; ", backend_name(each), ": ", status.message()));
   }
-  return {code, std::move(reasons)};
+  return {code, "no backend can run this call" + reasons};
 }
 
 template <AnyProblem P>
-Status check_workspace(const P& problem, const Backend& backend) {
-  const size_t needed = workspace_size(backend, problem);
+Status check_workspace(const P& problem, const PlannedCall<P>& call) {
+  const size_t needed = call.plan->workspace_bytes();
   if (needed == 0) return {};
-  if (!problem.workspace)
-    return invalid_argument(message("workspace is null but this call needs ", needed, " bytes, as ",
+  const auto too_little = [&](const auto&... given) {
+    return invalid_argument(message(given..., " but this call needs ", needed, " bytes, as ",
                                     workspace_function(problem), " tells"));
+  };
+  if (!problem.workspace) return too_little("workspace is null");
   if (problem.workspace_size < needed)
-    return invalid_argument(message("workspace_size = ", problem.workspace_size,
-                                    " but this call needs ", needed, " bytes, as ",
-                                    workspace_function(problem), " tells"));
+    return too_little("workspace_size = ", problem.workspace_size);
   if (reinterpret_cast<uintptr_t>(problem.workspace) % kWorkspaceAlignment != 0)
     return invalid_argument(message("workspace = ", hex(problem.workspace),
                                     " but it must be a multiple of ", kWorkspaceAlignment));
-  return check_access(backend, "workspace", problem.workspace, "use");
+  return check_access(*call.backend, "workspace", "", problem.workspace, "use");
 }
 
-template <AnyProblem P>
-Status supports(const Backend& backend, const P& problem) {
-  return split(
-      problem,
-      [&](const QuantizedForward& both) -> Status {
-        FLASH3_CHECK(backend.supports(both.quantize));
-        return backend.supports(both.forward);
-      },
-      [&](const P& p) { return backend.supports(p); });
-}
-
-template <AnyProblem P>
-size_t workspace_size(const Backend& backend, const P& problem) {
-  return split(
-      problem,
-      [&](const QuantizedForward& both) {
-        return both.tensor_bytes + std::max(backend.workspace_size(both.quantize),
-                                            backend.workspace_size(both.forward));
-      },
-      [&](const P& p) { return backend.workspace_size(p); });
-}
-
-template <AnyProblem P>
-void explain(const Backend& backend, const P& problem, Explanation* out) {
-  split(
-      problem,
-      [&](const QuantizedForward& both) {
-        Explanation first;
-        backend.explain(both.quantize, &first);
-        out->add("first", first);
-        out->add("FP8 tensors", message(both.tensor_bytes, " bytes of the workspace"));
-        backend.explain(both.forward, out);
-      },
-      [&](const P& p) { backend.explain(p, out); });
-}
-
-template <AnyProblem P>
-Status launch(const Backend& backend, const P& problem) {
-  return split(
-      problem,
-      [&](const QuantizedForward& both) -> Status {
-        FLASH3_CHECK(backend.quantize(both.quantize));
-        return backend.forward(both.forward);
-      },
-      [&](const P& p) { return launch_on(backend, p); });
-}
-
-#define FLASH3_DISPATCH(P)                                                  \
-  template Status supports(const Backend&, const P&);                       \
-  template size_t workspace_size(const Backend&, const P&);                 \
-  template void explain(const Backend&, const P&, Explanation*);            \
-  template Status launch(const Backend&, const P&);                         \
-  template Status check_backend(const P&, flash3_backend, const Backend**); \
-  template Status select_backend(const P&, const Backend**);                \
-  template Status check_workspace(const P&, const Backend&);
-FLASH3_DISPATCH(ForwardProblem)
-FLASH3_DISPATCH(BackwardProblem)
-FLASH3_DISPATCH(QuantizeProblem)
-#undef FLASH3_DISPATCH
+template Status check_memory(const Backend&, const ForwardProblem&);
+template Status check_memory(const Backend&, const BackwardProblem&);
+template Status check_memory(const Backend&, const QuantizeProblem&);
+template Status plan_call(const ForwardProblem&, flash3_backend, PlannedCall<ForwardProblem>*);
+template Status plan_call(const BackwardProblem&, flash3_backend, PlannedCall<BackwardProblem>*);
+template Status plan_call(const QuantizeProblem&, flash3_backend, PlannedCall<QuantizeProblem>*);
+template Status check_workspace(const ForwardProblem&, const PlannedCall<ForwardProblem>&);
+template Status check_workspace(const BackwardProblem&, const PlannedCall<BackwardProblem>&);
+template Status check_workspace(const QuantizeProblem&, const PlannedCall<QuantizeProblem>&);
 
 const char* backend_name(flash3_backend id) {
   switch (id) {

@@ -29,7 +29,7 @@ std::string describe_sink(const Problem& p) {
   return p.sink.given ? message(", with ", dtype_name(p.sink.dtype), " sink") : "";
 }
 
-// "q_scale one for each block", and likewise.
+// "one q_scale", "q_scale by heads" and so on.
 std::string describe_scale(const char* name, const ScaleView& scale) {
   switch (scale.kind) {
     case ScaleKind::kNone: return "";
@@ -97,9 +97,8 @@ std::string describe_choice(const P& p, const Backend& chosen) {
   std::string text = "auto";
   for (const flash3_backend id : {FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
     if (id == chosen.id()) break;
-    const Backend* unused = nullptr;
-    append(text,
-           message("; not ", backend_name(id), ": ", check_backend(p, id, &unused).message()));
+    PlannedCall<P> unused;
+    append(text, message("; not ", backend_name(id), ": ", plan_call(p, id, &unused).message()));
   }
   return text;
 }
@@ -119,22 +118,22 @@ void add_attention(const Problem& p, Explanation* lines) {
 }  // namespace
 
 template <AnyProblem P>
-Status explain_call(const P& p, std::string* text) {
-  const Backend* backend = nullptr;
-  if (!p.is_empty()) FLASH3_CHECK(select_backend(p, &backend));
+std::string explain_call(const P& p, const PlannedCall<P>& call) {
   Explanation lines;
-  lines.add("backend", backend ? backend->name() : describe_empty(p));
-  if (backend && p.backend == FLASH3_BACKEND_AUTO)
-    lines.add("chosen by", describe_choice(p, *backend));
+  lines.add("backend", call.backend ? call.backend->name() : describe_empty(p));
+  if (call.backend && p.backend == FLASH3_BACKEND_AUTO)
+    lines.add("chosen by", describe_choice(p, *call.backend));
   lines.add("problem", describe_problem(p));
   if constexpr (!std::same_as<P, QuantizeProblem>) add_attention(p, &lines);
-  if (backend) explain(*backend, p, &lines);
-  *text = lines.text();
-  return {};
+  if (call.plan) {
+    call.plan->explain(p, &lines);
+    lines.add("workspace", message(call.plan->workspace_bytes(), " bytes"));
+  }
+  return lines.text();
 }
 
-template Status explain_call(const ForwardProblem&, std::string*);
-template Status explain_call(const BackwardProblem&, std::string*);
-template Status explain_call(const QuantizeProblem&, std::string*);
+template std::string explain_call(const ForwardProblem&, const PlannedCall<ForwardProblem>&);
+template std::string explain_call(const BackwardProblem&, const PlannedCall<BackwardProblem>&);
+template std::string explain_call(const QuantizeProblem&, const PlannedCall<QuantizeProblem>&);
 
 }  // namespace flash3

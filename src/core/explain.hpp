@@ -4,13 +4,12 @@
 
 #include <string>
 
-#include "core/problem.hpp"
-#include "core/status.hpp"
+#include "core/backend.hpp"
 
 namespace flash3 {
 
-// Fails where no backend can run the call.
+// What the call is and what was planned for it; no plan: the call has nothing to write.
 template <AnyProblem P>
-Status explain_call(const P& problem, std::string* text);
+std::string explain_call(const P& problem, const PlannedCall<P>& call);
 
 }  // namespace flash3

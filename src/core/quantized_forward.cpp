@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/quantized_forward.hpp"
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "core/arithmetic.hpp"
+#include "core/message.hpp"
 
 namespace flash3 {
 namespace {
@@ -29,14 +32,14 @@ class WorkspaceArena {
 
 // An FP8 tensor of this one's shape, contiguous but for the ends of rows, and scales for its
 // blocks.
-QuantizePart part_of(const TensorView& in, const Sequences& sequences, WorkspaceArena* cutter) {
+QuantizePart part_of(const TensorView& in, const Sequences& sequences, WorkspaceArena* arena) {
   const int64_t row = round_up(in.dim, kRowBytes);
   const int64_t batches = sequences.packed ? 1 : in.batch;
   QuantizePart part{true, in, in, {}};
   part.out.stride_head = row;
   part.out.stride_seq = row * in.heads;
   part.out.stride_batch = sequences.packed ? 0 : part.out.stride_seq * sequences.rows;
-  part.out.data = cutter->take(part.out.stride_seq * sequences.rows * batches);
+  part.out.data = arena->take(part.out.stride_seq * sequences.rows * batches);
 
   const int64_t blocks = scale_blocks(sequences, in.batch);
   part.scale.kind = ScaleKind::kBlock;
@@ -44,14 +47,58 @@ QuantizePart part_of(const TensorView& in, const Sequences& sequences, Workspace
   part.scale.stride_head = blocks;
   part.scale.stride_batch = sequences.packed ? 0 : blocks * in.heads;
   part.scale.data = static_cast<float*>(
-      cutter->take(blocks * in.heads * batches * static_cast<int64_t>(sizeof(float))));
+      arena->take(blocks * in.heads * batches * static_cast<int64_t>(sizeof(float))));
   return part;
 }
 
+// The plans of both calls. Where they lie in the workspace follows from each run's own problem.
+class QuantizedForwardPlan final : public Plan<ForwardProblem> {
+ public:
+  QuantizedForwardPlan(size_t tensor_bytes, PlanPointer<QuantizeProblem> quantize,
+                       PlanPointer<ForwardProblem> forward)
+      : tensor_bytes_(tensor_bytes), quantize_(std::move(quantize)), forward_(std::move(forward)) {}
+
+  size_t workspace_bytes() const override {
+    return tensor_bytes_ + std::max(quantize_->workspace_bytes(), forward_->workspace_bytes());
+  }
+
+  void explain(const ForwardProblem& problem, Explanation* out) const override {
+    const QuantizedForward both = quantized_forward(problem);
+    Explanation first;
+    quantize_->explain(both.quantize, &first);
+    out->add("first", first);
+    out->add("FP8 tensors", message(tensor_bytes_, " bytes of the workspace"));
+    forward_->explain(both.forward, out);
+  }
+
+  Status launch(const ForwardProblem& problem) const override {
+    const QuantizedForward both = quantized_forward(problem);
+    FLASH3_CHECK(quantize_->launch(both.quantize));
+    return forward_->launch(both.forward);
+  }
+
+ private:
+  size_t tensor_bytes_;
+  PlanPointer<QuantizeProblem> quantize_;
+  PlanPointer<ForwardProblem> forward_;
+};
+
 }  // namespace
 
+Status plan_quantized_forward(const Backend& backend, const ForwardProblem& problem,
+                              PlanPointer<ForwardProblem>* plan) {
+  const QuantizedForward both = quantized_forward(problem);
+  PlanPointer<QuantizeProblem> quantize;
+  PlanPointer<ForwardProblem> forward;
+  FLASH3_CHECK(backend.plan(both.quantize, &quantize));
+  FLASH3_CHECK(backend.plan(both.forward, &forward));
+  *plan = std::make_unique<QuantizedForwardPlan>(both.tensor_bytes, std::move(quantize),
+                                                 std::move(forward));
+  return {};
+}
+
 QuantizedForward quantized_forward(const ForwardProblem& p) {
-  WorkspaceArena cutter(p.workspace);
+  WorkspaceArena arena(p.workspace);
   QuantizedForward made;
 
   QuantizeProblem& quantize = made.quantize;
@@ -60,9 +107,9 @@ QuantizedForward quantized_forward(const ForwardProblem& p) {
   quantize.batch = p.batch;
   quantize.sequences_q = p.sequences_q;
   quantize.sequences_k = p.sequences_k;
-  quantize.q = part_of(p.q, p.sequences_q, &cutter);
-  quantize.k = part_of(p.k, p.sequences_k, &cutter);
-  quantize.v = part_of(p.v, p.sequences_k, &cutter);
+  quantize.q = part_of(p.q, p.sequences_q, &arena);
+  quantize.k = part_of(p.k, p.sequences_k, &arena);
+  quantize.v = part_of(p.v, p.sequences_k, &arena);
   quantize.rotates = true;
   quantize.rotation_seed = p.rotation_seed;
 
@@ -74,12 +121,11 @@ QuantizedForward quantized_forward(const ForwardProblem& p) {
   forward.k_scale = quantize.k.scale;
   forward.v_scale = quantize.v.scale;
 
-  made.tensor_bytes = cutter.used();
-  for (ExecutionContext* machine :
+  made.tensor_bytes = arena.used();
+  for (ExecutionContext* context :
        {static_cast<ExecutionContext*>(&quantize), static_cast<ExecutionContext*>(&forward)}) {
-    if (machine->workspace) machine->workspace = static_cast<char*>(p.workspace) + cutter.used();
-    machine->workspace_size =
-        p.workspace_size > cutter.used() ? p.workspace_size - cutter.used() : 0;
+    if (context->workspace) context->workspace = static_cast<char*>(p.workspace) + arena.used();
+    context->workspace_size = p.workspace_size > arena.used() ? p.workspace_size - arena.used() : 0;
   }
   return made;
 }

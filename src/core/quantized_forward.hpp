@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "core/problem.hpp"
+#include "core/backend.hpp"
 
 namespace flash3 {
 
@@ -19,5 +19,9 @@ struct QuantizedForward {
 
 // problem.quantizes must be set.
 QuantizedForward quantized_forward(const ForwardProblem& problem);
+
+// One plan for both.
+Status plan_quantized_forward(const Backend& backend, const ForwardProblem& problem,
+                              PlanPointer<ForwardProblem>* plan);
 
 }  // namespace flash3

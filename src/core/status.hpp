@@ -2,6 +2,7 @@
 // What a step returns: a code of the C interface, and a sentence for the user when it is not OK.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,18 +10,26 @@
 
 namespace flash3 {
 
+// A pointer that is null for OK: a call makes dozens, nearly all of them OK.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(flash3_status code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(flash3_status code, std::string message)
+      : failure_(std::make_unique<const Failure>(Failure{code, std::move(message)})) {}
 
-  bool ok() const { return code_ == FLASH3_OK; }
-  flash3_status code() const { return code_; }
-  const std::string& message() const { return message_; }
+  bool ok() const { return !failure_; }
+  flash3_status code() const { return failure_ ? failure_->code : FLASH3_OK; }
+  const std::string& message() const {
+    static const std::string none;
+    return failure_ ? failure_->message : none;
+  }
 
  private:
-  flash3_status code_ = FLASH3_OK;
-  std::string message_;
+  struct Failure {
+    flash3_status code;
+    std::string message;
+  };
+  std::unique_ptr<const Failure> failure_;
 };
 
 inline Status invalid_argument(std::string message) {

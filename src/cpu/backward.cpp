@@ -239,13 +239,7 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   if (p.is_empty()) return {};
   if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
   const Space space(p);
-  if (p.workspace_size < space.shared_bytes() + plan.scratch_size)
-    return invalid_argument(message("workspace_size = ", p.workspace_size,
-                                    " but this call needs at least ",
-                                    space.shared_bytes() + plan.scratch_size, " bytes"));
-  const auto affordable =
-      static_cast<int64_t>((p.workspace_size - space.shared_bytes()) / plan.scratch_size);
-  int threads = static_cast<int>(std::min<int64_t>(plan.threads, affordable));
+  int threads = plan.threads;
   WorkList list = list_blocks(p, plan, space);
   if (p.is_ragged()) threads = std::min(threads, threads_for(list.work(), p.num_threads));
   list.close(threads);

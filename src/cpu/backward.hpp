@@ -28,8 +28,8 @@ struct BackwardPlan {
 BackwardPlan plan_backward(const BackwardProblem& problem,
                            std::optional<CpuTarget> target = std::nullopt);
 
-// Computes dq, dk, dv and, if it is wanted, dsink. A workspace that is smaller than
-// plan.workspace_size makes fewer threads. INVALID_ARGUMENT, and nothing written, if cu_seqlens or
+// Computes dq, dk, dv and, if it is wanted, dsink. The problem's workspace holds at least
+// plan.workspace_size bytes. INVALID_ARGUMENT, and nothing written, if cu_seqlens or
 // seqused hold what they must not.
 Status run_backward(const BackwardProblem& problem, const BackwardPlan& plan);
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU backend: what core/backend.hpp asks, answered by plan_attention and plan_backward.
+// The CPU backend: what core/backend.hpp asks, answered by plan_attention, plan_backward and
+// plan_quantize.
 #include <algorithm>
 #include <cctype>
+#include <memory>
+#include <utility>
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
@@ -42,7 +45,7 @@ const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan)
   return float_arithmetic(problem.dtype);
 }
 
-// Of a ragged batch, whose lengths are read when it runs, the most that there can be.
+// A ragged batch, whose lengths are read when it runs, has at most so many.
 std::string tasks_on(const Problem& problem, int64_t tasks, int threads) {
   return message(problem.is_ragged() ? "at most " : "", tasks, " on ", threads,
                  threads == 1 ? " thread" : " threads");
@@ -56,6 +59,54 @@ void add_packing(const Problem& problem, Explanation* out) {
 }
 
 std::string tile_name(TileShape tile) { return message(tile.rows, " rows x ", tile.keys, " keys"); }
+
+void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanation* out) {
+  out->add("kernel", kernel_id("fwd", problem.dtype, plan.target));
+  out->add("why", plan.why);
+  out->add("instructions", target_name(plan.target));
+  out->add("arithmetic", arithmetic(problem, plan));
+  out->add("tile", tile_name(plan.tile));
+  add_packing(problem, out);
+  out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
+  if (plan.splits > 1)
+    out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
+}
+
+void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanation* out) {
+  out->add("kernel", kernel_id("bwd", problem.dtype, plan.target));
+  out->add("why", plan.why);
+  out->add("instructions", target_name(plan.target));
+  out->add("arithmetic", float_arithmetic(problem.dtype));
+  out->add("tile", tile_name(plan.tile));
+  add_packing(problem, out);
+  out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
+  out->add("deterministic", "the same bits on any number of threads, asked for or not");
+}
+
+void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out) {
+  out->add("kernel", message("cpu_quantize_", short_dtype(problem.dtype)));
+  out->add("tasks",
+           message(plan.blocks, plan.blocks == 1 ? " block" : " blocks", " of up to ", kScaleBlock,
+                   " tokens of a head, ",
+                   plan.has_wide_scales ? "read twice where a scale is of more than one, " : "",
+                   "on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
+}
+
+// A call as the backend's functions know it: what they have decided, and how they run it.
+template <AnyProblem P, class Decisions, Status (*kRun)(const P&, const Decisions&)>
+class CpuPlan final : public Plan<P> {
+ public:
+  explicit CpuPlan(Decisions decisions) : decisions_(std::move(decisions)) {}
+
+  size_t workspace_bytes() const override { return decisions_.workspace_size; }
+  void explain(const P& problem, Explanation* out) const override {
+    flash3::explain(problem, decisions_, out);
+  }
+  Status launch(const P& problem) const override { return kRun(problem, decisions_); }
+
+ private:
+  Decisions decisions_;
+};
 
 class CpuBackend final : public Backend {
  public:
@@ -74,76 +125,21 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  Status supports(const ForwardProblem&) const override { return {}; }
-
-  size_t workspace_size(const ForwardProblem& problem) const override {
-    return plan_attention(problem).workspace_size;
+  Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
+    *plan = std::make_unique<CpuPlan<ForwardProblem, AttentionPlan, run_attention>>(
+        plan_attention(problem));
+    return {};
   }
-
-  void explain(const ForwardProblem& problem, Explanation* out) const override {
-    const AttentionPlan plan = plan_attention(problem);
-    out->add("kernel", kernel_id("fwd", problem.dtype, plan.target));
-    out->add("why", plan.why);
-    out->add("instructions", target_name(plan.target));
-    out->add("arithmetic", arithmetic(problem, plan));
-    out->add("tile", tile_name(plan.tile));
-    add_packing(problem, out);
-    out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
-    if (plan.splits > 1)
-      out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
-    out->add("workspace", message(plan.workspace_size, " bytes"));
+  Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {
+    *plan = std::make_unique<CpuPlan<BackwardProblem, BackwardPlan, run_backward>>(
+        plan_backward(problem));
+    return {};
   }
-
-  Status forward(const ForwardProblem& problem) const override {
-    AttentionPlan plan = plan_attention(problem);
-    if (plan.workspace_size > problem.workspace_size) {
-      // The process was given more cores since the caller asked for the size: one thread needs
-      // none.
-      ForwardProblem single = problem;
-      single.num_threads = 1;
-      plan = plan_attention(single);
-    }
-    return run_attention(problem, plan);
+  Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
+    *plan = std::make_unique<CpuPlan<QuantizeProblem, QuantizePlan, run_quantize>>(
+        plan_quantize(problem));
+    return {};
   }
-
-  Status supports(const BackwardProblem&) const override { return {}; }
-
-  size_t workspace_size(const BackwardProblem& problem) const override {
-    return plan_backward(problem).workspace_size;
-  }
-
-  void explain(const BackwardProblem& problem, Explanation* out) const override {
-    const BackwardPlan plan = plan_backward(problem);
-    out->add("kernel", kernel_id("bwd", problem.dtype, plan.target));
-    out->add("why", plan.why);
-    out->add("instructions", target_name(plan.target));
-    out->add("arithmetic", float_arithmetic(problem.dtype));
-    out->add("tile", tile_name(plan.tile));
-    add_packing(problem, out);
-    out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
-    out->add("deterministic", "the same bits on any number of threads, asked for or not");
-    out->add("workspace", message(plan.workspace_size, " bytes"));
-  }
-
-  Status backward(const BackwardProblem& problem) const override {
-    return run_backward(problem, plan_backward(problem));
-  }
-
-  Status supports(const QuantizeProblem&) const override { return {}; }
-  size_t workspace_size(const QuantizeProblem&) const override { return 0; }
-
-  void explain(const QuantizeProblem& problem, Explanation* out) const override {
-    const QuantizePlan plan = plan_quantize(problem);
-    out->add("kernel", message("cpu_quantize_", short_dtype(problem.dtype)));
-    out->add("tasks",
-             message(plan.blocks, plan.blocks == 1 ? " block" : " blocks", " of up to ",
-                     kScaleBlock, " tokens of a head, ",
-                     plan.has_wide_scales ? "read twice where a scale is of more than one, " : "",
-                     "on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
-    out->add("workspace", "0 bytes");
-  }
-
-  Status quantize(const QuantizeProblem& problem) const override { return run_quantize(problem); }
 };
 
 }  // namespace

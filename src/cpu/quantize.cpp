@@ -230,10 +230,9 @@ QuantizePlan plan_quantize(const QuantizeProblem& p) {
   return plan;
 }
 
-Status run_quantize(const QuantizeProblem& p) {
+Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
   if (p.is_empty()) return {};
   if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
-  const QuantizePlan plan = plan_quantize(p);
   const Works works = works_of(p);
   Amaxes amaxes[3] = {Amaxes(static_cast<size_t>(works.q.scales())),
                       Amaxes(static_cast<size_t>(works.k.scales())),

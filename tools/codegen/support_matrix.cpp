@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints what the library supports, as Markdown, by asking the functions that decide it when a call
-// is made: plan_forward and plan_backward for Hopper, the CPU backend's supports(). Needs no GPU: a
+// is made: plan_forward and plan_backward for Hopper, the CPU backend's plan(). Needs no GPU: a
 // plan launches nothing. support_matrix.py puts the text into README.md.
 #include <algorithm>
 #include <cstdio>
@@ -13,8 +13,8 @@
 #include "cases/backward_tensors.hpp"
 #include "core/backend.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/select.hpp"
-#include "hopper/forward/select.hpp"
+#include "hopper/backward/plan.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3 {
 namespace {
@@ -76,21 +76,26 @@ Answer ask_hopper(const Case& c) {
     BackwardPlan plan;
     const auto problem = backward_problem(c);
     if (!problem) return {};
-    const Status status = plan_backward(*problem, kDevice, &plan);
+    const Status status = hopper::plan(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
   ForwardPlan plan;
-  const Status status = plan_forward(forward_problem(c), kDevice, &plan);
+  const Status status = hopper::plan(forward_problem(c), kDevice, &plan);
   return answer_of(plan, status);
 }
 
+template <AnyProblem P>
+bool cpu_supports(const P& problem) {
+  PlanPointer<P> plan;
+  return cpu_backend().plan(problem, &plan).ok();
+}
+
 Answer ask_cpu(const Case& c) {
-  const Backend& cpu = cpu_backend();
   Answer answer;
   if (!c.backward) {
-    answer.supported = cpu.supports(forward_problem(c)).ok();
+    answer.supported = cpu_supports(forward_problem(c));
   } else if (const auto problem = backward_problem(c)) {
-    answer.supported = cpu.supports(*problem).ok();
+    answer.supported = cpu_supports(*problem);
   }
   return answer;
 }

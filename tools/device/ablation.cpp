@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "device/ablation/variants.hpp"
-#include "hopper/forward/launch.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3::device {
 namespace {
@@ -52,12 +52,12 @@ AblationVariant make_variant(std::string name, double paper_tflops, const Forwar
     ForwardPlan plan;
   };
   const auto call = std::make_shared<Call>(Call{kernel, problem, {}});
-  check(plan_forward(problem, device, {&call->kernel, HeadPack{}}, &call->plan));
+  check(plan_choice(problem, device, {&call->kernel, HeadPack{}}, &call->plan));
   if (call->plan.workspace_bytes > problem.workspace_size)
     throw std::runtime_error(name + ": the call has no workspace for it");
   const ForwardConfig& c = call->kernel.config;
   return {std::move(name), std::to_string(c.tile_m()) + "x" + std::to_string(c.tile_n),
-          paper_tflops, [call] { check(launch_forward(call->problem, call->plan)); }};
+          paper_tflops, [call] { check(hopper::launch(call->problem, call->plan)); }};
 }
 
 }  // namespace

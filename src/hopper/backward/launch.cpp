@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/backward/launch.hpp"
-
 #include <cstdint>
 
 #include "core/arithmetic.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/backward/plan.hpp"
 #include "hopper/backward/rows.hpp"
-#include "hopper/host/cuda_status.hpp"
-#include "hopper/host/programmatic_launch.hpp"
+#include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
 
@@ -114,26 +112,13 @@ Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
   BackwardParams params{};
   FLASH3_CHECK(make_params(problem, plan, rows, list, &params));
   const BackwardConfig& c = plan.kernel->config;
-  FLASH3_CHECK(cuda_status(
-      cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           c.shared_bytes()),
-      "reserving shared memory"));
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(plan.grid));
-  launch.blockDim = dim3(unsigned(c.threads()));
-  launch.dynamicSmemBytes = size_t(c.shared_bytes());
-  launch.stream = static_cast<cudaStream_t>(problem.stream);
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  void* arguments[] = {&params};
-  return cuda_status(cudaLaunchKernelExC(&launch, plan.kernel->function, arguments),
-                     "launching the backward kernel");
+  return launch_kernel(plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), &params,
+                       problem.stream, true, "launching the backward kernel");
 }
 
 }  // namespace
 
-Status launch_backward(const BackwardProblem& problem, const BackwardPlan& plan) {
+Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
   const BackwardRows rows = backward_rows(problem, plan);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   const Element element = plan.kernel->element;

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/forward/launch.hpp"
-
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <atomic>
 #include <random>
 
 #include "core/arithmetic.hpp"
 #include "hopper/forward/params.h"
-#include "hopper/host/cuda_status.hpp"
+#include "hopper/forward/plan.hpp"
+#include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/packed_copy.hpp"
-#include "hopper/host/programmatic_launch.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
 
@@ -72,7 +68,7 @@ Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
 
 }  // namespace
 
-Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
+Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
   const ForwardConfig& config = plan.kernel->config;
   ForwardParams params{};
 
@@ -112,21 +108,9 @@ Status launch_forward(const ForwardProblem& problem, const ForwardPlan& plan) {
     FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }
 
-  FLASH3_CHECK(cuda_status(
-      cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           config.shared_bytes()),
-      "reserving shared memory"));
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(plan.grid));
-  launch.blockDim = dim3(unsigned(config.threads()));
-  launch.dynamicSmemBytes = size_t(config.shared_bytes());
-  launch.stream = static_cast<cudaStream_t>(problem.stream);
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = problem.is_ragged() ? 1 : 0;
-  void* arguments[] = {&params};
-  return cuda_status(cudaLaunchKernelExC(&launch, plan.kernel->function, arguments),
-                     "launching the forward kernel");
+  return launch_kernel(plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
+                       &params, problem.stream, problem.is_ragged(),
+                       "launching the forward kernel");
 }
 
 }  // namespace flash3::hopper

@@ -4,6 +4,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <map>
+#include <mutex>
+
 #include "core/message.hpp"
 #include "hopper/host/driver.hpp"
 
@@ -48,6 +51,34 @@ Status no_device(cudaError_t error) {
   return unsupported(message("no CUDA device: ", cudaGetErrorString(error)));
 }
 
+// What a device has for as long as the process lives.
+struct Properties {
+  int major = 0, minor = 0, multiprocessors = 0;
+};
+
+Status properties_of(int device, Properties* properties) {
+  // A device that cannot be asked is asked again by the next call.
+  static std::mutex mutex;
+  static std::map<int, Properties> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(device); found != known.end()) {
+    *properties = found->second;
+    return {};
+  }
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
+    return no_device(error);
+  if (count == 0) return unsupported("no CUDA device: none found");
+  for (const cudaError_t error :
+       {cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, device),
+        cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, device),
+        cudaDeviceGetAttribute(&properties->multiprocessors, cudaDevAttrMultiProcessorCount,
+                               device)})
+    if (error != cudaSuccess) return no_device(error);
+  known.emplace(device, *properties);
+  return {};
+}
+
 // Asks the driver and not the runtime, which would create a context for a call that may run on the
 // CPU. With no driver or no GPU all memory is the host's.
 Status memory_of(const void* address, Memory* memory) {
@@ -74,22 +105,28 @@ Status current_device(Device* device) {
   // What has ended the context stays the last error; the driver may still answer.
   if (const cudaError_t error = cudaPeekAtLastError(); is_context_lost(error))
     return context_lost(error);
-  int count = 0, index = 0, major = 0, minor = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
+  int index = 0;
+  if (const cudaError_t error = cudaGetDevice(&index); error != cudaSuccess)
     return no_device(error);
-  if (count == 0) return unsupported("no CUDA device: none found");
-  for (const cudaError_t error :
-       {cudaGetDevice(&index),
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
-        cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, index)})
-    if (error != cudaSuccess) return no_device(error);
-  if (major != 9 || minor != 0) {
-    return unsupported(message("CUDA device ", index, " has compute capability ", major, ".", minor,
-                               " but the hopper backend needs 9.0"));
+  Properties properties;
+  FLASH3_CHECK(properties_of(index, &properties));
+  if (properties.major != 9 || properties.minor != 0) {
+    return unsupported(message("CUDA device ", index, " has compute capability ", properties.major,
+                               ".", properties.minor, " but the hopper backend needs 9.0"));
   }
-  device->index = index;
+  *device = {index, properties.multiprocessors};
   return {};
+}
+
+Status check_is_current(const Device& device) {
+  if (const cudaError_t error = cudaPeekAtLastError(); is_context_lost(error))
+    return context_lost(error);
+  int index = 0;
+  if (const cudaError_t error = cudaGetDevice(&index); error != cudaSuccess)
+    return no_device(error);
+  if (index == device.index) return {};
+  return invalid_argument(message("the current CUDA device is ", index,
+                                  " but the plan was made for device ", device.index));
 }
 
 std::string device_name(const Device& device) {

@@ -22,6 +22,9 @@ struct Device {
 // why, or CUDA_ERROR if its context is lost.
 Status current_device(Device* device);
 
+// Whether a plan that was made for this device may run now.
+Status check_is_current(const Device& device);
+
 std::string device_name(const Device& device);
 
 // Memory that lives on a GPU: device or managed allocations. CUDA_ERROR if a fault has ended the

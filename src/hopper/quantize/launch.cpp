@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/quantize/launch.hpp"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "core/rotation.hpp"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/quantize/kernels.hpp"
+#include "hopper/quantize/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -133,7 +132,7 @@ Status launch_pass(const QuantizeProblem& problem, const QuantizePlan& plan,
 
 }  // namespace
 
-Status plan_quantize(const QuantizeProblem& problem, QuantizePlan* plan) {
+Status plan(const QuantizeProblem& problem, const Device&, QuantizePlan* plan) {
   *plan = {};
   const Parts parts = parts_of(problem);
   for (const Part& p : parts.parts)
@@ -199,7 +198,7 @@ std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass) {
                               : "");
 }
 
-void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out) {
+void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out) {
   const Parts parts = parts_of(problem);
   for (int i = 0; i < plan.count; ++i) {
     const QuantizePass& pass = plan.passes[i];
@@ -231,10 +230,9 @@ void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, 
   out->add("scales", plan.has_wide_scales
                          ? "some are of more than a block: what they are for is read for them first"
                          : "of blocks: everything is read once");
-  out->add("workspace", "0 bytes");
 }
 
-Status launch_quantize(const QuantizeProblem& problem, const QuantizePlan& plan) {
+Status launch(const QuantizeProblem& problem, const QuantizePlan& plan) {
   if (problem.is_empty()) return {};
   if (plan.has_wide_scales) {
     FLASH3_CHECK(launch_scales(problem, true));

@@ -33,28 +33,31 @@ TEST(Registry, HoldsWhatIsBuiltIn) {
 TEST(Select, CpuByName) {
   Call call;
   call.args.backend = FLASH3_BACKEND_CPU;
-  const Backend* backend = nullptr;
-  const Status status = select_backend(problem_of(call.args), &backend);
+  PlannedCall<ForwardProblem> planned;
+  const ForwardProblem problem = problem_of(call.args);
+  const Status status = plan_call(problem, problem.backend, &planned);
   ASSERT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(backend, find_backend(FLASH3_BACKEND_CPU));
+  EXPECT_EQ(planned.backend, find_backend(FLASH3_BACKEND_CPU));
 }
 
 TEST(Select, AutoTakesTheCpuForHostMemory) {
   Call call;
-  const Backend* backend = nullptr;
-  const Status status = select_backend(problem_of(call.args), &backend);
+  PlannedCall<ForwardProblem> planned;
+  const ForwardProblem problem = problem_of(call.args);
+  const Status status = plan_call(problem, problem.backend, &planned);
   ASSERT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(backend->id(), FLASH3_BACKEND_CPU);
+  EXPECT_EQ(planned.backend->id(), FLASH3_BACKEND_CPU);
 }
 
 // Without memory to look at, auto takes the best backend that is here.
 TEST(Select, AutoAnswersQuestionsWithoutMemory) {
   Forward args;
   args.q = args.k = args.v = args.out = tensor(nullptr, FLASH3_BFLOAT16, {1, 256, 4, 128});
-  const Backend *backend = nullptr, *best = nullptr;
-  ASSERT_TRUE(select_backend(problem_of(args), &backend).ok());
+  const Backend* best = nullptr;
+  PlannedCall<ForwardProblem> planned;
+  ASSERT_TRUE(plan_call(problem_of(args), FLASH3_BACKEND_AUTO, &planned).ok());
   ASSERT_TRUE(available_backend(FLASH3_BACKEND_AUTO, &best).ok());
-  EXPECT_EQ(backend, best);
+  EXPECT_EQ(planned.backend, best);
 }
 
 TEST(Select, HopperByNameTellsWhyNot) {
@@ -83,7 +86,7 @@ TEST(Select, HopperByNameTellsWhyNot) {
             hopper ? hopper->available().code() : FLASH3_UNSUPPORTED);
 }
 
-// A backend that needs a workspace and that can access all memory but one address.
+// A backend that can access all memory but one address.
 class PickyBackend : public Backend {
  public:
   flash3_backend id() const override { return FLASH3_BACKEND_HOPPER; }
@@ -94,28 +97,36 @@ class PickyBackend : public Backend {
     *accessible = address != forbidden;
     return {};
   }
-  Status supports(const ForwardProblem&) const override { return {}; }
-  size_t workspace_size(const ForwardProblem&) const override { return needed; }
-  void explain(const ForwardProblem&, Explanation*) const override {}
-  Status forward(const ForwardProblem&) const override { return {}; }
-  Status supports(const BackwardProblem&) const override { return {}; }
-  size_t workspace_size(const BackwardProblem&) const override { return needed; }
-  void explain(const BackwardProblem&, Explanation*) const override {}
-  Status backward(const BackwardProblem&) const override { return {}; }
-  Status supports(const QuantizeProblem&) const override { return {}; }
-  size_t workspace_size(const QuantizeProblem&) const override { return needed; }
-  void explain(const QuantizeProblem&, Explanation*) const override {}
-  Status quantize(const QuantizeProblem&) const override { return {}; }
+  Status plan(const ForwardProblem&, PlanPointer<ForwardProblem>*) const override { return {}; }
+  Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
+  Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
 
-  size_t needed = 1024;
   const void* forbidden = nullptr;
 };
+
+template <AnyProblem P>
+class PickyPlan : public Plan<P> {
+ public:
+  explicit PickyPlan(size_t needed) : needed_(needed) {}
+  size_t workspace_bytes() const override { return needed_; }
+  void explain(const P&, Explanation*) const override {}
+  Status launch(const P&) const override { return {}; }
+
+ private:
+  size_t needed_;
+};
+
+template <AnyProblem P>
+PlannedCall<P> picky_call(const PickyBackend& backend, size_t needed) {
+  return {&backend, std::make_unique<PickyPlan<P>>(needed)};
+}
 
 TEST(Workspace, Rules) {
   alignas(256) static unsigned char memory[2048];
   PickyBackend backend;
   ForwardProblem problem;
-  const auto sentence = [&] { return check_workspace(problem, backend).message(); };
+  PlannedCall<ForwardProblem> call = picky_call<ForwardProblem>(backend, 1024);
+  const auto sentence = [&] { return check_workspace(problem, call).message(); };
 
   EXPECT_EQ(sentence(),
             "workspace is null but this call needs 1024 bytes, as flash3_forward_workspace tells");
@@ -127,29 +138,29 @@ TEST(Workspace, Rules) {
       sentence(),
       "workspace_size = 1023 but this call needs 1024 bytes, as flash3_forward_workspace tells");
   problem.workspace_size = 1024;
-  EXPECT_TRUE(check_workspace(problem, backend).ok());
+  EXPECT_TRUE(check_workspace(problem, call).ok());
 
   problem.workspace = memory + 128;
-  EXPECT_EQ(check_workspace(problem, backend).code(), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(check_workspace(problem, call).code(), FLASH3_INVALID_ARGUMENT);
   EXPECT_EQ(sentence().substr(0, 14), "workspace = 0x");
   EXPECT_NE(sentence().find("80 but it must be a multiple of 256"), std::string::npos)
       << sentence();
 
   problem.workspace = memory;
   backend.forbidden = memory;
-  EXPECT_EQ(check_workspace(problem, backend).code(), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(check_workspace(problem, call).code(), FLASH3_INVALID_ARGUMENT);
   EXPECT_EQ(sentence(), "workspace is host memory, which the hopper backend cannot use");
 
-  backend.needed = 0;  // then it is not looked at
-  EXPECT_TRUE(check_workspace(problem, backend).ok());
+  call = picky_call<ForwardProblem>(backend, 0);  // then it is not looked at
+  EXPECT_TRUE(check_workspace(problem, call).ok());
   problem.workspace = nullptr, problem.workspace_size = 0;
-  EXPECT_TRUE(check_workspace(problem, backend).ok());
+  EXPECT_TRUE(check_workspace(problem, call).ok());
 }
 
 TEST(Workspace, BackwardNamesItsOwnFunction) {
   PickyBackend backend;
   BackwardProblem problem;
-  EXPECT_EQ(check_workspace(problem, backend).message(),
+  EXPECT_EQ(check_workspace(problem, picky_call<BackwardProblem>(backend, 1024)).message(),
             "workspace is null but this call needs 1024 bytes, as flash3_backward_workspace tells");
 }
 

@@ -53,8 +53,11 @@ TEST(Amx, ExplainsItself) {
   if (!has(CpuTarget::kAmx)) GTEST_SKIP() << why_no_amx();
   flash3_forward_params params;
   const auto t = tensors_of("bf16/b1/q100/k300/h1/d64/full", &params);
+  const ForwardProblem problem = to_problem(params);
+  PlanPointer<ForwardProblem> plan;
+  ASSERT_TRUE(cpu_backend().plan(problem, &plan).ok());
   Explanation explanation;
-  cpu_backend().explain(to_problem(params), &explanation);
+  plan->explain(problem, &explanation);
   const std::string text = explanation.text();
   EXPECT_NE(text.find("cpu_fwd_bf16_amx\n"), std::string::npos) << text;
   EXPECT_EQ(cpu_backend().describe().find("AMX, "), 0u);

@@ -236,26 +236,20 @@ TEST(BackwardBackend, ExplainsAndRuns) {
   Backward backward("bf16/b1/q300/k300/h8x1/d128/causal");
   BackwardProblem& p = backward.problem;
   p.num_threads = 2;
-  const Backend& cpu = cpu_backend();
-  EXPECT_TRUE(cpu.supports(p).ok());
+  PlanPointer<BackwardProblem> planned;
+  ASSERT_TRUE(cpu_backend().plan(p, &planned).ok());
   Explanation explanation;
-  cpu.explain(p, &explanation);
+  planned->explain(p, &explanation);
   const std::string text = explanation.text();
   for (const char* part : {"kernel: cpu_bwd_bf16_",
                            "\nwhy: ", "\ntile: ", "\ntasks: ", "\nrows: ", "\ndeterministic: "})
     EXPECT_NE(("\n" + text).find(part), std::string::npos) << part << " in\n" << text;
-  EXPECT_NE(text.find("workspace: " + std::to_string(cpu.workspace_size(p)) + " bytes"),
-            std::string::npos);
-  EXPECT_FALSE(cpu.backward(p).ok());  // no workspace
 
-  // One that is too small for two threads serves one.
-  const BackwardPlan plan = plan_backward(p);
-  ASSERT_EQ(plan.threads, 2);
-  std::vector<double> workspace((plan.workspace_size - plan.scratch_size) / sizeof(double) + 8);
+  std::vector<double> workspace(planned->workspace_bytes() / sizeof(double) + 8);
   const auto address = reinterpret_cast<uintptr_t>(workspace.data());
   p.workspace = reinterpret_cast<void*>((address + 63) / 64 * 64);
-  p.workspace_size = plan.workspace_size - plan.scratch_size;
-  EXPECT_TRUE(cpu.backward(p).ok());
+  p.workspace_size = planned->workspace_bytes();
+  EXPECT_TRUE(planned->launch(p).ok());
   EXPECT_EQ(backward.error(), "");
 }
 

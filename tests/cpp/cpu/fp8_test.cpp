@@ -93,7 +93,7 @@ TEST(Quantize, ByHand) {
   p.q.out = {codes, 1, 2, 1, 2, 0, 2, 0};
   p.q.scale.data = scale;
   p.q.scale.kind = ScaleKind::kBlock;
-  ASSERT_TRUE(run_quantize(p).ok());
+  ASSERT_TRUE(run_quantize(p, plan_quantize(p)).ok());
   EXPECT_EQ(scale[0], 2.f);  // 449 / 448, the next power of two
   EXPECT_EQ(e4m3_to_float(codes[0][0]), 1.5f);
   EXPECT_EQ(e4m3_to_float(codes[0][1]), -224.f);
@@ -102,7 +102,7 @@ TEST(Quantize, ByHand) {
 
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
     q[1][1] = bad;
-    ASSERT_TRUE(run_quantize(p).ok());
+    ASSERT_TRUE(run_quantize(p, plan_quantize(p)).ok());
     EXPECT_TRUE(std::isnan(scale[0]));
     for (const unsigned char code : {codes[0][0], codes[1][1]})
       EXPECT_TRUE(std::isnan(e4m3_to_float(code)));
@@ -210,7 +210,7 @@ TEST(ComputeFp8, IsBothCallsInOne) {
     problem.workspace = align(second);
     problem.workspace_size = bytes;
     const QuantizedForward both = quantized_forward(problem);
-    ASSERT_TRUE(run_quantize(both.quantize).ok());
+    ASSERT_TRUE(run_quantize(both.quantize, plan_quantize(both.quantize)).ok());
     ASSERT_TRUE(run_attention(both.forward, plan_attention(both.forward)).ok());
     EXPECT_EQ(t.out.bytes, other.out.bytes) << id;
     EXPECT_EQ(t.lse.bytes, other.lse.bytes) << id;

@@ -83,12 +83,13 @@ void expect_refused(const Change& change, const std::vector<std::string>& parts)
           << part << " in " << status.message();
   };
   const ForwardProblem f = to_problem(forward);
-  check(cpu_backend().forward(f));
+  check(run_attention(f, plan_attention(f)));
   BackwardProblem b;
   ASSERT_TRUE(make_backward_problem(&backward, Pointers::kRequired, &b).ok());
-  std::vector<double> workspace(cpu_backend().workspace_size(b) / sizeof(double) + 64);
+  const BackwardPlan plan = plan_backward(b);
+  std::vector<double> workspace(plan.workspace_size / sizeof(double) + 64);
   b.workspace = workspace.data(), b.workspace_size = workspace.size() * sizeof(double);
-  check(cpu_backend().backward(b));
+  check(run_backward(b, plan));
   EXPECT_EQ(batch.out.bytes, untouched);
   EXPECT_EQ(batch.lse.bytes, lse);
   EXPECT_TRUE(batch.dq.bytes == dq && batch.dk.bytes == dk && batch.dv.bytes == dv);
@@ -134,22 +135,23 @@ TEST(RaggedPlan, AnswersQuestionsWithoutPointers) {
                   &params.cu_seqlens_k, &params.sink, &params.dsink})
     t->data = nullptr;
   ASSERT_TRUE(make_backward_problem(&params, Pointers::kOptional, &without).ok());
-  EXPECT_EQ(cpu_backend().workspace_size(with), cpu_backend().workspace_size(without));
-  EXPECT_TRUE(cpu_backend().supports(without).ok());
+  const BackwardPlan plan = plan_backward(without);
+  EXPECT_EQ(plan_backward(with).workspace_size, plan.workspace_size);
 
   // Fifty sequences of 30 rows, not of all 1500.
   const size_t rows = 1505 * 2 + 50 * 5;
-  const BackwardPlan plan = plan_backward(without);
-  EXPECT_LT(cpu_backend().workspace_size(without) - plan.scratch_size * size_t(plan.threads),
+  EXPECT_LT(plan.workspace_size - plan.scratch_size * size_t(plan.threads),
             rows * (32 + 1) * sizeof(float) + 1024);
 
   auto forward = batch.forward_params();
   forward.cu_seqlens_q.data = forward.cu_seqlens_k.data = nullptr;
   ForwardProblem question;
   ASSERT_TRUE(make_forward_problem(&forward, Pointers::kOptional, &question).ok());
-  EXPECT_EQ(cpu_backend().workspace_size(question), 0u);
+  PlanPointer<ForwardProblem> planned;
+  ASSERT_TRUE(cpu_backend().plan(question, &planned).ok());
+  EXPECT_EQ(planned->workspace_bytes(), 0u);
   Explanation explanation;
-  cpu_backend().explain(question, &explanation);
+  planned->explain(question, &explanation);
   EXPECT_NE(explanation.text().find("the longest first"), std::string::npos) << explanation.text();
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 std::string refusal(const BackwardProblem& problem) {
   BackwardPlan plan;
-  const Status status = plan_backward(problem, kDevice, &plan);
+  const Status status = hopper::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   return status.message();
 }
@@ -220,7 +220,7 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
     BackwardProblem problem;
     BackwardPlan plan;
     ASSERT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
-    if (!plan_backward(problem, kDevice, &plan).ok()) continue;
+    if (!hopper::plan(problem, kDevice, &plan).ok()) continue;
     ++cases_of[plan.kernel->id];
     by_tma.insert(plan.dk_by_tma);
   }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cases/backward_tensors.hpp"
-#include "hopper/backward/select.hpp"
+#include "hopper/backward/plan.hpp"
 
 namespace flash3::hopper {
 
@@ -26,7 +26,7 @@ inline BackwardProblem problem_of(const std::string& id) {
 
 inline BackwardPlan plan_of(const BackwardProblem& problem) {
   BackwardPlan plan;
-  const Status status = plan_backward(problem, kDevice, &plan);
+  const Status status = hopper::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }

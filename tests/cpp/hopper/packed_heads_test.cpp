@@ -9,7 +9,7 @@
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
 #include "device/device.hpp"
-#include "hopper/forward/launch.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -67,12 +67,12 @@ class GpuCall {
     for (size_t i = 0; i < 2; ++i)
       memory_.copy_in(buffers_[i].get(), outputs[i]->bytes.data(), outputs[i]->bytes.size());
     ForwardPlan plan;
-    Status status = plan_forward(problem, device, choice, &plan);
+    Status status = plan_choice(problem, device, choice, &plan);
     ASSERT_TRUE(status.ok()) << status.message();
     const auto workspace = memory_.allocate(plan.workspace_bytes);
     problem.workspace = workspace.get();
     problem.workspace_size = plan.workspace_bytes;
-    status = launch_forward(problem, plan);
+    status = hopper::launch(problem, plan);
     ASSERT_TRUE(status.ok()) << status.message();
     memory_.finish();
     for (size_t i = 0; i < 2; ++i) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the Hopper backend plans: which kernel, which heads share a tile, and why. Needs no GPU: a
 // plan launches nothing.
+#include "hopper/forward/plan.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
-#include "hopper/forward/select.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -29,7 +30,7 @@ ForwardProblem problem_of(const std::string& id) {
 
 ForwardPlan plan_of(const std::string& id) {
   ForwardPlan plan;
-  const Status status = plan_forward(problem_of(id), kDevice, &plan);
+  const Status status = hopper::plan(problem_of(id), kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -86,7 +87,7 @@ TEST(Choices, PackHeadsThatTmaReaches) {
     ASSERT_EQ(choices.size(), 4u);
     for (const ForwardChoice& choice : choices) {
       ForwardPlan plan;
-      ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+      ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
       EXPECT_EQ(plan.out_by_tma, reached) << choice.pack.heads;
       EXPECT_EQ(plan.q.needed, !reached) << choice.pack.heads;
     }
@@ -101,7 +102,7 @@ TEST(Choices, CoverEveryQueryOnce) {
                                                   heads + "/d" + dim + "/causal");
         for (const ForwardChoice& choice : forward_choices(problem)) {
           ForwardPlan plan;
-          ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+          ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
           const int queries = choice.kernel->config.warpgroups * choice.pack.queries;
           EXPECT_GE(plan.m_tiles * queries, seq_q);
           EXPECT_LT((plan.m_tiles - 1) * queries, seq_q);
@@ -124,7 +125,7 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
     const ForwardProblem problem = problem_of(id);
     for (const ForwardChoice& choice : forward_choices(problem)) {
       ForwardPlan plan;
-      ASSERT_TRUE(plan_forward(problem, kDevice, choice, &plan).ok());
+      ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
       const TileSchedule schedule = tile_schedule(problem, plan);
       const ForwardConfig& config = choice.kernel->config;
       std::vector<int> seen(static_cast<size_t>(problem.batch * problem.heads_q * problem.seq_q));
@@ -171,9 +172,10 @@ TEST(Plan, PacksTheHeadsOfShortSequences) {
   for (const auto& [id, heads] : expected) {
     const ForwardPlan plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, heads) << id;
-    ASSERT_TRUE(plan.rival.kernel) << id;
-    EXPECT_EQ(plan.rival.pack.heads, 1) << id;
-    EXPECT_LT(plan.tiles, plan.rival_estimate.tiles) << id;
+    const ForwardRival rival = best_rival(problem_of(id), plan);
+    ASSERT_TRUE(rival.choice.kernel) << id;
+    EXPECT_EQ(rival.choice.pack.heads, 1) << id;
+    EXPECT_LT(plan.tiles, rival.estimate.tiles) << id;
   }
 }
 
@@ -184,18 +186,22 @@ TEST(Plan, LeavesLongSequencesAlone) {
         "bf16/b1/q8192/k8192/h32x8/d128/causal+w4096:"}) {
     const ForwardPlan plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, 1) << id;
-    ASSERT_TRUE(plan.rival.kernel) << id;
-    EXPECT_GT(plan.rival.pack.heads, 1) << id;
+    const ForwardRival rival = best_rival(problem_of(id), plan);
+    ASSERT_TRUE(rival.choice.kernel) << id;
+    EXPECT_GT(rival.choice.pack.heads, 1) << id;
   }
-  EXPECT_FALSE(plan_of("bf16/b64/q1/k4096/h8/d128/causal").rival.kernel) << "no heads to pack";
+  const char* no_heads_to_pack = "bf16/b64/q1/k4096/h8/d128/causal";
+  EXPECT_FALSE(best_rival(problem_of(no_heads_to_pack), plan_of(no_heads_to_pack)).choice.kernel);
 }
 
 // Fewer queries a tile see fewer keys together: at any length.
 TEST(Plan, PacksUnderANarrowWindow) {
-  const ForwardPlan plan = plan_of("bf16/b1/q8192/k8192/h32x8/d128/causal+w64:");
+  const char* id = "bf16/b1/q8192/k8192/h32x8/d128/causal+w64:";
+  const ForwardPlan plan = plan_of(id);
+  const ForwardRival rival = best_rival(problem_of(id), plan);
   EXPECT_GT(plan.pack.heads, 1);
-  EXPECT_EQ(plan.tiles, plan.rival_estimate.tiles);
-  EXPECT_LT(plan.estimate.us, plan.rival_estimate.us);
+  EXPECT_EQ(plan.tiles, rival.estimate.tiles);
+  EXPECT_LT(plan.estimate.us, rival.estimate.us);
 }
 
 // So that `flash3 verify` on a GPU runs them.
@@ -263,7 +269,7 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
     ForwardProblem problem;
     ForwardPlan plan;
     ASSERT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
-    if (plan_forward(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
+    if (hopper::plan(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
   }
   for (const ForwardKernel& kernel : forward_kernels())
     EXPECT_GE(cases_of[kernel.id], 1) << kernel.id;
@@ -309,7 +315,7 @@ TEST(Plan, CountsHeadsInsideOf32Bits) {
   ForwardPlan plan;
   ForwardProblem problem = problem_of("bf16/b1/q1/k1/h64x1/d64/full");
   problem.heads_q = problem.q.heads = problem.out.heads = int64_t{1} << 31;
-  const Status status = plan_forward(problem, kDevice, &plan);
+  const Status status = hopper::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_NE(status.message().find("heads_q = 2147483648"), std::string::npos) << status.message();
 }

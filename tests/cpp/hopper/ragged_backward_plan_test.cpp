@@ -295,7 +295,7 @@ TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
   BackwardProblem problem = problem_of("bf16/b2/q64/k64/h1/d64/full/packed");
   problem.sequences_q.rows = int64_t{1} << 30;
   BackwardPlan plan;
-  const Status status = plan_backward(problem, kDevice, &plan);
+  const Status status = hopper::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_NE(status.message().find("1073741824 and 128 rows of a ragged batch"), std::string::npos)
       << status.message();

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "cases/tensors.hpp"
-#include "hopper/forward/select.hpp"
+#include "hopper/forward/plan.hpp"
 #include "hopper/host/kernel_kind.hpp"
 
 namespace flash3::hopper {
@@ -134,7 +134,7 @@ TEST(RaggedSchedule, ReachesEveryQueryOfEverySequenceOnce) {
     const Batch batch(id, q, k);
     for (const ForwardChoice& choice : forward_choices(batch.problem)) {
       ForwardPlan plan;
-      ASSERT_TRUE(plan_forward(batch.problem, kDevice, choice, &plan).ok());
+      ASSERT_TRUE(plan_choice(batch.problem, kDevice, choice, &plan).ok());
       EXPECT_EQ(plan.slot_rows, 0) << "of 300 tokens";
       Coverage coverage(batch);
       walk_sequences(batch, plan, &coverage);
@@ -155,7 +155,7 @@ TEST(RaggedSchedule, ShortSequencesShareTiles) {
     int with_slots = 0;
     for (const ForwardChoice& choice : forward_choices(batch.problem)) {
       ForwardPlan plan;
-      ASSERT_TRUE(plan_forward(batch.problem, kDevice, choice, &plan).ok());
+      ASSERT_TRUE(plan_choice(batch.problem, kDevice, choice, &plan).ok());
       Coverage coverage(batch);
       if (plan.slot_rows > 0) {
         ++with_slots;
@@ -178,7 +178,7 @@ ForwardPlan plan_of(const std::string& id) {
   ForwardProblem problem;
   EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
   ForwardPlan plan;
-  const Status status = plan_forward(problem, kDevice, &plan);
+  const Status status = hopper::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -216,14 +216,14 @@ TEST(RaggedPlan, CopiesWhatHasNoEvenSteps) {
   Batch batch("bf16/b3/q50/k50/h4/d64/full/usedk", {1, 1, 1}, {1, 1, 1});
   ForwardProblem& problem = batch.problem;
   ForwardPlan plan;
-  ASSERT_TRUE(plan_forward(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
   EXPECT_FALSE(plan.k.needed);
   problem.k.stride_batch += 8;
-  ASSERT_TRUE(plan_forward(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
   EXPECT_TRUE(plan.k.needed);
   EXPECT_FALSE(plan.q.needed);
   problem.out.stride_batch += 8;
-  ASSERT_TRUE(plan_forward(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
   EXPECT_FALSE(plan.out_by_tma);
 }
 

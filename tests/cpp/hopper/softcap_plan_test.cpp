@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "cases/backward_tensors.hpp"
-#include "hopper/backward/select.hpp"
-#include "hopper/forward/select.hpp"
+#include "hopper/backward/plan.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -27,14 +27,14 @@ ForwardProblem forward_problem(const std::string& id) {
 }
 
 Status plan_of(const std::string& id, ForwardPlan* plan) {
-  return plan_forward(forward_problem(id), kDevice, plan);
+  return hopper::plan(forward_problem(id), kDevice, plan);
 }
 
 Status plan_of(const std::string& id, BackwardPlan* plan) {
   const auto params = cases::make_backward_question(parse(id + "/bwd"));
   BackwardProblem problem;
   EXPECT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
-  return plan_backward(problem, kDevice, plan);
+  return hopper::plan(problem, kDevice, plan);
 }
 
 // Of the plan; its end says the tile.
@@ -96,7 +96,7 @@ TEST(SoftcapPlan, ShortSequencesShareTiles) {
         }
         EXPECT_EQ(with_slots, 1) << id;
         ForwardPlan plan;
-        ASSERT_TRUE(plan_forward(problem, kDevice, &plan).ok()) << id;
+        ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok()) << id;
         EXPECT_EQ(plan.slot_rows, 16) << id;
       }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call of flash3_quantize launches, and its launch.
+// What a call of flash3_quantize launches, what it says of itself, and the launch.
 #pragma once
 
 #include <string>
 
-#include "core/backend.hpp"
-#include "core/problem.hpp"
+#include "core/plan.hpp"
 #include "hopper/device/element.hpp"
+#include "hopper/host/device_info.hpp"
 #include "hopper/quantize/params.h"
 
 namespace flash3::hopper {
@@ -23,12 +23,14 @@ struct QuantizePlan {
   Element element = Element::kBFloat16;
   QuantizePass passes[3];
   int count = 0;
-  bool has_wide_scales =
-      false;  // of more than a block: all that they are for is read for them first
+  // Some scales are of more than a block: everything that they are for is read for them first, and
+  // they are found in the scale tensors themselves.
+  bool has_wide_scales = false;
+  size_t workspace_bytes = 0;
 };
 
 // UNSUPPORTED, and why, if no kernel can run it.
-Status plan_quantize(const QuantizeProblem& problem, QuantizePlan* plan);
+Status plan(const QuantizeProblem& problem, const Device& device, QuantizePlan* plan);
 
 // What the kernel of a pass is launched with. gathers: it has to find wide scales; tensors with
 // others do not take part.
@@ -41,8 +43,8 @@ inline Index quantize_blocks(const QuantizeParams& params) {
 // "quantize_bf16_d128_turned"
 std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass);
 
-void explain_quantize(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);
+void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);
 
-Status launch_quantize(const QuantizeProblem& problem, const QuantizePlan& plan);
+Status launch(const QuantizeProblem& problem, const QuantizePlan& plan);
 
 }  // namespace flash3::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/forward/select.hpp"
+#include "hopper/forward/plan.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -90,20 +90,20 @@ void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
     plan->first_tile_offset = reserve((size_t(problem.batch) + 1) * sizeof(int));
 }
 
-Estimate estimate_choice(const ForwardProblem& problem, const Device& device,
+Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
                          const ForwardChoice& choice) {
   return estimate_forward(problem, choice.kernel->config, choice.pack, choice.slot_rows,
-                          device.multiprocessors);
+                          multiprocessors);
 }
 
 // To choose by: of a ragged call the batch does not count, so that each sequence has the same bits
 // whatever is beside it.
-Estimate estimate_to_compare(const ForwardProblem& problem, const Device& device,
+Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
                              const ForwardChoice& choice) {
-  if (!problem.is_ragged()) return estimate_choice(problem, device, choice);
+  if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
   ForwardProblem typical = problem;
   typical.batch = 1024;
-  return estimate_choice(typical, device, choice);
+  return estimate_choice(typical, multiprocessors, choice);
 }
 
 // Everything else that follows from a choice.
@@ -114,6 +114,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->pack = choice.pack;
   plan->slot_rows = choice.slot_rows;
   plan->estimate = estimate;
+  plan->multiprocessors = device.multiprocessors;
   plan->rows = rows_of(problem);
   const ForwardConfig& config = choice.kernel->config;
 
@@ -173,6 +174,58 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   return {};
 }
 
+// Calls visit for each way that gives the right answer: see forward_choices.
+template <class Visit>
+void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
+  Element element;
+  if (!element_of(problem.dtype, &element)) return;
+  const ScoreKind score = score_kind(problem);
+  const bool band = needs_band(problem);
+  // FP8: the keys of a tile have one scale.
+  const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
+  const ForwardConfig* narrowest = nullptr;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    const ForwardConfig& c = kernel.config;
+    if (kernel.element != element || c.score != score || c.head_dim < problem.head_dim ||
+        c.head_dim_v < problem.head_dim_v) {
+      continue;
+    }
+    if (!narrowest) narrowest = &c;
+    if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
+    if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
+    if (c.band != band) continue;
+    visit(ForwardChoice{&kernel, HeadPack{}});
+    if (c.fp8()) continue;  // a warpgroup's rows have one scale
+    const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
+    for (int heads = 2; heads <= most; ++heads) {
+      if (problem.queries_per_kv_head() % heads == 0)
+        visit(ForwardChoice{&kernel, HeadPack::of(heads)});
+    }
+  }
+}
+
+// A choice, and the estimate that it was compared by.
+struct Compared {
+  ForwardChoice choice;
+  Estimate compared;
+};
+
+// The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
+struct BestChoices {
+  Compared plain, sharing;
+};
+
+BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
+  BestChoices best;
+  for_each_choice(problem, [&](const ForwardChoice& choice) {
+    Compared& own = choice.shares_tiles() ? best.sharing : best.plain;
+    const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
+    if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
+      own = {choice, estimate};
+  });
+  return best;
+}
+
 }  // namespace
 
 std::span<const ForwardKernel> forward_kernels() {
@@ -189,36 +242,11 @@ std::span<const ForwardKernel> forward_kernels() {
 
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   std::vector<ForwardChoice> choices;
-  choices.reserve(8);
-  Element element;
-  if (!element_of(problem.dtype, &element)) return choices;
-  const ScoreKind score = score_kind(problem);
-  const bool band = needs_band(problem);
-  // FP8: the keys of a tile have one scale.
-  const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
-  const ForwardConfig* narrowest = nullptr;
-  for (const ForwardKernel& kernel : forward_kernels()) {
-    const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.score != score || c.head_dim < problem.head_dim ||
-        c.head_dim_v < problem.head_dim_v) {
-      continue;
-    }
-    if (!narrowest) narrowest = &c;
-    if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
-    if (slot_rows > 0 && holds_slots(c, slot_rows)) choices.push_back({&kernel, {}, slot_rows});
-    if (c.band != band) continue;
-    choices.push_back({&kernel, HeadPack{}});
-    if (c.fp8()) continue;  // a warpgroup's rows have one scale
-    const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
-    for (int heads = 2; heads <= most; ++heads) {
-      if (problem.queries_per_kv_head() % heads == 0)
-        choices.push_back({&kernel, HeadPack::of(heads)});
-    }
-  }
+  for_each_choice(problem, [&](const ForwardChoice& choice) { choices.push_back(choice); });
   return choices;
 }
 
-Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
+Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
   Element element;
   if (!element_of(problem.dtype, &element)) {
     return unsupported(
@@ -230,30 +258,28 @@ Status plan_forward(const ForwardProblem& problem, const Device& device, Forward
                                " but the hopper backend writes float16 and bfloat16 only"));
   }
   FLASH3_CHECK(check_softcap(problem));
-  // The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
-  ForwardChoice best[2];
-  Estimate estimate[2];
-  for (const ForwardChoice& choice : forward_choices(problem)) {
-    const bool shares = choice.shares_tiles();
-    const Estimate e = estimate_to_compare(problem, device, choice);
-    if (best[shares].kernel && !is_better(e, estimate[shares], kRowMargin)) continue;
-    best[shares] = choice;
-    estimate[shares] = e;
-  }
-  if (!best[0].kernel) {
+  const BestChoices best = best_choices(problem, device.multiprocessors);
+  if (!best.plain.choice.kernel) {
     return unsupported(message("no kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   }
-  const bool shares = best[1].kernel && is_better(estimate[1], estimate[0], kPackMargin);
-  FLASH3_CHECK(plan_forward(problem, device, best[shares], plan));
-  plan->rival = best[!shares];
-  if (plan->rival.kernel) plan->rival_estimate = estimate_choice(problem, device, plan->rival);
-  return {};
+  const bool shares = best.sharing.choice.kernel &&
+                      is_better(best.sharing.compared, best.plain.compared, kPackMargin);
+  return plan_choice(problem, device, (shares ? best.sharing : best.plain).choice, plan);
 }
 
-Status plan_forward(const ForwardProblem& problem, const Device& device,
-                    const ForwardChoice& choice, ForwardPlan* plan) {
-  return complete_plan(problem, device, choice, estimate_choice(problem, device, choice), plan);
+Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
+                   ForwardPlan* plan) {
+  return complete_plan(problem, device, choice,
+                       estimate_choice(problem, device.multiprocessors, choice), plan);
+}
+
+ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const BestChoices best = best_choices(problem, plan.multiprocessors);
+  const bool shares = plan.pack.heads > 1 || plan.slot_rows > 0;
+  const ForwardChoice& choice = (shares ? best.plain : best.sharing).choice;
+  if (!choice.kernel) return {};
+  return {choice, estimate_choice(problem, plan.multiprocessors, choice)};
 }
 
 TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {

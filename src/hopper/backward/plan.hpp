@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel runs a backward call, and with what: the one place that decides.
+// Which kernels run a backward call, and with what: the one place that decides, what it says of
+// itself, and the launch.
 #pragma once
 
 #include <span>
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/plan.hpp"
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/key_schedule.hpp"
 #include "hopper/device/element.hpp"
@@ -52,7 +53,12 @@ struct BackwardPlan {
   bool counted = false;        // who adds to dQ is counted
 };
 
-Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
+Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
+
+void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanation* out);
+
+// Enqueues the call's kernels on the problem's stream.
+Status launch(const BackwardProblem& problem, const BackwardPlan& plan);
 
 // The plan's blocks, in order; without the list of a ragged batch, which belongs to a launch.
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan);

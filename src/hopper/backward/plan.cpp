@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "hopper/backward/select.hpp"
+#include "hopper/backward/plan.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -110,7 +110,7 @@ std::span<const BackwardKernel> backward_kernels() {
   return list;
 }
 
-Status plan_backward(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
+Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
   *plan = {};
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),

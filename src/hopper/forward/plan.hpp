@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel runs a forward call, and with what: the one place that decides. supports(),
-// workspace_size(), explain() and forward() all ask here.
+// Which kernel runs a forward call, and with what: the one place that decides, what it says of
+// itself, and the launch.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/problem.hpp"
+#include "core/plan.hpp"
 #include "hopper/device/element.hpp"
 #include "hopper/device/head_pack.hpp"
 #include "hopper/device/tile_schedule.hpp"
@@ -49,10 +49,8 @@ struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
   int slot_rows = 0;
-  // What it is expected to cost, and what the best other way would that shares tiles if this one
-  // does not, or the reverse. No kernel: there is none.
-  Estimate estimate, rival_estimate;
-  ForwardChoice rival;
+  Estimate estimate;    // what it is expected to cost
+  int multiprocessors;  // of the device that it is for
 
   Rows rows = Rows::kBySequence;
   PackedCopy q, k, v;
@@ -71,7 +69,25 @@ struct ForwardPlan {
 };
 
 // Takes the choice that is expected to be the fastest.
-Status plan_forward(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
+Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
+
+// Takes this one of forward_choices(problem).
+Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
+                   ForwardPlan* plan);
+
+void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out);
+
+// Enqueues the call on the problem's stream: the copies that the plan asks for, the list of a
+// ragged batch, the kernel.
+Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
+
+// The best other way that shares tiles if the plan does not, or the reverse, and what it would
+// cost. No kernel: there is none.
+struct ForwardRival {
+  ForwardChoice choice;
+  Estimate estimate;
+};
+ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // The plan's work tiles, in order; without the counter, which belongs to a launch, and the list of
 // a ragged batch.
@@ -79,9 +95,5 @@ TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& pla
 
 // How a ragged batch is listed; without the list's memory.
 VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem, const ForwardPlan& plan);
-
-// Takes this one of forward_choices(problem).
-Status plan_forward(const ForwardProblem& problem, const Device& device,
-                    const ForwardChoice& choice, ForwardPlan* plan);
 
 }  // namespace flash3::hopper

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// flash3_plan: a plan that its caller keeps, and runs with other addresses.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/backend.hpp"
+#include "core/pointers.hpp"
+
+// What C sees of a kept plan of any kind.
+struct flash3_plan {
+  virtual ~flash3_plan() = default;
+  virtual size_t workspace_bytes() const = 0;
+  virtual std::string explain() const = 0;
+};
+
+namespace flash3 {
+
+// A plan of this kind of problem.
+template <AnyProblem P>
+class KeptPlan : public flash3_plan {
+ public:
+  using Params = typename ParamsOf<P>::type;
+
+  // `params` may leave out addresses: they count as aligned to 16 bytes. Fails where no backend can
+  // run the call.
+  static Status make(const Params* params, std::unique_ptr<flash3_plan>* plan);
+
+  // Runs the call with the addresses, stream and workspace of `params`, which must not differ from
+  // the plan's in anything else.
+  virtual Status run(const Params* params) const = 0;
+};
+
+}  // namespace flash3

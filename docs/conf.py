@@ -2,7 +2,7 @@
 """The site: the .md files of the repository, each where it lies, and the reference. docs/build.sh builds it.
 
 Sphinx's source folder is the repository's root, so that a link between .md files leads to the same place here and on a forge; a link
-to any other file downloads it.
+to any other file downloads it, and one to a folder is text.
 """
 import ctypes
 import pathlib
@@ -12,6 +12,7 @@ import sys
 from unittest import mock
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.ext.autodoc.mock import ismock
 from sphinx.util import logging
 
@@ -78,6 +79,15 @@ def copy_pictures(app, doctree):
             shutil.copyfile(picture, copy)
 
 
+def unlink_folders(app, doctree):
+    """Leaves the text of a link to a folder, which has no page."""
+    folder = pathlib.Path(doctree["source"]).parent
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link["reftype"] == "myst" and (folder / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
+
+
 def setup(app):
     app.connect("autodoc-skip-member", require_docstring)
     app.connect("doctree-read", copy_pictures)
+    app.connect("doctree-read", unlink_folders)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site: the .md files of the repository, each where it lies, and the reference. docs/build.sh builds it.
 
-Sphinx's source folder is the repository's root, so that a link between .md files leads to the same place here and on a forge; a link
-to any other file downloads it, and one to a folder is text.
+Sphinx's source folder is the repository's root, so that a link between .md files leads to the same place here and on a forge. A link
+to another file downloads it, and one to a folder is text.
 """
 import ctypes
 import pathlib

@@ -28,10 +28,10 @@ def _is_torch(x):
 
 class Gradients(NamedTuple):
     """The gradients of one attention() call."""
-    dq: object  #: [batch, seq_q, heads_q, head_dim] of q's dtype
-    dk: object  #: [batch, seq_k, heads_k, head_dim] of k's dtype
-    dv: object  #: [batch, seq_k, heads_k, head_dim_v] of v's dtype
-    dsink: object  #: [heads_q] of the sink's dtype; None if there was no sink
+    dq: object  #: of q's shape and dtype
+    dk: object  #: of k's shape and dtype
+    dv: object  #: of v's shape and dtype
+    dsink: object  #: of the sink's shape and dtype; None if there was no sink
 
 
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,

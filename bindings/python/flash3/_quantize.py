@@ -14,9 +14,9 @@ class Quantized(NamedTuple):
     q: object  #: float8_e4m3fn, of the shape of q
     k: object  #: float8_e4m3fn, of the shape of k
     v: object  #: float8_e4m3fn, of the shape of v
-    q_scale: object  #: float32; the shape is what `scales` asks for
-    k_scale: object  #: float32
-    v_scale: object  #: float32
+    q_scale: object  #: float32, of the shape that scales= asks for
+    k_scale: object  #: the same for k
+    v_scale: object  #: the same for v
 
 
 def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=False, rotation_seed=0, rotary_cos=None,

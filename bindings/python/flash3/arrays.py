@@ -3,7 +3,7 @@
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__ or __dlpack__ (ml_dtypes, CuPy, JAX …), on the
 host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x), with x of uint8. There is
-no autograd here; see flash3.attention for that.
+no autograd here; see flash3.attention for that. Errors are raised as there.
 
 Options of forward and backward, all by keyword, as in flash3/flash3.h::
 

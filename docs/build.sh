@@ -23,7 +23,7 @@ missing=$("$python" -c "import breathe, furo, myst_parser, sphinx" 2>&1) || {
 # What an earlier build left would be in this one; pages that it had read would not be read again, and so not be warned of.
 rm -rf "$FLASH3_DOCS_OUTPUT/doxygen" "$FLASH3_DOCS_OUTPUT/html"
 doxygen docs/Doxyfile
-"$python" -m sphinx --fresh-env --quiet --fail-on-warning --nitpicky --conf-dir docs \
+"$python" -m sphinx --fresh-env --quiet --fail-on-warning --conf-dir docs \
   --define "breathe_projects.flash3=$FLASH3_DOCS_OUTPUT/doxygen" --doctree-dir "$FLASH3_DOCS_OUTPUT/doctrees" \
   . "$FLASH3_DOCS_OUTPUT/html"
 echo "the site is $FLASH3_DOCS_OUTPUT/html/index.html"

@@ -20,13 +20,14 @@ program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release
 flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench build program setup setup-gates format tidy install release clean distclean
+.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install release clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
 	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers, threads under TSan"
 	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"
+	@echo "make docs     the documentation as a web site: build/docs/html/index.html"
 	@echo "make format   clang-format on every source"
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
@@ -78,6 +79,10 @@ fuzz:
 	@cmake --build --preset fuzz
 	@fuzz/run.sh
 
+docs:
+	@scripts/setup.sh docs
+	@docs/build.sh
+
 format: setup-gates
 	@python3 tests/gates/check_format.py --fix
 
@@ -93,7 +98,7 @@ release: setup-gates
 	@scripts/release.sh
 
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz
+	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs
 
 distclean:
 	rm -rf build dist

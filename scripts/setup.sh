@@ -5,6 +5,7 @@
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
 #   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
+#   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
 #   scripts/setup.sh fuzz    system packages alone, and the clang of `make fuzz`
 #
 # The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
@@ -112,11 +113,17 @@ install_python() {
 }
 
 mkdir -p "$toolchain"
-if [ "${1:-}" = fuzz ]; then
-  install_system_packages scripts/apt-packages.txt scripts/apt-packages-fuzz.txt
-  exit
-fi
-install_system_packages scripts/apt-packages.txt
+lists=(scripts/apt-packages.txt)
+case ${1:-} in
+  fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
+  docs | gates) lists+=(scripts/apt-packages-docs.txt) ;;
+esac
+install_system_packages "${lists[@]}"
+case ${1:-} in
+  fuzz) exit ;;
+  docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing
+  gates) install_wheels docs || true ;;
+esac
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
   if install_wheels cuda; then link_wheels cuda; fi
 fi

@@ -16,10 +16,12 @@ flash_attn_3_gpu = torch.ops.flash_attn_3
 
 
 def maybe_contiguous(x):
+    """x, or a copy of it if its last dimension has gaps."""
     return x.contiguous() if x is not None and x.stride(-1) != 1 else x
 
 
 def round_multiple(x, m):
+    """x rounded up to a multiple of m."""
     return (x + m - 1) // m * m
 
 
@@ -226,8 +228,10 @@ class FlashAttnFunc:
 
 
 class FlashAttnVarlenFunc:
+    """The same with flash_attn_varlen_func's arguments."""
     apply = staticmethod(flash_attn_varlen_func)
 
 
 class FlashAttnQKVPackedFunc:
+    """The same with flash_attn_qkvpacked_func's arguments."""
     apply = staticmethod(flash_attn_qkvpacked_func)

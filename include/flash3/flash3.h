@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs. The C interface.
+/** @file
+ * flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs. The C interface.
  *
- *   out = softmax(softmax_scale · Q·Kᵀ + mask) · V
- *   lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
+ *     out = softmax(softmax_scale · Q·Kᵀ + mask) · V
+ *     lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
  * and what models add to it (ragged batches, sinks, a soft cap, chunks: the last fields of
  * flash3_forward_params), computed tile by tile with an online softmax (FlashAttention-3,
@@ -46,74 +47,81 @@ extern "C" {
 #define FLASH3_ENUM_INT32
 #endif
 
+/** What a call returns. */
 typedef enum flash3_status FLASH3_ENUM_INT32 {
-  FLASH3_OK = 0,
-  FLASH3_INVALID_ARGUMENT = 1, /* the call breaks a rule of this header */
+  FLASH3_OK = 0,               /**< the call has done, or enqueued, its work */
+  FLASH3_INVALID_ARGUMENT = 1, /**< the call breaks a rule of this header */
   FLASH3_UNSUPPORTED =
-      2, /* a valid call that no backend on this machine, or not the one asked for, can run */
-  FLASH3_CUDA_ERROR = 3,    /* the CUDA runtime or driver refused; the message holds its words */
-  FLASH3_OUT_OF_MEMORY = 4, /* host memory ran out */
-  FLASH3_INTERNAL_ERROR = 5 /* a bug in flash3 */
+      2, /**< a valid call that no backend on this machine, or not the one asked for, can run */
+  FLASH3_CUDA_ERROR = 3,    /**< the CUDA runtime or driver refused; the message holds its words */
+  FLASH3_OUT_OF_MEMORY = 4, /**< host memory ran out */
+  FLASH3_INTERNAL_ERROR = 5 /**< a bug in flash3 */
 } flash3_status;
 
+/** What a tensor's elements are. */
 typedef enum flash3_dtype FLASH3_ENUM_INT32 {
-  FLASH3_DTYPE_NONE = 0, /* a zero-initialised tensor: not given */
-  FLASH3_FLOAT16 = 1,
-  FLASH3_BFLOAT16 = 2,
-  FLASH3_FLOAT32 = 3,
-  FLASH3_INT32 = 4, /* index tensors alone: cu_seqlens_q, seqused_k … */
-  FLASH3_FLOAT8_E4M3 =
-      5 /* q, k and v of a forward call: OCP e4m3fn, largest 448, NaN 0x7F and 0xFF, no infinity */
+  FLASH3_DTYPE_NONE = 0, /**< a zero-initialised tensor: not given */
+  FLASH3_FLOAT16 = 1,    /**< IEEE 754 binary16 */
+  FLASH3_BFLOAT16 = 2,   /**< 8 bits of exponent, 7 of fraction */
+  FLASH3_FLOAT32 = 3,    /**< IEEE 754 binary32 */
+  FLASH3_INT32 = 4,      /**< index tensors alone: cu_seqlens_q, seqused_k … */
+  FLASH3_FLOAT8_E4M3 = 5 /**< q, k and v of a forward call: OCP e4m3fn, largest 448, NaN 0x7F and
+                            0xFF, no infinity */
 } flash3_dtype;
 
-/* What a forward call computes in (flash3_forward_params.compute). */
+/** What a forward call computes in (flash3_forward_params.compute). */
 typedef enum flash3_compute FLASH3_ENUM_INT32 {
-  FLASH3_COMPUTE_AS_GIVEN = 0, /* the dtype of q, k and v */
-  FLASH3_COMPUTE_FP8 = 1       /* FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
+  FLASH3_COMPUTE_AS_GIVEN = 0, /**< the dtype of q, k and v */
+  FLASH3_COMPUTE_FP8 = 1       /**< FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
 } flash3_compute;
 
-/* Tokens that share a scale where a scale tensor holds blocks. */
+/** Tokens that share a scale where a scale tensor holds blocks. */
 #define FLASH3_FP8_BLOCK 128
 
+/** What a call runs on. */
 typedef enum flash3_backend FLASH3_ENUM_INT32 {
-  FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
+  FLASH3_BACKEND_AUTO = 0,   /**< Hopper for device memory, CPU for host memory; without pointers:
                                 Hopper if there is one */
-  FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
-  FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32, float8_e4m3 */
+  FLASH3_BACKEND_HOPPER = 1, /**< CUDA, compute capability 9.0; float16, bfloat16, forward
+                                calls float8_e4m3 too */
+  FLASH3_BACKEND_CPU = 2     /**< float16, bfloat16, float32, float8_e4m3 */
 } flash3_backend;
 
-/* A strided view of memory that the caller owns. Strides count elements; the last dimension's must
+/** A strided view of memory that the caller owns. Strides count elements; the last dimension's must
  * be 1, none may be negative, and that of a dimension of size 0 or 1 may be anything. Elements of
  * an input may share memory (stride 0 broadcasts); those of an output must not: each dimension's
  * stride must reach past the dimensions with smaller strides. data must be aligned to the element,
  * and may be NULL if there are no elements. Where only a question is asked (_supported, _workspace,
  * _explain), data may be NULL. */
 typedef struct flash3_tensor {
-  void* data;
-  flash3_dtype dtype;
-  int32_t ndim;
-  int64_t shape[4];
-  int64_t stride[4];
+  void* data;         /**< the first element */
+  flash3_dtype dtype; /**< of every element */
+  int32_t ndim;       /**< dimensions that count, 1 to 4 */
+  int64_t shape[4];   /**< elements along each dimension */
+  int64_t stride[4];  /**< elements from one index of a dimension to the next */
 } flash3_tensor;
 
-/* One forward call. Zero-initialise it, then set struct_size = sizeof(flash3_forward_params). */
+/** One forward call. Zero-initialise it, then set struct_size = sizeof(flash3_forward_params). */
 typedef struct flash3_forward_params {
-  size_t struct_size;
+  size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
-  /* Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
+  /** @name Tensors
+   * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
    * one dtype, but where q, k and v are FP8: see q_scale. Packed tensors have other dimensions: see
-   * cu_seqlens_q. */
-  flash3_tensor q;   /* [batch, seq_q, heads_q, head_dim]   */
-  flash3_tensor k;   /* [batch, seq_k, heads_k, head_dim]   */
-  flash3_tensor v;   /* [batch, seq_k, heads_k, head_dim_v] */
-  flash3_tensor out; /* [batch, seq_q, heads_q, head_dim_v] */
-  flash3_tensor lse; /* [batch, heads_q, seq_q] float32, natural logarithm; all zero: not wanted */
+   * cu_seqlens_q. @{ */
+  flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
+  flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor out; /**< [batch, seq_q, heads_q, head_dim_v] */
+  flash3_tensor lse; /**< [batch, heads_q, seq_q] float32, natural log; all zero: not wanted */
+  /** @} */
 
-  float softmax_scale; /* finite and ≥ 0; 0: 1/√head_dim */
+  float softmax_scale; /**< finite and ≥ 0; 0: 1/√head_dim */
 
-  /* The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
+  /** @name Mask
+   * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
    * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
    * −∞.
@@ -122,21 +130,25 @@ typedef struct flash3_forward_params {
    * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some
    * query sees reaches that query; on Hopper, in v, it can also reach queries that do not see the
    * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few). The
-   * CPU keeps those clean. In a backward call likewise q, k, v and dout, and the gradients. */
-  int32_t causal;
-  int32_t window; /* 1: window_left and window_right count; 0: they are ignored */
-  int64_t window_left;
-  int64_t window_right;
+   * CPU keeps those clean. In a backward call likewise q, k, v and dout, and the gradients. @{ */
+  int32_t causal;       /**< 1: no key behind i' */
+  int32_t window;       /**< 1: window_left and window_right count; 0: they are ignored */
+  int64_t window_left;  /**< keys in front of i'; < 0: all */
+  int64_t window_right; /**< keys behind i'; < 0: all */
+  /** @} */
 
-  int32_t backend;     /* flash3_backend */
-  int32_t num_threads; /* CPU: threads to use; 0: one per core this process may run on */
-  void* stream;        /* Hopper: a cudaStream_t of the current device; NULL: the default stream */
-  void* workspace; /* at least flash3_forward_workspace() bytes, 256-byte aligned, in the tensors'
-                      kind of memory; */
-  size_t workspace_size; /* its contents need not be initialised, and no other call may use it at
-                            the same time */
+  /** @{ @name Where it runs */
+  int32_t backend;     /**< flash3_backend */
+  int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
+  void* stream;    /**< Hopper: a cudaStream_t of the current device; NULL: the default stream */
+  void* workspace; /**< at least flash3_forward_workspace() bytes, 256-byte aligned, in the tensors'
+                      kind of memory; its contents need not be initialised, and no other call may
+                      use it at the same time */
+  size_t workspace_size; /**< bytes of workspace */
+  /** @} */
 
-  /* Ragged batches: sequences of different lengths. Two ways to say so, for q and for k each by
+  /** @name Ragged batches
+   * Sequences of different lengths. Two ways to say so, for q and for k each by
    * itself and together or not; a tensor that is all zero asks for nothing.
    *
    * cu_seqlens_q: q, out and lse are packed: [total_q, heads_q, head_dim], [total_q, heads_q,
@@ -161,111 +173,132 @@ typedef struct flash3_forward_params {
    * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
    * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph
    * replays with other lengths, and clamps what breaks them: no memory outside the tensors is
-   * touched, and what the rows then hold is undefined. */
-  flash3_tensor cu_seqlens_q; /* [batch + 1] int32 */
-  flash3_tensor cu_seqlens_k; /* [batch + 1] int32 */
-  flash3_tensor seqused_q;    /* [batch] int32 */
-  flash3_tensor seqused_k;    /* [batch] int32 */
-  int64_t max_seqlen_q;
-  int64_t max_seqlen_k;
+   * touched, and what the rows then hold is undefined. @{ */
+  flash3_tensor cu_seqlens_q; /**< [batch + 1] int32 */
+  flash3_tensor cu_seqlens_k; /**< [batch + 1] int32 */
+  flash3_tensor seqused_q;    /**< [batch] int32 */
+  flash3_tensor seqused_k;    /**< [batch] int32 */
+  int64_t max_seqlen_q;       /**< tokens; 0: not known */
+  int64_t max_seqlen_k;       /**< tokens; 0: not known */
+  /** @} */
 
-  /* One more logit for each query head, which takes part in the softmax but has no value, so that a
-   * row's weights may sum up to less than 1. It is neither scaled nor capped nor masked. lse
+  /** @{ @name Sink, soft cap and chunks */
+  /** One more logit for each query head, which takes part in the softmax but has no value, so that
+   * a row's weights may sum up to less than 1. It is neither scaled nor capped nor masked. lse
    * includes it; a query that sees no key gets out = 0 and lse = sink. −∞ is as no sink. */
-  flash3_tensor sink; /* [heads_q] float32, or the dtype of out; all zero: none */
+  flash3_tensor sink; /**< [heads_q] float32, or the dtype of out; all zero: none */
 
-  float softcap; /* finite and ≥ 0; 0: none. Scores become softcap · tanh(softmax_scale · Q·Kᵀ /
+  float softcap; /**< finite and ≥ 0; 0: none. Scores become softcap · tanh(softmax_scale · Q·Kᵀ /
                     softcap), before the mask */
-  int64_t chunk; /* ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
+  int64_t chunk; /**< ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
                     floor(i' / chunk), with i' as above, besides what the other masks say */
+  /** @} */
 
-  /* FP8: q, k and v are FLASH3_FLOAT8_E4M3 and out is float16 or bfloat16 (CPU: float32 too). What
+  /** @name FP8
+   * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16 or bfloat16 (CPU: float32 too). What
    * an element stands for is its value times its scale. All zero: 1. Each of the three has what its
    * own shape tells, float32:
-   *   [1]                      one scale for the tensor;
-   *   [batch, heads_k]         one for each sequence and KV head; q's too: that of the KV head
-   * which the query head reads; [batch, heads, blocks]   one for each FLASH3_FP8_BLOCK tokens of
-   * each of the tensor's own heads; blocks = ceil(seq / 128). Of packed tensors [1, heads, blocks]
-   * with blocks = total / 128 + batch, rounded down: block j of sequence b is number cu_seqlens[b]
-   * / 128 + b + j. Scales must be finite and above 0, or what they scale is undefined; but a scale
-   * of NaN makes what sees its block NaN. Given only with FP8 tensors.
+   *   - [1]: one scale for the tensor;
+   *   - [batch, heads_k]: one for each sequence and KV head; q's too: that of the KV head which the
+   *     query head reads;
+   *   - [batch, heads, blocks]: one for each FLASH3_FP8_BLOCK tokens of each of the tensor's own
+   *     heads; blocks = ceil(seq / 128). Of packed tensors [1, heads, blocks] with blocks = total /
+   *     128 + batch, rounded down: block j of sequence b is number cu_seqlens[b] / 128 + b + j.
+   *
+   * Scales must be finite and above 0, or what they scale is undefined; but a scale of NaN makes
+   * what sees its block NaN. Given only with FP8 tensors.
    *
    * Scores are float32 sums of exact products, weights are rounded to e4m3 times 256 before they
-   * meet v, and lse comes from those not rounded. */
-  flash3_tensor q_scale;
-  flash3_tensor k_scale;
-  flash3_tensor v_scale;
+   * meet v, and lse comes from those not rounded. @{ */
+  flash3_tensor q_scale; /**< [1], [batch, heads_k] or [batch, heads_q, blocks] float32 */
+  flash3_tensor k_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
+  flash3_tensor v_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
 
-  /* FLASH3_COMPUTE_FP8: q, k and v are first brought to FP8 in the workspace, as flash3_quantize
+  /** FLASH3_COMPUTE_FP8: q, k and v are first brought to FP8 in the workspace, as flash3_quantize
    * does with scales for blocks and rotate = 1, and out has any dtype that FP8 allows. */
-  int32_t compute; /* flash3_compute */
-  uint64_t rotation_seed;
+  int32_t compute;        /**< flash3_compute */
+  uint64_t rotation_seed; /**< as in flash3_quantize_params */
+  /** @} */
 } flash3_forward_params;
 
-/* FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
+/** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
  * status that it would return, and the reason in flash3_last_error(). Looks at no data and launches
  * nothing. */
 FLASH3_API flash3_status flash3_forward_supported(const flash3_forward_params* params);
 
-/* Bytes of workspace that this call needs: on a CPU they depend on the threads, so ask again when
+/** Bytes of workspace that this call needs: on a CPU they depend on the threads, so ask again when
  * num_threads or the process's cores have changed. */
 FLASH3_API flash3_status flash3_forward_workspace(const flash3_forward_params* params,
                                                   size_t* bytes);
 
-/* Computes out and, if given, lse. */
+/** Computes out and, if given, lse. */
 FLASH3_API flash3_status flash3_forward(const flash3_forward_params* params);
 
-/* Which kernel this call runs and why, as lines of "name: value". Writes at most *size bytes with
+/** Which kernel this call runs and why, as lines of "name: value". Writes at most *size bytes with
  * the final NUL to buffer (NULL: none) and sets *size to the bytes that the whole text takes. */
 FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* params, char* buffer,
                                                 size_t* size);
 
-/* One backward call: from the gradient of the forward's outputs to that of its inputs. With
- *   S = softmax_scale · Q·Kᵀ + mask,  P = exp(S − lse),  dP = dOut·Vᵀ,
- *   delta = rowsum(dOut ∘ Out) − dlse,  dS = P ∘ (dP − delta)
+/** One backward call: from the gradient of the forward's outputs to that of its inputs.
+ *
+ * With
+ *
+ *     S = softmax_scale · Q·Kᵀ + mask,  P = exp(S − lse),  dP = dOut·Vᵀ,
+ *     delta = rowsum(dOut ∘ Out) − dlse,  dS = P ∘ (dP − delta)
+ *
  * it computes
- *   dQ = softmax_scale · dS·K,  dK = softmax_scale · dSᵀ·Q,  dV = Pᵀ·dOut
+ *
+ *     dQ = softmax_scale · dS·K,  dK = softmax_scale · dSᵀ·Q,  dV = Pᵀ·dOut
+ *
  * (FlashAttention-2, alg. 2), S and P again tile by tile: memory beyond the tensors is O(seq),
  * never the score matrix. Zero-initialise it, then set struct_size =
  * sizeof(flash3_backward_params).
  *
  * With softcap dS is multiplied by 1 − tanh²(softmax_scale · Q·Kᵀ / softcap) too, and with a sink
- *   dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
+ *
+ *     dsink = −Σ exp(sink − lse) · delta     over the rows of its head.
  *
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
  * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
  * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
  * for rows of packed tensors that belong to no sequence: they are left as they are. */
 typedef struct flash3_backward_params {
-  size_t struct_size;
+  size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
-  flash3_tensor dout; /* [batch, seq_q, heads_q, head_dim_v] gradient of out */
-  flash3_tensor dlse; /* [batch, heads_q, seq_q] float32, gradient of lse; all zero: none */
-  flash3_tensor q;    /* [batch, seq_q, heads_q, head_dim]   */
-  flash3_tensor k;    /* [batch, seq_k, heads_k, head_dim]   */
-  flash3_tensor v;    /* [batch, seq_k, heads_k, head_dim_v] */
-  flash3_tensor out;  /* [batch, seq_q, heads_q, head_dim_v] */
-  flash3_tensor lse;  /* [batch, heads_q, seq_q] float32; required */
+  /** @{ @name Tensors */
+  flash3_tensor dout; /**< [batch, seq_q, heads_q, head_dim_v] gradient of out */
+  flash3_tensor dlse; /**< [batch, heads_q, seq_q] float32, gradient of lse; all zero: none */
+  flash3_tensor q;    /**< [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor k;    /**< [batch, seq_k, heads_k, head_dim]   */
+  flash3_tensor v;    /**< [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor out;  /**< [batch, seq_q, heads_q, head_dim_v] */
+  flash3_tensor lse;  /**< [batch, heads_q, seq_q] float32; required */
 
-  flash3_tensor dq; /* [batch, seq_q, heads_q, head_dim]   */
-  flash3_tensor dk; /* [batch, seq_k, heads_k, head_dim]; GQA: summed over the query heads */
-  flash3_tensor dv; /* [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor dq; /**< [batch, seq_q, heads_q, head_dim]   */
+  flash3_tensor dk; /**< [batch, seq_k, heads_k, head_dim]; GQA: summed over the query heads */
+  flash3_tensor dv; /**< [batch, seq_k, heads_k, head_dim_v] */
+  /** @} */
 
-  float softmax_scale; /* as in flash3_forward_params, down to window_right */
+  /** @{ @name Scale and mask */
+  float softmax_scale; /**< as in flash3_forward_params, down to window_right */
   int32_t causal;
   int32_t window;
-  int32_t deterministic; /* 1: the same bits each time on the same kind of device; 0: the order of
+  int32_t deterministic; /**< 1: the same bits each time on the same kind of device; 0: the order of
                             float32 sums may vary from call to call */
   int64_t window_left;
   int64_t window_right;
+  /** @} */
 
-  int32_t backend; /* as in flash3_forward_params, to the end */
+  /** @{ @name Where it runs */
+  int32_t backend; /**< as in flash3_forward_params, to the end */
   int32_t num_threads;
   void* stream;
   void* workspace;
   size_t workspace_size;
+  /** @} */
 
-  flash3_tensor cu_seqlens_q; /* as in flash3_forward_params, to chunk */
+  /** @{ @name Ragged batches, sink, soft cap and chunks */
+  flash3_tensor cu_seqlens_q; /**< as in flash3_forward_params, to chunk */
   flash3_tensor cu_seqlens_k;
   flash3_tensor seqused_q;
   flash3_tensor seqused_k;
@@ -274,138 +307,117 @@ typedef struct flash3_backward_params {
   flash3_tensor sink;
   float softcap;
   int64_t chunk;
+  /** @} */
 
-  flash3_tensor dsink; /* [heads_q], the dtype of sink, which must be given; all zero: not wanted */
+  flash3_tensor dsink; /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
 } flash3_backward_params;
 
-/* As their forward counterparts. */
+/** @{ @name Backward calls */
+/** As their forward counterparts. */
 FLASH3_API flash3_status flash3_backward_supported(const flash3_backward_params* params);
 FLASH3_API flash3_status flash3_backward_workspace(const flash3_backward_params* params,
                                                    size_t* bytes);
 FLASH3_API flash3_status flash3_backward(const flash3_backward_params* params);
 FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* params, char* buffer,
                                                  size_t* size);
+/** @} */
 
-/* Brings q, k and v to FP8, in the order of these fields:
- *   rotary, if there are cos and sin: a position embedding of q and k;
- *   rotate = 1: q and k are multiplied by D·H/√n, which leaves q·k as it is and spreads outliers
+/** Brings q, k and v to FP8, in the order of these fields:
+ *   - rotary, if there are cos and sin: a position embedding of q and k;
+ *   - rotate = 1: q and k are multiplied by D·H/√n, which leaves q·k as it is and spreads outliers
  *     over the head dim. D: a sign for each dimension, − where bit i % 64 of word i / 64 is 1; word
  *     w is output w of SplitMix64 started at rotation_seed. H: the Hadamard matrix (Sylvester's) of
  *     n = head_dim dimensions; if that is no power of two, one for each power of two that it is the
  *     sum of, the largest first: 96 = 64 + 32;
- *   scales: the smallest power of two for which no element is above 448 (so that scaling does not
+ *   - scales: the smallest power of two for which no element is above 448 (so that scaling does not
  *     round), 1 for all zeros, NaN where an element is NaN or infinite. Their shapes tell for what:
  *     see flash3_forward_params.q_scale;
- *   rounding to e4m3, to nearest even.
+ *   - rounding to e4m3, to nearest even.
+ *
  * Computed in float32. Each of q, k and v may be left out: all of its tensors are all zero, and
  * what else belongs to it is not looked at.
  *
  * Zero-initialise it, then set struct_size = sizeof(flash3_quantize_params). */
 typedef struct flash3_quantize_params {
-  size_t struct_size;
+  size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
-  flash3_tensor q;     /* [batch, seq_q, heads_q, head_dim] float16 or bfloat16; CPU: float32 too */
-  flash3_tensor k;     /* [batch, seq_k, heads_k, head_dim]; q, k and v have one dtype */
-  flash3_tensor v;     /* [batch, seq_k, heads_k, head_dim_v] */
-  flash3_tensor q_out; /* FLASH3_FLOAT8_E4M3, the shape of q */
-  flash3_tensor k_out;
-  flash3_tensor v_out;
-  flash3_tensor q_scale; /* written; as in flash3_forward_params. That of a block without a token
+  /** @{ @name Tensors */
+  flash3_tensor q; /**< [batch, seq_q, heads_q, head_dim] float16 or bfloat16; CPU: float32 too */
+  flash3_tensor k; /**< [batch, seq_k, heads_k, head_dim]; q, k and v have one dtype */
+  flash3_tensor v; /**< [batch, seq_k, heads_k, head_dim_v] */
+  flash3_tensor q_out;   /**< FLASH3_FLOAT8_E4M3, the shape of q */
+  flash3_tensor k_out;   /**< the same for k */
+  flash3_tensor v_out;   /**< the same for v */
+  flash3_tensor q_scale; /**< written; as in flash3_forward_params. That of a block without a token
                             that counts is left as it is */
-  flash3_tensor k_scale;
-  flash3_tensor v_scale;
+  flash3_tensor k_scale; /**< the same for k */
+  flash3_tensor v_scale; /**< the same for v */
+  /** @} */
 
-  /* Dimensions i and i + rotary_dim / 2 (interleaved: 2i and 2i + 1) of the token at position p
+  /** @name Rotary embedding and rotation
+   * Dimensions i and i + rotary_dim / 2 (interleaved: 2i and 2i + 1) of the token at position p
    * turn by an angle: (x, y) becomes (x·cos − y·sin, x·sin + y·cos) with row p, column i. Both all
    * zero: none. rotary_offset: the position of each sequence's first token; the tables must reach
-   * the last token that a sequence can have. */
-  flash3_tensor rotary_cos; /* [positions, rotary_dim / 2] float32 or the dtype of q and k */
-  flash3_tensor rotary_sin;
-  int32_t rotary_interleaved;
-  int32_t rotate;
-  int64_t rotary_offset_q;
-  int64_t rotary_offset_k;
-  uint64_t rotation_seed;
+   * the last token that a sequence can have. @{ */
+  flash3_tensor rotary_cos;   /**< [positions, rotary_dim / 2] float32 or the dtype of q and k */
+  flash3_tensor rotary_sin;   /**< the same shape and dtype */
+  int32_t rotary_interleaved; /**< 1: dimensions 2i and 2i + 1 */
+  int32_t rotate;             /**< 1: q and k are multiplied by D·H/√n */
+  int64_t rotary_offset_q;    /**< the position of the first token of each sequence of q */
+  int64_t rotary_offset_k;    /**< the same for k */
+  uint64_t rotation_seed;     /**< of the signs in D */
+  /** @} */
 
-  flash3_tensor cu_seqlens_q; /* as in flash3_forward_params, to max_seqlen_k */
+  /** @{ @name Ragged batches */
+  flash3_tensor cu_seqlens_q; /**< as in flash3_forward_params, to max_seqlen_k */
   flash3_tensor cu_seqlens_k;
-  flash3_tensor seqused_q; /* tokens behind these neither count in a scale nor are written */
-  flash3_tensor seqused_k;
+  flash3_tensor seqused_q; /**< tokens behind these neither count in a scale nor are written */
+  flash3_tensor seqused_k; /**< the same for k and v */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
+  /** @} */
 
-  int32_t backend; /* as in flash3_forward_params, to the end */
+  /** @{ @name Where it runs */
+  int32_t backend; /**< as in flash3_forward_params, to the end */
   int32_t num_threads;
   void* stream;
   void* workspace;
   size_t workspace_size;
+  /** @} */
 } flash3_quantize_params;
 
-/* As their forward counterparts. */
+/** @{ @name Quantize calls */
+/** As their forward counterparts. */
 FLASH3_API flash3_status flash3_quantize_supported(const flash3_quantize_params* params);
 FLASH3_API flash3_status flash3_quantize_workspace(const flash3_quantize_params* params,
                                                    size_t* bytes);
 FLASH3_API flash3_status flash3_quantize(const flash3_quantize_params* params);
 FLASH3_API flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char* buffer,
                                                  size_t* size);
+/** @} */
 
-/* A plan that the caller keeps, for a call that is made again and again: a step of decoding, a
- * layer of training. It is chosen once, and a run only takes the new addresses.
- *
- * What may change from run to run: every data pointer, stream, workspace and workspace_size, and
- * what the memory holds, lengths too. A pointer may be NULL when the plan is made; it then counts
- * as a multiple of 16, and a run's pointer must be one where the plan's was. Everything else must
- * be as it was: a field that differs is an error, and nothing runs.
- *
- * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
- * It holds host memory alone. It belongs to the device that was current when it was made, and to
- * the number of threads that the process then had. Runs can be captured in a graph. */
-typedef struct flash3_plan flash3_plan;
-
-/* Plans the call and sets *plan; fails, and sets NULL, where the call itself would. */
-FLASH3_API flash3_status flash3_forward_plan(const flash3_forward_params* params,
-                                             flash3_plan** plan);
-FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* params,
-                                              flash3_plan** plan);
-FLASH3_API flash3_status flash3_quantize_plan(const flash3_quantize_params* params,
-                                              flash3_plan** plan);
-
-/* Runs a plan of this kind of call; params must fulfil what is said above. */
-FLASH3_API flash3_status flash3_forward_run(const flash3_plan* plan,
-                                            const flash3_forward_params* params);
-FLASH3_API flash3_status flash3_backward_run(const flash3_plan* plan,
-                                             const flash3_backward_params* params);
-FLASH3_API flash3_status flash3_quantize_run(const flash3_plan* plan,
-                                             const flash3_quantize_params* params);
-
-/* Bytes of workspace that each run needs, and the text of _explain, for a plan of any kind. */
-FLASH3_API flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes);
-FLASH3_API flash3_status flash3_plan_explain(const flash3_plan* plan, char* buffer, size_t* size);
-
-/* Frees a plan; NULL: nothing. No run of it may be under way on the host; what was launched on a
- * device may. */
-FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
-
-/* FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
+/** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
  * in flash3_last_error(). */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 
-/* What this backend (auto: the first that can run) runs on, in words: "NVIDIA H200, 132 SMs",
+/** What this backend (auto: the first that can run) runs on, in words: "NVIDIA H200, 132 SMs",
  * "AVX3_ZEN4, 2 threads". Same buffer rule as _explain. */
 FLASH3_API flash3_status flash3_backend_describe(flash3_backend backend, char* buffer,
                                                  size_t* size);
 
-/* Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for a value outside the enum.
+/** Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for a value outside the enum.
  */
 FLASH3_API const char* flash3_backend_name(flash3_backend backend);
+/** As flash3_backend_name(). */
 FLASH3_API const char* flash3_dtype_name(flash3_dtype dtype);
+/** As flash3_backend_name(). */
 FLASH3_API const char* flash3_status_name(flash3_status status);
 
-/* The sentence that goes with the last failed call of this thread; "" if none failed. Valid until
+/** The sentence that goes with the last failed call of this thread; "" if none failed. Valid until
  * this thread's next call. */
 FLASH3_API const char* flash3_last_error(void);
 
-/* "0.1.0" */
+/** "0.1.0" */
 FLASH3_API const char* flash3_version(void);
 
 #ifdef __cplusplus

@@ -1,51 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-// flash3 for C++20: a header-only layer over flash3.h.
-//
-//   flash3::forward({.q = q, .k = k, .v = v, .out = out, .causal = true, .stream = stream});
-//   flash3::backward({.dout = dout, .q = q, .k = k, .v = v, .out = out, .lse = lse,
-//                     .dq = dq, .dk = dk, .dv = dv, .causal = true, .stream = stream});
-//
-//   flash3::quantize({.k = k, .v = v, .k_out = k8, .v_out = v8, .k_scale = ks, .v_scale = vs});
-//
-// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward(),
-// backward() and quantize() throw flash3::Error; try_forward() and its siblings return a Result
-// instead. Shapes, rules and units: flash3.h.
+/// @file
+/// flash3 for C++20: a header-only layer over flash3.h.
+///
+///     flash3::forward({.q = q, .k = k, .v = v, .out = out, .causal = true, .stream = stream});
+///     flash3::backward({.dout = dout, .q = q, .k = k, .v = v, .out = out, .lse = lse,
+///                       .dq = dq, .dk = dk, .dv = dv, .causal = true, .stream = stream});
+///
+///     flash3::quantize({.k = k, .v = v, .k_out = k8, .v_out = v8, .k_scale = ks, .v_scale = vs});
+///
+/// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward(),
+/// backward() and quantize() throw flash3::Error; try_forward() and its siblings return a Result
+/// instead. Shapes, rules and units: flash3.h.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "flash3/flash3.h"
+#include "flash3/plan.h"
 
 namespace flash3 {
 
+/// A strided view of memory that the caller owns.
 using Tensor = flash3_tensor;
 
-// What went wrong: a code and a sentence.
+/// What went wrong: a code and a sentence.
 class Error : public std::runtime_error {
  public:
+  /// From what a C function returned and flash3_last_error() says of it.
   Error(flash3_status code, const std::string& message)
       : std::runtime_error(message), code_(code) {}
+  /// Anything but FLASH3_OK.
   flash3_status code() const noexcept { return code_; }
 
  private:
   flash3_status code_;
 };
 
-// The outcome of a try_ call; true if it went well.
+/// The outcome of a try_ call; true if it went well.
 class [[nodiscard]] Result {
  public:
+  /// A call that went well.
   Result() = default;
+  /// What a C function returned, with flash3_last_error() if it failed.
   explicit Result(flash3_status code)
       : code_(code), message_(code == FLASH3_OK ? "" : flash3_last_error()) {}
+  /// True if the call went well.
   explicit operator bool() const noexcept { return code_ == FLASH3_OK; }
+  /// FLASH3_OK, or the kind of error.
   flash3_status code() const noexcept { return code_; }
+  /// The sentence that goes with an error; otherwise empty.
   const std::string& message() const noexcept { return message_; }
+  /// Throws an Error if the call failed.
   void or_throw() const {
     if (code_ != FLASH3_OK) throw Error(code_, message_);
   }
@@ -55,52 +67,58 @@ class [[nodiscard]] Result {
   std::string message_;
 };
 
-// A contiguous tensor, for instance tensor(p, FLASH3_BFLOAT16, {batch, seq, heads, dim}).
+/// A contiguous tensor, for instance tensor(p, FLASH3_BFLOAT16, {batch, seq, heads, dim}).
 inline Tensor tensor(void* data, flash3_dtype dtype, std::array<int64_t, 4> shape) {
   Tensor t{data, dtype, 4, {shape[0], shape[1], shape[2], shape[3]}, {0, 0, 0, 1}};
   for (int i = 2; i >= 0; --i) t.stride[i] = t.stride[i + 1] * t.shape[i + 1];
   return t;
 }
 
-// A contiguous [batch, heads, seq] float32 tensor for the log-sum-exp.
+/// A contiguous [batch, heads, seq] float32 tensor for the log-sum-exp.
 inline Tensor lse_tensor(float* data, int64_t batch, int64_t heads, int64_t seq) {
   return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {heads * seq, seq, 1, 0}};
 }
 
-// Contiguous tensors of a ragged batch: q, k, v, out, and the log-sum-exp.
+/// A contiguous [total, heads, dim] tensor of a ragged batch: q, k, v, out.
 inline Tensor packed_tensor(void* data, flash3_dtype dtype, std::array<int64_t, 3> shape) {
   return Tensor{
       data, dtype, 3, {shape[0], shape[1], shape[2], 0}, {shape[1] * shape[2], shape[2], 1, 0}};
 }
+/// A contiguous [heads, total] float32 tensor for the log-sum-exp of a ragged batch.
 inline Tensor packed_lse_tensor(float* data, int64_t heads, int64_t total) {
   return Tensor{data, FLASH3_FLOAT32, 2, {heads, total, 0, 0}, {total, 1, 0, 0}};
 }
 
-// One dimension: cu_seqlens and seqused; a sink.
+/// One dimension of int32: cu_seqlens and seqused.
 inline Tensor index_tensor(const int32_t* data, int64_t size) {
   return Tensor{const_cast<int32_t*>(data), FLASH3_INT32, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
 }
+/// [heads], float32 or the dtype of out.
 inline Tensor sink_tensor(void* data, flash3_dtype dtype, int64_t heads) {
   return Tensor{data, dtype, 1, {heads, 0, 0, 0}, {1, 0, 0, 0}};
 }
 
-// Scales of FP8 tensors: one; one for each sequence and KV head; one for each block of tokens
-// (packed: batch 1, and scale_blocks_packed() of them).
+/// The scale of an FP8 tensor: [1], one for all of it.
 inline Tensor scale_tensor(float* data) {
   return Tensor{data, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
 }
+/// Scales of an FP8 tensor: [batch, heads_k], one for each sequence and KV head.
 inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads_k) {
   return Tensor{data, FLASH3_FLOAT32, 2, {batch, heads_k, 0, 0}, {heads_k, 1, 0, 0}};
 }
+/// Scales of an FP8 tensor: [batch, heads, blocks], one for each scale_blocks() of tokens (packed:
+/// batch 1, and scale_blocks_packed() of them).
 inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads, int64_t blocks) {
   return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, blocks, 0}, {heads * blocks, blocks, 1, 0}};
 }
+/// The blocks of FLASH3_FP8_BLOCK tokens that a sequence has.
 inline int64_t scale_blocks(int64_t seq) { return (seq + FLASH3_FP8_BLOCK - 1) / FLASH3_FP8_BLOCK; }
+/// The blocks of FLASH3_FP8_BLOCK tokens that a packed batch has.
 inline int64_t scale_blocks_packed(int64_t total, int64_t batch) {
   return total / FLASH3_FP8_BLOCK + batch;
 }
 
-// [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
+/// [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
 inline Tensor heads_first(Tensor t) {
   std::swap(t.shape[1], t.shape[2]);
   std::swap(t.stride[1], t.stride[2]);
@@ -137,8 +155,11 @@ void set_sequences_and_machine(const Args& args, Params& p) {
 
 }  // namespace detail
 
-// The arguments of a forward call; unset optionals take the default in flash3.h.
+/// The arguments of a forward call; unset optionals take the default in flash3.h.
 struct Forward {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_forward_params.
   Tensor q{}, k{}, v{}, out{};
   Tensor lse{};                             // not wanted unless set
   std::optional<float> softmax_scale = {};  // unset or 0: 1/√head_dim
@@ -158,7 +179,9 @@ struct Forward {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  /// @}
 
+  /// The C struct of this call.
   flash3_forward_params params() const {
     flash3_forward_params p{};
     p.struct_size = sizeof p;
@@ -172,9 +195,12 @@ struct Forward {
   }
 };
 
-// The arguments of a backward call; unset optionals take the default in flash3.h. q, k, v, out and
-// lse, and every option of the mask, are those of the forward call.
+/// The arguments of a backward call; unset optionals take the default in flash3.h. q, k, v, out and
+/// lse, and every option of the mask, are those of the forward call.
 struct Backward {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_backward_params.
   Tensor dout{};
   Tensor dlse{};  // zero unless set
   Tensor q{}, k{}, v{}, out{}, lse{};
@@ -195,7 +221,9 @@ struct Backward {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  /// @}
 
+  /// The C struct of this call.
   flash3_backward_params params() const {
     flash3_backward_params p{};
     p.struct_size = sizeof p;
@@ -210,9 +238,12 @@ struct Backward {
   }
 };
 
-// The arguments of a call that brings q, k and v to FP8; of each that is set, its _out and _scale
-// are too.
+/// The arguments of a call that brings q, k and v to FP8; of each that is set, its _out and _scale
+/// are too.
 struct Quantize {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_quantize_params.
   Tensor q{}, k{}, v{};
   Tensor q_out{}, k_out{}, v_out{};
   Tensor q_scale{}, k_scale{}, v_scale{};
@@ -229,7 +260,9 @@ struct Quantize {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  /// @}
 
+  /// The C struct of this call.
   flash3_quantize_params params() const {
     flash3_quantize_params p{};
     p.struct_size = sizeof p;
@@ -300,40 +333,122 @@ size_t workspace_of(const Args& args) {
   return bytes;
 }
 
-template <class Args>
-std::string explain_of(const Args& args) {
-  const auto p = args.params();
+template <class Ask>
+std::string text_of(const Ask& ask) {
   size_t size = 0;
-  Result(explain(&p, nullptr, &size)).or_throw();
+  Result(ask(nullptr, &size)).or_throw();
   std::string text(size, '\0');
-  Result(explain(&p, text.data(), &size)).or_throw();
+  Result(ask(text.data(), &size)).or_throw();
   text.resize(size - 1);  // the final NUL
   return text;
 }
 
+template <class Args>
+std::string explain_of(const Args& args) {
+  const auto p = args.params();
+  return text_of([&p](char* buffer, size_t* size) { return explain(&p, buffer, size); });
+}
+
+inline flash3_status make_plan(const flash3_forward_params* p, flash3_plan** plan) {
+  return flash3_forward_plan(p, plan);
+}
+inline flash3_status make_plan(const flash3_backward_params* p, flash3_plan** plan) {
+  return flash3_backward_plan(p, plan);
+}
+inline flash3_status make_plan(const flash3_quantize_params* p, flash3_plan** plan) {
+  return flash3_quantize_plan(p, plan);
+}
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_forward_params* p) {
+  return flash3_forward_run(plan, p);
+}
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_backward_params* p) {
+  return flash3_backward_run(plan, p);
+}
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_quantize_params* p) {
+  return flash3_quantize_run(plan, p);
+}
+
 }  // namespace detail
 
+/// @{ @name Calls that return a Result
+
+/// Runs the call; the Result says how it went.
 inline Result try_forward(const Forward& args) { return detail::try_run(args); }
 inline Result try_backward(const Backward& args) { return detail::try_run(args); }
 inline Result try_quantize(const Quantize& args) { return detail::try_run(args); }
+/// @}
 
+/// @{ @name Calls that throw
+
+/// Runs the call; throws an Error if it fails.
 inline void forward(const Forward& args) { try_forward(args).or_throw(); }
 inline void backward(const Backward& args) { try_backward(args).or_throw(); }
 inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
+/// @}
 
-// OK if the call would run, else the reason.
+/// @{ @name Questions: would it run
+
+/// OK if the call would run, else the reason.
 inline Result supported(const Forward& args) { return detail::supported_of(args); }
 inline Result supported(const Backward& args) { return detail::supported_of(args); }
 inline Result supported(const Quantize& args) { return detail::supported_of(args); }
+/// @}
 
-// Bytes of workspace that the call needs.
+/// @{ @name Questions: bytes of workspace
+
+/// Bytes of workspace that the call needs.
 inline size_t workspace(const Forward& args) { return detail::workspace_of(args); }
 inline size_t workspace(const Backward& args) { return detail::workspace_of(args); }
 inline size_t workspace(const Quantize& args) { return detail::workspace_of(args); }
+/// @}
 
-// Which kernel runs and why, as lines of "name: value".
+/// @{ @name Questions: which kernel
+
+/// Which kernel runs and why, as lines of "name: value".
 inline std::string explain(const Forward& args) { return detail::explain_of(args); }
 inline std::string explain(const Backward& args) { return detail::explain_of(args); }
 inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
+/// @}
+
+/// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses, stream
+/// and workspace. Args: Forward, Backward or Quantize. Throws Error.
+template <class Args>
+class Plan {
+ public:
+  explicit Plan(const Args& args) {
+    const auto p = args.params();
+    flash3_plan* made = nullptr;
+    Result(detail::make_plan(&p, &made)).or_throw();
+    plan_.reset(made);
+  }
+
+  /// Bytes of workspace that each run needs.
+  size_t workspace() const {
+    size_t bytes = 0;
+    Result(flash3_plan_workspace(plan_.get(), &bytes)).or_throw();
+    return bytes;
+  }
+
+  /// Which kernel runs and why, as lines of "name: value".
+  std::string explain() const {
+    return detail::text_of([this](char* buffer, size_t* size) {
+      return flash3_plan_explain(plan_.get(), buffer, size);
+    });
+  }
+
+  /// Runs the call with the addresses, stream and workspace of args.
+  Result try_run(const Args& args) const {
+    const auto p = args.params();
+    return Result(detail::run_plan(plan_.get(), &p));
+  }
+  /// try_run(), throwing.
+  void run(const Args& args) const { try_run(args).or_throw(); }
+
+ private:
+  struct Destroy {
+    void operator()(flash3_plan* plan) const { flash3_plan_destroy(plan); }
+  };
+  std::unique_ptr<flash3_plan, Destroy> plan_;
+};
 
 }  // namespace flash3

@@ -7,6 +7,7 @@
 
 #include "core/backend.hpp"
 #include "core/pointers.hpp"
+#include "flash3/plan.h"
 
 // What C sees of a kept plan of any kind.
 struct flash3_plan {

@@ -3,6 +3,7 @@
 """gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of flash3.h."""
 import argparse
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import abi
 
 LAST_FIELD = "  uint64_t rotation_seed;\n} flash3_forward_params;"
 APPENDED = (LAST_FIELD, "  uint64_t rotation_seed;\n  int64_t extra;\n} flash3_forward_params;")
-SOFTCAP = "  float softcap; /* fin"
+SOFTCAP = "  float softcap;"
 
 # What was changed: (old text, new text), …
 BREAKS = {
@@ -27,13 +28,13 @@ BREAKS = {
     "type removed": [("enum flash3_compute", "enum flash3_other"), ("} flash3_compute;", "} flash3_other;")],
     "tensor grown": [("  int64_t stride[4];\n}", "  int64_t stride[4];\n  int64_t more;\n}")],
     "field moved": [("  int32_t causal;\n", "  int32_t causal;\n  int64_t other;\n")],
-    "field narrowed, none moved": [("  int64_t chunk; /*", "  int32_t chunk; /*")],
-    "field of another type": [(SOFTCAP, "  int32_t softcap; /* fin")],
-    "field renamed": [(SOFTCAP, "  float soft_cap; /* fin")],
+    "field narrowed, none moved": [("  int64_t chunk;", "  int32_t chunk;")],
+    "field of another type": [(SOFTCAP, "  int32_t softcap;")],
+    "field renamed": [(SOFTCAP, "  float soft_cap;")],
     "last field removed": [(LAST_FIELD, "} flash3_forward_params;")],
     "last field replaced": [(LAST_FIELD, "  uint64_t other, another;\n} flash3_forward_params;")],
-    "field appended, another renamed": [APPENDED, (SOFTCAP, "  float soft_cap; /* fin")],
-    "field appended, another of other type": [APPENDED, (SOFTCAP, "  int32_t softcap; /* fin")],
+    "field appended, another renamed": [APPENDED, (SOFTCAP, "  float soft_cap;")],
+    "field appended, another of other type": [APPENDED, (SOFTCAP, "  int32_t softcap;")],
 }
 KEEPS = {
     "nothing": [],
@@ -46,6 +47,10 @@ KEEPS = {
     "type added": [("typedef struct flash3_tensor {",
                     "typedef struct flash3_page {\n  int x;\n} flash3_page;\ntypedef struct flash3_tensor {")],
 }
+
+
+def without_comments(text):
+    return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
 
 
 def changed(text, edits):
@@ -63,7 +68,7 @@ def main():
     parser.add_argument("--abidiff", default="abidiff")
     args = parser.parse_args()
 
-    header = (abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8")
+    header = without_comments((abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8"))
     old, wrong = abi.dump(args.compiler, args.abidw), []
     with tempfile.TemporaryDirectory() as folder:
         include = pathlib.Path(folder, "include")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """flash3: exact attention for NVIDIA Hopper GPUs, and for CPUs.
 
+It holds::
+
     attention            softmax(q k^T) v with its masks and options; differentiable for torch tensors
     sdpa, sdpa_override  torch's scaled_dot_product_attention
     attention_backward   the gradients without autograd

@@ -27,11 +27,11 @@ def _is_torch(x):
 
 
 class Gradients(NamedTuple):
-    """The gradients of one attention() call. dsink is None if there was no sink."""
-    dq: object
-    dk: object
-    dv: object
-    dsink: object
+    """The gradients of one attention() call."""
+    dq: object  #: of q's shape and dtype
+    dk: object  #: of k's shape and dtype
+    dv: object  #: of v's shape and dtype
+    dsink: object  #: of the sink's shape and dtype; None if there was no sink
 
 
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
@@ -39,6 +39,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
               deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
               return_lse=False):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
+
+    Computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608).
 
     Tensors are torch tensors, on the CPU or a Hopper GPU, and then this is differentiable in q, k, v, sink, and through lse
     too; or they are numpy arrays or other host tensors with __array_interface__ or __dlpack__, and then results are numpy
@@ -83,7 +85,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         TypeError: a dtype, or what an argument is, breaks a rule.
         ValueError: any other argument does. The message names it, both values and the rule.
         NotImplementedError: a valid call that cannot run here; the message says what could.
-        RuntimeError, MemoryError: CUDA refused; host memory ran out.
+        RuntimeError: CUDA refused.
+        MemoryError: host memory ran out.
     """
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
@@ -107,17 +110,19 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
 def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, window=None, softmax_scale=None, softcap=0.0,
                        chunk=0, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
                        seqused_q=None, seqused_k=None, deterministic=False):
-    """The gradients of an attention() call, for who does without autograd.
+    """The gradients of an attention() call, for who does without autograd (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+
+    Arguments that are not listed are those of the attention() call, and it raises what attention() raises.
 
     Args:
         dout: the gradient of out, of its shape and dtype.
+        q, k, v: the inputs of the attention() call.
+        out, lse: its results.
         dlse: the gradient of lse; None: 0.
-        q, k, v, out, lse, and the others: those of the attention() call.
+        deterministic: the gradients have the same bits each time.
 
     Returns:
-        Gradients(dq, dk, dv, dsink) with the shapes and dtypes of q, k, v and sink.
-
-    Raises: what attention() raises.
+        Gradients with the shapes and dtypes of q, k, v and sink.
     """
     options = dict(causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
                    cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
@@ -168,7 +173,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
 
 
 def supported(q, k, v, *, backward=False, **options):
-    """Whether attention(q, k, v, **options), or with backward the call for its gradients, would run here.
+    """Whether ``attention(q, k, v, **options)``, or with backward the call for its gradients, would run here.
 
     A Support: true or false, with the reason if false. Raises TypeError or ValueError, as attention() does, if the call is wrong
     in itself. Looks at no data. Options of flash3.arrays, as backend, may be among the others.
@@ -177,7 +182,7 @@ def supported(q, k, v, *, backward=False, **options):
 
 
 def explain(q, k, v, *, backward=False, **options):
-    """Which kernel attention(q, k, v, **options), or with backward its gradients, runs and why, as lines of "name: value"."""
+    """Which kernel ``attention(q, k, v, **options)``, or with backward its gradients, runs and why, as lines of "name: value"."""
     return _question(arrays.forward_explain, arrays.backward_explain, q, k, v, backward, options)
 
 

@@ -68,6 +68,7 @@ lib = _load()
 
 
 def version():
+    """The version of the library that is loaded, as "0.1.0"."""
     return lib.flash3_version().decode()
 
 

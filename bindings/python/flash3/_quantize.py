@@ -10,13 +10,13 @@ _SCALES = {"tensor": 1, "heads": 2, "blocks": 3}
 
 
 class Quantized(NamedTuple):
-    """FP8 tensors and their scales; None for what was not given. attention(**quantized._asdict()) takes them."""
-    q: object
-    k: object
-    v: object
-    q_scale: object
-    k_scale: object
-    v_scale: object
+    """FP8 tensors and their scales; None for what was not given. ``attention(**quantized._asdict())`` takes them."""
+    q: object  #: float8_e4m3fn, of the shape of q
+    k: object  #: float8_e4m3fn, of the shape of k
+    v: object  #: float8_e4m3fn, of the shape of v
+    q_scale: object  #: float32, of the shape that scales= asks for
+    k_scale: object  #: the same for k
+    v_scale: object  #: the same for v
 
 
 def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=False, rotation_seed=0, rotary_cos=None,
@@ -45,10 +45,11 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
             have no part in a scale.
 
     Returns:
-        Quantized(q, k, v, q_scale, k_scale, v_scale): FP8 tensors of the shapes of q, k and v, and float32 scales. Scales of no
-        token are 1, and rows of none 0; but on a GPU rows before and behind all packed sequences are left undefined.
+        Quantized, with FP8 tensors of the shapes of q, k and v, and float32 scales. Scales of no token are 1, and rows of none 0;
+        but on a GPU rows before and behind all packed sequences are left undefined.
 
-    Raises: what attention() raises; NotImplementedError for tensors that require gradients.
+    Raises:
+        NotImplementedError: also for tensors that require gradients. The others are those of attention().
     """
     tensors = {"q": q, "k": k, "v": v}
     given = {name: x for name, x in tensors.items() if x is not None}

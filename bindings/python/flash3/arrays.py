@@ -3,9 +3,9 @@
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__ or __dlpack__ (ml_dtypes, CuPy, JAX …), on the
 host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x), with x of uint8. There is
-no autograd here; see flash3.attention for that.
+no autograd here; see flash3.attention for that. Errors are raised as there.
 
-Options of forward and backward, all by keyword, as in flash3/flash3.h:
+Options of forward and backward, all by keyword, as in flash3/flash3.h::
 
     causal=False                  query i sees keys up to i + seq_k - seq_q (aligned to the bottom right corner)
     window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or a
@@ -22,7 +22,7 @@ Options of forward and backward, all by keyword, as in flash3/flash3.h:
     stream=None                   GPU: a cudaStream_t as an integer; None: the default stream
     workspace=None                GPU: a tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made
 
-Of forward alone:
+Of forward alone::
 
     q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
     compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
@@ -46,8 +46,8 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 
 class Support(NamedTuple):
     """Whether a call would run here, and if not, why. True or false like `supported`."""
-    supported: bool
-    reason: str
+    supported: bool  #: whether it would run
+    reason: str  #: why not; empty if it would
 
     def __bool__(self):
         return self.supported

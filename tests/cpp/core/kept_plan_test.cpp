@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "flash3/flash3.h"
+#include "flash3/plan.h"
 
 namespace flash3::test {
 namespace {

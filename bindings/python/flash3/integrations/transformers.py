@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3 as an attention implementation of Hugging Face transformers:
+"""flash3 as an attention implementation of Hugging Face transformers::
 
     import flash3.integrations.transformers
     flash3.integrations.transformers.register()

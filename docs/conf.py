@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site: the .md files of the repository, each where it lies, and the reference. docs/build.sh builds it.
+
+Sphinx's source folder is the repository's root, so that a link between .md files leads to the same place here and on a forge. A link
+to another file downloads it, and one to a folder is text.
+"""
+import ctypes
+import pathlib
+import re
+import shutil
+import sys
+from unittest import mock
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.ext.autodoc.mock import ismock
+from sphinx.util import logging
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VERSION = (ROOT / "include/flash3/version.h").read_text(encoding="utf-8")
+
+project = "flash3"
+author = project_copyright = "the flash3 authors"
+release = re.search(r'FLASH3_VERSION_STRING "(.*)"', VERSION)[1]
+
+extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**", "src/**.md", "bindings/**.md", "data/*.md"]
+exclude_patterns = ["build*", "dist", ".*", "**/.*"]
+nitpicky = True
+smartquotes_action = "D"  # dashes alone: i' is no quotation
+
+# Pages. A link to a heading is spelt as on a forge.
+myst_heading_anchors = 6
+highlight_language = "none"
+default_role = "code"
+
+# C and C++, from what Doxygen wrote. The C functions are shown as C++ sees them, so that the wrapper's types lead to them.
+breathe_projects = {}  # docs/build.sh says where it is
+breathe_default_project = "flash3"
+breathe_show_include = False
+breathe_show_define_initializer = True
+nitpick_ignore = [("cpp:identifier", name) for name in ("int32_t", "int64_t", "uint64_t", "size_t")]
+
+# Python. Signatures and docstrings need neither torch nor the compiled library, nor what is written on torch alone.
+sys.path[:0] = [str(ROOT / "bindings/python"), str(ROOT / "bindings/dropin")]
+sys.dont_write_bytecode = True
+ctypes.CDLL = mock.MagicMock()
+autodoc_mock_imports = ["torch", "transformers", "flash3._torch", "flash_attn_3._C"]
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"flash3 {release}"
+html_extra_path = ["root"]
+html_copy_source = False
+
+logger = logging.getLogger(__name__)
+
+
+def require_docstring(app, what, name, obj, skip, options):
+    """A public function or class of these packages without a docstring is a warning, as an undocumented member is in C."""
+    ours = (getattr(obj, "__module__", None) or "").partition(".")[0] in ("flash3", "flash_attn_interface")
+    if skip and ours and callable(obj) and not ismock(obj) and not name.startswith("_") and not obj.__doc__:
+        logger.warning("%s.%s has no docstring", obj.__module__, name)
+
+
+def copy_pictures(app, doctree):
+    """Copies what the HTML in a page shows, such as a <picture>: Sphinx does not look into HTML."""
+    page = pathlib.Path(doctree["source"])
+    for html in doctree.findall(nodes.raw):
+        for name in re.findall(r'\b(?:src|srcset)="([^":]+)"', html.astext()):
+            picture = (page.parent / name).resolve()
+            if not picture.is_file():
+                logger.warning("%s: there is no picture %s", page.relative_to(ROOT), name)
+                continue
+            copy = pathlib.Path(app.outdir) / picture.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, copy)
+
+
+def unlink_folders(app, doctree):
+    """Leaves the text of a link to a folder, which has no page."""
+    folder = pathlib.Path(doctree["source"]).parent
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link["reftype"] == "myst" and (folder / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", require_docstring)
+    app.connect("doctree-read", copy_pictures)
+    app.connect("doctree-read", unlink_folders)

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file
+ * Plans that the caller keeps, for a call that is made again and again: a step of decoding, a layer
+ * of training. The kernel is chosen once; a run only takes the new addresses. */
+#ifndef FLASH3_PLAN_H_
+#define FLASH3_PLAN_H_
+
+#include "flash3/flash3.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The plan of a forward, backward or quantize call.
+ *
+ * From run to run every data pointer, stream, workspace and workspace_size may change, and so may
+ * what the memory holds, lengths too. A pointer may be NULL when the plan is made: it then counts as
+ * a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be one. Everything
+ * else must be as it was: a field that differs is an error that names it, and nothing runs.
+ *
+ * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
+ * It holds host memory alone. It belongs to the device that was current when it was made; on a CPU
+ * to the number of cores that the process then had. Runs can be captured in a CUDA graph. */
+typedef struct flash3_plan flash3_plan;
+
+/** @{ @name Making a plan
+ * Sets *plan; where the call itself would fail, fails likewise and sets *plan to NULL. */
+FLASH3_API flash3_status flash3_forward_plan(const flash3_forward_params* params,
+                                             flash3_plan** plan);
+FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* params,
+                                              flash3_plan** plan);
+FLASH3_API flash3_status flash3_quantize_plan(const flash3_quantize_params* params,
+                                              flash3_plan** plan);
+/** @} */
+
+/** @{ @name Running a plan
+ * Does what the call does. FLASH3_INVALID_ARGUMENT if params differ from the plan's in more than
+ * they may, or if the plan is of another kind of call. */
+FLASH3_API flash3_status flash3_forward_run(const flash3_plan* plan,
+                                            const flash3_forward_params* params);
+FLASH3_API flash3_status flash3_backward_run(const flash3_plan* plan,
+                                             const flash3_backward_params* params);
+FLASH3_API flash3_status flash3_quantize_run(const flash3_plan* plan,
+                                             const flash3_quantize_params* params);
+/** @} */
+
+/** @{ @name Any plan */
+/** Bytes of workspace that each run needs. */
+FLASH3_API flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes);
+
+/** The text of the call's _explain, with the same rule for the buffer. */
+FLASH3_API flash3_status flash3_plan_explain(const flash3_plan* plan, char* buffer, size_t* size);
+
+/** Frees a plan; NULL: nothing. No run of it may be under way on the host; what it has launched on a
+ * device may still run. */
+FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
+/** @} */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASH3_PLAN_H_ */

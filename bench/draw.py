@@ -22,10 +22,10 @@ LEFT_OUT = {"fp8_gemm"}
 FP8_TITLES = {"flash3": "flash3, FP8", "flash3_from_bf16": "flash3, FP8 with quantise", "flash3_bf16": "flash3, bf16",
               "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "cudnn": "cuDNN, bf16"}
 THEMES = {
-    "light": {"text": "#1f2328", "faint": "#59636e", "grid": "#d1d9e0",
+    "light": {"page": "#ffffff", "text": "#1f2328", "faint": "#59636e", "grid": "#d1d9e0",
               "lines": {"flash3": "#cf222e", "flash3_bf16": "#953800", "flash3_from_bf16": "#cf222e", "cudnn": "#1a7f37",
                         "cudnn_fp8": "#1a7f37", "fa2": "#6e7781", "fa4": "#8250df"}},
-    "dark": {"text": "#f0f6fc", "faint": "#9198a1", "grid": "#3d444d",
+    "dark": {"page": "#0d1117", "text": "#f0f6fc", "faint": "#9198a1", "grid": "#3d444d",
              "lines": {"flash3": "#ff7b72", "flash3_bf16": "#f0883e", "flash3_from_bf16": "#ff7b72", "cudnn": "#3fb950",
                        "cudnn_fp8": "#3fb950", "fa2": "#8b949e", "fa4": "#bc8cff"}},
 }
@@ -120,7 +120,8 @@ def draw(report, theme):
     heading = f"{what}: TFLOP/s by sequence length"
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
              'font-family="system-ui,-apple-system,\'Segoe UI\',\'DejaVu Sans\',sans-serif">',
-             f"<title>{escape(heading)}</title>", style(theme, titles), text(LEFT, 22, heading, 15, weight="bold"), *legend(titles)]
+             f"<title>{escape(heading)}</title>", style(theme, titles), f'<rect width="{WIDTH}" height="{height}" fill="{theme["page"]}"/>',
+             text(LEFT, 22, heading, 15, weight="bold"), *legend(titles)]
     for i, ((dim, causal), points) in enumerate(grid.items()):
         left, top = LEFT + i % columns * (PANEL_WIDTH + GAP_X), TOP + i // columns * (PANEL_HEIGHT + GAP_Y)
         lines += panel(left, top, points, list(titles), highest, f"head_dim {dim}, {mask({'causal': causal})}")

@@ -113,7 +113,7 @@ def check_examples():
 
 def main():
     bad, files = list(check_examples()), markdown_files()
-    code, known = project_code(NOT_CODE), gates()
+    code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
     for path in files:
         text = without_code_blocks(path.read_text(encoding="utf-8"))
         complaints = [*check_links(path, text), *check_file_names(path, text)]

@@ -78,7 +78,8 @@ typedef enum flash3_compute FLASH3_ENUM_INT32 {
 typedef enum flash3_backend FLASH3_ENUM_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /* Hopper for device memory, CPU for host memory; without pointers:
                                 Hopper if there is one */
-  FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16 */
+  FLASH3_BACKEND_HOPPER = 1, /* CUDA, compute capability 9.0; float16, bfloat16, forward
+                                calls float8_e4m3 too */
   FLASH3_BACKEND_CPU = 2     /* float16, bfloat16, float32, float8_e4m3 */
 } flash3_backend;
 

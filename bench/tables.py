@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/figures.md from the committed measurements in bench/results.
+"""Writes the tables of docs/figures.md, and README.md's of speed, from the committed measurements in bench/results.
 
     python3 bench/tables.py [--check]
 
@@ -21,6 +21,7 @@ from generated_block import update  # noqa: E402
 RESULTS = ROOT / "bench/results"
 NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
+SPEED_PEERS = ("cudnn", "fa2", "fa4")
 FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fp8_gemm": "FP8 GEMM"}
 
 
@@ -160,6 +161,21 @@ def gpu_summary(path, report, up="../"):
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
     return "\n".join([*lines, f"- From {source(path, report, up)}."])
+
+
+def speed_over_peers(gpu, backward, cpu):
+    """README.md's few numbers: flash3's speed divided by each library's, at the newest points of each pass, and on the CPU."""
+    rows = []
+    for what, reports in (("forward", gpu), ("backward", backward)):
+        for _, report in reports[:1]:
+            ratios = [[r for p in report["points"] if (r := ratio(p, peer))] for peer in SPEED_PEERS]
+            rows.append([f"{what}, {len(report['points'])} points",
+                         *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
+    text = table(["flash3's speed divided by", *(NAMES[peer] for peer in SPEED_PEERS)], rows)
+    for _, report in cpu[:1]:
+        text += (f"\n\nMedian, least and most. On the CPU, {report['device']} with as many threads, it is {report['geometric_mean_speedup']:.1f} "
+                 f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")
+    return text
 
 
 def gpu_points(path, report, up="../"):
@@ -413,7 +429,8 @@ def main():
     if other:
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))
-    status = update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
+    status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
+    status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
     status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
     if status:
         print("the figures are not what bench/results holds: run bench/tables.py")

@@ -38,6 +38,16 @@ class Tables(unittest.TestCase):
         self.assertIn("before the samples 850 TFLOP/s at 1750 MHz, 680 W, 0.80 pJ/FLOP", points)
         self.assertIn("share of the ceiling, over these 1 points: 0.82", tables.gpu_summary(path, full))
 
+    def test_speed_over_peers(self):
+        path = ROOT / "bench/results/x.json"
+        report = self.report()
+        report["points"].append({**report["points"][0], "tflops": {"flash3": 600.0, "cudnn": 600.0, "fa4": 800.0}})
+        cpu = {"device": "CPU", "geometric_mean_speedup": 2.78, "results": [{}, {}]}
+        text = tables.speed_over_peers([(path, report)], [], [(path, cpu)])
+        self.assertIn("| forward, 2 points | 1.20 (1.00 … 1.40) |  | 0.75 (0.75 … 0.75) |", text)
+        self.assertIn("2.8 times as fast as torch, the geometric mean of 2 cases", text)
+        self.assertNotIn("backward", text)
+
     def test_backward(self):
         path = ROOT / "bench/results/x.json"
         report = self.report(workspace_bytes={"flash3": 3 << 20}, score_matrix_bytes=8 << 30)

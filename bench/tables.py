@@ -173,7 +173,7 @@ def speed_over_peers(gpu, backward, cpu):
                          *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
     text = table(["flash3's speed divided by", *(NAMES[peer] for peer in SPEED_PEERS)], rows)
     for _, report in cpu[:1]:
-        text += (f"\n\nMedian, least and most. On the CPU, {report['device']} with as many threads, it is {report['geometric_mean_speedup']:.1f} "
+        text += (f"\n\nMedian, least and most. On the CPU, {report['device']}, {report['instructions']}, it is {report['geometric_mean_speedup']:.1f} "
                  f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")
     return text
 

@@ -65,7 +65,7 @@ def check_links(path, text):
 
 def check_file_names(path, text):
     top_level = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith("build")}
-    for name in re.findall(r"`([^`\n]+)`", text):
+    for name in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", text):
         if not FILE.fullmatch(name) or name.startswith("build"):
             continue  # a path of the build, or no path
         if name.split("/")[0] not in top_level | {"..", "."} and not EXTENSIONS.search(name):
@@ -83,7 +83,7 @@ def gates():
 
 
 def check_identifiers(path, text, code, known=frozenset()):
-    for span in re.findall(r"`([^`\n]+)`", text):
+    for span in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", text):
         name = match[1] if (match := IDENTIFIER.fullmatch(span)) else None
         if name is None or name in FOREIGN | known or MATHEMATICS.fullmatch(name):
             continue

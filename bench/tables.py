@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the figures in README.md and docs/figures.md from the committed measurements in bench/results.
+"""Writes the tables of docs/figures.md, and README.md's of speed, from the committed measurements in bench/results.
 
     python3 bench/tables.py [--check]
 
@@ -21,6 +21,7 @@ from generated_block import update  # noqa: E402
 RESULTS = ROOT / "bench/results"
 NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
+SPEED_PEERS = ("cudnn", "fa2", "fa4")
 FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fp8_gemm": "FP8 GEMM"}
 
 
@@ -129,7 +130,7 @@ def gpu_heading(report):
             f"{ceiling_heading(report)}")
 
 
-def gpu_summary(path, report):
+def gpu_summary(path, report, up="../"):
     """One row for each head_dim and mask, one column for each length."""
     points = report["points"]
     lengths = sorted({p["seq"] for p in points})
@@ -146,7 +147,7 @@ def gpu_summary(path, report):
                 cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
             rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
     lines = [gpu_heading(report), "",
-             "TFLOP/s of flash3; in brackets its ratio to cuDNN's, both measured in turn in the same run:", "",
+             "TFLOP/s of flash3; in brackets its ratio to cuDNN's, both measured interleaved in one run:", "",
              table(["head_dim, mask \\ seq", *lengths], rows), ""]
     for peer, name in NAMES.items():
         ratios = [r for p in points if (r := ratio(p, peer))]
@@ -159,7 +160,22 @@ def gpu_summary(path, report):
                      f"{median_range([share for share, _ in shares])}; at {lengths[-1]} {min(longest):.2f} … {max(longest):.2f}")
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
-    return "\n".join([*lines, f"- From {source(path, report)}."])
+    return "\n".join([*lines, f"- From {source(path, report, up)}."])
+
+
+def speed_over_peers(gpu, backward, cpu):
+    """README.md's few numbers: flash3's speed divided by each library's, at the newest points of each pass, and on the CPU."""
+    rows = []
+    for what, reports in (("forward", gpu), ("backward", backward)):
+        for _, report in reports[:1]:
+            ratios = [[r for p in report["points"] if (r := ratio(p, peer))] for peer in SPEED_PEERS]
+            rows.append([f"{what}, {len(report['points'])} points",
+                         *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
+    text = table(["flash3's speed divided by", *(NAMES[peer] for peer in SPEED_PEERS)], rows)
+    for _, report in cpu[:1]:
+        text += (f"\n\nMedian, least and most. On the CPU, {report['device']}, {report['instructions']}, it is {report['geometric_mean_speedup']:.1f} "
+                 f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")
+    return text
 
 
 def gpu_points(path, report, up="../"):
@@ -259,7 +275,7 @@ def fp8_points(path, report, up="../"):
 
 def cpu_heading(report):
     return (f"{report['device']}, {report['instructions']}; torch {report['torch']}, scaled_dot_product_attention on "
-            f"the CPU with as many threads; calls in turn in one process, medians. Load average of the machine at the end: "
+            f"the CPU with as many threads; calls interleaved in one process, medians. Load average of the machine at the end: "
             f"{report['load_average']:.1f}.")
 
 
@@ -270,7 +286,7 @@ def group_of(result):
     return f"{dtype}, {what}"
 
 
-def cpu_summary(path, report):
+def cpu_summary(path, report, up="../"):
     groups = {}
     for r in report["results"]:
         groups.setdefault(group_of(r), []).append(r)
@@ -283,7 +299,7 @@ def cpu_summary(path, report):
     header = ["", "cases", "speed-up over torch, geometric mean", "least", "most", "flash3's highest GFLOP/s"]
     return "\n\n".join([cpu_heading(report), table(header, rows),
                         f"Over all {len(report['results'])} cases: geometric mean {report['geometric_mean_speedup']:.2f}. "
-                        f"From {source(path, report)}."])
+                        f"From {source(path, report, up)}."])
 
 
 def cpu_points(path, report, up="../"):
@@ -377,7 +393,7 @@ def training_table(path, report, up="../"):
     rows = [[f"{max(0, end - 10)} … {end - 1}", *(f"{mean(losses[name], end):.4f}" for name in names)] for end in ends]
     rows.append(["tokens/s", *(f"{speed[name]:,}" for name in names)])
     return (f"{report['device']}, torch {report['torch']}: a GPT of {size['layers']} layers, dim {size['dim']}, {size['heads']} heads, "
-            f"{size['batch']} × {size['length']} tokens a step; both from seed {report['seed']}, in turn step by step. Mean loss of ten "
+            f"{size['batch']} × {size['length']} tokens a step; both from seed {report['seed']}, their steps alternating. Mean loss of ten "
             "steps, nats per byte.\n\n" + table(["steps", *names], rows) + f"\n\nFrom {source(path, report, up)}.")
 
 
@@ -392,10 +408,10 @@ def main():
     args = parser.parse_args()
     gpu, backward, ragged, fp8, cpu, alone, calls, trained, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
-    readme = [section("On the GPU", gpu[:1], gpu_summary)]
+    summary = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
-        readme.append(section("On the GPU, backward", newest_backward, gpu_summary))
-    readme += [section("On the CPU", cpu[:1], cpu_summary)]
+        summary.append(section("On the GPU, backward", newest_backward, gpu_summary))
+    summary += [section("On the CPU", cpu[:1], cpu_summary)]
     everything = [section("Hopper, forward", gpu, gpu_points)]
     if backward:
         everything.append(section("Hopper, backward", backward, gpu_points))
@@ -413,7 +429,8 @@ def main():
     if other:
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))
-    status = update("README.md", "figures", "\n\n".join(readme), args.check)
+    status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
+    status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
     status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
     if status:
         print("the figures are not what bench/results holds: run bench/tables.py")

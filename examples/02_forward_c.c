@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention on host memory in C11: a sliding window, the log-sum-exp, a workspace, and an error. */
+/* Attention on host memory in C11: a sliding window, the log-sum-exp, a workspace, and an error.
+ * README.md shows the part between the two marks. */
 #include <flash3/flash3.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@ int main(void) {
     v[i] = 1.5f;
   }
 
+  /* README: begin */
   flash3_forward_params params = {.struct_size = sizeof params};
   params.q = tensor(q);
   params.k = tensor(k);
@@ -41,6 +43,7 @@ int main(void) {
   params.workspace = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
   params.workspace_size = bytes;
   const flash3_status status = flash3_forward(&params);
+  /* README: end */
   free(params.workspace);
   if (status != FLASH3_OK) {
     fprintf(stderr, "flash3: %s: %s\n", flash3_status_name(status), flash3_last_error());

@@ -410,8 +410,8 @@ inline std::string explain(const Backward& args) { return detail::explain_of(arg
 inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
 /// @}
 
-/// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses, stream
-/// and workspace. Args: Forward, Backward or Quantize. Throws Error.
+/// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses,
+/// stream and workspace. Args: Forward, Backward or Quantize. Throws Error.
 template <class Args>
 class Plan {
  public:

@@ -14,9 +14,10 @@ extern "C" {
 /** The plan of a forward, backward or quantize call.
  *
  * From run to run every data pointer, stream, workspace and workspace_size may change, and so may
- * what the memory holds, lengths too. A pointer may be NULL when the plan is made: it then counts as
- * a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be one. Everything
- * else must be as it was: a field that differs is an error that names it, and nothing runs.
+ * what the memory holds, lengths too. A pointer may be NULL when the plan is made: it then counts
+ * as a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be one.
+ * Everything else must be as it was: a field that differs is an error that names it, and nothing
+ * runs.
  *
  * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
  * It holds host memory alone. It belongs to the device that was current when it was made; on a CPU
@@ -51,8 +52,8 @@ FLASH3_API flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* 
 /** The text of the call's _explain, with the same rule for the buffer. */
 FLASH3_API flash3_status flash3_plan_explain(const flash3_plan* plan, char* buffer, size_t* size);
 
-/** Frees a plan; NULL: nothing. No run of it may be under way on the host; what it has launched on a
- * device may still run. */
+/** Frees a plan; NULL: nothing. No run of it may be under way on the host; what it has launched on
+ * a device may still run. */
 FLASH3_API void flash3_plan_destroy(flash3_plan* plan);
 /** @} */
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/tables.py shows of what the benchmark scripts, flash3 bench and the training example wrote."""
+"""What bench/tables.py and bench/draw.py show of what the benchmark scripts, flash3 bench and the training example wrote."""
+import re
 import unittest
+import xml.etree.ElementTree
 
 from check_bench_scripts import CEILING
 from sources import ROOT
 
+import draw  # noqa: E402, from bench/
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
 
@@ -13,7 +16,7 @@ class Tables(unittest.TestCase):
     def report(self, **more):
         point = {"batch": 1, "seq": 16384, "heads": 16, "dim": 128, "causal": True, "tflops": {"flash3": 700.0, "cudnn": 500.0},
                  "spread_p10_p90": {"flash3": 0.01, "cudnn": 0.02}, "sm_mhz": 1700, "watts": 690, **more}
-        return {"device": "GPU", "driver": "1", "torch": "2", "cudnn": 9, "commit": "abc", "date": "2026-01-01",
+        return {"device": "GPU", "driver": "1", "torch": "2", "cudnn": 91900, "commit": "abc", "date": "2026-01-01",
                 "dtype": "bf16", "sample_ms": 12.0, "samples": 11, "points": [point]}
 
     def test_columns_of_the_peers(self):
@@ -34,6 +37,16 @@ class Tables(unittest.TestCase):
         self.assertEqual(cells["cuDNN alone, pJ/FLOP"], "1.31")
         self.assertIn("before the samples 850 TFLOP/s at 1750 MHz, 680 W, 0.80 pJ/FLOP", points)
         self.assertIn("share of the ceiling, over these 1 points: 0.82", tables.gpu_summary(path, full))
+
+    def test_speed_over_peers(self):
+        path = ROOT / "bench/results/x.json"
+        report = self.report()
+        report["points"].append({**report["points"][0], "tflops": {"flash3": 600.0, "cudnn": 600.0, "fa4": 800.0}})
+        cpu = {"device": "CPU", "instructions": "X, 2 threads", "geometric_mean_speedup": 2.78, "results": [{}, {}]}
+        text = tables.speed_over_peers([(path, report)], [], [(path, cpu)])
+        self.assertIn("| forward, 2 points | 1.20 (1.00 … 1.40) |  | 0.75 (0.75 … 0.75) |", text)
+        self.assertIn("2.8 times as fast as torch, the geometric mean of 2 cases", text)
+        self.assertNotIn("backward", text)
 
     def test_backward(self):
         path = ROOT / "bench/results/x.json"
@@ -111,6 +124,22 @@ class Tables(unittest.TestCase):
         for line in ("| 0 … 9 | 5.0000 | 5.0000 |", "| 10 … 19 | 3.0000 | 2.0000 |", "| 15 … 24 | 3.0000 | 2.0000 |",
                      "| tokens/s | 12,345 | 9,999 |"):
             self.assertIn(line, text)
+
+    def test_drawing(self):
+        report = self.report()
+        report["points"] = [{**report["points"][0], "seq": seq, "tflops": {"flash3": flash3, "fa4": 100.0, "fp8_gemm": 900.0}}
+                            for seq, flash3 in ((1024, 450.0), (512, 300.0))]
+        svg = draw.draw(report, draw.THEMES["light"])
+        xml.etree.ElementTree.fromstring(svg)
+        self.assertIn("head_dim 128, causal", svg)
+        self.assertNotIn("fp8_gemm", svg)
+        self.assertNotIn("cuDNN<", svg)  # no line, no legend
+        # Shortest first; the axis ends at the next 200, so 300 of 600 is half way up.
+        legend, line = re.findall(r'points="([^"]*)" class="flash3 line"', svg)
+        places = [tuple(map(float, place.split(","))) for place in line.split()]
+        self.assertLess(places[0][0], places[1][0])
+        self.assertEqual([y for _, y in places], [draw.TOP + draw.PANEL_HEIGHT / 2, draw.TOP + draw.PANEL_HEIGHT / 4])
+        self.assertNotEqual(svg, draw.draw(report, draw.THEMES["dark"]))
 
 
 if __name__ == "__main__":

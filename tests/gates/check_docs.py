@@ -1,16 +1,33 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The documentation and the tree agree, in every .md file: relative links lead to a file and, with #, to a heading of it;
-files named in backticks exist; README.md's C++ example is the marked part of examples/01_forward.cpp."""
+files and names of the code in backticks exist; README.md's C++ and C examples are the marked parts of the programs that the tests compile."""
 import re
 import sys
+import textwrap
 
+from code_names import project_code
 from sources import ROOT
 
-EXAMPLE = "examples/01_forward.cpp"
+# The language of a block in README.md: the program that it is the marked part of, and what stands in front of that part.
+EXAMPLES = {"cpp": ("examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"), "c": ("examples/02_forward_c.c", "")}
 # What a path in backticks may begin with, so that `flash3/flash3.h` and `hopper/device/tma.cuh` read as in an #include.
 BASES = ("", "include", "src", "src/hopper", "tools")
 FILE = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")
+# A name of C, C++, Python or CMake in backticks, alone or as it is used: `plan_forward`, `Traits::kTileN`, `flash3.attention(q, k, v)`,
+# `.causal = true`, `-DFLASH3_HOPPER=OFF`. In a formula, a command or a phrase nothing is looked for.
+IDENTIFIER = re.compile(r"(?:-D|\.)?([A-Za-z_]\w*(?:(?:::|\.)[A-Za-z_]\w*)*)(?:<.*>)?(?:\(.*\)|\[.*\]| ?\{.*\}| ?=(?!=).*)?")
+# Names that are not this project's to have.
+MATHEMATICS = re.compile(r"[a-z]+_(i|j|h|ij)")  # a quantity with its indices: `lse_i`, `ds_ij`
+FOREIGN = {
+    "snake_case", "PascalCase", "kCamel",  # how names are written
+    "arch_prctl",  # Linux
+    "CheckpointError", "mask_mod", "varlen_attn",  # torch
+}
+# These tell of what is gone, too.
+HISTORY = {"CHANGELOG.md", "EXPERIMENTS.md"}
+# The gate itself speaks of names that do not exist.
+NOT_CODE = {"tests/gates/check_docs.py", "tests/gates/check_docs_rules.py"}
 EXTENSIONS = re.compile(r"\.(h|hpp|cuh|c|cpp|cu|py|md|txt|json|sh|cmake|in|map|safetensors)$")
 
 
@@ -21,6 +38,11 @@ def markdown_files():
 
 def without_code_blocks(text):
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def without_generated_blocks(text):
+    """What scripts write between <!-- name:begin --> and <!-- name:end --> has gates of its own."""
+    return re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.S)
 
 
 def anchors(path):
@@ -43,7 +65,7 @@ def check_links(path, text):
 
 def check_file_names(path, text):
     top_level = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith("build")}
-    for name in re.findall(r"`([^`\n]+)`", text):
+    for name in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", text):
         if not FILE.fullmatch(name) or name.startswith("build"):
             continue  # a path of the build, or no path
         if name.split("/")[0] not in top_level | {"..", "."} and not EXTENSIONS.search(name):
@@ -53,21 +75,51 @@ def check_file_names(path, text):
             yield f"`{name}`: there is no such file"
 
 
-def check_example():
-    block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    source = (ROOT / EXAMPLE).read_text(encoding="utf-8")
-    marked = re.search(r"^// README: begin\n(.*?)^// README: end$", source, re.M | re.S)
+def gates():
+    """gate.NAME for each of tests/gates/CMakeLists.txt."""
+    text = (ROOT / "tests/gates/CMakeLists.txt").read_text(encoding="utf-8")
+    generated = (f"generated_{path.stem}" for path in (ROOT / "tools/codegen").glob("*.py"))
+    return {f"gate.{name}" for name in [*re.findall(r"flash3_add_gate\((\w+)", text), *generated]}
+
+
+def check_identifiers(path, text, code, known=frozenset()):
+    for span in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", text):
+        name = match[1] if (match := IDENTIFIER.fullmatch(span)) else None
+        if name is None or name in FOREIGN | known or MATHEMATICS.fullmatch(name):
+            continue
+        if EXTENSIONS.search(name):
+            if name not in code.files and name not in code.text and not (path.parent / name).exists():
+                yield f"`{span}`: there is no such file"
+        elif not code.has(name):
+            yield f"`{span}`: no code has this name"
+
+
+def check_example(language, readme, source, front):
+    """front: what the block has in front of the part of the source between its marks."""
+    block = re.search(rf"^```{language}\n(.*?)^```", readme, re.M | re.S)
+    marked = re.search(r"^ *(?://|/\*) README: begin(?: \*/)?\n(.*?)^ *(?://|/\*) README: end(?: \*/)?$", source, re.M | re.S)
     if not block or not marked:
-        yield "README.md must hold a block of cpp, and " + EXAMPLE + " the marks around it"
-    elif block[1] != "#include <flash3/flash3.hpp>\n\n" + marked[1]:
-        yield f"README.md: its C++ example is not the marked part of {EXAMPLE}, behind the #include"
+        yield f"README.md must hold a block of {language}, and its program the marks around it"
+    elif block[1] != front + textwrap.dedent(marked[1]):
+        yield f"README.md: its example in {language} is not the marked part of the program"
+
+
+def check_examples():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for language, (program, front) in EXAMPLES.items():
+        for complaint in check_example(language, readme, (ROOT / program).read_text(encoding="utf-8"), front):
+            yield f"{complaint}: {program}"
 
 
 def main():
-    bad, files = list(check_example()), markdown_files()
+    bad, files = list(check_examples()), markdown_files()
+    code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
     for path in files:
         text = without_code_blocks(path.read_text(encoding="utf-8"))
-        for complaint in [*check_links(path, text), *check_file_names(path, text)]:
+        complaints = [*check_links(path, text), *check_file_names(path, text)]
+        if path.name not in HISTORY:
+            complaints += check_identifiers(path, without_generated_blocks(text), code, known)
+        for complaint in complaints:
             bad.append(f"{path.relative_to(ROOT)}: {complaint}")
     print("\n".join(bad) or f"{len(files)} files in order")
     return bool(bad)

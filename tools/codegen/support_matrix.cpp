@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints what the library supports, as Markdown, by asking the functions that decide it when a call
-// is made: plan_forward and plan_backward for Hopper, the CPU backend's plan(). Needs no GPU: a
-// plan launches nothing. support_matrix.py puts the text into README.md.
+// is made: plan() of the Hopper families and of the CPU backend. Needs no GPU: a plan launches
+// nothing. support_matrix.py puts the text into docs/support.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the support matrix in README.md, as the library's own functions answer (support_matrix.cpp).
+"""Writes the support matrix and the kernels in docs/support.md, as the library's own functions answer (support_matrix.cpp).
 
     cmake --build --preset ci --target flash3_support_matrix
     python3 tools/codegen/support_matrix.py [--program build/ci/bin/flash3_support_matrix] [--check]
 
-`--check` compares instead of writing: the gate that keeps README.md and the library together. Needs no GPU.
+`--check` compares instead of writing: the gate that keeps docs/support.md and the library together. Needs no GPU.
 """
 import argparse
 import subprocess
 import sys
 
 from generated_block import ROOT, update
+
+DOCUMENT = "docs/support.md"
 
 
 def main():
@@ -23,9 +25,10 @@ def main():
         text = subprocess.run([args.program], capture_output=True, encoding="utf-8", check=True).stdout
     except OSError as error:
         return f"{error}; build it: cmake --build --preset ci --target flash3_support_matrix"
-    status = update("README.md", "support", text, args.check)
+    matrix, _, kernels = text.partition("\n\n")  # the first table, and those of the kernels
+    status = update(DOCUMENT, "support", matrix, args.check) | update(DOCUMENT, "kernels", kernels, args.check)
     if status:
-        print("README.md is not what the library answers: run tools/codegen/support_matrix.py")
+        print(f"{DOCUMENT} is not what the library answers: run tools/codegen/support_matrix.py")
     return status
 
 

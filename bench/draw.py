@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws README.md's figures, docs/images/*.svg, from the committed measurements in bench/results: TFLOP/s over the sequence length,
+a panel for each head dim and mask, for a light page and for a dark one.
+
+    python3 bench/draw.py [--check]
+
+Plain SVG text, the same bytes on every machine. `--check` compares instead of writing: the gate that keeps figures and measurements
+together. `python -m flash3.bench plot` draws any file, with matplotlib.
+"""
+import argparse
+import json
+import sys
+from xml.sax.saxutils import escape
+
+from tables import NAMES, RESULTS, ROOT, mask
+
+IMAGES = ROOT / "docs/images"
+FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
+# What is not drawn: a GEMM is no attention.
+LEFT_OUT = {"fp8_gemm"}
+FP8_TITLES = {"flash3": "flash3, FP8", "flash3_from_bf16": "flash3, FP8 with quantise", "flash3_bf16": "flash3, bf16",
+              "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "cudnn": "cuDNN, bf16"}
+THEMES = {
+    "light": {"page": "#ffffff", "text": "#1f2328", "faint": "#59636e", "grid": "#d1d9e0",
+              "lines": {"flash3": "#cf222e", "flash3_bf16": "#953800", "flash3_from_bf16": "#cf222e", "cudnn": "#1a7f37",
+                        "cudnn_fp8": "#1a7f37", "fa2": "#6e7781", "fa4": "#8250df"}},
+    "dark": {"page": "#0d1117", "text": "#f0f6fc", "faint": "#9198a1", "grid": "#3d444d",
+             "lines": {"flash3": "#ff7b72", "flash3_bf16": "#f0883e", "flash3_from_bf16": "#ff7b72", "cudnn": "#3fb950",
+                       "cudnn_fp8": "#3fb950", "fa2": "#8b949e", "fa4": "#bc8cff"}},
+}
+# Dashes and marks tell the lines apart without their colours.
+DASHES = {"flash3_from_bf16": "2 3", "fa4": "7 3", "cudnn": "5 2 1 2", "fa2": "1 3"}
+SQUARE_MARKS = {"cudnn", "cudnn_fp8", "fa4"}
+
+WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 900, 250, 150
+LEFT, TOP, GAP_X, GAP_Y, BOTTOM = 46, 84, 44, 46, 40
+STEP = 200  # TFLOP/s between grid lines
+
+
+def panels(report):
+    """{(head dim, causal): points by sequence length}, in the order in which they are drawn."""
+    points = report.get("points") or report["fp8_points"]
+    keys = sorted({(p["causal"], p["dim"]) for p in points})
+    return {(dim, causal): sorted((p for p in points if (p["causal"], p["dim"]) == (causal, dim)), key=lambda p: p["seq"])
+            for causal, dim in keys}
+
+
+def series(report):
+    """The libraries' keys in the file and what they are called, flash3 first."""
+    points = report.get("points") or report["fp8_points"]
+    found = dict.fromkeys(name for p in points for name in p["tflops"] if name not in LEFT_OUT)
+    titles = FP8_TITLES if "fp8_points" in report else {"flash3": "flash3", **NAMES}
+    return {name: title for name, title in titles.items() if name in found}
+
+
+def text(x, y, content, size=12, anchor="start", kind="text", weight="normal"):
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{escape(content)}</text>'
+
+
+def mark(x, y, name):
+    if name in SQUARE_MARKS:
+        return f'<rect x="{x - 2.5:.1f}" y="{y - 2.5:.1f}" width="5" height="5" class="{name} mark"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" class="{name} mark"/>'
+
+
+def line(places, name):
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return [f'<polyline points="{path}" class="{name} line"/>', *(mark(x, y, name) for x, y in places)]
+
+
+def length(seq):
+    return f"{seq // 1024}k" if seq % 1024 == 0 else str(seq)
+
+
+def panel(left, top, points, names, highest, title):
+    place_y = lambda tflops: top + PANEL_HEIGHT * (1 - tflops / highest)
+    place_x = lambda i: left + PANEL_WIDTH * (i + 0.5) / len(points)
+    lines = [text(left, top - 8, title, weight="bold")]
+    for value in range(0, highest + 1, STEP):
+        y = place_y(value)
+        lines.append(f'<path d="M{left} {y:.1f}h{PANEL_WIDTH}" class="grid"/>')
+        lines.append(text(left - 6, y + 4, str(value), 11, "end", "faint"))
+    lines += [text(place_x(i), top + PANEL_HEIGHT + 16, length(p["seq"]), 11, "middle", "faint") for i, p in enumerate(points)]
+    for name in reversed(names):  # flash3 on top
+        lines += line([(place_x(i), place_y(p["tflops"][name])) for i, p in enumerate(points) if name in p["tflops"]], name)
+    return lines
+
+
+def legend(titles):
+    lines, x = [], LEFT
+    for name, title in titles.items():
+        lines += [*line([(x, 46), (x + 26, 46)], name), text(x + 34, 50, title)]
+        x += 52 + 6.9 * len(title)
+    return lines
+
+
+def style(theme, names):
+    rules = [".text{fill:%(text)s}.faint{fill:%(faint)s}.grid{stroke:%(grid)s;stroke-width:1}" % theme, ".line{fill:none;stroke-width:1.8}"]
+    for name in names:
+        colour = theme["lines"][name]
+        dash = f"stroke-dasharray:{DASHES[name]}" if name in DASHES else ""
+        width = ";stroke-width:2.6" if name == "flash3" else ""
+        rules.append(f".{name}.line{{stroke:{colour}{width};{dash}}}.{name}.mark{{fill:{colour}}}")
+    return f"<style>{''.join(rules)}</style>"
+
+
+def cudnn_version(number):
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def draw(report, theme):
+    grid, titles = panels(report), series(report)
+    columns = len({dim for dim, _ in grid})
+    rows = len(grid) // columns
+    most = max(p["tflops"].get(name, 0) for points in grid.values() for p in points for name in titles)
+    highest = -(-int(most + 1) // STEP) * STEP
+    height = TOP + rows * (PANEL_HEIGHT + GAP_Y) + BOTTOM - GAP_Y + 16
+    what = f"Attention {report.get('pass', 'forward')}, {'FP8 and bf16' if 'fp8_points' in report else report['dtype']}, {report['device']}"
+    heading = f"{what}: TFLOP/s by sequence length"
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
+             'font-family="system-ui,-apple-system,\'Segoe UI\',\'DejaVu Sans\',sans-serif">',
+             f"<title>{escape(heading)}</title>", style(theme, titles), f'<rect width="{WIDTH}" height="{height}" fill="{theme["page"]}"/>',
+             text(LEFT, 22, heading, 15, weight="bold"), *legend(titles)]
+    for i, ((dim, causal), points) in enumerate(grid.items()):
+        left, top = LEFT + i % columns * (PANEL_WIDTH + GAP_X), TOP + i // columns * (PANEL_HEIGHT + GAP_Y)
+        lines += panel(left, top, points, list(titles), highest, f"head_dim {dim}, {mask({'causal': causal})}")
+    about = (f"16k tokens, hidden size 2048; libraries interleaved in one run, medians; torch {report['torch']}, cuDNN "
+             f"{cudnn_version(report['cudnn'])}; commit {report['commit']}, {report['date']}")
+    lines.append(text(LEFT, height - 8, about, 11, kind="faint"))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    status = 0
+    for name, file in FIGURES.items():
+        report = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        for theme, colours in THEMES.items():
+            path, svg = IMAGES / f"{name}_{theme}.svg", draw(report, colours)
+            if path.exists() and path.read_text(encoding="utf-8") == svg:
+                print(f"{path.relative_to(ROOT)} is up to date")
+            elif args.check:
+                print(f"{path.relative_to(ROOT)} is not what bench/results/{file} holds: run bench/draw.py")
+                status = 1
+            else:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(svg, encoding="utf-8")
+                print(f"{path.relative_to(ROOT)}: drawn")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,15 +8,14 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <cstdint>
-#include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "flash3/flash3.h"
+#include "flash3/plan.h"
 
 namespace flash3_torch {
 
@@ -100,7 +99,6 @@ class Call {
  public:
   // The other tensors must be on the device of the first one.
   Call(const char* first_name, const Device& device) : first_name_(first_name), device_(device) {
-    std::memset(&params, 0, sizeof params);  // what lies between fields too: see workspace_bytes
     params.struct_size = sizeof params;
     if (device_.is_cuda()) {
       params.stream = current_stream(device_.index);
@@ -123,7 +121,6 @@ class Call {
   }
   void output(const char* name, flash3_tensor* field, const Tensor& t) {
     describe(name, t, first_name_, device_, field);
-    fields_[field_count_++] = field;
   }
   void optional_output(const char* name, flash3_tensor* field, const MaybeTensor& t) {
     if (t) output(name, field, *t);
@@ -137,11 +134,16 @@ class Call {
     params.max_seqlen_k = s.max_seqlen_k;
   }
 
-  template <class Workspace, class Run>
-  void run(const Workspace& workspace_of, const Run& run) {
+  // make_plan, run_plan: flash3_forward_plan and flash3_forward_run, or those of another call.
+  template <class MakePlan, class RunPlan>
+  void run(const MakePlan& make_plan, const RunPlan& run_plan) {
     std::optional<torch::stable::accelerator::DeviceGuard> guard;
     if (device_.is_cuda()) guard.emplace(device_.index);
-    const size_t bytes = workspace_bytes(workspace_of);
+    flash3_plan* made = nullptr;
+    check(make_plan(&params, &made));
+    const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
+    size_t bytes = 0;
+    check(flash3_plan_workspace(plan.get(), &bytes));
     std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
     if (bytes > 0) {
       workspace = empty({static_cast<int64_t>(bytes) + kWorkspaceAlignment},
@@ -151,60 +153,15 @@ class Call {
                                                  kWorkspaceAlignment * kWorkspaceAlignment);
       params.workspace_size = bytes;
     }
-    check(run(&params));
+    check(run_plan(plan.get(), &params));
   }
 
-  Params params;
+  Params params{};
 
  private:
-  // To answer, the library plans the call, and then does so again to run it. On a GPU the answer
-  // follows from params alone, of addresses from where in an alignment they lie: the last one is
-  // kept, since layer after layer makes calls of one kind.
-  template <class Workspace>
-  size_t workspace_bytes(const Workspace& workspace_of) const {
-    size_t bytes = 0;
-    if (!device_.is_cuda()) {
-      check(workspace_of(&params, &bytes));
-      return bytes;
-    }
-    struct Answer {
-      Params asked;
-      int32_t device = -1;
-      size_t bytes = 0;
-    };
-    thread_local Answer last;
-    const Params asked = without_addresses();
-    // Whose padding is zero too. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
-    if (last.device == device_.index && std::memcmp(&last.asked, &asked, sizeof asked) == 0)
-      return last.bytes;
-    check(workspace_of(&params, &bytes));
-    std::memcpy(&last.asked, &asked, sizeof asked);
-    last.device = device_.index;
-    last.bytes = bytes;
-    return bytes;
-  }
-
-  Params without_addresses() const {
-    Params asked;
-    std::memcpy(&asked, &params, sizeof asked);
-    asked.stream = nullptr;
-    for (size_t i = 0; i < field_count_; ++i) {
-      const auto offset =
-          reinterpret_cast<const char*>(fields_[i]) - reinterpret_cast<const char*>(&params);
-      auto* const field =
-          reinterpret_cast<flash3_tensor*>(reinterpret_cast<char*>(&asked) + offset);
-      field->data =
-          reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(field->data) % kWorkspaceAlignment);
-    }
-    return asked;
-  }
-
   const char* first_name_;
   Device device_;
   std::vector<Tensor> copies_;
-  // As many as there can be. NOLINTNEXTLINE(bugprone-sizeof-expression)
-  std::array<const flash3_tensor*, sizeof(Params) / sizeof(flash3_tensor)> fields_;
-  size_t field_count_ = 0;
 };
 
 // torch.ops.flash3.quantize and quantize_out (quantize.cpp).

@@ -119,7 +119,7 @@ void run_forward(ForwardCall& call, const Tensor& q, const Tensor& k, const Tens
   call.rows("k", &p.k, k);
   call.rows("v", &p.v, v);
   call.output_rows("out", &p.out, out);
-  call.run(flash3_forward_workspace, flash3_forward);
+  call.run(flash3_forward_plan, flash3_forward_run);
 }
 
 void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
@@ -170,7 +170,7 @@ void run_backward(const BackwardInputs& in, const Gradients& gradients, const Op
   call.output_rows("dk", &p.dk, gradients.dk);
   call.output_rows("dv", &p.dv, gradients.dv);
   call.optional_output("dsink", &p.dsink, gradients.dsink);
-  call.run(flash3_backward_workspace, flash3_backward);
+  call.run(flash3_backward_plan, flash3_backward_run);
 }
 
 Tensor empty_of_shape(const Tensor& like, const Device& device) {

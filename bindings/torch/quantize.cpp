@@ -69,7 +69,7 @@ void run(const Parts& parts, const Options& o) {
   p.rotate = o.rotate;
   p.rotation_seed = static_cast<uint64_t>(o.rotation_seed);
   call.sequences(o.sequences);
-  call.run(flash3_quantize_workspace, flash3_quantize);
+  call.run(flash3_quantize_plan, flash3_quantize_run);
 }
 
 // The scales' shape says what they are for: [1], [batch, heads_k] or [batch, heads, blocks].

@@ -16,14 +16,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "flash3/flash3.h"
-#include "flash3/plan.h"
 
 namespace flash3 {
 
@@ -349,25 +347,6 @@ std::string explain_of(const Args& args) {
   return text_of([&p](char* buffer, size_t* size) { return explain(&p, buffer, size); });
 }
 
-inline flash3_status make_plan(const flash3_forward_params* p, flash3_plan** plan) {
-  return flash3_forward_plan(p, plan);
-}
-inline flash3_status make_plan(const flash3_backward_params* p, flash3_plan** plan) {
-  return flash3_backward_plan(p, plan);
-}
-inline flash3_status make_plan(const flash3_quantize_params* p, flash3_plan** plan) {
-  return flash3_quantize_plan(p, plan);
-}
-inline flash3_status run_plan(const flash3_plan* plan, const flash3_forward_params* p) {
-  return flash3_forward_run(plan, p);
-}
-inline flash3_status run_plan(const flash3_plan* plan, const flash3_backward_params* p) {
-  return flash3_backward_run(plan, p);
-}
-inline flash3_status run_plan(const flash3_plan* plan, const flash3_quantize_params* p) {
-  return flash3_quantize_run(plan, p);
-}
-
 }  // namespace detail
 
 /// @{ @name Calls that return a Result
@@ -409,46 +388,5 @@ inline std::string explain(const Forward& args) { return detail::explain_of(args
 inline std::string explain(const Backward& args) { return detail::explain_of(args); }
 inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
 /// @}
-
-/// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses,
-/// stream and workspace. Args: Forward, Backward or Quantize. Throws Error.
-template <class Args>
-class Plan {
- public:
-  explicit Plan(const Args& args) {
-    const auto p = args.params();
-    flash3_plan* made = nullptr;
-    Result(detail::make_plan(&p, &made)).or_throw();
-    plan_.reset(made);
-  }
-
-  /// Bytes of workspace that each run needs.
-  size_t workspace() const {
-    size_t bytes = 0;
-    Result(flash3_plan_workspace(plan_.get(), &bytes)).or_throw();
-    return bytes;
-  }
-
-  /// Which kernel runs and why, as lines of "name: value".
-  std::string explain() const {
-    return detail::text_of([this](char* buffer, size_t* size) {
-      return flash3_plan_explain(plan_.get(), buffer, size);
-    });
-  }
-
-  /// Runs the call with the addresses, stream and workspace of args.
-  Result try_run(const Args& args) const {
-    const auto p = args.params();
-    return Result(detail::run_plan(plan_.get(), &p));
-  }
-  /// try_run(), throwing.
-  void run(const Args& args) const { try_run(args).or_throw(); }
-
- private:
-  struct Destroy {
-    void operator()(flash3_plan* plan) const { flash3_plan_destroy(plan); }
-  };
-  std::unique_ptr<flash3_plan, Destroy> plan_;
-};
 
 }  // namespace flash3

@@ -24,8 +24,8 @@ extern "C" {
  * to the number of cores that the process then had. Runs can be captured in a CUDA graph. */
 typedef struct flash3_plan flash3_plan;
 
-/** @{ @name Making a plan
- * Sets *plan; where the call itself would fail, fails likewise and sets *plan to NULL. */
+/** @{ @name Making a plan */
+/** Sets *plan; where the call itself would fail, fails likewise and sets *plan to NULL. */
 FLASH3_API flash3_status flash3_forward_plan(const flash3_forward_params* params,
                                              flash3_plan** plan);
 FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* params,
@@ -34,8 +34,8 @@ FLASH3_API flash3_status flash3_quantize_plan(const flash3_quantize_params* para
                                               flash3_plan** plan);
 /** @} */
 
-/** @{ @name Running a plan
- * Does what the call does. FLASH3_INVALID_ARGUMENT if params differ from the plan's in more than
+/** @{ @name Running a plan */
+/** Does what the call does. FLASH3_INVALID_ARGUMENT if params differ from the plan's in more than
  * they may, or if the plan is of another kind of call. */
 FLASH3_API flash3_status flash3_forward_run(const flash3_plan* plan,
                                             const flash3_forward_params* params);

@@ -136,6 +136,42 @@ def test_given_memory_and_workspace():
         arrays.forward(q, k, v, frozen)
 
 
+def test_a_plan_runs_with_other_tensors():
+    q, k, v = make()
+    out, lse = np.zeros((*q.shape[:3], v.shape[-1]), np.float32), np.zeros((2, 4, 33), np.float32)
+    plan = arrays.forward_plan(q, k, v, out, lse, causal=True)
+    assert plan.explain() == arrays.forward_explain(q, k, v, out, lse, causal=True)
+    assert plan.workspace_size() == arrays.forward_workspace(q, k, v, out, lse, causal=True)
+    for scale in (1, 2, 3):
+        plan.run(q * np.float32(scale), k.copy(), v, out, lse)
+        wanted, wanted_lse = exact(q * scale, k, v, causal=True)
+        assert abs(out - wanted).max() < 3e-6 and abs(lse - wanted_lse).max() < 1e-5
+    with pytest.raises(ValueError, match=r"causal = 0 but the plan was made for 1; only addresses"):
+        plan.run(q, k, v, out, lse, causal=False)
+    with pytest.raises(ValueError, match=r"q\.shape\[0\] = 1 but the plan was made for 2"):
+        plan.run(q[:1], k[:1], v[:1], out[:1], lse[:1])
+    with pytest.raises(TypeError, match="lse.dtype = none but the plan was made for float32"):
+        plan.run(q, k, v, out)
+    with pytest.raises(TypeError, match="6 tensors are given but the plan's call has 5"):
+        plan.run(q, k, v, out, lse, lse)
+
+
+def test_plans_of_the_other_calls():
+    q, k, v = make(dim_v=32)
+    out, lse = flash3.attention(q, k, v, return_lse=True)
+    dout = np.ones_like(out)
+    made, direct = [np.zeros_like(x) for x in (q, k, v)], [np.zeros_like(x) for x in (q, k, v)]
+    plan = arrays.backward_plan(dout, q, k, v, out, lse, *made)
+    plan.run(dout, q, k, v, out, lse, *made)
+    arrays.backward(dout, q, k, v, out, lse, *direct)
+    assert all((a == b).all() and a.any() for a, b in zip(made, direct))
+
+    codes, scale = np.zeros(k.shape, np.uint8), np.zeros(1, np.float32)
+    plan = arrays.quantize_plan(None, k, None, None, arrays.E4M3(codes), None, None, scale, None)
+    plan.run(None, k, None, None, arrays.E4M3(codes), None, None, scale, None)
+    assert scale[0] > 0 and codes.any()
+
+
 def test_questions():
     q, k, v = make()
     text = flash3.explain(q, k, v, causal=True, num_threads=1)

@@ -57,6 +57,12 @@ def _load():
                                   ("_workspace", [ctypes.POINTER(ctypes.c_size_t)])):
             function = getattr(lib, f"flash3_{name}{suffix}")
             function.argtypes, function.restype = [given, *arguments], ctypes.c_int32
+        make, run = getattr(lib, f"flash3_{name}_plan"), getattr(lib, f"flash3_{name}_run")
+        make.argtypes, make.restype = [given, ctypes.POINTER(ctypes.c_void_p)], ctypes.c_int32
+        run.argtypes, run.restype = [ctypes.c_void_p, given], ctypes.c_int32
+    lib.flash3_plan_workspace.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+    lib.flash3_plan_explain.argtypes = [ctypes.c_void_p, *text]
+    lib.flash3_plan_destroy.argtypes, lib.flash3_plan_destroy.restype = [ctypes.c_void_p], None
     lib.flash3_backend_available.argtypes = [ctypes.c_int32]
     lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
     for function in (lib.flash3_last_error, lib.flash3_version):

@@ -37,7 +37,7 @@ from ._tensors import E4M3, describe
 
 __all__ = ["forward", "backward", "quantize", "forward_workspace", "backward_workspace", "quantize_workspace",
            "forward_supported", "backward_supported", "quantize_supported", "forward_explain", "backward_explain",
-           "quantize_explain", "E4M3", "Support"]
+           "quantize_explain", "forward_plan", "backward_plan", "quantize_plan", "Plan", "E4M3", "Support"]
 
 _ALIGNMENT = 256
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -165,17 +165,28 @@ class _Call:
         _c.check(self._function("_workspace")(self.params, ctypes.byref(size)))
         return size.value
 
-    def run(self):
-        p, needed = self.params, self.workspace_size()
-        memory = None  # lives until the call returns
+    def plan(self):
+        """The address of a flash3_plan of this call."""
+        made = ctypes.c_void_p()
+        _c.check(self._function("_plan")(self.params, ctypes.byref(made)))
+        return made
+
+    def run(self, plan=None):
+        """Runs the call, or this plan of it."""
+        memory = self._take_workspace(self.workspace_size() if plan is None else plan.workspace_size())
+        _c.check(self._function()(self.params) if plan is None else self._function("_run")(plan.address, self.params))
+        del memory
+
+    def _take_workspace(self, needed):
+        """Gives the call its workspace; returns what must live until the call returns."""
+        p, memory = self.params, None
         if self._workspace is not None:
             p.workspace, p.workspace_size = self._given_workspace()
         elif needed and next(iter(self.tensors.values())).on_host:
             memory = ctypes.create_string_buffer(needed + _ALIGNMENT)
             p.workspace = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             p.workspace_size = needed
-        _c.check(self._function()(p))
-        del memory
+        return memory
 
     def _given_workspace(self):
         given = self._workspace
@@ -184,6 +195,42 @@ class _Call:
         if hasattr(given, "data_ptr"):
             return given.data_ptr(), given.numel() * given.element_size()
         raise TypeError(f"workspace is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
+
+
+class Plan:
+    """A call's plan, kept for a call that is made again and again: the kernel is chosen once.
+
+    forward_plan(), backward_plan() and quantize_plan() make one. It may be run by many threads at once.
+    """
+
+    def __init__(self, make_call, tensors, options):
+        self._make_call, self._count, self._options = make_call, len(tensors), options
+        self.address = make_call(*tensors, options).plan()
+
+    def run(self, *tensors, **options):
+        """Runs the call with other tensors, given as to the function that made the plan.
+
+        Their shapes, strides and dtypes must be the plan's, and none may be aligned worse to 16 bytes. Options that are not
+        given are the plan's; stream, workspace and tensors among them may change. Raises ValueError for what differs.
+        """
+        if len(tensors) > self._count:
+            raise TypeError(f"{len(tensors)} tensors are given but the plan's call has {self._count}")
+        tensors += (None,) * (self._count - len(tensors))
+        self._make_call(*tensors, {**self._options, **options}).run(self)
+
+    def workspace_size(self):
+        """The bytes of workspace that each run needs."""
+        size = ctypes.c_size_t()
+        _c.check(_c.lib.flash3_plan_workspace(self.address, ctypes.byref(size)))
+        return size.value
+
+    def explain(self):
+        """Which kernel runs and why, as lines of "name: value"."""
+        return _c.text_of(_c.lib.flash3_plan_explain, self.address)
+
+    def __del__(self):
+        if address := getattr(self, "address", None):
+            _c.lib.flash3_plan_destroy(address)
 
 
 _ATTENTION = ("causal", "window", "softmax_scale", "softcap", "chunk", "sink")
@@ -261,6 +308,11 @@ def forward_explain(q, k, v, out, lse=None, **options):
     return _forward(q, k, v, out, lse, options).explain()
 
 
+def forward_plan(q, k, v, out, lse=None, **options):
+    """A Plan of forward() for these tensors: plan.run(q, k, v, out, lse)."""
+    return Plan(_forward, (q, k, v, out, lse), options)
+
+
 def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
     """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0).
 
@@ -283,6 +335,11 @@ def backward_supported(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=
 def backward_explain(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
     """Which kernel backward() would run and why."""
     return _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).explain()
+
+
+def backward_plan(dout, q, k, v, out, lse, dq, dk, dv, dlse=None, dsink=None, **options):
+    """A Plan of backward() for these tensors: plan.run(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink)."""
+    return Plan(_backward, (dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink), options)
 
 
 def _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options):
@@ -320,3 +377,8 @@ def quantize_explain(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=No
                      **options):
     """Which kernel quantize() would run and why."""
     return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).explain()
+
+
+def quantize_plan(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, **options):
+    """A Plan of quantize() for these tensors, None for what is not given: plan.run() takes them in the same order."""
+    return Plan(_quantize_tensors, (q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale), options)

@@ -2,12 +2,14 @@
 // flash3.hpp: what it makes of its arguments, and the way errors come back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "call.hpp"
 #include "core/problem.hpp"
+#include "flash3/plan.hpp"
 #include "oracle/attention_ref.hpp"
 
 namespace flash3::test {
@@ -276,6 +278,37 @@ TEST(Quantize, ThenForward) {
   wrong.rotary_offset_k = 9;
   EXPECT_EQ(try_quantize(wrong).message().substr(0, 44),
             "rotary_cos.shape[0] = 3 but rotary_offset_k ");
+}
+
+TEST(Wrapper, APlanRunsWithOtherAddresses) {
+  constexpr size_t kElements = 6;
+  float q[2][kElements] = {{1, 2, 3, 4, 5, 6}, {6, 5, 4, 3, 2, 1}}, out[2][kElements] = {};
+  float direct[kElements] = {};
+  const auto args = [&](float* in, float* to) {
+    const Tensor x = tensor(in, FLASH3_FLOAT32, {1, 3, 1, 2});
+    return Forward{.q = x,
+                   .k = x,
+                   .v = x,
+                   .out = tensor(to, FLASH3_FLOAT32, {1, 3, 1, 2}),
+                   .causal = true,
+                   .backend = FLASH3_BACKEND_CPU};
+  };
+  const Plan plan(args(nullptr, nullptr));
+  EXPECT_EQ(plan.workspace(), workspace(args(q[0], out[0])));
+  EXPECT_EQ(plan.explain(), explain(args(q[0], out[0])));
+  alignas(16) float aligned[2][8], results[2][8];
+  for (int i = 0; i < 2; ++i) {
+    std::copy_n(q[i], kElements, aligned[i]);
+    plan.run(args(aligned[i], results[i]));
+    forward(args(aligned[i], direct));
+    EXPECT_TRUE(std::equal(direct, direct + kElements, results[i])) << i;
+  }
+  Forward other = args(aligned[0], results[0]);
+  other.causal = false;
+  const Result result = plan.try_run(other);
+  EXPECT_EQ(result.code(), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(result.message().find("causal = 0 but the plan was made for 1"), 0u);
+  EXPECT_THROW(plan.run(other), Error);
 }
 
 }  // namespace

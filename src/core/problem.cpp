@@ -184,14 +184,13 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   FLASH3_CHECK(read_params(params, &p));
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
-  ForwardProblem made;
-  fill(p, &made);
-  made.q_scale = scale_view(p.q_scale, made.queries_per_kv_head());
-  made.k_scale = scale_view(p.k_scale, 1);
-  made.v_scale = scale_view(p.v_scale, 1);
-  made.quantizes = p.compute == FLASH3_COMPUTE_FP8;
-  made.rotation_seed = p.rotation_seed;
-  *problem = made;
+  *problem = {};
+  fill(p, problem);
+  problem->q_scale = scale_view(p.q_scale, problem->queries_per_kv_head());
+  problem->k_scale = scale_view(p.k_scale, 1);
+  problem->v_scale = scale_view(p.v_scale, 1);
+  problem->quantizes = p.compute == FLASH3_COMPUTE_FP8;
+  problem->rotation_seed = p.rotation_seed;
   return {};
 }
 
@@ -202,16 +201,15 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
   FLASH3_CHECK(check_flag("deterministic", p.deterministic));
-  BackwardProblem made;
-  fill(p, &made);
-  made.dout = view_q(made, p.dout);
-  made.dlse = view_lse(made, p.dlse);
-  made.dq = view_q(made, p.dq);
-  made.dk = view_k(made, p.dk);
-  made.dv = view_k(made, p.dv);
-  made.dsink = sink_view(p.dsink);
-  made.deterministic = p.deterministic != 0;
-  *problem = made;
+  *problem = {};
+  fill(p, problem);
+  problem->dout = view_q(*problem, p.dout);
+  problem->dlse = view_lse(*problem, p.dlse);
+  problem->dq = view_q(*problem, p.dq);
+  problem->dk = view_k(*problem, p.dk);
+  problem->dv = view_k(*problem, p.dv);
+  problem->dsink = sink_view(p.dsink);
+  problem->deterministic = p.deterministic != 0;
   return {};
 }
 

@@ -64,13 +64,6 @@ std::string Extent::name() const {
   return extra ? message(field.part("shape", dim), " - ", extra) : field.part("shape", dim);
 }
 
-bool is_given(const flash3_tensor& t) {
-  const auto is_zero = [](int64_t x) { return x == 0; };
-  return t.data || t.dtype != FLASH3_DTYPE_NONE || t.ndim != 0 ||
-         !std::all_of(t.shape, t.shape + 4, is_zero) ||
-         !std::all_of(t.stride, t.stride + 4, is_zero);
-}
-
 Status check_form(const Field& f, Dtypes dtypes) {
   const flash3_tensor& t = f.tensor;
   if (!is_given(t))
@@ -167,9 +160,11 @@ Status check_strides(const Field& f) {
 Status check_no_overlap(const Field& f) {
   const flash3_tensor& t = f.tensor;
   if (f.has_no_elements()) return {};
+  // By their strides: an insertion sort, stable and without memory of its own.
   std::array<int, 4> dims = {0, 1, 2, 3};
-  std::stable_sort(dims.begin(), dims.begin() + f.ndim,
-                   [&](int a, int b) { return t.stride[a] < t.stride[b]; });
+  for (int i = 1; i < f.ndim; ++i)
+    for (int j = i; j > 0 && t.stride[dims[j - 1]] > t.stride[dims[j]]; --j)
+      std::swap(dims[j - 1], dims[j]);
   int64_t extent = 1;  // elements from the first to the last of the dimensions so far
   for (int i = 0; i < f.ndim; ++i) {
     const int d = dims[i];

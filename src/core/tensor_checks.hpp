@@ -36,7 +36,11 @@ struct Extent {
 };
 
 // False for a zero-initialised tensor: not given.
-bool is_given(const flash3_tensor& tensor);
+inline bool is_given(const flash3_tensor& t) {
+  int64_t any = t.dtype | t.ndim;
+  for (int d = 0; d < 4; ++d) any |= t.shape[d] | t.stride[d];
+  return t.data || any != 0;
+}
 
 inline bool is_fp8(const flash3_tensor& tensor) { return tensor.dtype == FLASH3_FLOAT8_E4M3; }
 

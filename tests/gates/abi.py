@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface as the binaries of its users see it: what abidw reads in the debug information of flash3.h.
+"""The C interface as the binaries of its users see it: what abidw reads in the debug information of
+the C headers.
 
-A C file made from the header defines each function that the header declares and points to each of its types and constants. So
-the dump is that of the header alone, whatever compiler builds the library, with CUDA or without. That the library has these
+A C file made from the headers defines each function that they declare and points to each of their types and constants. So the
+dump is that of the headers alone, whatever compiler builds the library, with CUDA or without. That the library has these
 functions and no others is for gate.exported_symbols, and that it defines them as declared for its compiler.
 """
 import pathlib
@@ -19,14 +20,17 @@ CONSTANT = re.compile(r"^#define (FLASH3_\w+) +[^:\s].*$", re.M)
 GROWING = re.compile(r"flash3_\w+_params")  # their struct_size tells which fields a caller has
 
 
+HEADERS = ("flash3.h", "plan.h")
+
+
 def c_source(header):
-    functions = [declaration.removesuffix(";") + " { return 0; }" for declaration in FUNCTION.findall(header)]
+    functions = [declaration.removesuffix(";") + " { __builtin_trap(); }" for declaration in FUNCTION.findall(header)]
     types = [f"FLASH3_API {name}* abi_type_{name};" for name in TYPE.findall(header)]
     constants = [f"  abi_constant_{name} = {name}," for name in CONSTANT.findall(header)]
     if len(functions) != header.count("\nFLASH3_API ") or len(types) != header.count("\ntypedef ") or not constants:
-        raise SystemExit("flash3.h: a declaration that tests/gates/abi.py cannot read")
-    return "\n".join(["#include <flash3/flash3.h>", *functions, *types, "enum abi_constants {", *constants, "};",
-                      "FLASH3_API enum abi_constants* abi_constants;", ""])
+        raise SystemExit("a declaration that tests/gates/abi.py cannot read")
+    return "\n".join([*(f"#include <flash3/{name}>" for name in HEADERS), *functions, *types, "enum abi_constants {", *constants,
+                      "};", "FLASH3_API enum abi_constants* abi_constants;", ""])
 
 
 def run(*command, cwd=None):
@@ -40,8 +44,8 @@ def run(*command, cwd=None):
 
 
 def dump(compiler, abidw="abidw", include=ROOT / "include"):
-    """The XML for `include`/flash3/flash3.h."""
-    header = (pathlib.Path(include) / "flash3/flash3.h").read_text(encoding="utf-8")
+    """The XML for the headers in `include`/flash3."""
+    header = "".join((pathlib.Path(include) / "flash3" / name).read_text(encoding="utf-8") for name in HEADERS)
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "abi.c").write_text(c_source(header), encoding="utf-8")
         run(compiler, "-std=c11", "-gdwarf-4", "-O0", "-w", "-shared", "-fPIC", "-fvisibility=hidden",

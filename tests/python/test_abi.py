@@ -29,7 +29,8 @@ class Header:
         self.types = {node.get("id"): node for node in self.root.iter() if node.get("id")}
 
     def structs(self):
-        return {node.get("name"): node for node in self.root.iter("class-decl")}
+        """Those whose fields the header shows."""
+        return {node.get("name"): node for node in self.root.iter("class-decl") if node.get("is-declaration-only") != "yes"}
 
     def fields(self, struct):
         """[(name, offset in bytes, type), …] in order."""
@@ -43,7 +44,8 @@ class Header:
 
     def functions(self):
         """{name: (result, [parameter, …])}"""
-        return {node.get("name"): (self.type(node.find("return").get("type-id")),
+        result = lambda node: self.type(node.find("return").get("type-id"))
+        return {node.get("name"): (None if result(node) == "void" else result(node),
                                    [self.type(parameter.get("type-id")) for parameter in node.findall("parameter")])
                 for node in self.root.iter("function-decl")}
 
@@ -61,6 +63,8 @@ class Header:
             return self.type(node.get("type-id"))
         if node.get("name") in ("char", "void"):
             return node.get("name")
+        if node.get("is-declaration-only") == "yes":  # an opaque type
+            return "void"
         if node.tag == "pointer-type-def":
             pointed = self.type(node.get("type-id"))
             return {"char": ctypes.c_char_p, "void": ctypes.c_void_p}.get(pointed) or ctypes.POINTER(pointed)

@@ -5,6 +5,7 @@
 #include "hopper/backward/params.h"
 #include "hopper/backward/plan.hpp"
 #include "hopper/backward/rows.hpp"
+#include "hopper/host/cuda_status.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
@@ -112,8 +113,8 @@ Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
   BackwardParams params{};
   FLASH3_CHECK(make_params(problem, plan, rows, list, &params));
   const BackwardConfig& c = plan.kernel->config;
-  return launch_kernel(plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), &params,
-                       problem.stream, true, "launching the backward kernel");
+  return launch_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
+                       &params, problem.stream, "launching the backward kernel");
 }
 
 }  // namespace

@@ -108,9 +108,9 @@ Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
     FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }
 
-  return launch_kernel(plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
-                       &params, problem.stream, problem.is_ragged(),
-                       "launching the forward kernel");
+  return launch_kernel({plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
+                        problem.is_ragged()},
+                       &params, problem.stream, "launching the forward kernel");
 }
 
 }  // namespace flash3::hopper

@@ -7,7 +7,7 @@
 // That orders the reads before the write, but where a warp is converged anyway ptxas leaves nothing
 // of the __syncwarp that racecheck could see. Shown by a build in which every lane arrives:
 // racecheck reports nothing there, and FP8 at head dim 128 is 2 % slower
-// (src/hopper/forward_fp8/README.md).
+// (src/hopper/forward/FP8.md).
 #pragma once
 
 #include <string>

@@ -11,17 +11,6 @@
 
 namespace flash3::hopper {
 
-// How a kernel interleaves its work. The library's kernels take the defaults; `flash3 bench
-// --ablation` builds the others, to show what each part is worth.
-struct ForwardSchedule {
-  bool ping_pong = true;     // warpgroups take turns to issue their products
-  bool overlap = true;       // a warpgroup's P·V runs under its next softmax
-  bool specialised = true;   // a producer warpgroup loads; otherwise the consumers do
-  bool three_stage = false;  // the next Q·Kᵀ runs under a softmax too: two tiles of scores
-  bool from_table = true;    // false: with a tile_n that the tile table lacks
-  bool lazy_maximum = true;  // FP8: false raises a row's maximum with every score above it
-};
-
 // How many blocks of scales an FP8 tile of tile_n keys may lie in, beginning at a multiple of
 // tile_n.
 FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
@@ -36,6 +25,20 @@ FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return (tile_n 
 
 // What Q, K and V are: float16 or bfloat16, or FP8.
 enum class Operands { k16Bit, kE4m3 };
+
+// Registers a thread after setmaxnreg. Together at most what the block was launched with: a
+// warpgroup that asks for more waits for ever.
+struct RegisterSplit {
+  int producer, consumer;
+};
+
+FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(Operands operands, int warpgroups) {
+  if (warpgroups == 3) return {32, 160};
+  // FP8's producer transposes V as well.
+  if (operands == Operands::kE4m3)
+    return warpgroups == 2 ? RegisterSplit{40, 232} : RegisterSplit{32, 112};
+  return warpgroups == 2 ? RegisterSplit{24, 240} : RegisterSplit{24, 112};
+}
 
 // One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
 // warpgroups of 64 queries each; K and V each travel through a ring of `stages` tiles.
@@ -55,7 +58,6 @@ struct ForwardConfig {
   // key tiles that warpgroups pass by).
   double key_tile_us = 0;
   double tile_us = 0;
-  ForwardSchedule schedule = {};
 
   FLASH3_HOST_DEVICE constexpr bool fp8() const { return operands == Operands::kE4m3; }
   FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
@@ -64,22 +66,12 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
 
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
-  FLASH3_HOST_DEVICE constexpr int threads() const {
-    return 128 * (warpgroups + (schedule.specialised ? 1 : 0));
-  }
-
-  // Registers per thread after setmaxnreg. Together at most what the block was launched with: a
-  // warpgroup that asks for more waits for ever.
+  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return !schedule.specialised ? 0
-           : warpgroups == 3     ? 32
-           : !fp8()              ? 24
-           : warpgroups == 2     ? 40
-                                 : 32;
+    return register_split(operands, warpgroups).producer;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
-    if (!schedule.specialised) return launch_registers();
-    return warpgroups == 2 ? (fp8() ? 232 : 240) : warpgroups == 3 ? 160 : 112;
+    return register_split(operands, warpgroups).consumer;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
@@ -95,7 +87,7 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages + 1;
     const int tile_ring = 2408;                          // device/scheduler.cuh
-    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/rows.cuh
+    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_queries.cuh
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
     return 8 * barriers + tile_ring + rows + scales;
   }
@@ -205,7 +197,7 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 // clang-format on
 
 constexpr bool is_valid(const ForwardConfig& c) {
-  const int score_registers = c.tile_n / 2 * (c.schedule.three_stage ? 2 : 1),
+  const int score_registers = c.tile_n / 2,
             probability_registers = c.tile_n / 8 * c.element_bytes(),
             output_registers = c.head_dim_v / 2;
   return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
@@ -224,17 +216,12 @@ constexpr bool all_valid() {
 static_assert(all_valid(), "a row of the tile table exceeds shared memory or registers");
 
 // The row of a kernel instance; no head dims if there is none.
-constexpr ForwardConfig forward_config(int head_dim, int head_dim_v, bool band, int tile_n,
-                                       const ForwardSchedule& schedule = {},
-                                       ScoreKind score = ScoreKind::kPlain,
-                                       Element element = Element::kBFloat16) {
-  for (ForwardConfig c : kForwardConfigs) {
-    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.score == score && c.holds(element) && (c.tile_n == tile_n || !schedule.from_table)) {
-      c.tile_n = tile_n;
-      c.schedule = schedule;
+constexpr ForwardConfig forward_config(Element element, int head_dim, int head_dim_v, bool band,
+                                       ScoreKind score, int tile_m, int tile_n) {
+  for (const ForwardConfig& c : kForwardConfigs) {
+    if (c.holds(element) && c.head_dim == head_dim && c.head_dim_v == head_dim_v &&
+        c.band == band && c.score == score && c.tile_m() == tile_m && c.tile_n == tile_n)
       return c;
-    }
   }
   return {};
 }

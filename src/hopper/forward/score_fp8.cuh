@@ -13,12 +13,9 @@ namespace flash3::hopper {
 // In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
 inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
 
-// m is in base 2, and shifts leave the offset: as in device/score.cuh. Not lazy: no slack, and what
-// it takes from the offset goes back to that.
-template <bool kLazy>
+// m is in base 2, and shifts leave the offset: as in device/score.cuh.
 struct Fp8Maximum {
-  static constexpr float kSlack = kLazy ? kFp8Slack : 0.f;
-  static constexpr float kOffset = kLazy ? kFp8Offset : 8.f;
+  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
 
   __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
@@ -29,11 +26,11 @@ struct Fp8Maximum {
   }
 };
 
-template <ScoreKind, bool kLazy = true>
+template <ScoreKind>
 struct Fp8Score;
 
-template <bool kLazy>
-struct Fp8Score<ScoreKind::kPlain, kLazy> : Fp8Maximum<kLazy> {
+template <>
+struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
   static constexpr bool kCapped = false;
 
   float scale, inverse;
@@ -60,11 +57,10 @@ struct Fp8Score<ScoreKind::kPlain, kLazy> : Fp8Maximum<kLazy> {
 };
 
 // The cap is of scaled scores: begin_tile() scales them, and m is of those.
-template <bool kLazy>
-struct Fp8Score<ScoreKind::kSoftcap, kLazy> : Score<ScoreKind::kSoftcap> {
-  using Maximum = Fp8Maximum<kLazy>;
+template <>
+struct Fp8Score<ScoreKind::kSoftcap> : Score<ScoreKind::kSoftcap> {
   using Capped = Score<ScoreKind::kSoftcap>;
-  static constexpr float kSlack = Maximum::kSlack, kOffset = Maximum::kOffset;
+  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
 
   float scale;
 

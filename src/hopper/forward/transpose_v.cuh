@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // V for the tensor cores. An FP8 product reads both operands along the reduction, and P·V reduces
-// over keys, but V's rows are along its head dim: two warps of the producer turn each tile, [keys,
-// dims] into [dims, keys], while the consumers work on those before.
+// over keys, but V's rows are along its head dim: two warps of the producer transpose each tile,
+// [keys, dims] into [dims, keys], while the consumers work on those before.
 //
 // A warp takes 32 keys × 16 dims at a time. ldmatrix with .trans hands out 16-bit pairs, two dims
 // of one key: of eight keys × eight pairs, lane l has pair l / 4 of keys 2c and 2c + 1, c = l % 4.
@@ -25,9 +25,11 @@
 #include "hopper/device/ptx/ldmatrix.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/tma.cuh"
-#include "hopper/forward_fp8/kernel.cuh"
+#include "hopper/forward/traits_fp8.cuh"
 
 namespace flash3::hopper {
+
+inline constexpr int kTransposeThreads = 64;
 
 // A patch of 32 keys × 16 dims: what ldmatrix has loaded is stored.
 __device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4]) {
@@ -36,10 +38,10 @@ __device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4])
               __byte_perm(r[2], r[3], kFirst), __byte_perm(r[2], r[3], kSecond));
 }
 
-// Each warp turns every other 16 dims. Addresses are those of offset(), without a register for
+// Each warp transposes every other 16 dims. Addresses are those of offset(), without a register for
 // each: the swizzle flips bits of them.
 template <class Traits>
-__device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t turned, int thread) {
+__device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t transposed, int thread) {
   using RawVTile = typename Traits::RawVTile;
   using VTile = typename Traits::VTile;
   constexpr int kTileN = Traits::kTileN;
@@ -51,7 +53,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t turned, in
   const int lane = thread % 32, first_dim = thread / 32 * 16;
   raw += RawVTile::offset(lane, first_dim);
   // Matrices of stmatrix: the first and second dims of 16 keys, then of the next 16.
-  turned += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
+  transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
 #pragma unroll
   for (int dim = 0; dim < RawVTile::kCols; dim += kBothWarps) {
     const uint32_t from =
@@ -65,7 +67,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t turned, in
 #pragma unroll
       for (int i = 0; i < kPatches; ++i) {
         const int at = key + i * 32;
-        store_patch((turned ^ uint32_t(at % VTile::kChunk)) +
+        store_patch((transposed ^ uint32_t(at % VTile::kChunk)) +
                         at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
                     r[i]);
       }
@@ -79,7 +81,7 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
   using RawVTile = typename Traits::RawVTile;
   using VTile = typename Traits::VTile;
   const uint32_t raw = uint32_t(__cvta_generic_to_shared(shared.raw_v)),
-                 turned = uint32_t(__cvta_generic_to_shared(shared.v));
+                 transposed = uint32_t(__cvta_generic_to_shared(shared.v));
   TileReader tiles{shared.tiles};
   typename Traits::RawState from;
   typename Traits::KvState to;
@@ -90,8 +92,8 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
     for (; key_tiles > 0; --key_tiles) {
       wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
       wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
-      transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes, turned + to.stage * VTile::kBytes,
-                             thread);
+      transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes,
+                             transposed + to.stage * VTile::kBytes, thread);
       arrive(&shared.raw_v_barriers.empty[from.stage]);
       fence_shared_for_async_proxy();
       arrive(&shared.v_barriers.full[to.stage]);

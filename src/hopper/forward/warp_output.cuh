@@ -4,14 +4,14 @@
 #pragma once
 
 #include "hopper/device/sink.cuh"
-#include "hopper/forward/rows.cuh"
+#include "hopper/forward/warp_queries.cuh"
 
 namespace flash3::hopper {
 
 // The rows of a warp in the output; a row is counted from the warpgroup's first.
-struct OutputRows {
+struct WarpOutput {
   const ForwardParams& params;
-  const OwnRows& own;
+  const WarpQueries& own;
 
   __device__ __forceinline__ int token(int row) const {
     return own.query + params.pack.query_of(row);
@@ -37,7 +37,7 @@ struct OutputRows {
 
 // lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
 // writes.
-__device__ __forceinline__ void store_lse(const ForwardParams& params, const OutputRows& rows,
+__device__ __forceinline__ void store_lse(const ForwardParams& params, const WarpOutput& rows,
                                           int row_in_warpgroup, const float (&lse)[2]) {
   if (params.lse == nullptr || threadIdx.x % 4 != 0) return;
 #pragma unroll
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Out
 }
 
 // Takes the sinks of a thread's two rows into their normalisation and LSE.
-__device__ __forceinline__ void add_sinks(const ForwardParams& params, const OutputRows& rows,
+__device__ __forceinline__ void add_sinks(const ForwardParams& params, const WarpOutput& rows,
                                           int row_in_warpgroup, float (&inverse_sum)[2],
                                           float (&lse)[2]) {
   if (params.sink.data == nullptr) return;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void add_sinks(const ForwardParams& params, const Out
 }
 
 // Rows that see no key at all: output 0, LSE −∞, or the sink where there is one. Each warp its own.
-__device__ __forceinline__ void store_empty(const ForwardParams& params, const OutputRows& rows,
+__device__ __forceinline__ void store_empty(const ForwardParams& params, const WarpOutput& rows,
                                             int thread) {
   const int lane = thread % 32, first_row = thread / 32 * kWarpRows;
   for (int row = first_row; row < first_row + kWarpRows; ++row) {

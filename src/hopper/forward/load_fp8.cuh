@@ -7,9 +7,12 @@
 #include "hopper/device/ptx/async_copy.cuh"
 #include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
-#include "hopper/forward_fp8/kernel.cuh"
+#include "hopper/forward/transpose_v.cuh"
 
 namespace flash3::hopper {
+
+// One thread loads everything, and two warps transpose V.
+enum class Fp8ProducerWarp : int { kLoad = 0, kSchedule = 1, kTranspose = 2 };
 
 // Puts the scale of a block into shared memory, some time.
 __device__ __forceinline__ void copy_scale(float* shared, const RowScales& scales, int block) {
@@ -125,5 +128,30 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     }
   }
 }
+
+template <class Traits>
+struct Fp8Producer {
+  static constexpr int kTileReaders = 1 + kTransposeThreads;  // the loader, transposers
+
+  static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
+    // Scales arrive by themselves.
+    for (auto& barriers : shared.q_barriers) barriers.init(4, 2);
+    shared.k_barriers.init(4 * Traits::kWarpgroups, 2);
+    shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
+    shared.raw_v_barriers.init(kTransposeThreads);
+  }
+
+  static __device__ __forceinline__ void run(const ForwardParams& params,
+                                             typename Traits::Shared& shared) {
+    const Fp8ProducerWarp role{warp_in_warpgroup()};
+    if (role == Fp8ProducerWarp::kSchedule) {
+      schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
+    } else if (role >= Fp8ProducerWarp::kTranspose) {
+      transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
+    } else if (threadIdx.x == 0) {
+      load_fp8<Traits>(params, shared);
+    }
+  }
+};
 
 }  // namespace flash3::hopper

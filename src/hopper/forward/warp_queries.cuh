@@ -15,7 +15,7 @@ namespace flash3::hopper {
 // What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
 // sequence (HeadPack), of the heads of this group.
 inline constexpr int kWarpRows = 16;
-struct OwnRows {
+struct WarpQueries {
   SequenceRows sequence;
   int query, head_group;
 };
@@ -50,9 +50,10 @@ __device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& p
 
 // Those of warp `warp` of a warpgroup; slots: of the tile.
 template <bool kBand>
-__device__ __forceinline__ void describe_rows(const ForwardParams& params, const WorkTile& work,
-                                              const SequenceRows* slots, int warpgroup, int warp,
-                                              int lane, OwnRows& own, RowKeys (&keys)[kWarpRows]) {
+__device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
+                                                 const SequenceRows* slots, int warpgroup, int warp,
+                                                 int lane, WarpQueries& own,
+                                                 RowKeys (&keys)[kWarpRows]) {
   const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
   const bool in_slot = kBand && slot_rows != 0;
   int query = work.query + warpgroup * params.pack.queries;

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads by the consumers themselves, for kernels without a producer warpgroup
-// (ForwardSchedule::specialised), which exist to be measured.
+// A block without a producer: the consumers load what they read, and find their work tiles
+// themselves.
 #pragma once
 
-#include "hopper/forward/load.cuh"
+#include "device/ablation/instance.cuh"
 
-namespace flash3::hopper {
+namespace flash3::device {
 
-// The work tiles of a block without a scheduler, in turn; see TileReader.
+// In the place of the library's producer: its warpgroup leaves at once.
+template <class Traits>
+struct NoProducer : TmaProducer<Traits> {
+  static __device__ __forceinline__ void run(const ForwardParams&, typename Traits::Shared&) {}
+};
+
+// The work tiles of a block without a scheduler; see TileReader.
 template <class Traits>
 struct OwnTiles {
   const TileSchedule& schedule;
@@ -50,16 +56,16 @@ struct OwnKeyTiles {
   }
 };
 
-// What a consumer warpgroup loads: thread 0 its own rows of Q; that of warpgroup 0 also K and V for
-// the block. Each key tile is asked for when warpgroup 0 has done with the one before it. Its stage
-// held the one before that, which the other warpgroups have then passed too, or will without
-// waiting for warpgroup 0: they are behind it by one turn at most.
+// What a consumer warpgroup loads: its first thread the warpgroup's rows of Q; that of warpgroup 0
+// also K and V for the block. Each key tile is asked for when warpgroup 0 has done with the one
+// before it. Its stage held the one before that, which the other warpgroups have then left too, or
+// will without waiting for warpgroup 0: ping-pong keeps them one key tile behind it at most.
 template <class Traits>
 struct OwnLoads {
   const ForwardParams& params;
   typename Traits::Shared& shared;
   const int warpgroup;
-  const bool loads_q = threadIdx.x % kWarpgroupThreads == 0, loads_kv = threadIdx.x == 0;
+  const bool loads_q = threadIdx.x % kWarpgroupThreads == 0, loads_kv = loads_q && warpgroup == 0;
   OwnTiles<Traits> q_tiles{params.schedule};
   OwnKeyTiles<Traits, typename Traits::KTile> k_tiles{{params.schedule}};
   OwnKeyTiles<Traits, typename Traits::VTile> v_tiles{{params.schedule}};
@@ -89,4 +95,43 @@ struct OwnLoads {
   }
 };
 
-}  // namespace flash3::hopper
+// Base: a 16-bit consumer of the library, whose steps are followed by the loads that they make room
+// for.
+template <class Traits, class Base>
+struct LoadingConsumer : Base {
+  using typename Base::Tile;
+  OwnTiles<Traits> tiles{this->params.schedule};
+  OwnLoads<Traits> loads{this->params, this->shared, this->warpgroup};
+
+  __device__ __forceinline__ LoadingConsumer(const ForwardParams& params,
+                                             typename Traits::Shared& shared, int warpgroup)
+      : Base(params, shared, warpgroup) {
+    loads.begin();
+  }
+
+  __device__ __forceinline__ void first_key_tile(Tile& tile) {
+    this->first_scores(tile);
+    loads.load_k();
+    if (this->previous_q_is_held) loads.load_q(1 - this->q_state.stage);
+    this->begin_softmax(tile);
+    tile.operands.template make_probabilities<0>(tile);
+  }
+
+  __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
+    this->wait_for_scores(tile, stage);
+    loads.load_k();
+    const bool rescale = this->begin_softmax(tile);
+    tile.softmax.template exponentiate<0, Base::kEarly>(tile.scores);
+    this->wait_for_output(tile, this->v_state_at(stage));
+    loads.load_v();
+    this->finish_softmax(tile, rescale, stage);
+  }
+
+  __device__ __forceinline__ void finish_output(Tile& tile) {
+    Base::finish_output(tile);
+    loads.load_v();
+    if constexpr (!Base::kHoldQ) loads.load_q(this->q_state.stage);
+  }
+};
+
+}  // namespace flash3::device

@@ -80,11 +80,11 @@ __device__ __forceinline__ void add_dq_in(const BackwardParams& params,
     }
     if constexpr (kOrder == DqOrder::kAnyBehindFirst) {
       const bool begun = sums.has_come(kBegun);
-      wait(&shared.dq_full[warpgroup], i % 2, "dq_full");
+      wait(&shared.dq_full[warpgroup], SingleState::at(i).phase, "dq_full");
       first = !begun && sums.claim();
       if (!begun && !first) sums.await(kBegun);
     } else {
-      wait(&shared.dq_full[warpgroup], i % 2, "dq_full");
+      wait(&shared.dq_full[warpgroup], SingleState::at(i).phase, "dq_full");
     }
     float* const to = sums.begin() + warpgroup * kOwnFloats;
     const void* const from = shared.fragments[warpgroup * Traits::kOwnQuads];
@@ -124,7 +124,7 @@ template <class Traits>
 __device__ __forceinline__ void stage_dq(typename Traits::Shared& shared,
                                          const float (&r_dq)[Traits::kOwnQuads * 4], int warpgroup,
                                          int i, int thread) {
-  wait(&shared.dq_empty[warpgroup], i % 2 ^ 1, "dq_empty");
+  wait(&shared.dq_empty[warpgroup], SingleState::at(i).phase ^ 1, "dq_empty");
 #pragma unroll
   for (int quad = 0; quad < Traits::kOwnQuads; ++quad) {
     store_shared(&shared.fragments[warpgroup * Traits::kOwnQuads + quad][thread], &r_dq[4 * quad]);

@@ -10,6 +10,7 @@ namespace flash3::hopper {
 
 inline constexpr int kConsumerWarpgroups = 2;
 inline constexpr int kQueryStages = 2;  // of Q with its LSE, and of dOut with delta
+inline constexpr int kDsStages = 2;
 
 // One kernel: a block owns tile_n keys, whose dK and dV stay in registers, and walks over query
 // tiles of tile_m.
@@ -50,9 +51,9 @@ struct BackwardConfig {
   // Shared memory in bytes. dK and dV are staged in the places of K and V.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
-  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
+  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n() * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 5 + 2 * (kConsumerWarpgroups + 1 + 2 + 2 * kQueryStages);
+    const int barriers = 5 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
     return tile_n() * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
            ds_bytes() + fragment_quads() * 2048 +
            (8 * barriers + int(sizeof(KeyTile)) + mask_rows() * 8 + 15) / 16 * 16;

@@ -16,6 +16,12 @@
 
 namespace flash3::hopper {
 
+// Stage and phase of a query tile's Q and dOut, of its dS, and of what has one stage: a wide tile's
+// P, and dQ on its way to the sums.
+using QueryState = PipelineState<kQueryStages>;
+using DsState = PipelineState<kDsStages>;
+using SingleState = PipelineState<1>;
+
 // Everything that the roles of one kernel share, at compile time.
 template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, int kTileM_,
           ScoreKind kScore = ScoreKind::kPlain>
@@ -44,7 +50,7 @@ struct BackwardTraits {
     uint8_t v[VTile::kBytes];
     uint8_t q[kQueryStages][QTile::kBytes];
     uint8_t dout[kQueryStages][DoutTile::kBytes];
-    uint8_t ds[2][DsTile::kBytes];
+    uint8_t ds[kDsStages][DsTile::kBytes];
     float4 fragments[kConfig.fragment_quads()][kWarpgroupThreads];
     float lse[kQueryStages][kTileM];  // base 2
     float delta[kQueryStages][kTileM];
@@ -53,7 +59,7 @@ struct BackwardTraits {
     uint64_t k_full, v_full;
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
     RingBarriers<1> p_barriers;  // wide, as the next
-    RingBarriers<2> ds_barriers;
+    RingBarriers<kDsStages> ds_barriers;
     uint64_t tile_read;
     KeyTile work;
     RowKeys seen_by[kConfig.mask_rows()];  // a key: these queries

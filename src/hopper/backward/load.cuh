@@ -33,8 +33,8 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
                                              RingBarriers<kQueryStages>& barriers,
                                              const char* empty) {
   const QueryPlace at(params, work, i);
-  const int stage = i % kQueryStages;
-  wait(&barriers.empty[stage], i / kQueryStages % 2 ^ 1, empty);
+  const auto [stage, phase] = QueryState::at(i);
+  wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
   const SequenceRows& s = work.sequence;

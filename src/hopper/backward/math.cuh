@@ -79,7 +79,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   wait(&shared.v_full, 0, "v_full");
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = tile % 2, phase = tile / 2 % 2;
+    const auto [stage, phase] = QueryState::at(tile);
+    const int ds_stage = DsState::at(tile).stage;
     float r_s[kTileM / 2], r_dp[kTileM / 2];
     wait(&shared.q_barriers.full[stage], phase, "q_full");
     issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + stage * QTile::kBytes);
@@ -114,14 +115,14 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     // Under a softcap there are no registers for addresses that the compiler would compute ahead.
     const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,
               late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
-    store_ds<DsTile>(shared.ds[stage], r_ds, late_warpgroup, late_thread);
+    store_ds<DsTile>(shared.ds[ds_stage], r_ds, late_warpgroup, late_thread);
     // dV here: it runs under the fence and the meeting, but would hold the stores up.
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
     fence_shared_for_async_proxy();
     sync(BackwardBarrier::kScoreGradient, 0, kConsumerWarpgroups * kWarpgroupThreads);
 
     float r_dq[Traits::kOwnQuads * 4];
-    issue_dq<Traits>(r_dq, k_columns, ds_rows + stage * DsTile::kBytes, warpgroup);
+    issue_dq<Traits>(r_dq, k_columns, ds_rows + ds_stage * DsTile::kBytes, warpgroup);
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     wgmma_wait<2>();  // dV
     fence_operand(r_dv);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
   const Descriptor ds_rows = descriptor(DsTile::kMajorK, shared.ds);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
-    const int slot = tile % 2;
+    const DsState ds = DsState::at(tile);
     const DqSums<Traits> sums(params, work, 0, tile);
     // Turns are awaited by another warp than the one that ends them: both take long.
     const bool in_turn = sums.in_turn(), awaits = in_turn && thread == 32;
@@ -55,11 +55,11 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
       has_come = sums.has_come(turn);
     }
     __syncwarp();
-    wait(&shared.ds_barriers.full[slot], tile / 2 % 2, "ds_full");
+    wait(&shared.ds_barriers.full[ds.stage], ds.phase, "ds_full");
     float* to = sums.begin() + thread * 4;
     const auto add_block = [&](int block, auto first) {
       float r_dq[32];
-      issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + slot * DsTile::kBytes,
+      issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + ds.stage * DsTile::kBytes,
                                                       k_columns + block * KTile::kChunkBytes);
       if constexpr (first.value) {
         if (!has_come) sums.await(turn);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
       if constexpr (first.value) {
         if (in_turn) sync(BackwardBarrier::kOutputStaged, kTurnCome, kWarpgroupThreads);
       }
-      if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[slot]);
+      if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[ds.stage]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
       to += 64 * 64;

@@ -23,19 +23,19 @@ using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
 // Everything that the roles of one kernel share, at compile time.
-template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, int kTileM_,
-          ScoreKind kScore = ScoreKind::kPlain>
+template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, ScoreKind kScore,
+          int kTileM_, int kTileN_>
 struct BackwardTraits {
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
   static constexpr bool kCapped = kScore == ScoreKind::kSoftcap;
   static constexpr BackwardConfig kConfig =
-      backward_config(kHeadDim_, kHeadDimV_, kBand_, kTileM_, kScore);
+      backward_config(kHeadDim_, kHeadDimV_, kBand_, kScore, kTileM_, kTileN_);
   static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kConfig.tile_m;
-  static constexpr int kTileN = kConfig.tile_n();
+  static constexpr int kTileN = kConfig.tile_n;
   // Of the staged dQ, each warpgroup's.
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;
 
@@ -62,7 +62,7 @@ struct BackwardTraits {
     RingBarriers<kDsStages> ds_barriers;
     uint64_t tile_read;
     KeyTile work;
-    RowKeys seen_by[kConfig.mask_rows()];  // a key: these queries
+    RowKeys seen_by[kConfig.mask_keys()];  // a key: these queries
     uint64_t k_loaded, v_loaded;           // but not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());

@@ -68,8 +68,8 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
                             RowMap* map_rows) {
     return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map, map_rows);
   };
-  FLASH3_CHECK(load_map(k, c.tile_n(), c.head_dim, &params->k, &params->k_rows));
-  FLASH3_CHECK(load_map(v, c.tile_n(), c.head_dim_v, &params->v, &params->v_rows));
+  FLASH3_CHECK(load_map(k, c.tile_n, c.head_dim, &params->k, &params->k_rows));
+  FLASH3_CHECK(load_map(v, c.tile_n, c.head_dim_v, &params->v, &params->v_rows));
   FLASH3_CHECK(load_map(q, c.tile_m, c.head_dim, &params->q, &params->q_rows));
   FLASH3_CHECK(load_map(dout, c.tile_m, c.head_dim_v, &params->dout, &params->dout_rows));
   params->dk_by_tma = plan.dk_by_tma;

@@ -26,10 +26,10 @@ BackwardKernel kernel_of_row() {
       message("bwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
   const bool capped = c.score == ScoreKind::kSoftcap;
-  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n());
-  return {
-      std::move(id), kElement, c,
-      backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_m, c.score>()};
+  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n);
+  return {std::move(id), kElement, c,
+          backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m,
+                                   c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>
@@ -123,9 +123,9 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   const BackwardConfig& c = plan->kernel->config;
 
   const bool ragged = problem.is_ragged();
-  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n());
+  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n);
   const int64_t kv_heads = problem.batch * problem.heads_k;
-  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n());
+  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n);
   const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
   const int64_t query_tiles =
       (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
@@ -214,7 +214,7 @@ VarlenScheduleParams varlen_schedule_params(const BackwardProblem& problem,
   list.k = problem.sequences_k;
   list.batch = int(problem.batch);
   list.tiles_of_keys = true;
-  list.tile_rows = plan.kernel->config.tile_n();
+  list.tile_rows = plan.kernel->config.tile_n;
   list.groups = int(problem.heads_k);
   list.tiles_at_a_time = plan.tiles_at_a_time;
   if (plan.kernel->config.band && !plan.deterministic) {

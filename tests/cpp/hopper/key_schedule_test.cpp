@@ -19,8 +19,7 @@ namespace {
 KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
   const BackwardConfig& c = plan.kernel->config;
   const KeySchedule schedule = key_schedule(problem, plan);
-  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n(), c.band,
-                         block);
+  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n, c.band, block);
 }
 
 const char* const kShapes[] = {
@@ -44,7 +43,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
-    const int tile_n = plan.kernel->config.tile_n();
+    const int tile_n = plan.kernel->config.tile_n;
     std::set<std::tuple<int, int, int>> seen;
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
@@ -67,7 +66,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
     const BackwardConfig& c = plan.kernel->config;
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
-      const int64_t end = std::min<int64_t>(work.key + c.tile_n(), problem.seq_k);
+      const int64_t end = std::min<int64_t>(work.key + c.tile_n, problem.seq_k);
       int64_t first = problem.seq_q, last = -1;
       for (int64_t i = 0; i < problem.seq_q; ++i)
         for (int64_t j = work.key; j < end; ++j)
@@ -92,7 +91,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
     const Mask mask = problem.mask();
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
-      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
+      for (int key = work.key; key < work.key + c.tile_n; key += 64) {
         const WholeTiles whole = whole_tiles(work, {key, key + 64}, c.tile_m);
         for (int tile = work.query_tile_begin; tile < work.query_tile_end; ++tile) {
           const int query = tile * c.tile_m;
@@ -171,7 +170,7 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
     for (Block& b : running) {
       const std::pair at(int(b.work.sequence.batch * problem.heads_k) + b.work.kv_head, b.tile);
       const auto found = before.find(at);
-      const int turn = turn_of(schedule, b.work, c.tile_n(), c.band, b.tile);
+      const int turn = turn_of(schedule, b.work, c.tile_n, c.band, b.tile);
       if (turn != (found == before.end() ? 0 : found->second)) continue;
       ++turns[at];
       b.tile = b.work.next(b.tile);

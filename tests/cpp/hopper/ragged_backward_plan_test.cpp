@@ -67,8 +67,7 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   std::vector<KeyTile> all;
   for (const SequenceRows& s : rows)
     for (int index = 0; index <= s.tiles * list.groups; ++index) {
-      const KeyTile work =
-          decode_key_tile(schedule, s, schedule.heads_k, c.tile_n(), c.band, index);
+      const KeyTile work = decode_key_tile(schedule, s, schedule.heads_k, c.tile_n, c.band, index);
       EXPECT_EQ(work.valid, index < s.tiles * list.groups);
       if (work.valid) all.push_back(work);
     }
@@ -103,10 +102,10 @@ TEST(RaggedKeyTiles, CoverEveryKeyOfEverySequenceOnceAndAllThatSeesIt) {
       for (const KeyTile& work : all_work(batch, plan)) {
         const SequenceRows& s = work.sequence;
         ASSERT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
-        for (int key = work.key; key < std::min(work.key + c.tile_n(), s.k_capacity); ++key)
+        for (int key = work.key; key < std::min(work.key + c.tile_n, s.k_capacity); ++key)
           ++keys[size_t(work.kv_head * problem.sequences_k.rows + s.k_first + key)];
         const Mask mask = problem.mask(problem.sequence(s.batch));
-        const int end = std::min(work.key + c.tile_n(), s.k_length);
+        const int end = std::min(work.key + c.tile_n, s.k_length);
         int first = s.q_length, last = -1;
         for (int i = 0; i < s.q_length; ++i)
           for (int j = work.key; j < end; ++j)
@@ -166,7 +165,7 @@ void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocess
     for (Block& b : running) {
       if (b.left == 0) continue;
       int& done = turns[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
-      if (turn_of(schedule, *b.work, c.tile_n(), c.band, b.tile) != done) continue;
+      if (turn_of(schedule, *b.work, c.tile_n, c.band, b.tile) != done) continue;
       ++done;
       b.tile = b.work->next(b.tile);
       --b.left;

@@ -128,7 +128,7 @@ class HopperBackend final : public Backend {
     out->add("why", message("the smallest tile that holds head_dim ", problem.head_dim,
                             " and head_dim_v ", problem.head_dim_v, "; ", explain_mask(problem)));
     explain_scores(c.score, out);
-    out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
+    out->add("tile", message(c.tile_m, " queries x ", c.tile_n, " keys"));
     out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
     out->add("stages", message(kQueryStages, " of Q and dOut"));
     if (problem.is_ragged())

@@ -179,11 +179,11 @@ Status plan_backward(const BackwardProblem& problem, const Device& device, Backw
   constexpr int64_t kFewKeys = 2048;
   plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
   plan->counted = plan->deterministic || !plan->zeroed;
-  if (plan->counted) plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
+  if (plan->counted) plan->semaphores_offset = reserve(query_tiles * kDqParts, sizeof(int));
   if (plan->deterministic) {
     plan->ticket_offset = reserve(1, sizeof(int));
-    // Heads whose blocks run at the same time take turns, so that blocks that come one after the
-    // other in a head also begin, and end, one after the other.
+    // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
+    // head also begin, and end, one after the other.
     plan->tiles_at_a_time = device.multiprocessors;
     plan->kv_heads_at_a_time = at_a_time(plan->tiles_at_a_time / std::max<int64_t>(n_tiles, 1));
   } else if (c.band) {
@@ -203,7 +203,7 @@ KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& pla
   schedule.one_length.tiles = plan.n_tiles;
   schedule.one_length.groups_at_a_time = plan.kv_heads_at_a_time;
   schedule.kv_heads = plan.kv_heads;
-  schedule.in_turn = plan.deterministic;
+  schedule.deterministic = plan.deterministic;
   return schedule;
 }
 

@@ -153,7 +153,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     size_t count = 3;
     EXPECT_EQ(plan.counted, problem.deterministic || !plan.zeroed) << id;
     if (plan.counted) {
-      parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
+      parts[plan.semaphores_offset] = rows / size_t(c.tile_m) * kDqParts * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

@@ -144,11 +144,11 @@ TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
   EXPECT_EQ(heads("b1/q512/k512/h8/d128/full"), 1) << "one after the other";
 }
 
-// The blocks of a deterministic call on so many multiprocessors: they begin in order as room is
-// made, and one whose turn has come adds to its next query tile (of one query head a KV head).
-// Returns the steps until all are done.
-int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
-                     int multiprocessors) {
+// Walks the blocks of a deterministic call on so many multiprocessors: they begin in order as room
+// is made, and a block adds to its next query tile when the blocks before it have (one query head a
+// KV head). Returns the steps until all are done.
+int64_t walk_in_order(const BackwardProblem& problem, const BackwardPlan& plan,
+                      int multiprocessors) {
   const BackwardConfig& c = plan.kernel->config;
   const KeySchedule schedule = key_schedule(problem, plan);
   struct Block {
@@ -156,7 +156,7 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
     int tile, left;  // query tile, and how many from it on
   };
   std::vector<Block> running;
-  std::map<std::pair<int, int>, int> turns;  // of (KV head, query tile)
+  std::map<std::pair<int, int>, int> added;  // of (KV head, query tile)
   int next = 0;
   int64_t steps = 0;
   while (next < plan.grid || !running.empty()) {
@@ -165,14 +165,14 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
       running.push_back({work, work.query_tile_begin, work.query_tiles()});
     }
     // What a block adds is seen by the others in the next step.
-    const auto before = turns;
+    const auto before = added;
     bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
       const std::pair at(int(b.work.sequence.batch * problem.heads_k) + b.work.kv_head, b.tile);
       const auto found = before.find(at);
-      const int turn = turn_of(schedule, b.work, c.tile_n, c.band, b.tile);
-      if (turn != (found == before.end() ? 0 : found->second)) continue;
-      ++turns[at];
+      const int order = dq_order(schedule, b.work, c.tile_n, c.band, b.tile);
+      if (order != (found == before.end() ? 0 : found->second)) continue;
+      ++added[at];
       b.tile = b.work.next(b.tile);
       --b.left;
       moved = true;
@@ -202,7 +202,7 @@ TEST(DeterministicSums, GiveEveryBlockItsTurn) {
     SCOPED_TRACE(shape);
     // Whatever other calls leave of the GPU.
     for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
-      walk_in_turn(problem, plan, multiprocessors);
+      walk_in_order(problem, plan, multiprocessors);
   }
 }
 
@@ -218,7 +218,7 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
     for (int block = 0; block < plan.grid; ++block)
       tiles += work_of(problem, plan, block).query_tiles();
     const int blocks = std::min(plan.grid, kDevice.multiprocessors);
-    const int64_t steps = walk_in_turn(problem, plan, kDevice.multiprocessors);
+    const int64_t steps = walk_in_order(problem, plan, kDevice.multiprocessors);
     EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
   }
 }

@@ -145,9 +145,9 @@ TEST(RaggedQueryTiles, BelongToOneSequence) {
   }
 }
 
-// The blocks begin in order as room is made; one whose turn has come adds to its next query tile,
-// of one head of its KV head.
-void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocessors) {
+// The blocks begin in order as room is made; a block adds to its next query tile when the blocks
+// before it have, for one head of its KV head.
+void walk_in_order(const Batch& batch, const BackwardPlan& plan, int multiprocessors) {
   const KeySchedule schedule = key_schedule(batch.problem, plan);
   const BackwardConfig& c = plan.kernel->config;
   const std::vector<KeyTile> all = all_work(batch, plan);
@@ -156,7 +156,7 @@ void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocess
     int tile, left;
   };
   std::vector<Block> running;
-  std::map<int, int> turns;
+  std::map<int, int> added;
   size_t next = 0;
   while (next < all.size() || !running.empty()) {
     for (; next < all.size() && std::ssize(running) < multiprocessors; ++next)
@@ -164,8 +164,8 @@ void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocess
     bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
       if (b.left == 0) continue;
-      int& done = turns[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
-      if (turn_of(schedule, *b.work, c.tile_n, c.band, b.tile) != done) continue;
+      int& done = added[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
+      if (dq_order(schedule, *b.work, c.tile_n, c.band, b.tile) != done) continue;
       ++done;
       b.tile = b.work->next(b.tile);
       --b.left;
@@ -188,7 +188,7 @@ TEST(RaggedDeterministicSums, GiveEveryBlockItsTurn) {
       const BackwardPlan plan = plan_of(batch.problem);
       EXPECT_TRUE(plan.deterministic);
       for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
-        walk_in_turn(batch, plan, multiprocessors);
+        walk_in_order(batch, plan, multiprocessors);
     }
 }
 
@@ -248,7 +248,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;
     if (plan.counted) {
-      parts[plan.turns_offset] = tiles * 2 * sizeof(int);
+      parts[plan.semaphores_offset] = tiles * 2 * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumers where dK and dV of 64 keys are too wide for the registers of one warpgroup: the
-// first owns dV, the second dK, of the same 64 keys. P goes from the one to the other through
+// The consumers of wide tiles, whose dK and dV of 64 keys exceed the registers of one warpgroup:
+// the first holds dV, the second dK, of the same 64 keys. The first hands P to the second through
 // shared memory, in float32. Per query tile i, in the order of issue
 //
 //   first warpgroup                        second warpgroup
@@ -12,8 +12,9 @@
 //                                          dK += dSᵀ_i·Q_i
 #pragma once
 
-#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/produce_wide.cuh"
 #include "hopper/backward/products.cuh"
+#include "hopper/backward/scores.cuh"
 #include "hopper/backward/store.cuh"
 
 namespace flash3::hopper {
@@ -58,24 +59,19 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     if constexpr (Traits::kCapped) remap_tile(params.softcap, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     float2 r_lse[Traits::kTileM / 8];
-    load_rows(r_lse, shared.lse[stage], thread);
-    const auto lse = [&](int pair) { return r_lse[pair]; };
-    if constexpr (Traits::kCapped) {
-      compute_capped_probabilities<kElement>(r_s, r_p, params.softcap, params.scale_log2, lse);
-    } else {
-      compute_probabilities(r_s, params.scale_log2, lse);
-    }
+    load_query_pairs(r_lse, shared.lse[stage], thread);
+    compute_probabilities<Traits>(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
     wait(&shared.p_barriers.empty[0], SingleState::at(tile).phase ^ 1, "p_empty");
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_s[4 * j]);
     arrive(&shared.p_barriers.full[0]);
     arrive(&shared.q_barriers.empty[stage]);
-    if constexpr (!Traits::kCapped) pack_probabilities<kElement>(r_s, r_p);
+    round_probabilities<Traits>(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
-    // Behind the last tile the scores of whatever lies there: a branch around the product would
-    // make ptxas give the asynchronous pipeline up (C7512).
+    // Behind the last tile this computes scores of whatever the stage holds: a branch around the
+    // product would make ptxas give the asynchronous pipeline up (C7512).
     const QueryState next = QueryState::at(tile + 1);
     if (tile + 1 < tiles) wait_for_q(next);
     issue_s(next);
@@ -88,9 +84,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     m = work.next(m);
   }
 
-  // V lies where dV is staged: the other warpgroup has read it, and this one K.
-  arrive(&shared.tile_read);
-  wait(&shared.tile_read, 0, "tile_read");
+  // dV takes the place of V: the other warpgroup must have read it, as this one K.
+  arrive(&shared.own_keys_read);
+  wait(&shared.own_keys_read, 0, "own_keys_read");
   finish_gradient<kElement, VTile>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
@@ -141,13 +137,13 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     }
     arrive(&shared.p_barriers.empty[0]);
     float2 r_delta[Traits::kTileM / 8];
-    load_rows(r_delta, shared.delta[stage], thread);
+    load_query_pairs(r_delta, shared.delta[stage], thread);
     subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
     const QueryState next = QueryState::at(tile + 1);
     if (tile + 1 < tiles) wait_for_dout(next);
-    issue_dp(next);  // behind the last tile of whatever lies there
+    issue_dp(next);  // behind the last tile as S in accumulate_dv
 
     wait(&shared.ds_barriers.empty[ds.stage], ds.phase ^ 1, "ds_empty");
     store_ds<typename Traits::DsTile>(shared.ds[ds.stage], r_ds, 0, thread);
@@ -162,29 +158,37 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     arrive(&shared.q_barriers.empty[stage]);
   }
 
-  // K lies where dK is staged: the producer, which reads it with dS, and the other warpgroup have
+  // dK takes the place of K: the producer, which reads it for dQ, and the other warpgroup must have
   // done so.
   if (tiles > 0) {
     const DsState last = DsState::at(tiles - 1);
     wait(&shared.ds_barriers.empty[last.stage], last.phase, "ds_empty");
   }
-  arrive(&shared.tile_read);
-  wait(&shared.tile_read, 0, "tile_read");
+  arrive(&shared.own_keys_read);
+  wait(&shared.own_keys_read, 0, "own_keys_read");
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<kElement, KTile>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
 }
 
 template <class Traits>
-__device__ __forceinline__ void accumulate_wide(const BackwardParams& params,
-                                                typename Traits::Shared& shared,
-                                                const KeyTile& work, int warpgroup) {
-  const int thread = thread_in_warpgroup();
-  if (warpgroup == 0) {
-    accumulate_dv<Traits>(params, shared, work, thread);
-  } else {
-    accumulate_dk<Traits>(params, shared, work, thread);
+struct Roles<Traits, true> {
+  using Shared = typename Traits::Shared;
+
+  static __device__ __forceinline__ void produce(const BackwardParams& params, Shared& shared,
+                                                 const KeyTile& work) {
+    produce_wide<Traits>(params, shared, work);
   }
-}
+
+  static __device__ __forceinline__ void consume(const BackwardParams& params, Shared& shared,
+                                                 const KeyTile& work, int warpgroup) {
+    const int thread = thread_in_warpgroup();
+    if (warpgroup == 0) {
+      accumulate_dv<Traits>(params, shared, work, thread);
+    } else {
+      accumulate_dk<Traits>(params, shared, work, thread);
+    }
+  }
+};
 
 }  // namespace flash3::hopper

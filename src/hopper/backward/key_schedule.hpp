@@ -4,7 +4,8 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/tile_mask.hpp"
+#include "hopper/varlen/sequence_list.hpp"
 
 namespace flash3::hopper {
 

@@ -6,7 +6,7 @@
 #include "hopper/backward/traits.cuh"
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/device/score.cuh"
+#include "hopper/device/softcap_remap.cuh"
 
 namespace flash3::hopper {
 

@@ -19,6 +19,29 @@
 
 namespace flash3::hopper {
 
+// Hands P of the tile-th query tile to the second warpgroup.
+template <class Traits>
+__device__ __forceinline__ void store_p(typename Traits::Shared& shared, const float (&r_p)[32],
+                                        int tile, int thread) {
+  wait(&shared.p_barriers.empty[0], SingleState::at(tile).phase ^ 1, "p_empty");
+#pragma unroll
+  for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_p[4 * j]);
+  arrive(&shared.p_barriers.full[0]);
+}
+
+// Takes it.
+template <class Traits>
+__device__ __forceinline__ void load_p(typename Traits::Shared& shared, float (&r_p)[32], int tile,
+                                       int thread) {
+  wait(&shared.p_barriers.full[0], SingleState::at(tile).phase, "p_full");
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 p = shared.fragments[j][thread];
+    r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
+  }
+  arrive(&shared.p_barriers.empty[0]);
+}
+
 template <class Traits>
 __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
                                               typename Traits::Shared& shared, const KeyTile& work,
@@ -61,10 +84,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     float2 r_lse[Traits::kTileM / 8];
     load_query_pairs(r_lse, shared.lse[stage], thread);
     compute_probabilities<Traits>(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
-    wait(&shared.p_barriers.empty[0], SingleState::at(tile).phase ^ 1, "p_empty");
-#pragma unroll
-    for (int j = 0; j < 8; ++j) store_shared(&shared.fragments[j][thread], &r_s[4 * j]);
-    arrive(&shared.p_barriers.full[0]);
+    store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
     round_probabilities<Traits>(r_s, r_p);
 
@@ -129,13 +149,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     const auto [stage, phase] = QueryState::at(tile);
     const DsState ds = DsState::at(tile);
     float r_p[Traits::kTileM / 2];
-    wait(&shared.p_barriers.full[0], SingleState::at(tile).phase, "p_full");
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float4 p = shared.fragments[j][thread];
-      r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
-    }
-    arrive(&shared.p_barriers.empty[0]);
+    load_p<Traits>(shared, r_p, tile, thread);
     float2 r_delta[Traits::kTileM / 8];
     load_query_pairs(r_delta, shared.delta[stage], thread);
     subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });

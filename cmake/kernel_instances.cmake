@@ -8,7 +8,8 @@
 #
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds one line, a macro that
-# <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3:
+# <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
+# .wide = true:
 #
 #   FLASH3_KERNEL_INSTANCE(element, head_dim, head_dim_v, band, score, tile_m, tile_n)
 #
@@ -61,6 +62,10 @@ function(flash3_kernel_instances list family prefix)
     if(operands STREQUAL kE4m3)
       set(elements kE4m3)
       set(header instance_fp8.cuh)
+    endif()
+    flash3_row_field(wide "${row}" wide false)
+    if(wide STREQUAL true)
+      set(header instance_wide.cuh)
     endif()
     foreach(element IN LISTS elements)
       string(REGEX REPLACE "^kFloat" fp name ${element})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen columns of a row in a thread's registers: in from 16-bit elements, out to e4m3. In
-// between they are held as eight pairs of 16-bit elements, low column first.
+// Sixteen columns of a row in a thread's registers, from 16-bit elements to e4m3. A thread holds
+// them as eight pairs of 16-bit elements, low column first.
 #pragma once
 
 #include "hopper/device/ptx/convert.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ float high_float(uint32_t pair) {
   return to_float<kElement>(uint16_t(pair >> 16));
 }
 
-// The columns from `column` on; zeros past the end.
+// Loads the columns from `column` on; zeros past the end.
 __device__ __forceinline__ void load_wide(const uint16_t* row, int column, int dim, bool valid,
                                           uint32_t (&pairs)[kPairs]) {
 #pragma unroll
@@ -57,12 +57,12 @@ __device__ __forceinline__ void load_narrow(const uint16_t* row, int column, int
   }
 }
 
-// {x0, x1, x2, x3} · factor as e4m3, x0 lowest.
+// {x0, x1, x2, x3} · factor as e4m3, x0 in the lowest byte.
 __device__ __forceinline__ uint32_t to_e4m3(float x0, float x1, float x2, float x3, float factor) {
   return pack4_e4m3(x0 * factor, x1 * factor, x2 * factor, x3 * factor);
 }
 
-// Pairs 2 * i and 2 * i + 1.
+// The codes of pairs 2 * i and 2 * i + 1.
 template <Element kElement>
 __device__ __forceinline__ uint32_t word_of(const uint32_t (&pairs)[kPairs], int i, float factor) {
   const uint32_t a = pairs[2 * i], b = pairs[2 * i + 1];
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_narrow(const uint32_t (&pairs)[kPairs], fl
   }
 }
 
-// The larger of sizes and of what the pair's elements are without their signs; NaN above all.
+// The larger of `sizes` and the pair's elements without their signs; NaN is above all.
 __device__ __forceinline__ uint32_t larger_sizes(uint32_t sizes, uint32_t pair) {
   return max_u16x2(sizes, pair & 0x7FFF7FFFu);
 }
@@ -105,8 +105,8 @@ __device__ __forceinline__ float larger_size(float size, float x) {
   return max_nan(size, fabsf(x));
 }
 
-// Two floats as bfloat16 rounded to odd: cut, and the last bit set if that lost anything. e4m3 has
-// four bits of its eight, and rounds them as it would the floats.
+// Two floats as bfloat16 rounded to odd: cut off, with the last bit set if that lost anything. e4m3
+// keeps four of bfloat16's eight bits, so it rounds them as it would round the floats.
 __device__ __forceinline__ uint32_t pack_odd(float low, float high) {
   const uint32_t a = __float_as_uint(low), b = __float_as_uint(high);
   const uint32_t lost = min_u16x2(__byte_perm(a, b, 0x5410), 0x00010001u);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small kernels around the main one: what they are launched with. All work on the rows of
-// the workspace (params.h, BackwardRows).
+// The small kernels around the main one, and what they are launched with. All work on the query
+// tiles of the workspace (params.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,21 +11,22 @@
 
 namespace flash3::hopper {
 
-// Before the main kernel: lse in base 2, delta = rowsum(dOut ∘ Out) − dlse, turns = 0 or dq = 0.
+// Before the main kernel: writes lse in base 2 and delta = rowsum(dOut ∘ Out) − dlse, and clears
+// the semaphores of dQ, or its sums if they are zero-initialised.
 struct PreprocessParams {
-  BackwardRows rows;
+  BackwardWorkspace workspace;
   ElementView dout, out;
   RowView lse, dlse;
   int head_dim_v;
-  int* ticket;       // to be zero; may be null
-  bool behind_list;  // the kernel before lists the sequences, and this one may overlap with it
+  int* ticket;       // cleared; may be null
+  bool behind_list;  // the kernel before lists the sequences: this one may overlap with it
 };
 cudaError_t launch_preprocess(const PreprocessParams& params, Element element, cudaStream_t stream);
 
-// After preprocessing: dsink[h] = −Σ exp(sink[h] − lse) · delta over all rows of query head h. The
-// sum runs in one order.
+// After preprocessing: dsink[h] = −Σ exp(sink[h] − lse) · delta over all queries of head h, always
+// summed in one order.
 struct SinkGradientParams {
-  BackwardRows rows;
+  BackwardWorkspace workspace;
   SinkRow sink;
   SinkRow dsink;  // written
 };
@@ -33,12 +34,10 @@ cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t 
 
 // After the main kernel: dq = softmax_scale · the float32 sums.
 struct ConvertParams {
-  BackwardRows rows;
+  BackwardWorkspace workspace;
   ElementView dq;
   float softmax_scale;
   int head_dim;
-  int block_queries;  // of its blocks of dQ
-  bool transposed;    // the blocks
 };
 cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream);
 

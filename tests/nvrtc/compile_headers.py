@@ -18,10 +18,10 @@ def device_headers():
     return headers
 
 
-def one_kernel_of_each_family():
-    kernels = [min(folder.glob("*.cu")) for folder in (SRC / "hopper").glob("*/instances")]
+def one_kernel_of_each_family(build):
+    kernels = [min(folder.glob("*.cu")) for src in (SRC, build / "src") for folder in src.glob("hopper/*/instances")]
     if not kernels:
-        raise SystemExit("no kernel in src/hopper/*/instances: the gate looks in the wrong place")
+        raise SystemExit(f"no kernel in {build}/src/hopper/*/instances: the gate looks in the wrong place")
     return kernels
 
 
@@ -63,6 +63,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvrtc", required=True, help="libnvrtc.so")
     parser.add_argument("--toolkit-include", required=True, help="the folder of cuda_bf16.h")
+    parser.add_argument("--build", required=True, type=pathlib.Path, help="the folder where CMake wrote the kernels")
     args = parser.parse_args()
 
     nvrtc = Nvrtc(args.nvrtc)
@@ -71,9 +72,9 @@ def main():
     options = ["--gpu-architecture=sm_90a", "-std=c++20", "--device-as-default-execution-space"]
     options += [f"-I{path}" for path in includes]
     failed = 0
-    files = device_headers() + one_kernel_of_each_family()
+    files = device_headers() + one_kernel_of_each_family(args.build)
     for file in files:
-        name = file.relative_to(SRC).as_posix()
+        name = file.relative_to(SRC).as_posix() if file.is_relative_to(SRC) else file.as_posix()
         compiled, log = nvrtc.compile("gate.cu", f'#include "{name}"\n', options)
         print(f"{'ok    ' if compiled else 'FAILED'} {name}")
         if log.strip():

@@ -248,7 +248,7 @@ std::string head_dims_of(const HeadDims& tile, const std::string& calls) {
 int tile_m(const ForwardKernel& kernel) { return kernel.config.tile_m(); }
 int tile_m(const BackwardKernel& kernel) { return kernel.config.tile_m; }
 int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
-int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n(); }
+int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n; }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
 int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) {

@@ -29,19 +29,9 @@ const ForwardKernel& library_kernel(Element element) {
   throw std::runtime_error("the tile table has no row for the ablation");
 }
 
-template <ForwardSchedule kSchedule, int kTileN>
+template <Element kElement, Variant kVariant>
 ForwardKernel variant_kernel() {
-  return {"", Element::kFloat16,
-          forward_config(kAblationHeadDim, kAblationHeadDim, false, kTileN, kSchedule),
-          ablation_kernel<kSchedule, kTileN>()};
-}
-
-template <ForwardSchedule kSchedule, int kTileN>
-ForwardKernel fp8_variant_kernel() {
-  return {"", Element::kE4m3,
-          forward_config(kAblationHeadDim, kAblationHeadDim, false, kTileN, kSchedule,
-                         ScoreKind::kPlain, Element::kE4m3),
-          fp8_ablation_kernel<kSchedule, kTileN>()};
+  return {"", kElement, ablation_config(kElement, kVariant), ablation_kernel<kElement, kVariant>()};
 }
 
 AblationVariant make_variant(std::string name, double paper_tflops, const ForwardKernel& kernel,
@@ -78,19 +68,21 @@ std::vector<AblationVariant> ablation_variants(const flash3_forward_params& para
     variants.push_back(make_variant(name, paper_tflops, kernel, problem, device));
   };
   if (fp8) {
-    add("full schedule", 0, library_kernel(Element::kE4m3));
-    add("no GEMM-softmax overlap", 0, fp8_variant_kernel<kNoOverlap, kAblationTileN>());
-    add("no ping-pong", 0, fp8_variant_kernel<kNoPingPong, kAblationTileN>());
-    add("no lazy maximum", 0, fp8_variant_kernel<kNoLazyMaximum, kAblationTileN>());
-    add("full schedule, small tiles", 0, fp8_variant_kernel<kSmallTiles, kFp8SmallTileN>());
+    constexpr Element kFp8 = Element::kE4m3;
+    add("full schedule", 0, library_kernel(kFp8));
+    add("no GEMM-softmax overlap", 0, variant_kernel<kFp8, Variant::kNoOverlap>());
+    add("no ping-pong", 0, variant_kernel<kFp8, Variant::kNoPingPong>());
+    add("no lazy maximum", 0, variant_kernel<kFp8, Variant::kNoLazyMaximum>());
+    add("full schedule, small tiles", 0, variant_kernel<kFp8, Variant::kSmallTiles>());
     return variants;
   }
-  add("full schedule", 661, library_kernel(Element::kFloat16));
-  add("no GEMM-softmax overlap", 582, variant_kernel<kNoOverlap, kAblationTileN>());
-  add("no warp specialisation", 570, variant_kernel<kNotSpecialised, kAblationTileN>());
-  add("no ping-pong", 0, variant_kernel<kNoPingPong, kAblationTileN>());
-  add("full schedule, small tiles", 0, variant_kernel<kSmallTiles, kThreeStageTileN>());
-  add("three stages, small tiles", 0, variant_kernel<kThreeStage, kThreeStageTileN>());
+  constexpr Element kFp16 = Element::kFloat16;
+  add("full schedule", 661, library_kernel(kFp16));
+  add("no GEMM-softmax overlap", 582, variant_kernel<kFp16, Variant::kNoOverlap>());
+  add("no warp specialisation", 570, variant_kernel<kFp16, Variant::kNotSpecialised>());
+  add("no ping-pong", 0, variant_kernel<kFp16, Variant::kNoPingPong>());
+  add("full schedule, small tiles", 0, variant_kernel<kFp16, Variant::kSmallTiles>());
+  add("three stages, small tiles", 0, variant_kernel<kFp16, Variant::kThreeStage>());
   return variants;
 }
 

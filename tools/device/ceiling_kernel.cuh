@@ -9,7 +9,7 @@
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/device/warps.cuh"
-#include "hopper/forward_fp8/kernel.cuh"
+#include "hopper/forward/operands_fp8.cuh"
 
 namespace flash3::device {
 

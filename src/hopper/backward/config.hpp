@@ -9,89 +9,91 @@
 namespace flash3::hopper {
 
 inline constexpr int kConsumerWarpgroups = 2;
-inline constexpr int kQueryStages = 2;  // of Q with its LSE, and of dOut with delta
+inline constexpr int kQueryStages = 2;  // Q with its LSE, and dOut with delta
+inline constexpr int kDsStages = 2;
 
-// One kernel: a block owns tile_n keys, whose dK and dV stay in registers, and walks over query
+// One kernel: a block owns tile_n keys, keeps their dK and dV in registers, and walks over query
 // tiles of tile_m.
 struct BackwardConfig {
-  int head_dim;
-  int head_dim_v;
-  bool band;         // masks by the band; otherwise only the end of the keys
-  int from_queries;  // for calls of at least so many
-  int tile_m;
-  // The consumer warpgroups share 64 keys, dV in the registers of one and dK in those of the other;
-  // otherwise each has 64 keys of its own. README.md draws both.
-  bool wide;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  bool band = false;  // masks by the band; otherwise only the end of the keys
   ScoreKind score = ScoreKind::kPlain;
+  int tile_m = 0;
+  int tile_n = 0;
+  // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK. Otherwise each
+  // holds dK and dV of 64 keys. README.md draws both.
+  bool wide = false;
+  int from_queries = 0;  // the least queries of a call that takes this row
 
-  FLASH3_HOST_DEVICE constexpr int tile_n() const { return wide ? 64 : 128; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (kConsumerWarpgroups + 1); }
 
-  // Registers per thread after setmaxnreg; see forward/config.hpp. A wide kernel's producer
+  // Registers per thread after setmaxnreg (forward/config.hpp). The producer of a wide kernel
   // computes dQ.
   FLASH3_HOST_DEVICE constexpr int producer_registers() const { return wide ? 72 : 24; }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide ? 216 : 240; }
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
-  // dQ of a query tile is computed, and lies in the workspace, in blocks of 64 columns: of 64
-  // queries, or, transposed, of all, since the M of a tensor core product is 64.
+  // The kernel computes dQ in blocks of 64 columns, and the workspace holds it so. A block has 64
+  // queries, the M of a tensor core product; where tile_m is no multiple of 64 it has all of the
+  // tile and is computed transposed.
   FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
   FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
 
-  // Float32 on its way between registers: dQ to the warp that adds it, or P of a wide tile from one
-  // warpgroup to the other. In float4 of each thread of a warpgroup.
+  // Staging buffer for float32 fragments, in float4 per thread of a warpgroup: dQ on its way to the
+  // warp that adds it, or P of a wide tile on its way from one warpgroup to the other.
   FLASH3_HOST_DEVICE constexpr int fragment_quads() const {
     return wide ? 8 : tile_m * head_dim / 512;
   }
 
-  // Rows of the mask that lie in shared memory; without a band none is read.
-  FLASH3_HOST_DEVICE constexpr int mask_rows() const { return band ? tile_n() : 1; }
+  // Keys whose visible queries lie in shared memory; without a band nothing reads them.
+  FLASH3_HOST_DEVICE constexpr int mask_keys() const { return band ? tile_n : 1; }
 
-  // Shared memory in bytes. dK and dV are staged in the places of K and V.
+  // Shared memory in bytes. The epilogue stages dK and dV where K and V were.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
-  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return 2 * tile_m * tile_n() * 2; }
+  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 5 + 2 * (kConsumerWarpgroups + 1 + 2 + 2 * kQueryStages);
-    return tile_n() * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
+    const int barriers = 5 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
+    return tile_n * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
            ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + int(sizeof(KeyTile)) + mask_rows() * 8 + 15) / 16 * 16;
+           (8 * barriers + int(sizeof(KeyTile)) + mask_keys() * 8 + 15) / 16 * 16;
   }
 };
 
-// A call takes the first row that holds its head dims and whose from_queries it reaches. Behind a
-// row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one sequence, hidden
-// size 2048, H200.
+// A call takes the first row that holds its head dims and whose from_queries it reaches. The
+// comment behind a row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one
+// sequence, hidden size 2048, H200. Rows without one were not measured beside a peer.
+// clang-format off
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    // D, Dv, band, from_queries, tile_m, wide
-    {64, 64, false, 0, 128, false},     // 544, 1.23
-    {64, 64, true, 0, 128, false},      // 522, 1.24
-    {128, 128, false, 0, 80, false},    // 674, 1.23
-    {128, 128, true, 8192, 80, false},  // 629, 1.18
-    {128, 128, true, 0, 64, false},     // 532, 1.19 at 4k
-    {192, 128, false, 0, 64, true},     // not measured beside a peer
-    {192, 128, true, 0, 64, true},      // not measured beside a peer
-    {192, 192, false, 0, 64, true},     // not measured beside a peer
-    {192, 192, true, 0, 64, true},      // not measured beside a peer
-    {256, 256, false, 0, 64, true},     // 432, 1.21
-    {256, 256, true, 0, 64, true},      // 438, 1.12
+    {.head_dim = 64, .head_dim_v = 64, .band = false, .tile_m = 128, .tile_n = 128},  // 544, 1.23
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128},  // 522, 1.24
+    {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128},  // 674, 1.23
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 80, .tile_n = 128, .from_queries = 8192},  // 629, 1.18
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128},  // 532, 1.19 at 4k
+    {.head_dim = 192, .head_dim_v = 128, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
+    {.head_dim = 192, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},
+    {.head_dim = 192, .head_dim_v = 192, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
+    {.head_dim = 192, .head_dim_v = 192, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},
+    {.head_dim = 256, .head_dim_v = 256, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},  // 432, 1.21
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},  // 438, 1.12
     // Softcaps, under any mask. Causal, cap 50: 0.80, 0.84 (from 8k) and 0.99 of the plain kernels.
-    {64, 64, true, 0, 96, false, ScoreKind::kSoftcap},
-    {128, 128, true, 8192, 80, false, ScoreKind::kSoftcap},
-    {128, 128, true, 0, 64, false, ScoreKind::kSoftcap},
-    {256, 256, true, 0, 64, true, ScoreKind::kSoftcap},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 96, .tile_n = 128},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 80, .tile_n = 128, .from_queries = 8192},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 64, .wide = true},
 };
+// clang-format on
 
 constexpr bool is_valid(const BackwardConfig& c) {
   const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
             scores = c.tile_m / 2;
-  // The half of dQ that a consumer warpgroup computes is a block of 64 × 64, or transposed.
+  // A consumer warpgroup computes half of dQ: one block of 64 × 64, or one transposed block.
   const bool halves = (c.head_dim == 64 || c.head_dim == 128) &&
                       (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
-  // Of other heights preprocess.cu and convert_dq.cu know nothing.
-  const bool known_height = c.tile_m % 64 == 0 || c.tile_m == 80 || c.tile_m == 96;
   return c.shared_bytes() <= 227 * 1024 && c.head_dim % 64 == 0 && c.head_dim_v % 64 == 0 &&
-         c.head_dim_v <= c.head_dim && known_height && (c.wide ? c.tile_m == 64 : halves) &&
+         c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
+         (c.wide ? c.tile_m == 64 : halves) &&
          128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();
@@ -105,7 +107,7 @@ constexpr bool all_backward_valid() {
 }
 static_assert(all_backward_valid(), "a row of the tile table exceeds shared memory or registers");
 
-// Of the rows with this height.
+// The widest V of the rows with this tile height.
 constexpr int widest_head_dim_v(int tile_m) {
   int widest = 0;
   for (const BackwardConfig& c : kBackwardConfigs)
@@ -113,12 +115,12 @@ constexpr int widest_head_dim_v(int tile_m) {
   return widest;
 }
 
-// The row of a kernel instance; no head dims if there is none.
-constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, int tile_m,
-                                         ScoreKind score = ScoreKind::kPlain) {
+// The row of a kernel instance; head dims of 0 if there is none.
+constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, ScoreKind score,
+                                         int tile_m, int tile_n) {
   for (const BackwardConfig& c : kBackwardConfigs) {
     if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.tile_m == tile_m && c.score == score)
+        c.score == score && c.tile_m == tile_m && c.tile_n == tile_n)
       return c;
   }
   return {};

@@ -15,7 +15,7 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
                           " and head_dim_v ", problem.head_dim_v, " and serves so many queries; ",
                           explain_mask(problem)));
   explain_scores(c.score, out);
-  out->add("tile", message(c.tile_m, " queries x ", c.tile_n(), " keys"));
+  out->add("tile", message(c.tile_m, " queries x ", c.tile_n, " keys"));
   out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
   out->add("stages", message(kQueryStages, " of Q and dOut"));
   if (problem.is_ragged())

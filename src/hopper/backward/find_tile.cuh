@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose a query tile of the workspace is: for the small kernels, which work tile by tile.
+// Maps a query tile of the workspace to its sequence and head, for the small kernels.
 #pragma once
 
 #include "hopper/backward/params.h"
@@ -7,34 +7,34 @@
 
 namespace flash3::hopper {
 
-struct RowTile {
+struct SequenceTile {
   int batch, head;
-  int query;     // the first one, of the sequence
-  SeqRows rows;  // of the sequence; none if the tile is nobody's
+  int query;     // the tile's first one, counted in the sequence
+  SeqRows rows;  // the sequence's; none for a tile that belongs to no sequence
 };
 
-// The index-th of all tiles. By a whole block.
-__device__ __forceinline__ RowTile find_tile(const BackwardRows& rows, int index) {
-  const QueryTiles& tiles = rows.tiles;
+// Finds the index-th of all tiles. A whole block calls this.
+__device__ __forceinline__ SequenceTile find_tile(const BackwardWorkspace& workspace, int index) {
+  const QueryTiles& tiles = workspace.tiles;
   const int place = index / tiles.tiles, tile = index - place * tiles.tiles;
   if (!tiles.packed) {
     const int batch = place / tiles.heads_q;
     return {batch, place - batch * tiles.heads_q, tile * tiles.tile_m,
-            rows_of(rows.sequences, batch)};
+            rows_of(workspace.sequences, batch)};
   }
   const auto first_tile = [&](int batch) {
-    return tiles.first(batch, int(rows_of(rows.sequences, batch).first));
+    return tiles.first(batch, int(rows_of(workspace.sequences, batch).first));
   };
   __shared__ int sequence;
   if (threadIdx.x < 32) {
-    const int found = last_place_from(rows.batch, tile, first_tile);
+    const int found = last_place_from(workspace.batch, tile, first_tile);
     if (threadIdx.x == 0) sequence = found;
   }
   __syncthreads();
   const int batch = sequence;
-  const RowTile found{batch, place, (tile - first_tile(batch)) * tiles.tile_m,
-                      rows_of(rows.sequences, batch)};
-  // Between sequences, or cu_seqlens are not what they must be.
+  const SequenceTile found{batch, place, (tile - first_tile(batch)) * tiles.tile_m,
+                           rows_of(workspace.sequences, batch)};
+  // The tile lies between sequences, or cu_seqlens decrease.
   if (found.query < 0 || found.query >= found.rows.capacity) return {batch, place, 0, {}};
   return found;
 }

@@ -4,21 +4,22 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/tile_mask.hpp"
+#include "hopper/varlen/sequence_list.hpp"
 
 namespace flash3::hopper {
 
-// Where query tiles lie in the workspace: [batch, heads_q, tiles]. Packed sequences are one behind
-// the other, [heads_q, tiles], and each begins at a tile of its own: b tiles later than the rows
-// before it fill, so that none needs to know the others' lengths.
+// How query tiles lie in the workspace: [batch, heads_q, tiles]. Packed sequences follow each
+// other, [heads_q, tiles], and sequence b begins b tiles later than the rows before it fill. So
+// each begins at a tile of its own without knowing the lengths of the others.
 struct QueryTiles {
   bool packed;
   int heads_q;
   int tile_m;
   int tiles;  // of each head
 
-  // A sequence's first one, of the first head; the next head's is `tiles` further. q_first: the
-  // sequence's first row in a packed tensor.
+  // The first tile of a sequence and of the first head; that of the next head is `tiles` further.
+  // q_first: the sequence's first row in a packed tensor.
   FLASH3_HOST_DEVICE constexpr int first(int batch, int q_first) const {
     return packed ? q_first / tile_m + batch : batch * heads_q * tiles;
   }
@@ -28,11 +29,11 @@ struct KeySchedule {
   TileMaskRule rule;
   QueryTiles query_tiles;
   int heads_k;
-  // Deterministic: blocks add to the sums of dQ in turn. They take their index by a ticket then, so
-  // that they begin in order, and a block only ever waits for ones that have begun.
-  bool in_turn;
-  // All sequences of one length: the first one, which has the tiles of all their kv_heads = batch ·
-  // heads_k heads. Otherwise they are listed, with tiles of keys.
+  // Blocks add to the sums of dQ in a fixed order. They take their index from a ticket then, so
+  // that they begin in order, and a block waits only for blocks that have begun.
+  bool deterministic;
+  // If all sequences have one length: the first sequence, with the tiles of all kv_heads = batch ·
+  // heads_k heads. Otherwise a list holds the sequences, with tiles of keys.
   SequenceRows one_length;
   int kv_heads;
   SequenceList sequences;
@@ -41,12 +42,12 @@ struct KeySchedule {
 // The work of one block.
 struct KeyTile {
   bool valid;  // false: there are fewer tiles than blocks
-  int key;     // the first one
+  int key;     // the tile's first one
   int kv_head;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
-  int first_query_tile;                  // of the sequence: QueryTiles
+  int first_query_tile;                  // of the sequence, in the workspace
   SequenceRows sequence;
-  TileMask queries;  // that see a key: the mask, transposed
+  TileMask queries;  // the transposed mask: which queries see a key
 
   FLASH3_HOST_DEVICE constexpr int query_tiles() const {
     return query_tile_end > query_tile_begin ? query_tile_end - query_tile_begin : 0;
@@ -55,14 +56,14 @@ struct KeyTile {
     return query_tile + 1 == query_tile_end ? query_tile_begin : query_tile + 1;
   }
 
-  // How many of its keys no query of the sequence sees: they lie in front of the first query's
-  // window or chunk. At most 0 if none.
+  // How many keys of the tile no query of the sequence sees, because they lie in front of the first
+  // query's window or chunk. At most 0 if there are none.
   FLASH3_HOST_DEVICE constexpr int hidden_keys() const {
     return queries.transposed().first(0) - key;
   }
 };
 
-// Tile n of a KV head of a sequence.
+// Makes the work of tile n of a KV head of a sequence.
 FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
                                               const SequenceRows& sequence, int n, int kv_head,
                                               int tile_n, bool band) {
@@ -76,7 +77,7 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
   work.queries = TileMask::make(sequence.q_length, sequence.k_length, schedule.rule).transposed();
   const int end = work.key + tile_n;
   const TileMask::Range keys = {work.key, end < sequence.k_length ? end : sequence.k_length};
-  if (keys.empty()) return work;  // unused ones, whose gradients are zeros to write
+  if (keys.empty()) return work;  // all keys are unused: their gradients are zeros
   work.query_tile_end = ceil_div(sequence.q_length, tile_m);
   if (band) {
     const TileMask::Range tiles = work.queries.key_tiles(keys, sequence.q_length, tile_m);
@@ -86,38 +87,40 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
   return work;
 }
 
-// The index-th tile of n_tiles · heads ones. A few KV heads at a time, and within those
-//   full   all key tiles of one head after the other
-//   band   the first key tile of each head in turn, then the second: under a causal mask the
-//          longest come first
-// In turn: one key tile of each head in turn, from the first, or under a band from the last.
+// Blocks take the tiles of a few KV heads at a time. Within these heads the order is
+//   full            all key tiles of one head after the other
+//   band            the first key tile of each head, then the second of each: under a causal mask
+//                   the longest come first
+//   deterministic   one key tile of each head at a time, from the first, or under a band from the
+//                   last
 struct KeyTilePlace {
   int n, head;
 };
+// The place of the index-th tile.
 FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads, int at_a_time,
-                                                         bool band, bool in_turn, int index) {
+                                                         bool band, bool deterministic, int index) {
   const int first_head = index / (at_a_time * n_tiles) * at_a_time;
   const int heads_left = heads - first_head;
   const int together = at_a_time < heads_left ? at_a_time : heads_left;
   const int place = index - first_head * n_tiles;
-  if (!band && !in_turn) return {place % n_tiles, first_head + place / n_tiles};
+  if (!band && !deterministic) return {place % n_tiles, first_head + place / n_tiles};
   const int n = place / together;
-  return {band && in_turn ? n_tiles - 1 - n : n, first_head + place % together};
+  return {band && deterministic ? n_tiles - 1 - n : n, first_head + place % together};
 }
 
-// The index-th tile of a listed sequence, whose heads are heads_k, or of all if they have one
-// length; not valid if there are fewer.
+// Makes the work of the index-th tile: of a listed sequence, whose heads are heads_k, or of all
+// sequences if they have one length. The work is not valid if there are fewer tiles.
 FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const KeySchedule& schedule,
                                                      SequenceRows sequence, int heads, int tile_n,
                                                      bool band, int index) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
   const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,
-                                         schedule.in_turn, index);
+                                         schedule.deterministic, index);
   sequence.batch += at.head / schedule.heads_k;
   return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band);
 }
 
-// Query tiles that need no mask: those from a query in [first, first + more] on.
+// The query tiles that need no mask: they begin at a query in [first, first + more].
 struct WholeTiles {
   int first = 0x7fffffff, more = 0;  // none
   FLASH3_HOST_DEVICE constexpr bool hold(int query) const {
@@ -125,8 +128,8 @@ struct WholeTiles {
   }
 };
 
-// The tiles whose queries all see all of these keys of the work. Bounds never decrease, so that
-// they are one after the other, also in chunks.
+// Finds the tiles whose queries all see all of these keys of the work. The bounds of the mask never
+// decrease, also in chunks, so that these tiles follow each other.
 FLASH3_HOST_DEVICE constexpr WholeTiles whole_tiles(const KeyTile& work, TileMask::Range keys,
                                                     int tile_m) {
   const int first = work.queries.first(keys.end - 1), end = work.queries.end(keys.begin);
@@ -135,14 +138,14 @@ FLASH3_HOST_DEVICE constexpr WholeTiles whole_tiles(const KeyTile& work, TileMas
   return keys.end > work.sequence.k_length || tiles.more < 0 ? WholeTiles{} : tiles;
 }
 
-// In turn: how many blocks add to this query tile of the work before its own does. They come in the
-// order in which the key tiles of a head are handed out: without a band from the first, under a
-// band from the last. There all begin to walk at once, and the key tile further back, which begins
-// further back, comes first to every query tile that both see. Every key tile from the first to the
-// last that a query tile sees part of has a pair with it, also in chunks: query i sees its own
-// place on the diagonal, so that neither side's tiles leave a gap.
-FLASH3_HOST_DEVICE constexpr int turn_of(const KeySchedule& schedule, const KeyTile& work,
-                                         int tile_n, bool band, int query_tile) {
+// Deterministic: how many blocks add to this query tile before the block of this work. Blocks add
+// in the order in which they take the key tiles of a head: without a band from the first, under a
+// band from the last. Under a band all blocks begin to walk at once, and the key tile further back,
+// which begins further back, is first at every query tile that both see. Every key tile from the
+// first to the last that a query tile sees part of has a pair with it, also in chunks: query i sees
+// its own place on the diagonal, so that neither side's tiles leave a gap.
+FLASH3_HOST_DEVICE constexpr int dq_order(const KeySchedule& schedule, const KeyTile& work,
+                                          int tile_n, bool band, int query_tile) {
   const int n = work.key / tile_n, tile_m = schedule.query_tiles.tile_m;
   if (!band) return n;
   const int query = query_tile * tile_m, end = query + tile_m, seq_q = work.sequence.q_length;

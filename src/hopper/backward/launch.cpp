@@ -2,9 +2,9 @@
 #include <cstdint>
 
 #include "core/arithmetic.hpp"
+#include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/backward/plan.hpp"
-#include "hopper/backward/rows.hpp"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/sink.hpp"
@@ -21,7 +21,7 @@ ElementView element_view(const TensorView& view, const Sequences& sequences) {
 
 RowView row_view(const LseView& view) { return {view.data, view.stride_batch, view.stride_head}; }
 
-BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& plan) {
+BackwardWorkspace backward_workspace(const BackwardProblem& problem, const BackwardPlan& plan) {
   char* const workspace = static_cast<char*>(problem.workspace);
   const auto at = [&](size_t offset) { return reinterpret_cast<float*>(workspace + offset); };
   return {plan.query_tiles,
@@ -31,7 +31,7 @@ BackwardRows backward_rows(const BackwardProblem& problem, const BackwardPlan& p
           at(plan.delta_offset),
           at(plan.dq_offset),
           plan.kernel->config.head_dim,
-          plan.counted ? reinterpret_cast<int*>(workspace + plan.turns_offset) : nullptr,
+          plan.counted ? reinterpret_cast<int*>(workspace + plan.semaphores_offset) : nullptr,
           plan.zeroed};
 }
 
@@ -53,7 +53,8 @@ Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Seque
 }
 
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
-                   const BackwardRows& rows, const SequenceList& list, BackwardParams* params) {
+                   const BackwardWorkspace& workspace, const SequenceList& list,
+                   BackwardParams* params) {
   const BackwardConfig& c = plan.kernel->config;
   const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
   TensorView q, k, v, dout;
@@ -67,8 +68,8 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
                             RowMap* map_rows) {
     return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map, map_rows);
   };
-  FLASH3_CHECK(load_map(k, c.tile_n(), c.head_dim, &params->k, &params->k_rows));
-  FLASH3_CHECK(load_map(v, c.tile_n(), c.head_dim_v, &params->v, &params->v_rows));
+  FLASH3_CHECK(load_map(k, c.tile_n, c.head_dim, &params->k, &params->k_rows));
+  FLASH3_CHECK(load_map(v, c.tile_n, c.head_dim_v, &params->v, &params->v_rows));
   FLASH3_CHECK(load_map(q, c.tile_m, c.head_dim, &params->q, &params->q_rows));
   FLASH3_CHECK(load_map(dout, c.tile_m, c.head_dim_v, &params->dout, &params->dout_rows));
   params->dk_by_tma = plan.dk_by_tma;
@@ -80,7 +81,7 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->dk_out = element_view(problem.dk, of_k);
   params->dv_out = element_view(problem.dv, of_k);
 
-  params->rows = rows;
+  params->workspace = workspace;
   params->softmax_scale = problem.softmax_scale;
   const bool capped = problem.softcap > 0.f;
   params->scale_log2 = (capped ? problem.softcap : problem.softmax_scale) * float(kLog2E);
@@ -91,7 +92,7 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   params->schedule = key_schedule(problem, plan);
   params->schedule.sequences = list;
   // Without rows nobody sets the ticket, and nobody needs it.
-  params->ticket = rows.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
+  params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
   return {};
 }
 
@@ -109,9 +110,9 @@ Status make_varlen_schedule(const BackwardProblem& problem, const BackwardPlan& 
 }
 
 Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
-                   const BackwardRows& rows, const SequenceList& list) {
+                   const BackwardWorkspace& workspace, const SequenceList& list) {
   BackwardParams params{};
-  FLASH3_CHECK(make_params(problem, plan, rows, list, &params));
+  FLASH3_CHECK(make_params(problem, plan, workspace, list, &params));
   const BackwardConfig& c = plan.kernel->config;
   return launch_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
                        &params, problem.stream, "launching the backward kernel");
@@ -120,14 +121,14 @@ Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
 }  // namespace
 
 Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
-  const BackwardRows rows = backward_rows(problem, plan);
+  const BackwardWorkspace workspace = backward_workspace(problem, plan);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   const Element element = plan.kernel->element;
-  const bool has_rows = rows.all_tiles() > 0;
+  const bool has_rows = workspace.all_tiles() > 0;
   SequenceList list;
   FLASH3_CHECK(make_varlen_schedule(problem, plan, &list));
   if (has_rows) {
-    const PreprocessParams params{rows,
+    const PreprocessParams params{workspace,
                                   element_view(problem.dout, problem.sequences_q),
                                   element_view(problem.out, problem.sequences_q),
                                   row_view(problem.lse),
@@ -139,19 +140,14 @@ Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
                              "launching the kernel before the backward kernel"));
   }
   if (problem.dsink.given && problem.heads_q > 0) {
-    const SinkGradientParams params{rows, sink_row(problem.sink), sink_row(problem.dsink)};
+    const SinkGradientParams params{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
     FLASH3_CHECK(
         cuda_status(launch_sink_gradient(params, stream), "launching the sink's gradient"));
   }
-  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, rows, list));
+  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, workspace, list));
   if (!has_rows) return {};
-  const BackwardConfig& c = plan.kernel->config;
-  const ConvertParams params{rows,
-                             element_view(problem.dq, problem.sequences_q),
-                             problem.softmax_scale,
-                             problem.head_dim,
-                             c.dq_queries(),
-                             c.dq_transposed()};
+  const ConvertParams params{workspace, element_view(problem.dq, problem.sequences_q),
+                             problem.softmax_scale, problem.head_dim};
   return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
 }
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading, by two threads: one K, then tiles of Q with their LSE; the other V, then tiles of dOut
-// with their delta.
+// What a producer thread loads: the block's K and V once, then tiles of Q with their LSE and tiles
+// of dOut with their delta.
 #pragma once
 
-#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/traits.cuh"
 #include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
 
-// The i-th query tile of the walk over those of each query head of the work's KV head.
+// A block walks over the query tiles of every query head of its KV head. This is the i-th one.
 struct QueryPlace {
-  int head;   // of all query heads
-  int tile;   // of the sequence
-  int index;  // of all query tiles in the workspace
+  int head;   // among all query heads
+  int tile;   // in the sequence
+  int index;  // among all query tiles in the workspace
 
   __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
     const int tiles = work.query_tiles(), own_head = i / tiles;
@@ -23,28 +23,29 @@ struct QueryPlace {
   }
 };
 
-// The i-th query tile of a ring, with one float a row beside it.
+// Loads the i-th query tile of Q or dOut, and one float a query beside it.
 template <class Tile>
 __device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
                                              int i, const TensorMap* map, const RowMap& map_rows,
-                                             const float* rows,
+                                             const float* floats,
                                              uint8_t (&tiles)[kQueryStages][Tile::kBytes],
-                                             float (&row_slots)[kQueryStages][Tile::kRows],
+                                             float (&float_stages)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
                                              const char* empty) {
   const QueryPlace at(params, work, i);
-  const int stage = i % kQueryStages;
-  wait(&barriers.empty[stage], i / kQueryStages % 2 ^ 1, empty);
+  const auto [stage, phase] = QueryState::at(i);
+  wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
   const SequenceRows& s = work.sequence;
   load_box<Tile>(tiles[stage], map,
                  box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
                  full);
-  bulk_load(row_slots[stage], rows + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
 }
 
-// The block's rows of K or V, those that no query sees cleared. loaded: a barrier for this alone.
+// Loads the block's rows of K or V and clears those that no query sees. `loaded` is a barrier for
+// this alone.
 template <class Traits, class Tile>
 __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
                                           const RowMap& map_rows, uint8_t* shared, uint64_t* full,
@@ -77,7 +78,7 @@ __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int i) {
   load_queries<typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
-                                       params.rows.lse_log2, shared.q, shared.lse,
+                                       params.workspace.lse_log2, shared.q, shared.lse,
                                        shared.q_barriers, "q_empty");
 }
 
@@ -86,25 +87,8 @@ __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
                                           int i) {
   load_queries<typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
-                                          params.rows.delta, shared.dout, shared.delta,
+                                          params.workspace.delta, shared.dout, shared.delta,
                                           shared.dout_barriers, "dout_empty");
-}
-
-template <class Traits>
-__device__ __forceinline__ void load_q_side(const BackwardParams& params,
-                                            typename Traits::Shared& shared, const KeyTile& work) {
-  load_k<Traits>(params, shared, work);
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  for (int i = 0; i < tiles; ++i) load_q<Traits>(params, shared, work, i);
-}
-
-template <class Traits>
-__device__ __forceinline__ void load_dout_side(const BackwardParams& params,
-                                               typename Traits::Shared& shared,
-                                               const KeyTile& work) {
-  load_v<Traits>(params, shared, work);
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  for (int i = 0; i < tiles; ++i) load_dout<Traits>(params, shared, work, i);
 }
 
 }  // namespace flash3::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward kernels are launched with. Plain data: filled by launch.cpp; host and device,
+// What the backward kernels are launched with. launch.cpp fills it. Plain data for host and device,
 // so no <cstdint>.
 #pragma once
 
@@ -23,18 +23,20 @@ struct RowView {
   long long stride_batch, stride_head;
 };
 
-// Rows of the workspace, one per query of the query tiles.
-struct BackwardRows {
+// The workspace: query tiles, and what the kernels keep of every query of these.
+struct BackwardWorkspace {
   QueryTiles tiles;
   Sequences sequences;  // of queries
-  int batch;            // so many
-  float* lse_log2;      // lse · log2 e; +∞ for rows past the end and rows that see no key
-  float* delta;         // rowsum(dOut ∘ Out) − dlse
-  float* dq;            // [query tiles, blocks, 64 · 64]: float32 sums, see README.md
-  int dq_columns;       // of a row of dq: the kernel's head_dim
-  int* turns;           // [query tiles, kTurns], counters of those who have added to the sums
-  bool zeroed;          // the sums begin as zeros; else the first to come stores, and those of a
-                        // tile that nobody has come to are not written
+  int batch;
+  float* lse_log2;  // lse · log2 e; +∞ for rows past the end and rows that see no key
+  float* delta;     // rowsum(dOut ∘ Out) − dlse
+  float* dq;        // [query tiles, blocks, 64 · 64]: float32 sums, see README.md
+  int dq_columns;   // the kernel's head_dim
+  // [query tiles, kDqParts]: how many blocks have added to the sums. Null: nothing needs it.
+  int* dq_semaphores;
+  // dQ is zero-initialised. Otherwise the first block that reaches a query tile stores its dQ, and
+  // the sums of a tile that no block reaches stay unwritten.
+  bool zeroed;
 
   // Query tiles of all heads and sequences.
   FLASH3_HOST_DEVICE constexpr int all_tiles() const {
@@ -42,8 +44,9 @@ struct BackwardRows {
   }
 };
 
-// A query tile's sums are added to in up to two parts that do not overlap.
-inline constexpr int kTurns = 2;
+// The sums of a query tile have up to two parts, one for each warpgroup that adds, with a semaphore
+// each.
+inline constexpr int kDqParts = 2;
 
 struct BackwardParams {
   TensorMap q;     // box [tile_m, chunk]
@@ -54,7 +57,7 @@ struct BackwardParams {
   TensorMap dv;    // box [64, chunk]; only if dv_by_tma
   RowMap q_rows, dout_rows, k_rows, v_rows, dk_rows, dv_rows;
 
-  BackwardRows rows;
+  BackwardWorkspace workspace;
   ElementView dk_out, dv_out;
   bool dk_by_tma, dv_by_tma;
 
@@ -64,8 +67,8 @@ struct BackwardParams {
   int heads_per_kv_head;
 
   KeySchedule schedule;
-  int* ticket;      // schedule.in_turn: the next block's index. Null: each takes its own
-  Softcap softcap;  // only of a kernel with one; unit: 1
+  int* ticket;      // deterministic: the next index of a block. Null: blocks take blockIdx.x
+  Softcap softcap;  // kernels with a softcap; unit: 1
 };
 
 }  // namespace flash3::hopper

@@ -26,10 +26,10 @@ BackwardKernel kernel_of_row() {
       message("bwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
   if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
   const bool capped = c.score == ScoreKind::kSoftcap;
-  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n());
-  return {
-      std::move(id), kElement, c,
-      backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_m, c.score>()};
+  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n);
+  return {std::move(id), kElement, c,
+          backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m,
+                                   c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>
@@ -123,9 +123,9 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   const BackwardConfig& c = plan->kernel->config;
 
   const bool ragged = problem.is_ragged();
-  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n());
+  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n);
   const int64_t kv_heads = problem.batch * problem.heads_k;
-  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n());
+  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n);
   const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
   const int64_t query_tiles =
       (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
@@ -179,11 +179,11 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   constexpr int64_t kFewKeys = 2048;
   plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
   plan->counted = plan->deterministic || !plan->zeroed;
-  if (plan->counted) plan->turns_offset = reserve(query_tiles * kTurns, sizeof(int));
+  if (plan->counted) plan->semaphores_offset = reserve(query_tiles * kDqParts, sizeof(int));
   if (plan->deterministic) {
     plan->ticket_offset = reserve(1, sizeof(int));
-    // Heads whose blocks run at the same time take turns, so that blocks that come one after the
-    // other in a head also begin, and end, one after the other.
+    // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
+    // head also begin, and end, one after the other.
     plan->tiles_at_a_time = device.multiprocessors;
     plan->kv_heads_at_a_time = at_a_time(plan->tiles_at_a_time / std::max<int64_t>(n_tiles, 1));
   } else if (c.band) {
@@ -203,7 +203,7 @@ KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& pla
   schedule.one_length.tiles = plan.n_tiles;
   schedule.one_length.groups_at_a_time = plan.kv_heads_at_a_time;
   schedule.kv_heads = plan.kv_heads;
-  schedule.in_turn = plan.deterministic;
+  schedule.deterministic = plan.deterministic;
   return schedule;
 }
 
@@ -214,7 +214,7 @@ VarlenScheduleParams varlen_schedule_params(const BackwardProblem& problem,
   list.k = problem.sequences_k;
   list.batch = int(problem.batch);
   list.tiles_of_keys = true;
-  list.tile_rows = plan.kernel->config.tile_n();
+  list.tile_rows = plan.kernel->config.tile_n;
   list.groups = int(problem.heads_k);
   list.tiles_at_a_time = plan.tiles_at_a_time;
   if (plan.kernel->config.band && !plan.deterministic) {

@@ -35,7 +35,7 @@ struct BackwardPlan {
 
   // Offsets into the workspace; see BackwardRows in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
-  size_t turns_offset = 0;                        // only if counted
+  size_t semaphores_offset = 0;                   // only if counted
   size_t ticket_offset = 0;                       // only if deterministic
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;
@@ -48,9 +48,9 @@ struct BackwardPlan {
   int tiles_at_a_time = 0;  // deterministic: how many run at the same time
   int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
 
-  bool deterministic = false;  // blocks add to dQ in turn: turn_of()
-  bool zeroed = false;         // dQ's sums begin as zeros; else the first to come stores
-  bool counted = false;        // who adds to dQ is counted
+  bool deterministic = false;  // blocks add to dQ in the order of dq_order()
+  bool zeroed = false;         // dQ is zero-initialised; otherwise the first block stores
+  bool counted = false;        // semaphores count the blocks that add to dQ
 };
 
 Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the main kernel wants of each query row, and the counters of dQ's sums, or zeros in these.
-// Bound by memory: one read of dOut and Out.
+// Computes what the main kernel needs of each query, and clears the semaphores of dQ or its sums.
+// Memory bounds it: one read of dOut and Out.
 #include <cuda_fp16.h>
 
 #include "core/arithmetic.hpp"
-#include "hopper/backward/config.hpp"
+#include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/backward/find_tile.cuh"
-#include "hopper/backward/rows.hpp"
+#include "hopper/backward/tile_height.hpp"
 #include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/math.cuh"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Eight elements of a row, zeros past its end.
+// Eight elements of a row; zeros past its end.
 struct Piece {
   uint32_t pairs[4];
 };
@@ -45,25 +45,25 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
   }
 }
 
-// A block has kRows of the rows of a query tile; kLanes threads share one, eight elements each.
+// A block has a query tile of kRows queries; kLanes threads share one, eight elements each.
 template <Element kElement, int kLanes, int kRows>
 __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
+  static_assert(kRows % (32 / kLanes) == 0, "the lanes of a warp all have a row, or none has");
   launch_dependents();
-  const BackwardRows& rows = params.rows;
-  const int parts = rows.tiles.tile_m / kRows;
-  const int index = int(blockIdx.x) / parts, part = int(blockIdx.x) - index * parts;
+  const BackwardWorkspace& workspace = params.workspace;
   const int64_t first_row = int64_t(blockIdx.x) * kRows;
-  if (rows.turns != nullptr && threadIdx.x < kTurns && part == 0)
-    rows.turns[int64_t(index) * kTurns + threadIdx.x] = 0;
+  if (workspace.dq_semaphores != nullptr && threadIdx.x < kDqParts)
+    workspace.dq_semaphores[int64_t(blockIdx.x) * kDqParts + threadIdx.x] = 0;
   if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
 
-  const RowTile tile = find_tile(rows, index);
-  if (rows.zeroed && tile.rows.capacity > 0) {  // nobody's sums are not read
-    float4* const dq = reinterpret_cast<float4*>(rows.dq + first_row * rows.dq_columns);
-    for (int i = threadIdx.x; i < kRows * rows.dq_columns / 4; i += kThreads) dq[i] = {};
+  const SequenceTile tile = find_tile(workspace, int(blockIdx.x));
+  if (workspace.zeroed &&
+      tile.rows.capacity > 0) {  // nothing reads the sums of a tile without rows
+    float4* const dq = reinterpret_cast<float4*>(workspace.dq + first_row * workspace.dq_columns);
+    for (int i = threadIdx.x; i < kRows * workspace.dq_columns / 4; i += kThreads) dq[i] = {};
   }
-  const int query = tile.query + part * kRows, count = int(tile.rows.length) - query;
-  const int64_t row_in_tensor = tile.rows.first + query;
+  const int count = int(tile.rows.length) - tile.query;
+  const int64_t row_in_tensor = tile.rows.first + tile.query;
   const unsigned short* dout = params.dout.data + tile.batch * params.dout.stride_batch +
                                tile.head * params.dout.stride_head +
                                row_in_tensor * params.dout.stride_seq;
@@ -99,17 +99,17 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
       if (params.dlse.data != nullptr) sum -= of_row(params.dlse);
     }
     const bool sees_nothing = lse == -kInfinity;
-    rows.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * float(kLog2E);
-    rows.delta[first_row + r] = sees_nothing ? 0.f : sum;
+    workspace.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * float(kLog2E);
+    workspace.delta[first_row + r] = sees_nothing ? 0.f : sum;
   }
-  // Nothing here needs the kernel that lists the sequences; but who waits for this kernel, and not
-  // for that one, reads the list.
+  // This kernel does not read the list of sequences. But the kernels that wait for it, and not for
+  // the one that writes the list, do.
   wait_for_previous_kernel();
 }
 
 using PreprocessKernel = void (*)(PreprocessParams);
 
-// Only for head dims that the tile table has with this height.
+// Instantiated for the head dims that the tile table has with this height.
 template <Element kElement, int kRows>
 PreprocessKernel kernel_of(int head_dim_v) {
   constexpr int kWidest = widest_head_dim_v(kRows);
@@ -121,27 +121,20 @@ PreprocessKernel kernel_of(int head_dim_v) {
   return kernel;
 }
 
-template <Element kElement, int kRows>
+template <Element kElement>
 cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(params.rows.all_tiles() * (params.rows.tiles.tile_m / kRows)));
+  launch.gridDim = dim3(unsigned(params.workspace.all_tiles()));
   launch.blockDim = dim3(kThreads);
   launch.stream = stream;
   cudaLaunchAttribute overlap = programmatic_launch();
   launch.attrs = &overlap;
   launch.numAttrs = params.behind_list ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, kernel_of<kElement, kRows>(params.head_dim_v), params);
-}
-
-template <Element kElement>
-cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
-  // Most rows a block: in a ragged batch each looks its tile up.
-  switch (params.rows.tiles.tile_m) {
-    case 80: return launch<kElement, 80>(params, stream);
-    case 96: return launch<kElement, 96>(params, stream);
-    case 128: return launch<kElement, 128>(params, stream);
-    default: return launch<kElement, 64>(params, stream);
-  }
+  PreprocessKernel kernel = nullptr;
+  with_tile_height(params.workspace.tiles.tile_m, [&](auto tile_m) {
+    kernel = kernel_of<kElement, tile_m.value>(params.head_dim_v);
+  });
+  return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of the sinks, from the rows that preprocessing made. A sink has no value, so of
-// dS = P ∘ (dP − delta) only −P · delta is left.
+// Computes the gradient of the sinks from what preprocessing wrote. A sink has no value vector, so
+// that dS = P ∘ (dP − delta) is −P · delta.
 #include "core/arithmetic.hpp"
-#include "hopper/backward/rows.hpp"
+#include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/sink.cuh"
 
@@ -11,19 +11,20 @@ namespace {
 
 constexpr int kThreads = 512;
 
-// A block a query head.
+// A block has a query head.
 __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientParams params) {
-  const BackwardRows& rows = params.rows;
+  const BackwardWorkspace& workspace = params.workspace;
   const int head = blockIdx.x, thread = threadIdx.x;
   const float sink_log2 = load_sink(params.sink, head) * float(kLog2E);
   float sum = 0.f;
-  const int64_t rows_of_a_head = int64_t(rows.tiles.tiles) * rows.tiles.tile_m;
-  const int64_t all_rows = int64_t(rows.all_tiles()) * rows.tiles.tile_m;
+  const int64_t rows_of_a_head = int64_t(workspace.tiles.tiles) * workspace.tiles.tile_m;
+  const int64_t all_rows = int64_t(workspace.all_tiles()) * workspace.tiles.tile_m;
   for (int64_t first_row = head * rows_of_a_head; first_row < all_rows;
-       first_row += rows.tiles.heads_q * rows_of_a_head) {
-    // Rows that are no token's have an LSE of +∞.
+       first_row += workspace.tiles.heads_q * rows_of_a_head) {
+    // Rows without a token have an LSE of +∞.
     for (int64_t row = thread; row < rows_of_a_head; row += kThreads)
-      sum -= exp2f(sink_log2 - rows.lse_log2[first_row + row]) * rows.delta[first_row + row];
+      sum -=
+          exp2f(sink_log2 - workspace.lse_log2[first_row + row]) * workspace.delta[first_row + row];
   }
   __shared__ float sums[kThreads];
   sums[thread] = sum;
@@ -45,7 +46,8 @@ __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientPar
 }  // namespace
 
 cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t stream) {
-  sink_gradient_kernel<<<dim3(unsigned(params.rows.tiles.heads_q)), kThreads, 0, stream>>>(params);
+  sink_gradient_kernel<<<dim3(unsigned(params.workspace.tiles.heads_q)), kThreads, 0, stream>>>(
+      params);
   return cudaPeekAtLastError();
 }
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of one warpgroup's 64 keys: registers → shared memory, in the places of K and V →
-// global memory.
+// The epilogue of a consumer warpgroup: gradients go from registers to shared memory, where K and V
+// were, and on to global memory.
 #pragma once
 
-#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/traits.cuh"
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
 
-// Where a gradient of keys goes.
+// Where dK or dV goes.
 struct GradientOut {
-  const TensorMap* map;  // null where TMA cannot store the rows; then element by element
+  const TensorMap* map;  // null where TMA cannot store the rows; then threads store elements
   const RowMap& map_rows;
   const ElementView& view;
   int columns;
@@ -24,7 +24,7 @@ __device__ __forceinline__ GradientOut dv_out(const BackwardParams& params) {
           params.head_dim_v};
 }
 
-// Rounds 64 rows to their place in the tile.
+// Rounds 64 rows and stores them to rows row_block · 64 … of the tile.
 template <Element kElement, class Tile>
 __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[Tile::kCols / 2],
                                                int row_block, int thread) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[T
   }
 }
 
-// 64 keys of the work from first_key on, also unused ones, whose gradients are 0.
+// Stores the gradients of 64 keys from first_key on. Unused keys get zeros.
 template <class Tile>
 __device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,
                                                int first_key, const uint8_t* tile, int row_block,
@@ -72,8 +72,7 @@ __device__ __forceinline__ void store_gradient(const GradientOut& out, const Key
   }
 }
 
-// One warpgroup's 64 keys, from its registers to global memory by way of rows row_block · 64 … of
-// the tile.
+// Takes one warpgroup's 64 keys from its registers to global memory, through the tile.
 template <Element kElement, class Tile>
 __device__ __forceinline__ void finish_gradient(const GradientOut& out, const KeyTile& work,
                                                 uint8_t* tile, const float (&r)[Tile::kCols / 2],
@@ -85,7 +84,7 @@ __device__ __forceinline__ void finish_gradient(const GradientOut& out, const Ke
   if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
-// The end of a consumer that owns dK and dV of 64 keys.
+// The end of a consumer that holds dK and dV of 64 keys.
 template <class Traits>
 __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 typename Traits::Shared& shared,
@@ -93,8 +92,8 @@ __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 float (&r_dk)[Traits::kHeadDim / 2],
                                                 const float (&r_dv)[Traits::kHeadDimV / 2],
                                                 int warpgroup, int thread) {
-  // K and V lie where the gradients are staged: both warpgroups have read them.
-  sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerWarpgroups * kWarpgroupThreads);
+  // The gradients take the place of K and V: both warpgroups must have read them.
+  sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,

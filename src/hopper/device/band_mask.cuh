@@ -3,8 +3,8 @@
 // the band skip this.
 #pragma once
 
-#include "hopper/device/online_softmax.cuh"
-#include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/tile_mask.hpp"
 
 namespace flash3::hopper {
 

@@ -8,27 +8,25 @@
 
 namespace flash3::hopper {
 
-// kFirst: the hardware barrier of warpgroup 0. Not enabled, each warpgroup arrives at its own
-// barrier: nobody waits, and ptxas sees the same code. (With nothing in its place it spills in the
-// FP8 kernel.)
-template <int kWarpgroups, bool kEnabled, auto kFirst>
+// kFirst: the hardware barrier of warpgroup 0.
+template <int kWarpgroups, auto kFirst>
 struct PingPongBarrier {
   int warpgroup;
 
   // The last warpgroup lets the first one begin.
   __device__ __forceinline__ void start() const {
-    if (!kEnabled || warpgroup == kWarpgroups - 1) arrive();
+    if (warpgroup == kWarpgroups - 1) arrive();
   }
   // Waits until this warpgroup may issue.
   __device__ __forceinline__ void wait() const { sync(kFirst, warpgroup, 2 * kWarpgroupThreads); }
   // Lets the next warpgroup issue.
   __device__ __forceinline__ void arrive() const {
-    const int next = !kEnabled ? warpgroup : warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
+    const int next = warpgroup == kWarpgroups - 1 ? 0 : warpgroup + 1;
     hopper::arrive(kFirst, next, 2 * kWarpgroupThreads);
   }
   // Takes the arrival that is left over, so that no barrier stays half full.
   __device__ __forceinline__ void finish() const {
-    if (!kEnabled || warpgroup == 0) wait();
+    if (warpgroup == 0) wait();
   }
 };
 

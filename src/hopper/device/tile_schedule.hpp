@@ -15,7 +15,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "core/mask.hpp"
+#include "hopper/device/tile_mask.hpp"
 #include "hopper/varlen/sequence_list.hpp"
 
 namespace flash3::hopper {
@@ -26,18 +26,6 @@ struct TileCounterMemory {
   int next;
   int finished_blocks;
 };
-
-// Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
-inline constexpr int kMaxLength = 1 << 30;
-using TileMask = MaskOf<int>;
-using TileMaskRule = MaskRuleOf<int>;
-
-// A window or a chunk as wide as any sequence is none.
-constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) {
-  const auto window = [](Index w) { return w < kMaxLength ? int(w) : -1; };
-  return {window(rule.window_left), window(rule.window_right),
-          int(rule.chunk < kMaxLength ? rule.chunk : kMaxLength)};
-}
 
 struct TileSchedule {
   TileMask mask;         // of all sequences, or of the long one whose slots they are

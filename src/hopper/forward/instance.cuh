@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file in instances/ includes.
+// What a generated file of a 16-bit kernel includes (cmake/kernel_instances.cmake): the kernel of
+// one row, put together from its policies.
 #pragma once
 
 #include "hopper/forward/instances.hpp"
 #include "hopper/forward/kernel.cuh"
+#include "hopper/forward/load.cuh"
+#include "hopper/forward/operands_16bit.cuh"
+#include "hopper/forward/store.cuh"
 
-#define FLASH3_FORWARD_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, TILE_N)                       \
-  template <>                                                                                      \
-  const void* flash3::hopper::forward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM,  \
-                                                      HEAD_DIM_V, BAND, TILE_N>() {                \
-    return reinterpret_cast<const void*>(                                                          \
-        &forward_kernel<                                                                           \
-            ForwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, TILE_N>>); \
-  }
-
-// With a softcap, under any mask.
-#define FLASH3_FORWARD_SOFTCAP_INSTANCE(ELEMENT, HEAD_DIM, TILE_N)                                \
-  template <>                                                                                     \
-  const void*                                                                                     \
-  flash3::hopper::forward_kernel_function<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM,   \
-                                          true, TILE_N, flash3::hopper::ScoreKind::kSoftcap>() {  \
-    return reinterpret_cast<const void*>(                                                         \
-        &forward_kernel<ForwardTraits<flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM, true, \
-                                      TILE_N, flash3::hopper::ForwardSchedule{},                  \
-                                      flash3::hopper::ScoreKind::kSoftcap>>);                     \
+#define FLASH3_KERNEL_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, SCORE, TILE_M, TILE_N)     \
+  template <>                                                                                  \
+  const void* flash3::hopper::forward_kernel_function<                                         \
+      flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND,                            \
+      flash3::hopper::ScoreKind::SCORE, TILE_M, TILE_N>() {                                    \
+    using Traits = ForwardTraits<ForwardRow<Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND,      \
+                                            ScoreKind::SCORE, TILE_M, TILE_N>>;                \
+    using Roles = Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>;            \
+    return reinterpret_cast<const void*>(&forward_kernel<Traits, TmaProducer<Traits>, Roles>); \
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels' addresses: one explicit instance per file in instances/, so that files compile in
-// parallel and in seconds.
+// The kernels' addresses: one explicit instance a generated file (cmake/kernel_instances.cmake), so
+// that files compile in parallel and in seconds.
 #pragma once
 
 #include "hopper/device/element.hpp"
@@ -8,8 +8,8 @@
 
 namespace flash3::hopper {
 
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, int kTileN,
-          ScoreKind kScore = ScoreKind::kPlain>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
+          int kTileN>
 const void* forward_kernel_function();
 
 }  // namespace flash3::hopper

@@ -5,9 +5,11 @@
 
 #include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
-#include "hopper/forward/kernel.cuh"
+#include "hopper/forward/traits.cuh"
 
 namespace flash3::hopper {
+
+enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 3 };
 
 // Q rows of warpgroup w: as they lie in the sequence, or those of the slots.
 template <class Traits>
@@ -126,5 +128,28 @@ __device__ __forceinline__ void load_v(const ForwardParams& params,
                                                  shared.v_barriers, "v_empty", shared.tiles,
                                                  nullptr, &shared.v_loaded);
 }
+
+template <class Traits>
+struct TmaProducer {
+  static constexpr int kTileReaders = 3;
+
+  static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
+    for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
+    shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
+    shared.v_barriers.init(4 * Traits::kWarpgroups);
+  }
+
+  static __device__ __forceinline__ void run(const ForwardParams& params,
+                                             typename Traits::Shared& shared) {
+    const ProducerWarp role{warp_in_warpgroup()};
+    if (role == ProducerWarp::kSchedule) {
+      schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
+    } else if (threadIdx.x % 32 == 0) {
+      if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);
+    }
+  }
+};
 
 }  // namespace flash3::hopper

@@ -28,7 +28,8 @@ ForwardKernel kernel_of_row() {
   const bool capped = c.score == ScoreKind::kSoftcap;
   id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
   return {std::move(id), kElement, c,
-          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.tile_n, c.score>()};
+          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m(),
+                                  c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>

@@ -5,62 +5,67 @@
 
 #include "hopper/device/ptx/stmatrix.cuh"
 #include "hopper/device/tma.cuh"
-#include "hopper/forward/output_rows.cuh"
+#include "hopper/forward/warp_output.cuh"
 
 namespace flash3::hopper {
 
 // Shared memory is read out when lane 0 of each warp has passed tma_store_wait_read().
 template <class Traits>
-__device__ __forceinline__ void store_output(const ForwardParams& params, const OutputRows& rows,
-                                             uint8_t* staging,
-                                             const float (&r_o)[Traits::OutTile::kCols / 2],
-                                             int warpgroup, int thread) {
-  using OutTile = typename Traits::OutTile;
-  // All four warps have read Q.
-  sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+struct StoreInPlaceOfQ {
+  static constexpr bool kInPlaceOfQ = true;
 
-  const int lane = thread % 32;
-  const int row = thread / 32 * 16 + lane % 16;
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(staging));
-#pragma unroll
-  for (int col = 0; col < OutTile::kCols; col += 16) {
-    const float* r = &r_o[col / 2];
-    stmatrix_x4(base + OutTile::offset(row, col + lane / 16 * 8),
-                pack2<Traits::kElement>(r[0], r[1]), pack2<Traits::kElement>(r[2], r[3]),
-                pack2<Traits::kElement>(r[4], r[5]), pack2<Traits::kElement>(r[6], r[7]));
-  }
-  fence_shared_for_async_proxy();
-  sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-
-  const int first_row = thread / 32 * kWarpRows;
-  if (params.out_by_tma) {
-    // The warpgroup's rows in one go, or those of each slot.
-    const int slot_rows = params.schedule.slot_rows;
-    const bool begins = slot_rows == 0 ? thread == 0 : lane == 0 && first_row % slot_rows == 0;
-    const SequenceRows& s = rows.own.sequence;
-    if (begins && rows.token(first_row) < s.q_length) {
-      BoxAt at = box_at(params.out_rows, s.batch, s.q_first, s.q_length, rows.token(first_row),
-                        rows.head(0));
-#pragma unroll
-      for (int c = 0; c < OutTile::kChunks; ++c) {
-        at.dim = c * OutTile::kChunk;
-        tma_store(&params.out, at,
-                  staging + c * OutTile::kChunkBytes + first_row * OutTile::kRowBytes);
-      }
-      tma_store_commit();
-    }
-  } else {
-    // Row strides or a base address that TMA does not take: element by element.
-    for (int r = first_row; r < first_row + kWarpRows; ++r) {
-      if (!rows.exists(r)) continue;
-      uint16_t* out = rows.output(r);
-      for (int col = lane; col < params.head_dim_v; col += 32) {
-        out[col] =
-            reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];
-      }
-    }
+  static __device__ __forceinline__ void wait_until_read() { tma_store_wait_read(); }
+  static __device__ __forceinline__ void store(const ForwardParams& params, const WarpOutput& rows,
+                                               uint8_t* staging,
+                                               const float (&r_o)[Traits::OutTile::kCols / 2],
+                                               int warpgroup, int thread) {
+    using OutTile = typename Traits::OutTile;
+    // All four warps have read Q.
     sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane % 16;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(staging));
+#pragma unroll
+    for (int col = 0; col < OutTile::kCols; col += 16) {
+      const float* r = &r_o[col / 2];
+      stmatrix_x4(base + OutTile::offset(row, col + lane / 16 * 8),
+                  pack2<Traits::kElement>(r[0], r[1]), pack2<Traits::kElement>(r[2], r[3]),
+                  pack2<Traits::kElement>(r[4], r[5]), pack2<Traits::kElement>(r[6], r[7]));
+    }
+    fence_shared_for_async_proxy();
+    sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+
+    const int first_row = thread / 32 * kWarpRows;
+    if (params.out_by_tma) {
+      // The warpgroup's rows in one go, or those of each slot.
+      const int slot_rows = params.schedule.slot_rows;
+      const bool begins = slot_rows == 0 ? thread == 0 : lane == 0 && first_row % slot_rows == 0;
+      const SequenceRows& s = rows.own.sequence;
+      if (begins && rows.token(first_row) < s.q_length) {
+        BoxAt at = box_at(params.out_rows, s.batch, s.q_first, s.q_length, rows.token(first_row),
+                          rows.head(0));
+#pragma unroll
+        for (int c = 0; c < OutTile::kChunks; ++c) {
+          at.dim = c * OutTile::kChunk;
+          tma_store(&params.out, at,
+                    staging + c * OutTile::kChunkBytes + first_row * OutTile::kRowBytes);
+        }
+        tma_store_commit();
+      }
+    } else {
+      // Row strides or a base address that TMA does not take: element by element.
+      for (int r = first_row; r < first_row + kWarpRows; ++r) {
+        if (!rows.exists(r)) continue;
+        uint16_t* out = rows.output(r);
+        for (int col = lane; col < params.head_dim_v; col += 32) {
+          out[col] =
+              reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];
+        }
+      }
+      sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+    }
   }
-}
+};
 
 }  // namespace flash3::hopper

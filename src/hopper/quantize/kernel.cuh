@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of threads brings 128 tokens of one head to FP8. They are read once, and stay in
-// registers between the search for the largest and the rounding.
+// A block of threads brings 128 tokens of one head to FP8. It reads them once and keeps them in
+// registers between the search for the largest element and the rounding.
 #pragma once
 
 #include "hopper/device/ptx/compiler.cuh"
@@ -12,7 +12,7 @@ inline constexpr int kQuantizeRows = 16;  // that the threads of a block hold at
 inline constexpr int kQuantizeSteps = int(kScaleBlock) / kQuantizeRows;
 inline constexpr int kQuantizeThreads = 512;  // of a multiprocessor: 128 registers each
 
-// All threads of a warp come here.
+// A whole warp calls this.
 __device__ __forceinline__ bool find_tile(const QuantizeParams& params, QuantizeTile* tile) {
   if (!find_tensor(params, Index(blockIdx.y) * gridDim.x + blockIdx.x, tile)) return false;
   const QuantizedTensor& t = params.tensors[tile->tensor];
@@ -23,8 +23,8 @@ __device__ __forceinline__ bool find_tile(const QuantizeParams& params, Quantize
   return find_tokens(t, b, tile);
 }
 
-// The bits of the block's largest size, which infinity and NaN are above. The first call in a
-// kernel alone.
+// The bits of the block's largest size; infinity and NaN are above all others. A kernel calls this
+// once.
 template <int kThreads>
 __device__ __forceinline__ uint32_t largest_in_block(uint32_t bits) {
   __shared__ uint32_t s_largest[kThreads / 32];
@@ -40,9 +40,9 @@ __device__ __forceinline__ float* scale_at(const QuantizedTensor& t, const Quant
   return t.scale.data + t.scale.offset(tile.batch, tile.head, tile.scale_block);
 }
 
-// What the elements of a block are multiplied by, from its scale, which it writes if that is its
-// own. False: this launch only seeks sizes. largest() is asked for the bits of the thread's
-// largest size, where that matters. Threads come here once.
+// Computes what the elements of a block are multiplied with, from its scale; writes the scale if it
+// is the block's own. False: this launch only seeks sizes. largest() gives the bits of the thread's
+// largest size; it is called only where that matters. A kernel calls this once.
 template <int kThreads, class Largest>
 __device__ __forceinline__ bool block_factor(const QuantizeParams& params,
                                              const QuantizedTensor& tensor, float* scale_at,
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool block_factor(const QuantizeParams& params,
   } else {
     const uint32_t of_block = largest_in_block<kThreads>(largest());
     if (wide_scale) {
-      // Most blocks see that another has raised it above theirs, and leave it.
+      // Most blocks see that another one has raised it above theirs and leave it.
       uint32_t* const raised = reinterpret_cast<uint32_t*>(scale_at);
       if (threadIdx.x == 0 && *static_cast<volatile uint32_t*>(raised) < of_block)
         atomicMax(raised, of_block);
@@ -67,12 +67,12 @@ __device__ __forceinline__ bool block_factor(const QuantizeParams& params,
   return true;
 }
 
-// The rows of a thread, of kThreadColumns columns each.
-struct HeldRows {
+// The elements that a thread holds: kThreadColumns columns of kQuantizeSteps rows.
+struct ThreadElements {
   uint32_t pairs[kQuantizeSteps][kPairs];
 
-  // each(step, pairs) for all of them. Rolled up, for what is rare and long: registers have no
-  // index, so the rows move on by one each time.
+  // Calls each(step, pairs) for all rows. Not unrolled, for code that is rare and long: registers
+  // have no index, so the rows move on by one each time.
   template <bool kUnrolled, class Each>
   __device__ __forceinline__ void for_each(const Each& each) {
     if constexpr (kUnrolled) {
@@ -94,8 +94,8 @@ struct HeldRows {
   }
 };
 
-// kTurns: there is a rotary embedding or a rotation, of which this tensor may have none.
-template <Element kElement, int kColumns, bool kTurns>
+// kTransforms: the call has a rotary embedding or a rotation; this tensor may have neither.
+template <Element kElement, int kColumns, bool kTransforms>
 __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
     quantize_kernel(const __grid_constant__ QuantizeParams params) {
   QuantizeTile tile;
@@ -109,22 +109,22 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
   const uint16_t* const in = tensor.in.row(tile.batch, tile.row, tile.head);
   const long long in_stride = tensor.in.stride_seq;
 
-  HeldRows rows;
+  ThreadElements elements;
   if (tensor.in.width == 16) {
-    rows.for_each<true>([&](int step, uint32_t(&pairs)[kPairs]) {
+    elements.for_each<true>([&](int step, uint32_t(&pairs)[kPairs]) {
       load_wide(in + row_of(step) * in_stride, column, dim, row_of(step) < count, pairs);
     });
   } else {
-    rows.for_each<false>([&](int step, uint32_t(&pairs)[kPairs]) {
+    elements.for_each<false>([&](int step, uint32_t(&pairs)[kPairs]) {
       load_narrow(in + row_of(step) * in_stride, column, dim, row_of(step) < count,
                   tensor.in.width == 4, pairs);
     });
   }
 
   uint32_t largest = 0;
-  if constexpr (kTurns) {
-    const bool by_angles = tensor.turns && params.rotary.cos != nullptr;
-    const bool rotates = tensor.turns && params.rotates;
+  if constexpr (kTransforms) {
+    const bool has_rope = tensor.transforms && params.rotary.cos != nullptr;
+    const bool rotates = tensor.transforms && params.rotates;
     uint32_t signs[kPairs];
     load_signs(params, column, signs);
     const float factor = column < dim ? rotation_factor(dim, column) : 0.f;
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) pairs[i] = pack_odd(x[2 * i], x[2 * i + 1]);
     };
-    if (!by_angles && (!rotates || dim % kThreadColumns == 0)) {
-      rows.for_each<true>([&](int, uint32_t(&pairs)[kPairs]) {
+    if (!has_rope && (!rotates || dim % kThreadColumns == 0)) {
+      elements.for_each<true>([&](int, uint32_t(&pairs)[kPairs]) {
         if (rotates) {
 #pragma unroll
           for (int i = 0; i < kPairs; ++i) pairs[i] ^= signs[i];
@@ -153,12 +153,12 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
         pack(pairs);
       });
     } else {
-      rows.for_each<false>([&](int step, uint32_t(&pairs)[kPairs]) {
-        // What follows from the column is computed again for each row: there are no registers for
-        // all of it.
+      elements.for_each<false>([&](int step, uint32_t(&pairs)[kPairs]) {
+        // The compiler computes what follows from the column for each row again: there are no
+        // registers for all of it.
         const int c = hide_from_optimizer(column);
         unpack(pairs);
-        if (by_angles && row_of(step) < count)
+        if (has_rope && row_of(step) < count)
           apply_rope<kElement>(params.rotary, tensor.rotary_offset + tile.token + row_of(step),
                                in + row_of(step) * in_stride, c, x);
         if (rotates) {
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
     largest = __float_as_uint(size);
   } else {
     uint32_t sizes = 0;
-    rows.for_each<true>([&](int, uint32_t(&pairs)[kPairs]) {
+    elements.for_each<true>([&](int, uint32_t(&pairs)[kPairs]) {
 #pragma unroll
       for (const uint32_t pair : pairs) sizes = larger_sizes(sizes, pair);
     });
@@ -186,16 +186,16 @@ __global__ void __launch_bounds__(kColumns, kQuantizeThreads / kColumns)
   if (!block_factor<kColumns>(
           params, tensor, scale_at(tensor, tile), [&] { return largest; }, &factor))
     return;
-  constexpr Element kHeld = kTurns ? Element::kBFloat16 : kElement;
+  constexpr Element kHeld = kTransforms ? Element::kBFloat16 : kElement;
   unsigned char* const out = tensor.out.row(tile.batch, tile.row, tile.head);
   const auto out_row = [&](int step) { return out + row_of(step) * tensor.out.stride_seq; };
   if (tensor.out.width == 16) {
-    rows.for_each<true>([&](int step, const uint32_t(&pairs)[kPairs]) {
+    elements.for_each<true>([&](int step, const uint32_t(&pairs)[kPairs]) {
       if (row_of(step) < count && column < dim)
         store_wide<kHeld>(pairs, factor, out_row(step) + column);
     });
   } else {
-    rows.for_each<false>([&](int step, const uint32_t(&pairs)[kPairs]) {
+    elements.for_each<false>([&](int step, const uint32_t(&pairs)[kPairs]) {
       if (row_of(step) < count)
         store_narrow<kHeld>(pairs, factor, out_row(step), column, dim, tensor.out.width == 4);
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one element type, by head dim and what they do.
+// The kernels of one element type, by head dim and by what they do.
 #pragma once
 
 #include "hopper/quantize/rotating_kernel.cuh"
@@ -7,9 +7,9 @@
 namespace flash3::hopper {
 
 template <Element kElement>
-const void* quantize_kernel_of(int columns, bool turns) {
-  const auto pick = [turns](auto* turning, auto* plain) {
-    return reinterpret_cast<const void*>(turns ? turning : plain);
+const void* quantize_kernel_of(int columns, bool transforms) {
+  const auto pick = [transforms](auto* transforming, auto* plain) {
+    return reinterpret_cast<const void*>(transforms ? transforming : plain);
   };
   switch (columns) {
     case 64: return pick(quantize_kernel<kElement, 64, true>, quantize_kernel<kElement, 64, false>);

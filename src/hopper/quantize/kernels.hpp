@@ -9,13 +9,13 @@
 
 namespace flash3::hopper {
 
-// The kernel for head dims up to `columns` (64, 128 or 256), which as many threads as columns run;
-// turns: for rotary and rotation.
+// The kernel for head dims up to `columns` (64, 128 or 256). A block has as many threads as
+// columns. transforms: the kernel applies a rotary embedding, a rotation or both.
 template <Element kElement>
-const void* quantize_kernel_of(int columns, bool turns);
+const void* quantize_kernel_of(int columns, bool transforms);
 
-// For the rotation alone, of tensors that all have this head dim and are accessed 16 bytes at a
-// time; null if there is none for it. As many threads as quantize_kernel_of's.
+// The kernel for a rotation alone, of tensors that all have this head dim and allow accesses of 16
+// bytes; null if there is none. Its blocks have the threads of quantize_kernel_of's.
 template <Element kElement>
 const void* quantize_rotating_kernel_of(int dim);
 

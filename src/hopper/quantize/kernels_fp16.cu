@@ -3,7 +3,7 @@
 
 namespace flash3::hopper {
 
-template const void* quantize_kernel_of<Element::kFloat16>(int columns, bool turns);
+template const void* quantize_kernel_of<Element::kFloat16>(int columns, bool transforms);
 template const void* quantize_rotating_kernel_of<Element::kFloat16>(int dim);
 
 }  // namespace flash3::hopper

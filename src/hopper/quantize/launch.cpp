@@ -21,7 +21,7 @@ struct Part {
   const char* name;
   const QuantizePart* part;
   const Sequences* sequences;
-  bool turns;  // q and k do
+  bool transforms;  // q and k
   int64_t rotary_offset;
 
   bool has_wide_scales() const { return part->scale.kind != ScaleKind::kBlock; }
@@ -32,9 +32,9 @@ struct Parts {
 };
 
 Parts parts_of(const QuantizeProblem& p) {
-  const bool turns = p.rotates || p.rotary.given;
-  return {{{"q", &p.q, &p.sequences_q, turns, p.rotary.offset_q},
-           {"k", &p.k, &p.sequences_k, turns, p.rotary.offset_k},
+  const bool transforms = p.rotates || p.rotary.given;
+  return {{{"q", &p.q, &p.sequences_q, transforms, p.rotary.offset_q},
+           {"k", &p.k, &p.sequences_k, transforms, p.rotary.offset_k},
            {"v", &p.v, &p.sequences_k, false, 0}}};
 }
 
@@ -61,7 +61,7 @@ QuantizedTensor tensor_of(const Part& p, int64_t batch) {
   t.batch = int(batch);
   t.heads = int(p.part->in.heads);
   t.dim = int(p.part->in.dim);
-  t.turns = p.turns;
+  t.transforms = p.transforms;
   t.rotary_offset = p.rotary_offset;
   t.blocks = scale_blocks(t.sequences, batch);
   return t;
@@ -76,13 +76,13 @@ int64_t wide_scale_count(const Part& p) {
 template <Element kElement>
 const void* kernel_of(const QuantizePass& pass) {
   return pass.rotating_dim != 0 ? quantize_rotating_kernel_of<kElement>(pass.rotating_dim)
-                                : quantize_kernel_of<kElement>(pass.columns, pass.turns);
+                                : quantize_kernel_of<kElement>(pass.columns, pass.transforms);
 }
 
 // The head dim of the rotating kernel that can run a pass: all tensors have it, and 16 bytes can be
 // accessed at a time.
 int rotating_dim(const QuantizeProblem& problem, const Parts& parts, const QuantizePass& pass) {
-  if (!pass.turns || problem.rotary.given) return 0;
+  if (!pass.transforms || problem.rotary.given) return 0;
   int dim = 0;
   for (int i = 0; i < 3; ++i) {
     if (!pass.takes_part[i]) continue;
@@ -148,7 +148,7 @@ Status plan(const QuantizeProblem& problem, const Device&, QuantizePlan* plan) {
       const Part& p = parts.parts[i];
       if (!p.part->given || p.part->in.dim > columns || p.part->in.dim <= narrower) continue;
       pass.takes_part[i] = any = true;
-      pass.turns |= p.turns;
+      pass.transforms |= p.transforms;
       plan->has_wide_scales |= p.has_wide_scales();
     }
     if (any) {
@@ -193,9 +193,9 @@ std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass) {
   const bool rotates = pass.rotating_dim != 0;
   return message("quantize_", plan.element == Element::kFloat16 ? "fp16" : "bf16", "_d",
                  rotates ? pass.rotating_dim : pass.columns,
-                 rotates      ? "_rotated"
-                 : pass.turns ? "_turned"
-                              : "");
+                 rotates           ? "_rotated"
+                 : pass.transforms ? "_transformed"
+                                   : "");
 }
 
 void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out) {
@@ -224,7 +224,7 @@ void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanati
                          " bytes; 16 take bases, strides and rows of whole 16 bytes"));
   }
   if (problem.rotary.given || problem.rotates)
-    out->add("turned",
+    out->add("transformed",
              message("q and k", problem.rotary.given ? ", by the rotary tables" : "",
                      problem.rotates ? ", by the rotation of the head dim" : "", "; in registers"));
   out->add("scales", plan.has_wide_scales

@@ -30,7 +30,7 @@ struct QuantizedTensor {
   ScaleView scale;
   Sequences sequences;
   int batch, heads, dim;
-  bool turns;           // takes part in rotary and rotation
+  bool transforms;      // rotary embedding and rotation apply to it
   Index rotary_offset;  // position of each sequence's first token
   Index blocks;         // scale blocks of a head, those of one batch element or of a packed tensor
   Index first, past;    // its blocks of threads, of all that are launched
@@ -40,7 +40,7 @@ struct QuantizedTensor {
 struct RotaryTables {
   const void *cos, *sin;  // null: none
   long long stride_cos, stride_sin;
-  int half;  // of the dimensions that turn
+  int half;  // pairs of dimensions
   bool is_float, interleaved;
 };
 

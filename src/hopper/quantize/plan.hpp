@@ -14,7 +14,7 @@ namespace flash3::hopper {
 // Tensors whose head dims run in the same kernel, in one launch.
 struct QuantizePass {
   int columns = 0;  // 64, 128 or 256: threads of a block
-  bool turns = false;
+  bool transforms = false;
   int rotating_dim = 0;     // head dim of a rotating kernel, 0: quantize_kernel
   bool takes_part[3] = {};  // q, k, v
 };
@@ -40,7 +40,7 @@ inline Index quantize_blocks(const QuantizeParams& params) {
   return params.count > 0 ? params.tensors[params.count - 1].past : 0;
 }
 
-// "quantize_bf16_d128_turned"
+// "quantize_bf16_d128_transformed"
 std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass);
 
 void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary embedding and rotation of a row, in registers and shuffles. Every sum and product is
-// rounded as the CPU rounds it, and in its order, so that both give the same bits.
+// Rotary embedding and rotation of a row, in registers and by shuffles. Both round every sum and
+// product as the CPU backend does and in its order, so that both backends give the same bits.
 #pragma once
 
-#include "hopper/quantize/rows.cuh"
+#include "hopper/quantize/elements.cuh"
 
 namespace flash3::hopper {
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ float load_angle(const void* table, long long at, boo
   return to_float<kElement>(__ldg(static_cast<const uint16_t*>(table) + at));
 }
 
-// x: the columns of `row` from `column` on.
+// Applies the rotary embedding to x, the columns of `row` from `column` on.
 template <Element kElement>
 __device__ __forceinline__ void apply_rope(const RotaryTables& tables, long long position,
                                            const uint16_t* row, int column,
@@ -42,7 +42,7 @@ __device__ __forceinline__ void apply_rope(const RotaryTables& tables, long long
     const int at = column + i;
     if (at >= 2 * tables.half) continue;
     const bool first = at < tables.half;
-    // The other one of the pair is some lane's, of any register: it is read again.
+    // Some other lane holds the pair's other element, in any register: this one is read again.
     const int pair = first ? at : at - tables.half, other = first ? at + tables.half : pair;
     const float c = cos(pair), s = sin(pair), y = to_float<kElement>(__ldg(row + other));
     const float by_cos = __fmul_rn(x[i], c), by_sin = __fmul_rn(y, s);
@@ -52,13 +52,13 @@ __device__ __forceinline__ void apply_rope(const RotaryTables& tables, long long
 
 // ---- rotation ----
 
-// For dimension i < dim. The first bit in which they differ is the size of its transform: see
-// rotation_part.
+// The factor of dimension i < dim. The first bit in which i and dim differ is the size of its
+// transform: see rotation_part.
 __device__ __forceinline__ float rotation_factor(int dim, int i) {
   return rotation_factor(31 - __clz(dim ^ i));
 }
 
-// D of a thread's columns, as pairs of sign bits.
+// Loads the signs D of a thread's columns as pairs of sign bits.
 __device__ __forceinline__ void load_signs(const QuantizeParams& params, int column,
                                            uint32_t (&signs)[kPairs]) {
   const uint32_t bits = params.signs[column / 32] >> (column % 32);
@@ -73,8 +73,8 @@ __device__ __forceinline__ void butterfly(float& a, float& b) {
   a = sum;
 }
 
-// One step of all transforms, between columns kStep apart: those that are larger than kStep have
-// the columns before dim & -(2 * kStep).
+// One step of all transforms, between columns kStep apart. The transforms that are larger than
+// kStep have the columns before dim & -(2 * kStep).
 template <int kStep, bool kWhole>
 __device__ __forceinline__ void step_in_thread(int column, int dim, float (&x)[kThreadColumns]) {
   const int end = dim & -(2 * kStep);
@@ -87,23 +87,23 @@ __device__ __forceinline__ void step_in_warp(int column, int dim, float (&x)[kTh
   const int end = dim & -(2 * kStep);
   if (end == 0) return;
   const float sign = (column & kStep) ? -1.f : 1.f;
-  const auto turned = [&](float mine) {
+  const auto joined = [&](float mine) {
     // The product is exact.
     return fmaf(sign, mine, __shfl_xor_sync(~0u, mine, kStep / kThreadColumns));
   };
   if (end == dim) {
 #pragma unroll
-    for (float& each : x) each = turned(each);
+    for (float& each : x) each = joined(each);
   } else {
 #pragma unroll
     for (float& each : x) {
-      const float sum = turned(each);
+      const float sum = joined(each);
       each = column < end ? sum : each;
     }
   }
 }
 
-// H/√n of a row whose signs have been changed; zeros past dim. All lanes of a warp come here.
+// Applies H/√n to a row whose signs D has changed; zeros past dim stay. A whole warp calls this.
 // kWhole: dim is a multiple of kThreadColumns.
 template <int kColumns, bool kWhole>
 __device__ __forceinline__ void rotate(int column, int dim, float factor,

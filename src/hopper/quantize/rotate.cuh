@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rotation as products with matrices of ±1 on the tensor cores, and sums between those: H of
-// 2^n dimensions is a Kronecker product, of which mma takes the steps of 1…16 columns at once.
+// The rotation on the tensor cores: products with matrices of ±1, and sums between them. H of 2^n
+// dimensions is a Kronecker product, and mma takes its steps of 1…16 columns at once.
 #pragma once
 
 #include "hopper/device/ptx/compiler.cuh"
 #include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/ptx/mma.cuh"
-#include "hopper/quantize/rows.cuh"
+#include "hopper/quantize/elements.cuh"
 
 namespace flash3::hopper {
 
-inline constexpr int kChunk = 32;  // columns of which a thread of four has eight
+inline constexpr int kChunk = 32;  // columns; each of four threads has eight of them
 
-// Where the codes of a block's rows go, from the first eight columns of a thread on.
-struct CodeRows {
+// Where a thread stores the codes of a block's rows, from its first eight columns on.
+struct CodeOutput {
   unsigned char* first;
   long long stride;
   int count;
@@ -24,17 +24,18 @@ struct CodeRows {
   }
 };
 
-// What a warp has of a block's 128 rows: kTiles times 16 rows, in registers as mma takes them for
-// its first operand. Lane l, with g = l / 4 and t = l % 4, holds of rows g and g + 8 of each tile
-// columns 8t…8t + 7 of each chunk.
+// The elements that a warp holds of a block's 128 rows: kTiles times 16 rows, in registers as mma
+// takes its first operand. Lane l, with g = l / 4 and t = l % 4, holds columns 8t…8t + 7 of each
+// chunk, in rows g and g + 8 of each tile.
 template <Element kElement, int kDim>
-struct WarpRows {
+struct WarpElements {
   static constexpr int kChunks = kDim / kChunk;
   static constexpr int kThreads = kDim <= 64 ? 64 : kDim <= 128 ? 128 : 256;  // of a block
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kTiles = int(kScaleBlock) / 16 / kWarps;
 
-  // Of columns {0, 1} and {2, 3} of a thread's eight, and {4, 5} and {6, 7}, rows g and g + 8.
+  // Columns {0, 1} and {2, 3} of a thread's eight, then {4, 5} and {6, 7}, each in rows g and g
+  // + 8.
   uint32_t a[kTiles][kChunks][2][4];
 
   static __device__ __forceinline__ int column() { return int(threadIdx.x % 4 * 8); }
@@ -42,7 +43,7 @@ struct WarpRows {
     return int(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) + tile * kWarps * 16 + half * 8;
   }
 
-  // Rows past the last are the last once more.
+  // Rows past the last repeat the last one.
   __device__ __forceinline__ void load(const uint16_t* in, long long stride, int count) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
@@ -59,12 +60,12 @@ struct WarpRows {
       }
   }
 
-  // D: bit i of signs[c] is that of column i of chunk c.
+  // Applies the signs D: bit i of signs[c] belongs to column i of chunk c.
   __device__ __forceinline__ void change_signs(const unsigned (&signs)[kRotationWords],
-                                               bool turns) {
+                                               bool rotates) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const uint32_t bits = __byte_perm(turns ? signs[chunk] : 0, 0, 0x4440u + threadIdx.x % 4);
+      const uint32_t bits = __byte_perm(rotates ? signs[chunk] : 0, 0, 0x4440u + threadIdx.x % 4);
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         // Bit 2 · pair to bit 15, and the next one to bit 31; the eight of either do not meet.
@@ -92,8 +93,8 @@ struct WarpRows {
     return __float_as_uint(to_float<kElement>(uint16_t(max(sizes & 0xFFFFu, sizes >> 16))));
   }
 
-  // The codes of elements as they came.
-  __device__ __forceinline__ void store(float factor, const CodeRows& to) const {
+  // Stores the codes of elements as they came.
+  __device__ __forceinline__ void store(float factor, const CodeOutput& to) const {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -114,17 +115,17 @@ struct WarpRows {
   }
 };
 
-// H's entries for the lanes of a warp, 2^-4 with a sign, two to a register: the smallest factor of
-// any rotation, so that no sum overflows that the result does not. Four registers for each set of
-// columns, for a thread's pairs of columns {0, 1}, {2, 3}, {4, 5} and {6, 7} of eight.
+// H's entries for the lanes of a warp: ±2^-4, two in a register. That is the smallest factor of any
+// rotation, so that a sum overflows only where the result does. A set of columns takes four
+// registers, for a thread's pairs of columns {0, 1}, {2, 3}, {4, 5} and {6, 7} of eight.
 struct HadamardEntries {
-  uint4 of[8][32];  // of four pairs of columns of the result, then negated
+  uint4 of[8][32];  // four pairs of columns of the result, then the same negated
 
   template <Element kElement>
   __device__ __forceinline__ void fill() {
     constexpr uint32_t kEntry = kElement == Element::kFloat16 ? 0x2C002C00u : 0x3D803D80u;
-    // Of rows {2t, 2t + 1} and column g as mma numbers them, which are columns 8t + {0, 1} and
-    // 8 (g / 2) + g % 2 of the chunk: negative if an odd number of bits is in both.
+    // The entries of rows {2t, 2t + 1} and column g in mma's numbers, which are columns 8t + {0, 1}
+    // and 8 (g / 2) + g % 2 of the chunk. An entry is negative if both share an odd number of bits.
     const uint32_t t = threadIdx.x % 4, g = threadIdx.x % 32 / 4, both = t & (g / 2);
     const uint32_t odd = (both ^ both >> 1) & 1, high = odd ^ (g & 1);
     const uint32_t entry = kEntry ^ odd << 15 ^ high << 31;
@@ -135,27 +136,27 @@ struct HadamardEntries {
       of[i][threadIdx.x % 32] = {x, x ^ by1, x ^ by2, x ^ by1 ^ by2};
     }
   }
-  // Loaded again each time: registers are short, and mma wants them side by side.
+  // Loads them each time again: registers are short, and mma wants them side by side.
   __device__ __forceinline__ void load(int pair, bool negated, uint32_t (&b)[2][2]) const {
     const uint4* const from = &of[pair + (negated ? 4 : 0)][threadIdx.x % 32];
     load_shared_volatile(from, b);
   }
 };
 
-// The rotation of a warp's rows, over and over: there are no registers to keep it.
+// Rotates a warp's elements each time again: there are no registers to keep the result.
 template <Element kElement, int kDim>
 struct WarpRotation {
-  using Rows = WarpRows<kElement, kDim>;
-  static constexpr int kChunks = Rows::kChunks;
+  using Elements = WarpElements<kElement, kDim>;
+  static constexpr int kChunks = Elements::kChunks;
   static_assert(kChunks <= 4 || kChunks % 2 == 0, "chunks are taken two by two");
-  // 2: the products take the step between neighbouring chunks too, and half the sums are there at a
-  // time; and a loop of one pair at a time keeps the compiler from what would not fit registers.
+  // 2: the products also take the step between neighbouring chunks, and registers hold half the
+  // sums at a time. A loop of one pair at a time keeps the compiler from more than fits registers.
   static constexpr int kStep = kChunks > 4 ? 2 : 1, kSums = kChunks / kStep;
   static constexpr int kPairsAtOnce = kChunks > 6 ? 1 : 4;
 
   const HadamardEntries& entries;
 
-  // Whether a chunk's transform has steps of `step` chunks.
+  // Whether the transform of a chunk has steps of `step` chunks.
   static __device__ __forceinline__ constexpr bool joins(int chunk, int step) {
     return chunk * kChunk < (kDim & -(2 * step * kChunk));
   }
@@ -164,8 +165,8 @@ struct WarpRotation {
     return 16.f * rotation_factor(kDim, chunk * kChunk);
   }
 
-  // y[i]: of columns 8t + 2 · pair + {0, 1} of chunk kStep · i + first, rows g and g + 8; sums of
-  // 2^-4 of the elements. kLast: with the last step.
+  // y[i]: sums of 2^-4 of the elements, for columns 8t + 2 · pair + {0, 1} of chunk kStep · i +
+  // first and rows g and g + 8. kLast: with the last step.
   template <bool kLast>
   __device__ __forceinline__ void sums(const uint32_t (&a)[kChunks][2][4], int first, int pair,
                                        float (&y)[kSums][4]) const {
@@ -201,20 +202,20 @@ struct WarpRotation {
           }
   }
 
-  __device__ __forceinline__ float largest(const Rows& rows) const {
-    uint32_t sizes[kChunks] = {};  // bits: of what has no sign they are in the values' order
+  __device__ __forceinline__ float largest(const Elements& elements) const {
+    uint32_t sizes[kChunks] = {};  // bits, which without a sign are in the order of the values
 #pragma unroll
-    for (int tile = 0; tile < Rows::kTiles; ++tile)
+    for (int tile = 0; tile < Elements::kTiles; ++tile)
 #pragma unroll
       for (int first = 0; first < kStep; ++first)
 #pragma unroll kPairsAtOnce
         for (int pair = 0; pair < 4; ++pair) {
           float y[kSums][4];
-          sums<false>(rows.a[tile], first, pair, y);
+          sums<false>(elements.a[tile], first, pair, y);
 #pragma unroll
           for (int i = 0; i < kSums; ++i) {
             const int chunk = kStep * i + first;
-            // Of the last step's p + q and p − q the larger is |p| + |q|.
+            // The larger of |p + q| and |p − q|, the last step, is |p| + |q|.
             int last = 0;
 #pragma unroll
             for (int step = kStep; step < kChunks; step *= 2)
@@ -235,9 +236,10 @@ struct WarpRotation {
     return largest;
   }
 
-  __device__ __forceinline__ void store(const Rows& rows, float scale, const CodeRows& to) const {
+  __device__ __forceinline__ void store(const Elements& elements, float scale,
+                                        const CodeOutput& to) const {
 #pragma unroll
-    for (int tile = 0; tile < Rows::kTiles; ++tile)
+    for (int tile = 0; tile < Elements::kTiles; ++tile)
 #pragma unroll
       for (int first = 0; first < kStep; ++first) {
         uint16_t low[kSums][2];
@@ -245,7 +247,7 @@ struct WarpRotation {
 #pragma unroll kPairsAtOnce
         for (int pair = 0; pair < 4; ++pair) {
           float y[kSums][4];
-          sums<true>(rows.a[tile], first, pair, y);
+          sums<true>(elements.a[tile], first, pair, y);
 #pragma unroll
           for (int i = 0; i < kSums; ++i)
 #pragma unroll
@@ -263,7 +265,7 @@ struct WarpRotation {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = Rows::row(tile, half);
+          const int row = Elements::row(tile, half);
           if (!to.has(row)) continue;
           uint2* const out = to.at(row);
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// As quantize_kernel, for a rotation without rotary of tensors that are accessed 16 bytes at a
-// time: the elements stay in registers as they came, and are rotated once for the largest and once
-// more for the rounding.
+// The kernel for a rotation without a rotary embedding, of tensors that allow accesses of 16 bytes.
+// The elements stay in registers as they came; the kernel rotates them once for the largest and
+// once more for the rounding.
 #pragma once
 
 #include "hopper/quantize/kernel.cuh"
@@ -9,14 +9,15 @@
 
 namespace flash3::hopper {
 
-// What a block of threads has, found by its first warp for all, in shared memory: offsets from its
-// tensor's bases.
+// What a block of threads works on, as offsets from its tensor's bases. The first warp finds it and
+// leaves it in shared memory for all.
 struct FoundTile {
   long long in, out, scale;
-  int tensor, count;  // 0 tokens: no tile
+  int tensor;
+  int count;  // tokens; 0: no tile
 };
 
-// All threads come here.
+// The whole block calls this.
 template <Element kElement>
 __device__ __forceinline__ void find_tile_for_block(const QuantizeParams& params, FoundTile* found,
                                                     HadamardEntries* entries) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ void find_tile_for_block(const QuantizeParams& params
       found->tensor = tile.tensor;
       found->in = t.in.offset(tile.batch, tile.row, tile.head);
       found->out = t.out.offset(tile.batch, tile.row, tile.head);
-      // Scales of blocks are of one head each: no division for them.
+      // Scales of blocks belong to one head each: they need no division.
       found->scale = t.scale.kind == ScaleKind::kBlock
                          ? tile.batch * t.scale.stride_batch + tile.head * t.scale.stride_head +
                                tile.scale_block * t.scale.stride_block
@@ -40,40 +41,40 @@ __device__ __forceinline__ void find_tile_for_block(const QuantizeParams& params
   __syncthreads();
 }
 
-// kDim: the head dims, all of them.
+// kDim: the head dim of all tensors.
 template <Element kElement, int kDim>
-__global__ void __launch_bounds__(WarpRows<kElement, kDim>::kThreads,
-                                  kQuantizeThreads / WarpRows<kElement, kDim>::kThreads)
+__global__ void __launch_bounds__(WarpElements<kElement, kDim>::kThreads,
+                                  kQuantizeThreads / WarpElements<kElement, kDim>::kThreads)
     quantize_rotating_kernel(const __grid_constant__ QuantizeParams params) {
   __shared__ HadamardEntries s_entries;
   __shared__ FoundTile s_tile;
   find_tile_for_block<kElement>(params, &s_tile, &s_entries);
   if (s_tile.count == 0) return;
 
-  using Rows = WarpRows<kElement, kDim>;
-  Rows rows;
+  using Elements = WarpElements<kElement, kDim>;
+  Elements elements;
   const WarpRotation<kElement, kDim> rotation{s_entries};
   float factor;
   {
     const QuantizedTensor& tensor = params.tensors[s_tile.tensor];
-    rows.load(tensor.in.data + s_tile.in, tensor.in.stride_seq, s_tile.count);
-    rows.change_signs(params.signs, tensor.turns);
+    elements.load(tensor.in.data + s_tile.in, tensor.in.stride_seq, s_tile.count);
+    elements.change_signs(params.signs, tensor.transforms);
     const auto largest = [&] {
-      return tensor.turns ? __float_as_uint(rotation.largest(rows)) : rows.largest();
+      return tensor.transforms ? __float_as_uint(rotation.largest(elements)) : elements.largest();
     };
-    if (!block_factor<Rows::kThreads>(params, tensor, tensor.scale.data + s_tile.scale, largest,
-                                      &factor))
+    if (!block_factor<Elements::kThreads>(params, tensor, tensor.scale.data + s_tile.scale, largest,
+                                          &factor))
       return;
   }
 
-  // Once more from memory: registers are short before.
+  // Read again: there were no registers to keep it.
   const QuantizedTensor& tensor = params.tensors[s_tile.tensor];
-  const CodeRows out{tensor.out.data + s_tile.out + Rows::column(), tensor.out.stride_seq,
-                     s_tile.count};
-  if (tensor.turns)
-    rotation.store(rows, factor, out);
+  const CodeOutput out{tensor.out.data + s_tile.out + Elements::column(), tensor.out.stride_seq,
+                       s_tile.count};
+  if (tensor.transforms)
+    rotation.store(elements, factor, out);
   else
-    rows.store(factor, out);
+    elements.store(factor, out);
 }
 
 }  // namespace flash3::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of more than a block of tokens: the scale tensor itself holds the largest sizes while they
-// are sought, so that no workspace is needed.
+// Scales of more than a block of tokens. The scale tensor itself holds the largest sizes while the
+// kernels seek them, so that a call needs no workspace.
 #include "core/arithmetic.hpp"
 #include "hopper/quantize/kernels.hpp"
 

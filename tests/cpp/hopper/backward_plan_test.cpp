@@ -39,7 +39,7 @@ TEST(BackwardKernels, HaveNamesOfTheirOwnThatTellTheirRow) {
     expect_part(kernel.id, c.score == ScoreKind::kSoftcap ? "_softcap_"
                            : c.band                       ? "_band_"
                                                           : "_full_");
-    expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n()));
+    expect_part(kernel.id, message("_", c.tile_m, "x", c.tile_n));
   }
   EXPECT_EQ(std::ssize(ids), 2 * std::ssize(kBackwardConfigs)) << "fp16 and bf16";
 }
@@ -122,7 +122,7 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
   expect_part(refusal(p), "heads_q = 1073741824");
   const BackwardConfig& c = plan_of(fits).kernel->config;
   p = fits, p.batch = 1 << 15, p.heads_k = p.heads_q = 1 << 14;
-  p.seq_q = 0, p.seq_k = 2 * c.tile_n();
+  p.seq_q = 0, p.seq_k = 2 * c.tile_n;
   expect_part(refusal(p), "1073741824 tiles of keys");
   p = fits, p.batch = 1 << 15, p.heads_q = 1 << 15, p.seq_q = c.tile_m;
   expect_part(
@@ -153,7 +153,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     size_t count = 3;
     EXPECT_EQ(plan.counted, problem.deterministic || !plan.zeroed) << id;
     if (plan.counted) {
-      parts[plan.turns_offset] = rows / size_t(c.tile_m) * kTurns * sizeof(int);
+      parts[plan.semaphores_offset] = rows / size_t(c.tile_m) * kDqParts * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

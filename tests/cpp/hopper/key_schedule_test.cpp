@@ -19,8 +19,7 @@ namespace {
 KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
   const BackwardConfig& c = plan.kernel->config;
   const KeySchedule schedule = key_schedule(problem, plan);
-  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n(), c.band,
-                         block);
+  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n, c.band, block);
 }
 
 const char* const kShapes[] = {
@@ -44,7 +43,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
-    const int tile_n = plan.kernel->config.tile_n();
+    const int tile_n = plan.kernel->config.tile_n;
     std::set<std::tuple<int, int, int>> seen;
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
@@ -67,7 +66,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
     const BackwardConfig& c = plan.kernel->config;
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
-      const int64_t end = std::min<int64_t>(work.key + c.tile_n(), problem.seq_k);
+      const int64_t end = std::min<int64_t>(work.key + c.tile_n, problem.seq_k);
       int64_t first = problem.seq_q, last = -1;
       for (int64_t i = 0; i < problem.seq_q; ++i)
         for (int64_t j = work.key; j < end; ++j)
@@ -92,7 +91,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
     const Mask mask = problem.mask();
     for (int block = 0; block < plan.grid; ++block) {
       const KeyTile work = work_of(problem, plan, block);
-      for (int key = work.key; key < work.key + c.tile_n(); key += 64) {
+      for (int key = work.key; key < work.key + c.tile_n; key += 64) {
         const WholeTiles whole = whole_tiles(work, {key, key + 64}, c.tile_m);
         for (int tile = work.query_tile_begin; tile < work.query_tile_end; ++tile) {
           const int query = tile * c.tile_m;
@@ -145,11 +144,11 @@ TEST(KeyTiles, RunAsManyHeadsAsTheL2CacheHolds) {
   EXPECT_EQ(heads("b1/q512/k512/h8/d128/full"), 1) << "one after the other";
 }
 
-// The blocks of a deterministic call on so many multiprocessors: they begin in order as room is
-// made, and one whose turn has come adds to its next query tile (of one query head a KV head).
-// Returns the steps until all are done.
-int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
-                     int multiprocessors) {
+// Walks the blocks of a deterministic call on so many multiprocessors: they begin in order as room
+// is made, and a block adds to its next query tile when the blocks before it have (one query head a
+// KV head). Returns the steps until all are done.
+int64_t walk_in_order(const BackwardProblem& problem, const BackwardPlan& plan,
+                      int multiprocessors) {
   const BackwardConfig& c = plan.kernel->config;
   const KeySchedule schedule = key_schedule(problem, plan);
   struct Block {
@@ -157,7 +156,7 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
     int tile, left;  // query tile, and how many from it on
   };
   std::vector<Block> running;
-  std::map<std::pair<int, int>, int> turns;  // of (KV head, query tile)
+  std::map<std::pair<int, int>, int> added;  // of (KV head, query tile)
   int next = 0;
   int64_t steps = 0;
   while (next < plan.grid || !running.empty()) {
@@ -166,14 +165,14 @@ int64_t walk_in_turn(const BackwardProblem& problem, const BackwardPlan& plan,
       running.push_back({work, work.query_tile_begin, work.query_tiles()});
     }
     // What a block adds is seen by the others in the next step.
-    const auto before = turns;
+    const auto before = added;
     bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
       const std::pair at(int(b.work.sequence.batch * problem.heads_k) + b.work.kv_head, b.tile);
       const auto found = before.find(at);
-      const int turn = turn_of(schedule, b.work, c.tile_n(), c.band, b.tile);
-      if (turn != (found == before.end() ? 0 : found->second)) continue;
-      ++turns[at];
+      const int order = dq_order(schedule, b.work, c.tile_n, c.band, b.tile);
+      if (order != (found == before.end() ? 0 : found->second)) continue;
+      ++added[at];
       b.tile = b.work.next(b.tile);
       --b.left;
       moved = true;
@@ -203,7 +202,7 @@ TEST(DeterministicSums, GiveEveryBlockItsTurn) {
     SCOPED_TRACE(shape);
     // Whatever other calls leave of the GPU.
     for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
-      walk_in_turn(problem, plan, multiprocessors);
+      walk_in_order(problem, plan, multiprocessors);
   }
 }
 
@@ -219,7 +218,7 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
     for (int block = 0; block < plan.grid; ++block)
       tiles += work_of(problem, plan, block).query_tiles();
     const int blocks = std::min(plan.grid, kDevice.multiprocessors);
-    const int64_t steps = walk_in_turn(problem, plan, kDevice.multiprocessors);
+    const int64_t steps = walk_in_order(problem, plan, kDevice.multiprocessors);
     EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
   }
 }

@@ -183,9 +183,9 @@ TEST(QuantizePlan, TakesTheNarrowestKernelForEachHeadDim) {
       {64, 64, true, {"quantize_bf16_d64_rotated"}},
       {96, 96, true, {"quantize_bf16_d96_rotated"}},
       {256, 256, true, {"quantize_bf16_d256_rotated"}},
-      {128, 96, true, {"quantize_bf16_d128_turned"}},
-      {80, 80, true, {"quantize_bf16_d128_turned"}},
-      {65, 128, true, {"quantize_bf16_d128_turned"}},
+      {128, 96, true, {"quantize_bf16_d128_transformed"}},
+      {80, 80, true, {"quantize_bf16_d128_transformed"}},
+      {65, 128, true, {"quantize_bf16_d128_transformed"}},
       {192, 128, true, {"quantize_bf16_d128", "quantize_bf16_d192_rotated"}},
       {192, 128, false, {"quantize_bf16_d128", "quantize_bf16_d256"}},
       {32, 256, false, {"quantize_bf16_d64", "quantize_bf16_d256"}},
@@ -290,8 +290,8 @@ TEST(QuantizeRotation, HandsTheSignsToTheKernel) {
   EXPECT_TRUE(params.rotates);
   for (int i = 0; i < kMaxHeadDim; ++i)
     EXPECT_EQ((params.signs[i / 32] >> (i % 32) & 1) != 0, rotation_negates(p.rotation_seed, i));
-  EXPECT_TRUE(params.tensors[0].turns);
-  EXPECT_FALSE(params.tensors[2].turns) << "v stays as it is";
+  EXPECT_TRUE(params.tensors[0].transforms);
+  EXPECT_FALSE(params.tensors[2].transforms) << "v stays as it is";
 }
 
 }  // namespace

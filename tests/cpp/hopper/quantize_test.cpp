@@ -178,7 +178,7 @@ TEST_F(HopperQuantize, ExplainsItself) {
   ASSERT_EQ(flash3_quantize_explain(&p, nullptr, &size), FLASH3_OK) << flash3_last_error();
   std::string text(size, '\0');
   ASSERT_EQ(flash3_quantize_explain(&p, text.data(), &size), FLASH3_OK);
-  for (const char* part : {"kernel: quantize_bf16_d128_turned", "kernel: quantize_bf16_d256\n",
+  for (const char* part : {"kernel: quantize_bf16_d128_transformed", "kernel: quantize_bf16_d256\n",
                            "loads of 4, stores of 4 bytes", "workspace: 0 bytes"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
 }

@@ -67,8 +67,7 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   std::vector<KeyTile> all;
   for (const SequenceRows& s : rows)
     for (int index = 0; index <= s.tiles * list.groups; ++index) {
-      const KeyTile work =
-          decode_key_tile(schedule, s, schedule.heads_k, c.tile_n(), c.band, index);
+      const KeyTile work = decode_key_tile(schedule, s, schedule.heads_k, c.tile_n, c.band, index);
       EXPECT_EQ(work.valid, index < s.tiles * list.groups);
       if (work.valid) all.push_back(work);
     }
@@ -103,10 +102,10 @@ TEST(RaggedKeyTiles, CoverEveryKeyOfEverySequenceOnceAndAllThatSeesIt) {
       for (const KeyTile& work : all_work(batch, plan)) {
         const SequenceRows& s = work.sequence;
         ASSERT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
-        for (int key = work.key; key < std::min(work.key + c.tile_n(), s.k_capacity); ++key)
+        for (int key = work.key; key < std::min(work.key + c.tile_n, s.k_capacity); ++key)
           ++keys[size_t(work.kv_head * problem.sequences_k.rows + s.k_first + key)];
         const Mask mask = problem.mask(problem.sequence(s.batch));
-        const int end = std::min(work.key + c.tile_n(), s.k_length);
+        const int end = std::min(work.key + c.tile_n, s.k_length);
         int first = s.q_length, last = -1;
         for (int i = 0; i < s.q_length; ++i)
           for (int j = work.key; j < end; ++j)
@@ -146,9 +145,9 @@ TEST(RaggedQueryTiles, BelongToOneSequence) {
   }
 }
 
-// The blocks begin in order as room is made; one whose turn has come adds to its next query tile,
-// of one head of its KV head.
-void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocessors) {
+// The blocks begin in order as room is made; a block adds to its next query tile when the blocks
+// before it have, for one head of its KV head.
+void walk_in_order(const Batch& batch, const BackwardPlan& plan, int multiprocessors) {
   const KeySchedule schedule = key_schedule(batch.problem, plan);
   const BackwardConfig& c = plan.kernel->config;
   const std::vector<KeyTile> all = all_work(batch, plan);
@@ -157,7 +156,7 @@ void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocess
     int tile, left;
   };
   std::vector<Block> running;
-  std::map<int, int> turns;
+  std::map<int, int> added;
   size_t next = 0;
   while (next < all.size() || !running.empty()) {
     for (; next < all.size() && std::ssize(running) < multiprocessors; ++next)
@@ -165,8 +164,8 @@ void walk_in_turn(const Batch& batch, const BackwardPlan& plan, int multiprocess
     bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
       if (b.left == 0) continue;
-      int& done = turns[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
-      if (turn_of(schedule, *b.work, c.tile_n(), c.band, b.tile) != done) continue;
+      int& done = added[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
+      if (dq_order(schedule, *b.work, c.tile_n, c.band, b.tile) != done) continue;
       ++done;
       b.tile = b.work->next(b.tile);
       --b.left;
@@ -189,7 +188,7 @@ TEST(RaggedDeterministicSums, GiveEveryBlockItsTurn) {
       const BackwardPlan plan = plan_of(batch.problem);
       EXPECT_TRUE(plan.deterministic);
       for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
-        walk_in_turn(batch, plan, multiprocessors);
+        walk_in_order(batch, plan, multiprocessors);
     }
 }
 
@@ -249,7 +248,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;
     if (plan.counted) {
-      parts[plan.turns_offset] = tiles * 2 * sizeof(int);
+      parts[plan.semaphores_offset] = tiles * 2 * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

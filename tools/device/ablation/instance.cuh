@@ -1,27 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file in instances/ includes.
+// What a file in instances/ includes: the parts of the library's kernel, for a row that its tile
+// table need not have.
 #pragma once
 
 #include "device/ablation/variants.hpp"
 #include "hopper/forward/kernel.cuh"
-#include "hopper/forward_fp8/kernel.cuh"
+#include "hopper/forward/load.cuh"
+#include "hopper/forward/load_fp8.cuh"
+#include "hopper/forward/operands_16bit.cuh"
+#include "hopper/forward/operands_fp8.cuh"
+#include "hopper/forward/store.cuh"
+#include "hopper/forward/store_fp8.cuh"
 
-#define FLASH3_ABLATION_INSTANCE(SCHEDULE, TILE_N)                                           \
-  template <>                                                                                \
-  const void*                                                                                \
-  flash3::device::ablation_kernel<flash3::device::SCHEDULE, flash3::device::TILE_N>() {      \
-    using namespace flash3::hopper;                                                          \
-    return reinterpret_cast<const void*>(                                                    \
-        &forward_kernel<ForwardTraits<Element::kFloat16, kAblationHeadDim, kAblationHeadDim, \
-                                      false, TILE_N, SCHEDULE>>);                            \
-  }
+namespace flash3::device {
 
-#define FLASH3_FP8_ABLATION_INSTANCE(SCHEDULE, TILE_N)                                      \
-  template <>                                                                               \
-  const void*                                                                               \
-  flash3::device::fp8_ablation_kernel<flash3::device::SCHEDULE, flash3::device::TILE_N>() { \
-    using namespace flash3::hopper;                                                         \
-    return reinterpret_cast<const void*>(                                                   \
-        &fp8_forward_kernel<Fp8Traits<kAblationHeadDim, kAblationHeadDim, false, TILE_N,    \
-                                      ScoreKind::kPlain, SCHEDULE>>);                       \
+using namespace hopper;
+
+template <Element kElement_, Variant kVariant>
+struct AblationRow {
+  static constexpr Element kElement = kElement_;
+  static constexpr ForwardConfig kConfig = ablation_config(kElement, kVariant);
+};
+
+template <Variant kVariant>
+using Fp16Traits = ForwardTraits<AblationRow<Element::kFloat16, kVariant>>;
+template <Variant kVariant>
+using E4m3Traits = Fp8Traits<AblationRow<Element::kE4m3, kVariant>>;
+
+// The library's own consumers.
+template <class Traits>
+using Consumer16Bit = Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>;
+template <class Traits>
+using ConsumerFp8 = Consumer<Traits, OperandsFp8<Traits>, StoreFp8<Traits>>;
+
+}  // namespace flash3::device
+
+// …: the arguments of forward_kernel; a name `Traits` among them is flash3::device's.
+#define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, ...)                             \
+  template <>                                                                       \
+  const void* flash3::device::ablation_kernel<flash3::hopper::Element::ELEMENT,     \
+                                              flash3::device::Variant::VARIANT>() { \
+    using namespace flash3::device;                                                 \
+    return reinterpret_cast<const void*>(&forward_kernel<__VA_ARGS__>);             \
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward kernels of `flash3 bench --ablation`: one per schedule, each an instance of the
-// library's own kernel template. They are linked into the tools and not into the library.
+// The forward kernels of `flash3 bench --ablation`: the library's kernel with a part of its
+// schedule replaced. They are linked into the tools and not into the library.
 #pragma once
 
 #include "hopper/forward/config.hpp"
@@ -13,22 +13,34 @@ inline constexpr int kAblationHeadDim = 128;
 inline constexpr int kAblationTileN = 128;
 // Two tiles of scores: with 96 keys registers spill.
 inline constexpr int kThreeStageTileN = 80;
-
-inline constexpr hopper::ForwardSchedule kNoPingPong = {.ping_pong = false};
-inline constexpr hopper::ForwardSchedule kNoOverlap = {.overlap = false};
-inline constexpr hopper::ForwardSchedule kNotSpecialised = {.specialised = false};
-inline constexpr hopper::ForwardSchedule kThreeStage = {.three_stage = true, .from_table = false};
-// The library's schedule in the tiles of the three-stage one.
-inline constexpr hopper::ForwardSchedule kSmallTiles = {.from_table = false};
-
-// FP8, in the same tiles: what of these its kernel has, and what only it has.
-inline constexpr hopper::ForwardSchedule kNoLazyMaximum = {.lazy_maximum = false};
 inline constexpr int kFp8SmallTileN = 64;
 
+enum class Variant {
+  kSmallTiles,      // the library's schedule in the tiles of the three-stage one; for FP8 in others
+  kNoPingPong,      // warpgroups issue their products when they like
+  kNoOverlap,       // a warpgroup's softmax runs beside none of its own products
+  kNotSpecialised,  // the consumers load, and the producer warpgroup does nothing
+  kThreeStage,      // the next Q·Kᵀ runs under a softmax too
+  kNoLazyMaximum    // FP8: every score above a row's maximum raises it
+};
+
+constexpr int tile_n_of(hopper::Element element, Variant variant) {
+  if (variant == Variant::kThreeStage) return kThreeStageTileN;
+  if (variant != Variant::kSmallTiles) return kAblationTileN;
+  return element == hopper::Element::kE4m3 ? kFp8SmallTileN : kThreeStageTileN;
+}
+
+// The library's row with the variant's tile_n.
+constexpr hopper::ForwardConfig ablation_config(hopper::Element element, Variant variant) {
+  hopper::ForwardConfig config =
+      hopper::forward_config(element, kAblationHeadDim, kAblationHeadDim, false,
+                             hopper::ScoreKind::kPlain, 128, kAblationTileN);
+  config.tile_n = tile_n_of(element, variant);
+  return config;
+}
+
 // The address of one variant's kernel; one translation unit each.
-template <hopper::ForwardSchedule kSchedule, int kTileN>
+template <hopper::Element kElement, Variant kVariant>
 const void* ablation_kernel();
-template <hopper::ForwardSchedule kSchedule, int kTileN>
-const void* fp8_ablation_kernel();
 
 }  // namespace flash3::device

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/instance.cuh"
+#include "device/ablation/no_overlap.cuh"
 
-FLASH3_FP8_ABLATION_INSTANCE(kNoOverlap, kAblationTileN)
+namespace flash3::device {
+
+using Traits = E4m3Traits<Variant::kNoOverlap>;
+
+}
+
+FLASH3_ABLATION_INSTANCE(kE4m3, kNoOverlap, Traits, Fp8Producer<Traits>,
+                         NoOverlapConsumer<ConsumerFp8<Traits>>)

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/instance.cuh"
+#include "device/ablation/no_ping_pong.cuh"
 
-FLASH3_FP8_ABLATION_INSTANCE(kNoPingPong, kAblationTileN)
+namespace flash3::device {
+
+using Traits = WithoutPingPong<E4m3Traits<Variant::kNoPingPong>>;
+
+}
+
+FLASH3_ABLATION_INSTANCE(kE4m3, kNoPingPong, Traits, Fp8Producer<Traits>, ConsumerFp8<Traits>)

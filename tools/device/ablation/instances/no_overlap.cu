@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/instance.cuh"
+#include "device/ablation/no_overlap.cuh"
 
-FLASH3_ABLATION_INSTANCE(kNoOverlap, kAblationTileN)
+namespace flash3::device {
+
+using Traits = Fp16Traits<Variant::kNoOverlap>;
+
+}
+
+FLASH3_ABLATION_INSTANCE(kFloat16, kNoOverlap, Traits, TmaProducer<Traits>,
+                         NoOverlapConsumer<Consumer16Bit<Traits>>)

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/instance.cuh"
+#include "device/ablation/not_specialised.cuh"
 
-FLASH3_ABLATION_INSTANCE(kNotSpecialised, kAblationTileN)
+namespace flash3::device {
+
+using Traits = Fp16Traits<Variant::kNotSpecialised>;
+
+}
+
+FLASH3_ABLATION_INSTANCE(kFloat16, kNotSpecialised, Traits, NoProducer<Traits>,
+                         LoadingConsumer<Traits, Consumer16Bit<Traits>>)

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/ablation/instance.cuh"
+#include "device/ablation/three_stage.cuh"
 
-FLASH3_ABLATION_INSTANCE(kThreeStage, kThreeStageTileN)
+namespace flash3::device {
+
+using Traits = Fp16Traits<Variant::kThreeStage>;
+
+}
+
+FLASH3_ABLATION_INSTANCE(kFloat16, kThreeStage, Traits, TmaProducer<Traits>,
+                         ThreeStageConsumer<Consumer16Bit<Traits>>)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# One source file for every kernel of a family, so that kernels compile in parallel and in seconds.
+#
+#   flash3_kernel_instances(<list> <family> <prefix>)
+#
+# reads the tile table in <family>/config.hpp, writes <family>/instances/<kernel id>.cu into the build folder for every row and
+# every element type that the row holds, and appends the files to <list>. A changed table configures again.
+#
+# A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
+# (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds one line, a macro that
+# <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
+# .wide = true:
+#
+#   FLASH3_KERNEL_INSTANCE(element, head_dim, head_dim_v, band, score, tile_m, tile_n)
+#
+# and defines one specialisation of the function template that <family>/select.cpp calls for every row, so that a row that is not
+# read here does not link.
+
+# Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.
+function(flash3_row_field result row field)
+  if(row MATCHES "\\.${field} = ([A-Za-z0-9_:]+)")
+    string(REGEX REPLACE ".*::" "" value ${CMAKE_MATCH_1})
+  elseif(ARGC GREATER 3)
+    set(value ${ARGV3})
+  else()
+    message(FATAL_ERROR "a row of a tile table has no .${field}: ${row}")
+  endif()
+  set(${result} ${value} PARENT_SCOPE)
+endfunction()
+
+function(flash3_kernel_instances list family prefix)
+  set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/config.hpp)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  file(READ ${table} text)
+  string(REGEX MATCHALL "{\\.head_dim = [^{}]*}" rows "${text}")
+  if(NOT rows)
+    message(FATAL_ERROR "${table} has no row that begins with {.head_dim =")
+  endif()
+  set(files ${${list}})
+  foreach(row IN LISTS rows)
+    foreach(field IN ITEMS head_dim head_dim_v band tile_n)
+      flash3_row_field(${field} "${row}" ${field})
+    endforeach()
+    flash3_row_field(score "${row}" score kPlain)
+    flash3_row_field(operands "${row}" operands k16Bit)
+    flash3_row_field(warpgroups "${row}" warpgroups 0)
+    math(EXPR rows_of_warpgroups "64 * ${warpgroups}")
+    flash3_row_field(tile_m "${row}" tile_m ${rows_of_warpgroups})
+    set(dims d${head_dim})
+    if(NOT head_dim_v EQUAL head_dim)
+      string(APPEND dims x${head_dim_v})
+    endif()
+    if(score STREQUAL kSoftcap)
+      set(kind softcap)
+    elseif(band)
+      set(kind band)
+    else()
+      set(kind full)
+    endif()
+    set(elements kFloat16 kBFloat16)
+    set(header instance.cuh)
+    if(operands STREQUAL kE4m3)
+      set(elements kE4m3)
+      set(header instance_fp8.cuh)
+    endif()
+    flash3_row_field(wide "${row}" wide false)
+    if(wide STREQUAL true)
+      set(header instance_wide.cuh)
+    endif()
+    foreach(element IN LISTS elements)
+      string(REGEX REPLACE "^kFloat" fp name ${element})
+      string(REGEX REPLACE "^kBFloat" bf name ${name})
+      string(REGEX REPLACE "^kE" e name ${name})
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/${prefix}_${name}_${dims}_${kind}_${tile_m}x${tile_n}.cu)
+      if(file IN_LIST files)
+        message(FATAL_ERROR "${table}: two rows are ${file}")
+      endif()
+      file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
+"// Written by cmake/kernel_instances.cmake from the tile table in hopper/${family}/config.hpp.
+#include \"hopper/${family}/${header}\"
+
+FLASH3_KERNEL_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${band}, ${score}, ${tile_m}, ${tile_n})
+")
+      list(APPEND files ${file})
+    endforeach()
+  endforeach()
+  file(GLOB stale ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/*.cu) # of rows that the table no longer has
+  list(REMOVE_ITEM stale ${files})
+  if(stale)
+    file(REMOVE ${stale})
+  endif()
+  set(${list} ${files} PARENT_SCOPE)
+endfunction()

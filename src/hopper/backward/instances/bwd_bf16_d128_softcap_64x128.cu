@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "hopper/backward/instance.cuh"
-
-FLASH3_BACKWARD_SOFTCAP_INSTANCE(kBFloat16, 128, 64)

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "hopper/backward/instance.cuh"
-
-FLASH3_BACKWARD_INSTANCE(kFloat16, 128, 128, true, 80)

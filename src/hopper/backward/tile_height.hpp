@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The small kernels are instantiated for every query-tile height of the tile table.
+#pragma once
+
+#include <iterator>
+#include <type_traits>
+
+#include "hopper/backward/config.hpp"
+
+namespace flash3::hopper {
+
+// Calls f(constant) with tile_m as a constant: one copy of f for each height of the table. Calls
+// nothing for another height.
+template <int kRow = 0, class F>
+void with_tile_height(int tile_m, const F& f) {
+  if constexpr (kRow < int(std::size(kBackwardConfigs))) {
+    constexpr int kTileM = kBackwardConfigs[kRow].tile_m;
+    if (tile_m == kTileM) {
+      f(std::integral_constant<int, kTileM>{});
+    } else {
+      with_tile_height<kRow + 1>(tile_m, f);
+    }
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of a backward kernel share: its tiles, its shared memory and its barriers.
+#pragma once
+
+#include "hopper/backward/config.hpp"
+#include "hopper/backward/params.h"
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/device/warps.cuh"
+
+namespace flash3::hopper {
+
+inline constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
+
+// The hardware barriers of a block.
+enum class BackwardBarrier : int {
+  kOutputStaged = 1,  // one for each consumer warpgroup: its gradient is in shared memory
+  kDqReady = kOutputStaged + kConsumerWarpgroups,  // wide: the block may add its dQ
+  kDqAdded,                                        // wide: the producer has added it
+  kDsStored,     // dS of both consumer warpgroups is in shared memory
+  kOwnKeysRead,  // no consumer reads the block's K and V any more
+};
+
+// Stage and phase of a query tile's Q and dOut, of its dS, and of buffers with one stage: P of a
+// wide tile, and dQ on its way to the sums.
+using QueryState = PipelineState<kQueryStages>;
+using DsState = PipelineState<kDsStages>;
+using SingleState = PipelineState<1>;
+
+template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, ScoreKind kScore,
+          int kTileM_, int kTileN_>
+struct BackwardTraits {
+  static constexpr BackwardConfig kConfig =
+      backward_config(kHeadDim_, kHeadDimV_, kBand_, kScore, kTileM_, kTileN_);
+  static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
+  static constexpr Element kElement = kElement_;
+  static constexpr bool kBand = kBand_;
+  static constexpr bool kCapped = kScore == ScoreKind::kSoftcap;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kTileM = kTileM_;
+  static constexpr int kTileN = kTileN_;
+  static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;  // staged dQ
+
+  using KTile = SharedTile<kTileN, kHeadDim>;
+  using VTile = SharedTile<kTileN, kHeadDimV>;
+  using QTile = SharedTile<kTileM, kHeadDim>;
+  using DoutTile = SharedTile<kTileM, kHeadDimV>;
+  using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
+
+  struct Shared {
+    uint8_t k[KTile::kBytes];
+    uint8_t v[VTile::kBytes];
+    uint8_t q[kQueryStages][QTile::kBytes];
+    uint8_t dout[kQueryStages][DoutTile::kBytes];
+    uint8_t ds[kDsStages][DsTile::kBytes];
+    float4 fragments[kConfig.fragment_quads()][kWarpgroupThreads];
+    float lse[kQueryStages][kTileM];  // base 2
+    float delta[kQueryStages][kTileM];
+    RingBarriers<kQueryStages> q_barriers;
+    RingBarriers<kQueryStages> dout_barriers;
+    uint64_t k_full, v_full;
+    uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
+    RingBarriers<1> p_barriers;           // wide
+    RingBarriers<kDsStages> ds_barriers;  // wide
+    uint64_t own_keys_read;               // wide: the consumers have read K and V
+    KeyTile work;
+    RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
+    uint64_t k_loaded, v_loaded;           // TMA has written K, V; hidden keys are not cleared yet
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+// What the producer warpgroup and a consumer warpgroup do: produce.cuh and consume.cuh, or for wide
+// tiles produce_wide.cuh and consume_wide.cuh.
+template <class Traits, bool kWide = Traits::kConfig.wide>
+struct Roles;
+
+}  // namespace flash3::hopper

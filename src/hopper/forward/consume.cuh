@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumer: one warpgroup, 64 query rows. Per key tile j, in the order of issue
+//
+//   S_j = Q·K_jᵀ             asynchronous
+//   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j (two-stage overlap)
+//   wait S_j; mask; maximum; 16 bits: the first half of P_j = 2^(S_j − m)
+//   wait O; O ·= α_j; the rest of P_j; rounding
+//
+// and the warpgroups issue in ping-pong order: one's softmax runs under the other's products.
+// FlashAttention-3, §3.1–3.2.
+//
+//   Operands   products, scores and scales (operands_16bit.cuh, operands_fp8.cuh)
+//   Store      what becomes of O (store.cuh, store_fp8.cuh)
+//
+// The steps are members; consume(), at the end, puts them together.
+#pragma once
+
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/constant.cuh"
+#include "hopper/device/online_softmax.cuh"
+#include "hopper/forward/traits.cuh"
+#include "hopper/forward/warp_output.cuh"
+
+namespace flash3::hopper {
+
+// Key tiles of a work tile, from one warpgroup's point of view.
+struct KeyTiles {
+  TileMask::Range loaded;    // for the block: each of them is to be released
+  TileMask::Range seen;      // by this warpgroup's queries, or one that they do not see
+  TileMask::Range unmasked;  // no mask runs through them
+};
+
+template <class Traits, class Operands, class Store>
+struct Consumer {
+  using QTile = typename Traits::QTile;
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using KvState = typename Traits::KvState;
+  using Softmax = OnlineSoftmax<typename Operands::Score>;
+  static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
+  static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
+  static constexpr int kEarly = Operands::kEarly;
+  // Where the output is staged in Q's place and Q has a second slot, the first goes back to the
+  // loader when the next work tile has begun: the store has time until then.
+  static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
+
+  // One work tile, in registers.
+  struct Tile {
+    KeyTiles keys;
+    Operands operands;
+    Softmax softmax;
+    int n;  // the present key tile
+    Descriptor q;
+    float scores[kTileN / 2];  // S, then P
+    uint32_t probabilities[Operands::kProbabilityRegisters];
+    float output[Traits::kHeadDimV / 2] = {};
+    float alpha[2];  // what the thread's two rows of `output` are to be multiplied by
+  };
+
+  const ForwardParams& params;
+  typename Traits::Shared& shared;
+  const int warpgroup;
+
+  TileReader tiles{shared.tiles};
+  const typename Traits::PingPong ping_pong{warpgroup};
+  const int thread = thread_in_warpgroup(), warp = 4 * warpgroup + thread / 32;
+  const int row = thread / 32 * 16 + thread % 32 / 4;  // this thread has rows row and row + 8
+  const int key_in_tile = thread % 4 * 2;              // and of each 8 keys this one and the next
+  const Descriptor k = descriptor(KTile::kMajorK, shared.k);
+  const Descriptor v = descriptor(Operands::kVLayout, shared.v);
+  const WarpOutput output{params, shared.warp_queries[warp]};
+  KvState k_state = {};  // V is where K was one tile ago
+  typename Traits::QState q_state = {};
+  bool previous_q_is_held = false;
+
+  __device__ __forceinline__ Consumer(const ForwardParams& p, typename Traits::Shared& s, int w)
+      : params(p), shared(s), warpgroup(w) {}
+
+  // Notes what the rows of the next work tile are, and gives its description back.
+  template <class Tiles>
+  __device__ __forceinline__ KeyTiles begin_work_tile(Tiles& tiles) const {
+    const WorkTile& work = tiles.tile();
+    // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
+    // addresses of stages stay in uniform registers.
+    const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
+    describe_queries<Traits::kBand>(params, work, tiles.slots(), warpgroup, thread / 32,
+                                    thread % 32, shared.warp_queries[warp], shared.row_keys[warp]);
+    const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
+    TileMask::Range seen = loaded;
+    if constexpr (Traits::kSkipMaskedTiles) seen = seen_tiles(work, queries, loaded, kTileN);
+    TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
+    unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
+    __syncwarp();
+    tiles.release();
+    return {loaded, seen, unmasked};
+  }
+
+  // Key tiles are read from the last to the first.
+  __device__ __forceinline__ Tile make_tile(const KeyTiles& keys) const {
+    return {.keys = keys,
+            .operands = {params, shared, q_state.stage, warpgroup},
+            .softmax = {Operands::Score::of(params)},
+            .n = keys.seen.end - 1,
+            .q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup])};
+  }
+
+  // P of the first key tile; nothing runs beside it.
+  __device__ __forceinline__ void first_key_tile(Tile& tile) {
+    first_scores(tile);
+    begin_softmax(tile);
+    tile.operands.template make_probabilities<0>(tile);
+  }
+  __device__ __forceinline__ void first_scores(Tile& tile) {
+    wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
+    wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
+    issue_scores(tile.scores, tile.q, k_state.stage);
+    if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
+    tile.operands.begin_key_tile(tile, k_state);
+    wgmma_wait<0>();
+    fence_operand(tile.scores);
+    release(&shared.k_barriers.empty[k_state.stage], thread);
+    k_state.advance();
+  }
+
+  // Starts S of this key tile and O of the one before it.
+  __device__ __forceinline__ void issue_products(Tile& tile, int stage) {
+    wait(&shared.k_barriers.full[stage], k_state.phase, "k_full");
+    ping_pong.wait();
+    issue_scores(tile.scores, tile.q, stage);
+    issue_output(tile, v_state_at(stage));
+  }
+
+  // P of this key tile; O of the one before it comes in between.
+  __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
+    wait_for_scores(tile, stage);
+    const bool raised = begin_softmax(tile);
+    if constexpr (kEarly > 0) tile.softmax.template exponentiate<0, kEarly>(tile.scores);
+    wait_for_output(tile, v_state_at(stage));
+    finish_softmax(tile, raised, stage);
+  }
+  __device__ __forceinline__ void wait_for_scores(Tile& tile, int stage) {
+    tile.operands.begin_key_tile(tile, {stage, k_state.phase});
+    if constexpr (!Operands::kArriveLate) ping_pong.arrive();
+    wgmma_wait<1>();
+    fence_operand(tile.scores);
+    if constexpr (Operands::kArriveLate) ping_pong.arrive();
+    release(&shared.k_barriers.empty[stage], thread);
+  }
+  __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
+    tile.operands.follow_v_scale(tile, rescale, v_state_at(stage));
+    if (Operands::kAlwaysRescale || rescale) Softmax::scale_rows(tile.output, tile.alpha);
+    tile.operands.template make_probabilities<kEarly>(tile);
+  }
+
+  // The last key tile's part of O, the normalisation, the store.
+  __device__ __forceinline__ void finish_output(Tile& tile) {
+    const KvState v_state = k_state.behind(1);
+    issue_output(tile, v_state);
+    float inverse_sum[2], lse[2];
+    tile.softmax.finish(inverse_sum, lse);
+    add_sinks(params, output, row, inverse_sum, lse);
+    tile.operands.scale_normalisation(inverse_sum, v_state);
+    if constexpr (!Store::kInPlaceOfQ) release_q(q_state.stage);
+    wgmma_wait<0>();
+    fence_operand(tile.output);
+    release(&shared.v_barriers.empty[v_state.stage], thread);
+    skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
+
+    Softmax::scale_rows(tile.output, inverse_sum);
+    store_lse(params, output, row, lse);
+    Store::store(params, output, shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
+                 thread);
+    if constexpr (Store::kInPlaceOfQ && !kHoldQ) release_q(q_state.stage);
+    previous_q_is_held = kHoldQ;
+    q_state.advance();
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (kHoldQ && previous_q_is_held) Store::wait_until_read();  // memory must outlive its stores
+    ping_pong.finish();
+  }
+
+  // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
+  __device__ __forceinline__ void skip_masked_tiles(int key_tiles) {
+    for (; Traits::kSkipMaskedTiles && key_tiles > 0; --key_tiles) {
+      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
+      release(&shared.k_barriers.empty[k_state.stage], thread);
+      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, "v_full");
+      release(&shared.v_barriers.empty[k_state.stage], thread);
+      k_state.advance();
+      ping_pong.wait();
+      ping_pong.arrive();
+    }
+  }
+
+  // Where V is while K is at this stage: one behind.
+  __device__ __forceinline__ KvState v_state_at(int stage) const {
+    return {(stage + kStages - 1) % kStages, stage == 0 ? k_state.phase ^ 1 : k_state.phase};
+  }
+
+  // Starts S = Q·Kᵀ; K is there.
+  __device__ __forceinline__ void issue_scores(float (&scores)[kTileN / 2], Descriptor q,
+                                               int stage) const {
+    Operands::issue_scores(scores, q, k + stage * KTile::kBytes);
+  }
+  // Starts O += P·V.
+  __device__ __forceinline__ void issue_output(Tile& tile, const KvState& v_state) {
+    wait(&shared.v_barriers.full[v_state.stage], v_state.phase, "v_full");
+    Operands::issue_output(tile.output, tile.probabilities, v + v_state.stage * VTile::kBytes);
+  }
+  __device__ __forceinline__ void wait_for_output(Tile& tile, const KvState& v_state) {
+    wgmma_wait<0>();
+    fence_operand(tile.output);
+    fence_operand(tile.probabilities);
+    release(&shared.v_barriers.empty[v_state.stage], thread);
+  }
+
+  // Masks the scores and raises the rows' maxima; true if O must be rescaled.
+  __device__ __forceinline__ bool begin_softmax(Tile& tile) {
+    const RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
+    tile.operands.scale_scores(tile);
+    const auto mask = [&] {
+      mask_scores<Traits::kBand>(tile.scores, row_keys[row % kWarpRows],
+                                 row_keys[row % kWarpRows + 8], tile.n * kTileN + key_in_tile);
+    };
+    const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+    if constexpr (Traits::kScore == ScoreKind::kSoftcap) {
+      return tile.softmax.begin_capped_tile(tile.scores, tile.alpha, masked, mask);
+    } else {
+      if (masked) mask();
+      return tile.softmax.begin_tile(tile.scores, tile.alpha);
+    }
+  }
+
+  // Each warp its own: its rows of the output lie in Q's place.
+  __device__ __forceinline__ void release_q(int stage) {
+    if (thread % 32 != 0) return;
+    Store::wait_until_read();
+    arrive(&shared.q_barriers[warpgroup].empty[stage]);
+  }
+};
+
+// All key tiles but the first: products and softmax side by side.
+template <class Consumer>
+__device__ __forceinline__ void run_key_tiles(Consumer& c, typename Consumer::Tile& tile) {
+#pragma unroll 1
+  for (--tile.n; tile.n >= tile.keys.seen.begin; --tile.n) {
+    // With the stage a constant, all addresses are.
+    as_constant_then<Consumer::kStages, Consumer::kOneSoftmax>(
+        c.k_state.stage, [&](int stage) { c.issue_products(tile, stage); },
+        [&](int stage) { c.run_softmax(tile, stage); });
+    c.k_state.advance();
+  }
+}
+
+// The block's work tiles, one after the other.
+template <class Consumer>
+__device__ __forceinline__ void consume(Consumer& c) {
+  c.ping_pong.start();
+  while (uniform(c.tiles.next())) {
+    const KeyTiles keys = c.begin_work_tile(c.tiles);
+    if (keys.loaded.begin >= keys.loaded.end) {
+      store_empty(c.params, c.output, c.thread);
+      continue;
+    }
+    c.skip_masked_tiles(keys.loaded.end - keys.seen.end);
+    auto tile = c.make_tile(keys);
+    c.first_key_tile(tile);
+    run_key_tiles(c, tile);
+    c.finish_output(tile);
+  }
+  c.finish();
+}
+
+}  // namespace flash3::hopper

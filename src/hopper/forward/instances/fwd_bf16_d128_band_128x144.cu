@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "hopper/forward/instance.cuh"
-
-FLASH3_FORWARD_INSTANCE(kBFloat16, 128, 128, true, 144)

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "hopper/forward/instance.cuh"
-
-FLASH3_FORWARD_SOFTCAP_INSTANCE(kFloat16, 64, 64)

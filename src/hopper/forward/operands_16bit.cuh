@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the consumer does with float16 and bfloat16 operands.
+#pragma once
+
+#include "hopper/device/online_softmax.cuh"
+#include "hopper/device/tile/mma.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+struct Operands16Bit {
+  using Score = hopper::Score<Traits::kScore>;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kProbabilityRegisters = kTileN / 4;
+  static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
+  // So many of a thread's scores become probabilities before the wait for O, whose product is then
+  // still running; while the others follow, these are rounded.
+  static constexpr int kEarly = kTileN / 4 / 8 * 8;
+  // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
+  // apart.
+  static constexpr bool kAlwaysRescale = Traits::kHeadDimV <= 64;
+  // Two warpgroups fall further apart where the next one may issue once the scores are there, three
+  // and four issue sooner where it may once the products are issued.
+  static constexpr bool kArriveLate = Traits::kWarpgroups == 2;
+  // One copy of the softmax, not one a stage: less code to fetch. The registers of four warpgroups,
+  // and of three with capped scores, do not do for stages that are no constants.
+  static constexpr bool kOneSoftmax =
+      Traits::kWarpgroups < (Traits::kScore == ScoreKind::kSoftcap ? 3 : 4);
+
+  __device__ __forceinline__ Operands16Bit(const ForwardParams&, const typename Traits::Shared&,
+                                           int, int) {}
+
+  static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
+                                                      Descriptor k) {
+    issue_qk<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
+  }
+  static __device__ __forceinline__ void issue_output(float (&r_o)[Traits::kHeadDimV / 2],
+                                                      uint32_t (&r_p)[kProbabilityRegisters],
+                                                      Descriptor v) {
+    issue_pv<Traits::kElement, typename Traits::VTile>(r_o, r_p, v);
+  }
+
+  // Scores from kFirst on become probabilities, and all of them are rounded.
+  template <int kFirst, class Tile>
+  __device__ __forceinline__ void make_probabilities(Tile& tile) const {
+    tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+    pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
+  }
+
+  // 16 bits have no scales.
+  template <class Tile>
+  __device__ __forceinline__ void begin_key_tile(Tile&, const typename Traits::KvState&) {}
+  template <class Tile>
+  __device__ __forceinline__ void scale_scores(Tile&) const {}
+  template <class Tile>
+  __device__ __forceinline__ void follow_v_scale(Tile&, bool&,
+                                                 const typename Traits::KvState&) const {}
+  __device__ __forceinline__ void scale_normalisation(float (&)[2],
+                                                      const typename Traits::KvState&) const {}
+};
+
+}  // namespace flash3::hopper

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the consumer does with e4m3 operands.
+//
+// O is in units of the present key tile's scale of V: the rescaling that the softmax needs anyway
+// changes them too. The wait for O stands before all exponentials: the product is short, the
+// registers of P are free behind it, and rounding fills the gaps between the exponentials.
+#pragma once
+
+#include "hopper/device/online_softmax.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/forward/score_fp8.cuh"
+#include "hopper/forward/traits_fp8.cuh"
+
+namespace flash3::hopper {
+
+// Issues O += P·V, V transposed by transpose_v.cuh, and commits it as one group.
+template <class VTile, int kTileN>
+__device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
+                                             uint32_t (&r_p)[kTileN / 8], Descriptor v) {
+  fence_operand(r_o);
+  fence_operand(r_p);
+  wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < kTileN; key += VTile::kStep)
+    Wgmma<Element::kE4m3, VTile::kRows>::rs(r_o, &r_p[key / 8], v + VTile::k_step(key), true);
+  wgmma_commit();
+}
+
+// Brings the columns of each block of scales to the tile's, the largest; `first_keys` keys of the
+// tile lie in its first block.
+template <int kBlocks, int N>
+__device__ __forceinline__ void scale_columns(float (&r_s)[N], const float (&scales)[kBlocks],
+                                              int first_keys) {
+  const float largest = KeyScales<kBlocks>::largest(scales);
+  float part[kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) part[b] = scales[b] / largest;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const int column = j / 4 * 8;
+    float factor = part[0];
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b)
+      if (column >= first_keys + (b - 1) * int(kScaleBlock)) factor = part[b];
+    r_s[j] *= factor;
+  }
+}
+
+// The score accumulator becomes the A operand of the next product: a thread's four scores of 16
+// keys of a row are the four bytes of a register, in V's order of keys (transpose_v.cuh).
+template <int N>
+__device__ __forceinline__ void pack_fp8_probabilities(const float (&r_s)[N],
+                                                       uint32_t (&r_p)[N / 4]) {
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const float* r = &r_s[i / 2 * 8 + i % 2 * 2];  // 16 keys, upper or lower row
+    r_p[i] = pack4_e4m3(r[0], r[1], r[4], r[5]);
+  }
+}
+
+template <class Traits>
+class OperandsFp8 {
+ public:
+  using Score = Fp8Score<Traits::kScore>;
+  using Scales = typename Traits::Scales;
+  using VTile = typename Traits::VTile;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kProbabilityRegisters = kTileN / 8;
+  static constexpr Descriptor kVLayout = VTile::kMajorK;
+  static constexpr int kEarly = 0;
+  static constexpr bool kAlwaysRescale = false;
+  // One warpgroup's exponentials then fall into the other's products.
+  static constexpr bool kArriveLate = true;
+  // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups'
+  // registers do not do for stages that are no constants.
+  static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
+
+  __device__ __forceinline__ OperandsFp8(const ForwardParams& params,
+                                         const typename Traits::Shared& shared, int q_stage,
+                                         int warpgroup)
+      : params_(params), shared_(shared), q_scale_(shared.q_scales[q_stage][warpgroup]) {}
+
+  static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
+                                                      Descriptor k) {
+    issue_qk<Element::kE4m3, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
+  }
+  static __device__ __forceinline__ void issue_output(float (&r_o)[Traits::kHeadDimV / 2],
+                                                      uint32_t (&r_p)[kProbabilityRegisters],
+                                                      Descriptor v) {
+    issue_fp8_pv<VTile, kTileN>(r_o, r_p, v);
+  }
+
+  // The scales of the key tile in this stage; its scores are still under way.
+  template <class Tile>
+  __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k) {
+    scales_ = &shared_.key_scales[k.phase][k.stage];
+    tile.softmax.score.begin_tile(q_scale_ * params_.fp8.q_factor, Scales::largest(scales_->k));
+    __syncwarp();  // a warp's release of the stage is for what its threads have read too
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void scale_scores(Tile& tile) const {
+    if (scales_->differ()) scale_columns(tile.scores, scales_->k, keys_in_first_block(tile.n));
+    if constexpr (Score::kCapped) tile.softmax.score.scale_scores(tile.scores);
+  }
+
+  // Brings O to this key tile's scale of V, by way of alpha. previous: the key tile that O ends
+  // with.
+  template <class Tile>
+  __device__ __forceinline__ void follow_v_scale(Tile& tile, bool& rescale,
+                                                 const typename Traits::KvState& previous) const {
+    const float v_scale = Scales::largest(scales_->v),
+                previous_v_scale =
+                    Scales::largest(shared_.key_scales[previous.phase][previous.stage].v);
+    if (v_scale != previous_v_scale) {
+      const float ratio = previous_v_scale / v_scale;
+      tile.alpha[0] *= ratio, tile.alpha[1] *= ratio;
+      rescale = true;
+    }
+  }
+
+  // Rounding stands beside the exponentials on either side: behind a branch it would come after all
+  // of them.
+  template <int kFirst, class Tile>
+  __device__ __forceinline__ void make_probabilities(Tile& tile) const {
+    if (!scales_->differ()) {
+      tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+      pack_fp8_probabilities(tile.scores, tile.probabilities);
+    } else {
+      tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+      scale_columns(tile.scores, scales_->v, keys_in_first_block(tile.n));
+      pack_fp8_probabilities(tile.scores, tile.probabilities);
+    }
+  }
+
+  // Takes the last key tile's scale of V into what normalises O.
+  __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2],
+                                                      const typename Traits::KvState& last) const {
+    const float v_scale = Scales::largest(shared_.key_scales[last.phase][last.stage].v);
+    inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
+  }
+
+ private:
+  // Where a key tile lies in several blocks of scales they seldom differ.
+  static __device__ __forceinline__ int keys_in_first_block(int n) {
+    return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
+  }
+
+  const ForwardParams& params_;
+  const typename Traits::Shared& shared_;
+  const float& q_scale_;            // read again for each key tile: it needs no register in between
+  const Scales* scales_ = nullptr;  // the present key tile's
+};
+
+}  // namespace flash3::hopper

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of one 16-bit kernel share: sizes, shared memory and barriers, all from a row of
+// the tile table. FP8 kernels have traits_fp8.cuh.
+#pragma once
+
+#include "hopper/device/ping_pong.cuh"
+#include "hopper/device/scheduler.cuh"
+#include "hopper/device/tile/shared_tile.cuh"
+#include "hopper/device/warps.cuh"
+#include "hopper/forward/config.hpp"
+#include "hopper/forward/warp_queries.cuh"
+
+namespace flash3::hopper {
+
+// Hardware barriers; one id for each consumer warpgroup.
+enum class ForwardBarrier : int {
+  kPingPong = 1,                                      // this warpgroup may issue its products
+  kOutputStaged = kPingPong + kMaxConsumerWarpgroups  // its output tile is in shared memory, or its
+                                                      // readers are done with what was there
+};
+
+// A row of the tile table as a type, with the element type that it is compiled for.
+template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
+          int kTileN>
+struct ForwardRow {
+  static constexpr Element kElement = kElement_;
+  static constexpr ForwardConfig kConfig =
+      forward_config(kElement, kHeadDim, kHeadDimV, kBand, kScore, kTileM, kTileN);
+  static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
+};
+
+// The constants that 16-bit and FP8 kernels have in common.
+template <class Row>
+struct ForwardConstants {
+  static constexpr Element kElement = Row::kElement;
+  static constexpr ForwardConfig kConfig = Row::kConfig;
+  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
+  static constexpr bool kBand = kConfig.band;
+  static constexpr ScoreKind kScore = kConfig.score;
+  static constexpr int kTileM = kConfig.tile_m();
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kHeadDimV = kConfig.head_dim_v;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kQStages = kConfig.q_stages;
+  static constexpr int kWarpgroups = kConfig.warpgroups;
+  // The band's edge then crosses key tiles that only other warpgroups see.
+  static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
+
+  using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
+  using KvState = PipelineState<kStages>;
+  using QState = PipelineState<kQStages>;
+};
+
+template <class Row>
+struct ForwardTraits : ForwardConstants<Row> {
+  using Constants = ForwardConstants<Row>;
+  using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
+      Constants::kWarpgroups;
+
+  using QTile = SharedTile<kWarpgroupRows, kConfig.head_dim>;  // one warpgroup's
+  using KTile = SharedTile<kTileN, kConfig.head_dim>;
+  using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
+  using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
+
+  struct Shared {
+    uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
+    RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
+    RingBarriers<kStages> k_barriers;
+    RingBarriers<kStages> v_barriers;
+    TileRing tiles;
+    WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
+    uint64_t v_loaded;                             // but not cleared yet
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::hopper

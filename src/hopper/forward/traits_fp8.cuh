@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of one FP8 kernel share. Beside the 16-bit kernels' tiles there are V as it comes,
+// which the producer transposes (transpose_v.cuh), and the scales of Q, K and V.
+#pragma once
+
+#include "hopper/forward/traits.cuh"
+
+namespace flash3::hopper {
+
+// What the elements of a key tile stand for: the scales of the blocks that it may lie in.
+template <int kBlocks>
+struct KeyScales {
+  float k[kBlocks], v[kBlocks];
+
+  // The tile's own are the largest of them.
+  static __device__ __forceinline__ float largest(const float (&scales)[kBlocks]) {
+    float x = scales[0];
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) x = fmaxf(x, scales[b]);
+    return x;
+  }
+  __device__ __forceinline__ bool differ() const {
+    bool differ = false;
+#pragma unroll
+    for (int b = 1; b < kBlocks; ++b) differ |= k[b] != k[0] || v[b] != v[0];
+    return differ;
+  }
+};
+
+template <class Row>
+struct Fp8Traits : ForwardConstants<Row> {
+  using Constants = ForwardConstants<Row>;
+  using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
+      Constants::kWarpgroups;
+  static constexpr int kRawStages = kConfig.raw_v_stages;
+
+  using QTile = SharedTile<kWarpgroupRows, kConfig.head_dim, 1>;  // one warpgroup's
+  using KTile = SharedTile<kTileN, kConfig.head_dim, 1>;
+  using RawVTile = SharedTile<kTileN, kConfig.head_dim_v, 1>;  // as it lies in memory
+  using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
+  using Scales = KeyScales<blocks_of_scales(kTileN)>;
+  using RawState = PipelineState<kRawStages>;
+
+  struct Shared {
+    uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
+    uint8_t raw_v[kRawStages][RawVTile::kBytes];
+    RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
+    RingBarriers<kStages> k_barriers;
+    RingBarriers<kStages> v_barriers;
+    RingBarriers<kRawStages> raw_v_barriers;
+    TileRing tiles;
+    // Of the key tile in K's stage, by the ring's phase: V's are read when K has gone.
+    Scales key_scales[2][kStages];
+    float q_scales[kQStages][4];                   // each warpgroup's
+    WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
+    uint64_t v_loaded;                             // but not cleared yet
+  };
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::hopper

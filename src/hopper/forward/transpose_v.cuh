@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// V for the tensor cores. An FP8 product reads both operands along the reduction, and P·V reduces
+// over keys, but V's rows are along its head dim: two warps of the producer transpose each tile,
+// [keys, dims] into [dims, keys], while the consumers work on those before.
+//
+// A warp takes 32 keys × 16 dims at a time. ldmatrix with .trans hands out 16-bit pairs, two dims
+// of one key: of eight keys × eight pairs, lane l has pair l / 4 of keys 2c and 2c + 1, c = l % 4.
+// A byte permute of two such matrices, keys 0…7 and 8…15, parts the pair:
+//
+//   matrix 0   d0 d1 | d0 d1     keys 2c, 2c + 1          ┐    d0 d0 d0 d0    row of dim d0
+//   matrix 1   d0 d1 | d0 d1     keys 8 + 2c, 8 + 2c + 1  ┘ ►  d1 d1 d1 d1    row of dim d1
+//
+// and stmatrix writes bytes 4c…4c + 3 of 16 keys' place in a row. So within 16 keys the order is
+//
+//   place 4c + i   holds key   2c, 2c + 1, 8 + 2c, 8 + 2c + 1   for i = 0…3
+//
+// which is the order in which a thread has the scores of a row (tile/mma.cuh): P needs no exchange
+// between threads to become the other operand. And within 16 dims the even ones come first, then
+// the odd ones, so that stmatrix has no bank conflicts, and so that a thread ends up with four
+// neighbouring columns of the output:
+//
+//   row 16·i + p   is dim   16·i + 2p        row 16·i + 8 + p   is dim   16·i + 2p + 1
+#pragma once
+
+#include "hopper/device/ptx/ldmatrix.cuh"
+#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/tma.cuh"
+#include "hopper/forward/traits_fp8.cuh"
+
+namespace flash3::hopper {
+
+inline constexpr int kTransposeThreads = 64;
+
+// A patch of 32 keys × 16 dims: what ldmatrix has loaded is stored.
+__device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4]) {
+  constexpr uint32_t kFirst = 0x6420, kSecond = 0x7531;  // of each pair
+  stmatrix_x4(to, __byte_perm(r[0], r[1], kFirst), __byte_perm(r[0], r[1], kSecond),
+              __byte_perm(r[2], r[3], kFirst), __byte_perm(r[2], r[3], kSecond));
+}
+
+// Each warp transposes every other 16 dims. Addresses are those of offset(), without a register for
+// each: the swizzle flips bits of them.
+template <class Traits>
+__device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t transposed, int thread) {
+  using RawVTile = typename Traits::RawVTile;
+  using VTile = typename Traits::VTile;
+  constexpr int kTileN = Traits::kTileN;
+  constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
+  static_assert(RawVTile::kCols % kBothWarps == 0 && kTileN % 32 == 0);
+  // Patches on their way together: their loads are all issued before the first is stored.
+  constexpr int kRegisters = Traits::kConfig.producer_registers();
+  constexpr int kPatches = kRegisters < 40 ? 1 : kTileN % 96 == 0 ? 3 : kTileN % 64 == 0 ? 2 : 1;
+  const int lane = thread % 32, first_dim = thread / 32 * 16;
+  raw += RawVTile::offset(lane, first_dim);
+  // Matrices of stmatrix: the first and second dims of 16 keys, then of the next 16.
+  transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
+#pragma unroll
+  for (int dim = 0; dim < RawVTile::kCols; dim += kBothWarps) {
+    const uint32_t from =
+        (raw ^ uint32_t(dim % RawVTile::kChunk)) + dim / RawVTile::kChunk * RawVTile::kChunkBytes;
+#pragma unroll
+    for (int key = 0; key < kTileN; key += 32 * kPatches) {
+      uint32_t r[kPatches][4];
+#pragma unroll
+      for (int i = 0; i < kPatches; ++i)
+        ldmatrix_x4_transposed(from + (key + i * 32) * RawVTile::kRowBytes, r[i]);
+#pragma unroll
+      for (int i = 0; i < kPatches; ++i) {
+        const int at = key + i * 32;
+        store_patch((transposed ^ uint32_t(at % VTile::kChunk)) +
+                        at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
+                    r[i]);
+      }
+    }
+  }
+}
+
+// By kTransposeThreads.
+template <class Traits>
+__device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int thread) {
+  using RawVTile = typename Traits::RawVTile;
+  using VTile = typename Traits::VTile;
+  const uint32_t raw = uint32_t(__cvta_generic_to_shared(shared.raw_v)),
+                 transposed = uint32_t(__cvta_generic_to_shared(shared.v));
+  TileReader tiles{shared.tiles};
+  typename Traits::RawState from;
+  typename Traits::KvState to;
+  while (uniform(tiles.next())) {
+    int key_tiles = uniform(tiles.tile().key_tile_end - tiles.tile().key_tile_begin);
+    tiles.release();
+#pragma unroll 1
+    for (; key_tiles > 0; --key_tiles) {
+      wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
+      wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
+      transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes,
+                             transposed + to.stage * VTile::kBytes, thread);
+      arrive(&shared.raw_v_barriers.empty[from.stage]);
+      fence_shared_for_async_proxy();
+      arrive(&shared.v_barriers.full[to.stage]);
+      from.advance();
+      to.advance();
+    }
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the rows of a work tile are to a consumer: queries of the tile's sequence, or of the short
+// sequence whose slot they lie in. Put into shared memory when the tile begins, by each warp for
+// its 16 rows, and read where it is needed, so that no registers hold it meanwhile.
+#pragma once
+
+#include "hopper/device/band_mask.cuh"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/warps.cuh"
+#include "hopper/forward/params.h"
+
+namespace flash3::hopper {
+
+// What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
+// sequence (HeadPack), of the heads of this group.
+inline constexpr int kWarpRows = 16;
+struct WarpQueries {
+  SequenceRows sequence;
+  int query, head_group;
+};
+
+// Queries of a warpgroup's rows, of the tile's sequence.
+__device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams& params,
+                                                             const WorkTile& work, int warpgroup) {
+  const int first = work.query + warpgroup * params.pack.queries;
+  return {first, min(first + params.pack.queries, work.sequence.q_length)};
+}
+
+// Of the work tile's key tiles those that these queries see, or one that they do not see where they
+// see none.
+__device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
+                                                      const TileMask::Range& queries,
+                                                      const TileMask::Range& all, int tile_n) {
+  const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, tile_n);
+  const int begin = uniform(max(all.begin, min(all.end - 1, seen.begin)));
+  return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
+}
+
+// Key tiles that need no mask for these queries.
+template <bool kBand>
+__device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& params,
+                                                          const WorkTile& work,
+                                                          const TileMask::Range& queries,
+                                                          int tile_n) {
+  if constexpr (!kBand) return {0, work.sequence.k_length / tile_n};
+  if (params.schedule.slot_rows != 0) return {0, 0};
+  return work.mask.full_tiles(queries, work.sequence.k_length, tile_n);
+}
+
+// Those of warp `warp` of a warpgroup; slots: of the tile.
+template <bool kBand>
+__device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
+                                                 const SequenceRows* slots, int warpgroup, int warp,
+                                                 int lane, WarpQueries& own,
+                                                 RowKeys (&keys)[kWarpRows]) {
+  const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
+  const bool in_slot = kBand && slot_rows != 0;
+  int query = work.query + warpgroup * params.pack.queries;
+  const SequenceRows* sequence = &work.sequence;
+  int row_of_slot = 0;  // the slot's first, from the work tile's
+  if (in_slot) {
+    const int slot = unsigned(warpgroup * kWarpgroupRows + first_row) / unsigned(slot_rows);
+    sequence = &slots[slot];
+    row_of_slot = slot * slot_rows;
+    query = warpgroup * kWarpgroupRows - row_of_slot;
+  }
+  if (lane == 0) own = {*sequence, query, work.head_group};
+  if (lane >= kWarpRows) return;
+  const int token = query + params.pack.query_of(first_row + lane);
+  if (!in_slot) {
+    keys[lane] = keys_of_row<kBand>(work.mask, sequence->k_length, token);
+  } else {
+    const auto mask = TileMask::make(sequence->q_length, sequence->k_length, params.schedule.rule);
+    const RowKeys seen = keys_of_row<true>(mask, sequence->k_length, token);
+    const int first_key = work.query + row_of_slot;  // of the slot's keys in the long sequence
+    keys[lane] = {first_key + max(seen.first, 0), first_key + seen.end};
+  }
+}
+
+}  // namespace flash3::hopper

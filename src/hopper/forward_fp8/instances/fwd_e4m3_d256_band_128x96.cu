@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "hopper/forward_fp8/instance.cuh"
-
-FLASH3_FP8_FORWARD_INSTANCE(256, 256, true, 96, kPlain)

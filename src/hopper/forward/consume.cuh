@@ -74,7 +74,7 @@ struct Consumer {
   const int key_in_tile = thread % 4 * 2;              // and of each 8 keys this one and the next
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
   const Descriptor v = descriptor(Operands::kVLayout, shared.v);
-  int warp = 0;          // of the warpgroup
+  int warp = 0;          // among all consumer warps
   KvState k_state = {};  // V is where K was one tile ago
   typename Traits::QState q_state = {};
   bool previous_q_is_held = false;
@@ -84,7 +84,7 @@ struct Consumer {
 
   __device__ __forceinline__ void begin() {
     ping_pong.start();
-    warp = Operands::warp_in_warpgroup(thread);
+    warp = 4 * warpgroup + Operands::warp_in_warpgroup(thread);
   }
   __device__ __forceinline__ void finish() {
     if (kHoldQ && previous_q_is_held) Store::wait_until_read();  // memory must outlive its stores
@@ -92,7 +92,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ WarpOutput output() const {
-    return {params, shared.warp_queries[4 * warpgroup + warp]};
+    return {params, shared.warp_queries[warp]};
   }
 
   // Notes what the rows of the next work tile are, and gives its description back.
@@ -102,9 +102,8 @@ struct Consumer {
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
     const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
-    describe_queries<Traits::kBand>(params, work, source.slots(), warpgroup, warp, thread % 32,
-                                    shared.warp_queries[4 * warpgroup + warp],
-                                    shared.row_keys[4 * warpgroup + warp]);
+    describe_queries<Traits::kBand>(params, work, source.slots(), warpgroup, warp - 4 * warpgroup,
+                                    thread % 32, shared.warp_queries[warp], shared.row_keys[warp]);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range seen = loaded;
     if constexpr (Traits::kSkipMaskedTiles) seen = seen_tiles(work, queries, loaded, kTileN);
@@ -239,7 +238,7 @@ struct Consumer {
 
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
-    const RowKeys(&row_keys)[kWarpRows] = shared.row_keys[4 * warpgroup + warp];
+    const RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
     tile.operands.scale_scores(tile);
     const auto mask = [&] {
       mask_scores<Traits::kBand>(tile.scores, row_keys[row % kWarpRows],

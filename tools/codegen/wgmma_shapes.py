@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/hopper/device/ptx/wgmma_shapes.cuh: one wgmma wrapper for each N that a kernel uses.
+"""Writes src/hopper/device/ptx/wgmma_shapes.cuh: one wgmma wrapper for each N that a row of a tile table uses.
 
 An inline-asm wgmma lists each accumulator register by number, so the text depends on N. `--check` compares instead of
 writing: the test that keeps the committed file and this script together.
 """
 import argparse
 import pathlib
+import re
 import sys
 
-SHAPES = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
-FP8_SHAPES = (64, 96, 128, 192, 256)
-TARGET = pathlib.Path(__file__).resolve().parents[2] / "src/hopper/device/ptx/wgmma_shapes.cuh"
+HOPPER = pathlib.Path(__file__).resolve().parents[2] / "src/hopper"
+TARGET = HOPPER / "device/ptx/wgmma_shapes.cuh"
+# What no tile table says: the backward's products, and kernels of tools/ (the ablation's tiles).
+OTHERS = {48, 64, 80, 96, 128, 192, 256}
 
 HEADER = """\
 // SPDX-License-Identifier: Apache-2.0
@@ -23,6 +25,7 @@ HEADER = """\
 // and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 #pragma once
 
+#include "hopper/device/element.hpp"
 #include "hopper/device/ptx/descriptor.cuh"
 
 namespace flash3::hopper {
@@ -82,11 +85,26 @@ FOOTER = """
 """
 
 
+def rows(family):
+    """The rows of a family's tile table: {field: value}. cmake/kernel_instances.cmake reads them the same way."""
+    text = (HOPPER / family / "config.hpp").read_text(encoding="utf-8")
+    found = [dict(re.findall(r"\.(\w+) = ([\w:.]+)", row)) for row in re.findall(r"{(\.head_dim = [^{}]*)}", text)]
+    if not found:
+        raise SystemExit(f"no row in the tile table of {family}: the generator looks in the wrong place")
+    return found
+
+
+def forward_shapes(fp8):
+    """S is tile_n keys wide and O head_dim_v columns."""
+    of_type = [row for row in rows("forward") if ("Operands::kE4m3" in row.values()) == fp8]
+    return {int(row[field]) for row in of_type for field in ("tile_n", "head_dim_v")}
+
+
 def chunks(items, size):
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def shape(n):
+def shape(n, fp8_shapes):
     count = n // 2
     regs = ' \\\n  '.join(
         '"' + ", ".join(f"%{i}" for i in row) + (", " if row[-1] != count - 1 else "") + '"'
@@ -97,7 +115,7 @@ def shape(n):
     lines = [f"\n#define FLASH3_REGS \\\n  {regs}", f"#define FLASH3_OUT(d) \\\n  {out}"]
     for element, ptx in (("Element::kFloat16", "f16"), ("Element::kBFloat16", "bf16")):
         lines.append(f'FLASH3_WGMMA({element}, "{ptx}", {n}, FLASH3_REGS, FLASH3_OUT, {operands})')
-    if n in FP8_SHAPES:
+    if n in fp8_shapes:
         lines.append(f"FLASH3_WGMMA_FP8({n}, FLASH3_REGS, FLASH3_OUT, {operands})")
     lines += ["#undef FLASH3_REGS", "#undef FLASH3_OUT"]
     return "\n".join(lines) + "\n"
@@ -107,7 +125,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the committed file differs")
     check = parser.parse_args().check
-    text = HEADER + "".join(shape(n) for n in SHAPES) + FOOTER
+    fp8_shapes = forward_shapes(fp8=True)
+    shapes = sorted(forward_shapes(fp8=False) | fp8_shapes | OTHERS)
+    text = HEADER + "".join(shape(n, fp8_shapes) for n in shapes) + FOOTER
     if not check:
         TARGET.write_text(text)
     elif TARGET.read_text() != text:

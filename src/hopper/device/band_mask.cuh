@@ -13,7 +13,7 @@ struct RowKeys {
   int first, end;
 };
 
-// Those of a query of a sequence with seq_k keys; mask: its own.
+// What a query of a sequence with seq_k keys sees; mask: the sequence's.
 template <bool kBand>
 __device__ __forceinline__ RowKeys keys_of_row(const TileMask& mask, int seq_k, int row) {
   if constexpr (!kBand) return {0, seq_k};
@@ -41,15 +41,16 @@ __device__ __forceinline__ void mask_scores(float (&r_s)[N], const RowKeys& uppe
   }
 }
 
-// Of a thread's columns 8 · j + e of a row of scores, those before `end`, as bits 2 · j + e.
+// A bit for each column before `end` that a thread has of a row of scores: column 8 · j + e is bit
+// 2 · j + e.
 template <int kColumns>
 __device__ __forceinline__ uint32_t columns_before(int end) {
   const int inside = min(max(end, 0), 4 * kColumns);
   return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
 }
 
-// As mask_scores<true>, by bits, of which one instruction makes seven predicates: two comparisons a
-// score take longer. The backward's, where it was measured.
+// As mask_scores<true>, by bits: one instruction makes seven predicates of them, where two
+// comparisons a score take longer. Measured in the backward, which uses it.
 template <int N>
 __device__ __forceinline__ void mask_scores_by_bits(float (&r_s)[N], const RowKeys& upper,
                                                     const RowKeys& lower, int key) {

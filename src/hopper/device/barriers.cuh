@@ -42,7 +42,7 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const c
              int(parity));
 }
 
-// Waits until a counter in global memory, to which others add, has come to this value, or past it.
+// Waits until a counter in global memory, to which others add, has reached this value.
 __device__ __forceinline__ void wait_until_at_least(const int* counter, int value,
                                                     const char* name) {
   wait_until([&] { return load_acquire(counter) >= value; }, name, value);

@@ -22,7 +22,7 @@ __device__ __forceinline__ void as_constant(int i, const F& f) {
   }
 }
 
-// Calls first(i), with i as a constant, and then second(i): likewise, or if kOnce one copy of it
+// Calls first(i) and then second(i), both with i as a constant; with kOnce second() has one copy
 // for all values.
 template <int kCount, bool kOnce, class First, class Second>
 __device__ __forceinline__ void as_constant_then(int i, const First& first, const Second& second) {

@@ -33,21 +33,21 @@ class TileCounter {
   // under way, it waits until block 0 has begun.
   __device__ __forceinline__ int next(int index) const {
     if (schedule_.counter == nullptr) return index + gridDim.x;
-    await_begin();
+    wait_for_begin();
     return atomicAdd(&schedule_.counter->next, 1);
   }
 
   // After the last next().
   __device__ __forceinline__ void finish() const {
     if (schedule_.counter == nullptr) return;
-    await_begin();  // a block without any tile has not yet
+    wait_for_begin();  // a block without any tile has not yet
     if (atomicAdd(&schedule_.counter->finished_blocks, 1) == int(gridDim.x) - 1) {
       store_release(&schedule_.counter->ticket, 0);
     }
   }
 
  private:
-  __device__ __forceinline__ void await_begin() const {
+  __device__ __forceinline__ void wait_for_begin() const {
     while (load_acquire(&schedule_.counter->ticket) != schedule_.ticket) {
     }
   }

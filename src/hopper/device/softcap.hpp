@@ -56,11 +56,11 @@ struct Softcap {
   }
 };
 
-// Of softcap, and of softmax_scale / softcap: no coefficient leaves the range of floats.
+// Bounds of softcap, and of softmax_scale / softcap, within which no coefficient leaves the range
+// of floats.
 inline constexpr float kSmallestSoftcap = 1e-6f, kLargestSoftcap = 1e6f;
 
 // unit: what tanh(x) is to be multiplied with.
-
 constexpr Softcap make_softcap(double softmax_scale, double softcap, double unit) {
   const double x = softmax_scale / softcap;  // of a raw score of 1
   return {float(0.999924839 * x * unit),

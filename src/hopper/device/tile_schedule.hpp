@@ -7,8 +7,8 @@
 // Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
 // cache: a few head groups at a time (groups_at_a_time), and within those
 //   full   all query tiles of one group after the other
-//   band   the query tile last in the sequence first (under a causal mask the longest), one of each
-//          group in turn
+//   band   the last query tile of every group (under a causal mask the longest), then the last but
+//          one of every group, and so on
 // A ragged batch goes sequence by sequence, the longest first (SequenceList), each in that order.
 // Short ragged sequences share tiles: each has slot_rows rows of its own of one long sequence,
 // whose mask is chunks of so many.
@@ -39,7 +39,7 @@ struct TileSchedule {
   int tiles;             // in all; of a ragged batch the list's
   SequenceList sequences;
   int slot_rows;               // of a short sequence, a power of two; 0: they share no tiles
-  TileCounterMemory* counter;  // null: tiles are dealt out in turn
+  TileCounterMemory* counter;  // null: block b has tiles b, b + grid, …
   unsigned long long ticket;   // of this launch
   bool may_hide_keys;          // in front of the first query's window or chunk
 };

@@ -19,8 +19,7 @@ FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
   return (2 * int(kScaleBlock) - step + tile_n - 1) / int(kScaleBlock);
 }
 
-// Columns of the tile of V that FP8 kernels turn: 16-byte pieces are swizzled in groups of four or
-// eight.
+// Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
 FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
 
 // What Q, K and V are: float16 or bfloat16, or FP8.
@@ -55,7 +54,7 @@ struct ForwardConfig {
   int raw_v_stages = 0;  // FP8: V as it comes, before it is transposed
   // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
   // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
-  // key tiles that warpgroups pass by).
+  // key tiles that warpgroups skip).
   double key_tile_us = 0;
   double tile_us = 0;
 

@@ -36,7 +36,8 @@ struct Consumer {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
-  using Softmax = OnlineSoftmax<typename Operands::Score>;
+  using Score = typename Operands::Score;
+  using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr int kEarly = Operands::kEarly;
@@ -44,17 +45,22 @@ struct Consumer {
   // loader when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
 
-  // One work tile, in registers.
+  using Scores = float[kTileN / 2];
+  using Probabilities = uint32_t[Operands::kProbabilityRegisters];
+  using Output = float[Traits::kHeadDimV / 2];
+
+  // One work tile. Its arrays are variables of consume(): in one object with them, or in a function
+  // further in, the compiler promotes to registers later, and ptxas sees another program.
   struct Tile {
     KeyTiles keys;
     Operands operands;
-    Softmax softmax;
     int n;  // the present key tile
     Descriptor q;
-    float scores[kTileN / 2];  // S, then P
-    uint32_t probabilities[Operands::kProbabilityRegisters];
-    float output[Traits::kHeadDimV / 2] = {};
-    float alpha[2];  // what the thread's two rows of `output` are to be multiplied by
+    Softmax& softmax;
+    Scores& scores;  // S, then P
+    Probabilities& probabilities;
+    Output& output;
+    float (&alpha)[2];  // what the thread's two rows of `output` are to be multiplied by
   };
 
   const ForwardParams& params;
@@ -63,12 +69,12 @@ struct Consumer {
 
   TileReader tiles{shared.tiles};
   const typename Traits::PingPong ping_pong{warpgroup};
-  const int thread = thread_in_warpgroup(), warp = 4 * warpgroup + thread / 32;
+  const int thread = thread_in_warpgroup();
   const int row = thread / 32 * 16 + thread % 32 / 4;  // this thread has rows row and row + 8
   const int key_in_tile = thread % 4 * 2;              // and of each 8 keys this one and the next
   const Descriptor k = descriptor(KTile::kMajorK, shared.k);
   const Descriptor v = descriptor(Operands::kVLayout, shared.v);
-  const WarpOutput output{params, shared.warp_queries[warp]};
+  int warp = 0;          // among all consumer warps
   KvState k_state = {};  // V is where K was one tile ago
   typename Traits::QState q_state = {};
   bool previous_q_is_held = false;
@@ -76,14 +82,27 @@ struct Consumer {
   __device__ __forceinline__ Consumer(const ForwardParams& p, typename Traits::Shared& s, int w)
       : params(p), shared(s), warpgroup(w) {}
 
+  __device__ __forceinline__ void begin() {
+    ping_pong.start();
+    warp = 4 * warpgroup + Operands::warp_in_warpgroup(thread);
+  }
+  __device__ __forceinline__ void finish() {
+    if (kHoldQ && previous_q_is_held) Store::wait_until_read();  // memory must outlive its stores
+    ping_pong.finish();
+  }
+
+  __device__ __forceinline__ WarpOutput output() const {
+    return {params, shared.warp_queries[warp]};
+  }
+
   // Notes what the rows of the next work tile are, and gives its description back.
   template <class Tiles>
-  __device__ __forceinline__ KeyTiles begin_work_tile(Tiles& tiles) const {
-    const WorkTile& work = tiles.tile();
+  __device__ __forceinline__ KeyTiles begin_work_tile(Tiles& source) const {
+    const WorkTile& work = source.tile();
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
     const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
-    describe_queries<Traits::kBand>(params, work, tiles.slots(), warpgroup, thread / 32,
+    describe_queries<Traits::kBand>(params, work, source.slots(), warpgroup, warp - 4 * warpgroup,
                                     thread % 32, shared.warp_queries[warp], shared.row_keys[warp]);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range seen = loaded;
@@ -91,17 +110,15 @@ struct Consumer {
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
     __syncwarp();
-    tiles.release();
+    source.release();
     return {loaded, seen, unmasked};
   }
 
-  // Key tiles are read from the last to the first.
-  __device__ __forceinline__ Tile make_tile(const KeyTiles& keys) const {
-    return {.keys = keys,
-            .operands = {params, shared, q_state.stage, warpgroup},
-            .softmax = {Operands::Score::of(params)},
-            .n = keys.seen.end - 1,
-            .q = descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup])};
+  __device__ __forceinline__ Operands make_operands() const {
+    return {params, shared, q_state.stage, warpgroup};
+  }
+  __device__ __forceinline__ Descriptor q_descriptor() const {
+    return descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
   }
 
   // P of the first key tile; nothing runs beside it.
@@ -135,7 +152,7 @@ struct Consumer {
     wait_for_scores(tile, stage);
     const bool raised = begin_softmax(tile);
     if constexpr (kEarly > 0) tile.softmax.template exponentiate<0, kEarly>(tile.scores);
-    wait_for_output(tile, v_state_at(stage));
+    wait_for_output(tile, v_stage_at(stage));
     finish_softmax(tile, raised, stage);
   }
   __device__ __forceinline__ void wait_for_scores(Tile& tile, int stage) {
@@ -153,54 +170,58 @@ struct Consumer {
   }
 
   // The last key tile's part of O, the normalisation, the store.
-  __device__ __forceinline__ void finish_output(Tile& tile) {
+  __device__ __forceinline__ void finish_output(Tile& tile, float (&inverse_sum)[2],
+                                                float (&lse)[2]) {
     const KvState v_state = k_state.behind(1);
     issue_output(tile, v_state);
-    float inverse_sum[2], lse[2];
     tile.softmax.finish(inverse_sum, lse);
-    add_sinks(params, output, row, inverse_sum, lse);
+    add_sinks(params, output(), row, inverse_sum, lse);
     tile.operands.scale_normalisation(inverse_sum, v_state);
-    if constexpr (!Store::kInPlaceOfQ) release_q(q_state.stage);
+    if constexpr (!Store::kInPlaceOfQ) {
+      release_q(q_state.stage);
+      q_state.advance();
+    }
     wgmma_wait<0>();
     fence_operand(tile.output);
     release(&shared.v_barriers.empty[v_state.stage], thread);
     skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
     Softmax::scale_rows(tile.output, inverse_sum);
-    store_lse(params, output, row, lse);
-    Store::store(params, output, shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
+    store_lse(params, output(), row, lse);
+    Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                  thread);
-    if constexpr (Store::kInPlaceOfQ && !kHoldQ) release_q(q_state.stage);
-    previous_q_is_held = kHoldQ;
-    q_state.advance();
-  }
-
-  __device__ __forceinline__ void finish() {
-    if (kHoldQ && previous_q_is_held) Store::wait_until_read();  // memory must outlive its stores
-    ping_pong.finish();
+    if constexpr (Store::kInPlaceOfQ) {
+      if (!kHoldQ) release_q(q_state.stage);
+      previous_q_is_held = kHoldQ;
+      q_state.advance();
+    }
   }
 
   // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
   __device__ __forceinline__ void skip_masked_tiles(int key_tiles) {
-    for (; Traits::kSkipMaskedTiles && key_tiles > 0; --key_tiles) {
-      wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
-      release(&shared.k_barriers.empty[k_state.stage], thread);
-      wait(&shared.v_barriers.full[k_state.stage], k_state.phase, "v_full");
-      release(&shared.v_barriers.empty[k_state.stage], thread);
-      k_state.advance();
-      ping_pong.wait();
-      ping_pong.arrive();
+    if constexpr (Traits::kSkipMaskedTiles) {
+      for (; key_tiles > 0; --key_tiles) {
+        wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
+        release(&shared.k_barriers.empty[k_state.stage], thread);
+        wait(&shared.v_barriers.full[k_state.stage], k_state.phase, "v_full");
+        release(&shared.v_barriers.empty[k_state.stage], thread);
+        k_state.advance();
+        ping_pong.wait();
+        ping_pong.arrive();
+      }
     }
   }
 
   // Where V is while K is at this stage: one behind.
+  static __device__ __forceinline__ int v_stage_at(int stage) {
+    return (stage + kStages - 1) % kStages;
+  }
   __device__ __forceinline__ KvState v_state_at(int stage) const {
-    return {(stage + kStages - 1) % kStages, stage == 0 ? k_state.phase ^ 1 : k_state.phase};
+    return {v_stage_at(stage), stage == 0 ? k_state.phase ^ 1 : k_state.phase};
   }
 
   // Starts S = Q·Kᵀ; K is there.
-  __device__ __forceinline__ void issue_scores(float (&scores)[kTileN / 2], Descriptor q,
-                                               int stage) const {
+  __device__ __forceinline__ void issue_scores(Scores& scores, Descriptor q, int stage) const {
     Operands::issue_scores(scores, q, k + stage * KTile::kBytes);
   }
   // Starts O += P·V.
@@ -208,11 +229,11 @@ struct Consumer {
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, "v_full");
     Operands::issue_output(tile.output, tile.probabilities, v + v_state.stage * VTile::kBytes);
   }
-  __device__ __forceinline__ void wait_for_output(Tile& tile, const KvState& v_state) {
+  __device__ __forceinline__ void wait_for_output(Tile& tile, int v_stage) {
     wgmma_wait<0>();
     fence_operand(tile.output);
     fence_operand(tile.probabilities);
-    release(&shared.v_barriers.empty[v_state.stage], thread);
+    release(&shared.v_barriers.empty[v_stage], thread);
   }
 
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
@@ -244,7 +265,7 @@ struct Consumer {
 template <class Consumer>
 __device__ __forceinline__ void run_key_tiles(Consumer& c, typename Consumer::Tile& tile) {
 #pragma unroll 1
-  for (--tile.n; tile.n >= tile.keys.seen.begin; --tile.n) {
+  while (--tile.n >= tile.keys.seen.begin) {
     // With the stage a constant, all addresses are.
     as_constant_then<Consumer::kStages, Consumer::kOneSoftmax>(
         c.k_state.stage, [&](int stage) { c.issue_products(tile, stage); },
@@ -256,18 +277,32 @@ __device__ __forceinline__ void run_key_tiles(Consumer& c, typename Consumer::Ti
 // The block's work tiles, one after the other.
 template <class Consumer>
 __device__ __forceinline__ void consume(Consumer& c) {
-  c.ping_pong.start();
+  c.begin();
   while (uniform(c.tiles.next())) {
     const KeyTiles keys = c.begin_work_tile(c.tiles);
     if (keys.loaded.begin >= keys.loaded.end) {
-      store_empty(c.params, c.output, c.thread);
+      store_empty(c.params, c.output(), c.thread);
       continue;
     }
     c.skip_masked_tiles(keys.loaded.end - keys.seen.end);
-    auto tile = c.make_tile(keys);
+    typename Consumer::Probabilities probabilities;
+    typename Consumer::Output output = {};
+    float alpha[2];
+    typename Consumer::Softmax softmax{Consumer::Score::of(c.params)};
+    typename Consumer::Scores scores;
+    typename Consumer::Tile tile{.keys = keys,
+                                 .operands = c.make_operands(),
+                                 .n = keys.seen.end - 1,  // from the last to the first
+                                 .q = c.q_descriptor(),
+                                 .softmax = softmax,
+                                 .scores = scores,
+                                 .probabilities = probabilities,
+                                 .output = output,
+                                 .alpha = alpha};
     c.first_key_tile(tile);
     run_key_tiles(c, tile);
-    c.finish_output(tile);
+    float inverse_sum[2], lse[2];
+    c.finish_output(tile, inverse_sum, lse);
   }
   c.finish();
 }

@@ -17,7 +17,7 @@ struct Estimate {
 
 // The problem in tiles of this kernel, with the query heads packed like this (pack.heads divides
 // problem.queries_per_kv_head()) or with slots of so many rows (TileSchedule; 0: none), on so many
-// multiprocessors. Of a ragged batch only the longest lengths are known: all sequences count as
+// multiprocessors. A ragged batch tells only its longest lengths: all sequences count as
 // that long, and as one of very many, so that no sequence's kernel depends on the others.
 Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& config,
                           const HeadPack& pack, int slot_rows, int multiprocessors);

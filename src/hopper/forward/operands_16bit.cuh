@@ -47,6 +47,8 @@ struct Operands16Bit {
     pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
   }
 
+  static __device__ __forceinline__ int warp_in_warpgroup(int thread) { return thread / 32; }
+
   // 16 bits have no scales.
   template <class Tile>
   __device__ __forceinline__ void begin_key_tile(Tile&, const typename Traits::KvState&) {}

@@ -90,6 +90,11 @@ class OperandsFp8 {
     issue_fp8_pv<VTile, kTileN>(r_o, r_p, v);
   }
 
+  // In a uniform register: with three warpgroups the softmax needs all others.
+  static __device__ __forceinline__ int warp_in_warpgroup(int) {
+    return hopper::warp_in_warpgroup();
+  }
+
   // The scales of the key tile in this stage; its scores are still under way.
   template <class Tile>
   __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k) {

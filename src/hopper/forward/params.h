@@ -12,7 +12,7 @@
 
 namespace flash3::hopper {
 
-// Of FP8 calls alone.
+// What FP8 calls alone have.
 struct Fp8Params {
   ScaleView q_scale, k_scale, v_scale;
   float q_factor;           // of Q's scales: softmax_scale · log2 e, or 1 under a softcap
@@ -26,7 +26,7 @@ struct ForwardParams {
   TensorMap k;    // box [tile_n, chunk]
   TensorMap v;    // box [tile_n, chunk]
   TensorMap out;  // box as q's; only if out_by_tma
-  // Of slots (TileSchedule) all have boxes of slot_rows.
+  // Where work tiles have slots (TileSchedule), boxes have slot_rows rows.
   RowMap q_rows, k_rows, v_rows, out_rows;
 
   unsigned short* out_data;  // [batch, seq_q, heads_q, head_dim_v], for rows that TMA cannot store

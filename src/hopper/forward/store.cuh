@@ -9,14 +9,15 @@
 
 namespace flash3::hopper {
 
-// Shared memory is read out when lane 0 of each warp has passed tma_store_wait_read().
+// Store of 16-bit consumers: the final output, staged in Q's place.
 template <class Traits>
 struct StoreInPlaceOfQ {
   static constexpr bool kInPlaceOfQ = true;
 
+  // By lane 0 of each warp: until then the copy engine may still read its rows.
   static __device__ __forceinline__ void wait_until_read() { tma_store_wait_read(); }
-  static __device__ __forceinline__ void store(const ForwardParams& params, const WarpOutput& rows,
-                                               uint8_t* staging,
+  static __device__ __forceinline__ void store(const ForwardParams& params,
+                                               const WarpOutput& output, uint8_t* staging,
                                                const float (&r_o)[Traits::OutTile::kCols / 2],
                                                int warpgroup, int thread) {
     using OutTile = typename Traits::OutTile;
@@ -41,10 +42,10 @@ struct StoreInPlaceOfQ {
       // The warpgroup's rows in one go, or those of each slot.
       const int slot_rows = params.schedule.slot_rows;
       const bool begins = slot_rows == 0 ? thread == 0 : lane == 0 && first_row % slot_rows == 0;
-      const SequenceRows& s = rows.own.sequence;
-      if (begins && rows.token(first_row) < s.q_length) {
-        BoxAt at = box_at(params.out_rows, s.batch, s.q_first, s.q_length, rows.token(first_row),
-                          rows.head(0));
+      const SequenceRows& s = output.queries.sequence;
+      if (begins && output.token(first_row) < s.q_length) {
+        BoxAt at = box_at(params.out_rows, s.batch, s.q_first, s.q_length, output.token(first_row),
+                          output.head(0));
 #pragma unroll
         for (int c = 0; c < OutTile::kChunks; ++c) {
           at.dim = c * OutTile::kChunk;
@@ -56,8 +57,8 @@ struct StoreInPlaceOfQ {
     } else {
       // Row strides or a base address that TMA does not take: element by element.
       for (int r = first_row; r < first_row + kWarpRows; ++r) {
-        if (!rows.exists(r)) continue;
-        uint16_t* out = rows.output(r);
+        if (!output.exists(r)) continue;
+        uint16_t* out = output.address(r);
         for (int col = lane; col < params.head_dim_v; col += 32) {
           out[col] =
               reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];

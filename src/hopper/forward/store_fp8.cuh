@@ -8,6 +8,7 @@
 
 namespace flash3::hopper {
 
+// Store of FP8 consumers: the final output.
 template <class Traits>
 struct StoreFp8 {
   static constexpr bool kInPlaceOfQ = false;
@@ -23,7 +24,7 @@ struct StoreFp8 {
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 8 * h;
       if (!output.exists(row)) continue;
-      uint16_t* out = output.output(row);
+      uint16_t* out = output.address(row);
 #pragma unroll
       for (int i = 0; i < Traits::kHeadDimV / 16; ++i) {
         const float* r = &r_o[8 * i + 2 * h];

@@ -51,7 +51,7 @@ struct Fp8Traits : ForwardConstants<Row> {
     RingBarriers<kStages> v_barriers;
     RingBarriers<kRawStages> raw_v_barriers;
     TileRing tiles;
-    // Of the key tile in K's stage, by the ring's phase: V's are read when K has gone.
+    // For the key tile in K's stage, by the ring's phase: V's scales are read when K has gone.
     Scales key_scales[2][kStages];
     float q_scales[kQStages][4];                   // each warpgroup's
     WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's

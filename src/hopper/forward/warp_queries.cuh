@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of a work tile are to a consumer: queries of the tile's sequence, or of the short
-// sequence whose slot they lie in. Put into shared memory when the tile begins, by each warp for
-// its 16 rows, and read where it is needed, so that no registers hold it meanwhile.
+// Which queries a consumer's rows are, and which keys they see: of the work tile's sequence, or of
+// the short sequence whose slot a row lies in. Each warp puts its own into shared memory when a
+// tile begins and reads them where they are needed, so that no registers hold them meanwhile.
 #pragma once
 
 #include "hopper/device/band_mask.cuh"
@@ -12,23 +12,23 @@
 
 namespace flash3::hopper {
 
-// What a consumer warp's rows are: row r of the warpgroup is query `query + query_of(r)` of this
-// sequence (HeadPack), of the heads of this group.
+// The 16 rows of a consumer warp: row r of the warpgroup is query `query + query_of(r)` of the
+// sequence (HeadPack), in the heads of this group.
 inline constexpr int kWarpRows = 16;
 struct WarpQueries {
   SequenceRows sequence;
   int query, head_group;
 };
 
-// Queries of a warpgroup's rows, of the tile's sequence.
+// The warpgroup's queries of the tile's sequence.
 __device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams& params,
                                                              const WorkTile& work, int warpgroup) {
   const int first = work.query + warpgroup * params.pack.queries;
   return {first, min(first + params.pack.queries, work.sequence.q_length)};
 }
 
-// Of the work tile's key tiles those that these queries see, or one that they do not see where they
-// see none.
+// The key tiles that these queries see, among all of the work tile; one that they do not see where
+// they see none.
 __device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
                                                       const TileMask::Range& queries,
                                                       const TileMask::Range& all, int tile_n) {
@@ -48,11 +48,11 @@ __device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& p
   return work.mask.full_tiles(queries, work.sequence.k_length, tile_n);
 }
 
-// Those of warp `warp` of a warpgroup; slots: of the tile.
+// Notes the rows of warp `warp` of a warpgroup. slots: the short sequences that share the tile.
 template <bool kBand>
 __device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
                                                  const SequenceRows* slots, int warpgroup, int warp,
-                                                 int lane, WarpQueries& own,
+                                                 int lane, WarpQueries& queries,
                                                  RowKeys (&keys)[kWarpRows]) {
   const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
   const bool in_slot = kBand && slot_rows != 0;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void describe_queries(const ForwardParams& params, co
     row_of_slot = slot * slot_rows;
     query = warpgroup * kWarpgroupRows - row_of_slot;
   }
-  if (lane == 0) own = {*sequence, query, work.head_group};
+  if (lane == 0) queries = {*sequence, query, work.head_group};
   if (lane >= kWarpRows) return;
   const int token = query + params.pack.query_of(first_row + lane);
   if (!in_slot) {

@@ -16,7 +16,7 @@ struct NoOverlapConsumer : Base {
   __device__ __forceinline__ void issue_products(Tile& tile, int stage) {
     this->ping_pong.wait();
     this->issue_output(tile, this->v_state_at(stage));
-    this->wait_for_output(tile, this->v_state_at(stage));
+    this->wait_for_output(tile, this->v_stage_at(stage));
     wait(&this->shared.k_barriers.full[stage], this->k_state.phase, "k_full");
     this->issue_scores(tile.scores, tile.q, stage);
   }

@@ -122,13 +122,14 @@ struct LoadingConsumer : Base {
     loads.load_k();
     const bool rescale = this->begin_softmax(tile);
     tile.softmax.template exponentiate<0, Base::kEarly>(tile.scores);
-    this->wait_for_output(tile, this->v_state_at(stage));
+    this->wait_for_output(tile, this->v_stage_at(stage));
     loads.load_v();
     this->finish_softmax(tile, rescale, stage);
   }
 
-  __device__ __forceinline__ void finish_output(Tile& tile) {
-    Base::finish_output(tile);
+  __device__ __forceinline__ void finish_output(Tile& tile, float (&inverse_sum)[2],
+                                                float (&lse)[2]) {
+    Base::finish_output(tile, inverse_sum, lse);
     loads.load_v();
     if constexpr (!Base::kHoldQ) loads.load_q(this->q_state.stage);
   }

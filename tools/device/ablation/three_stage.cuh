@@ -56,7 +56,7 @@ struct ThreeStageConsumer : Base {
   // The softmax under the products of this stage of K and V.
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     const bool raised = exponentiate(tile);
-    this->wait_for_output(tile, v_state_at(stage));
+    this->wait_for_output(tile, stage);
     if (raised) Softmax::scale_rows(tile.output, tile.alpha);
     pack_probabilities<Element::kFloat16>(tile.scores, tile.probabilities);
   }

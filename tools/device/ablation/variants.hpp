@@ -7,8 +7,8 @@
 
 namespace flash3::device {
 
-// Where the paper measured; fp16, no mask. A row of the tile table: its kernel in the library is
-// the one that all others are compared with.
+// Where the paper measured; fp16, no mask. The tile table has this row, and all variants are
+// compared with its kernel.
 inline constexpr int kAblationHeadDim = 128;
 inline constexpr int kAblationTileN = 128;
 // Two tiles of scores: with 96 keys registers spill.

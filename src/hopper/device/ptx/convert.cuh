@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float 
   return packed;
 }
 
-// Two, likewise. Volatile: the compiler would put it off, with the registers of both.
+// The same for two. Volatile: the compiler would put it off, with the registers of both.
 __device__ __forceinline__ uint16_t pack2_e4m3(float low, float high) {
   uint16_t packed;
   asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(packed) : "f"(low), "f"(high));

@@ -36,7 +36,8 @@ __device__ __forceinline__ float max_nan(float x, float y) {
   return larger;
 }
 
-// Of two pairs of unsigned 16-bit integers. PTX ISA 9.7.1.11 min, 9.7.1.12 max.
+// The larger, or smaller, of each half: pairs of unsigned 16-bit integers. PTX ISA 9.7.1.11
+// min, 9.7.1.12 max.
 __device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
   uint32_t larger;
   asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));

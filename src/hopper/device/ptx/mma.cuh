@@ -2,13 +2,15 @@
 // A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
 #pragma once
 
+#include "hopper/device/element.hpp"
 #include "hopper/device/ptx/integers.cuh"
 
 namespace flash3::hopper {
 
-// a·b + c, float32 sums. Of lane l, with g = l / 4 and t = l % 4: a holds rows g and g + 8 at
-// columns {2t, 2t + 1} and again at those plus 8, b rows {2t, 2t + 1} and those plus 8 at column g,
-// d rows g and g + 8 at columns {2t, 2t + 1}.
+// a·b + c, float32 sums. Lane l, with g = l / 4 and t = l % 4, holds
+//   a      rows g and g + 8, columns {2t, 2t + 1} and then {2t + 8, 2t + 9}
+//   b      rows {2t, 2t + 1} and {2t + 8, 2t + 9}, column g
+//   c, d   rows g and g + 8, columns {2t, 2t + 1}
 template <Element T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
                                              const uint32_t (&b)[2], const float (&c)[4]) {

@@ -11,7 +11,7 @@
 namespace flash3::hopper {
 
 // Zeroes the first rows of a tile that TMA has written, by one thread, and makes that visible to
-// the tensor cores of who waits for this thread.
+// the tensor cores of whoever waits for this thread.
 template <class Tile>
 __device__ __forceinline__ void clear_rows(uint8_t* tile, int rows) {
   const int bytes = min(rows, Tile::kRows) * Tile::kRowBytes;

@@ -22,7 +22,7 @@ struct SharedTile {
       kCols * kElementBytes % 128 == 0 ? Swizzle::k128B : Swizzle::k64B;
   static constexpr int kRowBytes = swizzle_bytes(kSwizzle);
   static constexpr int kChunk = kRowBytes / kElementBytes;  // columns
-  static constexpr int kPiece = 16 / kElementBytes;         // likewise
+  static constexpr int kPiece = 16 / kElementBytes;         // columns of 16 bytes
   static constexpr int kStep = 32 / kElementBytes;          // of the reduction, in one wgmma
   static constexpr int kChunks = kCols / kChunk;
   static constexpr int kChunkBytes = kRows * kRowBytes;

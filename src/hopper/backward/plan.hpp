@@ -33,7 +33,7 @@ struct BackwardPlan {
   PackedCopy q, k, v, dout;
   bool dk_by_tma = false, dv_by_tma = false;
 
-  // Offsets into the workspace; see BackwardRows in params.h.
+  // Offsets into the workspace; see BackwardWorkspace in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
   size_t semaphores_offset = 0;                   // only if counted
   size_t ticket_offset = 0;                       // only if deterministic

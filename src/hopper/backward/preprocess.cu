@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
   if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
 
   const SequenceTile tile = find_tile(workspace, int(blockIdx.x));
-  if (workspace.zeroed &&
-      tile.rows.capacity > 0) {  // nothing reads the sums of a tile without rows
+  // Nothing reads the sums of a tile without rows.
+  if (workspace.zeroed && tile.rows.capacity > 0) {
     float4* const dq = reinterpret_cast<float4*>(workspace.dq + first_row * workspace.dq_columns);
     for (int i = threadIdx.x; i < kRows * workspace.dq_columns / 4; i += kThreads) dq[i] = {};
   }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 bench: how fast cases run, on N(0, 1) data, and what the GPU could do at most.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,6 +8,7 @@
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/progress.hpp"
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
@@ -235,12 +234,12 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
 
 std::string how(const BenchOptions& options) {
   if (options.sustained > 0)
-    return fmt::format(
+    return format(
         "TFLOP/s of the first {} samples of {} ms behind a pause of {} s, and of the "
         "second half of {} s without a pause",
         SustainedTiming::kBurstSamples, options.sample_ms, SustainedTiming::kPause,
         options.sustained);
-  return fmt::format("median of {} samples of {} ms", options.samples, options.sample_ms);
+  return format("median of {} samples of {} ms", options.samples, options.sample_ms);
 }
 
 // What the cases ask for, without running any.
@@ -248,12 +247,11 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
   Json all = Json::array();
   for (const auto& [c, beside] : list) {
     Json j = work_of(c);
-    fmt::print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n",
-               to_id(c), c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c),
-               1e-6 * tensor_bytes(c));
+    print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n", to_id(c),
+          c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c), 1e-6 * tensor_bytes(c));
     if (beside) {
       j["beside"] = work_of(*beside);
-      fmt::print("  beside {}\n", to_id(*beside));
+      print("  beside {}\n", to_id(*beside));
     }
     all.push_back(std::move(j));
   }
@@ -273,8 +271,8 @@ int bench(const BenchOptions& options) {
   Json about = metadata(backend);
   if (!list.empty() && options.cases.empty()) about["suite"] = suite_of(options);
   if (!list.empty()) about["how"] = how(options);
-  fmt::print("{}; flash3 {} ({}){}{}\n", describe(backend), flash3_version(), build_commit(),
-             list.empty() ? "" : "; ", list.empty() ? "" : how(options));
+  print("{}; flash3 {} ({}){}{}\n", describe(backend), flash3_version(), build_commit(),
+        list.empty() ? "" : "; ", list.empty() ? "" : how(options));
 
   Bench bench(options, backend);
   Json ceilings = Json::array(), results = Json::array();
@@ -293,9 +291,9 @@ int bench(const BenchOptions& options) {
       const double drift = 100 * (c.tflops() / bench.ceiling(c.dtype) - 1);
       if (std::abs(drift) > kDriftPercent)
         progress.print(
-            fmt::format("the ceiling has moved by {:+.1f} % since the beginning: the "
-                        "shares are uncertain by as much",
-                        drift));
+            format("the ceiling has moved by {:+.1f} % since the beginning: the "
+                   "shares are uncertain by as much",
+                   drift));
     }
   };
   if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");

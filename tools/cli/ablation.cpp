@@ -15,6 +15,7 @@
 #include "cli/format.hpp"
 #include "cli/workbench.hpp"
 #include "core/convert.hpp"
+#include "device/bench_kernels.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -32,6 +33,7 @@ void check_options(const BenchOptions& options) {
   resolve_backend(options.backend);  // a name that there is not
   if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
     throw std::runtime_error("--ablation needs a Hopper GPU: " + reason);
+  device::require_bench_kernels("--ablation");
 }
 
 // Each variant's output held against the first one's, the library's.

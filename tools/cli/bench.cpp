@@ -13,6 +13,7 @@
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "core/problem.hpp"
+#include "device/bench_kernels.hpp"
 #include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
 
@@ -45,9 +46,11 @@ flash3_dtype dtype_of(const BenchOptions& options) {
 flash3_backend backend_of(const BenchOptions& options) {
   if (options.ceiling && options.backend == "cpu")
     throw UsageError("--ceiling needs a Hopper GPU, and --backend is cpu");
-  if (options.ceiling)
+  if (options.ceiling) {
     if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
       throw std::runtime_error("--ceiling needs a Hopper GPU: " + reason);
+    device::require_bench_kernels("--ceiling");
+  }
   if (options.list) return backend_named(options.backend);
   const flash3_backend backend = resolve_backend(options.backend);
   if (options.naive && backend != FLASH3_BACKEND_CPU)

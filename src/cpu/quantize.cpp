@@ -12,7 +12,7 @@
 #include "core/rotation.hpp"
 #include "cpu/parallel.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // One of q, k and v.
@@ -262,4 +262,4 @@ Status run_quantize(const QuantizeProblem& p) {
   return {};
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -6,7 +6,7 @@
 
 #include "core/problem.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 struct QuantizePlan {
   int64_t blocks = 0;            // of q, k and v; ragged: at most
@@ -19,4 +19,4 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem);
 // INVALID_ARGUMENT, and nothing written, if cu_seqlens or seqused hold what they must not.
 Status run_quantize(const QuantizeProblem& problem);
 
-}  // namespace flash3
+}  // namespace flash3::cpu

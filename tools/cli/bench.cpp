@@ -14,8 +14,7 @@
 #include "cli/workbench.hpp"
 #include "core/problem.hpp"
 #include "device/bench_kernels.hpp"
-#include "oracle/attention_backward_ref.hpp"
-#include "oracle/attention_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cli {
 namespace {

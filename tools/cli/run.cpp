@@ -12,7 +12,7 @@
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cli {
 namespace {

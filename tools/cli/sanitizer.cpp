@@ -119,7 +119,7 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
   std::vector<Process> processes;  // the slowest tool first
   for (const char* tool : {"racecheck", "memcheck", "initcheck", "synccheck"})
     for (const auto& list : lists) processes.push_back({tool, &list});
-  const int wanted = options.jobs > 0 ? options.jobs : available_threads() / kCoresAProcess;
+  const int wanted = options.jobs > 0 ? options.jobs : cpu::available_threads() / kCoresAProcess;
   const int jobs = std::clamp(wanted, 1, static_cast<int>(processes.size()));
 
   const TemporaryFolder folder;

@@ -52,13 +52,15 @@ program:
 	@cmake --build $(program_build) --target flash3
 else
 program: setup
-	@cmake --preset release $(configure_args)
+	@cmake --preset release $(configure_args) $(bench_args)
 	@cmake --build --preset release --target flash3
 endif
 
 run: program
 	$(flash3) run --input $(INPUT) --check
 
+# With a GPU also the kernels of --ablation and --ceiling, which make run and make build leave out.
+bench: bench_args = -DFLASH3_BENCH_KERNELS=ON
 bench: program
 	$(flash3) bench
 

@@ -16,10 +16,12 @@
 #include "cases/tensors.hpp"
 #include "core/backend.hpp"
 #include "cpu/attention.hpp"
-#include "oracle/attention_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3 {
 namespace {
+
+using namespace cpu;
 
 using Clock = std::chrono::steady_clock;
 
@@ -84,7 +86,7 @@ std::optional<CpuTarget> find_target(const std::string& name) {
 
 int main(int argc, char** argv) {
   constexpr std::string_view kTarget = "--target=";
-  std::optional<flash3::CpuTarget> target;
+  std::optional<flash3::cpu::CpuTarget> target;
   if (argc > 1 && std::string_view(argv[1]).starts_with(kTarget)) {
     target = flash3::find_target(argv[1] + kTarget.size());
     if (!target) {

@@ -8,7 +8,7 @@ target_compile_options(
   INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>
             # libstdc++ 12 itself calls what it deprecates, and clang tells of it where a template is used.
             $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>
-            $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)
+            $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wshadow,-Wno-unused-parameter>)
 if(FLASH3_WERROR)
   target_compile_options(
     flash3_warnings

@@ -15,7 +15,7 @@
 #include "cpu/parallel.hpp"
 #include "cpu/work_list.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // A task's rows amortise the packing of K and V; more than this and its sums leave the second-level
@@ -259,4 +259,4 @@ Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
   return {};
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -9,7 +9,7 @@
 #include "cpu/attention_task.hpp"
 #include "cpu/target.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // How one call runs. Made by plan_attention alone, for every question and for the launch.
 struct AttentionPlan {
@@ -35,4 +35,4 @@ AttentionPlan plan_attention(const ForwardProblem& problem,
 // what they must not.
 Status run_attention(const ForwardProblem& problem, const AttentionPlan& plan);
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -15,7 +15,7 @@
 #include "core/convert.hpp"
 #include "cpu/sequence.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 struct TileShape {
   int rows = 0;  // packed rows of a task
@@ -73,4 +73,4 @@ extern const AttentionKernel kAvx2Kernel, kAvx3Kernel, kAvx3Zen4Kernel;
 extern const AttentionKernel kAmxKernel;  // bfloat16 only
 #endif
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -11,7 +11,7 @@
 #include "cpu/parallel.hpp"
 #include "cpu/work_list.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 constexpr size_t kCacheLine = 64;
@@ -270,4 +270,4 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   return {};
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

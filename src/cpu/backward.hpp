@@ -9,7 +9,7 @@
 #include "cpu/backward_task.hpp"
 #include "cpu/target.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // How one call runs. Made by plan_backward alone, for every question and for the launch.
 struct BackwardPlan {
@@ -33,4 +33,4 @@ BackwardPlan plan_backward(const BackwardProblem& problem,
 // seqused hold what they must not.
 Status run_backward(const BackwardProblem& problem, const BackwardPlan& plan);
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -15,7 +15,7 @@
 #include "core/arithmetic.hpp"
 #include "cpu/attention_task.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // The most that a block has.
 inline constexpr int kMaxBackwardRows = 96;
@@ -98,4 +98,4 @@ extern const BackwardKernel kBaselineBackward;
 extern const BackwardKernel kAvx2Backward, kAvx3Backward;
 #endif
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -16,6 +16,8 @@
 namespace flash3 {
 namespace {
 
+using namespace cpu;
+
 const char* short_dtype(flash3_dtype dtype) {
   switch (dtype) {
     case FLASH3_FLOAT16: return "fp16";

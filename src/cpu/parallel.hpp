@@ -12,7 +12,7 @@
 #include <sched.h>
 #endif
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // The cores that this process may run on.
 inline int available_threads() {
@@ -47,4 +47,4 @@ void run_workers(int num_workers, const Work& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

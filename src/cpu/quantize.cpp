@@ -12,7 +12,7 @@
 #include "core/rotation.hpp"
 #include "cpu/parallel.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // One of q, k and v.
@@ -261,4 +261,4 @@ Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
   return {};
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

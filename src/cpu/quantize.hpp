@@ -7,7 +7,7 @@
 
 #include "core/problem.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // How one call runs. Made by plan_quantize alone.
 struct QuantizePlan {
@@ -23,4 +23,4 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem);
 // INVALID_ARGUMENT, and nothing written, if cu_seqlens or seqused hold what they must not.
 Status run_quantize(const QuantizeProblem& problem, const QuantizePlan& plan);
 
-}  // namespace flash3
+}  // namespace flash3::cpu

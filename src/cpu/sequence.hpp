@@ -5,7 +5,7 @@
 
 #include "core/problem.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // A sequence with its own lengths, and the mask that these make.
 struct Sequence {
@@ -44,4 +44,4 @@ inline Index most_keys(const Problem& p) {
   return p.sequences_k.packed ? p.sequences_k.rows : p.batch * p.seq_k;
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -14,7 +14,7 @@
 #endif
 #endif
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 #if defined(__x86_64__)
@@ -98,4 +98,4 @@ CpuTarget best_target(flash3_dtype dtype) {
 
 const std::string& why_no_amx() { return supported().why_no_amx; }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -7,7 +7,7 @@
 
 #include "flash3/flash3.h"
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // Named as Highway names them, where it has them. Ordered: a later one is faster where it runs.
 enum class CpuTarget {
@@ -29,4 +29,4 @@ CpuTarget best_target(flash3_dtype dtype);
 // Why kAmx is not among them; "" if it is.
 const std::string& why_no_amx();
 
-}  // namespace flash3
+}  // namespace flash3::cpu

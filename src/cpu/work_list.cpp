@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // Taking a task costs a fraction of a microsecond; so many multiply-adds take ten or more.
@@ -28,4 +28,4 @@ void WorkList::close(int threads) {
   }
 }
 
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace flash3 {
+namespace flash3::cpu {
 
 // Rows (forward) or keys (backward) of one sequence.
 struct Block {
@@ -52,4 +52,4 @@ class WorkList {
   std::vector<int64_t> starts_{0};  // first unit of each task; the end
 };
 
-}  // namespace flash3
+}  // namespace flash3::cpu

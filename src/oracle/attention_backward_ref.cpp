@@ -7,7 +7,7 @@
 //
 // A sink is one more score with a value of 0: its dp is 0, and its ds is summed up over the rows.
 // A softcap's derivative multiplies ds. Beside each product stands that of magnitudes, for the
-// bounds (oracle/error_bound.hpp).
+// bounds (oracle/yardsticks/error_bound.hpp).
 //
 // Rows go in groups that share the loads of K and V; one worker has all the query heads of a KV
 // head, so that dK and dV are summed in one order whatever the number of threads.
@@ -16,11 +16,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "oracle/error_bound.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
 #include "oracle/work_sharing.hpp"
+#include "oracle/yardsticks/error_bound.hpp"
 
 namespace flash3 {
 namespace {
@@ -72,7 +72,7 @@ class Heads {
   Heads(const BackwardProblem& problem, const Store& store)
       : p_(problem),
         store_(store),
-        mask_(problem.mask()),
+        mask_(visible_keys(problem)),
         bound_(problem),
         terms_(static_cast<double>(
             std::max(problem.seq_k, problem.seq_q * problem.queries_per_kv_head()))) {
@@ -91,8 +91,8 @@ class Heads {
     const int64_t group = p_.queries_per_kv_head();
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       dsink_ = dsink_error_ = 0;
-      for (Index begin = 0; begin < p_.seq_q; begin += kRows)
-        compute_rows(batch, head, {begin, std::min<Index>(begin + kRows, p_.seq_q)});
+      for (int64_t begin = 0; begin < p_.seq_q; begin += kRows)
+        compute_rows(batch, head, {begin, std::min<int64_t>(begin + kRows, p_.seq_q)});
       store_.dsink(batch, head, dsink_, dsink_error_);
     }
     for (int64_t j = 0; j < p_.seq_k; ++j) {
@@ -103,7 +103,7 @@ class Heads {
   }
 
  private:
-  void compute_rows(int64_t batch, int64_t head, Range rows) {
+  void compute_rows(int64_t batch, int64_t head, IndexRange rows) {
     bool finite = k_.finite;
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows.size()) {
@@ -115,11 +115,10 @@ class Heads {
       finite =
           finite && all_finite(q_.rows[r], p_.head_dim) && all_finite(dout_.rows[r], p_.head_dim_v);
     }
-    Range any = mask_.keys(rows, p_.seq_k);
-    any.end = std::max(any.begin, any.end);
+    const IndexRange any = mask_.keys(rows.begin, rows.end);
     doubles_.dot_products(q_.rows, k_.panels, p_.head_dim, any, &probabilities_);
     doubles_.dot_products(dout_.rows, v_.panels, p_.head_dim_v, any, &ds_);
-    Range seen[kRows];
+    IndexRange seen[kRows];
     for (int r = 0; r < kRows; ++r) {
       if (r < rows.size()) seen[r] = softmax_gradient(batch, head, rows.begin + r, r);
       seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
@@ -141,20 +140,20 @@ class Heads {
   }
 
   static bool all_finite(const double* row, int64_t dim) {
-    double poison = 0;
-    for (int64_t d = 0; d < dim; ++d) poison += row[d] * 0;
-    return poison == 0;
+    double sum = 0;  // zero times infinity is NaN
+    for (int64_t d = 0; d < dim; ++d) sum += row[d] * 0;
+    return sum == 0;
   }
 
   // Hidden pairs take part as zeros.
-  void clear(int r, Range keys) {
+  void clear(int r, IndexRange keys) {
     for (double* row : {probabilities_[r], ds_[r]})
       std::fill(row + keys.begin, row + keys.end, 0.0);
     for (float* row : {p_errors_[r], ds_errors_[r]})
       std::fill(row + keys.begin, row + keys.end, 0.f);
   }
 
-  void add_products(int first, int count, Range keys) {
+  void add_products(int first, int count, IndexRange keys) {
     doubles_.add_weighted(first, count, ds_, k_.rows, keys, &dq_.values);
     doubles_.add_transposed(first, count, ds_, q_.rows, keys, &dk_.values);
     doubles_.add_transposed(first, count, probabilities_, dout_.rows, keys, &dv_.values);
@@ -163,26 +162,26 @@ class Heads {
     floats_.add_transposed(first, count, p_errors_, dout_.sizes, keys, &dv_.bounds);
   }
 
-  // Of row i: scores and dp become probabilities and ds, with their errors. Returns the keys that
-  // it sees.
-  Range softmax_gradient(int64_t batch, int64_t head, Index i, int r) {
-    const Range seen = mask_.keys({i, i + 1}, p_.seq_k);
+  // Makes probabilities and ds, with their errors, from the scores and dp of row i. Returns the
+  // keys that it sees.
+  IndexRange softmax_gradient(int64_t batch, int64_t head, int64_t i, int r) {
+    const IndexRange seen = mask_.keys(i);
     double *p = probabilities_[r], *ds = ds_[r];
     slopes_.resize(static_cast<size_t>(p_.seq_k));
-    for (Index j = seen.begin; j < seen.end; ++j) {
+    for (int64_t j = seen.begin; j < seen.end; ++j) {
       p[j] = score_of(p[j], p_, [](double x) { return x; });
       slopes_[static_cast<size_t>(j)] = softcap_slope(p[j], p_);
     }
     const double sink = sink_of(p_, head), lse = softmax(p, seen, sink);
     const double p_sink = sink_weight(sink, lse);
     double mean = 0;
-    for (Index j = seen.begin; j < seen.end; ++j) mean += p[j] * ds[j];
+    for (int64_t j = seen.begin; j < seen.end; ++j) mean += p[j] * ds[j];
     double dlse = 0;
     if (p_.dlse.wanted)
       dlse = p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i];
 
     const RowErrors error = errors_of(batch, head, i, r, seen, sink, lse, dlse);
-    for (Index j = seen.begin; j < seen.end; ++j) {
+    for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double slope = slopes_[static_cast<size_t>(j)];
       ds[j] = p[j] * (ds[j] - mean + dlse) * slope;
       p_errors_[r][j] = static_cast<float>(error.weight * p[j] + error.smallest);
@@ -194,14 +193,14 @@ class Heads {
     return seen;
   }
 
-  // As oracle/error_bound.hpp names them.
+  // As oracle/yardsticks/error_bound.hpp names them.
   struct RowErrors {
     double weight, smallest;  // u + Ep + 8ε + γ(n), and u·η
     double of_dp, of_slope;   // Δdp + Δδ; 2τ·(|dout|·max|v| + D)
     double delta;             // Δδ
     double sink_weight;       // Es + 8ε + γ(n)
   };
-  RowErrors errors_of(int64_t batch, int64_t head, Index i, int r, Range seen, double sink,
+  RowErrors errors_of(int64_t batch, int64_t head, int64_t i, int r, IndexRange seen, double sink,
                       double lse, double dlse) {
     const Precision dtype = bound_.of_dtype();
     load_row(p_.out, p_.dtype, batch, i, head, 1, out_row_[0]);
@@ -232,7 +231,7 @@ class Heads {
 
   const BackwardProblem& p_;
   const Store& store_;
-  const Mask mask_;
+  const VisibleKeys mask_;
   const ErrorBound bound_;
   const double terms_;  // n
   const ReferenceLoops<double>& doubles_ = reference_loops<double>();

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows in groups, three steps: scores of the keys that they see, softmax of each, weighted sum of
-// V; beside it that of |V|, for the bounds. K and V of a head are converted once.
+// RowGroup in groups, three steps: scores of the keys that they see, softmax of each, weighted sum
+// of V; beside it that of |V|, for the bounds. K and V of a head are converted once.
 #include "oracle/attention_ref.hpp"
 
 #include <algorithm>
 
-#include "oracle/error_bound.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
 #include "oracle/work_sharing.hpp"
+#include "oracle/yardsticks/error_bound.hpp"
 
 namespace flash3 {
 namespace {
 
 constexpr int kRows = kReferenceRows;
 
-// Of one row.
 struct RowResult {
   const double* out;
   const float* out_bound;
@@ -25,12 +24,12 @@ struct RowResult {
 
 // Computes rows and hands each to store(batch, row, head, RowResult).
 template <class Store>
-class Rows {
+class RowGroup {
  public:
-  Rows(const ForwardProblem& problem, const Store& store)
+  RowGroup(const ForwardProblem& problem, const Store& store)
       : p_(problem),
         store_(store),
-        mask_(problem.mask()),
+        mask_(visible_keys(problem)),
         bound_(problem, problem.quantizes || problem.dtype == FLASH3_FLOAT8_E4M3),
         of_out_(precision_of(problem.out_dtype)) {
     q_.resize(kRows, p_.head_dim);
@@ -39,27 +38,27 @@ class Rows {
   }
 
   // rows: at most kRows of them.
-  void compute(int64_t batch, int64_t head, Range rows) {
+  void compute(int64_t batch, int64_t head, IndexRange rows) {
     load_head(batch, head / p_.queries_per_kv_head());
-    for (Index i = rows.begin; i < rows.end; ++i)
+    for (int64_t i = rows.begin; i < rows.end; ++i)
       load_row(p_.q, p_.dtype, batch, i, head, p_.q_scale.at(batch, head, i / kScaleBlock),
                q_[i - rows.begin]);
-    Range any = mask_.keys(rows, p_.seq_k);
-    any.end = std::max(any.begin, any.end);
+    const IndexRange any = mask_.keys(rows.begin, rows.end);
     doubles_.dot_products(q_, k_.panels, p_.head_dim, any, &scores_);
 
     RowResult results[kRows];
-    Range seen[kRows];
+    IndexRange seen[kRows];
     float of_size[kRows];
     for (int r = 0; r < kRows; ++r) {
       if (r < rows.size()) {
-        seen[r] = mask_.keys({rows.begin + r, rows.begin + r + 1}, p_.seq_k);
+        seen[r] = mask_.keys(rows.begin + r);
         of_size[r] = softmax_of(head, seen[r], r, &results[r]);
       }
       // Pairs that are hidden take part as zeros.
       seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
       seen[r].end = std::clamp(seen[r].end, seen[r].begin, any.end);
-      for (const Range hidden : {Range{any.begin, seen[r].begin}, Range{seen[r].end, any.end}}) {
+      for (const IndexRange hidden :
+           {IndexRange{any.begin, seen[r].begin}, IndexRange{seen[r].end, any.end}}) {
         std::fill(scores_[r] + hidden.begin, scores_[r] + hidden.end, 0.0);
         std::fill(sizes_[r] + hidden.begin, sizes_[r] + hidden.end, 0.f);
       }
@@ -67,7 +66,7 @@ class Rows {
 
     out_.resize(kRows, p_.head_dim_v);
     out_bound_.resize(kRows, p_.head_dim_v);
-    const auto sum_up = [&](int first, int count, Range keys) {
+    const auto sum_up = [&](int first, int count, IndexRange keys) {
       doubles_.add_weighted(first, count, scores_, v_.rows, keys, &out_);
       floats_.add_weighted(first, count, sizes_, v_.sizes, keys, &out_bound_);
     };
@@ -101,9 +100,9 @@ class Rows {
 
   // Dot products become probabilities, and sizes_ what rounds of them; squares in FP8. Returns what
   // their sum is multiplied with for the bound of out.
-  float softmax_of(int64_t head, Range seen, int r, RowResult* result) {
+  float softmax_of(int64_t head, IndexRange seen, int r, RowResult* result) {
     double* p = scores_[r];
-    for (Index j = seen.begin; j < seen.end; ++j)
+    for (int64_t j = seen.begin; j < seen.end; ++j)
       p[j] = score_of(p[j], p_, [](double x) { return x; });
     const double sink = sink_of(p_, head);
     result->lse = softmax(p, seen, sink);
@@ -113,9 +112,9 @@ class Rows {
         p_.softmax_scale * norm(q_[r], p_.head_dim) * k_.largest_norm(seen), keys, sink);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
-    for (Index j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
+    for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
     const double smallest = bound_.of_dtype().smallest * largest;
-    for (Index j = seen.begin; j < seen.end; ++j) {
+    for (int64_t j = seen.begin; j < seen.end; ++j) {
       const double size = p[j] + smallest;
       sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
     }
@@ -124,7 +123,7 @@ class Rows {
 
   const ForwardProblem& p_;
   const Store& store_;
-  const Mask mask_;
+  const VisibleKeys mask_;
   const ErrorBound bound_;
   const Precision of_out_;
   const ReferenceLoops<double>& doubles_ = reference_loops<double>();
@@ -137,7 +136,7 @@ class Rows {
 
 template <class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return Rows<Store>(p, store); });
+  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<Store>(p, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.

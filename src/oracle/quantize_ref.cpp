@@ -8,9 +8,6 @@
 #include <limits>
 
 #include "core/convert.hpp"
-#include "core/quantized_forward.hpp"
-#include "core/rotation.hpp"
-#include "oracle/attention_ref.hpp"
 #include "oracle/one_sequence.hpp"
 
 namespace flash3 {
@@ -35,8 +32,8 @@ const std::array<double, 127>& positive_values() {
 struct Side {
   const QuantizePart& part;
   const Sequences& sequences;
-  bool turns;
-  Index offset;
+  bool has_positions;  // q and k: their rotary embedding
+  int64_t offset;
 };
 
 Side side_of(const QuantizeProblem& p, QuantizeWhich which) {
@@ -48,7 +45,7 @@ Side side_of(const QuantizeProblem& p, QuantizeWhich which) {
   return {p.v, p.sequences_k, false, 0};
 }
 
-void turn(const RotaryView& r, Index position, double* x) {
+void apply_rope(const RotaryView& r, int64_t position, double* x) {
   for (int i = 0; i < r.dim / 2; ++i) {
     double& a = x[r.interleaved ? 2 * i : i];
     double& b = x[r.interleaved ? 2 * i + 1 : i + r.dim / 2];
@@ -60,13 +57,26 @@ void turn(const RotaryView& r, Index position, double* x) {
   }
 }
 
+// Whether D's sign of dimension i is −: bit i % 64 of output i / 64 of SplitMix64 started at seed.
+bool sign_is_minus(uint64_t seed, int i) {
+  uint64_t state = seed, output = 0;
+  for (int n = 0; n <= i / 64; ++n) {
+    state += 0x9E3779B97F4A7C15u;
+    output = state;
+    output = (output ^ (output >> 30)) * 0xBF58476D1CE4E5B9u;
+    output = (output ^ (output >> 27)) * 0x94D049BB133111EBu;
+    output ^= output >> 31;
+  }
+  return (output >> (i % 64) & 1) != 0;
+}
+
 // x·D·H/√n, one column of H after the other.
 void rotate(uint64_t seed, int dim, double* x) {
   std::array<double, kMaxHeadDim> out{};
   for (int begin = 0; begin < dim;) {
     const int n = static_cast<int>(std::bit_floor(static_cast<unsigned>(dim - begin)));
     for (int i = 0; i < n; ++i)
-      if (rotation_negates(seed, begin + i)) x[begin + i] = -x[begin + i];
+      if (sign_is_minus(seed, begin + i)) x[begin + i] = -x[begin + i];
     for (int j = 0; j < n; ++j) {
       double sum = 0;
       for (int i = 0; i < n; ++i)
@@ -81,22 +91,22 @@ void rotate(uint64_t seed, int dim, double* x) {
 // Calls each(batch, head, row of the sequence, its rows) for all tokens that count.
 template <class Each>
 void for_each_token(const Side& side, const Each& each) {
-  for (Index b = 0; b < side.part.in.batch; ++b) {
+  for (int64_t b = 0; b < side.part.in.batch; ++b) {
     const SeqRows rows = rows_of(side.sequences, b);
-    for (Index i = 0; i < rows.length; ++i)
-      for (Index h = 0; h < side.part.in.heads; ++h) each(b, h, i, rows);
+    for (int64_t i = 0; i < rows.length; ++i)
+      for (int64_t h = 0; h < side.part.in.heads; ++h) each(b, h, i, rows);
   }
 }
 
-Index offset_of(const TensorView& t, Index b, Index h, Index i, const SeqRows& rows) {
+int64_t offset_of(const TensorView& t, int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
   return b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head;
 }
 
-Index scale_offset(const Side& side, Index b, Index h, Index i, const SeqRows& rows) {
+int64_t scale_offset(const Side& side, int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
   return side.part.scale.offset(b, h, scale_block(side.sequences, rows, b, i));
 }
 
-size_t value_offset(const Side& side, Index b, Index h, Index i) {
+size_t value_offset(const Side& side, int64_t b, int64_t h, int64_t i) {
   return static_cast<size_t>((row_in_batch(side.sequences, b, i) * side.part.in.heads + h) *
                              side.part.in.dim);
 }
@@ -136,10 +146,10 @@ ReferenceQuantized quantize_values_ref(const QuantizeProblem& p, QuantizeWhich w
   const QuantizePart& part = side.part;
   ReferenceQuantized made;
   if (!part.given) return made;
-  const Index dim = part.in.dim;
+  const int64_t dim = part.in.dim;
   made.values.resize(
       static_cast<size_t>(rows_in_batch(side.sequences, part.in.batch) * part.in.heads * dim));
-  const auto amax_at = [&](Index offset) -> double& {
+  const auto amax_at = [&](int64_t offset) -> double& {
     if (static_cast<size_t>(offset) >= made.amax.size())
       made.amax.resize(static_cast<size_t>(offset) + 1, -1);
     return made.amax[static_cast<size_t>(offset)];
@@ -147,18 +157,18 @@ ReferenceQuantized quantize_values_ref(const QuantizeProblem& p, QuantizeWhich w
   // A scale of more than a block is written even if no token counts.
   if (part.scale.kind == ScaleKind::kTensor) amax_at(0) = 0;
   if (part.scale.kind == ScaleKind::kHead)
-    for (Index b = 0; b < part.in.batch; ++b)
-      for (Index h = 0; h < part.in.heads; ++h) amax_at(part.scale.offset(b, h, 0)) = 0;
+    for (int64_t b = 0; b < part.in.batch; ++b)
+      for (int64_t h = 0; h < part.in.heads; ++h) amax_at(part.scale.offset(b, h, 0)) = 0;
 
-  for_each_token(side, [&](Index b, Index h, Index i, const SeqRows& rows) {
+  for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
     double* x = &made.values[value_offset(side, b, h, i)];
-    const Index from = offset_of(part.in, b, h, i, rows);
-    for (Index d = 0; d < dim; ++d) x[d] = load_float(part.in.data, p.dtype, from + d);
-    if (side.turns && p.rotary.given) turn(p.rotary, side.offset + i, x);
-    if (side.turns && p.rotates) rotate(p.rotation_seed, static_cast<int>(dim), x);
+    const int64_t from = offset_of(part.in, b, h, i, rows);
+    for (int64_t d = 0; d < dim; ++d) x[d] = load_float(part.in.data, p.dtype, from + d);
+    if (side.has_positions && p.rotary.given) apply_rope(p.rotary, side.offset + i, x);
+    if (side.has_positions && p.rotates) rotate(p.rotation_seed, static_cast<int>(dim), x);
     double& amax = amax_at(scale_offset(side, b, h, i, rows));
     amax = std::max(amax, 0.0);
-    for (Index d = 0; d < dim; ++d)
+    for (int64_t d = 0; d < dim; ++d)
       amax = std::isfinite(x[d]) ? std::max(amax, std::abs(x[d])) : kInfinity;
   });
   return made;
@@ -171,24 +181,15 @@ void quantize_ref(const QuantizeProblem& p) {
     for (size_t i = 0; i < ref.amax.size(); ++i)
       if (ref.amax[i] >= 0) side.part.scale.data[i] = static_cast<float>(scale_ref(ref.amax[i]));
     if (!side.part.given) continue;
-    for_each_token(side, [&](Index b, Index h, Index i, const SeqRows& rows) {
+    for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
       const double* x = &ref.values[value_offset(side, b, h, i)];
       const double scale =
           scale_ref(ref.amax[static_cast<size_t>(scale_offset(side, b, h, i, rows))]);
       auto* codes =
           static_cast<unsigned char*>(side.part.out.data) + offset_of(side.part.out, b, h, i, rows);
-      for (Index d = 0; d < side.part.out.dim; ++d) codes[d] = e4m3_code_ref(x[d] / scale);
+      for (int64_t d = 0; d < side.part.out.dim; ++d) codes[d] = e4m3_code_ref(x[d] / scale);
     });
   }
-}
-
-void attention_naive_fp8(ForwardProblem problem, int num_threads) {
-  problem.workspace = nullptr;
-  std::vector<std::byte> memory(quantized_forward(problem).tensor_bytes);
-  problem.workspace = memory.data();
-  const QuantizedForward both = quantized_forward(problem);
-  quantize_ref(both.quantize);
-  attention_naive(both.forward, num_threads);
 }
 
 }  // namespace flash3

@@ -11,8 +11,8 @@ namespace flash3 {
 
 // One of q, k and v.
 struct ReferenceQuantized {
-  // Turned and rotated, not scaled: contiguous [batch, seq, heads, dim] or [total, heads, dim]; 0
-  // in rows of no token that counts.
+  // After rotary embedding and rotation, not scaled: contiguous [batch, seq, heads, dim] or [total,
+  // heads, dim]; 0 in rows of no token that counts.
   std::vector<double> values;
   // Of each element of the scale tensor, by its offset there: the largest size of what it is for,
   // infinity where that is not finite; −1 where no block is.
@@ -32,8 +32,5 @@ double e4m3_half_step(double x);
 
 // Writes what the call is to write.
 void quantize_ref(const QuantizeProblem& problem);
-
-// attention_naive for a problem that computes in FP8: what quantize_ref makes of q, k and v.
-void attention_naive_fp8(ForwardProblem problem, int num_threads = 0);
 
 }  // namespace flash3

@@ -27,7 +27,7 @@ FLASH3_INLINE const Vector<Real>* line(const Real* x) {
 // kRows: rows whose sums are in registers at a time.
 template <int kRows, class Real>
 FLASH3_INLINE void dot_products(const ReferenceTable<Real>& x, const ReferenceTable<Real>& panels,
-                                int64_t dim, Range keys, ReferenceTable<Real>* products) {
+                                int64_t dim, IndexRange keys, ReferenceTable<Real>* products) {
   constexpr int kLanes = kReferenceLanes<Real>;
   const int64_t x_stride = x.stride();
   for (int64_t j = keys.begin / kLanes * kLanes; j < keys.end; j += kLanes)
@@ -42,7 +42,7 @@ FLASH3_INLINE void dot_products(const ReferenceTable<Real>& x, const ReferenceTa
 
 template <int kRows, class Real>
 FLASH3_INLINE void add_weighted(int first, const ReferenceTable<Real>& weights,
-                                const ReferenceTable<Real>& table, Range keys,
+                                const ReferenceTable<Real>& table, IndexRange keys,
                                 ReferenceTable<Real>* sums) {
   const int64_t stride = table.stride(), weight_stride = weights.stride();
   const Real* weight = weights[first];
@@ -58,7 +58,7 @@ FLASH3_INLINE void add_weighted(int first, const ReferenceTable<Real>& weights,
 
 template <int kRows, class Real>
 FLASH3_INLINE void add_transposed(int first, const ReferenceTable<Real>& weights,
-                                  const ReferenceTable<Real>& x, Range keys,
+                                  const ReferenceTable<Real>& x, IndexRange keys,
                                   ReferenceTable<Real>* sums) {
   const int64_t stride = x.stride(), weight_stride = weights.stride();
   const Real* weight = weights[first];
@@ -81,11 +81,11 @@ FLASH3_INLINE void add_transposed(int first, const ReferenceTable<Real>& weights
   struct name {                                                                               \
     static constexpr int kRows = kReferenceRows / (half);                                     \
     target static void dot(const ReferenceTable<Real>& x, const ReferenceTable<Real>& panels, \
-                           int64_t dim, Range keys, ReferenceTable<Real>* products) {         \
+                           int64_t dim, IndexRange keys, ReferenceTable<Real>* products) {    \
       dot_products<kRows>(x, panels, dim, keys, products);                                    \
     }                                                                                         \
     target static void weighted(int first, int rows, const ReferenceTable<Real>& weights,     \
-                                const ReferenceTable<Real>& table, Range keys,                \
+                                const ReferenceTable<Real>& table, IndexRange keys,           \
                                 ReferenceTable<Real>* sums) {                                 \
       if (keys.empty()) return;                                                               \
       if (rows == 1) return add_weighted<1>(first, weights, table, keys, sums);               \
@@ -93,7 +93,7 @@ FLASH3_INLINE void add_transposed(int first, const ReferenceTable<Real>& weights
         add_weighted<kRows>(first + r, weights, table, keys, sums);                           \
     }                                                                                         \
     target static void transposed(int first, int rows, const ReferenceTable<Real>& weights,   \
-                                  const ReferenceTable<Real>& x, Range keys,                  \
+                                  const ReferenceTable<Real>& x, IndexRange keys,             \
                                   ReferenceTable<Real>* sums) {                               \
       if (keys.empty()) return;                                                               \
       if (rows == 1) return add_transposed<1>(first, weights, x, keys, sums);                 \

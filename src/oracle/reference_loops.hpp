@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/arithmetic.hpp"
-#include "core/mask.hpp"
+#include "oracle/visible.hpp"
 
 namespace flash3 {
 
@@ -46,13 +46,15 @@ template <class Real>
 struct ReferenceLoops {
   // products[r][j] = Σ_d x[r][d] · panels[j / lanes · dim + d][j % lanes]
   void (*dot_products)(const ReferenceTable<Real>& x, const ReferenceTable<Real>& panels,
-                       int64_t dim, Range keys, ReferenceTable<Real>* products);
+                       int64_t dim, IndexRange keys, ReferenceTable<Real>* products);
   // sums[r][d] += Σ_j weights[r][j] · table[j][d], for `rows` rows from `first`
   void (*add_weighted)(int first, int rows, const ReferenceTable<Real>& weights,
-                       const ReferenceTable<Real>& table, Range keys, ReferenceTable<Real>* sums);
+                       const ReferenceTable<Real>& table, IndexRange keys,
+                       ReferenceTable<Real>* sums);
   // sums[j][d] += Σ_r weights[r][j] · x[r][d], likewise
   void (*add_transposed)(int first, int rows, const ReferenceTable<Real>& weights,
-                         const ReferenceTable<Real>& x, Range keys, ReferenceTable<Real>* sums);
+                         const ReferenceTable<Real>& x, IndexRange keys,
+                         ReferenceTable<Real>* sums);
 };
 
 // For the widest vectors of this machine.

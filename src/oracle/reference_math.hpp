@@ -9,8 +9,14 @@
 
 #include "core/convert.hpp"
 #include "core/problem.hpp"
+#include "oracle/visible.hpp"
 
 namespace flash3 {
+
+// The mask of a call whose sequences have one length.
+inline VisibleKeys visible_keys(const Problem& p) {
+  return {p.seq_q, p.seq_k, p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk};
+}
 
 // A query head's sink; −∞ if there is none, which is as a sink of that value.
 inline float sink_of(const Problem& p, int64_t head) {
@@ -22,31 +28,31 @@ inline float sink_of(const Problem& p, int64_t head) {
 // log-sum-exp. Where every weight is zero they stay zero, and the log-sum-exp is −∞; a score of NaN
 // or +∞ makes the whole row NaN.
 template <class Real>
-Real softmax(Real* scores, Range keys, Real sink) {
+Real softmax(Real* scores, IndexRange keys, Real sink) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   Real max = sink;
-  for (Index j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
+  for (int64_t j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
   const Real origin = max == -kInfinity ? 0 : max;
   double sum = std::exp(sink - origin);
-  for (Index j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
+  for (int64_t j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
   if (sum == 0) return -kInfinity;
-  for (Index j = keys.begin; j < keys.end; ++j) scores[j] = static_cast<Real>(scores[j] / sum);
+  for (int64_t j = keys.begin; j < keys.end; ++j) scores[j] = static_cast<Real>(scores[j] / sum);
   return static_cast<Real>(origin + std::log(sum));
 }
 
 // The same with weights as an FP8 product takes them: exp(score − max) is rounded to e4m3 times
 // kE4m3WeightScale before it is divided by the sum of those not rounded.
 template <class Real>
-Real fp8_softmax(Real* scores, Range keys, Real sink) {
+Real fp8_softmax(Real* scores, IndexRange keys, Real sink) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   Real max = -kInfinity;
-  for (Index j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
+  for (int64_t j = keys.begin; j < keys.end; ++j) max = std::max(max, scores[j]);
   if (max == -kInfinity) max = sink;
   const Real origin = max == -kInfinity ? 0 : max;
   double sum = std::exp(static_cast<double>(sink) - origin);
-  for (Index j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
+  for (int64_t j = keys.begin; j < keys.end; ++j) sum += scores[j] = std::exp(scores[j] - origin);
   if (sum == 0) return -kInfinity;
-  for (Index j = keys.begin; j < keys.end; ++j) {
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
     const float weight = static_cast<float>(scores[j]) * kE4m3WeightScale;
     scores[j] = static_cast<Real>(e4m3_to_float(float_to_e4m3(weight)) / kE4m3WeightScale / sum);
   }

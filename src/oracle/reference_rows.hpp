@@ -67,9 +67,9 @@ struct ReferenceKeys {
     }
   }
   // Of the keys that a row sees.
-  double largest_norm(Range keys) const {
+  double largest_norm(IndexRange keys) const {
     double largest = 0;
-    for (Index j = keys.begin; j < keys.end; ++j)
+    for (int64_t j = keys.begin; j < keys.end; ++j)
       largest = std::max(largest, norms[static_cast<size_t>(j)]);
     return largest;
   }

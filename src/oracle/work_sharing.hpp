@@ -22,10 +22,10 @@ void for_each_row_group(const ForwardProblem& p, int num_threads, const MakeRows
   const int64_t run = std::clamp<int64_t>(tasks / 64, 1, 64);
   const double work = static_cast<double>(tasks) * kRows * static_cast<double>(p.seq_k + 1) *
                       (p.head_dim + p.head_dim_v + 64);
-  const int threads = num_threads > 0 ? num_threads : available_threads();
+  const int threads = num_threads > 0 ? num_threads : cpu::available_threads();
 
   std::atomic<int64_t> next{0};
-  run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
+  cpu::run_workers(static_cast<int>(std::clamp<double>(work / 4e6, 1, threads)), [&](int) {
     auto rows = make_rows();
     for (int64_t first; (first = next.fetch_add(run)) < tasks;)
       for (int64_t task = first; task < std::min(first + run, tasks); ++task) {
@@ -41,9 +41,9 @@ template <class MakeHead>
 void for_each_kv_head(const BackwardProblem& p, int num_threads, const MakeHead& make_head) {
   if (p.is_empty()) return;
   const int64_t tasks = p.batch * p.heads_k;
-  const int threads = num_threads > 0 ? num_threads : available_threads();
+  const int threads = num_threads > 0 ? num_threads : cpu::available_threads();
   std::atomic<int64_t> next{0};
-  run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
+  cpu::run_workers(static_cast<int>(std::clamp<int64_t>(tasks, 1, threads)), [&](int) {
     auto head = make_head();
     for (int64_t task; (task = next.fetch_add(1)) < tasks;)
       head(task / p.heads_k, task % p.heads_k);

@@ -10,6 +10,7 @@
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
 #include "oracle/attention_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "cases/quantize_runner.hpp"
 #include "cases/upload.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -2,8 +2,6 @@
 // flash3 bench --ablation: what each part of the forward kernel's schedule is worth.
 #include "device/ablation.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,8 +12,10 @@
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/workbench.hpp"
 #include "core/convert.hpp"
+#include "device/bench_kernels.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -33,6 +33,7 @@ void check_options(const BenchOptions& options) {
   resolve_backend(options.backend);  // a name that there is not
   if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
     throw std::runtime_error("--ablation needs a Hopper GPU: " + reason);
+  device::require_bench_kernels("--ablation");
 }
 
 // Each variant's output held against the first one's, the library's.
@@ -59,9 +60,9 @@ class OutputCheck {
     }
     if (largest == 0 || !(difference <= allowed_))
       throw std::runtime_error(
-          fmt::format("{}: its output differs from the library kernel's by up to {:.1e}, {:.1e} is "
-                      "allowed; its largest value is {:.3g}",
-                      variant.name, difference, allowed_, largest));
+          format("{}: its output differs from the library kernel's by up to {:.1e}, {:.1e} is "
+                 "allowed; its largest value is {:.3g}",
+                 variant.name, difference, allowed_, largest));
     return difference;
   }
 
@@ -80,10 +81,10 @@ int bench_ablation(const BenchOptions& options) {
   const bool fp8 = options.dtype == "e4m3";
   const char* const id = fp8 ? device::kFp8AblationCase : device::kAblationCase;
   const cases::Case c = parse_case(id);
-  const std::string how = fmt::format("median of {} samples of {} ms that take turns",
-                                      options.samples, options.sample_ms);
-  fmt::print("{}; flash3 {} ({}); {}; {}\n", describe(FLASH3_BACKEND_HOPPER), flash3_version(),
-             build_commit(), id, how);
+  const std::string how =
+      format("median of {} samples of {} ms that take turns", options.samples, options.sample_ms);
+  print("{}; flash3 {} ({}); {}; {}\n", describe(FLASH3_BACKEND_HOPPER), flash3_version(),
+        build_commit(), id, how);
 
   Workbench workbench(FLASH3_BACKEND_HOPPER, 0);
   PreparedCase prepared = workbench.prepare(c);
@@ -111,8 +112,8 @@ int bench_ablation(const BenchOptions& options) {
   const device::Reading reading = workbench.monitor()->stop();
 
   constexpr const char* kRow = "{:<26} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}\n";
-  fmt::print(kRow, "schedule", "tile", "ms", "TFLOP/s", "spread", "of full", "paper", "of full",
-             "max diff");
+  print(kRow, "schedule", "tile", "ms", "TFLOP/s", "spread", "of full", "paper", "of full",
+        "max diff");
   const auto tflops = [&](size_t i) { return flops(c) / timings[i].median * 1e-12; };
   Json results = Json::array();
   for (size_t i = 0; i < variants.size(); ++i) {
@@ -121,11 +122,10 @@ int bench_ablation(const BenchOptions& options) {
     const bool in_paper = v.paper_tflops > 0;
     const double share = tflops(i) / tflops(0),
                  paper_share = in_paper ? v.paper_tflops / variants[0].paper_tflops : 0;
-    fmt::print(
-        kRow, v.name, v.tile, fmt::format("{:.4f}", 1e3 * t.median),
-        fmt::format("{:.1f}", tflops(i)), fmt::format("{:.1f}%", 100 * (t.p90 - t.p10) / t.median),
-        fmt::format("{:.3f}", share), in_paper ? fmt::format("{:.0f}", v.paper_tflops) : "-",
-        in_paper ? fmt::format("{:.3f}", paper_share) : "-", fmt::format("{:.1e}", differences[i]));
+    print(kRow, v.name, v.tile, format("{:.4f}", 1e3 * t.median), format("{:.1f}", tflops(i)),
+          format("{:.1f}%", 100 * (t.p90 - t.p10) / t.median), format("{:.3f}", share),
+          in_paper ? format("{:.0f}", v.paper_tflops) : "-",
+          in_paper ? format("{:.3f}", paper_share) : "-", format("{:.1e}", differences[i]));
     Json row{{"schedule", v.name},
              {"tile", v.tile},
              {"median_ms", 1e3 * t.median},
@@ -140,12 +140,12 @@ int bench_ablation(const BenchOptions& options) {
     results.push_back(std::move(row));
   }
   if (!fp8)
-    fmt::print("{}: small tiles, because two tiles of scores and 96 keys exceed the registers\n",
-               "three stages");
+    print("{}: small tiles, because two tiles of scores and 96 keys exceed the registers\n",
+          "three stages");
   if (reading.samples > 0)
-    fmt::print("{:.0f} MHz, {:.0f} W{} over all of them\n", 1e-6 * reading.clock_hz,
-               reading.mean_watts(),
-               reading.throttled ? ", held below its clock by power or heat," : "");
+    print("{:.0f} MHz, {:.0f} W{} over all of them\n", 1e-6 * reading.clock_hz,
+          reading.mean_watts(),
+          reading.throttled ? ", held below its clock by power or heat," : "");
   if (!options.json_file.empty()) {
     Json about = metadata(FLASH3_BACKEND_HOPPER);
     about["case"] = id;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 bench: how fast cases run, on N(0, 1) data, and what the GPU could do at most.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,12 +8,13 @@
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/progress.hpp"
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "core/problem.hpp"
-#include "oracle/attention_backward_ref.hpp"
-#include "oracle/attention_ref.hpp"
+#include "device/bench_kernels.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -46,9 +45,11 @@ flash3_dtype dtype_of(const BenchOptions& options) {
 flash3_backend backend_of(const BenchOptions& options) {
   if (options.ceiling && options.backend == "cpu")
     throw UsageError("--ceiling needs a Hopper GPU, and --backend is cpu");
-  if (options.ceiling)
+  if (options.ceiling) {
     if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
       throw std::runtime_error("--ceiling needs a Hopper GPU: " + reason);
+    device::require_bench_kernels("--ceiling");
+  }
   if (options.list) return backend_named(options.backend);
   const flash3_backend backend = resolve_backend(options.backend);
   if (options.naive && backend != FLASH3_BACKEND_CPU)
@@ -235,12 +236,12 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
 
 std::string how(const BenchOptions& options) {
   if (options.sustained > 0)
-    return fmt::format(
+    return format(
         "TFLOP/s of the first {} samples of {} ms behind a pause of {} s, and of the "
         "second half of {} s without a pause",
         SustainedTiming::kBurstSamples, options.sample_ms, SustainedTiming::kPause,
         options.sustained);
-  return fmt::format("median of {} samples of {} ms", options.samples, options.sample_ms);
+  return format("median of {} samples of {} ms", options.samples, options.sample_ms);
 }
 
 // What the cases ask for, without running any.
@@ -248,12 +249,11 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
   Json all = Json::array();
   for (const auto& [c, beside] : list) {
     Json j = work_of(c);
-    fmt::print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n",
-               to_id(c), c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c),
-               1e-6 * tensor_bytes(c));
+    print("{}: {} sequences, {} tokens, cost/token {:.1f}, {:.3f} GFLOP, {:.3f} MB\n", to_id(c),
+          c.batch, queries(c), cost_per_token(c), 1e-9 * flops(c), 1e-6 * tensor_bytes(c));
     if (beside) {
       j["beside"] = work_of(*beside);
-      fmt::print("  beside {}\n", to_id(*beside));
+      print("  beside {}\n", to_id(*beside));
     }
     all.push_back(std::move(j));
   }
@@ -273,8 +273,8 @@ int bench(const BenchOptions& options) {
   Json about = metadata(backend);
   if (!list.empty() && options.cases.empty()) about["suite"] = suite_of(options);
   if (!list.empty()) about["how"] = how(options);
-  fmt::print("{}; flash3 {} ({}){}{}\n", describe(backend), flash3_version(), build_commit(),
-             list.empty() ? "" : "; ", list.empty() ? "" : how(options));
+  print("{}; flash3 {} ({}){}{}\n", describe(backend), flash3_version(), build_commit(),
+        list.empty() ? "" : "; ", list.empty() ? "" : how(options));
 
   Bench bench(options, backend);
   Json ceilings = Json::array(), results = Json::array();
@@ -293,9 +293,9 @@ int bench(const BenchOptions& options) {
       const double drift = 100 * (c.tflops() / bench.ceiling(c.dtype) - 1);
       if (std::abs(drift) > kDriftPercent)
         progress.print(
-            fmt::format("the ceiling has moved by {:+.1f} % since the beginning: the "
-                        "shares are uncertain by as much",
-                        drift));
+            format("the ceiling has moved by {:+.1f} % since the beginning: the "
+                   "shares are uncertain by as much",
+                   drift));
     }
   };
   if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/bench_report.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <fstream>
 #include <stdexcept>
+
+#include "cli/format.hpp"
 
 namespace flash3::cli {
 namespace {
 
 // A figure, or a dash where it is 0: unknown.
 std::string cell(double value, int width, int digits, const char* unit = "") {
-  return value > 0 ? fmt::format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()),
-                                 digits, unit)
-                   : fmt::format(" {:>{}}", "-", width);
+  return value > 0
+             ? format(" {:>{}.{}f}{}", value, width - int(std::string(unit).size()), digits, unit)
+             : format(" {:>{}}", "-", width);
 }
 
 // A quote inside is written twice.
@@ -67,39 +67,39 @@ double BenchResult::ratio() const {
 }
 
 std::string BenchTable::header() const {
-  std::string line = fmt::format("{:<{}}", "case", case_width);
-  if (sustained) line += fmt::format(" {:>9}", "burst");
-  if (!sustained) line += fmt::format(" {:>10}", "ms");
-  line += fmt::format(" {:>9}", sustained ? "sustained" : "TFLOP/s");
-  if (!sustained) line += fmt::format(" {:>8}", "spread");
-  line += fmt::format(" {:>8}", "GB/s");
-  if (memory) line += fmt::format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
-  if (keys) line += fmt::format(" {:>10} {:>9}", "keys/query", "us/key");
-  if (ragged) line += fmt::format(" {:>9} {:>10}", "sequences", "cost/token");
-  if (gpu) line += fmt::format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
-  if (ceiling) line += fmt::format(" {:>9}", "% ceiling");
-  if (naive) line += fmt::format(" {:>10}", "vs naive");
-  if (quantize) line += fmt::format(" {:>11}", "quantize ms");
-  if (beside_width > 0) line += fmt::format(" {:>6} {:<{}}", "ratio", "to", beside_width);
+  std::string line = format("{:<{}}", "case", case_width);
+  if (sustained) line += format(" {:>9}", "burst");
+  if (!sustained) line += format(" {:>10}", "ms");
+  line += format(" {:>9}", sustained ? "sustained" : "TFLOP/s");
+  if (!sustained) line += format(" {:>8}", "spread");
+  line += format(" {:>8}", "GB/s");
+  if (memory) line += format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
+  if (keys) line += format(" {:>10} {:>9}", "keys/query", "us/key");
+  if (ragged) line += format(" {:>9} {:>10}", "sequences", "cost/token");
+  if (gpu) line += format(" {:>7} {:>6} {:>7} {:>7}", "% peak", "MHz", "W", "pJ/FLOP");
+  if (ceiling) line += format(" {:>9}", "% ceiling");
+  if (naive) line += format(" {:>10}", "vs naive");
+  if (quantize) line += format(" {:>11}", "quantize ms");
+  if (beside_width > 0) line += format(" {:>6} {:<{}}", "ratio", "to", beside_width);
   return line;
 }
 
 std::string BenchTable::row(const BenchResult& r) const {
-  std::string line = fmt::format("{:<{}}", to_id(r.c), case_width);
+  std::string line = format("{:<{}}", to_id(r.c), case_width);
   if (r.sustained)
     line += cell(flops(r.c) / r.sustained->burst.median * 1e-12, 9, 3);
   else
-    line += fmt::format(" {:>10.4f}", 1e3 * r.seconds());
-  line += fmt::format(" {:>9.3f}", r.tflops());
-  if (!r.sustained) line += fmt::format(" {:>7.1f}%", r.spread_percent());
-  line += fmt::format(" {:>8.1f}", r.gbps());
+    line += format(" {:>10.4f}", 1e3 * r.seconds());
+  line += format(" {:>9.3f}", r.tflops());
+  if (!r.sustained) line += format(" {:>7.1f}%", r.spread_percent());
+  line += format(" {:>8.1f}", r.gbps());
   if (memory)
-    line += fmt::format(" {:>13.2f} {:>10.1f}", double(r.workspace_bytes) / (1 << 20),
-                        score_matrix_bytes(r.c) / (1 << 20));
+    line += format(" {:>13.2f} {:>10.1f}", double(r.workspace_bytes) / (1 << 20),
+                   score_matrix_bytes(r.c) / (1 << 20));
   if (keys)
     line += cell(r.keys_per_query(), 10, 1) +
             cell(r.keys_per_query() > 0 ? 1e6 * r.seconds() / r.keys_per_query() : 0, 9, 4);
-  if (ragged) line += fmt::format(" {:>9}", r.c.batch) + cell(cost_per_token(r.c), 10, 1);
+  if (ragged) line += format(" {:>9}", r.c.batch) + cell(cost_per_token(r.c), 10, 1);
   if (gpu) {
     const bool read = r.reading.samples > 0;
     line += cell(r.percent_of_peak(), 7, 1, "%");
@@ -108,27 +108,27 @@ std::string BenchTable::row(const BenchResult& r) const {
     line += cell(r.pj_per_flop(), 7, 3);
   }
   if (ceiling) line += cell(r.percent_of_ceiling(), 9, 1, "%");
-  if (r.naive_seconds > 0) line += fmt::format(" {:>9.2f}x", r.naive_seconds / r.seconds());
+  if (r.naive_seconds > 0) line += format(" {:>9.2f}x", r.naive_seconds / r.seconds());
   if (quantize) line += cell(1e3 * r.quantize_seconds, 11, 4);
   if (beside_width > 0)
-    line += cell(r.ratio(), 6, 3) +
-            fmt::format(" {:<{}}", r.beside ? to_id(*r.beside) : "-", beside_width);
+    line +=
+        cell(r.ratio(), 6, 3) + format(" {:<{}}", r.beside ? to_id(*r.beside) : "-", beside_width);
   return line;
 }
 
 std::string BenchTable::failure(const cases::Case& c, const std::string& why) const {
-  return fmt::format("{:<{}} {}", to_id(c), case_width, why);
+  return format("{:<{}} {}", to_id(c), case_width, why);
 }
 
 std::string ceiling_line(const device::CeilingResult& c) {
   const int reduced = c.dtype == FLASH3_FLOAT8_E4M3 ? 32 : 16;
-  return fmt::format(
+  return format(
       "ceiling: {:.1f} TFLOP/s of {} WGMMA alone (m64n{}k{} and m64n{}k{}, operands in shared "
       "memory) for {:.1f} s: {:.1f} % of the peak at {:.0f} MHz, {}",
       c.tflops(), cases::short_name(c.dtype), c.keys, reduced, c.head_dim, reduced, c.seconds,
       c.peak_percent, 1e-6 * c.clock_hz,
-      c.pj_per_flop() > 0 ? fmt::format("{:.0f} W{}, {:.3f} pJ/FLOP", c.reading.mean_watts(),
-                                        c.reading.throttled ? "*" : "", c.pj_per_flop())
+      c.pj_per_flop() > 0 ? format("{:.0f} W{}, {:.3f} pJ/FLOP", c.reading.mean_watts(),
+                                   c.reading.throttled ? "*" : "", c.pj_per_flop())
                           : "no reading of the power");
 }
 
@@ -215,7 +215,7 @@ std::string to_csv(const Json& results) {
   for (const Json& r : results)
     for (const auto& [name, value] : r.items())
       if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
-  std::string text = fmt::format("{}\n", fmt::join(columns, ","));
+  std::string text = format("{}\n", join(columns, ","));
   for (const Json& r : results) {
     for (size_t i = 0; i < columns.size(); ++i) {
       if (i > 0) text += ',';

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/environment.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 
 #include "build_commit.hpp"
 #include "cli/commands.hpp"
+#include "cli/format.hpp"
 #include "core/tensor_checks.hpp"
 #include "device/monitor.hpp"
 
@@ -69,7 +69,7 @@ std::string size_objection(const cases::Case& c) {
                                    {"the head dim of v", c.head_dim_v},
                                    {"the tokens", c.tokens},
                                    {"the draw", c.draw}})
-    if (size > kMaxSize) return fmt::format("{} = {}, and {} is the most", name, size, kMaxSize);
+    if (size > kMaxSize) return format("{} = {}, and {} is the most", name, size, kMaxSize);
   const auto product = [&](auto... sizes) {
     return (static_cast<double>(c.batch) * ... * static_cast<double>(sizes));
   };
@@ -77,14 +77,14 @@ std::string size_objection(const cases::Case& c) {
   const double elements =
       product(seq, std::max(c.heads_q, c.heads_k), std::max(c.head_dim, c.head_dim_v));
   if (elements > kMaxElements)
-    return fmt::format("its tensors have {:.3g} elements, and {:.3g} is the most", elements,
-                       kMaxElements);
+    return format("its tensors have {:.3g} elements, and {:.3g} is the most", elements,
+                  kMaxElements);
   if (c.is_ragged() && c.batch > kMaxSequences)
-    return fmt::format("it has {} sequences, and of a ragged batch {} is the most", c.batch,
-                       kMaxSequences);
+    return format("it has {} sequences, and of a ragged batch {} is the most", c.batch,
+                  kMaxSequences);
   if ((c.packed_q || c.packed_k) && product(seq + kMostUnused) > static_cast<double>(kMaxSize))
-    return fmt::format("{} sequences of up to {} tokens take more than {} packed rows", c.batch,
-                       seq, kMaxSize);
+    return format("{} sequences of up to {} tokens take more than {} packed rows", c.batch, seq,
+                  kMaxSize);
   return "";
 }
 
@@ -145,7 +145,7 @@ cases::Case parse_case(const std::string& text) {
 }
 
 bool matches(const std::vector<std::string>& filters, const cases::Case& c) {
-  const std::string id = fmt::format("/{}/", to_id(c));
+  const std::string id = format("/{}/", to_id(c));
   return std::all_of(filters.begin(), filters.end(),
                      [&](const std::string& f) { return id.find(f) != std::string::npos; });
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 explain: which kernel a case runs, and why.
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -9,6 +7,7 @@
 #include "cases/quantize_runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -32,7 +31,7 @@ int explain(const ExplainOptions& options) {
     c.backward |= options.backward;
     const std::string text = explanation_of(c, backend);
     if (!options.json) {
-      fmt::print("{}case: {}\n{}", &id == &options.cases.front() ? "" : "\n", to_id(c), text);
+      print("{}case: {}\n{}", &id == &options.cases.front() ? "" : "\n", to_id(c), text);
       continue;
     }
     nlohmann::ordered_json entry{{"case", to_id(c)}};
@@ -42,7 +41,7 @@ int explain(const ExplainOptions& options) {
         entry[line.substr(0, colon)] = line.substr(colon + 2);
     all.push_back(entry);
   }
-  if (options.json) fmt::print("{}\n", all.dump(2));
+  if (options.json) print("{}\n", all.dump(2));
   return 0;
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 info: devices, backends, kernels, versions.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +7,7 @@
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/machine_code.hpp"
 #include "device/monitor.hpp"
 
@@ -24,7 +23,7 @@ struct HeadDims {
 
   void add(int64_t dim, int64_t dim_v) {
     if (dim != dim_v) {
-      const std::string pair = fmt::format("{}x{}", dim, dim_v);
+      const std::string pair = format("{}x{}", dim, dim_v);
       if (std::find(pairs.begin(), pairs.end(), pair) == pairs.end()) pairs.push_back(pair);
       return;
     }
@@ -35,8 +34,8 @@ struct HeadDims {
     std::vector<std::string> parts = pairs;
     if (first > 0)
       parts.insert(parts.begin(),
-                   first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
-    return fmt::format("{}", fmt::join(parts, ", "));
+                   first == last ? format("{}", first) : format("{}-{}", first, last));
+    return join(parts, ", ");
   }
 };
 
@@ -94,7 +93,7 @@ Json collect() {
   for (const auto& gpu : gpus)
     result["devices"].push_back(
         {{"name", gpu.name},
-         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+         {"compute_capability", format("{}.{}", gpu.compute_major, gpu.compute_minor)},
          {"sms", gpu.sms},
          {"max_clock_mhz", gpu.max_clock_hz * 1e-6},
          {"memory_gib", static_cast<double>(gpu.memory_bytes) / (1 << 30)},
@@ -121,15 +120,15 @@ std::string text_of(const Json& value) { return value.get<std::string>(); }
 int print_machine_code(bool as_json) {
   const std::vector<KernelCode> kernels = own_machine_code();
   if (!as_json) {
-    for (const KernelCode& k : kernels) fmt::print("{}  {}\n", k.hash, k.name);
-    fmt::print("{} kernels, nvcc {}\n", kernels.size(), kernel_compiler());
+    for (const KernelCode& k : kernels) print("{}  {}\n", k.hash, k.name);
+    print("{} kernels, nvcc {}\n", kernels.size(), kernel_compiler());
     return 0;
   }
   Json list = Json::array();
   for (const KernelCode& k : kernels)
     list.push_back(
         {{"name", k.name}, {"hash", k.hash}, {"function", k.function}, {"source", k.source}});
-  fmt::print("{}\n", Json{{"compiler", kernel_compiler()}, {"kernels", list}}.dump(2));
+  print("{}\n", Json{{"compiler", kernel_compiler()}, {"kernels", list}}.dump(2));
   return 0;
 }
 
@@ -139,32 +138,31 @@ int info(const InfoOptions& options) {
   if (options.machine_code) return print_machine_code(options.json);
   const Json all = collect();
   if (options.json) {
-    fmt::print("{}\n", all.dump(2));
+    print("{}\n", all.dump(2));
     return 0;
   }
-  fmt::print("flash3 {} ({})\n", text_of(all["flash3"]), text_of(all["commit"]));
+  print("flash3 {} ({})\n", text_of(all["flash3"]), text_of(all["commit"]));
   if (!text_of(all["cuda_runtime"]).empty())
-    fmt::print("CUDA runtime {}, driver supports {}\n", text_of(all["cuda_runtime"]),
-               text_of(all["cuda_driver"]).empty() ? "none" : text_of(all["cuda_driver"]));
+    print("CUDA runtime {}, driver supports {}\n", text_of(all["cuda_runtime"]),
+          text_of(all["cuda_driver"]).empty() ? "none" : text_of(all["cuda_driver"]));
 
-  fmt::print("\ndevices\n");
+  print("\ndevices\n");
   for (const Json& gpu : all["devices"])
-    fmt::print("  {}, compute capability {}, {} SMs up to {:.0f} MHz, {:.0f} GiB, driver {}\n",
-               text_of(gpu["name"]), text_of(gpu["compute_capability"]), gpu["sms"].get<int>(),
-               gpu["max_clock_mhz"].get<double>(), gpu["memory_gib"].get<double>(),
-               text_of(gpu["driver"]));
-  if (all["devices"].empty()) fmt::print("  no GPU: {}\n", text_of(all["no_device"]));
+    print("  {}, compute capability {}, {} SMs up to {:.0f} MHz, {:.0f} GiB, driver {}\n",
+          text_of(gpu["name"]), text_of(gpu["compute_capability"]), gpu["sms"].get<int>(),
+          gpu["max_clock_mhz"].get<double>(), gpu["memory_gib"].get<double>(),
+          text_of(gpu["driver"]));
+  if (all["devices"].empty()) print("  no GPU: {}\n", text_of(all["no_device"]));
 
-  fmt::print("\nbackends\n");
+  print("\nbackends\n");
   for (const Json& backend : all["backends"]) {
     const bool available = backend["available"];
-    fmt::print(
-        "  {:<8} {}\n", text_of(backend["name"]),
-        available ? text_of(backend["device"]) : "not available: " + text_of(backend["reason"]));
+    print("  {:<8} {}\n", text_of(backend["name"]),
+          available ? text_of(backend["device"]) : "not available: " + text_of(backend["reason"]));
     if (!available) continue;
     for (const Json& kernel : backend["kernels"])
-      fmt::print("           {:<28} head_dim {}\n", text_of(kernel["kernel"]),
-                 text_of(kernel["head_dim"]));
+      print("           {:<28} head_dim {}\n", text_of(kernel["kernel"]),
+            text_of(kernel["head_dim"]));
   }
   return 0;
 }

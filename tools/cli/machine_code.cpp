@@ -3,7 +3,6 @@
 
 #include <cxxabi.h>
 #include <elf.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -15,6 +14,8 @@
 #include <memory>
 #include <stdexcept>
 #include <utility>
+
+#include "cli/format.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -42,7 +43,7 @@ constexpr uint16_t kMachineCode = 2;  // an ELF file; 1: PTX
 
 std::string_view part(std::string_view bytes, uint64_t offset, uint64_t size) {
   if (offset > bytes.size() || size > bytes.size() - offset)
-    unreadable(fmt::format("{} bytes at {} reach past the end at {}", size, offset, bytes.size()));
+    unreadable(format("{} bytes at {} reach past the end at {}", size, offset, bytes.size()));
   return bytes.substr(offset, size);
 }
 
@@ -85,7 +86,7 @@ class Hash {
     for (const char c : bytes) state_ = (state_ ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   }
   void add(uint64_t n) { add({reinterpret_cast<const char*>(&n), sizeof n}); }
-  std::string text() const { return fmt::format("{:016x}", state_); }
+  std::string text() const { return format("{:016x}", state_); }
 
  private:
   uint64_t state_ = 0xCBF29CE484222325;
@@ -95,7 +96,7 @@ class Hash {
 // by kind, then those that it shares with the file's other kernels.
 std::string hash_of(const std::vector<Section>& sections, std::string_view function) {
   std::map<std::string, const Section*> covered;
-  const std::string suffix = fmt::format(".{}", function);
+  const std::string suffix = format(".{}", function);
   for (const Section& s : sections) {
     std::string_view kind = s.name;
     const bool own = kind.ends_with(suffix);
@@ -103,7 +104,7 @@ std::string hash_of(const std::vector<Section>& sections, std::string_view funct
     const bool constants = kind.starts_with(".nv.constant") && kind.rfind('.') == 3;
     if (own ? kind == ".text" || kind == ".nv.shared" || constants
             : kind == ".nv.global.init" || constants)
-      covered[fmt::format("{}{}", kind, own ? "" : ", shared")] = &s;
+      covered[format("{}{}", kind, own ? "" : ", shared")] = &s;
   }
   Hash hash;
   for (const auto& [kind, section] : covered) {
@@ -181,7 +182,7 @@ std::vector<KernelCode> machine_code(std::string_view program) {
         continue;
       }
       if (header.magic != kFatBinaryMagic || header.header_size < sizeof header)
-        unreadable(fmt::format("no fat binary at {} of its section", at));
+        unreadable(format("no fat binary at {} of its section", at));
       add_fat_binary(part(section.bytes, at + header.header_size, header.size), &all);
       at += header.header_size + header.size;
     }
@@ -192,7 +193,7 @@ std::vector<KernelCode> machine_code(std::string_view program) {
   const auto twice =
       std::adjacent_find(all.begin(), all.end(),
                          [](const KernelCode& a, const KernelCode& b) { return a.name == b.name; });
-  if (twice != all.end()) unreadable(fmt::format("two kernels have the name {}", twice->name));
+  if (twice != all.end()) unreadable(format("two kernels have the name {}", twice->name));
   return all;
 }
 

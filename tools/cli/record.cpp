@@ -2,8 +2,6 @@
 // flash3 verify --record: runs all that the kernels must pass before a release, and notes in a file
 // what has passed, with the hashes of the machine code that it was passed with. The file is for
 // gate.kernels_verified (tests/gates/check_verified.py).
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -13,6 +11,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/machine_code.hpp"
 #include "cli/record_parts.hpp"
 #include "device/launches.hpp"
@@ -45,10 +44,10 @@ class Record {
     if (!fs::exists(path_)) return;
     const Json old = read();
     if (old["backend"] != json_["backend"])
-      throw UsageError(fmt::format("{} is a record of the {} backend", path_,
-                                   old["backend"].get<std::string>()));
+      throw UsageError(
+          format("{} is a record of the {} backend", path_, old["backend"].get<std::string>()));
     if (old["compiler"] != json_["compiler"] || old["kernels"] != json_["kernels"])
-      fmt::print("{} is of other machine code than this program's: a new record begins\n", path_);
+      print("{} is of other machine code than this program's: a new record begins\n", path_);
     else
       json_ = old;
   }
@@ -62,9 +61,8 @@ class Record {
     const std::set<std::string> launched = device::stop_launch_log();
     if (std::none_of(kernels_.begin(), kernels_.end(),
                      [&](const KernelCode& k) { return launched.contains(k.function); }))
-      throw std::runtime_error(
-          fmt::format("no kernel of this program is among those that it launched: {}",
-                      fmt::join(launched, ", ")));
+      throw std::runtime_error(format(
+          "no kernel of this program is among those that it launched: {}", join(launched, ", ")));
   }
 
   // What it lacks of a part, in words; "" if nothing.
@@ -75,7 +73,7 @@ class Record {
   }
 
   void run(const RecordPart& part, const VerifyOptions& options) {
-    fmt::print("\n== {}\n", part.name);
+    print("\n== {}\n", part.name);
     const auto start = std::chrono::steady_clock::now();
     device::start_launch_log();
     const Json result = part.run(options, json_["parts"].value(part.name, Json::object()));
@@ -97,11 +95,11 @@ class Record {
     std::string list;
     for (const RecordPart& part : record_parts())
       if (const std::string what = missing(part); !what.empty())
-        list += fmt::format("\n  {}: {}", part.name, what);
-    fmt::print("\n{}: {} kernels, {} not launched", path_, json_["kernels"].size(),
-               json_["not_launched"].size());
-    for (const Json& name : json_["not_launched"]) fmt::print("\n  {}", name.get<std::string>());
-    fmt::print("\n{}\n", list.empty() ? "all parts are there" : "missing:" + list);
+        list += format("\n  {}: {}", part.name, what);
+    print("\n{}: {} kernels, {} not launched", path_, json_["kernels"].size(),
+          json_["not_launched"].size());
+    for (const Json& name : json_["not_launched"]) print("\n  {}", name.get<std::string>());
+    print("\n{}\n", list.empty() ? "all parts are there" : "missing:" + list);
   }
 
  private:
@@ -121,8 +119,7 @@ class Record {
         json.at(key);
       return json;
     } catch (const Json::exception& e) {
-      throw UsageError(
-          fmt::format("{} is no record of flash3 verify --record: {}", path_, e.what()));
+      throw UsageError(format("{} is no record of flash3 verify --record: {}", path_, e.what()));
     }
   }
 
@@ -167,7 +164,7 @@ void check_names(const std::vector<std::string>& wanted) {
   for (const RecordPart& part : record_parts()) known.push_back(part.name);
   for (const std::string& name : wanted)
     if (std::find(known.begin(), known.end(), name) == known.end())
-      throw UsageError(fmt::format("part '{}' is not one of {}", name, fmt::join(known, ", ")));
+      throw UsageError(format("part '{}' is not one of {}", name, join(known, ", ")));
 }
 
 }  // namespace
@@ -184,7 +181,7 @@ int record(const VerifyOptions& options) {
   try {
     run_parts(asked, &record);
   } catch (const PartFailed& e) {
-    fmt::print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(), options.record);
+    print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(), options.record);
     return kExitFailure;
   }
   record.print_summary();

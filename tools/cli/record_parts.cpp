@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/record_parts.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/sanitizer.hpp"
 
 namespace flash3::cli {
@@ -126,15 +125,14 @@ Json run_cases(VerifyOptions asked, const std::string& command) {
   asked.quiet = true;
   const VerifyCounts counts = verify_cases(asked);
   if (counts.failed > 0 || counts.passed == 0)
-    throw PartFailed(
-        fmt::format("{}: {} passed, {} failed", command, counts.passed, counts.failed));
+    throw PartFailed(format("{}: {} passed, {} failed", command, counts.passed, counts.failed));
   return {{"command", command}, {"passed", counts.passed}, {"failed", counts.failed}};
 }
 
 // What `flash3 verify` runs with these flags.
 Json run_table(VerifyOptions asked, const std::string& flags, const char* level = "full") {
   asked.level = is_trial(asked) ? "quick" : level;
-  return run_cases(asked, fmt::format("flash3 verify{} --level {}", flags, asked.level));
+  return run_cases(asked, format("flash3 verify{} --level {}", flags, asked.level));
 }
 
 Json run_full(const VerifyOptions& options) { return run_table(options, ""); }
@@ -176,14 +174,14 @@ Json run_random(const VerifyOptions& options, const Json& before) {
   for (const Json& run : runs) {
     const auto seed = run["seed"].get<uint64_t>();
     if (asked.seed == seed)
-      throw UsageError(fmt::format("the record has the random problems of seed {}", seed));
+      throw UsageError(format("the record has the random problems of seed {}", seed));
     next = std::max(next, seed + 1);
   }
   const uint64_t seed = asked.seed.value_or(next);
   const RandomCounts counts = run_random_problems(asked, backend_named(asked.backend), seed);
   if (counts.failed > 0 || counts.all() == 0)
     throw PartFailed(
-        fmt::format("random: {} problems, {} failed, seed {}", counts.all(), counts.failed, seed));
+        format("random: {} problems, {} failed, seed {}", counts.all(), counts.failed, seed));
   runs.push_back({{"seed", seed}, {"seconds", asked.random}});
   const auto sum = [&](const char* key, int64_t more) {
     return before.value(key, int64_t{0}) + more;
@@ -200,14 +198,14 @@ Json run_random(const VerifyOptions& options, const Json& before) {
 std::string missing_random(const Json& noted) {
   const auto forward = noted["forward"].get<int64_t>(), backward = noted["backward"].get<int64_t>();
   if (forward >= kRandomForward && backward >= kRandomBackward) return "";
-  return fmt::format("{} of {} forward problems, {} of {} backward ones", forward, kRandomForward,
-                     backward, kRandomBackward);
+  return format("{} of {} forward problems, {} of {} backward ones", forward, kRandomForward,
+                backward, kRandomBackward);
 }
 
 Json run_repeat(VerifyOptions asked) {
   asked.repeat = is_trial(asked) ? 2 : kRepetitions;
   asked.cases = kRepeatedCases;
-  Json result = run_cases(asked, fmt::format("flash3 verify --repeat {} --case …", asked.repeat));
+  Json result = run_cases(asked, format("flash3 verify --repeat {} --case …", asked.repeat));
   result["repetitions"] = asked.repeat;
   return result;
 }

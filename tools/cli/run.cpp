@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 run: attention on the Q, K and V of a safetensors file.
-#include <fmt/format.h>
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,10 +8,11 @@
 #include "cases/runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
 #include "cli/timing.hpp"
-#include "oracle/quantize_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -122,7 +121,7 @@ void save(const std::string& path, const RunOptions& options, const Input& in,
   file.metadata = {{"layout", short_name(c.layout)},
                    {"input", options.input},
                    {"case", to_id(c)},
-                   {"producer", fmt::format("flash3 {} ({})", flash3_version(), build_commit())}};
+                   {"producer", format("flash3 {} ({})", flash3_version(), build_commit())}};
   file.tensors.push_back(
       {"out", safetensors::dtype_name(c.dtype), out_shape(in), result.out_bytes});
   file.tensors.push_back(
@@ -130,43 +129,42 @@ void save(const std::string& path, const RunOptions& options, const Input& in,
   safetensors::write(path, file);
 }
 
-std::string megabytes(double bytes) { return fmt::format("{:.2f} MiB", bytes / (1 << 20)); }
+std::string megabytes(double bytes) { return format("{:.2f} MiB", bytes / (1 << 20)); }
 
 void print_text(const RunOptions& options, const Input& in, const Json& r, const Checked* checked) {
   const auto text = [&](const char* name) { return r[name].get<std::string>(); };
   const auto number = [&](const char* name) { return r[name].get<double>(); };
   const Case& c = in.c;
-  fmt::print("input    {}: {}\n", options.input, text("case"));
+  print("input    {}: {}\n", options.input, text("case"));
   if (const auto it = in.file.metadata.find("description"); it != in.file.metadata.end())
-    fmt::print("         {}\n", it->second);
+    print("         {}\n", it->second);
   if (c.is_ragged())
-    fmt::print("         {} sequences: {} queries, at most {}; {} keys, at most {}\n", c.batch,
-               in.sequences.q.cu.back() - in.sequences.q.cu.front(), c.seq_q,
-               in.sequences.k.cu.back() - in.sequences.k.cu.front(), c.seq_k);
-  fmt::print("backend  {}: {}\n", text("backend"), text("device"));
-  fmt::print("kernel   {}\n", text("kernel"));
-  fmt::print("time     {:.4f} ms (median of {} samples of {} calls, p10 {:.4f}, p90 {:.4f})\n",
-             number("median_ms"), r["samples"].get<int>(), r["calls_per_sample"].get<int>(),
-             number("p10_ms"), number("p90_ms"));
+    print("         {} sequences: {} queries, at most {}; {} keys, at most {}\n", c.batch,
+          in.sequences.q.cu.back() - in.sequences.q.cu.front(), c.seq_q,
+          in.sequences.k.cu.back() - in.sequences.k.cu.front(), c.seq_k);
+  print("backend  {}: {}\n", text("backend"), text("device"));
+  print("kernel   {}\n", text("kernel"));
+  print("time     {:.4f} ms (median of {} samples of {} calls, p10 {:.4f}, p90 {:.4f})\n",
+        number("median_ms"), r["samples"].get<int>(), r["calls_per_sample"].get<int>(),
+        number("p10_ms"), number("p90_ms"));
   if (r.contains("quantize_ms"))
-    fmt::print("         {:.4f} ms before it to bring q, k and v to FP8\n", number("quantize_ms"));
-  fmt::print("speed    {:.4f} TFLOP/s\n", number("tflops"));
-  fmt::print(
+    print("         {:.4f} ms before it to bring q, k and v to FP8\n", number("quantize_ms"));
+  print("speed    {:.4f} TFLOP/s\n", number("tflops"));
+  print(
       "memory   {} for q, k, v, out, lse, and {} of workspace; the score matrix, never "
       "stored, would take {} more\n",
       megabytes(tensor_bytes(c, &in.sequences)), megabytes(number("workspace_bytes")),
       megabytes(score_matrix_bytes(c, &in.sequences)));
-  if (!options.output.empty()) fmt::print("output   {}\n", options.output);
+  if (!options.output.empty()) print("output   {}\n", options.output);
   if (checked == nullptr) return;
   const char* part = c.fp8 ? "worst block of rows" : "worst element";
-  fmt::print("check    against float64: out error {:.2e}, {} {:.2f} of its bound\n",
-             checked->out.error, part, checked->out.fraction);
-  fmt::print("                          out RMSE {:.2e} (a naive {} implementation: {:.2e})\n",
-             checked->out.rmse, c.fp8 ? "FP8" : cases::short_name(c.dtype),
-             checked->out.naive_rmse);
-  fmt::print("                          lse error {:.2e}, {} {:.2f} of its bound\n",
-             checked->lse.error, part, checked->lse.fraction);
-  fmt::print("         {}\n", checked->failure.empty() ? "passed" : "FAILED: " + checked->failure);
+  print("check    against float64: out error {:.2e}, {} {:.2f} of its bound\n", checked->out.error,
+        part, checked->out.fraction);
+  print("                          out RMSE {:.2e} (a naive {} implementation: {:.2e})\n",
+        checked->out.rmse, c.fp8 ? "FP8" : cases::short_name(c.dtype), checked->out.naive_rmse);
+  print("                          lse error {:.2e}, {} {:.2f} of its bound\n", checked->lse.error,
+        part, checked->lse.fraction);
+  print("         {}\n", checked->failure.empty() ? "passed" : "FAILED: " + checked->failure);
 }
 
 }  // namespace
@@ -207,7 +205,7 @@ int run(const RunOptions& options) {
                   {"lse", part(checked->lse)}};
   }
   if (options.json)
-    fmt::print("{}\n", r.dump(2));
+    print("{}\n", r.dump(2));
   else
     print_text(options, in, r, checked ? &*checked : nullptr);
   return checked && !checked->failure.empty() ? kExitFailure : 0;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/run_input.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <utility>
 
+#include "cli/format.hpp"
 #include "core/problem.hpp"
 #include "flash3/flash3.hpp"
 
@@ -18,7 +17,7 @@ using cases::Case;
 using cases::Layout;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
+  return format("[{}]", join(shape, ", "));
 }
 
 const safetensors::Tensor& find(const Input& in, const std::string& path, const std::string& name) {
@@ -33,10 +32,10 @@ flash3_tensor find_tensor(const Input& in, const std::string& path, const std::s
   const flash3_dtype dtype = safetensors::dtype_of(t.dtype);
   if (dtype == FLASH3_DTYPE_NONE)
     throw UsageError(
-        fmt::format("{}: tensor '{}' is {}; flash3 takes F16, BF16 and F32", path, name, t.dtype));
+        format("{}: tensor '{}' is {}; flash3 takes F16, BF16 and F32", path, name, t.dtype));
   if (t.shape.size() != ndim)
-    throw UsageError(fmt::format("{}: tensor '{}' has shape {}; it must have {} dimension{}", path,
-                                 name, shape_text(t.shape), ndim, ndim == 1 ? "" : "s"));
+    throw UsageError(format("{}: tensor '{}' has shape {}; it must have {} dimension{}", path, name,
+                            shape_text(t.shape), ndim, ndim == 1 ? "" : "s"));
   return view_of(const_cast<std::byte*>(t.data.data()), dtype, t.shape, layout);
 }
 
@@ -50,9 +49,9 @@ std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
       const auto [behind, code] = std::from_chars(at, end, n);
       if (code != std::errc() || (behind != end && *behind != ','))
         throw UsageError(
-            fmt::format("{} {}: it must be numbers with commas between them, such as "
-                        "0,5,12, or the name of an I32 tensor in the file",
-                        option, text));
+            format("{} {}: it must be numbers with commas between them, such as "
+                   "0,5,12, or the name of an I32 tensor in the file",
+                   option, text));
       bounds.push_back(n);
       if (behind == end) break;
       at = behind;
@@ -60,14 +59,14 @@ std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
   } else {
     const safetensors::Tensor& t = find(in, path, text);
     if (t.dtype != "I32" || t.shape.size() != 1)
-      throw UsageError(fmt::format("{}: tensor '{}' is {} {}; {} takes I32 of 1 dimension", path,
-                                   text, t.dtype, shape_text(t.shape), option));
+      throw UsageError(format("{}: tensor '{}' is {} {}; {} takes I32 of 1 dimension", path, text,
+                              t.dtype, shape_text(t.shape), option));
     bounds.resize(t.data.size() / sizeof(int32_t));
     std::memcpy(bounds.data(), t.data.data(), t.data.size());
   }
   if (bounds.size() < 2)
     throw UsageError(
-        fmt::format("{} {}: it must have one number more than there are sequences", option, text));
+        format("{} {}: it must have one number more than there are sequences", option, text));
   return bounds;
 }
 

@@ -2,7 +2,6 @@
 #include "cli/sanitizer.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "cli/format.hpp"
 #include "cli/progress.hpp"
 #include "cli/racecheck.hpp"
 #include "cli/record_parts.hpp"
@@ -38,7 +38,7 @@ fs::path find_sanitizer() {
   const char* path = std::getenv("PATH");
   const char* home = std::getenv("CUDA_HOME");
   std::string folders = path ? path : "";
-  if (home) folders += fmt::format(":{}/bin", home);
+  if (home) folders += format(":{}/bin", home);
   for (size_t begin = 0; begin <= folders.size();) {
     const size_t end = std::min(folders.find(':', begin), folders.size());
     const fs::path program = fs::path(folders.substr(begin, end - begin)) / name;
@@ -66,7 +66,7 @@ Outcome run_program(const std::vector<std::string>& words, const fs::path& file)
   pid_t child = 0;
   const int code = posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (code != 0) throw PartFailed(fmt::format("{}: {}", words[0], std::strerror(code)));
+  if (code != 0) throw PartFailed(format("{}: {}", words[0], std::strerror(code)));
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -80,7 +80,7 @@ class TemporaryFolder {
   TemporaryFolder() {
     std::string name = fs::temp_directory_path() / "flash3_sanitizer_XXXXXX";
     if (mkdtemp(name.data()) == nullptr)
-      throw PartFailed(fmt::format("{}: {}", name, std::strerror(errno)));
+      throw PartFailed(format("{}: {}", name, std::strerror(errno)));
     path_ = name;
   }
   ~TemporaryFolder() {
@@ -119,13 +119,13 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
   std::vector<Process> processes;  // the slowest tool first
   for (const char* tool : {"racecheck", "memcheck", "initcheck", "synccheck"})
     for (const auto& list : lists) processes.push_back({tool, &list});
-  const int wanted = options.jobs > 0 ? options.jobs : available_threads() / kCoresAProcess;
+  const int wanted = options.jobs > 0 ? options.jobs : cpu::available_threads() / kCoresAProcess;
   const int jobs = std::clamp(wanted, 1, static_cast<int>(processes.size()));
 
   const TemporaryFolder folder;
   Progress progress("sanitizer", processes.size());
-  progress.print(fmt::format("{} lists of cases under each of 4 tools of {}, {} at a time",
-                             lists.size(), sanitizer.string(), jobs));
+  progress.print(format("{} lists of cases under each of 4 tools of {}, {} at a time", lists.size(),
+                        sanitizer.string(), jobs));
   std::mutex mutex;
   std::atomic<size_t> next{0};
   std::string failure;  // the first one
@@ -150,8 +150,8 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
         known += hazards;
         continue;
       }
-      progress.print(fmt::format("FAIL  {}\n{}", fmt::join(words, " "), o.output));
-      if (failure.empty()) failure = fmt::format("{}: exit code {}", tool, o.exit_code);
+      progress.print(format("FAIL  {}\n{}", join(words, " "), o.output));
+      if (failure.empty()) failure = format("{}: exit code {}", tool, o.exit_code);
     }
   };
   {
@@ -161,8 +161,8 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
   if (!failure.empty()) throw PartFailed("sanitizer: " + failure);
   size_t cases = 0;
   for (const auto& list : lists) cases += list.size();
-  progress.print(fmt::format("{} cases under each tool, nothing found but {} hazards that are none",
-                             cases, known));
+  progress.print(
+      format("{} cases under each tool, nothing found but {} hazards that are none", cases, known));
   return {{"command", "compute-sanitizer --tool … flash3 verify --case …"},
           {"tools", kTools},
           {"passed", cases},

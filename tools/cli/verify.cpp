@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 verify: the case table, or the accuracy experiment, against the oracle.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -16,6 +14,7 @@
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/memory_budget.hpp"
 #include "cli/progress.hpp"
 #include "cli/run_input.hpp"
@@ -73,16 +72,16 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
 }
 
 std::string report(const Case& c, const CheckResult& v) {
-  if (!v.passed()) return fmt::format("FAIL  {}\n      {}", to_id(c), v.failure);
+  if (!v.passed()) return format("FAIL  {}\n      {}", to_id(c), v.failure);
   const auto part = [](const char* name, const cases::TensorCheck& t) {
-    return fmt::format("{} {:.2f}", name, t.fraction);
+    return format("{} {:.2f}", name, t.fraction);
   };
   if (c.quantize)
-    return fmt::format("ok    {:<56} q {:.4f}  k {:.4f}  v {:.4f} of the largest", to_id(c),
-                       v.q.error, v.k.error, v.v.error);
-  std::string line = fmt::format("ok    {:<56} ", to_id(c));
+    return format("ok    {:<56} q {:.4f}  k {:.4f}  v {:.4f} of the largest", to_id(c), v.q.error,
+                  v.k.error, v.v.error);
+  std::string line = format("ok    {:<56} ", to_id(c));
   if (c.backward) {
-    line += fmt::format("{}  {}  {}", part("dq", v.dq), part("dk", v.dk), part("dv", v.dv));
+    line += format("{}  {}  {}", part("dq", v.dq), part("dk", v.dk), part("dv", v.dv));
     if (c.sink != cases::Sink::kNone) line += "  " + part("dsink", v.dsink);
   } else {
     line += part("out", v.out);
@@ -92,7 +91,7 @@ std::string report(const Case& c, const CheckResult& v) {
 }
 
 std::string accuracy_header() {
-  return fmt::format(
+  return format(
       "out against float64, on data with outliers; RMSE must be <= {} x that of naive, a plain\n"
       "implementation that rounds scores and probabilities to the tensors' dtype\n"
       "      {:<48} {:>10} {:>10} {:>6} {:>10}",
@@ -101,9 +100,9 @@ std::string accuracy_header() {
 
 std::string accuracy_row(const Case& c, const CheckResult& v) {
   if (v.out.naive_rmse <= 0) return report(c, v);  // it failed before there was anything to compare
-  const std::string row = fmt::format("{:<5} {:<48} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}",
-                                      v.passed() ? "ok" : "FAIL", to_id(c), v.out.naive_rmse,
-                                      v.out.rmse, v.out.rmse / v.out.naive_rmse, v.out.error);
+  const std::string row =
+      format("{:<5} {:<48} {:>10.2e} {:>10.2e} {:>6.2f} {:>10.1e}", v.passed() ? "ok" : "FAIL",
+             to_id(c), v.out.naive_rmse, v.out.rmse, v.out.rmse / v.out.naive_rmse, v.out.error);
   return v.passed() ? row : row + "\n      " + v.failure;
 }
 
@@ -122,7 +121,7 @@ std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend b
   run.repeat = options.repeat;
   run.num_threads = options.threads;
   run.naive = options.accuracy;
-  run.oracle_threads = std::max(1, available_threads() / jobs);
+  run.oracle_threads = std::max(1, cpu::available_threads() / jobs);
 
   std::vector<CheckResult> results(list.size());
   std::mutex mutex;
@@ -162,11 +161,11 @@ size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases
                      bool quiet) {
   const std::string failure = check_fp8_accuracy(a, demand);
   if (quiet && failure.empty()) return 0;
-  fmt::print("{:<5} {:<48} {:>9.2e} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name,
-             a.rms, a.half, a.plain);
-  for (const double rmse : a.rmse) fmt::print(" {:>9.2e}", rmse);
-  fmt::print("\n");
-  if (!failure.empty()) fmt::print("      {}\n", failure);
+  print("{:<5} {:<48} {:>9.2e} {:>9.2e} {:>9.2e}", failure.empty() ? "ok" : "FAIL", name, a.rms,
+        a.half, a.plain);
+  for (const double rmse : a.rmse) print(" {:>9.2e}", rmse);
+  print("\n");
+  if (!failure.empty()) print("      {}\n", failure);
   std::fflush(stdout);  // a run that is cut short keeps its lines
   return failure.empty() ? 0 : 1;
 }
@@ -177,7 +176,7 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
                            const VerifyOptions& options) {
   const auto memory = make_memory(backend);
   const int threads = options.inputs.empty() ? 0 : options.threads;
-  fmt::print(
+  print(
       "\nFP8: out against float64 of the tensors before they became FP8, RMSE; `both` is what\n"
       "flash3_quantize is for, and must be <= {:.1e} from head dim 128 on without a mask up to {}\n"
       "queries, of which all are compared, and <= {:.2f} of the RMS of out anywhere\n"
@@ -217,7 +216,7 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
   if (!options.inputs.empty()) return {.failed = verify_fp8_accuracy({}, backend, options)};
   std::vector<Case> list = select_cases(options, backend);
   if (options.list) {
-    for (const Case& c : list) fmt::print("{}\n", to_id(c));
+    for (const Case& c : list) print("{}\n", to_id(c));
     return {};
   }
   const std::vector<Case> fp8_list = options.accuracy ? list : std::vector<Case>();
@@ -225,10 +224,10 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
   if (!options.lengths.empty())
     std::erase_if(list, [](const Case& c) { return c.seq_q > cases::kAllRows; });
 
-  const int wanted = options.jobs > 0 ? options.jobs : available_threads();
+  const int wanted = options.jobs > 0 ? options.jobs : cpu::available_threads();
   const int jobs = std::clamp(static_cast<int>(list.size()), 1, wanted);
-  fmt::print("{} cases on {} ({}), {} at a time\n", std::max(list.size(), fp8_list.size()),
-             flash3_backend_name(backend), describe(backend), jobs);
+  print("{} cases on {} ({}), {} at a time\n", std::max(list.size(), fp8_list.size()),
+        flash3_backend_name(backend), describe(backend), jobs);
   Progress progress("verify", list.size());
   const std::vector<CheckResult> results =
       run_all(list, backend, options, jobs, [&](size_t i, const CheckResult& result) {
@@ -252,7 +251,7 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
     failed += verify_fp8_accuracy(fp8_list, backend, options);
     total += fp8_list.size();
   }
-  progress.print(fmt::format("{} passed, {} failed", total - failed, failed));
+  progress.print(format("{} passed, {} failed", total - failed, failed));
   return {total - failed, failed};
 }
 

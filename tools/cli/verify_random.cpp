@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // flash3 verify --random: problems that no table has thought of, until the time is over.
-#include <fmt/format.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/format.hpp"
 #include "cli/progress.hpp"
 #include "cpu/parallel.hpp"
 
@@ -111,9 +111,8 @@ class RandomRun {
       return;
     }
     ++counts_.failed;
-    progress_.print(
-        fmt::format("FAIL  {}\n      {}\n      again: flash3 verify --backend {} --case {}",
-                    to_id(c), result.failure, flash3_backend_name(backend_), to_id(c)));
+    progress_.print(format("FAIL  {}\n      {}\n      again: flash3 verify --backend {} --case {}",
+                           to_id(c), result.failure, flash3_backend_name(backend_), to_id(c)));
   }
 
   const VerifyOptions& options_;
@@ -138,7 +137,7 @@ void list(const VerifyOptions& options, uint64_t seed) {
   for (uint64_t i = 0; listed < options.count && Clock::now() < end; ++i) {
     const Case c = cases::random_case(seed, i);
     if (!is_wanted(options, c)) continue;
-    fmt::print("{}\n", to_id(c));
+    print("{}\n", to_id(c));
     ++listed;
   }
 }
@@ -151,19 +150,19 @@ RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend ba
   // all workers wait for the process's one page table.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  const int jobs = options.jobs > 0 ? options.jobs : available_threads();
-  fmt::print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
-             flash3_backend_name(backend), describe(backend), options.random, jobs);
+  const int jobs = options.jobs > 0 ? options.jobs : cpu::available_threads();
+  print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
+        flash3_backend_name(backend), describe(backend), options.random, jobs);
   std::fflush(stdout);
   RandomRun run(options, backend, seed);
   const RandomCounts counts = run.run(jobs);
-  fmt::print("seed {}: {} forward, {} backward, {} quantize in {:.0f} s, {:.1f} a second", seed,
-             counts.forward, counts.backward, counts.quantize, run.seconds(),
-             static_cast<double>(counts.all()) / run.seconds());
+  print("seed {}: {} forward, {} backward, {} quantize in {:.0f} s, {:.1f} a second", seed,
+        counts.forward, counts.backward, counts.quantize, run.seconds(),
+        static_cast<double>(counts.all()) / run.seconds());
   if (counts.left_out > 0)
-    fmt::print("; {} of float32 left out, which {} does not take", counts.left_out,
-               flash3_backend_name(backend));
-  fmt::print("\n{} passed, {} failed\n", counts.all() - counts.failed, counts.failed);
+    print("; {} of float32 left out, which {} does not take", counts.left_out,
+          flash3_backend_name(backend));
+  print("\n{} passed, {} failed\n", counts.all() - counts.failed, counts.failed);
   return counts;
 }
 

@@ -5,7 +5,7 @@
 // be whole tiles; its padding is zero on both sides.
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // bfloat16 as before, with strips of two tiles of rows and a depth of whole tiles.
@@ -101,5 +101,5 @@ void packed_values<AmxWords>(const float* weights, int64_t weights_stride, const
 static_assert(kLanes == kTileWords && kPanelVectors % 2 == 0);
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

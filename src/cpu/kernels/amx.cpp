@@ -11,11 +11,11 @@
 #define FLASH3_AMX 1
 #include "cpu/kernels/attention-inl.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 #if defined(FLASH3_EMULATE_AMX)
 extern const AttentionKernel kEmulatedAmxKernel;
 const AttentionKernel kEmulatedAmxKernel{scratch_bytes, run_task};
 #else
 const AttentionKernel kAmxKernel{scratch_bytes, run_task};
 #endif
-}  // namespace flash3
+}  // namespace flash3::cpu

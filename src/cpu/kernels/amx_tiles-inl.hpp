@@ -7,7 +7,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 constexpr int kTileRows = 16;
@@ -128,5 +128,5 @@ void tile_dpbf16() {
 #endif
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

@@ -38,7 +38,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // Up to so many rows read K and V in place, in strips of kFewRows.
@@ -355,5 +355,5 @@ void run_task(const AttentionTask& task, TileShape tile, void* scratch) {
 }
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

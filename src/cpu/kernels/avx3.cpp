@@ -7,7 +7,7 @@
 #include "cpu/kernels/backward-inl.hpp"
 // clang-format on
 
-namespace flash3 {
+namespace flash3::cpu {
 const AttentionKernel kAvx3Kernel{scratch_bytes, run_task};
 const BackwardKernel kAvx3Backward{backward_scratch_bytes, run_backward_task};
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -10,6 +10,6 @@
 #define FLASH3_NATIVE_BF16 1
 #include "cpu/kernels/attention-inl.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 const AttentionKernel kAvx3Zen4Kernel{scratch_bytes, run_task};
-}
+}  // namespace flash3::cpu

@@ -22,7 +22,7 @@
 #include "cpu/backward_task.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 static_assert(kBackwardStrip == kVectorRows);
@@ -390,5 +390,5 @@ void run_backward_task(const BackwardTask& task, void* scratch) {
 }
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

@@ -5,7 +5,7 @@
 #include "cpu/kernels/backward-inl.hpp"
 // clang-format on
 
-namespace flash3 {
+namespace flash3::cpu {
 const AttentionKernel kBaselineKernel{scratch_bytes, run_task};
 const BackwardKernel kBaselineBackward{backward_scratch_bytes, run_backward_task};
-}  // namespace flash3
+}  // namespace flash3::cpu

@@ -11,7 +11,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 // What becomes of the old content of the result.
@@ -191,5 +191,5 @@ void values_in_place(const float* weights, int64_t weights_stride, const typenam
 }
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

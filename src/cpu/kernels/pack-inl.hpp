@@ -10,7 +10,7 @@
 
 HWY_BEFORE_NAMESPACE();
 
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 #if HWY_TARGET == HWY_SCALAR
@@ -149,5 +149,5 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
 }
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

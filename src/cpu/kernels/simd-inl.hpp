@@ -6,7 +6,7 @@
 // other along the summed dimension. Everything above them is the same code.
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {  // internal linkage: two instruction sets must never share a function
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -254,5 +254,5 @@ struct Bf16Words {
 #endif
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

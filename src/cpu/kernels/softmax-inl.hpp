@@ -2,7 +2,7 @@
 // The online softmax of one row, and the cap of its scores.
 
 HWY_BEFORE_NAMESPACE();
-namespace flash3 {
+namespace flash3::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -45,5 +45,5 @@ HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, fl
 }
 
 }  // namespace
-}  // namespace flash3
+}  // namespace flash3::cpu
 HWY_AFTER_NAMESPACE();

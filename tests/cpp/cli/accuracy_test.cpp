@@ -14,6 +14,7 @@
 #include "cases/accuracy_fp8.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
+#include "oracle/yardsticks/naive.hpp"
 #include "parsed.hpp"
 
 namespace flash3::cases {

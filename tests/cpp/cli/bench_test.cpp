@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <set>
+#include <stdexcept>
 
 #include "cases/sequences.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/suites.hpp"
 #include "cli/timing.hpp"
+#include "device/ablation.hpp"
+#include "device/bench_kernels.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -18,6 +21,23 @@ std::set<std::string> ids(const std::vector<BenchPoint>& suite) {
   std::set<std::string> all;
   for (const auto& [c, beside] : suite) EXPECT_TRUE(all.insert(to_id(c)).second) << to_id(c);
   return all;
+}
+
+// The answer to --ceiling and --ablation on a GPU, in a build that leaves their kernels out.
+TEST(BenchKernels, WhereTheyAreMissingTheAnswerSaysHowToBuildThem) {
+#ifdef FLASH3_BENCH_KERNELS
+  EXPECT_NO_THROW(device::require_bench_kernels("--ceiling"));
+#else
+  try {
+    device::require_bench_kernels("--ceiling");
+    ADD_FAILURE() << "no exception";
+  } catch (const std::runtime_error& e) {
+    EXPECT_STREQ(e.what(),
+                 "--ceiling needs kernels that this build of flash3 leaves out; make bench builds "
+                 "them (-DFLASH3_BENCH_KERNELS=ON, with a CUDA compiler)");
+  }
+  EXPECT_THROW(device::ablation_variants({}), std::runtime_error);
+#endif
 }
 
 TEST(Suites, ForwardIsThePapersSweep) {

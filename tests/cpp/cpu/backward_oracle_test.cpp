@@ -13,6 +13,7 @@
 #include "core/problem.hpp"
 #include "oracle/attention_backward_ref.hpp"
 #include "oracle/attention_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::test {
 namespace {

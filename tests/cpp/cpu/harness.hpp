@@ -11,14 +11,17 @@
 #include "cases/tensors.hpp"
 #include "cpu/attention.hpp"
 #include "oracle/attention_ref.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
-namespace flash3 {
+namespace flash3::cpu {
 #if defined(__x86_64__)
 extern const AttentionKernel kEmulatedAmxKernel;  // needs what kAvx3Zen4 needs
 #endif
-}  // namespace flash3
+}  // namespace flash3::cpu
 
 namespace flash3::test {
+
+using namespace cpu;  // what is tested here
 
 // A kernel to test: an instruction set of this machine, or AMX with emulated tiles.
 struct TestTarget {

@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "core/convert.hpp"
-#include "oracle/attention_backward_ref.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/work_sharing.hpp"
+#include "oracle/yardsticks/naive.hpp"
 
 namespace flash3 {
 namespace {
 
-constexpr int kRows = 8;          // rows that go together
-constexpr Index kKeyBlock = 128;  // keys whose dot products are summed together
+constexpr int kRows = 8;            // rows that go together
+constexpr int64_t kKeyBlock = 128;  // keys whose dot products are summed together
 
 void load_row(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t seq, int64_t head,
               float* to) {
@@ -42,14 +42,15 @@ struct Keys {
   }
 
   // products[row][j] = Σ_d x[row][d] · rows[j][d]
-  void dot_products(const float (&x)[kRows][kMaxHeadDim], Range keys,
+  void dot_products(const float (&x)[kRows][kMaxHeadDim], IndexRange keys,
                     std::vector<float> (&products)[kRows]) const {
-    for (Index block = keys.begin; block < keys.end; block += kKeyBlock) {
-      const Index count = std::min(kKeyBlock, keys.end - block);
+    for (int64_t block = keys.begin; block < keys.end; block += kKeyBlock) {
+      const int64_t count = std::min(kKeyBlock, keys.end - block);
       float sum[kRows][kKeyBlock] = {};
       for (int64_t d = 0; d < dim; ++d)
         for (int row = 0; row < kRows; ++row)
-          for (Index j = 0; j < count; ++j) sum[row][j] += x[row][d] * columns[d * seq + block + j];
+          for (int64_t j = 0; j < count; ++j)
+            sum[row][j] += x[row][d] * columns[d * seq + block + j];
       for (int row = 0; row < kRows; ++row) std::copy_n(sum[row], count, &products[row][block]);
     }
   }
@@ -61,7 +62,7 @@ void add_scaled(float factor, const float* x, int64_t count, float* to) {
 
 class Backward {
  public:
-  explicit Backward(const BackwardProblem& problem) : p_(problem), mask_(problem.mask()) {
+  explicit Backward(const BackwardProblem& problem) : p_(problem), mask_(visible_keys(problem)) {
     for (auto* rows : {&p_rows_, &ds_rows_, &slope_rows_})
       for (auto& row : *rows) row.resize(problem.seq_k);
   }
@@ -75,8 +76,8 @@ class Backward {
     const int64_t group = p_.queries_per_kv_head();
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       dsink_ = 0;
-      for (Index begin = 0; begin < p_.seq_q; begin += kRows)
-        rows(batch, head, {begin, std::min<Index>(begin + kRows, p_.seq_q)}, store);
+      for (int64_t begin = 0; begin < p_.seq_q; begin += kRows)
+        rows(batch, head, {begin, std::min<int64_t>(begin + kRows, p_.seq_q)}, store);
       store.dsink(batch, head, dsink_);
     }
     for (float& x : k_.gradient) x *= p_.softmax_scale;
@@ -88,20 +89,20 @@ class Backward {
 
  private:
   template <class Store>
-  void rows(int64_t batch, int64_t head, Range rows, const Store& store) {
+  void rows(int64_t batch, int64_t head, IndexRange rows, const Store& store) {
     const int count = static_cast<int>(rows.size());
     for (int row = 0; row < count; ++row) {
       load_row(p_.q, p_.dtype, batch, rows.begin + row, head, q_[row]);
       load_row(p_.dout, p_.dtype, batch, rows.begin + row, head, dout_[row]);
       std::fill_n(dq_[row], p_.head_dim, float(0));
     }
-    const Range any = mask_.keys(rows, p_.seq_k);
+    const IndexRange any = mask_.keys(rows.begin, rows.end);
     k_.dot_products(q_, any, p_rows_);
     v_.dot_products(dout_, any, ds_rows_);
     for (int row = 0; row < count; ++row)
       seen_[row] = softmax_gradient(batch, head, rows.begin + row, row);
 
-    for (Index j = any.begin; j < any.end; ++j)
+    for (int64_t j = any.begin; j < any.end; ++j)
       for (int row = 0; row < count; ++row) {
         if (j < seen_[row].begin || j >= seen_[row].end) continue;  // not even times zero
         const float p = p_rows_[row][j], ds = ds_rows_[row][j];
@@ -115,18 +116,18 @@ class Backward {
     }
   }
 
-  // Of one row: scores and dp become probabilities and ds. Returns the keys that it sees.
-  Range softmax_gradient(int64_t batch, int64_t head, Index i, int row) {
-    const Range seen = mask_.keys({i, i + 1}, p_.seq_k);
+  // Makes probabilities and ds from one row of scores and dp. Returns the keys that it sees.
+  IndexRange softmax_gradient(int64_t batch, int64_t head, int64_t i, int row) {
+    const IndexRange seen = mask_.keys(i);
     float *p = p_rows_[row].data(), *ds = ds_rows_[row].data();
     float* slope = slope_rows_[row].data();
-    for (Index j = seen.begin; j < seen.end; ++j) {
+    for (int64_t j = seen.begin; j < seen.end; ++j) {
       p[j] = score_of(p[j], p_, [&](float x) { return round(x); });
       slope[j] = softcap_slope(p[j], p_);
     }
     const float sink = sink_of(p_, head);
     const float p_sink = round(sink_weight(sink, softmax(p, seen, sink)));
-    for (Index j = seen.begin; j < seen.end; ++j) p[j] = round(p[j]), ds[j] = round(ds[j]);
+    for (int64_t j = seen.begin; j < seen.end; ++j) p[j] = round(p[j]), ds[j] = round(ds[j]);
 
     float mean = 0, out[kMaxHeadDim];
     load_row(p_.out, p_.dtype, batch, i, head, out);
@@ -134,7 +135,7 @@ class Backward {
     const float dlse =
         p_.dlse.wanted ? p_.dlse.data[batch * p_.dlse.stride_batch + head * p_.dlse.stride_head + i]
                        : 0.f;
-    for (Index j = seen.begin; j < seen.end; ++j)
+    for (int64_t j = seen.begin; j < seen.end; ++j)
       ds[j] = round(round(p[j] * (ds[j] - mean + dlse)) * slope[j]);
     dsink_ += round(p_sink * (dlse - mean));
     return seen;
@@ -144,13 +145,13 @@ class Backward {
   float round(float x) const { return p_.dtype != FLASH3_FLOAT32 ? rounded(x, p_.dtype) : x; }
 
   const BackwardProblem& p_;
-  const Mask mask_;
+  const VisibleKeys mask_;
   Keys k_, v_;
   float q_[kRows][kMaxHeadDim] = {}, dout_[kRows][kMaxHeadDim] = {}, dq_[kRows][kMaxHeadDim];
   std::vector<float> p_rows_[kRows];      // scores, then probabilities
   std::vector<float> ds_rows_[kRows];     // dp, then ds
   std::vector<float> slope_rows_[kRows];  // of the softcap
-  Range seen_[kRows];
+  IndexRange seen_[kRows];
   float dsink_ = 0;
 };
 
@@ -163,7 +164,7 @@ void for_each_head_of_one_length(const BackwardProblem& p, int num_threads, cons
   });
 }
 
-// Of every sequence. Rows count from the first one of their sequence.
+// Every sequence. Rows count from the first one of their sequence.
 template <class Store>
 void for_each_head(const BackwardProblem& p, int num_threads, const Store& store) {
   if (!p.is_ragged()) return for_each_head_of_one_length(p, num_threads, store);

@@ -2,65 +2,24 @@
 // The steps of oracle/attention_ref.cpp in float32, with what a plain implementation keeps in the
 // tensors' dtype rounded to it.
 #include <algorithm>
+#include <cstddef>
 #include <type_traits>
+#include <vector>
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
-#include "oracle/attention_ref.hpp"
+#include "core/quantized_forward.hpp"
 #include "oracle/one_sequence.hpp"
+#include "oracle/quantize_ref.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/work_sharing.hpp"
+#include "oracle/yardsticks/naive.hpp"
+#include "oracle/yardsticks/tensor_core_sum.hpp"
 
 namespace flash3 {
 namespace {
 
 constexpr int kRows = 4;  // rows that go together
-
-template <class Real>
-struct Lanes {
-  static constexpr int kCount = 32 / sizeof(Real);
-  typedef Real Vector __attribute__((vector_size(32)));
-  Vector x = {};
-};
-
-// A sum as Hopper's tensor cores make it of FP8 products: 32 of them and what there is already are
-// brought to the exponent of the largest, of which 13 bits of fraction stay, the rest is cut off
-// (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
-struct TensorCoreSum {
-  using Vector = Lanes<float>;
-  static constexpr int kTerms = 32;
-
-  Vector sum, terms[kTerms] = {};
-  int count = 0;
-
-  void add(const Vector& term) {
-    terms[count++] = term;
-    if (count == kTerms) fold();
-  }
-  void fold() {
-    typedef int Int __attribute__((vector_size(32)));
-    typedef float Float __attribute__((vector_size(32)));
-    Int largest = Int(sum.x) & 0x7FFFFFFF;  // ordered as sizes are
-    for (int i = 0; i < count; ++i) {
-      const Int size = Int(terms[i].x) & 0x7FFFFFFF;
-      largest = size > largest ? size : largest;
-    }
-    bool finite = true;
-    for (int lane = 0; lane < Vector::kCount; ++lane) finite &= largest[lane] < 0x7F800000;
-    if (!finite) {
-      for (int i = 0; i < count; ++i) sum.x += terms[i].x;
-    } else {
-      // Below 2^-100 nothing is cut off: the reciprocal must be a float too.
-      const Int exponent = largest & 0x7F800000, least = Int{} + (27 << 23);
-      const Int step = (exponent > least ? exponent : least) - (13 << 23);
-      const Float per_step = Float((254 << 23) - step);
-      Int steps = __builtin_convertvector(sum.x * per_step, Int);
-      for (int i = 0; i < count; ++i) steps += __builtin_convertvector(terms[i].x * per_step, Int);
-      sum.x = __builtin_convertvector(steps, Float) * Float(step);
-    }
-    count = 0;
-  }
-};
 
 // K and V of one (batch, KV head) as Real, in panels of so many keys (K) or columns (V) as a vector
 // has lanes.
@@ -95,10 +54,10 @@ class Head {
   }
 
   // scores[row][key] = Σ_d q[row][d] · k[key][d], for the panels that hold these keys.
-  void dot_products(const Real (&q)[kRows][kMaxHeadDim], Range keys,
+  void dot_products(const Real (&q)[kRows][kMaxHeadDim], IndexRange keys,
                     std::vector<Vector> (&scores)[kRows]) const {
     if (keys.empty()) return;
-    for (Index panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
+    for (int64_t panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
       const Vector* k = &k_[panel * problem_.head_dim];
       if constexpr (std::is_same_v<Real, float>) {
         if (tensor_cores_) {
@@ -117,7 +76,7 @@ class Head {
   // out[row][d] += Σ_key weights[row][key] · v[key][d] for kCount rows from `first`, over exactly
   // these keys: one that a row does not see must not even be multiplied by zero, as V may be NaN.
   template <int kCount>
-  void weighted_sum(const Real* const (&weights)[kRows], int first, Range keys,
+  void weighted_sum(const Real* const (&weights)[kRows], int first, IndexRange keys,
                     Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
     for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
       const Vector* v = v_.data() + panel * problem_.seq_k;
@@ -131,7 +90,7 @@ class Head {
       }
       Vector sum[kCount];
       for (int row = 0; row < kCount; ++row) sum[row] = out[first + row][panel];
-      for (Index j = keys.begin; j < keys.end; ++j)
+      for (int64_t j = keys.begin; j < keys.end; ++j)
         for (int row = 0; row < kCount; ++row) sum[row].x += weights[first + row][j] * v[j].x;
       for (int row = 0; row < kCount; ++row) out[first + row][panel] = sum[row];
     }
@@ -139,10 +98,10 @@ class Head {
 
  private:
   // sum + Σ factors[i] · x[i]
-  static Vector tensor_core_sum(const Vector& sum, Index begin, Index end, const Real* factors,
+  static Vector tensor_core_sum(const Vector& sum, int64_t begin, int64_t end, const Real* factors,
                                 const Vector* x) {
     TensorCoreSum total{sum};
-    for (Index i = begin; i < end; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       Vector term;
       term.x = factors[i] * x[i].x;
       total.add(term);
@@ -164,43 +123,43 @@ enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
 // Computes rows and hands each to store(batch, row, head, out, lse).
 template <class Real, Precision kPrecision, class Store>
-class Rows {
+class RowGroup {
  public:
-  Rows(const ForwardProblem& problem, const Store& store)
+  RowGroup(const ForwardProblem& problem, const Store& store)
       : problem_(problem),
         store_(store),
         kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
-        mask_(problem.mask()) {
+        mask_(visible_keys(problem)) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
   }
 
   // rows: at most kRows of them.
-  void compute(int64_t batch, int64_t head, Range rows) {
+  void compute(int64_t batch, int64_t head, IndexRange rows) {
     const ForwardProblem& p = problem_;
     kv_.load(batch, head / p.queries_per_kv_head());
     const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
-    for (Index i = rows.begin; i < rows.end; ++i) {
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
       const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
       for (int d = 0; d < p.head_dim; ++d)
         q_[i - rows.begin][d] =
             scale * load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
     }
-    kv_.dot_products(q_, mask_.keys(rows, p.seq_k), scores_);
+    kv_.dot_products(q_, mask_.keys(rows.begin, rows.end), scores_);
 
-    Range seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
+    IndexRange seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
     const Real* weights[kRows];
     Real lse[kRows];
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
-      seen[row] = mask_.keys({rows.begin + row, rows.begin + row + 1}, p.seq_k);
-      for (Index j = seen[row].begin; j < seen[row].end; ++j)
+      seen[row] = mask_.keys(rows.begin + row);
+      for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
       const Real sink = static_cast<Real>(sink_of(p, head));
       if constexpr (kPrecision == Precision::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
       } else {
         lse[row] = softmax(s, seen[row], sink);
-        for (Index j = seen[row].begin; j < seen[row].end; ++j)
+        for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
           s[j] = kPrecision == Precision::kPlainFp8
                      ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
                      : round(s[j]);
@@ -236,7 +195,7 @@ class Rows {
   const ForwardProblem& problem_;
   const Store& store_;
   Kv kv_;
-  const Mask mask_;
+  const VisibleKeys mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
   Real q_[kRows][kMaxHeadDim] = {};
   typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
@@ -245,7 +204,7 @@ class Rows {
 template <class Real, Precision kPrecision, class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
   for_each_row_group<kRows>(p, num_threads,
-                            [&] { return Rows<Real, kPrecision, Store>(p, store); });
+                            [&] { return RowGroup<Real, kPrecision, Store>(p, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
@@ -284,6 +243,15 @@ void attention_naive(const ForwardProblem& p, int num_threads) {
 
 void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
   naive<Precision::kPlainFp8>(p, num_threads);
+}
+
+void attention_naive_fp8(ForwardProblem problem, int num_threads) {
+  problem.workspace = nullptr;
+  std::vector<std::byte> memory(quantized_forward(problem).tensor_bytes);
+  problem.workspace = memory.data();
+  const QuantizedForward both = quantized_forward(problem);
+  quantize_ref(both.quantize);
+  attention_naive(both.forward, num_threads);
 }
 
 }  // namespace flash3

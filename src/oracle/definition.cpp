@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle/definition.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/convert.hpp"
+#include "oracle/visible.hpp"
+
+namespace flash3 {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+bool given(const flash3_tensor& t) { return t.ndim > 0; }
+
+int64_t entry(const flash3_tensor& t, int64_t i) {
+  return static_cast<const int32_t*>(t.data)[i * t.stride[0]];
+}
+
+// The tokens that count of one sequence: rows first, first + 1, … of tensors [batch, seq, …] or
+// [total, …].
+struct Tokens {
+  int64_t first, count;
+};
+
+Tokens tokens_of(const flash3_tensor& t, const flash3_tensor& cu_seqlens,
+                 const flash3_tensor& seqused, int64_t b) {
+  Tokens tokens{0, t.shape[1]};
+  if (given(cu_seqlens)) {
+    tokens.first = entry(cu_seqlens, b);
+    tokens.count = entry(cu_seqlens, b + 1) - tokens.first;
+  }
+  if (given(seqused)) tokens.count = entry(seqused, b);
+  return tokens;
+}
+
+// What forward and backward have in common: the scores of a call.
+template <class Params>
+struct Call {
+  const Params& p;
+  const bool packed_q = given(p.cu_seqlens_q), packed_k = given(p.cu_seqlens_k);
+  const int64_t batch = packed_q   ? p.cu_seqlens_q.shape[0] - 1
+                        : packed_k ? p.cu_seqlens_k.shape[0] - 1
+                                   : p.q.shape[0];
+  const int64_t heads_q = p.q.shape[p.q.ndim - 2], heads_k = p.k.shape[p.k.ndim - 2];
+  const int64_t head_dim = p.q.shape[p.q.ndim - 1], head_dim_v = p.v.shape[p.v.ndim - 1];
+  const double scale = p.softmax_scale > 0
+                           ? double{p.softmax_scale}
+                           : double{static_cast<float>(1 / std::sqrt(double(head_dim)))};
+
+  int64_t kv_head(int64_t head) const { return head / (heads_q / heads_k); }
+  Tokens queries(int64_t b) const { return tokens_of(p.q, p.cu_seqlens_q, p.seqused_q, b); }
+  Tokens keys(int64_t b) const { return tokens_of(p.k, p.cu_seqlens_k, p.seqused_k, b); }
+
+  VisibleKeys visible(int64_t b) const {
+    VisibleKeys mask{.seq_q = queries(b).count, .seq_k = keys(b).count, .chunk = p.chunk};
+    if (p.window) mask.window_left = p.window_left, mask.window_right = p.window_right;
+    // causal = 1 adds j ≤ i', and a window reaches at least to there.
+    if (p.causal) mask.window_right = 0;
+    return mask;
+  }
+
+  // Element d of token i of sequence b, of a tensor [batch, seq, heads, dim] or [total, heads,
+  // dim].
+  double element(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
+                 int64_t d) const {
+    const int64_t* stride = t.stride + (t.ndim - 3);
+    const int64_t first = t.ndim == 4 ? b * t.stride[0] : 0;
+    return load_float(t.data, t.dtype,
+                      first + (tokens.first + i) * stride[0] + head * stride[1] + d * stride[2]);
+  }
+  // The place of that element among the results, which are contiguous.
+  static int64_t place(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i,
+                       int64_t head) {
+    const int64_t row = (t.ndim == 4 ? b * t.shape[1] : 0) + tokens.first + i;
+    return (row * t.shape[t.ndim - 2] + head) * t.shape[t.ndim - 1];
+  }
+  // The same for [batch, heads, seq] or [heads, total].
+  static int64_t lse_place(int64_t heads, int64_t rows, bool packed, int64_t b,
+                           const Tokens& tokens, int64_t i, int64_t head) {
+    return ((packed ? 0 : b * heads) + head) * rows + tokens.first + i;
+  }
+
+  double dot(const flash3_tensor& x, const Tokens& x_tokens, int64_t i, int64_t x_head,
+             const flash3_tensor& y, const Tokens& y_tokens, int64_t j, int64_t y_head, int64_t b,
+             int64_t dim) const {
+    double sum = 0;
+    for (int64_t d = 0; d < dim; ++d)
+      sum += element(x, b, x_tokens, i, x_head, d) * element(y, b, y_tokens, j, y_head, d);
+    return sum;
+  }
+
+  double capped(double score) const {
+    return p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
+  }
+  double sink(int64_t head) const {
+    return given(p.sink) ? load_float(p.sink.data, p.sink.dtype, head * p.sink.stride[0])
+                         : -kInfinity;
+  }
+};
+
+// log(exp(sink) + Σ exp(scores)), with the largest taken out so that nothing overflows.
+double log_sum_exp(const std::vector<double>& scores, double sink) {
+  double largest = sink;
+  for (const double s : scores) largest = std::max(largest, s);
+  if (largest == -kInfinity) return -kInfinity;
+  double sum = std::exp(sink - largest);
+  for (const double s : scores) sum += std::exp(s - largest);
+  return largest + std::log(sum);
+}
+
+// What an FP8 element is multiplied with: see q_scale in flash3.h. `head` is the tensor's own.
+double fp8_scale(const flash3_tensor& t, const flash3_tensor& cu_seqlens, int64_t b, int64_t head,
+                 int64_t kv_head, int64_t token) {
+  if (!given(t)) return 1;
+  const auto at = [&](int64_t offset) { return static_cast<const float*>(t.data)[offset]; };
+  if (t.ndim == 1) return at(0);
+  if (t.ndim == 2) return at(b * t.stride[0] + kv_head * t.stride[1]);
+  const int64_t block = token / FLASH3_FP8_BLOCK;
+  if (!given(cu_seqlens)) return at(b * t.stride[0] + head * t.stride[1] + block * t.stride[2]);
+  const int64_t first = entry(cu_seqlens, b) / FLASH3_FP8_BLOCK + b;
+  return at(head * t.stride[1] + (first + block) * t.stride[2]);
+}
+
+}  // namespace
+
+DefinedForward define_forward(const flash3_forward_params& p) {
+  const Call<flash3_forward_params> call{p};
+  const int64_t rows = p.q.shape[p.q.ndim - 3];
+  const int64_t all_rows = call.packed_q ? rows : call.batch * rows;
+  DefinedForward result;
+  result.out.resize(static_cast<size_t>(all_rows * call.heads_q * call.head_dim_v));
+  result.lse.resize(static_cast<size_t>(all_rows * call.heads_q));
+
+  for (int64_t b = 0; b < call.batch; ++b)
+    for (int64_t h = 0; h < call.heads_q; ++h)
+      for (int64_t i = 0; i < call.queries(b).count; ++i) {
+        const Tokens queries = call.queries(b), keys = call.keys(b);
+        const VisibleKeys mask = call.visible(b);
+        const int64_t kv_head = call.kv_head(h);
+        const double q_scale = fp8_scale(p.q_scale, p.cu_seqlens_q, b, h, kv_head, i);
+
+        std::vector<int64_t> seen;
+        std::vector<double> scores;
+        for (int64_t j = 0; j < keys.count; ++j) {
+          if (!mask.sees(i, j)) continue;
+          const double k_scale = fp8_scale(p.k_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
+          const double dot = call.dot(p.q, queries, i, h, p.k, keys, j, kv_head, b, call.head_dim);
+          seen.push_back(j);
+          scores.push_back(call.capped(call.scale * q_scale * k_scale * dot));
+        }
+        const double lse = log_sum_exp(scores, call.sink(h));
+        result.lse[static_cast<size_t>(
+            call.lse_place(call.heads_q, rows, call.packed_q, b, queries, i, h))] = lse;
+
+        const size_t out = static_cast<size_t>(call.place(p.out, b, queries, i, h));
+        for (size_t n = 0; n < seen.size(); ++n) {
+          const int64_t j = seen[n];
+          const double weight = std::exp(scores[n] - lse);
+          const double v_scale = fp8_scale(p.v_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
+          for (int64_t d = 0; d < call.head_dim_v; ++d)
+            result.out[out + static_cast<size_t>(d)] +=
+                weight * v_scale * call.element(p.v, b, keys, j, kv_head, d);
+        }
+      }
+  return result;
+}
+
+// For query i and the keys j that it sees, with p_j = exp(score_j − lse) and dp_j = dout·v_j:
+//
+//   ds_j = p_j · (dp_j − Σ p·dp + dlse) · (1 − tanh² of the softcap)
+//   dq = scale · Σ ds_j·k_j     dk_j += scale · ds_j·q     dv_j += p_j·dout
+//   dsink += exp(sink − lse) · (dlse − Σ p·dp)
+DefinedBackward define_backward(const flash3_backward_params& p) {
+  const Call<flash3_backward_params> call{p};
+  const auto elements = [](const flash3_tensor& t) {
+    int64_t count = 1;
+    for (int n = 0; n < t.ndim; ++n) count *= t.shape[n];
+    return static_cast<size_t>(count);
+  };
+  DefinedBackward result;
+  result.dq.resize(elements(p.q));
+  result.dk.resize(elements(p.k));
+  result.dv.resize(elements(p.v));
+  if (given(p.sink)) result.dsink.resize(static_cast<size_t>(call.heads_q));
+
+  for (int64_t b = 0; b < call.batch; ++b)
+    for (int64_t h = 0; h < call.heads_q; ++h)
+      for (int64_t i = 0; i < call.queries(b).count; ++i) {
+        const Tokens queries = call.queries(b), keys = call.keys(b);
+        const VisibleKeys mask = call.visible(b);
+        const int64_t kv_head = call.kv_head(h);
+
+        std::vector<int64_t> seen;
+        std::vector<double> scores;
+        for (int64_t j = 0; j < keys.count; ++j) {
+          if (!mask.sees(i, j)) continue;
+          const double dot = call.dot(p.q, queries, i, h, p.k, keys, j, kv_head, b, call.head_dim);
+          seen.push_back(j);
+          scores.push_back(call.capped(call.scale * dot));
+        }
+        const double sink = call.sink(h), lse = log_sum_exp(scores, sink);
+
+        std::vector<double> weights, dp;
+        double mean = 0;  // Σ p·dp
+        for (size_t n = 0; n < seen.size(); ++n) {
+          weights.push_back(std::exp(scores[n] - lse));
+          dp.push_back(
+              call.dot(p.dout, queries, i, h, p.v, keys, seen[n], kv_head, b, call.head_dim_v));
+          mean += weights[n] * dp[n];
+        }
+        double dlse = 0;
+        if (given(p.dlse)) {
+          const int64_t* stride = p.dlse.stride + (p.dlse.ndim - 2);
+          const int64_t first = p.dlse.ndim == 3 ? b * p.dlse.stride[0] : 0;
+          dlse = static_cast<const float*>(
+              p.dlse.data)[first + h * stride[0] + (queries.first + i) * stride[1]];
+        }
+
+        const auto q_row = static_cast<size_t>(call.place(p.q, b, queries, i, h));
+        for (size_t n = 0; n < seen.size(); ++n) {
+          const int64_t j = seen[n];
+          const double tanh = p.softcap > 0 ? scores[n] / p.softcap : 0;
+          const double ds = weights[n] * (dp[n] - mean + dlse) * (1 - tanh * tanh);
+          const auto k_row = static_cast<size_t>(call.place(p.k, b, keys, j, kv_head));
+          const auto v_row = static_cast<size_t>(call.place(p.v, b, keys, j, kv_head));
+          for (int64_t d = 0; d < call.head_dim; ++d) {
+            const auto at = static_cast<size_t>(d);
+            result.dq[q_row + at] += call.scale * ds * call.element(p.k, b, keys, j, kv_head, d);
+            result.dk[k_row + at] += call.scale * ds * call.element(p.q, b, queries, i, h, d);
+          }
+          for (int64_t d = 0; d < call.head_dim_v; ++d)
+            result.dv[v_row + static_cast<size_t>(d)] +=
+                weights[n] * call.element(p.dout, b, queries, i, h, d);
+        }
+        if (given(p.sink) && sink != -kInfinity)
+          result.dsink[static_cast<size_t>(h)] += std::exp(sink - lse) * (dlse - mean);
+      }
+  return result;
+}
+
+}  // namespace flash3

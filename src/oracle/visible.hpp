@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mask as flash3.h defines it, pair by pair. The oracles and the yardsticks take it from here
+// and not from core/mask.hpp, which is a part of what they check.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace flash3 {
+
+// [begin, end), of keys or of queries.
+struct IndexRange {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+  int64_t size() const { return empty() ? 0 : end - begin; }
+};
+
+// The mask of one sequence.
+struct VisibleKeys {
+  int64_t seq_q = 0, seq_k = 0;
+  int64_t window_left = -1, window_right = -1;  // negative: unbounded
+  int64_t chunk = 0;                            // 0: none
+
+  // Whether query i sees key j.
+  bool sees(int64_t i, int64_t j) const {
+    const int64_t diagonal = i + seq_k - seq_q;
+    // A window may be as wide as int64_t, so nothing is added to it.
+    if (window_left >= 0 && diagonal - j > window_left) return false;
+    if (window_right >= 0 && j - diagonal > window_right) return false;
+    return chunk == 0 || floor_div(j, chunk) == floor_div(diagonal, chunk);
+  }
+
+  // What query i sees: a range, as every bound above is one.
+  IndexRange keys(int64_t i) const {
+    IndexRange seen{0, seq_k};
+    while (!seen.empty() && !sees(i, seen.begin)) ++seen.begin;
+    while (!seen.empty() && !sees(i, seen.end - 1)) --seen.end;
+    return seen;
+  }
+  // The least range that holds what queries [first, end) see.
+  IndexRange keys(int64_t first, int64_t end) const {
+    IndexRange all{seq_k, 0};
+    for (int64_t i = first; i < end; ++i)
+      if (const IndexRange seen = keys(i); !seen.empty())
+        all = {std::min(all.begin, seen.begin), std::max(all.end, seen.end)};
+    return all.empty() ? IndexRange{} : all;
+  }
+
+ private:
+  static int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -1 - (-1 - a) / b; }
+};
+
+}  // namespace flash3

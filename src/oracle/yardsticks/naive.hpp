@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention as a plain framework implementation computes it, in the tensors' own precision: the
+// yardstick of the accuracy experiment and the baseline of the CPU benchmark. It is no oracle.
+//
+// All read and write host memory, with any strides. num_threads 0: all cores.
+#pragma once
+
+#include "core/problem.hpp"
+
+namespace flash3 {
+
+// Writes problem.out and, if it has memory, problem.lse. Scores and probabilities are materialised
+// in the problem's dtype, sums are float32. An FP8 problem rounds exp(score − max) · 256 to e4m3,
+// as the library does, and for Hopper sums as its tensor cores do (tensor_core_sum.hpp).
+void attention_naive(const ForwardProblem& problem, int num_threads = 0);
+
+// The same of an FP8 problem, but with probabilities rounded to e4m3 as they are: what a framework
+// would do.
+void attention_plain_fp8(const ForwardProblem& problem, int num_threads = 0);
+
+// attention_naive for a problem that computes in FP8, on what quantize_ref makes of q, k and v.
+void attention_naive_fp8(ForwardProblem problem, int num_threads = 0);
+
+// Writes dq, dk, dv and dsink. Scores, probabilities and the gradients of both are rounded to the
+// problem's dtype; delta is the row sum of dout ∘ out with out as given; sums are float32.
+void attention_backward_naive(const BackwardProblem& problem, int num_threads = 0);
+
+}  // namespace flash3

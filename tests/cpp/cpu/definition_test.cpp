@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle, which runs thousands of cases in good time, against the definition, which anybody can
+// read: every option of a call.
+#include "oracle/definition.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cases/backward_tensors.hpp"
+#include "harness.hpp"
+#include "oracle/attention_backward_ref.hpp"
+#include "oracle/visible.hpp"
+
+namespace flash3::test {
+namespace {
+
+cases::Case parsed(const std::string& id) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  EXPECT_TRUE(c) << error;
+  return c.value_or(cases::Case{});
+}
+
+void expect_same(const char* name, const std::vector<double>& got,
+                 const std::vector<double>& want) {
+  ASSERT_EQ(got.size(), want.size()) << name;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i]) continue;  // infinities too
+    ASSERT_NEAR(got[i], want[i], 1e-12 * (1 + std::abs(want[i]))) << name << " element " << i;
+  }
+}
+
+// The mask of the oracles and the library's, which share no code.
+TEST(Definition, BothMasksAreTheSame) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const std::pair<int64_t, int64_t> lengths[] = {{9, 9}, {5, 12}, {12, 5}, {1, 30}, {30, 1}};
+  for (const auto& [seq_q, seq_k] : lengths)
+    for (const int64_t left : {int64_t{-1}, int64_t{0}, int64_t{3}, int64_t{40}, kMost})
+      for (const int64_t right : {int64_t{-1}, int64_t{0}, int64_t{2}, int64_t{40}, kMost})
+        for (const int64_t chunk : {int64_t{0}, int64_t{1}, int64_t{4}, int64_t{100}}) {
+          const VisibleKeys visible{seq_q, seq_k, left, right, chunk};
+          const Mask mask = Mask::make(seq_q, seq_k, {left, right, chunk});
+          for (int64_t i = 0; i < seq_q; ++i)
+            for (int64_t j = 0; j < seq_k; ++j)
+              ASSERT_EQ(visible.sees(i, j), mask.sees(i, j))
+                  << seq_q << " x " << seq_k << ", window " << left << ":" << right << ", chunk "
+                  << chunk << ": " << i << " sees " << j;
+        }
+}
+
+class Forward : public testing::TestWithParam<const char*> {};
+
+TEST_P(Forward, OracleIsTheDefinition) {
+  const cases::Case c = parsed(GetParam());
+  const auto t = cases::make_forward_tensors(c);
+  const flash3_forward_params params =
+      cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, t.lse.view, t.extra.views());
+  const ReferenceForward oracle = attention_ref(to_problem(params));
+  const DefinedForward definition = define_forward(params);
+  expect_same("out", oracle.out, definition.out);
+  expect_same("lse", oracle.lse, definition.lse);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Definition, Forward,
+    testing::Values("fp32/b2/q17/k29/h6x2/d24x40/full", "bf16/b1/q29/k17/h2/d64/causal/odd",
+                    "fp16/b2/q40/k40/h2/d16/w5:3", "fp32/b1/q40/k33/h2/d16/causal+w7:",
+                    "fp32/b1/q9/k40/h2/d16/w:4", "fp32/b1/q30/k41/h2/d16/full/chunk7",
+                    "fp32/b1/q41/k30/h2/d16/causal/chunk7", "fp32/b2/q20/k30/h4/d16/full/sink",
+                    "bf16/b2/q20/k30/h4x2/d16/causal/softcap20/sink", "fp32/b2/q9/k0/h2/d16/full",
+                    "fp32/b5/q20/k30/h4x2/d16/causal/random/packed",
+                    "fp32/b5/q20/k30/h2/d16/w3:9/random/used/sink",
+                    "fp32/b4/q20/k30/h2/d16/causal/chunk5/random/packed/nomax",
+                    "e4m3/b2/q140/k300/h4x2/d16/causal/blockscales",
+                    "e4m3/b2/q40/k30/h4x2/d16/full/headscales",
+                    "e4m3/b1/q40/k30/h2/d16/full/onescale",
+                    "e4m3/b4/q150/k150/h2x1/d16/causal/random/packed/blockscales"));
+
+class Backward : public testing::TestWithParam<const char*> {};
+
+TEST_P(Backward, OracleIsTheDefinition) {
+  const cases::Case c = parsed(GetParam());
+  const auto t = cases::make_backward_tensors(c);
+  const flash3_backward_params params = cases::make_backward_params(c, t.views());
+  BackwardProblem problem;
+  const Status status = make_backward_problem(&params, Pointers::kRequired, &problem);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const ReferenceBackward oracle = attention_backward_ref(problem);
+  const DefinedBackward definition = define_backward(params);
+  expect_same("dq", oracle.dq, definition.dq);
+  expect_same("dk", oracle.dk, definition.dk);
+  expect_same("dv", oracle.dv, definition.dv);
+  expect_same("dsink", oracle.dsink, definition.dsink);
+}
+
+INSTANTIATE_TEST_SUITE_P(Definition, Backward,
+                         testing::Values("fp32/b2/q17/k29/h6x2/d24x40/full/bwd",
+                                         "bf16/b1/q29/k17/h2/d64/causal/odd/bwd",
+                                         "fp16/b2/q40/k40/h2/d16/w5:3/dlse/bwd",
+                                         "fp32/b1/q30/k41/h2/d16/full/chunk7/bwd",
+                                         "fp32/b2/q20/k30/h4x2/d16/causal/softcap20/sink/dlse/bwd",
+                                         "fp32/b5/q20/k30/h4x2/d16/causal/random/packed/sink/bwd",
+                                         "fp32/b5/q20/k30/h2/d16/w3:9/random/used/dlse/bwd"));
+
+}  // namespace
+}  // namespace flash3::test

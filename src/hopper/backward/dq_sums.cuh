@@ -36,9 +36,9 @@ struct DqSums {
   int tile;   // in the sequence
   int index;  // among all query tiles in the workspace
 
-  __device__ __forceinline__ DqSums(const BackwardParams& params, const KeyTile& work, int part,
+  __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
                                     int i)
-      : params(params), work(work), part(part) {
+      : params(p), work(w), part(which_part) {
     const QueryPlace at(params, work, i);
     tile = at.tile;
     index = at.index;

@@ -19,9 +19,9 @@ struct WideDqOrder {
   int order = 0;
   bool ready = true;
 
-  __device__ __forceinline__ WideDqOrder(const DqSums<Traits>& sums, int thread)
-      : sums(sums),
-        deterministic(sums.params.schedule.deterministic),
+  __device__ __forceinline__ WideDqOrder(const DqSums<Traits>& own, int thread)
+      : sums(own),
+        deterministic(own.params.schedule.deterministic),
         waits(deterministic && thread == 32) {
     if (waits) {
       order = sums.order();

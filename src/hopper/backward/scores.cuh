@@ -19,17 +19,17 @@ struct KeysMask {
   WholeTiles whole;  // band
 
   // The whole warpgroup calls this.
-  __device__ __forceinline__ KeysMask(typename Traits::Shared& shared, int first_row, int thread)
-      : shared(shared), first_row(first_row) {
+  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, int row, int thread)
+      : shared(s), first_row(row) {
     const KeyTile& work = shared.work;
     const int first_key = work.key + first_row;
     keys = work.sequence.k_length - first_key;
     if constexpr (Traits::kBand) {
       // Each warp writes the rows that it reads.
-      const int row = thread / 32 * 16 + thread % 16, key = first_key + row;
+      const int own = thread / 32 * 16 + thread % 16, key = first_key + own;
       if (thread % 32 < 16)
-        shared.seen_by[first_row + row] =
-            row < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
+        shared.seen_by[first_row + own] =
+            own < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
       whole = whole_tiles(work, {first_key, first_key + kWarpgroupRows}, Traits::kTileM);
       __syncwarp();
     }

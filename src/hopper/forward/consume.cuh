@@ -24,7 +24,7 @@
 namespace flash3::hopper {
 
 // Key tiles of a work tile, from one warpgroup's point of view.
-struct KeyTiles {
+struct KeyTileRanges {
   TileMask::Range loaded;    // for the block: each of them is to be released
   TileMask::Range seen;      // by this warpgroup's queries, or one that they do not see
   TileMask::Range unmasked;  // no mask runs through them
@@ -41,8 +41,8 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr int kEarly = Operands::kEarly;
-  // Where the output is staged in Q's place and Q has a second slot, the first goes back to the
-  // loader when the next work tile has begun: the store has time until then.
+  // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
+  // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
 
   using Scores = float[kTileN / 2];
@@ -52,7 +52,7 @@ struct Consumer {
   // One work tile. Its arrays are variables of consume(): in one object with them, or in a function
   // further in, the compiler promotes to registers later, and ptxas sees another program.
   struct Tile {
-    KeyTiles keys;
+    KeyTileRanges keys;
     Operands operands;
     int n;  // the present key tile
     Descriptor q;
@@ -95,9 +95,9 @@ struct Consumer {
     return {params, shared.warp_queries[warp]};
   }
 
-  // Notes what the rows of the next work tile are, and gives its description back.
+  // Notes what the rows of the next work tile are, and hands its description back to the source.
   template <class Tiles>
-  __device__ __forceinline__ KeyTiles begin_work_tile(Tiles& source) const {
+  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) const {
     const WorkTile& work = source.tile();
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
@@ -253,7 +253,7 @@ struct Consumer {
     }
   }
 
-  // Each warp its own: its rows of the output lie in Q's place.
+  // Each warp releases Q for itself, when its rows of the output have left the same place.
   __device__ __forceinline__ void release_q(int stage) {
     if (thread % 32 != 0) return;
     Store::wait_until_read();
@@ -279,7 +279,7 @@ template <class Consumer>
 __device__ __forceinline__ void consume(Consumer& c) {
   c.begin();
   while (uniform(c.tiles.next())) {
-    const KeyTiles keys = c.begin_work_tile(c.tiles);
+    const KeyTileRanges keys = c.begin_work_tile(c.tiles);
     if (keys.loaded.begin >= keys.loaded.end) {
       store_empty(c.params, c.output(), c.thread);
       continue;

@@ -129,6 +129,7 @@ __device__ __forceinline__ void load_v(const ForwardParams& params,
                                                  nullptr, &shared.v_loaded);
 }
 
+// Producer of 16-bit kernels: Q, K and V come by TMA.
 template <class Traits>
 struct TmaProducer {
   static constexpr int kTileReaders = 3;

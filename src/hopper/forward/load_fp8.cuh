@@ -14,7 +14,7 @@ namespace flash3::hopper {
 // One thread loads everything, and two warps transpose V.
 enum class Fp8ProducerWarp : int { kLoad = 0, kSchedule = 1, kTranspose = 2 };
 
-// Puts the scale of a block into shared memory, some time.
+// Starts to copy the scale of a block into shared memory.
 __device__ __forceinline__ void copy_scale(float* shared, const RowScales& scales, int block) {
   if (scales.first) {
     copy_async(shared, scales.first + block * scales.stride);
@@ -129,12 +129,13 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   }
 }
 
+// Producer of FP8 kernels.
 template <class Traits>
 struct Fp8Producer {
   static constexpr int kTileReaders = 1 + kTransposeThreads;  // the loader, transposers
 
   static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
-    // Scales arrive by themselves.
+    // The copies of scales make an arrival of their own.
     for (auto& barriers : shared.q_barriers) barriers.init(4, 2);
     shared.k_barriers.init(4 * Traits::kWarpgroups, 2);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the consumer does with float16 and bfloat16 operands.
+// Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once
 
 #include "hopper/device/online_softmax.cuh"
@@ -13,8 +13,8 @@ struct Operands16Bit {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 4;
   static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
-  // So many of a thread's scores become probabilities before the wait for O, whose product is then
-  // still running; while the others follow, these are rounded.
+  // So many of a thread's scores become probabilities before the wait for O, whose product still
+  // runs then; these are rounded while the others follow.
   static constexpr int kEarly = kTileN / 4 / 8 * 8;
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
   // apart.
@@ -22,8 +22,8 @@ struct Operands16Bit {
   // Two warpgroups fall further apart where the next one may issue once the scores are there, three
   // and four issue sooner where it may once the products are issued.
   static constexpr bool kArriveLate = Traits::kWarpgroups == 2;
-  // One copy of the softmax, not one a stage: less code to fetch. The registers of four warpgroups,
-  // and of three with capped scores, do not do for stages that are no constants.
+  // One copy of the softmax, not one a stage: less code to fetch. Four warpgroups, and three with
+  // capped scores, have too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax =
       Traits::kWarpgroups < (Traits::kScore == ScoreKind::kSoftcap ? 3 : 4);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the consumer does with e4m3 operands.
+// Operands of a consumer (consume.cuh): e4m3.
 //
 // O is in units of the present key tile's scale of V: the rescaling that the softmax needs anyway
 // changes them too. The wait for O stands before all exponentials: the product is short, the
@@ -71,8 +71,8 @@ class OperandsFp8 {
   static constexpr bool kAlwaysRescale = false;
   // One warpgroup's exponentials then fall into the other's products.
   static constexpr bool kArriveLate = true;
-  // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups'
-  // registers do not do for stages that are no constants.
+  // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups have
+  // too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
 
   __device__ __forceinline__ OperandsFp8(const ForwardParams& params,

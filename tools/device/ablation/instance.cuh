@@ -35,7 +35,7 @@ using ConsumerFp8 = Consumer<Traits, OperandsFp8<Traits>, StoreFp8<Traits>>;
 
 }  // namespace flash3::device
 
-// …: the arguments of forward_kernel; a name `Traits` among them is flash3::device's.
+// Behind the variant: the template arguments of forward_kernel.
 #define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, ...)                             \
   template <>                                                                       \
   const void* flash3::device::ablation_kernel<flash3::hopper::Element::ELEMENT,     \

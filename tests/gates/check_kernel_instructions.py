@@ -29,10 +29,10 @@ def ceiling_products(kernel):
     return "QGMMA" if fp8 else "HGMMA", turns * (head_dim // step + keys // step)
 
 
-def needed(obj, kernel):
+def needed(obj):
     if not is_attention(obj):
         return ()
-    return FP8_NEEDED if "fp8_forward_kernel" in kernel else NEEDED
+    return FP8_NEEDED if "_e4m3_" in obj.name else NEEDED
 
 
 def main():
@@ -47,7 +47,7 @@ def main():
             count = Counter(instruction.split(".")[0] for instruction in instructions)
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
-            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]
+            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj) if not count[name]]
             if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)

@@ -4,6 +4,7 @@
 
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/device/tile/mma.cuh"
+#include "hopper/forward/params.h"
 
 namespace flash3::hopper {
 

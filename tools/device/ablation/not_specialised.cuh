@@ -103,9 +103,9 @@ struct LoadingConsumer : Base {
   OwnTiles<Traits> tiles{this->params.schedule};
   OwnLoads<Traits> loads{this->params, this->shared, this->warpgroup};
 
-  __device__ __forceinline__ LoadingConsumer(const ForwardParams& params,
-                                             typename Traits::Shared& shared, int warpgroup)
-      : Base(params, shared, warpgroup) {
+  __device__ __forceinline__ LoadingConsumer(const ForwardParams& p, typename Traits::Shared& s,
+                                             int w)
+      : Base(p, s, w) {
     loads.begin();
   }
 

@@ -14,7 +14,7 @@ struct PipelineState {
   int stage = 0;
   uint32_t phase = 0;
 
-  // Of the step-th use of the buffer, counted from 0.
+  // The state at the step-th use of the buffer, counted from 0.
   static __device__ __forceinline__ PipelineState at(int step) {
     return {step % kStages, uint32_t(step / kStages % 2)};
   }

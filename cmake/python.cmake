@@ -78,13 +78,18 @@ if(EXISTS "${python_include}/Python.h")
   target_link_libraries(flash3_eager PRIVATE flash3_python flash3_warnings)
   flash3_python_library(flash3_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)
   add_dependencies(flash3_torch flash3_eager) # who builds the operators, as pip does, builds this as well
+  flash3_header_version(version ${torch_dir}/include/ATen/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)
+  flash3_contains(torch DLPack "${version}" Apache-2.0 "header, compiled into _eager.abi3.so" pkg:github/dmlc/dlpack)
+  flash3_header_version(version ${python_include}/patchlevel.h PY_MAJOR_VERSION PY_MINOR_VERSION PY_MICRO_VERSION)
+  flash3_contains(torch CPython "${version}" PSF-2.0 "headers, compiled into _eager.abi3.so; Python is not shipped"
+                  pkg:generic/python)
 else()
   message(STATUS "flash3: without the short way from Python (${FLASH3_PYTHON_EXECUTABLE} has no Python.h: apt install python3-dev)")
 endif()
 
 file(STRINGS ${torch_dir}/version.py version REGEX "^__version__")
 string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")
-flash3_contains(torch PyTorch "${version}" BSD-3-Clause "headers, compiled into libflash3_torch.so and _eager.abi3.so; the libraries are not shipped"
+flash3_contains(torch PyTorch "${version}" BSD-3-Clause "headers, compiled into libflash3_torch.so; the libraries are not shipped"
                 pkg:pypi/torch)
 if(SKBUILD)
   flash3_write_sbom(${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json library torch)

@@ -4,6 +4,8 @@
 #   flash3_python   libflash3.so, all of the library in one file without version links (a wheel has no
 #                   symbolic links)
 #   flash3_torch    libflash3_torch.so, bindings/torch/ on torch's stable ABI
+#   flash3_eager    _eager.abi3.so, the short way from Python around torch's dispatcher, on Python's stable
+#                   ABI; only with Python's headers, and the package does without it
 #
 # pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
 # torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
@@ -47,7 +49,7 @@ set(staged ${FLASH3_PYTHONPATH}/flash3)
 function(flash3_python_library target exports)
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${staged} INSTALL_RPATH "$ORIGIN"
                                              BUILD_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
-  target_link_options(${target} PRIVATE LINKER:--version-script=${exports} LINKER:--no-undefined)
+  target_link_options(${target} PRIVATE LINKER:--version-script=${exports})
   set_property(TARGET ${target} PROPERTY LINK_DEPENDS ${exports})
   install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python EXCLUDE_FROM_ALL) # for the wheel alone
 endfunction()
@@ -55,6 +57,7 @@ endfunction()
 add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)
 flash3_library(flash3_python)
 flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
+target_link_options(flash3_python PRIVATE LINKER:--no-undefined)
 
 add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp
             ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
@@ -63,6 +66,26 @@ target_include_directories(flash3_torch SYSTEM PRIVATE ${torch_dir}/include)
 target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
 set_target_properties(flash3_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
 flash3_python_library(flash3_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
+target_link_options(flash3_torch PRIVATE LINKER:--no-undefined)
+
+execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('include'))"
+                OUTPUT_VARIABLE python_include OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(EXISTS "${python_include}/Python.h")
+  # A module, whose Python symbols are those of the interpreter that loads it.
+  add_library(flash3_eager MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp)
+  set_target_properties(flash3_eager PROPERTIES PREFIX "" OUTPUT_NAME _eager SUFFIX .abi3.so)
+  target_include_directories(flash3_eager SYSTEM PRIVATE ${python_include} ${torch_dir}/include)
+  target_link_libraries(flash3_eager PRIVATE flash3_python flash3_warnings)
+  flash3_python_library(flash3_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)
+  add_dependencies(flash3_torch flash3_eager) # who builds the operators, as pip does, builds this as well
+  flash3_header_version(version ${torch_dir}/include/ATen/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)
+  flash3_contains(torch DLPack "${version}" Apache-2.0 "header, compiled into _eager.abi3.so" pkg:github/dmlc/dlpack)
+  flash3_header_version(version ${python_include}/patchlevel.h PY_MAJOR_VERSION PY_MINOR_VERSION PY_MICRO_VERSION)
+  flash3_contains(torch CPython "${version}" PSF-2.0 "headers, compiled into _eager.abi3.so; Python is not shipped"
+                  pkg:generic/python)
+else()
+  message(STATUS "flash3: without the short way from Python (${FLASH3_PYTHON_EXECUTABLE} has no Python.h: apt install python3-dev)")
+endif()
 
 file(STRINGS ${torch_dir}/version.py version REGEX "^__version__")
 string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")

@@ -8,7 +8,7 @@ gradient), gradients through the LSE and with attention_chunk, head dims that ar
 """
 import torch
 
-from flash3._torch import run_forward
+from flash3._torch import eager, run_forward
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
 from flash_attn_3._C import _flash3, check_tensors, checked_options, is_seen, no_splits, refuse, upstreams
 
@@ -121,6 +121,12 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
                     window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
                     sm_margin=0, return_attn_probs=False, s_aux=None, dropout_p=0.0):
     """softmax(q k^T) v of [batch, seq, heads, dim] tensors; (out, softmax_lse) with return_attn_probs."""
+    # A plain call; what a compiler traces is the operator. Without FP8 scales mean nothing.
+    if eager is not None and qv is s_aux is None and deterministic is False and num_splits <= 1 and not (
+            torch.compiler.is_compiling() or attention_chunk or sm_margin or return_attn_probs or dropout_p):
+        out = eager(q, k, v, causal, window_size, softmax_scale, softcap)
+        if out is not None:
+            return out
     if dropout_p:
         refuse(dropout_p=dropout_p)
     out, lse = _forward(q, k, v, qv, None, None, None, None, None, None, q_descale, k_descale, v_descale, softmax_scale, causal,

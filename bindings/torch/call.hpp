@@ -16,14 +16,13 @@
 #include <vector>
 
 #include "flash3/plan.h"
+#include "workspace.hpp"
 
 namespace flash3_torch {
 
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
-
-constexpr int64_t kWorkspaceAlignment = 256;
 
 // "flash3: invalid argument: q.shape[2] = …": flash3/_torch.py makes the Python exception of it.
 [[noreturn]] void fail(flash3_status status, const std::string& sentence);
@@ -146,11 +145,9 @@ class Call {
     check(flash3_plan_workspace(plan.get(), &bytes));
     std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
     if (bytes > 0) {
-      workspace = empty({static_cast<int64_t>(bytes) + kWorkspaceAlignment},
+      workspace = empty({static_cast<int64_t>(workspace_allocation(bytes))},
                         aoti_torch_dtype_uint8(), device_);
-      const auto address = reinterpret_cast<uintptr_t>(workspace->data_ptr());
-      params.workspace = reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) /
-                                                 kWorkspaceAlignment * kWorkspaceAlignment);
+      params.workspace = align_workspace(workspace->data_ptr());
       params.workspace_size = bytes;
     }
     check(run_plan(plan.get(), &params));

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+HAS_HEADERS = pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def build(folder, source, *options):
@@ -48,7 +50,8 @@ def test_wheels(site):
     # One for every CPython, and each file in it once.
     assert re.fullmatch(rf"flash3-{re.escape(version)}-py3-none-\w*linux\w*\.whl", wheels["flash3"].name)
     names = zipfile.ZipFile(wheels["flash3"]).namelist()
-    assert sorted(n for n in names if ".so" in n) == ["flash3/libflash3.so", "flash3/libflash3_torch.so"]
+    eager = ["flash3/_eager.abi3.so"] if HAS_HEADERS else []
+    assert sorted(n for n in names if ".so" in n) == [*eager, "flash3/libflash3.so", "flash3/libflash3_torch.so"]
     assert all(n.startswith(("flash3/", f"flash3-{version}.dist-info/")) for n in names)
     assert {f"flash3-{version}.dist-info/{n}" for n in ("licenses/LICENSE", "licenses/NOTICE", "sboms/flash3.cdx.json")} <= set(names)
     assert [n for n in zipfile.ZipFile(wheels["flash_attn_3"]).namelist() if n.endswith("/licenses/LICENSE")]
@@ -63,7 +66,7 @@ def test_links_nothing_of_one_python_or_one_torch(site):
     if not readelf:
         pytest.skip("there is no readelf")
     needed = {}
-    for name in ("libflash3", "libflash3_torch"):
+    for name in ("libflash3", "libflash3_torch", *(["_eager.abi3"] if HAS_HEADERS else [])):
         text = subprocess.run([readelf, "-d", folder / f"flash3/{name}.so"], capture_output=True, text=True, check=True).stdout
         needed[name] = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
         assert re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text) in ([], ["$ORIGIN"])
@@ -71,6 +74,7 @@ def test_links_nothing_of_one_python_or_one_torch(site):
               "ld-linux-x86-64.so.2"}
     assert needed["libflash3"] <= system
     assert needed["libflash3_torch"] - system == {"libflash3.so", "libtorch_cpu.so"}
+    assert needed.get("_eager.abi3", system) - system <= {"libflash3.so"}  # Python's symbols are those of the process
 
 
 def test_uses_only_what_torch_2_10_has(site):
@@ -85,6 +89,13 @@ def test_uses_only_what_torch_2_10_has(site):
     assert functions and all(allowed.fullmatch(f) for f in functions), sorted(functions)
     # No C++ symbol of torch: those are what differs from release to release.
     assert not re.search(r" U _ZN?K?(2at|3c10|5torch)", text)
+
+
+@pytest.mark.skipif(not HAS_HEADERS or not shutil.which("nm"), reason="there is no _eager, or no nm")
+def test_exports_its_module_alone(site):
+    text = subprocess.run(["nm", "-D", site[0] / "flash3/_eager.abi3.so"], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r" [^Uwv] (\w+)$", text, re.M) == ["PyInit__eager"]
+    assert not re.search(r" U _ZN?K?(2at|3c10|5torch)| U \w*torch", text)
 
 
 SMOKE = """
@@ -120,9 +131,10 @@ assert pathlib.Path(flash3.__file__).parent.parent == pathlib.Path.cwd()
 x = torch.randn(1, 5, 2, 16, requires_grad=True)
 flash_attn_interface.flash_attn_func(x, x, x).sum().backward()
 assert x.grad is not None
+assert (flash3._torch.eager is not None) == %s
 assert "flash-attn-3" in [n.replace("_", "-") for n in m.packages_distributions()["flash_attn_interface"]]
 assert m.version("flash-attn-3").startswith("3.") and m.version("flash3") == flash3.__version__
-""")
+""" % HAS_HEADERS)
 
 
 def test_transformers_finds_the_drop_in(site):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers, with small random models: attn_implementation="f3", "flash_attention_3" through the drop-in, and "sdpa"
 under flash3.sdpa_override()."""
+import contextlib
 import copy
 from unittest import mock
 
@@ -65,15 +66,26 @@ def dtype(device):
     return torch.float32 if device == "cpu" else torch.bfloat16
 
 
+@contextlib.contextmanager
 def calls(implementation):
     """Counts the calls that reach flash3."""
     import flash_attn_interface
     from transformers import modeling_flash_attention_utils as utils
     if implementation == "f3":
-        return mock.patch.object(integration, "attention", wraps=integration.attention)
+        with mock.patch.object(integration, "attention", wraps=integration.attention) as counted:
+            yield counted
+        return
     utils.lazy_import_flash_attention("flash_attention_3")
     assert utils._flash_fn is flash_attn_interface.flash_attn_func
-    return mock.patch.object(flash_attn_interface, "_forward", wraps=flash_attn_interface._forward)
+    eager, counted = flash_attn_interface.eager, mock.Mock(wraps=flash_attn_interface._forward)
+
+    def counted_eager(*call):
+        out = eager(*call)
+        counted.call_count += out is not None  # otherwise _forward has it next
+        return out
+
+    with mock.patch.multiple(flash_attn_interface, _forward=counted, eager=eager and counted_eager):
+        yield counted
 
 
 @pytest.mark.parametrize("name", CONFIGS)

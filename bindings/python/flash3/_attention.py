@@ -16,6 +16,7 @@ if importlib.util.find_spec("torch"):
         _torch, _why_no_torch = None, str(error)
 else:
     torch = _torch = None
+_eager = getattr(_torch, "eager", None)
 
 
 def _is_torch(x):
@@ -88,6 +89,14 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         RuntimeError: CUDA refused.
         MemoryError: host memory ran out.
     """
+    # A plain call; what a compiler traces is the operator.
+    if _eager is not None and deterministic is False and not (
+            torch.compiler.is_compiling() or chunk or rotation_seed or return_lse) and \
+            sink is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is seqused_q is seqused_k is q_scale is k_scale \
+            is v_scale is out_dtype is compute is None:
+        out = _eager(q, k, v, causal, window, softmax_scale, softcap)
+        if out is not None:
+            return out
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,

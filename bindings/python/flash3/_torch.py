@@ -15,6 +15,12 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MINIMUM_TORCH
     raise ImportError(f"torch is {torch.__version__} but flash3's operators need torch >= {'.'.join(map(str, MINIMUM_TORCH))}")
 torch.ops.load_library(str(FOLDER / "libflash3_torch.so"))
 
+try:
+    # The result of a plain call, at half of what the operator costs; None: this one is for the operator.
+    from ._eager import attention as eager
+except ImportError:  # built without Python's headers, or not for this Python or torch: operators do all
+    eager = None
+
 _forward = torch.ops.flash3.forward.default
 _inference = torch.ops.flash3.inference.default
 # The same without a call of Python.

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the library's workspace lies in memory that torch allocates for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flash3_torch {
+
+constexpr size_t kWorkspaceAlignment =
+    256;  // flash3.h asks for it, and not every allocator gives it
+
+// How much to allocate for a workspace of this size.
+constexpr size_t workspace_allocation(size_t bytes) { return bytes + kWorkspaceAlignment; }
+
+inline void* align_workspace(void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
+                                 kWorkspaceAlignment);
+}
+
+}  // namespace flash3_torch

@@ -3,6 +3,7 @@
 // tensors' dtype rounded to it.
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -10,7 +11,6 @@
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
 #include "oracle/one_sequence.hpp"
-#include "oracle/quantize_ref.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/work_sharing.hpp"
 #include "oracle/yardsticks/naive.hpp"
@@ -250,7 +250,9 @@ void attention_naive_fp8(ForwardProblem problem, int num_threads) {
   std::vector<std::byte> memory(quantized_forward(problem).tensor_bytes);
   problem.workspace = memory.data();
   const QuantizedForward both = quantized_forward(problem);
-  quantize_ref(both.quantize);
+  PlanPointer<QuantizeProblem> quantize;
+  if (!cpu_backend().plan(both.quantize, &quantize).ok() || !quantize->launch(both.quantize).ok())
+    throw std::runtime_error("attention_naive_fp8: the CPU cannot quantize this problem");
   attention_naive(both.forward, num_threads);
 }
 

@@ -18,7 +18,11 @@ void attention_naive(const ForwardProblem& problem, int num_threads = 0);
 // would do.
 void attention_plain_fp8(const ForwardProblem& problem, int num_threads = 0);
 
-// attention_naive for a problem that computes in FP8, on what quantize_ref makes of q, k and v.
+// The same for a problem that computes in FP8: the CPU backend brings q, k and v to FP8, then the
+// naive arithmetic runs on those. Not quantize_ref: where the largest element of a block lies
+// within float32's rounding of a power of two times 448, it takes twice the scale or half of it,
+// and errors of other roundings say nothing of each other. (The quantizer itself is held against
+// quantize_ref.)
 void attention_naive_fp8(ForwardProblem problem, int num_threads = 0);
 
 // Writes dq, dk, dv and dsink. Scores, probabilities and the gradients of both are rounded to the

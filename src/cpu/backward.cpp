@@ -54,9 +54,9 @@ double work_of(const BackwardProblem& p, double pairs) {
   return pairs * (3. * p.head_dim + 2. * p.head_dim_v);
 }
 
-// The workspace: whose turn it is, the sums of dQ, what the rows add to dsink, and each thread's
-// scratch. A sequence has its place in the first three by its first query, so that nothing needs to
-// be summed up over the sequences before it.
+// The workspace: the block of keys that comes next, the sums of dQ, what the rows add to dsink, and
+// each thread's scratch. A sequence has its place in the first three by its first query, so that
+// nothing needs to be summed up over the sequences before it.
 class Space {
  public:
   explicit Space(const BackwardProblem& p)
@@ -152,9 +152,9 @@ void finish_rest(const BackwardProblem& p, const BackwardPlan& plan, const Space
       clear_row(p, p.dq, row_offset(p.dq, s.batch, s.q, i, head));
 }
 
-// Blocks of keys, and whose turn it is at each block of rows: the first block of keys that it sees
-// begins. A sequence's blocks come in the order of its keys, since what is left of it is less from
-// one to the next.
+// Blocks of keys, and which of them comes next at each block of rows: the first block of keys that
+// it sees begins. A sequence's blocks come in the order of its keys, since what is left of it is
+// less from one to the next.
 WorkList list_blocks(const BackwardProblem& p, const BackwardPlan& plan, const Space& space) {
   WorkList list(p.heads_k);
   std::vector<double> costs;
@@ -251,7 +251,7 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   list.close(threads);
 
   // A task waits only for those before it in the list, which have been taken before it: they cannot
-  // block each other. Heads and sequences take turns, so that it seldom waits at all.
+  // block each other. Heads and sequences alternate, so that it seldom waits at all.
   std::atomic<int64_t> next_sequence{0}, next_task{0};
   run_workers(threads, [&](int worker) {
     for (int64_t b; (b = next_sequence.fetch_add(1)) < p.batch;)

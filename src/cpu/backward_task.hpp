@@ -4,8 +4,8 @@
 //
 // A task is a block of keys of one KV head, and goes over all blocks of rows that see it. dK and dV
 // are its own; the sums of dQ belong to all tasks of the head, which add to each block of rows in
-// the order of the keys: a task waits for its turn. So every score is computed once, nothing is
-// reduced afterwards, and the sums are the same on any number of threads.
+// the order of the keys: a task waits for the one before it. So every score is computed once,
+// nothing is reduced afterwards, and the sums are the same on any number of threads.
 #pragma once
 
 #include <algorithm>

@@ -44,7 +44,7 @@ const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan)
   return float_arithmetic(problem.dtype);
 }
 
-// Of a ragged batch, whose lengths are read when it runs, the most that there can be.
+// A ragged batch has its lengths read when it runs: this is the most that there can be.
 std::string tasks_on(const Problem& problem, int64_t tasks, int threads) {
   return message(problem.is_ragged() ? "at most " : "", tasks, " on ", threads,
                  threads == 1 ? " thread" : " threads");

@@ -91,7 +91,7 @@ void turn(const RotaryView& rotary, int64_t position, float* x) {
   }
 }
 
-// The tokens of one block as float32, turned, and what becomes of them.
+// The tokens of one block as float32, rotated, and what becomes of them.
 class BlockBuffer {
  public:
   explicit BlockBuffer(const QuantizeProblem& problem)

@@ -71,7 +71,7 @@ ReferenceBackward expect(const Case& c, const BackwardTensors& t, const RunOptio
   return attention_backward_ref(problem, options.oracle_threads);
 }
 
-// Of two runs, what is worse.
+// Keeps the worse of two runs.
 void keep_worse(const GradientChecks& now, CheckResult* result) {
   const auto keep = [](const TensorCheck& part, TensorCheck* worst) {
     if (!part.failure.empty() || part.fraction >= worst->fraction) *worst = part;

@@ -64,7 +64,7 @@ struct Case {
   int64_t window_left = -1, window_right = -1;
 
   Layout layout = Layout::kBatchSeq;
-  // Of single tensors: "<tensor>:<layout>".
+  // The layouts of single tensors: "<tensor>:<layout>".
   std::array<std::optional<TensorLayout>, kTensorNames> own_layouts{};
   Distribution distribution = Distribution::kNormal;
   bool want_lse = true;

@@ -162,7 +162,7 @@ bool is_input(TensorName name) {
     case TensorName::kV:
     case TensorName::kDout:
     case TensorName::kDlse: return true;
-    // Those of the backward have what a forward has written.
+    // The backward's hold what a forward has written.
     case TensorName::kOut:
     case TensorName::kLse:
     case TensorName::kDq:

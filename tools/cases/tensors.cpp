@@ -86,7 +86,7 @@ void set(const flash3_tensor& t, int64_t b, int64_t s, int64_t h, int64_t d, flo
   store_float(t.data, t.dtype, b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + d, x);
 }
 
-// A NaN in q poisons one row; an infinite k sends one key's scores to ±∞ in one KV head; infinities
+// A NaN in q spoils one row; an infinite k sends one key's scores to ±∞ in one KV head; infinities
 // and a NaN in v reach single output columns. A key that some rows do not see gets no special v: 0
 // · ∞ is NaN in every implementation that multiplies a masked tile, the naive one too.
 void place_specials(const Case& c, const ForwardTensors& t) {
@@ -135,7 +135,7 @@ void GuardedTensor::poison_forbidden() {
 }
 
 std::string GuardedTensor::damage() const {
-  // What is left when all that may be written is poison again.
+  // What is left when all that may be written holds the pattern again.
   std::vector<std::byte> rest = bytes;
   const size_t size = static_cast<size_t>(element_size(view.dtype));
   const size_t row_bytes = static_cast<size_t>(view.shape[view.ndim - 1]) * size;

@@ -90,7 +90,7 @@ class Record {
     write();
   }
 
-  // What the judged parts have not launched counts as not verified, whatever the record says else.
+  // A kernel that no part with checked results has launched counts as not verified.
   void print_summary() const {
     std::string list;
     for (const RecordPart& part : record_parts())

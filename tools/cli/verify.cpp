@@ -198,7 +198,7 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
     const cases::ForwardTensors t = cases::make_forward_tensors(c);
     const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
-    // Of other cases the bars say nothing. The paper's is absolute, and out of some rows of this
+    // The bars say nothing of other cases. The paper's is absolute, and out of some rows of this
     // data is half as large again as that of others.
     const bool paper = c.head_dim >= 128 && !c.causal && c.seq_q <= cases::kAllRows;
     const cases::Fp8Demand demand = !options.cases.empty() ? cases::Fp8Demand::kNone

@@ -7,8 +7,10 @@
 //     Q, dOut as float;  delta = rowsum(dOut ∘ Out) − dlse
 //     S = Q·Kᵀ,  dP = dOut·Vᵀ
 //     P = exp(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
-//     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse),  dS = P ∘ (dP − delta) ∘ (1 −
-//     t²) dV += Pᵀ·dOut,  dK += dSᵀ·Q in turn with the other blocks of keys:  dQ += dS·K
+//     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse)
+//                  dS = P ∘ (dP − delta) ∘ (1 − t²)
+//     dV += Pᵀ·dOut,  dK += dSᵀ·Q
+//     dQ += dS·K, in the order of the blocks of keys
 //
 // The task of the next block of keys follows one block of rows behind. Under a causal mask too: all
 // tasks go from the last row, which sees the most, to the first.
@@ -139,7 +141,7 @@ class BackwardRunner {
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
 
-  // Of the current block of rows, counted from its first row, and from the first key of the task.
+  // The current block of rows, counted from its first row, and from the first key of the task.
   Range rows_;
   int row_strips_ = 0, key_strips_ = 0;
   PackedRow row_[kMaxBackwardRows];

@@ -93,7 +93,7 @@ class DeviceCall {
   }
   const flash3_backward_params& params() const { return params_; }
 
-  // New inputs in the same place; poison in gradients and workspace.
+  // New inputs in the same place; the fill pattern in gradients and workspace.
   void refill(uint64_t seed) {
     Case other = case_;
     other.seed = seed;

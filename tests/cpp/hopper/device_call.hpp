@@ -258,7 +258,7 @@ class DeviceCall {
     return c.value_or(cases::Case{});
   }
   static size_t padded(size_t bytes) { return (bytes + 511) / 256 * 256; }  // a gap behind each
-  // Of the odd layout a tensor is aligned to one element only.
+  // The odd layout aligns a tensor to one element only.
   size_t offset(const flash3_tensor& t) const {
     const bool is_vector = t.ndim == 1;
     return case_.layout == cases::Layout::kOdd && !is_vector ? size_t(cases::element_size(t.dtype))

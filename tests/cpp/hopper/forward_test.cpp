@@ -100,7 +100,7 @@ class DeviceCall {
   }
   const flash3_forward_params& params() const { return params_; }
 
-  // New q, k and v in the same place; poison in out.
+  // New q, k and v in the same place; the fill pattern in out.
   void refill(uint64_t seed) {
     Case other = case_;
     other.seed = seed;
@@ -235,7 +235,7 @@ TEST_F(HopperForward, KeysSpreadOverMoreThan2To31Elements) {
                            cudaMemcpyDeviceToDevice),
               cudaSuccess);
   }
-  call.refill(c.seed);                              // poison in out
+  call.refill(c.seed);                              // the fill pattern in out
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the copies ran on another stream
   ASSERT_EQ(flash3_forward(&params), FLASH3_OK) << flash3_last_error();
   memory_->finish();

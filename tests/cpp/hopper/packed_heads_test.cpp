@@ -60,7 +60,7 @@ class GpuCall {
     EXPECT_TRUE(status.ok()) << status.message();
   }
 
-  // Leaves out and lse in *result, starting from poison.
+  // Leaves out and lse in *result, starting from the fill pattern.
   void run(const Device& device, const ForwardChoice& choice, ForwardTensors* result) {
     *result = host_;
     GuardedTensor* outputs[] = {&result->out, &result->lse};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A flash3_quantize call on the device and the same on the CPU, with poison around every tensor.
+// A flash3_quantize call on the device and the same on the CPU, with a fill pattern around every
+// tensor.
 #pragma once
 
 #include <cuda_runtime_api.h>

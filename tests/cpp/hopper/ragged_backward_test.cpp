@@ -20,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 
 class HopperRaggedBackward : public HopperTest {};
 
-// Poison lies in every row that is no token's, before and after.
+// Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperRaggedBackward, CaseTable) {
   for (const cases::Case& c : cases::ragged_backward_case_table(
            cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))

@@ -22,7 +22,7 @@ constexpr std::byte kPoison{0xFF};  // of NaNs
 
 class HopperRaggedForward : public HopperTest {};
 
-// Poison lies in every row that is no token's, before and after.
+// Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperRaggedForward, CaseTable) {
   for (const cases::Case& c :
        cases::ragged_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
@@ -129,7 +129,7 @@ class PackedCall {
   flash3_forward_params& params() { return p_; }
 
   // The first row, of these, whose token's outputs are not those of the other results, or that is
-  // no token's and not poison; −1 if there is none.
+  // no token's and not the pattern; −1 if there is none.
   int64_t first_difference(const std::vector<Bytes>& got, const std::vector<Bytes>& want,
                            int64_t first, int64_t used, int64_t last) const {
     const size_t row = size_t(p_.out.stride[0]) * 2;

@@ -37,7 +37,7 @@ Status plan_of(const std::string& id, BackwardPlan* plan) {
   return plan_backward(problem, kDevice, plan);
 }
 
-// Of the plan; its end says the tile.
+// The kernel id of the plan; its end says the tile.
 template <class Plan>
 std::string kernel_of(const std::string& id) {
   Plan plan;

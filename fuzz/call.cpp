@@ -3,8 +3,7 @@
 
 #include <numeric>
 
-#include "core/convert.hpp"
-#include "core/problem.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::fuzz {
 namespace {

@@ -73,9 +73,9 @@ struct BackwardTask {
   const BackwardProblem* problem = nullptr;
   BackwardBlocks blocks;
   int64_t kv_head = 0, key_block = 0;
-  float* dq = nullptr;               // [packed row][dq_stride] of this KV head
-  float* sink_terms = nullptr;       // [packed row] of it: what the row adds to −dsink; or null
-  std::atomic<int>* turn = nullptr;  // [row block] of it: the block of keys that may add to dq
+  float* dq = nullptr;          // [packed row][dq_stride] of this KV head
+  float* sink_terms = nullptr;  // [packed row] of it: what the row adds to −dsink; or null
+  std::atomic<int>* next_keys = nullptr;  // [row block]: the block of keys that may add to dq
 };
 
 // What a row takes from its sink, times delta, is what it adds to −dsink. No row that saw nothing

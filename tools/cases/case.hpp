@@ -21,8 +21,8 @@
 #include <string>
 #include <string_view>
 
+#include "cases/internals.hpp"
 #include "cases/layout.hpp"
-#include "core/mask.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cases {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/convert.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 namespace {

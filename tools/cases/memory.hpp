@@ -13,7 +13,7 @@
 
 namespace flash3::cases {
 
-inline constexpr std::byte kPoison{0xFF};  // cases/tensors.hpp says what for
+inline constexpr std::byte kFillPattern{0xFF};  // cases/tensors.hpp says what for
 
 class Memory {
  public:

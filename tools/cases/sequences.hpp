@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cases/case.hpp"
-#include "core/seq_info.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 

@@ -26,9 +26,9 @@ struct GuardedTensor {
   // The same view in a copy of bytes that lives at base.
   flash3_tensor at(void* base) const;
   // Every byte as it was before anything was written.
-  void poison();
-  void poison_forbidden();
-  // Which gap, guard or forbidden byte has changed since the poisoning, in words; "" if none has.
+  void fill_pattern();
+  void fill_forbidden();
+  // Which gap, guard or forbidden byte has changed since it was filled, in words; "" if none has.
   std::string damage() const;
 };
 

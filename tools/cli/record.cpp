@@ -86,7 +86,7 @@ class Record {
         std::chrono::round<std::chrono::seconds>(std::chrono::steady_clock::now() - start).count();
     entry.update(result);
     json_["parts"][part.name] = entry;
-    if (part.judges) note_launched(launched);
+    if (part.checks_results) note_launched(launched);
     write();
   }
 

@@ -99,11 +99,11 @@ HWY_INLINE void add_row(float factor, const float* row, int columns, float* c) {
 }
 
 bool all_finite(const float* rows, int64_t count, int64_t stride, int columns) {
-  VecF poison = set(0.f);  // NaN once a value was not finite
+  VecF not_finite = set(0.f);  // NaN once a value was not finite
   for (int64_t r = 0; r < count; ++r)
     for (int d = 0; d < columns; d += kLanes)
-      poison = hn::MulAdd(load(rows + r * stride + d), set(0.f), poison);
-  return hn::AllFalse(F32(), hn::IsNaN(poison));
+      not_finite = hn::MulAdd(load(rows + r * stride + d), set(0.f), not_finite);
+  return hn::AllFalse(F32(), hn::IsNaN(not_finite));
 }
 
 template <class T>
@@ -204,9 +204,9 @@ class BackwardRunner {
     else
       add_seen_pairs();
 
-    std::atomic<int>& turn = task_.turn[row_block];
+    std::atomic<int>& next_keys = task_.next_keys[row_block];
     const int own = static_cast<int>(task_.key_block);
-    for (int now; (now = turn.load(std::memory_order_acquire)) != own;) turn.wait(now);
+    for (int now; (now = next_keys.load(std::memory_order_acquire)) != own;) next_keys.wait(now);
     const int stride = dq_stride(p_.head_dim);
     float* dq = task_.dq + rows_.begin * stride;
     if (seen.begin == task_.key_block) {
@@ -223,8 +223,8 @@ class BackwardRunner {
     if (seen.end - 1 == task_.key_block)
       for (Index i = 0; i < rows_.size(); ++i)
         store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, row_of_queries(p_.dq, row_[i]));
-    turn.store(own + 1, std::memory_order_release);
-    turn.notify_all();
+    next_keys.store(own + 1, std::memory_order_release);
+    next_keys.notify_all();
   }
 
   static void prefetch(const T* row, int dim) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way in which the Hopper backend could run a case (which rows of the tile table, how many
-// heads packed, how many rows a slot has), timed in turn beside what forward/estimate.cpp expects.
-// The one that a call takes is marked. For whoever changes the estimate.
+// heads packed, how many rows a slot has), timed with interleaved samples beside what
+// forward/estimate.cpp expects. The one that a call takes is marked. For whoever changes the
+// estimate.
 //
 //   flash3_bench_choices [case …]
 #include <algorithm>

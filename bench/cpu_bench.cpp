@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU attention beside a naive multi-threaded implementation of the same definition, which
 // computes row by row with whole rows of scores (vectorised by the compiler for the base
-// instruction set). Both in turn, medians.
+// instruction set). Interleaved samples, medians.
 //
 //   flash3_bench_cpu [--target=AVX3_ZEN4] [seconds per case] [threads, 0: all] [case …]
 #include <algorithm>

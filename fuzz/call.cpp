@@ -3,8 +3,7 @@
 
 #include <numeric>
 
-#include "core/convert.hpp"
-#include "core/problem.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::fuzz {
 namespace {
@@ -45,7 +44,7 @@ void Memory::fill_input(Block* block, flash3_dtype dtype) {
   block->kept.assign(block->memory.get(), block->memory.get() + block->size);
 }
 
-// Shape and strides. Those of a tensor that is nowhere may be more than int64 holds: then they are
+// Shape and strides. A tensor that is nowhere may have ones more than int64 holds: then they are
 // any.
 flash3_tensor Memory::describe(flash3_dtype dtype, const Shape& shape, bool output) {
   flash3_tensor t{};

@@ -15,7 +15,7 @@ namespace flash3::fuzz {
 
 using Shape = std::vector<int64_t>;
 
-// The memory of one call. Of a call that is only asked about there is none (exists = false), and
+// The memory of one call. A call that is only asked about has none (exists = false), and
 // tensors may be larger than any memory.
 class Memory {
  public:

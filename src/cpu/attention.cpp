@@ -75,7 +75,7 @@ SplitSpace split_space(const ForwardProblem& p, const AttentionPlan& plan) {
   return {plan.splits > 1 ? plan.tasks * plan.tile.rows : 0, p.head_dim_v};
 }
 
-// Of a ragged batch the rows of a block follow from the sequence alone, so that its bits depend on
+// In a ragged batch the rows of a block follow from the sequence alone, so that its bits depend on
 // neither its neighbours nor the threads. A long one has blocks enough to share out; half of the
 // most costs a twentieth of the speed.
 int tile_rows(const ForwardProblem& p, const AttentionPlan& plan, Index rows) {

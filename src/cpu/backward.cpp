@@ -54,9 +54,9 @@ double work_of(const BackwardProblem& p, double pairs) {
   return pairs * (3. * p.head_dim + 2. * p.head_dim_v);
 }
 
-// The workspace: whose turn it is, the sums of dQ, what the rows add to dsink, and each thread's
-// scratch. A sequence has its place in the first three by its first query, so that nothing needs to
-// be summed up over the sequences before it.
+// The workspace: the block of keys that comes next, the sums of dQ, what the rows add to dsink, and
+// each thread's scratch. A sequence has its place in the first three by its first query, so that
+// nothing needs to be summed up over the sequences before it.
 class Space {
  public:
   explicit Space(const BackwardProblem& p)
@@ -64,20 +64,20 @@ class Space {
         rows_(most_queries(p) * p.queries_per_kv_head() + p.batch * kRowsBetween),
         blocks_(most_queries(p) * p.queries_per_kv_head() / kMaxBackwardRows + p.batch) {}
 
-  size_t shared_bytes() const { return turn_bytes() + dq_bytes() + sink_bytes(); }
+  size_t shared_bytes() const { return next_keys_bytes() + dq_bytes() + sink_bytes(); }
 
-  std::atomic<int>* turns(const Sequence& s, int64_t kv_head) const {
+  std::atomic<int>* next_keys(const Sequence& s, int64_t kv_head) const {
     return static_cast<std::atomic<int>*>(p_.workspace) + kv_head * blocks_ +
            first_row(s) / kMaxBackwardRows + s.batch;
   }
   float* dq(const Sequence& s, int64_t kv_head) const {
-    return reinterpret_cast<float*>(bytes() + turn_bytes()) +
+    return reinterpret_cast<float*>(bytes() + next_keys_bytes()) +
            row(s, kv_head) * dq_stride(p_.head_dim);
   }
   // Null if dsink is not wanted.
   float* sink_terms(const Sequence& s, int64_t kv_head) const {
     if (!p_.dsink.data) return nullptr;
-    return reinterpret_cast<float*>(bytes() + turn_bytes() + dq_bytes()) + row(s, kv_head);
+    return reinterpret_cast<float*>(bytes() + next_keys_bytes() + dq_bytes()) + row(s, kv_head);
   }
   void* scratch(size_t size, int worker) const {
     return bytes() + shared_bytes() + size * static_cast<size_t>(worker);
@@ -88,7 +88,7 @@ class Space {
   static constexpr int64_t kRowsBetween = kBackwardStrip - 1;
 
   char* bytes() const { return static_cast<char*>(p_.workspace); }
-  size_t turn_bytes() const {
+  size_t next_keys_bytes() const {
     return whole_lines(static_cast<size_t>(p_.heads_k * blocks_) * sizeof(std::atomic<int>));
   }
   size_t dq_bytes() const {
@@ -152,9 +152,9 @@ void finish_rest(const BackwardProblem& p, const BackwardPlan& plan, const Space
       clear_row(p, p.dq, row_offset(p.dq, s.batch, s.q, i, head));
 }
 
-// Blocks of keys, and whose turn it is at each block of rows: the first block of keys that it sees
-// begins. A sequence's blocks come in the order of its keys, since what is left of it is less from
-// one to the next.
+// Blocks of keys, and which of them comes next at each block of rows: the first block of keys that
+// it sees begins. A sequence's blocks come in the order of its keys, since what is left of it is
+// less from one to the next.
 WorkList list_blocks(const BackwardProblem& p, const BackwardPlan& plan, const Space& space) {
   WorkList list(p.heads_k);
   std::vector<double> costs;
@@ -163,7 +163,7 @@ WorkList list_blocks(const BackwardProblem& p, const BackwardPlan& plan, const S
     const BackwardBlocks blocks(p, s, plan.tile.keys);
     for (Index i = 0; i < blocks.row_blocks(); ++i) {
       const int first = static_cast<int>(blocks.key_blocks_of(i).begin);
-      for (Index h = 0; h < p.heads_k; ++h) new (space.turns(s, h) + i) std::atomic<int>(first);
+      for (Index h = 0; h < p.heads_k; ++h) new (space.next_keys(s, h) + i) std::atomic<int>(first);
     }
     double left = 0;
     costs.clear();
@@ -245,7 +245,7 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   list.close(threads);
 
   // A task waits only for those before it in the list, which have been taken before it: they cannot
-  // block each other. Heads and sequences take turns, so that it seldom waits at all.
+  // block each other. Heads and sequences alternate, so that it seldom waits at all.
   std::atomic<int64_t> next_sequence{0}, next_task{0};
   run_workers(threads, [&](int worker) {
     for (int64_t b; (b = next_sequence.fetch_add(1)) < p.batch;)
@@ -262,7 +262,7 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
                                 block.index,
                                 space.dq(s, head),
                                 space.sink_terms(s, head),
-                                space.turns(s, head)};
+                                space.next_keys(s, head)};
         plan.kernel->run(task, scratch);
       });
   });

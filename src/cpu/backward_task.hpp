@@ -4,8 +4,8 @@
 //
 // A task is a block of keys of one KV head, and goes over all blocks of rows that see it. dK and dV
 // are its own; the sums of dQ belong to all tasks of the head, which add to each block of rows in
-// the order of the keys: a task waits for its turn. So every score is computed once, nothing is
-// reduced afterwards, and the sums are the same on any number of threads.
+// the order of the keys: a task waits for the one before it. So every score is computed once,
+// nothing is reduced afterwards, and the sums are the same on any number of threads.
 #pragma once
 
 #include <algorithm>
@@ -73,9 +73,9 @@ struct BackwardTask {
   const BackwardProblem* problem = nullptr;
   BackwardBlocks blocks;
   int64_t kv_head = 0, key_block = 0;
-  float* dq = nullptr;               // [packed row][dq_stride] of this KV head
-  float* sink_terms = nullptr;       // [packed row] of it: what the row adds to −dsink; or null
-  std::atomic<int>* turn = nullptr;  // [row block] of it: the block of keys that may add to dq
+  float* dq = nullptr;          // [packed row][dq_stride] of this KV head
+  float* sink_terms = nullptr;  // [packed row] of it: what the row adds to −dsink; or null
+  std::atomic<int>* next_keys = nullptr;  // [row block]: the block of keys that may add to dq
 };
 
 // What a row takes from its sink, times delta, is what it adds to −dsink. No row that saw nothing

@@ -47,7 +47,7 @@ const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan)
   return float_arithmetic(problem.dtype);
 }
 
-// A ragged batch, whose lengths are read when it runs, has at most so many.
+// A ragged batch has its lengths read when it runs: this is the most that there can be.
 std::string tasks_on(const Problem& problem, int64_t tasks, int threads) {
   return message(problem.is_ragged() ? "at most " : "", tasks, " on ", threads,
                  threads == 1 ? " thread" : " threads");

@@ -19,7 +19,7 @@ namespace {
 struct Work {
   const QuantizePart* part;
   const Sequences* sequences;
-  bool turns;  // q and k are: rotary, rotation
+  bool rotates;  // q and k: rotary embedding, rotation
   Index offset;
 
   bool has_wide_scales() const { return part->given && part->scale.kind != ScaleKind::kBlock; }
@@ -78,20 +78,20 @@ class Rotation {
   float factor_[kMaxHeadDim];
 };
 
-void turn(const RotaryView& rotary, int64_t position, float* x) {
+void apply_rope(const RotaryView& rotary, int64_t position, float* x) {
   const int pairs = rotary.dim / 2;
   const int step = rotary.interleaved ? 2 : 1, other = rotary.interleaved ? 1 : pairs;
   for (int i = 0; i < pairs; ++i) {
     const float cos = load_float(rotary.cos, rotary.dtype, position * rotary.stride_cos + i);
     const float sin = load_float(rotary.sin, rotary.dtype, position * rotary.stride_sin + i);
     float &a = x[i * step], &b = x[i * step + other];
-    const float turned = a * cos - b * sin;
+    const float rotated = a * cos - b * sin;
     b = a * sin + b * cos;
-    a = turned;
+    a = rotated;
   }
 }
 
-// The tokens of one block as float32, turned, and what becomes of them.
+// The tokens of one block as float32, rotated, and what becomes of them.
 class BlockBuffer {
  public:
   explicit BlockBuffer(const QuantizeProblem& problem)
@@ -114,8 +114,8 @@ class BlockBuffer {
       float* row = &values_[static_cast<size_t>(i * part.in.dim)];
       const Index at = offset(part.in, i);
       for (Index d = 0; d < part.in.dim; ++d) row[d] = load_float(part.in.data, p_.dtype, at + d);
-      if (!work.turns) continue;
-      if (p_.rotary.given) turn(p_.rotary, work.offset + first + i, row);
+      if (!work.rotates) continue;
+      if (p_.rotary.given) apply_rope(p_.rotary, work.offset + first + i, row);
       if (p_.rotates) (&part == &p_.q ? rotation_q_ : rotation_k_).apply(row);
     }
     return count_ > 0;

@@ -20,7 +20,7 @@ enum class CpuTarget {
 
 const char* target_name(CpuTarget target);  // "AVX3_ZEN4"
 
-// Those built in that this machine, its operating system included, can run; the fastest last.
+// The targets built in that this machine, with its operating system, can run; the fastest last.
 std::span<const CpuTarget> supported_targets();
 
 // The fastest of them for this dtype: kAmx is for bfloat16 alone.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the threads of a call share out: blocks of its sequences, those that take longest first, so
-// that no thread is left with a long one at the end. What is too short to be worth a turn of its
+// that no thread is left with a long one at the end. What is too short to be worth a task of its
 // own goes together with its neighbours.
 #pragma once
 

@@ -4,6 +4,7 @@
 #include "oracle/attention_ref.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
@@ -22,8 +23,10 @@ struct RowResult {
   double lse, lse_bound;
 };
 
-// Computes rows and hands each to store(batch, row, head, RowResult).
-template <class Store>
+// Called with batch, row, head and what the row has.
+using Store = std::function<void(int64_t, int64_t, int64_t, const RowResult&)>;
+
+// Computes rows and hands each to store.
 class RowGroup {
  public:
   RowGroup(const ForwardProblem& problem, const Store& store)
@@ -134,13 +137,11 @@ class RowGroup {
   ReferenceTable<float> sizes_, out_bound_;
 };
 
-template <class Store>
 void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<Store>(p, store); });
+  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup(p, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-template <class Store>
 void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
   if (!p.is_ragged()) return for_each_row_of_one_length(p, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)

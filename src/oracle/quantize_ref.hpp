@@ -14,7 +14,7 @@ struct ReferenceQuantized {
   // After rotary embedding and rotation, not scaled: contiguous [batch, seq, heads, dim] or [total,
   // heads, dim]; 0 in rows of no token that counts.
   std::vector<double> values;
-  // Of each element of the scale tensor, by its offset there: the largest size of what it is for,
+  // For each element of the scale tensor, by its offset there: the largest size of what it is for,
   // infinity where that is not finite; −1 where no block is.
   std::vector<double> amax;
 };

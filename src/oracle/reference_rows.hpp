@@ -66,7 +66,7 @@ struct ReferenceKeys {
       }
     }
   }
-  // Of the keys that a row sees.
+  // The largest norm of the keys that a row sees.
   double largest_norm(IndexRange keys) const {
     double largest = 0;
     for (int64_t j = keys.begin; j < keys.end; ++j)

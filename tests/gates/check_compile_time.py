@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel file compiles within 20 s, and all of them within 5 minutes on two cores.
 
-Judged by CPU time (user + system), so that a busy machine does not fail it.
+It counts CPU time (user + system), so that a busy machine does not fail it.
 """
 import re
 import sys

@@ -52,7 +52,7 @@ def differences(record, build):
     found = {
         "changed since": [name for name in now if name in then and now[name] != then[name]],
         "new since": [name for name in now if name not in then],
-        "never launched by a judged case": [name for name in now if now[name] == then.get(name) and name in record["not_launched"]],
+        "never launched by a case with checked results": [name for name in now if now[name] == then.get(name) and name in record["not_launched"]],
     }
     return {what: names for what, names in found.items() if names}
 
@@ -119,7 +119,7 @@ def load(path):
     return record
 
 
-def judge(record, build, release):
+def check_record(record, build, release):
     """(the report, the exit code)."""
     if not build["kernels"]:
         return ["a build without CUDA has no kernel to compare"], SKIPPED
@@ -148,7 +148,7 @@ def main():
     objects = [pathlib.Path(line) for line in args.objects.read_text(encoding="utf-8").split()] if args.objects else []
     if lost := lost_kernels(build, map(log_of, objects)) if objects else []:
         raise SystemExit("\n".join(["of these kernels nvcc's log and the program do not both know:", *lost]))
-    lines, code = judge(load(args.record), build, release_reason(os.environ, tags_of_head()))
+    lines, code = check_record(load(args.record), build, release_reason(os.environ, tags_of_head()))
     print("\n".join(lines))
     return code
 

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 import check_verified
-from check_verified import SKIPPED, judge, lost_kernels, release_reason
+from check_verified import SKIPPED, check_record, lost_kernels, release_reason
 
 ABOUT = {"commit": "abc1234", "date": "2026-11-23T01:02:03Z", "device": "NVIDIA H200", "driver": "580.65", "seconds": 60,
          "passed": 1000, "failed": 0}
@@ -28,7 +28,7 @@ class Record(unittest.TestCase):
         """The gate passes or warns; on a release it passes or fails; and it says this."""
         text = ""
         for release, code in ((None, SKIPPED), ("HEAD is v1.2.3", 1)):
-            lines, got = judge(self.record, self.build, release)
+            lines, got = check_record(self.record, self.build, release)
             text = "\n".join(lines)
             self.assertEqual(got, 0 if verified else code, text)
             self.assertEqual("ERROR: HEAD is v1.2.3" in text, not verified and release is not None, text)
@@ -50,7 +50,7 @@ class Record(unittest.TestCase):
 
     def test_never_launched(self):
         self.record["not_launched"] = ["c", "gone"]
-        self.expect("2 kernels as verified on", "1 never launched by a judged case:\n  c")
+        self.expect("2 kernels as verified on", "1 never launched by a case with checked results:\n  c")
 
     def test_no_record(self):
         self.record = None
@@ -106,7 +106,7 @@ class Record(unittest.TestCase):
     def test_build_without_cuda(self):
         self.build = {"compiler": "", "kernels": []}
         for release in (None, "HEAD is v1.2.3"):
-            self.assertEqual(judge(self.record, self.build, release), (["a build without CUDA has no kernel to compare"], SKIPPED))
+            self.assertEqual(check_record(self.record, self.build, release), (["a build without CUDA has no kernel to compare"], SKIPPED))
 
 
 class Around(unittest.TestCase):

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cases/fp8_input.hpp"
+#include "cases/internals.hpp"
 #include "cases/tensors.hpp"
-#include "core/convert.hpp"
 #include "oracle/attention_ref.hpp"
 #include "oracle/yardsticks/naive.hpp"
 

@@ -41,8 +41,8 @@ struct Fp8Accuracy {
   std::string failure;
 };
 
-// host: a forward call on 16-bit host tensors, neither ragged nor windowed. Of heads with more than
-// `most` rows 64, evenly spread, are compared.
+// host: a forward call on 16-bit host tensors, neither ragged nor windowed. Where heads have more
+// than `most` rows 64, evenly spread, are compared.
 inline constexpr int64_t kAllRows = 4096;
 Fp8Accuracy measure_fp8_accuracy(const flash3_forward_params& host, Memory& memory,
                                  flash3_backend backend, int threads, int64_t most = kAllRows);

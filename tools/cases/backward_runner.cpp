@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs one backward case through the C interface and checks it against the oracle.
-#include <chrono>
-#include <utility>
+#include <stdexcept>
 
-#include "cases/runner.hpp"
-#include "cases/upload.hpp"
+#include "cases/backward_tensors.hpp"
+#include "cases/checked_call.hpp"
 
 namespace flash3::cases {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::string last_error(const char* call) { return std::string(call) + ": " + flash3_last_error(); }
 
 // The tensors of a case on the memory that the call runs on.
 struct Uploads {
@@ -52,7 +43,7 @@ struct Gradients {
   GuardedTensor dq, dk, dv, dsink;
 };
 
-Gradients poisoned_gradients(const BackwardTensors& t) {
+Gradients unwritten_gradients(const BackwardTensors& t) {
   return {clone(t.dq), clone(t.dk), clone(t.dv), clone(t.dsink)};
 }
 
@@ -71,7 +62,7 @@ ReferenceBackward expect(const Case& c, const BackwardTensors& t, const RunOptio
   return attention_backward_ref(problem, options.oracle_threads);
 }
 
-// Of two runs, what is worse.
+// Keeps the worse of two runs.
 void keep_worse(const GradientChecks& now, CheckResult* result) {
   const auto keep = [](const TensorCheck& part, TensorCheck* worst) {
     if (!part.failure.empty() || part.fraction >= worst->fraction) *worst = part;
@@ -87,69 +78,42 @@ void keep_worse(const GradientChecks& now, CheckResult* result) {
 
 CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& options) {
   CheckResult result;
-  // The library is asked first: no oracle for a call that it refuses.
-  const auto on_backend = [&](flash3_backward_params params) {
-    params.backend = options.backend;
-    params.num_threads = options.num_threads;
-    params.stream = memory.stream();
-    return params;
-  };
-  auto params = on_backend(make_backward_question(c));
-  if (const auto status = flash3_backward_supported(&params); status != FLASH3_OK) {
-    result.failure = last_error("flash3_backward_supported");
-    return result;
-  }
+  CheckedCall<flash3_backward_params> call(memory, options, &result);
+  if (!call.ask(make_backward_question(c))) return result;
 
-  auto start = Clock::now();
+  const Stopwatch oracle_time;
   const BackwardTensors host = make_backward_tensors(c, options.oracle_threads);
   const ReferenceBackward ref = expect(c, host, options);
-  result.oracle_seconds = seconds_since(start);
+  result.oracle_seconds = oracle_time.seconds();
 
   Uploads device(memory, host);
-  params = on_backend(make_backward_params(c, device.views()));
-  size_t workspace_bytes = 0;
-  if (const auto status = flash3_backward_workspace(&params, &workspace_bytes);
-      status != FLASH3_OK) {
-    result.failure = last_error("flash3_backward_workspace");
-    return result;
-  }
-  const GuardedTensor scratch = make_workspace(workspace_bytes);
-  Upload workspace(memory, scratch);
-  params.workspace = workspace_bytes > 0 ? workspace.view().data : nullptr;
-  params.workspace_size = workspace_bytes;
+  if (!call.prepare(make_backward_params(c, device.views()))) return result;
 
   Upload* const outputs[] = {&device.dq, &device.dk, &device.dv, &device.dsink};
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0) {
       for (Upload* output : outputs) output->restore();
-      workspace.restore();
+      call.workspace().restore();
     }
-    start = Clock::now();
-    if (flash3_backward(&params) != FLASH3_OK) {
-      result.failure = last_error("flash3_backward");
-      return result;
-    }
-    memory.finish();
-    result.seconds = seconds_since(start);
+    if (!call.run()) return result;
     if (run > 0 && c.deterministic) {
       result.failure =
-          find_difference(run, device.gradients(), workspace, device.inputs(), device.extra);
+          find_difference(run, device.gradients(), call.workspace(), device.inputs(), device.extra);
       if (!result.passed()) return result;
       continue;
     }
 
-    Gradients now = poisoned_gradients(host);
+    Gradients now = unwritten_gradients(host);
     device.dq.download(&now.dq);
     device.dk.download(&now.dk);
     device.dv.download(&now.dv);
     device.dsink.download(&now.dsink);
-    GuardedTensor after = clone(scratch);
-    workspace.download(&after);
+    const GuardedTensor scratch = call.downloaded_workspace();
     result.failure = find_damage({{"dq", &now.dq},
                                   {"dk", &now.dk},
                                   {"dv", &now.dv},
                                   {"dsink", &now.dsink},
-                                  {"workspace", &after}},
+                                  {"workspace", &scratch}},
                                  device.inputs(), device.extra);
     if (!result.passed()) return result;
     keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);

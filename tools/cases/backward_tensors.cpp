@@ -4,7 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "core/convert.hpp"
+#include "cases/internals.hpp"
 #include "oracle/attention_ref.hpp"
 
 namespace flash3::cases {
@@ -31,10 +31,10 @@ void fill_forward(const Case& c, BackwardTensors* t, int oracle_threads) {
     throw std::logic_error("case " + to_id(c) + " has no forward: " + s.message());
   const ReferenceForward ref = attention_ref(problem, oracle_threads);
   fill_with(ref.out, t->out.view);
-  t->out.poison_forbidden();
+  t->out.fill_forbidden();
   if (!c.want_lse) return;
   fill_with(ref.lse, t->lse.view);
-  t->lse.poison_forbidden();
+  t->lse.fill_forbidden();
 }
 
 void place_nan(const flash3_tensor& t, int64_t batch, int64_t seq, int64_t head, int64_t dim) {

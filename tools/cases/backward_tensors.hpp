@@ -24,10 +24,10 @@ struct BackwardTensors {
 };
 
 // q, k and v after the case's seed and distribution, as for the forward; out and lse are the
-// oracle's, rounded; dout and dlse N(0, 1); dq, dk, dv and dsink poisoned. "special" means here: a
-// NaN in one row of q, another in one row of dout (what is infinite leaves no gradient that
-// implementations could agree on). The case must be one that the library takes. oracle_threads 0:
-// all cores.
+// oracle's, rounded; dout and dlse N(0, 1); dq, dk, dv and dsink hold the fill pattern. "special"
+// means here: a NaN in one row of q, another in one row of dout (what is infinite leaves no
+// gradient that implementations could agree on). The case must be one that the library takes.
+// oracle_threads 0: all cores.
 BackwardTensors make_backward_tensors(const Case& c, int oracle_threads = 1);
 
 // The call on these views, without workspace, stream or backend.

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cases/id_text.hpp"
+#include "cases/internals.hpp"
 #include "cases/sequences.hpp"
-#include "core/problem.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -21,8 +21,8 @@
 #include <string>
 #include <string_view>
 
+#include "cases/internals.hpp"
 #include "cases/layout.hpp"
-#include "core/mask.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3::cases {
@@ -64,7 +64,7 @@ struct Case {
   int64_t window_left = -1, window_right = -1;
 
   Layout layout = Layout::kBatchSeq;
-  // Of single tensors: "<tensor>:<layout>".
+  // The layouts of single tensors: "<tensor>:<layout>".
   std::array<std::optional<TensorLayout>, kTensorNames> own_layouts{};
   Distribution distribution = Distribution::kNormal;
   bool want_lse = true;

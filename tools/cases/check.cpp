@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/convert.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -60,7 +60,7 @@ struct Rules {
   }
 };
 
-// Of q, k, v, out and their gradients; of lse.
+// The shapes of q, k, v, out and their gradients, and of lse.
 Rules rules_of(const flash3_tensor& t, const std::vector<RowRule>& rules) {
   return t.ndim == 4 ? Rules{rules, 0, 1} : Rules{rules, -1, 0};
 }

@@ -15,7 +15,7 @@
 //
 // A gradient that the mask leaves nothing for must be exactly 0, and so must that of a token that
 // does not count; other rows of ragged batches that hold no token are not looked at. Infinities and
-// NaNs must stand where the oracle has them, and no element may keep its poison.
+// NaNs must stand where the oracle has them, and no element may keep the fill pattern.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@
 
 namespace flash3::cases {
 
-// Of one tensor.
+// The check of one tensor.
 struct TensorCheck {
   double fraction = 0;    // the worst element's error, or in FP8 the worst block's, of its bound
   double error = 0;       // max |got − ref| over finite elements
@@ -56,14 +56,14 @@ TensorCheck check_out(const flash3_tensor& got, const ReferenceForward& ref,
 TensorCheck check_lse(const flash3_tensor& got, const ReferenceForward& ref,
                       const std::vector<RowRule>& rules = {});
 
-// Of a case, in FP8 or not. naive: where needs_naive(c).
+// The check of a case, in FP8 or not. naive: where needs_naive(c).
 TensorCheck check_out(const Case& c, const flash3_tensor& got, const ReferenceForward& ref,
                       const std::vector<RowRule>& rules, const flash3_tensor& naive);
 TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceForward& ref,
                       const std::vector<RowRule>& rules, const flash3_tensor& naive);
 bool needs_naive(const Case& c);
 
-// Of the rows of out and lse.
+// The rules of the rows of out and lse.
 std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch);
 
 struct GradientChecks {

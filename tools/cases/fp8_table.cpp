@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of FP8: those of the other dtypes with scales and outputs that take turns, calls that
+// The tables of FP8: those of the other dtypes with alternating scales and outputs, calls that
 // compute in FP8, and flash3_quantize.
 #include <iterator>
 

@@ -19,7 +19,7 @@ enum class Layout {
   kOdd,         // "odd": gaps of odd sizes, and a base address that is aligned to one element only
 };
 
-// The tensors whose layout an id can give by itself. Of flash3_quantize kDq, kDk and kDv are q_out,
+// The tensors whose layout an id can give by itself. In flash3_quantize kDq, kDk and kDv are q_out,
 // k_out and v_out, and the scales of blocks lie as kLse says.
 enum class TensorName { kQ, kK, kV, kOut, kLse, kDout, kDlse, kDq, kDk, kDv };
 inline constexpr size_t kTensorNames = 10;

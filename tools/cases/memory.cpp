@@ -47,7 +47,7 @@ std::shared_ptr<void> PooledMemory::allocate(size_t bytes) {
   if (blocks.empty()) blocks.push_back(memory_->allocate(size));
   std::shared_ptr<void> block = std::move(blocks.back());
   blocks.pop_back();
-  memory_->fill(static_cast<std::byte*>(block.get()) + bytes, kPoison, size - bytes);
+  memory_->fill(static_cast<std::byte*>(block.get()) + bytes, kFillPattern, size - bytes);
   void* const p = block.get();
   return {p, [&blocks, block = std::move(block)](void*) mutable {
             blocks.push_back(std::move(block));

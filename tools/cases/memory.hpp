@@ -13,7 +13,7 @@
 
 namespace flash3::cases {
 
-inline constexpr std::byte kPoison{0xFF};  // cases/tensors.hpp says what for
+inline constexpr std::byte kFillPattern{0xFF};  // cases/tensors.hpp says what for
 
 class Memory {
  public:
@@ -59,7 +59,8 @@ class PooledMemory final : public Memory {
  public:
   explicit PooledMemory(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
 
-  // What lies behind `bytes` in the block is poison, so that nothing of an earlier problem is read.
+  // What lies behind `bytes` in the block holds the fill pattern, so that nothing of an earlier
+  // problem is read.
   std::shared_ptr<void> allocate(size_t bytes) override;
   void copy_in(void* to, const void* from_host, size_t bytes) override {
     memory_->copy_in(to, from_host, bytes);

@@ -60,8 +60,8 @@ std::vector<std::vector<int>> pairwise(const std::vector<int>& sizes) {
     for (size_t f = 0; f < factors; ++f) {
       if (row[f] >= 0) continue;
       int best = -1, best_gain = -1;
-      for (int turn = 0; turn < sizes[f]; ++turn) {
-        const int level = (turn + static_cast<int>(rows.size() + f)) % sizes[f];
+      for (int step = 0; step < sizes[f]; ++step) {
+        const int level = (step + static_cast<int>(rows.size() + f)) % sizes[f];
         int gain = 0;
         for (size_t g = 0; g < factors; ++g)
           gain += g != f && row[g] >= 0 && uncovered.has(f, level, g, row[g]);

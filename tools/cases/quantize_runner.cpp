@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "cases/upload.hpp"
-#include "core/convert.hpp"
+#include "cases/checked_call.hpp"
+#include "cases/internals.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/quantize_ref.hpp"
 
@@ -15,7 +15,8 @@ namespace flash3::cases {
 namespace {
 
 constexpr int64_t kOffsetQ = 3, kOffsetK = 1;
-constexpr double kTurnError = 4e-6;  // of float32 sums over a head dim, beside the largest element
+constexpr double kRotatedError =
+    4e-6;  // of float32 sums over a head dim, beside the largest element
 
 struct QuantizeTensors {
   GuardedTensor in, out, scale;
@@ -147,7 +148,7 @@ flash3_quantize_params question(flash3_quantize_params p) {
   return p;
 }
 
-bool is_poison(float x) {
+bool is_unwritten(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits == 0xFFFFFFFFu;
@@ -166,15 +167,15 @@ TensorCheck check_part(const QuantizeProblem& p, const QuantizePart& part,
   TensorCheck result;
   if (!part.given) return result;
   const ReferenceQuantized ref = quantize_values_ref(p, which);
-  const bool turned = which != QuantizeWhich::kV && (p.rotary.given || p.rotates);
+  const bool rotated = which != QuantizeWhich::kV && (p.rotary.given || p.rotates);
   for (size_t i = 0; i < ref.amax.size(); ++i) {
     const double amax = ref.amax[i], wanted = amax < 0 ? 0 : scale_ref(amax);
     const float got = part.scale.data[i];
     bool good =
-        amax < 0 ? is_poison(got) : got == wanted || (std::isnan(got) && std::isnan(wanted));
-    if (turned && amax > 0)
-      good |=
-          got == scale_ref(amax * (1 + kTurnError)) || got == scale_ref(amax * (1 - kTurnError));
+        amax < 0 ? is_unwritten(got) : got == wanted || (std::isnan(got) && std::isnan(wanted));
+    if (rotated && amax > 0)
+      good |= got == scale_ref(amax * (1 + kRotatedError)) ||
+              got == scale_ref(amax * (1 - kRotatedError));
     if (!good) {
       result.failure = name + numbers("scale", static_cast<int64_t>(i), got, wanted);
       return result;
@@ -196,8 +197,8 @@ TensorCheck check_part(const QuantizeProblem& p, const QuantizePart& part,
           const double got = e4m3_to_float(code) * scale;
           bool good = code == e4m3_code_ref(x / scale);
           if (std::isnan(scale)) good = code == 0x7F || code == 0xFF;
-          const double allowed = e4m3_half_step(x / scale) * scale + kTurnError * amax;
-          if (turned && !std::isnan(scale)) good |= std::abs(got - x) <= allowed;
+          const double allowed = e4m3_half_step(x / scale) * scale + kRotatedError * amax;
+          if (rotated && !std::isnan(scale)) good |= std::abs(got - x) <= allowed;
           if (amax > 0) result.error = std::max(result.error, std::abs(got - x) / amax);
           if (good) continue;
           result.failure = name + numbers("element", row + d, got, x);
@@ -216,42 +217,23 @@ flash3_quantize_params make_quantize_question(const Case& c) {
 
 CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& options) {
   CheckResult result;
-  const auto fail = [&](const char* call) {
-    result.failure = std::string(call) + ": " + flash3_last_error();
-    return result;
-  };
   Tensors host = make_tensors(c, /*filled=*/true);
-  const auto on_backend = [&](flash3_quantize_params p) {
-    p.backend = options.backend;
-    p.num_threads = options.num_threads;
-    p.stream = memory.stream();
-    return p;
-  };
-  auto params = on_backend(question(host_params(c, host)));
-  if (flash3_quantize_supported(&params) != FLASH3_OK) return fail("flash3_quantize_supported");
-
+  CheckedCall<flash3_quantize_params> call(memory, options, &result);
+  if (!call.ask(question(host_params(c, host)))) return result;
   Uploads uploads(memory, host);
-  params = on_backend(params_of(c, uploads));
-  size_t bytes = 0;
-  if (flash3_quantize_workspace(&params, &bytes) != FLASH3_OK)
-    return fail("flash3_quantize_workspace");
-  const GuardedTensor scratch = make_workspace(bytes);
-  Upload workspace(memory, scratch);
-  params.workspace = bytes > 0 ? workspace.view().data : nullptr;
-  params.workspace_size = bytes;
+  if (!call.prepare(params_of(c, uploads))) return result;
 
   QuantizeTensors* parts[] = {&host.q, &host.k, &host.v};
   GuardedTensor out[3], scale[3];  // of the first run
   for (int run = 0; run < options.repeat; ++run) {
     if (run > 0) {
       for (int i = 0; i < 3; ++i) uploads.out[i].restore(), uploads.scale[i].restore();
-      workspace.restore();
+      call.workspace().restore();
     }
-    if (flash3_quantize(&params) != FLASH3_OK) return fail("flash3_quantize");
-    memory.finish();
+    if (!call.run()) return result;
     if (run > 0) {
-      result.failure =
-          find_difference(run, uploads.outputs(), workspace, uploads.inputs(), uploads.extra);
+      result.failure = find_difference(run, uploads.outputs(), call.workspace(), uploads.inputs(),
+                                       uploads.extra);
       if (!result.passed()) return result;
       continue;
     }
@@ -260,15 +242,14 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
       uploads.out[i].download(&out[i]);
       uploads.scale[i].download(&scale[i]);
     }
-    GuardedTensor scratch_now = clone(scratch);
-    workspace.download(&scratch_now);
+    const GuardedTensor scratch = call.downloaded_workspace();
     result.failure = find_damage({{"q_out", &out[0]},
                                   {"k_out", &out[1]},
                                   {"v_out", &out[2]},
                                   {"q_scale", &scale[0]},
                                   {"k_scale", &scale[1]},
                                   {"v_scale", &scale[2]},
-                                  {"workspace", &scratch_now}},
+                                  {"workspace", &scratch}},
                                  uploads.inputs(), uploads.extra);
     if (!result.passed()) return result;
     if (options.repeat > 1)

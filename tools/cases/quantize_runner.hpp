@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case of flash3_quantize. Where nothing is turned, scales and codes must be those of the
+// A case of flash3_quantize. Where nothing is rotated, scales and codes must be those of the
 // reference bit for bit. Where rotary embeddings or the rotation come first, their float32 sums may
 // be those of any order: a code may err by half a step and a little, and a scale be its neighbour
 // where the largest element lies at its limit.

@@ -162,7 +162,7 @@ bool is_input(TensorName name) {
     case TensorName::kV:
     case TensorName::kDout:
     case TensorName::kDlse: return true;
-    // Those of the backward have what a forward has written.
+    // The backward's hold what a forward has written.
     case TensorName::kOut:
     case TensorName::kLse:
     case TensorName::kDq:
@@ -229,8 +229,8 @@ void draw_quantize(Draw& d, Case* c) {
   c->rotate = d.percent(50);
   if (d.percent(20)) c->left_out[static_cast<size_t>(d.below(3))] = true;
   if (d.percent(10)) c->left_out[static_cast<size_t>(d.below(3))] = true;
-  const bool turns = !c->is_left_out(TensorName::kQ) || !c->is_left_out(TensorName::kK);
-  if (turns && c->head_dim > 1 && d.percent(50))
+  const bool has_rotary = !c->is_left_out(TensorName::kQ) || !c->is_left_out(TensorName::kK);
+  if (has_rotary && c->head_dim > 1 && d.percent(50))
     c->rotary = d.percent(50) ? Rotary::kHalves : Rotary::kInterleaved;
 }
 

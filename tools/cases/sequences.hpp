@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "cases/case.hpp"
-#include "core/seq_info.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 
-// Of the rows of q's tensors, or of k's.
+// The rows of q's tensors, or of k's.
 struct SequenceRows {
   std::vector<int32_t> cu, used;  // cu_seqlens and seqused; empty: not given
   int64_t rows = 0;               // of the tensor, for one batch element or packed
@@ -40,7 +40,7 @@ enum class RowUse : char {
   kOutside,  // of no sequence
 };
 
-// Of each row, [batch, seq] or [total].
+// The use of each row, [batch, seq] or [total].
 std::vector<RowUse> row_uses(const SequenceRows& rows, int64_t batch);
 
 }  // namespace flash3::cases

@@ -6,7 +6,7 @@
 
 namespace flash3::cases {
 
-// A bijection that turns a counter into random bits.
+// A bijection that makes random bits of a counter.
 inline uint64_t mix(uint64_t x) {
   x += 0x9E3779B97F4A7C15;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;

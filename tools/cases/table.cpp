@@ -19,7 +19,7 @@ constexpr Dims kDims[] = {{64, 64},   {128, 128}, {96, 96},   {192, 192}, {256, 
                           {104, 104}, {160, 160}, {224, 224}, {1, 1},     {3, 3},     {33, 33},
                           {65, 65},   {100, 100}, {127, 127}, {129, 129}, {255, 255}, {64, 128},
                           {128, 64},  {40, 72},   {256, 33}};
-// Those with a Hopper kernel of exactly this size, at the head of the list above.
+// The dims that a Hopper kernel has exactly; they head the list above.
 constexpr std::span kNativeDims = std::span(kDims).first(6);
 
 struct Mask {
@@ -109,7 +109,7 @@ void add_pairwise(std::span<const flash3_dtype> dtypes, std::span<const int64_t>
 }
 
 // Query heads that may share a tile (GQA, MQA): every ratio that packs differently, lengths on
-// either side of what fills a tile. The rest takes turns; masks: how many of them each of these
+// either side of what fills a tile. The rest alternates; masks: how many of them each of these
 // gets.
 void add_packed_heads(std::span<const flash3_dtype> dtypes, size_t masks, Table* table) {
   constexpr Dims kPackedDims[] = {{64, 64}, {128, 128}, {33, 33},   {72, 72},

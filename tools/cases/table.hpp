@@ -28,7 +28,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes);
 std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
 // The backward of each case of these tables: all with lse, since a backward needs it; dlse and
-// deterministic take turns. Special values only without a mask: what they do to the gradients of
+// deterministic alternate. Special values only without a mask: what they do to the gradients of
 // keys that a row does not see, but that share a tile with ones that it sees, is nobody's promise.
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
 // FP8: q, k and v of e4m3 with all kinds of scales and outputs in all that the tables above have,

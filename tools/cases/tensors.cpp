@@ -9,10 +9,9 @@
 #include <numbers>
 #include <thread>
 
+#include "cases/internals.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
-#include "core/convert.hpp"
-#include "core/problem.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -23,7 +22,7 @@ GuardedTensor guard(flash3_tensor view, int64_t offset) {
   GuardedTensor g;
   const size_t size = static_cast<size_t>(element_size(view.dtype));
   g.offset = kGuardBytes + static_cast<size_t>(offset) * size;
-  g.bytes.assign(g.offset + static_cast<size_t>(span_of(view)) * size + kGuardBytes, kPoison);
+  g.bytes.assign(g.offset + static_cast<size_t>(span_of(view)) * size + kGuardBytes, kFillPattern);
   g.view = view;
   g.view.data = g.bytes.data() + g.offset;
   return g;
@@ -86,7 +85,7 @@ void set(const flash3_tensor& t, int64_t b, int64_t s, int64_t h, int64_t d, flo
   store_float(t.data, t.dtype, b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + d, x);
 }
 
-// A NaN in q poisons one row; an infinite k sends one key's scores to ±∞ in one KV head; infinities
+// A NaN in q spoils one row; an infinite k sends one key's scores to ±∞ in one KV head; infinities
 // and a NaN in v reach single output columns. A key that some rows do not see gets no special v: 0
 // · ∞ is NaN in every implementation that multiplies a masked tile, the naive one too.
 void place_specials(const Case& c, const ForwardTensors& t) {
@@ -125,31 +124,32 @@ flash3_tensor GuardedTensor::at(void* base) const {
   return moved;
 }
 
-void GuardedTensor::poison() { std::fill(bytes.begin(), bytes.end(), kPoison); }
+void GuardedTensor::fill_pattern() { std::fill(bytes.begin(), bytes.end(), kFillPattern); }
 
-void GuardedTensor::poison_forbidden() {
+void GuardedTensor::fill_forbidden() {
   const int64_t size = element_size(view.dtype);
   for (const Range& run : forbidden)
     std::fill_n(bytes.begin() + static_cast<ptrdiff_t>(offset) + run.begin * size,
-                run.size() * size, kPoison);
+                run.size() * size, kFillPattern);
 }
 
 std::string GuardedTensor::damage() const {
-  // What is left when all that may be written is poison again.
+  // What is left when all that may be written holds the pattern again.
   std::vector<std::byte> rest = bytes;
   const size_t size = static_cast<size_t>(element_size(view.dtype));
   const size_t row_bytes = static_cast<size_t>(view.shape[view.ndim - 1]) * size;
   std::byte* const data = rest.data() + offset;
   for_each_row(view, [&](int64_t element) {
-    std::memset(data + static_cast<size_t>(element) * size, int(kPoison), row_bytes);
+    std::memset(data + static_cast<size_t>(element) * size, int(kFillPattern), row_bytes);
   });
   for (const Range& run : forbidden) {
     const size_t begin = offset + static_cast<size_t>(run.begin) * size;
     std::memcpy(rest.data() + begin, bytes.data() + begin, static_cast<size_t>(run.size()) * size);
   }
-  if (rest[0] == kPoison && std::memcmp(rest.data(), rest.data() + 1, rest.size() - 1) == 0)
+  if (rest[0] == kFillPattern && std::memcmp(rest.data(), rest.data() + 1, rest.size() - 1) == 0)
     return "";
-  const auto wrong = std::find_if(rest.begin(), rest.end(), [](auto b) { return b != kPoison; });
+  const auto wrong =
+      std::find_if(rest.begin(), rest.end(), [](auto b) { return b != kFillPattern; });
   return "byte " + std::to_string(wrong - rest.begin() - static_cast<ptrdiff_t>(offset)) +
          " from its start was overwritten, outside its elements";
 }
@@ -208,7 +208,7 @@ void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
       tensor->forbidden.push_back(
           {first + h * t.stride[head_dim], first + h * t.stride[head_dim] + width});
   }
-  tensor->poison_forbidden();
+  tensor->fill_forbidden();
 }
 
 float normal_value(uint64_t seed, uint64_t i) { return normal_pair(seed, i / 2)[i % 2]; }

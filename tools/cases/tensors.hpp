@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guarded tensors and their contents. A tensor lies between two guard regions; guards and the gaps
-// that its strides leave are poison (all bits one: a NaN in every dtype). A kernel that reads there
-// computes NaN, one that writes there is caught, and an output starts as poison too, so that an
-// element never written shows.
+// that its strides leave hold a fill pattern (all bits one: a NaN in every dtype). A kernel that
+// reads there computes NaN, one that writes there is caught, and an output starts with it too, so
+// that an element never written shows.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ struct GuardedTensor {
   // The same view in a copy of bytes that lives at base.
   flash3_tensor at(void* base) const;
   // Every byte as it was before anything was written.
-  void poison();
-  void poison_forbidden();
-  // Which gap, guard or forbidden byte has changed since the poisoning, in words; "" if none has.
+  void fill_pattern();
+  void fill_forbidden();
+  // Which gap, guard or forbidden byte has changed since it was filled, in words; "" if none has.
   std::string damage() const;
 };
 
@@ -48,7 +48,7 @@ GuardedTensor make_rows(const Case& c, TensorName name, const SequenceRows& rows
 GuardedTensor make_scales(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads);
 GuardedTensor make_lse(const Case& c, TensorName name, const SequenceRows& rows);
 
-// Forbids the rows that are of one of these uses, and poisons them, unless rows share memory.
+// Forbids the rows that are of one of these uses, and fills them, unless rows share memory.
 // is_lse: rows are the last dimension.
 void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
                  std::initializer_list<RowUse> uses, bool is_lse = false);
@@ -99,8 +99,8 @@ struct ForwardTensors {
   ExtraTensors extra;
 };
 
-// Inputs filled after the case's seed and distribution, outputs poisoned. In ragged batches rows of
-// no token that counts are forbidden.
+// Inputs filled after the case's seed and distribution, outputs with the fill pattern. In ragged
+// batches rows of no token that counts are forbidden.
 ForwardTensors make_forward_tensors(const Case& c);
 
 // The call on these views, without workspace, stream or backend.

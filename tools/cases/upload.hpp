@@ -130,7 +130,7 @@ inline std::string find_difference(int run, const NamedUploads& outputs, const U
   return find_overwritten(inputs, extra);
 }
 
-// What a workspace of so many bytes is made from: poisoned, and guarded like a tensor of bytes; [1,
+// A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
 // 1, 1, n/2] of 16-bit elements says the same.
 inline GuardedTensor make_workspace(size_t bytes) {
   return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,

@@ -8,13 +8,13 @@
 #include <optional>
 
 #include "cases/fp8_input.hpp"
+#include "cases/internals.hpp"
 #include "cases/tensors.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/workbench.hpp"
-#include "core/convert.hpp"
 #include "device/bench_kernels.hpp"
 
 namespace flash3::cli {
@@ -44,8 +44,8 @@ class OutputCheck {
 
   // The largest difference. Throws if it is too large, or if the outputs are no figures at all.
   double operator()(const device::AblationVariant& variant) {
-    const std::vector<uint16_t> poison(count_, 0xFFFF);  // NaN: shows what is never written
-    memory_.copy_in(out_.data, poison.data(), poison.size() * sizeof(uint16_t));
+    const std::vector<uint16_t> fill(count_, 0xFFFF);  // NaN: shows what is never written
+    memory_.copy_in(out_.data, fill.data(), fill.size() * sizeof(uint16_t));
     variant.call();
     std::vector<uint16_t> bits(count_);
     memory_.copy_out(bits.data(), out_.data, bits.size() * sizeof(uint16_t));
@@ -82,7 +82,7 @@ int bench_ablation(const BenchOptions& options) {
   const char* const id = fp8 ? device::kFp8AblationCase : device::kAblationCase;
   const cases::Case c = parse_case(id);
   const std::string how =
-      format("median of {} samples of {} ms that take turns", options.samples, options.sample_ms);
+      format("median of {} interleaved samples of {} ms", options.samples, options.sample_ms);
   print("{}; flash3 {} ({}); {}; {}\n", describe(FLASH3_BACKEND_HOPPER), flash3_version(),
         build_commit(), id, how);
 
@@ -107,8 +107,8 @@ int bench_ablation(const BenchOptions& options) {
     calls.push_back(variant.call);
   }
   const std::vector<Timing> timings =
-      measure_in_turn(workbench.memory(), calls, options.samples, 1e-3 * options.sample_ms,
-                      [&] { workbench.monitor()->start(); });
+      measure_interleaved(workbench.memory(), calls, options.samples, 1e-3 * options.sample_ms,
+                          [&] { workbench.monitor()->start(); });
   const device::Reading reading = workbench.monitor()->stop();
 
   constexpr const char* kRow = "{:<26} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}\n";

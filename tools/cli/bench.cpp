@@ -5,6 +5,7 @@
 #include <map>
 
 #include "cases/fp8_input.hpp"
+#include "cases/internals.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -12,7 +13,6 @@
 #include "cli/progress.hpp"
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
-#include "core/problem.hpp"
 #include "device/bench_kernels.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
@@ -132,7 +132,7 @@ class Bench {
       std::vector<std::function<void()>> calls{[&] { prepared.call(); }};
       if (beside) calls.push_back([&] { beside->call(); });
       const std::vector<Timing> timings =
-          measure_in_turn(memory, calls, options_.samples, sample_seconds, [&] {
+          measure_interleaved(memory, calls, options_.samples, sample_seconds, [&] {
             if (monitor) monitor->start();
           });
       r.timing = timings.front();

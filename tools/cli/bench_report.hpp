@@ -24,7 +24,7 @@ struct BenchResult {
   std::optional<SustainedTiming> sustained;  // instead of `timing`
   device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
   double naive_seconds = 0;                  // 0: not timed
-  std::optional<cases::Case> beside;         // timed in turn with `c`; `reading` is of both
+  std::optional<cases::Case> beside;         // timed interleaved with `c`; `reading` is of both
   Timing beside_timing;
   double quantize_seconds = 0;  // to make the tensors of `c` from those of `beside`; 0: not timed
   device::Reading reading;

@@ -12,9 +12,11 @@
 #include <utility>
 
 #include "build_commit.hpp"
+#include "cases/entry_points.hpp"
+#include "cases/internals.hpp"
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
-#include "core/tensor_checks.hpp"
+#include "cpu/parallel.hpp"
 #include "device/monitor.hpp"
 
 namespace flash3::cli {
@@ -44,13 +46,12 @@ std::string cpu_model() {
   return "";
 }
 
-// What a function with the buffer rule of flash3.h has to say.
-template <class Function>
-std::string text_from(const Function& function) {
+template <class Params>
+std::string explanation_of(const Params& params) {
   size_t size = 0;
-  check(function(nullptr, &size));
+  check(cases::explain(params, nullptr, &size));
   std::string text(size, '\0');
-  check(function(text.data(), &size));
+  check(cases::explain(params, text.data(), &size));
   text.resize(text.find('\0'));
   return text;
 }
@@ -123,6 +124,8 @@ std::unique_ptr<cases::Memory> make_memory(flash3_backend backend) {
   return std::make_unique<cases::HostMemory>();
 }
 
+int available_cores() { return cpu::available_threads(); }
+
 std::optional<device::Gpu> gpu_of(flash3_backend backend) {
   if (backend != FLASH3_BACKEND_HOPPER) return std::nullopt;
   std::string reason;
@@ -155,19 +158,9 @@ void keep_matching(const std::vector<std::string>& filters, std::vector<cases::C
   if (list->empty()) throw UsageError("no case matches the filter");
 }
 
-std::string explanation(const flash3_forward_params& params) {
-  return text_from([&](char* text, size_t* n) { return flash3_forward_explain(&params, text, n); });
-}
-
-std::string explanation(const flash3_backward_params& params) {
-  return text_from(
-      [&](char* text, size_t* n) { return flash3_backward_explain(&params, text, n); });
-}
-
-std::string explanation(const flash3_quantize_params& params) {
-  return text_from(
-      [&](char* text, size_t* n) { return flash3_quantize_explain(&params, text, n); });
-}
+std::string explanation(const flash3_forward_params& params) { return explanation_of(params); }
+std::string explanation(const flash3_backward_params& params) { return explanation_of(params); }
+std::string explanation(const flash3_quantize_params& params) { return explanation_of(params); }
 
 std::string value_of(const std::string& text, const std::string& name) {
   std::istringstream lines(text);

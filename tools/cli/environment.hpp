@@ -27,6 +27,9 @@ std::string describe(flash3_backend backend);
 
 std::unique_ptr<cases::Memory> make_memory(flash3_backend backend);
 
+// The cores that this process may run on.
+int available_cores();
+
 // The GPU that the Hopper backend uses: the current device. Nothing for the CPU.
 std::optional<device::Gpu> gpu_of(flash3_backend backend);
 

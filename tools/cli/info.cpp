@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cases/backward_tensors.hpp"
+#include "cases/entry_points.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
@@ -39,14 +40,11 @@ struct HeadDims {
   }
 };
 
-flash3_status supported(const flash3_forward_params& p) { return flash3_forward_supported(&p); }
-flash3_status supported(const flash3_backward_params& p) { return flash3_backward_supported(&p); }
-
 // The kernel that this call would run; "" if none.
 template <class Params>
 std::string kernel_of(Params params, flash3_backend backend) {
   params.backend = backend;
-  return supported(params) == FLASH3_OK ? value_of(explanation(params), "kernel") : "";
+  return cases::supported(params) == FLASH3_OK ? value_of(explanation(params), "kernel") : "";
 }
 
 // Kernels and the head dims that each takes, found by asking which one would run.

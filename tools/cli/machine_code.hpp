@@ -20,11 +20,11 @@ struct KernelCode {
 };
 
 // The library's kernels in a program (an ELF file's bytes), sorted by name; empty if it was built
-// without CUDA. Those that only the tools have, to measure with, are left out. Throws
+// without CUDA. It leaves out the kernels that only measure. Throws
 // std::runtime_error where the fat binary is none that it can read.
 std::vector<KernelCode> machine_code(std::string_view program);
 
-// Of this program.
+// The kernels of this program.
 std::vector<KernelCode> own_machine_code();
 
 // The nvcc that compiled the kernels, "13.0.88"; "" without CUDA.

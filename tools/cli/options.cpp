@@ -168,7 +168,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->add_flag(
           "--backward", verify_options.backward,
           "The gradients instead of the forward: the same table with dlse and deterministic\n"
-          "taking turns, or the backward of each --case")
+          "with interleaved samples, or the backward of each --case")
       ->excludes("--accuracy");
   verify_app
       ->add_flag("--ragged", verify_options.ragged,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What compute-sanitizer's racecheck reports, hazard by hazard, judged.
+// What compute-sanitizer's racecheck reports, hazard by hazard, and which of them count.
 //
 // One kind of hazard is known to be none, in FP8 kernels of long sequences. All threads of a warp
 // read the scales of a key tile (KeyScales); a __syncwarp later one lane arrives for its warp at

@@ -86,11 +86,11 @@ class Record {
         std::chrono::round<std::chrono::seconds>(std::chrono::steady_clock::now() - start).count();
     entry.update(result);
     json_["parts"][part.name] = entry;
-    if (part.judges) note_launched(launched);
+    if (part.checks_results) note_launched(launched);
     write();
   }
 
-  // What the judged parts have not launched counts as not verified, whatever the record says else.
+  // A kernel that no part with checked results has launched counts as not verified.
   void print_summary() const {
     std::string list;
     for (const RecordPart& part : record_parts())

@@ -13,7 +13,7 @@ namespace flash3::cli {
 
 struct RecordPart {
   std::string name;
-  bool judges;  // by what the oracle says of the results; others look at something else
+  bool checks_results;  // against the oracle; other parts look at something else
   // Runs it, printing as `flash3 verify` does. What the record keeps: "command", and the counts.
   // before: what it has of this part, {} if nothing; random problems add up. Throws PartFailed.
   nlohmann::ordered_json (*run)(const VerifyOptions& options, const nlohmann::ordered_json& before);

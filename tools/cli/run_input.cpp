@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cases/internals.hpp"
 #include "cli/format.hpp"
-#include "core/problem.hpp"
 #include "flash3/flash3.hpp"
 
 namespace flash3::cli {

@@ -31,7 +31,7 @@ Input load_input(const RunOptions& options);
 flash3_tensor view_of(void* data, flash3_dtype dtype, const std::vector<int64_t>& shape,
                       cases::Layout layout);
 
-// Of out in memory, in the layout of the input.
+// The shape of out in memory, in the layout of the input.
 std::vector<int64_t> out_shape(const Input& in);
 
 }  // namespace flash3::cli

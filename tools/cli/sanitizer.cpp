@@ -18,11 +18,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/progress.hpp"
 #include "cli/racecheck.hpp"
 #include "cli/record_parts.hpp"
-#include "cpu/parallel.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -119,7 +119,7 @@ nlohmann::ordered_json run_sanitizer_tools(const VerifyOptions& options,
   std::vector<Process> processes;  // the slowest tool first
   for (const char* tool : {"racecheck", "memcheck", "initcheck", "synccheck"})
     for (const auto& list : lists) processes.push_back({tool, &list});
-  const int wanted = options.jobs > 0 ? options.jobs : cpu::available_threads() / kCoresAProcess;
+  const int wanted = options.jobs > 0 ? options.jobs : available_cores() / kCoresAProcess;
   const int jobs = std::clamp(wanted, 1, static_cast<int>(processes.size()));
 
   const TemporaryFolder folder;

@@ -11,7 +11,7 @@
 namespace flash3::cli {
 
 // A case to time, and the one whose speed its own is divided by, if there is one: their samples
-// take turns.
+// are interleaved.
 struct BenchPoint {
   cases::Case c;
   std::optional<cases::Case> beside;

@@ -65,16 +65,17 @@ Timing measure(cases::Memory& memory, const std::function<void()>& call, int sam
   return summary(std::move(times), sampler.calls());
 }
 
-std::vector<Timing> measure_in_turn(cases::Memory& memory,
-                                    const std::vector<std::function<void()>>& calls, int samples,
-                                    double sample_seconds, const std::function<void()>& on_start) {
+std::vector<Timing> measure_interleaved(cases::Memory& memory,
+                                        const std::vector<std::function<void()>>& calls,
+                                        int samples, double sample_seconds,
+                                        const std::function<void()>& on_start) {
   std::vector<Sampler> samplers;
   for (const auto& call : calls) samplers.emplace_back(memory, call, sample_seconds);
   on_start();
   std::vector<std::vector<double>> times(calls.size());
   for (size_t round = 0; round < static_cast<size_t>(samples); ++round)
-    for (size_t turn = 0; turn < calls.size(); ++turn) {
-      const size_t i = (round + turn) % calls.size();
+    for (size_t step = 0; step < calls.size(); ++step) {
+      const size_t i = (round + step) % calls.size();
       times[i].push_back(samplers[i].sample());
     }
   std::vector<Timing> timings;

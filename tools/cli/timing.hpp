@@ -21,11 +21,12 @@ Timing measure(
     cases::Memory& memory, const std::function<void()>& call, int samples, double sample_seconds,
     const std::function<void()>& on_start = [] {});
 
-// The same for several calls whose samples take turns, each time beginning with another one, so
+// The same for several calls whose samples are interleaved, each round from another one on, so
 // that clock and heat favour none of them.
-std::vector<Timing> measure_in_turn(cases::Memory& memory,
-                                    const std::vector<std::function<void()>>& calls, int samples,
-                                    double sample_seconds, const std::function<void()>& on_start);
+std::vector<Timing> measure_interleaved(cases::Memory& memory,
+                                        const std::vector<std::function<void()>>& calls,
+                                        int samples, double sample_seconds,
+                                        const std::function<void()>& on_start);
 
 // A burst is what a chip does before power and heat hold it back, the sustained rate what is left
 // when they have.

@@ -18,7 +18,6 @@
 #include "cli/memory_budget.hpp"
 #include "cli/progress.hpp"
 #include "cli/run_input.hpp"
-#include "cpu/parallel.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -121,7 +120,7 @@ std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend b
   run.repeat = options.repeat;
   run.num_threads = options.threads;
   run.naive = options.accuracy;
-  run.oracle_threads = std::max(1, cpu::available_threads() / jobs);
+  run.oracle_threads = std::max(1, available_cores() / jobs);
 
   std::vector<CheckResult> results(list.size());
   std::mutex mutex;
@@ -198,7 +197,7 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
     const cases::ForwardTensors t = cases::make_forward_tensors(c);
     const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
-    // Of other cases the bars say nothing. The paper's is absolute, and out of some rows of this
+    // The bars say nothing of other cases. The paper's is absolute, and out of some rows of this
     // data is half as large again as that of others.
     const bool paper = c.head_dim >= 128 && !c.causal && c.seq_q <= cases::kAllRows;
     const cases::Fp8Demand demand = !options.cases.empty() ? cases::Fp8Demand::kNone
@@ -224,7 +223,7 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
   if (!options.lengths.empty())
     std::erase_if(list, [](const Case& c) { return c.seq_q > cases::kAllRows; });
 
-  const int wanted = options.jobs > 0 ? options.jobs : cpu::available_threads();
+  const int wanted = options.jobs > 0 ? options.jobs : available_cores();
   const int jobs = std::clamp(static_cast<int>(list.size()), 1, wanted);
   print("{} cases on {} ({}), {} at a time\n", std::max(list.size(), fp8_list.size()),
         flash3_backend_name(backend), describe(backend), jobs);

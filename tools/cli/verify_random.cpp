@@ -16,7 +16,6 @@
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/progress.hpp"
-#include "cpu/parallel.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -150,7 +149,7 @@ RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend ba
   // all workers wait for the process's one page table.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  const int jobs = options.jobs > 0 ? options.jobs : cpu::available_threads();
+  const int jobs = options.jobs > 0 ? options.jobs : available_cores();
   print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
         flash3_backend_name(backend), describe(backend), options.random, jobs);
   std::fflush(stdout);

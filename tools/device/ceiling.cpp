@@ -44,7 +44,8 @@ const CeilingInstance& find_instance(flash3_dtype dtype, int head_dim) {
 }
 
 // Throws if the figure cannot be one.
-void judge(const CeilingResult& result, const std::vector<CeilingBlock>& blocks, int threads) {
+void check_result(const CeilingResult& result, const std::vector<CeilingBlock>& blocks,
+                  int threads) {
   // NOTE: 0.2 % for the cycles that a block's two reads of the clock miss.
   if (result.peak_percent > 100.2) {
     char text[160];
@@ -130,7 +131,7 @@ CeilingResult measure_ceiling(flash3_dtype dtype, int head_dim, double seconds, 
   result.flops = instance.flops * rounds * gpu.sms * launches;
   result.clock_hz = cycles / gpu.sms / result.seconds;
   result.peak_percent = 100 * result.flops / (cycles * per_clock);
-  judge(result, blocks, instance.threads);
+  check_result(result, blocks, instance.threads);
   return result;
 }
 

@@ -7,8 +7,10 @@
 //     Q, dOut as float;  delta = rowsum(dOut ∘ Out) − dlse
 //     S = Q·Kᵀ,  dP = dOut·Vᵀ
 //     P = exp(S·scale − lse),  dS = P ∘ (dP − delta);  both exactly 0 where masked
-//     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse),  dS = P ∘ (dP − delta) ∘ (1 −
-//     t²) dV += Pᵀ·dOut,  dK += dSᵀ·Q in turn with the other blocks of keys:  dQ += dS·K
+//     with a cap:  t = tanh(S·scale / cap),  P = exp(cap·t − lse)
+//                  dS = P ∘ (dP − delta) ∘ (1 − t²)
+//     dV += Pᵀ·dOut,  dK += dSᵀ·Q
+//     dQ += dS·K, in the order of the blocks of keys
 //
 // The task of the next block of keys follows one block of rows behind. Under a causal mask too: all
 // tasks go from the last row, which sees the most, to the first.
@@ -97,11 +99,11 @@ HWY_INLINE void add_row(float factor, const float* row, int columns, float* c) {
 }
 
 bool all_finite(const float* rows, int64_t count, int64_t stride, int columns) {
-  VecF poison = set(0.f);  // NaN once a value was not finite
+  VecF not_finite = set(0.f);  // NaN once a value was not finite
   for (int64_t r = 0; r < count; ++r)
     for (int d = 0; d < columns; d += kLanes)
-      poison = hn::MulAdd(load(rows + r * stride + d), set(0.f), poison);
-  return hn::AllFalse(F32(), hn::IsNaN(poison));
+      not_finite = hn::MulAdd(load(rows + r * stride + d), set(0.f), not_finite);
+  return hn::AllFalse(F32(), hn::IsNaN(not_finite));
 }
 
 template <class T>
@@ -139,7 +141,7 @@ class BackwardRunner {
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
 
-  // Of the current block of rows, counted from its first row, and from the first key of the task.
+  // The current block of rows, counted from its first row, and from the first key of the task.
   Range rows_;
   int row_strips_ = 0, key_strips_ = 0;
   PackedRow row_[kMaxBackwardRows];
@@ -202,9 +204,9 @@ class BackwardRunner {
     else
       add_seen_pairs();
 
-    std::atomic<int>& turn = task_.turn[row_block];
+    std::atomic<int>& next_keys = task_.next_keys[row_block];
     const int own = static_cast<int>(task_.key_block);
-    for (int now; (now = turn.load(std::memory_order_acquire)) != own;) turn.wait(now);
+    for (int now; (now = next_keys.load(std::memory_order_acquire)) != own;) next_keys.wait(now);
     const int stride = dq_stride(p_.head_dim);
     float* dq = task_.dq + rows_.begin * stride;
     if (seen.begin == task_.key_block) {
@@ -221,8 +223,8 @@ class BackwardRunner {
     if (seen.end - 1 == task_.key_block)
       for (Index i = 0; i < rows_.size(); ++i)
         store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, row_of_queries(p_.dq, row_[i]));
-    turn.store(own + 1, std::memory_order_release);
-    turn.notify_all();
+    next_keys.store(own + 1, std::memory_order_release);
+    next_keys.notify_all();
   }
 
   static void prefetch(const T* row, int dim) {

@@ -119,7 +119,7 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
                          const RowScales& scales = {}) {
   using Element = typename Words::Element;
   static constexpr Element kZeros[kMaxHeadDim] = {};
-  VecF poison[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
+  VecF not_finite[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
   for (int column = 0; column < dim; column += kPanel) {
     const int vectors = std::min(kPanelVectors, ceil_div(dim - column, kLanes));
     for (int64_t j = begin; j < end; j += Words::kElements) {
@@ -140,12 +140,12 @@ HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int d
         }
         word = scaled<Words>(word, scale);
         hn::Store(word, F32(), words + i * kLanes);
-        poison[i % 2] = Words::multiply_add(word, set(0.f), poison[i % 2]);
+        not_finite[i % 2] = Words::multiply_add(word, set(0.f), not_finite[i % 2]);
       }
     }
     out += depth * kPanel;
   }
-  return hn::AllFalse(F32(), hn::IsNaN(hn::Add(poison[0], poison[1])));
+  return hn::AllFalse(F32(), hn::IsNaN(hn::Add(not_finite[0], not_finite[1])));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ HWY_NOINLINE void cap_row(float* scores, int64_t begin, int64_t end, float scale
     hn::Store(tanh(hn::Mul(hn::Load(F32(), scores + j), factor)).value, F32(), scores + j);
 }
 
-// Turns scores [begin, end) of one row, a multiple of 2 · kLanes, into weights; updates the row's
+// Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; updates the row's
 // max and sum; returns the factor that brings what was summed before to the new max.
 template <class Words>
 HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, float scale,

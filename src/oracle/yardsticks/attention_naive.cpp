@@ -3,6 +3,7 @@
 // tensors' dtype rounded to it.
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
@@ -121,11 +122,15 @@ class Head {
 // Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
 enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
-// Computes rows and hands each to store(batch, row, head, out, lse).
-template <class Real, Precision kPrecision, class Store>
+// Called with batch, row, head, out and lse of the row.
+template <class Real>
+using Store = std::function<void(int64_t, int64_t, int64_t, const Real*, Real)>;
+
+// Computes rows and hands each to store.
+template <class Real, Precision kPrecision>
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, const Store& store)
+  RowGroup(const ForwardProblem& problem, const Store<Real>& store)
       : problem_(problem),
         store_(store),
         kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
@@ -193,7 +198,7 @@ class RowGroup {
   }
 
   const ForwardProblem& problem_;
-  const Store& store_;
+  const Store<Real>& store_;
   Kv kv_;
   const VisibleKeys mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
@@ -201,15 +206,15 @@ class RowGroup {
   typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
 };
 
-template <class Real, Precision kPrecision, class Store>
-void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const Store& store) {
-  for_each_row_group<kRows>(p, num_threads,
-                            [&] { return RowGroup<Real, kPrecision, Store>(p, store); });
+template <class Real, Precision kPrecision>
+void for_each_row_of_one_length(const ForwardProblem& p, int num_threads,
+                                const Store<Real>& store) {
+  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<Real, kPrecision>(p, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-template <class Real, Precision kPrecision, class Store>
-void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
+template <class Real, Precision kPrecision>
+void for_each_row(const ForwardProblem& p, int num_threads, const Store<Real>& store) {
   if (!p.is_ragged()) return for_each_row_of_one_length<Real, kPrecision>(p, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length<Real, kPrecision>(

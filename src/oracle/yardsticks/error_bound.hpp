@@ -112,7 +112,7 @@ class ErrorBound {
     return score_error + sum(keys) +
            kFloat32Roundoff * (16 + 4 * std::abs(lse) + 4 * std::log(keys + 1));
   }
-  // Of out, without its own rounding: what the sum of magnitudes is multiplied with.
+  // The factor of the sum of magnitudes for out, without the rounding of out itself.
   double out(double score_error, double keys) const {
     return kSecondOrder * of_dtype_.roundoff + 2 * score_error + 2 * sum(keys) +
            16 * kFloat32Roundoff;
@@ -121,7 +121,7 @@ class ErrorBound {
   double probability(double score_error, double lse) const {
     return score_error + kFloat32Roundoff * (8 + 4 * std::abs(lse));
   }
-  // Of P or dS in a product, relative to itself.
+  // The error of P or dS in a product, relative to itself.
   double weight(double probability_error, double terms) const {
     return kSecondOrder * of_dtype_.roundoff + probability_error + 8 * kFloat32Roundoff +
            sum(terms);

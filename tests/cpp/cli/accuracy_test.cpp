@@ -11,11 +11,11 @@
 #include <set>
 #include <vector>
 
+#include "../parsed.hpp"
 #include "cases/accuracy_fp8.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "oracle/yardsticks/naive.hpp"
-#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -231,7 +231,7 @@ TEST(Fp8Accuracy, RotationHelpsAndSomeRowsTellAll) {
   }
 }
 
-TEST(Fp8Accuracy, Judge) {
+TEST(Fp8Accuracy, Check) {
   Fp8Accuracy a;
   a.rms = 0.2;
   a.rmse = {2e-2, 2e-2, 1e-2, 1e-2};

@@ -7,11 +7,11 @@
 #include <limits>
 #include <string>
 
+#include "../parsed.hpp"
 #include "cases/check.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "faulty_memory.hpp"
-#include "parsed.hpp"
 #include "reference_values.hpp"
 
 namespace flash3::cases {
@@ -94,7 +94,7 @@ TEST(GradientCheck, FailsThreeTimesTheBound) {
 
 TEST(GradientCheck, SeesAnElementThatWasNotWritten) {
   Gradients g("fp32/b1/q9/k17/h2x1/d24/causal/bwd");
-  g.got().dk.poison();
+  g.got().dk.fill_pattern();
   EXPECT_NE(g.failure().find("dk was not written: [0, 0, 0, 0]"), std::string::npos) << g.failure();
 }
 

@@ -303,7 +303,7 @@ TEST(Timing, SamplesTakeTurnsAndEachCallIsFirstInTurn) {
     calls.push_back([&order, &started, name] {
       if (started) order += name;
     });
-  const auto timings = measure_in_turn(memory, calls, 4, 0, [&] { started = true; });
+  const auto timings = measure_interleaved(memory, calls, 4, 0, [&] { started = true; });
   ASSERT_EQ(timings.size(), 3u);
   for (const Timing& t : timings) {
     EXPECT_EQ(t.samples, 4);

@@ -7,12 +7,12 @@
 #include <set>
 #include <tuple>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/check.hpp"
 #include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
-#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {

@@ -8,10 +8,10 @@
 #include <limits>
 #include <utility>
 
+#include "../parsed.hpp"
 #include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "faulty_memory.hpp"
-#include "parsed.hpp"
 #include "reference_values.hpp"
 
 namespace flash3::cases {

@@ -31,7 +31,7 @@ TEST(PooledMemory, UsesABlockAgainAndPoisonsWhatLiesBehindTheBytes) {
   const auto second = memory.allocate(100);
   EXPECT_EQ(second.get(), where);
   EXPECT_TRUE(std::all_of(bytes_of(second) + 100, bytes_of(second) + 4096,
-                          [](std::byte b) { return b == kPoison; }));
+                          [](std::byte b) { return b == kFillPattern; }));
   EXPECT_NE(memory.allocate(5000).get(), where);
   EXPECT_NE(memory.allocate(0).get(), nullptr);
 }

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "../parsed.hpp"
 #include "cases/check.hpp"
 #include "cases/table.hpp"
 #include "core/convert.hpp"
-#include "parsed.hpp"
 #include "reference_values.hpp"
 
 namespace flash3::cases {

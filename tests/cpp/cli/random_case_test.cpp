@@ -10,9 +10,10 @@
 #include <string>
 #include <tuple>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "cases/entry_points.hpp"
 #include "cases/quantize_runner.hpp"
-#include "parsed.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -53,7 +54,7 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::tuple<TensorName, bool, bool, bool, bool>> own;
   std::set<std::pair<int, Scales>> scales;
   std::set<std::tuple<bool, bool, bool>> gradients, left_out;
-  std::set<std::pair<bool, Rotary>> turns;
+  std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
   int64_t quick = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
@@ -78,7 +79,7 @@ TEST(RandomCase, CoversEveryOption) {
         scales.insert({int(name) + 3 * c.quantize, c.scales_of(name)});
     if (c.backward) gradients.insert({c.want_dlse, c.deterministic, c.want_dsink});
     if (c.quantize) left_out.insert({c.left_out[0], c.left_out[1], c.left_out[2]});
-    if (c.quantize) turns.insert({c.rotate, c.rotary});
+    if (c.quantize) rotations.insert({c.rotate, c.rotary});
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     quick += flops(c) < 1e7;
   }
@@ -118,7 +119,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(scales.size(), 3u * 4 + 3 * 3);
   EXPECT_EQ(gradients.size(), 8u);
   EXPECT_EQ(left_out.size(), 7u);
-  EXPECT_EQ(turns.size(), 6u);
+  EXPECT_EQ(rotations.size(), 6u);
   EXPECT_GT(flags.size(), 30u);
   EXPECT_GT(quick, int64_t(kDraws) / 2);
 }
@@ -127,20 +128,13 @@ TEST(RandomCase, CoversEveryOption) {
 TEST(RandomCase, IsAValidCall) {
   for (uint64_t i = 0; i < 3'000; ++i) {
     const Case c = random_case(5, i);
-    flash3_status status;
-    if (c.backward) {
-      auto p = make_backward_question(c);
-      p.backend = FLASH3_BACKEND_CPU;
-      status = flash3_backward_supported(&p);
-    } else if (c.quantize) {
-      auto p = make_quantize_question(c);
-      p.backend = FLASH3_BACKEND_CPU;
-      status = flash3_quantize_supported(&p);
-    } else {
-      auto p = make_question(c);
-      p.backend = FLASH3_BACKEND_CPU;
-      status = flash3_forward_supported(&p);
-    }
+    const auto supported_on_cpu = [](auto params) {
+      params.backend = FLASH3_BACKEND_CPU;
+      return supported(params);
+    };
+    const flash3_status status = c.backward   ? supported_on_cpu(make_backward_question(c))
+                                 : c.quantize ? supported_on_cpu(make_quantize_question(c))
+                                              : supported_on_cpu(make_question(c));
     EXPECT_EQ(status, FLASH3_OK) << to_id(c) << "\n" << flash3_last_error();
   }
 }

@@ -15,7 +15,7 @@ inline void fill_with(const std::vector<double>& values, GuardedTensor* to) {
     for (int64_t d = 0; d < to->view.shape[to->view.ndim - 1]; ++d)
       store_float(to->view.data, to->view.dtype, row + d, static_cast<float>(values[next++]));
   });
-  to->poison_forbidden();
+  to->fill_forbidden();
 }
 
 }  // namespace flash3::cases

@@ -63,7 +63,7 @@ TEST_F(MaskProperty, SeesWhatTheHeaderDefines) {
   }
 }
 
-// Of `mask` over rows × columns, in tiles.
+// Checks `mask` over rows × columns, in tiles.
 void expect_exact_ranges(const Mask& mask, Index row_count, Index columns, Index tile_m,
                          Index tile_n) {
   for (Index begin = 0; begin < row_count; begin += tile_m) {

@@ -50,7 +50,7 @@ struct Backward {
            test::to_problem(cases::make_params(c, t.q, t.k, t.v, t.out, t.lse)));
   }
 
-  // Poisons the results, then computes them.
+  // Fills the results with the pattern, then computes them.
   BackwardPlan run(CpuTarget target, int threads) {
     for (auto* t : {&tensors.dq, &tensors.dk, &tensors.dv})
       std::fill(t->bytes.begin(), t->bytes.end(), std::byte{0xFF});

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "harness.hpp"
 #include "oracle/attention_backward_ref.hpp"
@@ -17,12 +18,7 @@
 namespace flash3::test {
 namespace {
 
-cases::Case parsed(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c) << error;
-  return c.value_or(cases::Case{});
-}
+using cases::parsed;
 
 void expect_same(const char* name, const std::vector<double>& got,
                  const std::vector<double>& want) {

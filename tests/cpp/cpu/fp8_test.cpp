@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "../parsed.hpp"
 #include "cases/memory.hpp"
 #include "cases/pairwise.hpp"
 #include "cases/runner.hpp"
@@ -72,12 +73,7 @@ TEST(Quantize, Table) {
   run(cases::quantize_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_CPU)), 3);
 }
 
-cases::Case parsed(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c) << error;
-  return c.value_or(cases::Case());
-}
+using cases::parsed;
 
 // Values that the CPU's rule rounds as written: scales by hand.
 TEST(Quantize, ByHand) {

@@ -50,20 +50,20 @@ inline ForwardProblem to_problem(const flash3_forward_params& params) {
   return problem;
 }
 
-// A poisoned workspace with guard bytes behind it.
+// A workspace full of the fill pattern, with guard bytes behind it.
 class Workspace {
  public:
-  explicit Workspace(size_t size) : size_(size), bytes_(size + kGuard, kPoison) {}
+  explicit Workspace(size_t size) : size_(size), bytes_(size + kGuard, kFillPattern) {}
   void* data() { return bytes_.data(); }
   bool guard_is_intact() const {
     for (size_t i = size_; i < bytes_.size(); ++i)
-      if (bytes_[i] != kPoison) return false;
+      if (bytes_[i] != kFillPattern) return false;
     return true;
   }
 
  private:
   static constexpr size_t kGuard = 512;
-  static constexpr unsigned char kPoison = 0xFF;  // four of them: a NaN
+  static constexpr unsigned char kFillPattern = 0xFF;  // four of them: a NaN
   size_t size_;
   std::vector<unsigned char> bytes_;
 };

@@ -57,7 +57,7 @@ std::string find_error(const RaggedSpec& spec, const BackwardProblem& p, const G
 // written.
 void check_against_alone(RaggedBatch& batch, CpuTarget target, int threads, bool against_oracle) {
   SCOPED_TRACE(target_name(target));
-  for (auto* t : {&batch.dq, &batch.dk, &batch.dv}) t->poison();
+  for (auto* t : {&batch.dq, &batch.dk, &batch.dv}) t->fill_pattern();
   BackwardProblem p = batch.backward();
   p.num_threads = threads;
   run(p, target);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ragged batch in poisoned memory: only the tokens that count hold values, so that a kernel which
-// reads others computes NaN, and one that writes others is caught.
+// A ragged batch in memory that holds the fill pattern: only the tokens that count hold values, so
+// that a kernel which reads others computes NaN, and one that writes others is caught.
 #pragma once
 
 #include <algorithm>

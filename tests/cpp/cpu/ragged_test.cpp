@@ -31,7 +31,7 @@ void check_alone(const Alone& alone, const ReferenceForward& ref) {
 void check_against_alone(RaggedBatch& batch, const TestTarget& target, int threads,
                          const std::vector<ReferenceForward>& refs) {
   SCOPED_TRACE(target.name());
-  batch.out.poison(), batch.lse.poison();
+  batch.out.fill_pattern(), batch.lse.fill_pattern();
   ForwardProblem p = batch.forward();
   p.num_threads = threads;
   run_on(target, p);

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "hopper/backward/plan.hpp"
 
@@ -14,10 +15,7 @@ namespace flash3::hopper {
 inline constexpr Device kDevice{0, 132};  // an H100 or H200
 
 inline BackwardProblem problem_of(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id + "/bwd", &error);
-  EXPECT_TRUE(c) << error;
-  const auto params = cases::make_backward_question(c.value());
+  const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));
   BackwardProblem problem;
   const Status status = make_backward_problem(&params, Pointers::kOptional, &problem);
   EXPECT_TRUE(status.ok()) << status.message();

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <thread>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "cases/table.hpp"
 #include "cases/upload.hpp"
@@ -23,12 +24,7 @@ using cases::BackwardViews;
 using cases::Case;
 using cases::GuardedTensor;
 
-Case parse(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id + "/bwd", &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
+Case parse(const std::string& id) { return cases::parsed(id + "/bwd"); }
 
 class HopperBackward : public HopperTest {};
 
@@ -93,7 +89,7 @@ class DeviceCall {
   }
   const flash3_backward_params& params() const { return params_; }
 
-  // New inputs in the same place; poison in gradients and workspace.
+  // New inputs in the same place; the fill pattern in gradients and workspace.
   void refill(uint64_t seed) {
     Case other = case_;
     other.seed = seed;

@@ -19,7 +19,9 @@
 #include <variant>
 #include <vector>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "cases/entry_points.hpp"
 #include "cases/quantize_runner.hpp"
 #include "core/convert.hpp"
 #include "fixture.hpp"
@@ -27,7 +29,7 @@
 namespace flash3 {
 
 using Bytes = std::vector<std::byte>;
-inline constexpr std::byte kUnwritten{0xFF};  // of NaNs
+inline constexpr std::byte kUnwritten = cases::kFillPattern;
 
 // Ends the process, by SIGALRM, if a kernel never does.
 class TimeLimit {
@@ -47,50 +49,24 @@ inline int64_t setting(const char* name, int64_t otherwise) {
 using AnyParams =
     std::variant<flash3_forward_params, flash3_backward_params, flash3_quantize_params>;
 
-inline flash3_status run(const flash3_forward_params& p) { return flash3_forward(&p); }
-inline flash3_status run(const flash3_backward_params& p) { return flash3_backward(&p); }
-inline flash3_status run(const flash3_quantize_params& p) { return flash3_quantize(&p); }
-inline flash3_status supported(const flash3_forward_params& p) {
-  return flash3_forward_supported(&p);
-}
-inline flash3_status supported(const flash3_backward_params& p) {
-  return flash3_backward_supported(&p);
-}
-inline flash3_status supported(const flash3_quantize_params& p) {
-  return flash3_quantize_supported(&p);
-}
-inline flash3_status workspace(const flash3_forward_params& p, size_t* bytes) {
-  return flash3_forward_workspace(&p, bytes);
-}
-inline flash3_status workspace(const flash3_backward_params& p, size_t* bytes) {
-  return flash3_backward_workspace(&p, bytes);
-}
-inline flash3_status workspace(const flash3_quantize_params& p, size_t* bytes) {
-  return flash3_quantize_workspace(&p, bytes);
-}
-inline flash3_status explain(const flash3_forward_params& p, char* text, size_t* size) {
-  return flash3_forward_explain(&p, text, size);
-}
-inline flash3_status explain(const flash3_backward_params& p, char* text, size_t* size) {
-  return flash3_backward_explain(&p, text, size);
-}
-inline flash3_status explain(const flash3_quantize_params& p, char* text, size_t* size) {
-  return flash3_quantize_explain(&p, text, size);
-}
+using cases::explain;
+using cases::run;
+using cases::supported;
+using cases::workspace;
 inline flash3_status run(const AnyParams& any) {
-  return std::visit([](const auto& p) { return run(p); }, any);
+  return std::visit([](const auto& p) { return cases::run(p); }, any);
 }
 inline flash3_status supported(const AnyParams& any) {
-  return std::visit([](const auto& p) { return supported(p); }, any);
+  return std::visit([](const auto& p) { return cases::supported(p); }, any);
 }
 inline flash3_status workspace(const AnyParams& any, size_t* bytes) {
-  return std::visit([&](const auto& p) { return workspace(p, bytes); }, any);
+  return std::visit([&](const auto& p) { return cases::workspace(p, bytes); }, any);
 }
 // The text, or what went wrong.
 inline std::string explain(const AnyParams& any) {
   char text[8192];
   size_t size = sizeof text;
-  const auto ask = [&](const auto& p) { return explain(p, text, &size); };
+  const auto ask = [&](const auto& p) { return cases::explain(p, text, &size); };
   return std::visit(ask, any) == FLASH3_OK ? text : flash3_last_error();
 }
 
@@ -155,7 +131,7 @@ class DeviceCall {
 
   // Outputs lie side by side, at results(), unless there is a place for each tensor.
   DeviceCall(const std::string& id, cases::Memory& memory, const Place& place = {})
-      : memory_(memory), case_(parse(id)) {
+      : memory_(memory), case_(cases::parsed(id)) {
     if (case_.backward) {
       params = make_backward_question(case_);
     } else if (case_.quantize) {
@@ -186,7 +162,7 @@ class DeviceCall {
         [&](auto& p) {
           p.backend = FLASH3_BACKEND_HOPPER;
           p.stream = memory.stream();
-          EXPECT_EQ(flash3::workspace(p, &p.workspace_size), FLASH3_OK) << flash3_last_error();
+          EXPECT_EQ(cases::workspace(p, &p.workspace_size), FLASH3_OK) << flash3_last_error();
           if (p.workspace_size == 0) return;
           p.workspace = place ? place("workspace", p.workspace_size) : allocate(p.workspace_size);
           workspace_ = {static_cast<std::byte*>(p.workspace), p.workspace_size};
@@ -251,14 +227,8 @@ class DeviceCall {
   }
 
  private:
-  static cases::Case parse(const std::string& id) {
-    std::string error;
-    const auto c = cases::parse_id(id, &error);
-    EXPECT_TRUE(c.has_value()) << id << ": " << error;
-    return c.value_or(cases::Case{});
-  }
   static size_t padded(size_t bytes) { return (bytes + 511) / 256 * 256; }  // a gap behind each
-  // Of the odd layout a tensor is aligned to one element only.
+  // The odd layout aligns a tensor to one element only.
   size_t offset(const flash3_tensor& t) const {
     const bool is_vector = t.ndim == 1;
     return case_.layout == cases::Layout::kOdd && !is_vector ? size_t(cases::element_size(t.dtype))

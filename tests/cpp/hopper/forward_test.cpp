@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "../parsed.hpp"
 #include "cases/table.hpp"
 #include "fixture.hpp"
 
@@ -14,13 +15,6 @@ namespace flash3 {
 namespace {
 
 using cases::Case;
-
-Case parse(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
 
 class HopperForward : public HopperTest {
  protected:
@@ -42,11 +36,11 @@ TEST_F(HopperForward, TheSameBitsEveryTime) {
        {"bf16/b3/q1000/k1000/h15x3/d128/causal", "fp16/b2/q300/k1111/h4x2/d64/w100:50",
         "bf16/b2/q700/k700/h4/d256/full", "bf16/b1/q513/k900/h6x2/d192x128/causal",
         "bf16/b2/q300/k300/h4/d72/causal/odd"})
-    verify(parse(id), 5);
+    verify(cases::parsed(id), 5);
 }
 
 TEST_F(HopperForward, CallsFromManyThreadsOnTheirOwnStreams) {
-  const Case c = parse("bf16/b2/q333/k444/h4x2/d128/causal");
+  const Case c = cases::parsed("bf16/b2/q333/k444/h4x2/d128/causal");
   std::atomic<int> passed{0};
   {
     std::vector<std::jthread> threads;
@@ -65,7 +59,7 @@ TEST_F(HopperForward, CallsFromManyThreadsOnTheirOwnStreams) {
 }
 
 TEST_F(HopperForward, RefusesHostMemory) {
-  const Case c = parse("bf16/b1/q64/k64/h1/d64/full");
+  const Case c = cases::parsed("bf16/b1/q64/k64/h1/d64/full");
   const cases::ForwardTensors host = make_forward_tensors(c);
   const auto before = host.out.bytes;
   auto params = make_params(c, host.q.view, host.k.view, host.v.view, host.out.view, host.lse.view);
@@ -100,7 +94,7 @@ class DeviceCall {
   }
   const flash3_forward_params& params() const { return params_; }
 
-  // New q, k and v in the same place; poison in out.
+  // New q, k and v in the same place; the fill pattern in out.
   void refill(uint64_t seed) {
     Case other = case_;
     other.seed = seed;
@@ -125,7 +119,7 @@ class DeviceCall {
 
 // A thread has no CUDA context before it has called the runtime.
 TEST_F(HopperForward, CanBeTheFirstThingThatAThreadDoes) {
-  DeviceCall call(parse("bf16/b1/q64/k64/h2/d64/causal"), *memory_);
+  DeviceCall call(cases::parsed("bf16/b1/q64/k64/h2/d64/causal"), *memory_);
   ASSERT_EQ(flash3_forward(&call.params()), FLASH3_OK) << flash3_last_error();
   memory_->finish();
   const auto expected = call.out();
@@ -141,7 +135,7 @@ TEST_F(HopperForward, CanBeTheFirstThingThatAThreadDoes) {
 TEST_F(HopperForward, CanBeCapturedInAGraphAndReplayed) {
   for (const char* id : {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q200/k200/h2/d64/full",
                          "bf16/b2/q200/k300/h2/d72/causal/odd"}) {
-    DeviceCall call(parse(id), *memory_);
+    DeviceCall call(cases::parsed(id), *memory_);
     const auto stream = static_cast<cudaStream_t>(memory_->stream());
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -169,7 +163,7 @@ TEST_F(HopperForward, CanBeCapturedInAGraphAndReplayed) {
 // every copy must give the same bits.
 TEST_F(HopperForward, QueriesOfMoreThan2To31Elements) {
   constexpr int64_t kCopies = 4097, kHeads = 64, kDim = 128;
-  Case block = parse("bf16/b1/q64/k192/h64x4/d128/full/nolse");
+  Case block = cases::parsed("bf16/b1/q64/k192/h64x4/d128/full/nolse");
   const cases::ForwardTensors host = make_forward_tensors(block);
   const size_t block_bytes = static_cast<size_t>(block.seq_q * kHeads * kDim) * 2;
   ASSERT_GT(kCopies * static_cast<int64_t>(block_bytes) / 2, int64_t{1} << 31);
@@ -211,7 +205,7 @@ TEST_F(HopperForward, QueriesOfMoreThan2To31Elements) {
 
 // Keys and values so far apart that their last rows lie more than 2^31 elements from their first.
 TEST_F(HopperForward, KeysSpreadOverMoreThan2To31Elements) {
-  const Case c = parse("bf16/b1/q100/k192/h2/d128/causal");
+  const Case c = cases::parsed("bf16/b1/q100/k192/h2/d128/causal");
   constexpr int64_t kStride = int64_t{1} << 24;  // elements from key to key
   const size_t bytes = static_cast<size_t>(c.seq_k * kStride) * 2;
   if (!has_free_memory(bytes + (size_t{1} << 30)))
@@ -235,7 +229,7 @@ TEST_F(HopperForward, KeysSpreadOverMoreThan2To31Elements) {
                            cudaMemcpyDeviceToDevice),
               cudaSuccess);
   }
-  call.refill(c.seed);                              // poison in out
+  call.refill(c.seed);                              // the fill pattern in out
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the copies ran on another stream
   ASSERT_EQ(flash3_forward(&params), FLASH3_OK) << flash3_last_error();
   memory_->finish();

@@ -26,7 +26,7 @@ TEST_F(HopperFp8, CaseTable) {
   for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, false, false)) verify(c);
 }
 
-// Poison lies in every row that is no token's, before and after.
+// Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperFp8, RaggedTable) {
   for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, true, false)) verify(c);
 }

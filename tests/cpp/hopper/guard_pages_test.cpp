@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMost = std::numeric_limits<int>::max(), kLeast = std::numeric_limits<int>::min();
 
-// Of a batch of four.
+// The lengths of a batch of four.
 constexpr int kRows = -77777;  // stands for the number of the tensor's rows
 struct Bad {
   std::vector<int> cu, used;
@@ -90,7 +90,8 @@ TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
       if (std::string_view(part.name).starts_with("cu_seqlens") ||
           std::string_view(part.name).starts_with("seqused"))
         lengths.push_back(part.name);
-    // Each of them bad beside good ones, in turn, then all. q's and k's are bad in different ways.
+    // Each of them bad beside good ones, one after the other, then all. q's and k's are bad in
+    // different ways.
     for (size_t which = 0; which <= lengths.size(); ++which)
       for (size_t i = 0; i < std::size(kBad); ++i) {
         call.reset();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Offsets of more than 2^31 and 2^32 elements in every tensor of every kind of call: each dimension
-// of each tensor in turn is so far apart, and tensors of so many elements are full of copies. The
-// same bits as those of the compact call. Skipped without a Hopper GPU.
+// of one tensor after the other is so far apart, and tensors of so many elements are full of
+// copies. The same bits as those of the compact call. Skipped without a Hopper GPU.
 #include "device_call.hpp"
 
 namespace flash3 {

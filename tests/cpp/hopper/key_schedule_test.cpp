@@ -81,7 +81,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
   }
 }
 
-// Those that go without a mask have no hidden pair, and no other has none.
+// A tile goes without a mask if and only if it has no hidden pair.
 TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "../parsed.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
 #include "device/device.hpp"
@@ -17,13 +18,6 @@ namespace {
 using cases::Case;
 using cases::ForwardTensors;
 using cases::GuardedTensor;
-
-Case parse(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c.has_value()) << error;
-  return c.value_or(Case{});
-}
 
 std::byte* row_of(const flash3_tensor& t, int64_t b, int64_t s, int64_t h) {
   return static_cast<std::byte*>(t.data) +
@@ -60,7 +54,7 @@ class GpuCall {
     EXPECT_TRUE(status.ok()) << status.message();
   }
 
-  // Leaves out and lse in *result, starting from poison.
+  // Leaves out and lse in *result, starting from the fill pattern.
   void run(const Device& device, const ForwardChoice& choice, ForwardTensors* result) {
     *result = host_;
     GuardedTensor* outputs[] = {&result->out, &result->lse};
@@ -180,9 +174,9 @@ TEST_F(PackedHeads, GiveWhatRepeatedKeysAndValuesGive) {
       for (const char* mask : kMasks) {
         const int seq_k = seq_q + (i % 3 - 1) * 50;  // fewer keys, as many, more
         packed += compare_choices(
-            parse(std::string(i % 2 ? "fp16" : "bf16") + "/b2/q" + std::to_string(seq_q) + "/k" +
-                  std::to_string(seq_k < 1 ? 177 : seq_k) + "/h" + heads + "/" +
-                  kDims[(i + i / 8) % 8] + "/" + mask + "/" + kLayouts[(i + i / 16) % 4]));
+            cases::parsed(std::string(i % 2 ? "fp16" : "bf16") + "/b2/q" + std::to_string(seq_q) +
+                          "/k" + std::to_string(seq_k < 1 ? 177 : seq_k) + "/h" + heads + "/" +
+                          kDims[(i + i / 8) % 8] + "/" + mask + "/" + kLayouts[(i + i / 16) % 4]));
         ++i;
       }
   EXPECT_GE(packed, 6 * 4 * (6 + 7 + 1 + 3));  // the divisors of 64, 24, 7, 10
@@ -192,12 +186,12 @@ TEST_F(PackedHeads, GiveWhatRepeatedKeysAndValuesGive) {
 TEST_F(PackedHeads, OverManyTiles) {
   for (const char* id : {"bf16/b9/q100/k300/h32x4/d128/causal", "bf16/b9/q100/k300/h32x4/d64/full",
                          "fp16/b5/q333/k444/h24x4/d128/w100:50"})
-    EXPECT_GT(compare_choices(parse(id)), 0) << id;
+    EXPECT_GT(compare_choices(cases::parsed(id)), 0) << id;
 }
 
 TEST_F(PackedHeads, AreExplained) {
   const auto explain = [](const char* id) {
-    auto params = cases::make_question(parse(id));
+    auto params = cases::make_question(cases::parsed(id));
     params.backend = FLASH3_BACKEND_HOPPER;
     char text[4096];
     size_t size = sizeof text;

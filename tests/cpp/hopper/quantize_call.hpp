@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A flash3_quantize call on the device and the same on the CPU, with poison around every tensor.
+// A flash3_quantize call on the device and the same on the CPU, with a fill pattern around every
+// tensor.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,8 +23,8 @@
 namespace flash3 {
 
 using Bytes = std::vector<std::byte>;
-inline constexpr std::byte kPoison{0xA5};
-inline constexpr int64_t kGuard = 256;  // bytes of poison around each tensor
+inline constexpr std::byte kFillPattern{0xA5};
+inline constexpr int64_t kGuard = 256;  // bytes of it around each tensor
 
 enum class Rotary { kNone, kHalves, kInterleaved };
 
@@ -84,13 +85,13 @@ class Twin {
  public:
   Twin(cases::Memory& memory, int64_t bytes)
       : memory_(memory),
-        host(size_t(bytes + 2 * kGuard), kPoison),
+        host(size_t(bytes + 2 * kGuard), kFillPattern),
         device_(memory.allocate(host.size())) {
     upload();
   }
   void upload() { memory_.copy_in(device_.get(), host.data(), host.size()); }
-  void poison() {
-    std::fill(host.begin(), host.end(), kPoison);
+  void fill() {
+    std::fill(host.begin(), host.end(), kFillPattern);
     upload();
   }
   std::byte* at(bool on_device) {
@@ -189,8 +190,8 @@ class Call {
     return p;
   }
 
-  void poison_results() {
-    for (int i = 0; i < 3; ++i) out_[i].twin->poison(), scale_[i].twin->poison();
+  void fill_results() {
+    for (int i = 0; i < 3; ++i) out_[i].twin->fill(), scale_[i].twin->fill();
   }
   void run_on_device() {
     const flash3_quantize_params p = params(true);
@@ -248,9 +249,9 @@ class Call {
     for (int i = 0; i < 3; ++i)
       for (const Made* made : {&scale_[i], &out_[i]}) {
         const Bytes got = made->twin->downloaded();
-        const auto poison = [](std::byte b) { return b == kPoison; };
-        EXPECT_TRUE(std::all_of(got.begin(), got.begin() + kGuard, poison)) << o_.text();
-        EXPECT_TRUE(std::all_of(got.end() - kGuard, got.end(), poison)) << o_.text();
+        const auto is_fill = [](std::byte b) { return b == kFillPattern; };
+        EXPECT_TRUE(std::all_of(got.begin(), got.begin() + kGuard, is_fill)) << o_.text();
+        EXPECT_TRUE(std::all_of(got.end() - kGuard, got.end(), is_fill)) << o_.text();
       }
   }
 

@@ -48,7 +48,7 @@ flash3_quantize_params padded(const Sizes& s, flash3_dtype dtype = FLASH3_BFLOAT
   return p;
 }
 
-// Likewise packed, seq_q and seq_k rows in all.
+// The same packed, with seq_q and seq_k rows in all.
 flash3_quantize_params packed(const Sizes& s) {
   flash3_quantize_params p = padded(s);
   for (const auto& [in, out, scale] : {std::tuple{&p.q, &p.q_out, &p.q_scale},

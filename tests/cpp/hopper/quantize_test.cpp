@@ -21,25 +21,25 @@ class HopperQuantize : public HopperTest {
 constexpr int64_t kDims[] = {1, 33, 64, 96, 100, 128, 192, 256};
 
 TEST_F(HopperQuantize, SameBitsAsTheCpu) {
-  int turn = 0;
+  int number = 0;
   for (const int64_t dim : kDims)
     for (const flash3_dtype dtype : {FLASH3_FLOAT16, FLASH3_BFLOAT16})
       for (const int scale_ndim : {1, 2, 3})
         for (const bool rotate : {false, true})
           for (const Rotary rotary : {Rotary::kNone, Rotary::kHalves, Rotary::kInterleaved}) {
             if (rotary != Rotary::kNone && dim < 2) continue;
-            ++turn;
+            ++number;
             Options o;
             o.dtype = dtype;
             o.dim = dim;
-            o.dim_v = kDims[turn % 8];
+            o.dim_v = kDims[number % 8];
             o.scale_ndim = scale_ndim;
             o.rotate = rotate;
             o.rotary = rotary;
-            o.rotary_dim = turn % 3 == 0 ? std::max<int64_t>(dim / 4 * 2, 2) : dim / 2 * 2;
-            o.table = turn % 2 == 0 ? FLASH3_FLOAT32 : dtype;
-            o.packed = turn % 5 >= 3;
-            o.used = turn % 7 >= 4;
+            o.rotary_dim = number % 3 == 0 ? std::max<int64_t>(dim / 4 * 2, 2) : dim / 2 * 2;
+            o.table = number % 2 == 0 ? FLASH3_FLOAT32 : dtype;
+            o.packed = number % 5 >= 3;
+            o.used = number % 7 >= 4;
             expect_same_as_cpu(o);
           }
 }
@@ -137,7 +137,7 @@ TEST_F(HopperQuantize, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
       ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
       for (uint64_t seed = 0; seed < 5; ++seed) {
         call.set_lengths(lengths_of(o, seed));
-        call.poison_results();
+        call.fill_results();
         ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
         memory_->finish();
         call.expect_same_as_cpu();

@@ -20,7 +20,7 @@ using Bytes = std::vector<std::byte>;
 
 class HopperRaggedBackward : public HopperTest {};
 
-// Poison lies in every row that is no token's, before and after.
+// Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperRaggedBackward, CaseTable) {
   for (const cases::Case& c : cases::ragged_backward_case_table(
            cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
@@ -41,7 +41,7 @@ class PackedCall {
       : memory_(memory), shape_(s), batch_(batch) {
     const auto tensor = [&](int64_t heads, uint64_t seed) {
       flash3_tensor t{nullptr, FLASH3_BFLOAT16, 3, {rows, heads, s.dim}, {heads * s.dim, s.dim, 1}};
-      Bytes host(size_t(rows * heads * s.dim) * 2, kPoison);
+      Bytes host(size_t(rows * heads * s.dim) * 2, kFillPattern);
       if (seed > 0) cases::fill_normal(host.data(), t.dtype, rows * heads * s.dim, seed);
       t.data = upload(host);
       return t;
@@ -71,7 +71,7 @@ class PackedCall {
     size_t bytes_of_workspace = 0;
     EXPECT_EQ(flash3_backward_workspace(&p_, &bytes_of_workspace), FLASH3_OK)
         << flash3_last_error();
-    p_.workspace = upload(Bytes(bytes_of_workspace, kPoison));
+    p_.workspace = upload(Bytes(bytes_of_workspace, kFillPattern));
     p_.workspace_size = bytes_of_workspace;
   }
 
@@ -89,9 +89,9 @@ class PackedCall {
     memory_.copy_in(cu_, cu.data(), cu.size() * 4);
     memory_.copy_in(used_, used.data(), used.size() * 4);
   }
-  void poison_gradients() {
+  void fill_gradients() {
     for (flash3_tensor* t : {&p_.dq, &p_.dk, &p_.dv}) {
-      const Bytes host(size(*t), kPoison);
+      const Bytes host(size(*t), kFillPattern);
       memory_.copy_in(t->data, host.data(), host.size());
     }
   }
@@ -112,7 +112,7 @@ class PackedCall {
   }
   flash3_backward_params& params() { return p_; }
 
-  static constexpr std::byte kPoison{0xFF};  // a NaN
+  static constexpr std::byte kFillPattern{0xFF};  // a NaN
 
  private:
   static size_t size(const flash3_tensor& t) { return size_t(t.shape[0] * t.stride[0]) * 2; }
@@ -160,11 +160,11 @@ TEST_F(HopperRaggedBackward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
     for (const size_t i : {0u, 1u, 2u, 3u, 1u}) {
       const Lengths& lengths = kLengths[i];
       call.set_lengths(lengths.cu, lengths.used);
-      call.poison_gradients();
+      call.fill_gradients();
       ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
       memory_->finish();
       const auto replayed = call.gradients(0, kRows);
-      call.poison_gradients();
+      call.fill_gradients();
       call.run();
       EXPECT_TRUE(replayed == call.gradients(0, kRows)) << "d " << shape.dim << ", lengths " << i;
       // Rows of no sequence, before the first and behind the last.
@@ -172,7 +172,7 @@ TEST_F(HopperRaggedBackward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
                                         std::pair{int64_t{lengths.cu.back()}, kRows}})
         for (const Bytes& bytes : call.gradients(first, last))
           EXPECT_TRUE(
-              std::ranges::all_of(bytes, [](std::byte b) { return b == PackedCall::kPoison; }))
+              std::ranges::all_of(bytes, [](std::byte b) { return b == PackedCall::kFillPattern; }))
               << "d " << shape.dim << ", lengths " << i;
     }
     cudaGraphExecDestroy(executable);
@@ -189,7 +189,7 @@ TEST_F(HopperRaggedBackward, EachSequenceAsIfItWereAlone) {
       call.run();
       const auto together = call.gradients(0, kRows);
       for (int64_t b = 0; b < kBatch; ++b) {
-        call.poison_gradients();
+        call.fill_gradients();
         call.set_batch(b, 1);
         call.run();
         const int64_t first = lengths.cu[size_t(b)], last = lengths.cu[size_t(b) + 1],

@@ -18,11 +18,11 @@ namespace flash3 {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-constexpr std::byte kPoison{0xFF};  // of NaNs
+using cases::kFillPattern;
 
 class HopperRaggedForward : public HopperTest {};
 
-// Poison lies in every row that is no token's, before and after.
+// Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperRaggedForward, CaseTable) {
   for (const cases::Case& c :
        cases::ragged_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
@@ -48,7 +48,7 @@ class PackedCall {
       : memory_(memory), batch_(batch), rows_(rows) {
     const auto tensor = [&](int64_t heads) {
       flash3_tensor t{nullptr, FLASH3_BFLOAT16, 3, {rows, heads, s.dim}, {heads * s.dim, s.dim, 1}};
-      t.data = upload(Bytes(size_t(rows * heads * s.dim) * 2, kPoison));
+      t.data = upload(Bytes(size_t(rows * heads * s.dim) * 2, kFillPattern));
       return t;
     };
     p_.struct_size = sizeof p_;
@@ -73,7 +73,7 @@ class PackedCall {
       EXPECT_EQ(flash3_forward_workspace(&p_, &bytes), FLASH3_OK) << flash3_last_error();
       p_.workspace_size = std::max(p_.workspace_size, bytes);
     }
-    p_.workspace = upload(Bytes(p_.workspace_size, kPoison));
+    p_.workspace = upload(Bytes(p_.workspace_size, kFillPattern));
   }
 
   // The call on sequences [first, first + count).
@@ -92,7 +92,7 @@ class PackedCall {
     uint64_t seed = 1;
     for (const flash3_tensor* t : {&p_.q, &p_.k, &p_.v}) {
       const int64_t row = t->stride[0];
-      Bytes values(size_t(rows_ * row) * 2), host(values.size(), kPoison);
+      Bytes values(size_t(rows_ * row) * 2), host(values.size(), kFillPattern);
       cases::fill_normal(values.data(), t->dtype, rows_ * row, seed++);
       for (size_t b = 0; b < lengths.used.size(); ++b) {
         const auto first = size_t(lengths.cu[b] * row) * 2;
@@ -102,9 +102,9 @@ class PackedCall {
       memory_.copy_in(t->data, host.data(), host.size());
     }
   }
-  void poison_outputs() {
+  void fill_outputs() {
     for (const auto& [t, bytes] : outputs()) {
-      const Bytes host(bytes, kPoison);
+      const Bytes host(bytes, kFillPattern);
       memory_.copy_in(t->data, host.data(), host.size());
     }
   }
@@ -119,9 +119,9 @@ class PackedCall {
       Bytes host(bytes + 2 * kGuard);
       memory_.copy_out(host.data(), static_cast<std::byte*>(t->data) - kGuard, host.size());
       const auto begin = host.begin() + kGuard, end = host.end() - kGuard;
-      const auto poison = [](std::byte b) { return b == kPoison; };
-      EXPECT_TRUE(std::all_of(host.begin(), begin, poison)) << "written before the tensor";
-      EXPECT_TRUE(std::all_of(end, host.end(), poison)) << "written behind the tensor";
+      const auto is_fill = [](std::byte b) { return b == kFillPattern; };
+      EXPECT_TRUE(std::all_of(host.begin(), begin, is_fill)) << "written before the tensor";
+      EXPECT_TRUE(std::all_of(end, host.end(), is_fill)) << "written behind the tensor";
       all.emplace_back(begin, end);
     }
     return all;
@@ -129,7 +129,7 @@ class PackedCall {
   flash3_forward_params& params() { return p_; }
 
   // The first row, of these, whose token's outputs are not those of the other results, or that is
-  // no token's and not poison; −1 if there is none.
+  // no token's and not the pattern; −1 if there is none.
   int64_t first_difference(const std::vector<Bytes>& got, const std::vector<Bytes>& want,
                            int64_t first, int64_t used, int64_t last) const {
     const size_t row = size_t(p_.out.stride[0]) * 2;
@@ -142,7 +142,7 @@ class PackedCall {
           return std::equal(begin, begin + std::ptrdiff_t(bytes),
                             want[output].begin() + std::ptrdiff_t(at));
         return std::all_of(begin, begin + std::ptrdiff_t(bytes),
-                           [](std::byte b) { return b == kPoison; });
+                           [](std::byte b) { return b == kFillPattern; });
       };
       bool all = same(0, size_t(i) * row, row);
       for (size_t h = 0; h < heads; ++h)
@@ -158,8 +158,10 @@ class PackedCall {
     return {{&p_.out, size_t(rows_ * p_.out.stride[0]) * 2},
             {&p_.lse, size_t(rows_ * p_.lse.shape[0]) * 4}};
   }
-  // Poisoned, with guards before and behind.
-  std::byte* guarded(size_t bytes) { return upload(Bytes(bytes + 2 * kGuard, kPoison)) + kGuard; }
+  // Full of the fill pattern, with guards before and behind.
+  std::byte* guarded(size_t bytes) {
+    return upload(Bytes(bytes + 2 * kGuard, kFillPattern)) + kGuard;
+  }
   std::byte* upload(const Bytes& host) {
     auto* const at = static_cast<std::byte*>(
         buffers_.emplace_back(memory_.allocate(std::max<size_t>(host.size(), 1))).get());
@@ -220,11 +222,11 @@ TEST_F(HopperRaggedForward, CanBeCapturedInAGraphAndReplayedWithOtherLengths) {
         const size_t i = j % batches.lengths.size();  // the first once more
         const Lengths& lengths = batches.lengths[i];
         call.set_lengths(lengths);
-        call.poison_outputs();
+        call.fill_outputs();
         ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
         memory_->finish();
         const auto replayed = call.results();
-        call.poison_outputs();
+        call.fill_outputs();
         call.run();
         EXPECT_TRUE(replayed == call.results()) << what(shape, batches, i);
         // Rows of no sequence, before the first and behind the last.
@@ -249,7 +251,7 @@ TEST_F(HopperRaggedForward, EachSequenceAsIfItWereAlone) {
         call.run();
         const auto together = call.results();
         for (int64_t b = 0; b < kBatch; ++b) {
-          call.poison_outputs();
+          call.fill_outputs();
           call.set_batch(b, 1);
           call.run();
           const int64_t first = lengths.cu[size_t(b)], last = lengths.cu[size_t(b) + 1],

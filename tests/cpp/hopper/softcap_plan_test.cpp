@@ -3,6 +3,7 @@
 // leaves to others. Needs no GPU: a plan launches nothing.
 #include <gtest/gtest.h>
 
+#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "hopper/backward/plan.hpp"
 #include "hopper/forward/plan.hpp"
@@ -12,15 +13,8 @@ namespace {
 
 constexpr Device kDevice{0, 132};
 
-cases::Case parse(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c) << error;
-  return c.value_or(cases::Case{});
-}
-
 ForwardProblem forward_problem(const std::string& id) {
-  const auto params = cases::make_question(parse(id));
+  const auto params = cases::make_question(cases::parsed(id));
   ForwardProblem problem;
   EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
   return problem;
@@ -31,13 +25,13 @@ Status plan_of(const std::string& id, ForwardPlan* plan) {
 }
 
 Status plan_of(const std::string& id, BackwardPlan* plan) {
-  const auto params = cases::make_backward_question(parse(id + "/bwd"));
+  const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));
   BackwardProblem problem;
   EXPECT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
   return hopper::plan(problem, kDevice, plan);
 }
 
-// Of the plan; its end says the tile.
+// The kernel id of the plan; its end says the tile.
 template <class Plan>
 std::string kernel_of(const std::string& id) {
   Plan plan;

@@ -194,7 +194,7 @@ class HopperStress : public HopperTest {
     return static_cast<std::byte*>(buffers_.emplace_back(memory_->allocate(bytes)).get());
   }
 
-  // Of all threads, from three allocations.
+  // The memory of all threads, from three allocations.
   void make_lanes(size_t results, size_t workspace) {
     results = (results + 511) / 512 * 512, workspace = (workspace + 511) / 512 * 512;
     std::byte *const all_results = device(kThreads * kStreams * results),

@@ -143,12 +143,13 @@ TEST_P(ZeroRows, Quantize) {
   for (const char* const sizes : {"/b2/q24/k0", "/b2/q0/k24", "/b2/q0/k0"})
     for (const char* const lengths : {"", "/used", "/packed", "/packed/used"})
       for (const char* const scales : {"/onescale", "/headscales", "/blockscales"})
-        for (const char* const turn : {"", "/rotate", "/rotary"}) {
+        for (const char* const rotation : {"", "/rotate", "/rotary"}) {
           // Gaps behind the tokens that count would need longer tables than the case has.
-          if (std::string_view(turn) == "/rotary" && std::string_view(lengths) == "/packed/used")
+          if (std::string_view(rotation) == "/rotary" &&
+              std::string_view(lengths) == "/packed/used")
             continue;
           const std::string id = std::string("bf16") + sizes + "/h4x2" + dims() + "/full" +
-                                 lengths + "/quantize" + scales + turn;
+                                 lengths + "/quantize" + scales + rotation;
           run(id, [&](DeviceCall& call, const std::string& what) {
             DeviceCall other(id, *memory_);
             auto& p = std::get<flash3_quantize_params>(other.params);

@@ -14,13 +14,13 @@ namespace {
 struct Dims {
   int64_t qk, v;
 };
-constexpr Dims kDims[] = {{64, 64},   {128, 128}, {96, 96},   {192, 192}, {256, 256}, {192, 128},
-                          {8, 8},     {16, 16},   {32, 32},   {40, 40},   {72, 72},   {80, 80},
-                          {104, 104}, {160, 160}, {224, 224}, {1, 1},     {3, 3},     {33, 33},
+constexpr Dims kDims[] = {{64, 64},   {128, 128}, {96, 96},   {160, 160}, {192, 192}, {256, 256},
+                          {192, 128}, {8, 8},     {16, 16},   {32, 32},   {40, 40},   {72, 72},
+                          {80, 80},   {104, 104}, {224, 224}, {1, 1},     {3, 3},     {33, 33},
                           {65, 65},   {100, 100}, {127, 127}, {129, 129}, {255, 255}, {64, 128},
                           {128, 64},  {40, 72},   {256, 33}};
 // The dims that a Hopper kernel has exactly; they head the list above.
-constexpr std::span kNativeDims = std::span(kDims).first(6);
+constexpr std::span kNativeDims = std::span(kDims).first(7);
 
 struct Mask {
   bool causal, window;

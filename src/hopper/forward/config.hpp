@@ -125,6 +125,10 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},  // 576, 1.29 at 2k
     {.head_dim = 128, .head_dim_v = 128, .band = true,
      .tile_n = 144, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.79, .tile_us = 3.0},  // 713, 1.31 at 16k
+    {.head_dim = 160, .head_dim_v = 160, .band = false,
+     .tile_n = 112, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.60, .tile_us = 3.1},  // 674 at 16k
+    {.head_dim = 160, .head_dim_v = 160, .band = true,
+     .tile_n = 112, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.60, .tile_us = 4.4},  // 653 at 16k
     {.head_dim = 192, .head_dim_v = 128, .band = false,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.93, .tile_us = 3.1},  // 718 at 16k
     {.head_dim = 192, .head_dim_v = 128, .band = true,

@@ -39,11 +39,13 @@ struct BackwardConfig {
   // tile and is computed transposed.
   FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
   FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
+  // Columns of dQ in the workspace: whole blocks. Those behind head_dim hold nothing of use.
+  FLASH3_HOST_DEVICE constexpr int dq_columns() const { return (head_dim + 63) / 64 * 64; }
 
   // Staging buffer for float32 fragments, in float4 per thread of a warpgroup: dQ on its way to the
   // warp that adds it, or P of a wide tile on its way from one warpgroup to the other.
   FLASH3_HOST_DEVICE constexpr int fragment_quads() const {
-    return wide ? 8 : tile_m * head_dim / 512;
+    return wide ? 8 : tile_m * dq_columns() / 512;
   }
 
   // Keys whose visible queries lie in shared memory; without a band nothing reads them.
@@ -68,6 +70,8 @@ struct BackwardConfig {
 inline constexpr BackwardConfig kBackwardConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .band = false, .tile_m = 128, .tile_n = 128},  // 544, 1.23
     {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128},  // 522, 1.24
+    {.head_dim = 96, .head_dim_v = 96, .band = false, .tile_m = 96, .tile_n = 128},
+    {.head_dim = 96, .head_dim_v = 96, .band = true, .tile_m = 96, .tile_n = 128},
     {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128},  // 674, 1.23
     {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 80, .tile_n = 128, .from_queries = 8192},  // 629, 1.18
     {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128},  // 532, 1.19 at 4k
@@ -89,9 +93,9 @@ constexpr bool is_valid(const BackwardConfig& c) {
   const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
             scores = c.tile_m / 2;
   // A consumer warpgroup computes half of dQ: one block of 64 × 64, or one transposed block.
-  const bool halves = (c.head_dim == 64 || c.head_dim == 128) &&
+  const bool halves = (c.head_dim == 64 || c.dq_columns() == 128) &&
                       (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
-  return c.shared_bytes() <= 227 * 1024 && c.head_dim % 64 == 0 && c.head_dim_v % 64 == 0 &&
+  return c.shared_bytes() <= 227 * 1024 && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
          c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
          (c.wide ? c.tile_m == 64 : halves) &&
          128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=

@@ -55,8 +55,9 @@ __device__ __forceinline__ void issue_dq(float (&r_dq)[Traits::kOwnQuads * 4], D
   if constexpr (kByQueries) {
     ds = ds + warpgroup * Traits::kTileM / 2 * DsTile::kRowBytes;
   } else {
-    static_assert(KTile::kChunks == kConsumerWarpgroups, "a chunk of dQ's columns a warpgroup");
-    k = k + warpgroup * KTile::kChunkBytes;
+    // Columns behind head_dim are read from behind K: nothing uses what comes of them.
+    static_assert(Traits::kConfig.dq_columns() == kConsumerWarpgroups * 64);
+    k = k + warpgroup * (64 / KTile::kChunk) * KTile::kChunkBytes;
   }
   if constexpr (Traits::kConfig.dq_transposed()) {
     issue_transposed_dq<Traits::kElement, DsTile, KTile>(r_dq, k, ds);

@@ -45,7 +45,7 @@ struct DqSums {
   }
 
   __device__ __forceinline__ float* begin() const {
-    return params.workspace.dq + int64_t(index) * (Traits::kTileM * Traits::kHeadDim);
+    return params.workspace.dq + int64_t(index) * (Traits::kTileM * Traits::kConfig.dq_columns());
   }
   // Deterministic: how many blocks add before this one.
   __device__ __forceinline__ int order() const {

@@ -30,7 +30,7 @@ BackwardWorkspace backward_workspace(const BackwardProblem& problem, const Backw
           at(plan.lse_offset),
           at(plan.delta_offset),
           at(plan.dq_offset),
-          plan.kernel->config.head_dim,
+          plan.kernel->config.dq_columns(),
           plan.counted ? reinterpret_cast<int*>(workspace + plan.semaphores_offset) : nullptr,
           plan.zeroed};
 }

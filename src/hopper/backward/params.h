@@ -31,7 +31,7 @@ struct BackwardWorkspace {
   float* lse_log2;  // lse · log2 e; +∞ for rows past the end and rows that see no key
   float* delta;     // rowsum(dOut ∘ Out) − dlse
   float* dq;        // [query tiles, blocks, 64 · 64]: float32 sums, see README.md
-  int dq_columns;   // the kernel's head_dim
+  int dq_columns;   // whole blocks: BackwardConfig
   // [query tiles, kDqParts]: how many blocks have added to the sums. Null: nothing needs it.
   int* dq_semaphores;
   // dQ is zero-initialised. Otherwise the first block that reaches a query tile stores its dQ, and

@@ -129,7 +129,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
   const int64_t query_tiles =
       (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
-  const int64_t dq_blocks = query_tiles * (c.tile_m / c.dq_queries()) * (c.head_dim / 64);
+  const int64_t dq_blocks = query_tiles * (c.tile_m / c.dq_queries()) * (c.dq_columns() / 64);
   const int64_t rows_q = all_rows(problem, problem.sequences_q),
                 rows_k = all_rows(problem, problem.sequences_k);
   if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, key_tiles, dq_blocks}) >
@@ -158,7 +158,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   };
   plan->lse_offset = reserve(query_tiles * c.tile_m);
   plan->delta_offset = reserve(query_tiles * c.tile_m);
-  plan->dq_offset = reserve(query_tiles * c.tile_m * c.head_dim);
+  plan->dq_offset = reserve(query_tiles * c.tile_m * c.dq_columns());
 
   plan->query_tiles = {problem.sequences_q.packed, int(problem.heads_q), c.tile_m,
                        int(tiles_of_a_head)};

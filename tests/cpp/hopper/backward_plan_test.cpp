@@ -125,9 +125,9 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
   p.seq_q = 0, p.seq_k = 2 * c.tile_n;
   expect_part(refusal(p), "1073741824 tiles of keys");
   p = fits, p.batch = 1 << 15, p.heads_q = 1 << 15, p.seq_q = c.tile_m;
-  expect_part(
-      refusal(p),
-      message((int64_t{1} << 30) * (c.tile_m / c.dq_queries() * c.head_dim / 64), " blocks of dq"));
+  expect_part(refusal(p),
+              message((int64_t{1} << 30) * (c.tile_m / c.dq_queries() * c.dq_columns() / 64),
+                      " blocks of dq"));
 }
 
 // The inputs' copies, LSE, delta and the sums of dQ, counters of who adds to them where that is
@@ -149,7 +149,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
 
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
-                                      {plan.dq_offset, 4 * rows * size_t(c.head_dim)}};
+                                      {plan.dq_offset, 4 * rows * size_t(c.dq_columns())}};
     size_t count = 3;
     EXPECT_EQ(plan.counted, problem.deterministic || !plan.zeroed) << id;
     if (plan.counted) {

@@ -243,7 +243,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
                  rows = tiles * size_t(c.tile_m), batch = size_t(problem.batch);
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
-                                      {plan.dq_offset, 4 * rows * size_t(c.head_dim)},
+                                      {plan.dq_offset, 4 * rows * size_t(c.dq_columns())},
                                       {plan.list_offset, batch * sizeof(SequenceRows)},
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;

@@ -127,13 +127,14 @@ template <class Real>
 using Store = std::function<void(int64_t, int64_t, int64_t, const Real*, Real)>;
 
 // Computes rows and hands each to store.
-template <class Real, Precision kPrecision>
+template <class Real>
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, const Store<Real>& store)
+  RowGroup(const ForwardProblem& problem, Precision precision, const Store<Real>& store)
       : problem_(problem),
+        precision_(precision),
         store_(store),
-        kv_(problem, kPrecision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
+        kv_(problem, precision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
         mask_(visible_keys(problem)) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
   }
@@ -160,12 +161,12 @@ class RowGroup {
       for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
       const Real sink = static_cast<Real>(sink_of(p, head));
-      if constexpr (kPrecision == Precision::kFp8) {
+      if (precision_ == Precision::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
       } else {
         lse[row] = softmax(s, seen[row], sink);
         for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
-          s[j] = kPrecision == Precision::kPlainFp8
+          s[j] = precision_ == Precision::kPlainFp8
                      ? static_cast<Real>(rounded(static_cast<float>(s[j]), FLASH3_FLOAT8_E4M3))
                      : round(s[j]);
       }
@@ -192,12 +193,13 @@ class RowGroup {
 
   // A score.
   Real round(Real x) const {
-    return kPrecision == Precision::kRounded
+    return precision_ == Precision::kRounded
                ? static_cast<Real>(rounded(static_cast<float>(x), problem_.dtype))
                : x;
   }
 
   const ForwardProblem& problem_;
+  const Precision precision_;
   const Store<Real>& store_;
   Kv kv_;
   const VisibleKeys mask_;
@@ -206,26 +208,22 @@ class RowGroup {
   typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
 };
 
-template <class Real, Precision kPrecision>
-void for_each_row_of_one_length(const ForwardProblem& p, int num_threads,
-                                const Store<Real>& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<Real, kPrecision>(p, store); });
+void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, int num_threads,
+                                const Store<float>& store) {
+  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<float>(p, precision, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-template <class Real, Precision kPrecision>
-void for_each_row(const ForwardProblem& p, int num_threads, const Store<Real>& store) {
-  if (!p.is_ragged()) return for_each_row_of_one_length<Real, kPrecision>(p, num_threads, store);
+void for_each_row(const ForwardProblem& p, Precision precision, int num_threads,
+                  const Store<float>& store) {
+  if (!p.is_ragged()) return for_each_row_of_one_length(p, precision, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length<Real, kPrecision>(
-        one_sequence(p, b), num_threads,
-        [&](int64_t, int64_t row, int64_t head, const Real* out, Real lse) {
-          store(b, row, head, out, lse);
-        });
+    for_each_row_of_one_length(one_sequence(p, b), precision, num_threads,
+                               [&](int64_t, int64_t row, int64_t head, const float* out,
+                                   float lse) { store(b, row, head, out, lse); });
 }
 
-template <Precision kPrecision>
-void naive(const ForwardProblem& p, int num_threads) {
+void naive(const ForwardProblem& p, Precision precision, int num_threads) {
   const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
@@ -233,21 +231,21 @@ void naive(const ForwardProblem& p, int num_threads) {
     for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
     if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
   };
-  for_each_row<float, kPrecision>(p, num_threads, store);
+  for_each_row(p, precision, num_threads, store);
 }
 
 }  // namespace
 
 void attention_naive(const ForwardProblem& p, int num_threads) {
   switch (p.dtype) {
-    case FLASH3_FLOAT32: return naive<Precision::kExact>(p, num_threads);
-    case FLASH3_FLOAT8_E4M3: return naive<Precision::kFp8>(p, num_threads);
-    default: return naive<Precision::kRounded>(p, num_threads);
+    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads);
+    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads);
+    default: return naive(p, Precision::kRounded, num_threads);
   }
 }
 
 void attention_plain_fp8(const ForwardProblem& p, int num_threads) {
-  naive<Precision::kPlainFp8>(p, num_threads);
+  naive(p, Precision::kPlainFp8, num_threads);
 }
 
 void attention_naive_fp8(ForwardProblem problem, int num_threads) {

@@ -242,7 +242,15 @@ def test_many_threads_at_once(taken):
     assert taken == [True] * 200 and all(torch.equal(out, wanted) for out in outs)
 
 
-def test_other_threads_run_meanwhile():
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_other_threads_run_meanwhile(one_thread):  # so that it takes long on any machine
     """A computation does not hold the interpreter."""
     q, k, v = (torch.randn(1, 4096, 2, 64) for _ in range(3))
     spans, started = [], threading.Event()

@@ -32,7 +32,7 @@ def ceiling_products(kernel):
 def needed(obj):
     if not is_attention(obj):
         return ()
-    return FP8_NEEDED if "_e4m3_" in obj.name else NEEDED
+    return FP8_NEEDED if "_e4m3_" in obj.name or obj.name.startswith("fp8_") else NEEDED
 
 
 def main():

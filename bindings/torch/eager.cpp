@@ -23,8 +23,10 @@
 
 namespace {
 
+// References are counted by the interpreter's functions, not by the macros of the headers that this
+// is compiled with: since 3.12 False and None are immortal, and an older macro counts them down.
 struct DropReference {
-  void operator()(PyObject* object) const { Py_DECREF(object); }
+  void operator()(PyObject* object) const { Py_DecRef(object); }
 };
 using Owned = std::unique_ptr<PyObject, DropReference>;
 
@@ -244,7 +246,8 @@ PyObject* attention(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* const tensors[3] = {arguments[0], arguments[1], arguments[2]};
   if (Owned out = attend(tensors, arguments + 3)) return out.release();
   PyErr_Clear();
-  Py_RETURN_NONE;
+  Py_IncRef(Py_None);
+  return Py_None;
 }
 
 // A new reference, or null with an error set.

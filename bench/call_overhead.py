@@ -6,7 +6,7 @@
 
 On a GPU a call is only enqueued, so that what is timed is the host's work: the C function alone (params made beforehand: what the
 launch itself costs), an operator, flash3.attention, flash3.sdpa, the drop-in's flash_attn_func, and torch's own attention. On a CPU
-the smallest problem is computed too. The ways take turns; the median of the rounds counts.
+the smallest problem is computed too. The ways are interleaved; the median of the rounds counts.
 """
 import argparse
 import ctypes

@@ -4,7 +4,7 @@
 
     python bench/cpu_vs_torch.py build/libflash3.so [--json bench/results/cpu_<machine>.json]
 
-Both compute the same tensors, call by call in turn, so that whatever else the machine does hits both (it should do
+Both compute the same tensors, call by call interleaved, so that whatever else the machine does hits both (it should do
 nothing else: run it under chrt -r 1 if it does). Reported: the medians, and how many times faster flash3 is. The
 outputs are compared too. Needs torch (the CPU wheel is enough).
 """

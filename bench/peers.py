@@ -18,7 +18,7 @@ runs through torch's nested tensors, FlexAttention compiled with a mask of docum
 
 --fp8 times FP8 forwards beside those of 16 bits: flash3's on e4m3 tensors with scales for blocks and from bf16 tensors in one call,
 flash3_quantize alone, cuDNN's FP8 (out in e4m3) where the package nvidia-cudnn-frontend is found, and torch's FP8 GEMM, 8192
-rows, columns and reduction, in turn with them: what FP8 reaches in a large product.
+rows, columns and reduction, interleaved with them: what FP8 reaches in a large product.
 
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
 
@@ -189,9 +189,9 @@ def measure_ragged_point(gpu, ragged, point, libs, args, top):
     calls, results, refused = ragged.make_calls(point, libs, args.peers)
     beside = beside_of(point)
     beside_calls, _, beside_refused = ragged.make_calls(beside, libs, ()) if beside else ({}, {}, {})
-    in_turn = calls | {f"{name} beside": call for name, call in beside_calls.items()}
+    interleaved = calls | {f"{name} beside": call for name, call in beside_calls.items()}
     with gpu.Sensors() as sensors:
-        times = gpu.measure(in_turn, args.samples) if in_turn else {}
+        times = gpu.measure(interleaved, args.samples) if interleaved else {}
     mine = {name: times[name] for name in calls}
     record = {"case": point.case, "group": point.group, "sequences": len(point.lengths), "tokens": point.tokens,
               "longest": point.longest, "cost_per_token": round(point.cost_per_token, 1), "flops": point.flops, "bytes": point.bytes,

@@ -47,7 +47,7 @@ def load():
             trained.append((path, report))
         else:
             other.append(path)
-    # Of one day, the one with the most points.
+    # The one with the most points of a day.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
     return *(sorted(reports, key=newest, reverse=True) for reports in
              (gpu, backward, ragged, fp8, cpu, alone, calls, trained)), other

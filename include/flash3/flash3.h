@@ -356,9 +356,9 @@ typedef struct flash3_quantize_params {
 
   /** @name Rotary embedding and rotation
    * Dimensions i and i + rotary_dim / 2 (interleaved: 2i and 2i + 1) of the token at position p
-   * turn by an angle: (x, y) becomes (x·cos − y·sin, x·sin + y·cos) with row p, column i. Both all
-   * zero: none. rotary_offset: the position of each sequence's first token; the tables must reach
-   * the last token that a sequence can have. @{ */
+   * are rotated by an angle: (x, y) becomes (x·cos − y·sin, x·sin + y·cos) with row p, column i.
+   * Both all zero: none. rotary_offset: the position of each sequence's first token; the tables
+   * must reach the last token that a sequence can have. @{ */
   flash3_tensor rotary_cos;   /**< [positions, rotary_dim / 2] float32 or the dtype of q and k */
   flash3_tensor rotary_sin;   /**< the same shape and dtype */
   int32_t rotary_interleaved; /**< 1: dimensions 2i and 2i + 1 */

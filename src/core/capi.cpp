@@ -149,7 +149,7 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
 template <AnyProblem P, class Params>
 flash3_status make_plan(const Params* params, flash3_plan** plan) {
   return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(plan, "plan"));
+    FLASH3_CHECK(check_result(static_cast<const void*>(plan), "plan"));
     *plan = nullptr;
     std::unique_ptr<flash3_plan> made;
     FLASH3_CHECK(KeptPlan<P>::make(params, &made));

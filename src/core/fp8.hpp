@@ -93,7 +93,7 @@ FLASH3_HOST_DEVICE constexpr Int scale_block(bool packed, Int first_row, Int b, 
   constexpr Int kBlock = kScaleBlock;
   return (packed ? first_row / kBlock + b : 0) + row / kBlock;
 }
-FLASH3_HOST_DEVICE constexpr Index scale_block(const Sequences& sequences, const SeqRows& rows,
+FLASH3_HOST_DEVICE constexpr Index scale_block(const Sequences& sequences, const RowRange& rows,
                                                Index b, Index row) {
   return scale_block(sequences.packed, rows.first, b, row);
 }
@@ -115,7 +115,7 @@ FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale, bool p
   return row;
 }
 FLASH3_HOST_DEVICE constexpr RowScales row_scales(const ScaleView& scale,
-                                                  const Sequences& sequences, const SeqRows& rows,
+                                                  const Sequences& sequences, const RowRange& rows,
                                                   Index b, Index head) {
   return row_scales(scale, sequences.packed, rows.first, b, head);
 }

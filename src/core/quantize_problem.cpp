@@ -143,7 +143,7 @@ Status check_rotary(const flash3_quantize_params& p, const Parts& parts, Pointer
   const Part& first = parts.q.given() ? parts.q : parts.k;
   if (!first.given())
     return invalid_argument(
-        "rotary_cos is given but q and k are all zero; there is nothing that it turns");
+        "rotary_cos is given but q and k are all zero; there is nothing to apply it to");
   const Field cos{"rotary_cos", "[positions, rotary_dim / 2]", 2, p.rotary_cos};
   const Field sin{"rotary_sin", "[positions, rotary_dim / 2]", 2, p.rotary_sin};
   for (const Field& f : {cos, sin}) {

@@ -21,7 +21,7 @@ struct Sequences {
 };
 
 // One sequence's rows in a tensor.
-struct SeqRows {
+struct RowRange {
   Index first = 0;
   Index length = 0;    // the tokens that count
   Index capacity = 0;  // those and the unused ones behind them
@@ -29,8 +29,8 @@ struct SeqRows {
 
 // The rows of sequence b. Whatever cu and used hold, they lie inside the tensor, and no length is
 // above max_length.
-FLASH3_HOST_DEVICE constexpr SeqRows rows_of(const Sequences& sequences, Index b) {
-  SeqRows rows{0, sequences.rows, sequences.rows};
+FLASH3_HOST_DEVICE constexpr RowRange rows_of(const Sequences& sequences, Index b) {
+  RowRange rows{0, sequences.rows, sequences.rows};
   if (sequences.cu) {
     const Index begin = sequences.cu[b], end = sequences.cu[b + 1];
     rows.first = begin < 0 ? 0 : begin < sequences.rows ? begin : sequences.rows;
@@ -47,7 +47,7 @@ FLASH3_HOST_DEVICE constexpr SeqRows rows_of(const Sequences& sequences, Index b
 
 // One sequence of a call.
 struct SeqInfo {
-  SeqRows q, k;
+  RowRange q, k;
 };
 
 FLASH3_HOST_DEVICE constexpr SeqInfo seq_info(const Sequences& q, const Sequences& k, Index b) {

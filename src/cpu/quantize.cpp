@@ -159,7 +159,7 @@ class BlockBuffer {
   const Rotation rotation_q_, rotation_k_;
   std::vector<float> values_;
   Index batch_ = 0, head_ = 0, block_ = 0, count_ = 0;
-  SeqRows rows_;
+  RowRange rows_;
 };
 
 // Calls each(buffer, work, number of the work) for the blocks of works that take part and that have

@@ -10,7 +10,7 @@ namespace flash3::cpu {
 // A sequence with its own lengths, and the mask that these make.
 struct Sequence {
   Index batch = 0;
-  SeqRows q, k;
+  RowRange q, k;
   Mask mask;
 };
 
@@ -20,7 +20,7 @@ inline Sequence sequence_of(const Problem& p, Index batch) {
 }
 
 // Where row `seq` of a sequence's tensor begins; rows: its q or k.
-inline Index row_offset(const TensorView& t, Index batch, const SeqRows& rows, Index seq,
+inline Index row_offset(const TensorView& t, Index batch, const RowRange& rows, Index seq,
                         Index head) {
   return batch * t.stride_batch + (rows.first + seq) * t.stride_seq + head * t.stride_head;
 }

@@ -10,7 +10,7 @@
 
 namespace flash3 {
 
-inline TensorView one_sequence(TensorView t, flash3_dtype dtype, int64_t b, const SeqRows& rows) {
+inline TensorView one_sequence(TensorView t, flash3_dtype dtype, int64_t b, const RowRange& rows) {
   const int64_t element = dtype_size(dtype);
   if (t.data)
     t.data = static_cast<std::byte*>(t.data) +
@@ -19,14 +19,14 @@ inline TensorView one_sequence(TensorView t, flash3_dtype dtype, int64_t b, cons
   return t;
 }
 
-inline LseView one_sequence(LseView t, int64_t b, const SeqRows& rows) {
+inline LseView one_sequence(LseView t, int64_t b, const RowRange& rows) {
   if (t.data) t.data += b * t.stride_batch + rows.first;
   t.stride_batch = 0;
   return t;
 }
 
 inline ScaleView one_sequence(ScaleView t, const Sequences& sequences, int64_t b,
-                              const SeqRows& rows) {
+                              const RowRange& rows) {
   if (t.data) t.data += t.offset(b, 0, scale_block(sequences, rows, b, 0));
   t.stride_batch = 0;
   return t;

@@ -92,17 +92,17 @@ void rotate(uint64_t seed, int dim, double* x) {
 template <class Each>
 void for_each_token(const Side& side, const Each& each) {
   for (int64_t b = 0; b < side.part.in.batch; ++b) {
-    const SeqRows rows = rows_of(side.sequences, b);
+    const RowRange rows = rows_of(side.sequences, b);
     for (int64_t i = 0; i < rows.length; ++i)
       for (int64_t h = 0; h < side.part.in.heads; ++h) each(b, h, i, rows);
   }
 }
 
-int64_t offset_of(const TensorView& t, int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
+int64_t offset_of(const TensorView& t, int64_t b, int64_t h, int64_t i, const RowRange& rows) {
   return b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head;
 }
 
-int64_t scale_offset(const Side& side, int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
+int64_t scale_offset(const Side& side, int64_t b, int64_t h, int64_t i, const RowRange& rows) {
   return side.part.scale.offset(b, h, scale_block(side.sequences, rows, b, i));
 }
 
@@ -160,7 +160,7 @@ ReferenceQuantized quantize_values_ref(const QuantizeProblem& p, QuantizeWhich w
     for (int64_t b = 0; b < part.in.batch; ++b)
       for (int64_t h = 0; h < part.in.heads; ++h) amax_at(part.scale.offset(b, h, 0)) = 0;
 
-  for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
+  for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const RowRange& rows) {
     double* x = &made.values[value_offset(side, b, h, i)];
     const int64_t from = offset_of(part.in, b, h, i, rows);
     for (int64_t d = 0; d < dim; ++d) x[d] = load_float(part.in.data, p.dtype, from + d);
@@ -181,7 +181,7 @@ void quantize_ref(const QuantizeProblem& p) {
     for (size_t i = 0; i < ref.amax.size(); ++i)
       if (ref.amax[i] >= 0) side.part.scale.data[i] = static_cast<float>(scale_ref(ref.amax[i]));
     if (!side.part.given) continue;
-    for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const SeqRows& rows) {
+    for_each_token(side, [&](int64_t b, int64_t h, int64_t i, const RowRange& rows) {
       const double* x = &ref.values[value_offset(side, b, h, i)];
       const double scale =
           scale_ref(ref.amax[static_cast<size_t>(scale_offset(side, b, h, i, rows))]);

@@ -18,15 +18,15 @@ FORBIDDEN = ("LDL", "STL")
 def ceiling_products(kernel):
     """(instruction, how many) in the loop of a ceiling kernel, by the template arguments in its name; None for any other kernel.
 
-    A turn is S = Q·Kᵀ, head_dim / 16 of them (FP8: / 32), and P·V, keys / 16; the loop holds one turn for each of two stages. FP8
+    A round is S = Q·Kᵀ, head_dim / 16 of them (FP8: / 32), and P·V, keys / 16; the loop holds one round for each of two stages. FP8
     with Q in registers: one.
     """
     match = re.search(r"CeilingTraitsI\w*?ElementE(\d+)ELi(\d+)ELi(\d+)EE", kernel)
     if not match:
         return None
     fp8, head_dim, keys = match[1] == "2", int(match[2]), int(match[3])
-    step, turns = (32, 1 if head_dim > 192 else 2) if fp8 else (16, 2)
-    return "QGMMA" if fp8 else "HGMMA", turns * (head_dim // step + keys // step)
+    step, rounds = (32, 1 if head_dim > 192 else 2) if fp8 else (16, 2)
+    return "QGMMA" if fp8 else "HGMMA", rounds * (head_dim // step + keys // step)
 
 
 def needed(obj):
@@ -54,7 +54,7 @@ def main():
             if products is None and "ceiling" in obj.name:
                 bad.append(f"{demangle(kernel)}: not a ceiling kernel as this gate knows them")
             if products is not None and count[products[0]] != products[1]:
-                bad.append(f"{demangle(kernel)}: {count[products[0]]} {products[0]}; its turns are {products[1]}: ptxas drops those whose "
+                bad.append(f"{demangle(kernel)}: {count[products[0]]} {products[0]}; its rounds have {products[1]}: ptxas drops those whose "
                            f"result nobody reads")
             bad += [f"{demangle(kernel)}: {count[name]} {name}" for name in FORBIDDEN if count[name]]
     print("\n".join(["", "WRONG:", *bad]) if bad else f"{seen} kernels, none wrong")

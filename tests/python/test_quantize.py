@@ -81,9 +81,9 @@ def test_rotary(device, interleaved):
         c, s = (t[offset:offset + x.shape[1], None].double() for t in (cos, sin))
         wanted = x.double()
         a, b = (slice(0, 24, 2), slice(1, 24, 2)) if interleaved else (slice(0, 12), slice(12, 24))
-        turned = wanted[..., a] * c - wanted[..., b] * s, wanted[..., a] * s + wanted[..., b] * c
+        rotated = wanted[..., a] * c - wanted[..., b] * s, wanted[..., a] * s + wanted[..., b] * c
         wanted = wanted.clone()
-        wanted[..., a], wanted[..., b] = turned
+        wanted[..., a], wanted[..., b] = rotated
         torch.testing.assert_close(values(codes, scale), wanted, rtol=0.07, atol=float(scale.max()) / 256)
     torch.testing.assert_close(values(made.v, made.v_scale), v.double(), rtol=0.07, atol=float(made.v_scale.max()) / 256)
 

@@ -333,7 +333,7 @@ double tensor_bytes(const Case& c, const CaseSequences* given) {
 
 double host_bytes(const Case& c) {
   const CaseSequences sequences = make_sequences(c);
-  const auto rows = [&](const SequenceRows& of, int64_t heads) {
+  const auto rows = [&](const SequenceLengths& of, int64_t heads) {
     return static_cast<double>((of.cu.empty() ? c.batch : 1) * of.rows * heads);
   };
   const double rows_q = rows(sequences.q, c.heads_q), rows_k = rows(sequences.k, c.heads_k);

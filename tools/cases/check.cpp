@@ -233,7 +233,7 @@ bool is_fp8(const Case& c) { return c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3; }
 constexpr double kTimesNaive = 1.5;
 
 // By the use of each row.
-std::vector<RowRule> rules_by_use(const SequenceRows& rows, int64_t batch, RowRule unused) {
+std::vector<RowRule> rules_by_use(const SequenceLengths& rows, int64_t batch, RowRule unused) {
   std::vector<RowRule> rules;
   for (const RowUse use : row_uses(rows, batch))
     rules.push_back(use == RowUse::kCounts   ? RowRule::kValues
@@ -251,7 +251,7 @@ GradientRules gradient_rules(const Case& c) {
   const CaseSequences sequences = make_sequences(c);
   GradientRules rules{rules_by_use(sequences.q, c.batch, RowRule::kZeros),
                       rules_by_use(sequences.k, c.batch, RowRule::kZeros)};
-  const auto first_row = [](const SequenceRows& rows, int64_t b) {
+  const auto first_row = [](const SequenceLengths& rows, int64_t b) {
     return (rows.cu.empty() ? b * rows.rows : 0) + rows_of(rows.view(), b).first;
   };
   for (int64_t b = 0; b < c.batch; ++b) {

@@ -44,7 +44,7 @@ flash3_quantize_params options_of(const Case& c, const ExtraViews& extra) {
 
 // The most tokens that a call takes one of the sequences to have, if all that it is told is
 // max_seqlen: what a table must reach.
-int64_t longest(const SequenceRows& rows, const flash3_tensor& cu, int64_t max_seqlen) {
+int64_t longest(const SequenceLengths& rows, const flash3_tensor& cu, int64_t max_seqlen) {
   return cu.ndim > 0 && max_seqlen == 0 ? rows.rows : rows.max_length;
 }
 
@@ -69,8 +69,9 @@ GuardedTensor make_table(const Case& c, const CaseSequences& s, const flash3_qua
 }
 
 // out: the name under which the case has the layout of the result.
-QuantizeTensors make_part(const Case& c, TensorName name, TensorName out, const SequenceRows& rows,
-                          int64_t heads, int64_t dim, uint64_t seed, bool filled) {
+QuantizeTensors make_part(const Case& c, TensorName name, TensorName out,
+                          const SequenceLengths& rows, int64_t heads, int64_t dim, uint64_t seed,
+                          bool filled) {
   if (c.is_left_out(name)) return {};
   QuantizeTensors t{make_rows(c, name, rows, heads, dim, c.dtype),
                     make_rows(c, out, rows, heads, dim, FLASH3_FLOAT8_E4M3),
@@ -182,7 +183,7 @@ TensorCheck check_part(const QuantizeProblem& p, const QuantizePart& part,
     }
   }
   for (Index b = 0; b < part.in.batch; ++b) {
-    const SeqRows rows = rows_of(sequences, b);
+    const RowRange rows = rows_of(sequences, b);
     for (Index i = 0; i < rows.length; ++i)
       for (Index h = 0; h < part.in.heads; ++h) {
         const Index at = b * part.out.stride_batch + (rows.first + i) * part.out.stride_seq +

@@ -44,8 +44,8 @@ int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_
   return longest;
 }
 
-SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, uint64_t salt) {
-  SequenceRows s;
+SequenceLengths make_rows(const Case& c, int64_t longest, bool packed, bool used, uint64_t salt) {
+  SequenceLengths s;
   s.rows = s.max_length = longest;
   if (!packed && !used) return s;
   std::mt19937_64 lengths(c.seed + salt), gaps(c.seed + salt + 1000);
@@ -69,7 +69,7 @@ SequenceRows make_rows(const Case& c, int64_t longest, bool packed, bool used, u
 
 }  // namespace
 
-Sequences SequenceRows::view() const {
+Sequences SequenceLengths::view() const {
   return {.packed = !cu.empty(),
           .has_used = !used.empty(),
           .cu = cu.empty() ? nullptr : cu.data(),
@@ -97,13 +97,13 @@ CaseSequences make_sequences(const Case& c) {
           make_rows(c, c.seq_k, c.packed_k, c.used_k, c.seq_q == c.seq_k ? 0 : 1)};
 }
 
-std::vector<RowUse> row_uses(const SequenceRows& rows, int64_t batch) {
+std::vector<RowUse> row_uses(const SequenceLengths& rows, int64_t batch) {
   const Sequences view = rows.view();
   const int64_t batch_rows = view.packed ? 0 : rows.rows;
   std::vector<RowUse> uses(static_cast<size_t>(view.packed ? rows.rows : batch * rows.rows),
                            RowUse::kOutside);
   for (int64_t b = 0; b < batch; ++b) {
-    const SeqRows s = rows_of(view, b);
+    const RowRange s = rows_of(view, b);
     const auto first = uses.begin() + b * batch_rows + s.first;
     std::fill_n(first, s.length, RowUse::kCounts);
     std::fill_n(first + s.length, s.capacity - s.length, RowUse::kUnused);

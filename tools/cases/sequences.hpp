@@ -11,7 +11,7 @@
 namespace flash3::cases {
 
 // The rows of q's tensors, or of k's.
-struct SequenceRows {
+struct SequenceLengths {
   std::vector<int32_t> cu, used;  // cu_seqlens and seqused; empty: not given
   int64_t rows = 0;               // of the tensor, for one batch element or packed
   int64_t max_length = 0;
@@ -20,7 +20,7 @@ struct SequenceRows {
 };
 
 struct CaseSequences {
-  SequenceRows q, k;
+  SequenceLengths q, k;
   SeqInfo operator[](int64_t b) const { return seq_info(q.view(), k.view(), b); }
 };
 
@@ -41,6 +41,6 @@ enum class RowUse : char {
 };
 
 // The use of each row, [batch, seq] or [total].
-std::vector<RowUse> row_uses(const SequenceRows& rows, int64_t batch);
+std::vector<RowUse> row_uses(const SequenceLengths& rows, int64_t batch);
 
 }  // namespace flash3::cases

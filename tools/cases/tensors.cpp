@@ -32,14 +32,15 @@ TensorLayout all_of(Layout layout) {
   return {.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};
 }
 
-flash3_tensor rows_view(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads,
+flash3_tensor rows_view(const Case& c, TensorName name, const SequenceLengths& rows, int64_t heads,
                         int64_t dim, flash3_dtype dtype) {
   const TensorLayout layout = c.layout_of(name);
   return rows.cu.empty() ? view_of(dtype, c.batch, rows.rows, heads, dim, layout)
                          : packed(view_of(dtype, 1, rows.rows, heads, dim, layout));
 }
 
-flash3_tensor scales_view(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads) {
+flash3_tensor scales_view(const Case& c, TensorName name, const SequenceLengths& rows,
+                          int64_t heads) {
   const bool is_packed = !rows.cu.empty();
   const int64_t blocks = scale_blocks(rows.view(), c.batch);
   switch (c.scales_of(name)) {
@@ -53,7 +54,7 @@ flash3_tensor scales_view(const Case& c, TensorName name, const SequenceRows& ro
   return {};
 }
 
-flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceRows& rows) {
+flash3_tensor rows_lse_view(const Case& c, TensorName name, const SequenceLengths& rows) {
   const TensorLayout layout = c.layout_of(name);
   return rows.cu.empty() ? lse_view_of(c.batch, c.heads_q, rows.rows, layout)
                          : packed(lse_view_of(1, c.heads_q, rows.rows, layout));
@@ -175,21 +176,22 @@ GuardedTensor make_vector(flash3_dtype dtype, int64_t size) {
   return guard(vector_view(dtype, size), 0);
 }
 
-GuardedTensor make_rows(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads,
+GuardedTensor make_rows(const Case& c, TensorName name, const SequenceLengths& rows, int64_t heads,
                         int64_t dim, flash3_dtype dtype) {
   return guard(rows_view(c, name, rows, heads, dim, dtype), c.layout_of(name).offset);
 }
 
-GuardedTensor make_scales(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads) {
+GuardedTensor make_scales(const Case& c, TensorName name, const SequenceLengths& rows,
+                          int64_t heads) {
   if (c.scales_of(name) == Scales::kNone) return {};
   return guard(scales_view(c, name, rows, heads), c.layout_of(TensorName::kLse).offset);
 }
 
-GuardedTensor make_lse(const Case& c, TensorName name, const SequenceRows& rows) {
+GuardedTensor make_lse(const Case& c, TensorName name, const SequenceLengths& rows) {
   return guard(rows_lse_view(c, name, rows), c.layout_of(name).offset);
 }
 
-void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
+void forbid_rows(GuardedTensor* tensor, const SequenceLengths& rows, int64_t batch,
                  std::initializer_list<RowUse> uses, bool is_lse) {
   const flash3_tensor& t = tensor->view;
   const bool packed = !rows.cu.empty();

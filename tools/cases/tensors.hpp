@@ -42,15 +42,16 @@ GuardedTensor make_vector(flash3_dtype dtype, int64_t size);
 
 // The tensors of a case, packed or not: [batch, seq, heads, dim] or [total, heads, dim], and
 // [batch, heads_q, seq_q] or [heads_q, total].
-GuardedTensor make_rows(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads,
+GuardedTensor make_rows(const Case& c, TensorName name, const SequenceLengths& rows, int64_t heads,
                         int64_t dim, flash3_dtype dtype);
 // Scales of a tensor with these rows and heads, as the case has them; empty if it has none.
-GuardedTensor make_scales(const Case& c, TensorName name, const SequenceRows& rows, int64_t heads);
-GuardedTensor make_lse(const Case& c, TensorName name, const SequenceRows& rows);
+GuardedTensor make_scales(const Case& c, TensorName name, const SequenceLengths& rows,
+                          int64_t heads);
+GuardedTensor make_lse(const Case& c, TensorName name, const SequenceLengths& rows);
 
 // Forbids the rows that are of one of these uses, and fills them, unless rows share memory.
 // is_lse: rows are the last dimension.
-void forbid_rows(GuardedTensor* tensor, const SequenceRows& rows, int64_t batch,
+void forbid_rows(GuardedTensor* tensor, const SequenceLengths& rows, int64_t batch,
                  std::initializer_list<RowUse> uses, bool is_lse = false);
 
 int64_t element_size(flash3_dtype dtype);

@@ -70,8 +70,8 @@ std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
   return bounds;
 }
 
-cases::SequenceRows packed_rows(std::vector<int32_t> bounds, int64_t rows) {
-  cases::SequenceRows s;
+cases::SequenceLengths packed_rows(std::vector<int32_t> bounds, int64_t rows) {
+  cases::SequenceLengths s;
   for (size_t b = 1; b < bounds.size(); ++b)
     s.max_length = std::max<int64_t>(s.max_length, int64_t{bounds[b]} - bounds[b - 1]);
   s.cu = std::move(bounds);

@@ -26,18 +26,18 @@ struct CeilingTraits {
   static constexpr bool kFp8 = kElement == Element::kE4m3;
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = kWarpgroups * hopper::kWarpgroupThreads;
-  static constexpr int kStages = 2;  // tiles of K and of V that take turns, as in a real ring
+  static constexpr int kStages = 2;  // tiles of K and of V one after the other, as in a real ring
   // Stages in a pass of the loop. ptxas gives each its own registers for the scores.
   static constexpr int kUnroll = kFp8 && kHeadDim > 192 ? 1 : kStages;
   // O starts anew after so many key tiles, as it does for sequences of a few thousand keys: an
   // accumulator that only grew would soon swallow what is added, and that costs less energy.
-  static constexpr int kTurns = 64;
+  static constexpr int kRounds = 64;
 
   static constexpr int kScores = kThreads * kKeys / 2;
 
   using QTile = hopper::SharedTile<hopper::kWarpgroupRows, kHeadDim, kBytes>;
   using KTile = hopper::SharedTile<kKeys, kHeadDim, kBytes>;
-  // An FP8 product reads V along the keys: there it lies turned.
+  // An FP8 product reads V along the keys: there it lies transposed.
   using VTile = hopper::SharedTile<kFp8 ? kHeadDim : kKeys, kFp8 ? kKeys : kHeadDim, kBytes>;
 
   struct Shared {
@@ -45,9 +45,9 @@ struct CeilingTraits {
     hopper::uint8_t k[kStages][KTile::kBytes];
     hopper::uint8_t v[kStages][VTile::kBytes];
   };
-  // Of both products, all warpgroups of a block, one round of kTurns.
+  // Operations of both products, of all warpgroups of a block, in kRounds.
   static constexpr double kFlops =
-      2. * 2 * kTurns * kWarpgroups * hopper::kWarpgroupRows * kKeys * kHeadDim;
+      2. * 2 * kRounds * kWarpgroups * hopper::kWarpgroupRows * kKeys * kHeadDim;
 };
 
 // `data`: sizeof(Shared) bytes of N(0, 1) values in kElement. They are copied as they lie: whatever
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   using VTile = typename Traits::VTile;
   constexpr Element kElement = Traits::kElement;
   static_assert(Traits::kThreads <= sizeof(CeilingBlock::sink) / sizeof(float));
-  static_assert(Traits::kTurns % Traits::kStages == 0);
+  static_assert(Traits::kRounds % Traits::kStages == 0);
 
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 #pragma unroll
     for (float& o : r_o) o = 0;
     // One product is in flight while the next is issued, across passes too.
-    const auto turn = [&](int stage) {
+    const auto products = [&](int stage) {
       issue_qk<kElement, QTile, KTile>(r_s, q, k + stage * KTile::kBytes);
       wgmma_wait<1>();
       fence_operand(r_o);
@@ -120,12 +120,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       order_before(sink * sink);
     };
 #pragma unroll 1
-    for (int i = 0; i < Traits::kTurns; i += Traits::kUnroll) {
+    for (int i = 0; i < Traits::kRounds; i += Traits::kUnroll) {
       if constexpr (Traits::kUnroll == 1) {
-        turn(i % Traits::kStages);
+        products(i % Traits::kStages);
       } else {
-        turn(0);
-        turn(1);
+        products(0);
+        products(1);
       }
     }
     wgmma_wait<0>();

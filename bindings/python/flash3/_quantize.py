@@ -38,7 +38,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
             their products as they are: both must be rotated, with one seed, or none.
         rotation_seed: of the signs, from 0 to 2**64 - 1.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or the dtype of q and k: dimensions i and
-            i + rotary_dim / 2 of the token at position p turn by the angle of row p, column i.
+            i + rotary_dim / 2 of the token at position p are rotated by the angle of row p, column i.
         rotary_interleaved: dimensions 2i and 2i + 1 instead.
         rotary_offset_q, rotary_offset_k: the position of each sequence's first token.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k: as of attention(). Tokens that do not count

@@ -137,7 +137,7 @@ class TaskRunner {
     const Range seen = sequence_.mask.keys(queries, sequence_.k.length);
     return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
   }
-  RowScales scales_of(const ScaleView& scale, const Sequences& sequences, const SeqRows& rows,
+  RowScales scales_of(const ScaleView& scale, const Sequences& sequences, const RowRange& rows,
                       Index head) const {
     return row_scales(scale, sequences, rows, sequence_.batch, head);
   }

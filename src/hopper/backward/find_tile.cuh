@@ -9,8 +9,8 @@ namespace flash3::hopper {
 
 struct SequenceTile {
   int batch, head;
-  int query;     // the tile's first one, counted in the sequence
-  SeqRows rows;  // the sequence's; none for a tile that belongs to no sequence
+  int query;      // the tile's first one, counted in the sequence
+  RowRange rows;  // the sequence's; none for a tile that belongs to no sequence
 };
 
 // Finds the index-th of all tiles. A whole block calls this.

@@ -15,6 +15,7 @@ const void* backward_kernel_function();
 }  // namespace flash3::hopper
 
 // The one line of a generated file, behind instance.cuh or instance_wide.cuh.
+// Template arguments take no parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
 #define FLASH3_KERNEL_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, SCORE, TILE_M, TILE_N) \
   template <>                                                                              \
   const void* flash3::hopper::backward_kernel_function<                                    \
@@ -25,3 +26,4 @@ const void* backward_kernel_function();
         &backward_kernel<BackwardTraits<Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND,      \
                                         ScoreKind::SCORE, TILE_M, TILE_N>>);               \
   }
+// NOLINTEND(bugprone-macro-parentheses)

@@ -38,10 +38,10 @@ __device__ __forceinline__ void find_work(const BackwardParams& params,
   int index = int(blockIdx.x), heads = schedule.kv_heads;
   if (params.ticket != nullptr)
     index = __shfl_sync(~0u, leader ? atomicAdd(params.ticket, 1) : 0, 0);
-  SequenceRows sequence = schedule.one_length;
+  ListedSequence sequence = schedule.one_length;
   if (list.rows != nullptr) {
     const ListedTile found = find_sequence(list, index);
-    sequence = found.valid ? found.sequence : SequenceRows{};  // which has no tile
+    sequence = found.valid ? found.sequence : ListedSequence{};  // which has no tile
     index = found.index;
     heads = schedule.heads_k;
   }

@@ -34,7 +34,7 @@ struct KeySchedule {
   bool deterministic;
   // If all sequences have one length: the first sequence, with the tiles of all kv_heads = batch ·
   // heads_k heads. Otherwise a list holds the sequences, with tiles of keys.
-  SequenceRows one_length;
+  ListedSequence one_length;
   int kv_heads;
   SequenceList sequences;
 };
@@ -46,7 +46,7 @@ struct KeyTile {
   int kv_head;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
   int first_query_tile;                  // of the sequence, in the workspace
-  SequenceRows sequence;
+  ListedSequence sequence;
   TileMask queries;  // the transposed mask: which queries see a key
 
   FLASH3_HOST_DEVICE constexpr int query_tiles() const {
@@ -65,7 +65,7 @@ struct KeyTile {
 
 // Makes the work of tile n of a KV head of a sequence.
 FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
-                                              const SequenceRows& sequence, int n, int kv_head,
+                                              const ListedSequence& sequence, int n, int kv_head,
                                               int tile_n, bool band) {
   const int tile_m = schedule.query_tiles.tile_m;
   KeyTile work{};
@@ -111,7 +111,7 @@ FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads,
 // Makes the work of the index-th tile: of a listed sequence, whose heads are heads_k, or of all
 // sequences if they have one length. The work is not valid if there are fewer tiles.
 FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const KeySchedule& schedule,
-                                                     SequenceRows sequence, int heads, int tile_n,
+                                                     ListedSequence sequence, int heads, int tile_n,
                                                      bool band, int index) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
   const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,

@@ -13,7 +13,7 @@
 namespace flash3::hopper {
 namespace {
 
-// Of a packed tensor all rows must be aligned, also where no sequence has more than one.
+// All rows of a packed tensor must be aligned, also where no sequence has more than one.
 ElementView element_view(const TensorView& view, const Sequences& sequences) {
   return {static_cast<unsigned short*>(view.data), view.stride_batch, view.stride_seq,
           view.stride_head, tma_can_address(tensor_rows(view, sequences))};
@@ -96,14 +96,14 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   return {};
 }
 
-// Of a ragged batch; otherwise no list.
+// A ragged batch has one; otherwise the list stays empty.
 Status make_varlen_schedule(const BackwardProblem& problem, const BackwardPlan& plan,
                             SequenceList* sequences) {
   *sequences = {};
   if (!problem.is_ragged() || plan.grid == 0) return {};
   char* const workspace = static_cast<char*>(problem.workspace);
   VarlenScheduleParams list = varlen_schedule_params(problem, plan);
-  list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
+  list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
   list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
   *sequences = {list.rows, list.first_tile, list.batch};
   return launch_varlen_schedule(list, problem.stream);

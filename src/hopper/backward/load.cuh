@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
   wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
-  const SequenceRows& s = work.sequence;
+  const ListedSequence& s = work.sequence;
   load_box<Tile>(tiles[stage], map,
                  box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
                  full);
@@ -50,7 +50,7 @@ template <class Traits, class Tile>
 __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
                                           const RowMap& map_rows, uint8_t* shared, uint64_t* full,
                                           uint64_t* loaded) {
-  const SequenceRows& s = work.sequence;
+  const ListedSequence& s = work.sequence;
   const int hidden = Traits::kBand ? work.hidden_keys() : 0;
   uint64_t* const barrier = hidden > 0 ? loaded : full;
   arrive_expect_bytes(barrier, Tile::kBytes);

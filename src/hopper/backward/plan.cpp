@@ -56,7 +56,7 @@ const BackwardKernel* find_kernel(const BackwardProblem& problem) {
 }
 
 // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
-bool stored_by_tma(const TensorView& view, Rows rows) {
+bool stored_by_tma(const TensorView& view, RowIndexing rows) {
   return tma_can_address(view, rows) && view.dim % 8 == 0;
 }
 
@@ -83,7 +83,7 @@ int64_t all_rows(const BackwardProblem& problem, const Sequences& sequences) {
   return sequences.packed ? sequences.rows : problem.batch * sequences.rows;
 }
 
-// Of a KV head for each query: of Q, dOut and the sums of dQ of its query heads.
+// Bytes that a KV head takes for each query: Q, dOut and the sums of dQ of its query heads.
 int64_t bytes_of_a_query(const BackwardProblem& problem) {
   return problem.queries_per_kv_head() * (problem.head_dim * 6 + problem.head_dim_v * 2);
 }
@@ -141,7 +141,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
                                " rows of a ragged batch, but the hopper backend counts each up to ",
                                kMostCounted));
 
-  plan->rows = ragged ? Rows::kRagged : Rows::kBySequence;
+  plan->rows = ragged ? RowIndexing::kRagged : RowIndexing::kBySequence;
   const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
     return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
   };
@@ -166,7 +166,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   plan->kv_heads = int(kv_heads);
   plan->grid = int(key_tiles);
   if (ragged && plan->grid > 0) {
-    plan->list_offset = reserve(problem.batch, sizeof(SequenceRows));
+    plan->list_offset = reserve(problem.batch, sizeof(ListedSequence));
     plan->first_tile_offset = reserve(problem.batch + 1, sizeof(int));
   }
   plan->deterministic = problem.deterministic;

@@ -29,7 +29,7 @@ std::span<const BackwardKernel> backward_kernels();
 struct BackwardPlan {
   const BackwardKernel* kernel = nullptr;
 
-  Rows rows = Rows::kBySequence;
+  RowIndexing rows = RowIndexing::kBySequence;
   PackedCopy q, k, v, dout;
   bool dk_by_tma = false, dv_by_tma = false;
 

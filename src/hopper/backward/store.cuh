@@ -45,7 +45,7 @@ template <class Tile>
 __device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,
                                                int first_key, const uint8_t* tile, int row_block,
                                                int thread) {
-  const SequenceRows& s = work.sequence;
+  const ListedSequence& s = work.sequence;
   const int count = min(kWarpgroupRows, s.k_capacity - first_key);
   if (count <= 0) return;
   const int first_row = row_block * kWarpgroupRows;

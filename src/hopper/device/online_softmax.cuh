@@ -76,7 +76,7 @@ struct OnlineSoftmax {
     return __any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f);
   }
 
-  // Turns scores into p, for elements [kBegin, kEnd) of this thread.
+  // Makes p of scores, for elements [kBegin, kEnd) of this thread.
   template <int kBegin, int kEnd, int N>
   __device__ __forceinline__ void exponentiate(float (&r_s)[N]) {
     // Four independent chains: one warp has little else to hide latency with.

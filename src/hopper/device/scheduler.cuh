@@ -60,7 +60,7 @@ class TileCounter {
 inline constexpr int kTileSlots = 4;
 struct TileRing {
   WorkTile tiles[kTileSlots];
-  SequenceRows slots[kTileSlots][kMaxSlots];  // short sequences that share the tile
+  ListedSequence slots[kTileSlots][kMaxSlots];  // short sequences that share the tile
   RingBarriers<kTileSlots> barriers;
   uint64_t wanted;  // the K loader has nearly done its tile
 
@@ -96,7 +96,7 @@ class SequenceWalk {
 template <int kTileN, bool kBand>
 __device__ __forceinline__ void write_tile(const TileSchedule& schedule, SequenceWalk& walk,
                                            int index, WorkTile& work,
-                                           SequenceRows (&slots)[kMaxSlots]) {
+                                           ListedSequence (&slots)[kMaxSlots]) {
   const int lane = threadIdx.x % 32;
   const SequenceList& list = schedule.sequences;
   if (list.first_tile != nullptr) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
   __syncwarp();
   const int first = work.query / schedule.slot_rows;
   if (work.valid && lane < schedule.tile_queries / schedule.slot_rows)
-    slots[lane] = first + lane < list.count ? list.rows[first + lane] : SequenceRows{};
+    slots[lane] = first + lane < list.count ? list.rows[first + lane] : ListedSequence{};
 }
 
 // The scheduler's loop, by its whole warp. From the counter a tile is taken as late as the loaders
@@ -156,7 +156,7 @@ struct TileReader {
     return tile().valid;
   }
   __device__ __forceinline__ const WorkTile& tile() const { return ring.tiles[slot.stage]; }
-  __device__ __forceinline__ const SequenceRows* slots() const { return ring.slots[slot.stage]; }
+  __device__ __forceinline__ const ListedSequence* slots() const { return ring.slots[slot.stage]; }
 
   // Done with the tile.
   __device__ __forceinline__ void release() {

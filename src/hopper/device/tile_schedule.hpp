@@ -52,7 +52,7 @@ struct WorkTile {
   int head_group;
   int key_tile_begin, key_tile_end;  // key tiles that the mask leaves, half-open; equal if none
   bool valid;                        // false: no more work
-  SequenceRows sequence;             // of slots: the long one
+  ListedSequence sequence;           // of slots: the long one
   TileMask mask;                     // the sequence's
 
   FLASH3_HOST_DEVICE constexpr bool has_keys() const { return key_tile_begin < key_tile_end; }
@@ -66,9 +66,9 @@ struct WorkTile {
 
 // Tile m_tile of a head group of a sequence, for a kernel with key tiles of tile_n and a band or
 // none.
-FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const SequenceRows& sequence, const TileMask& mask,
-                                                int tile_queries, int m_tile, int head_group,
-                                                int tile_n, bool band) {
+FLASH3_HOST_DEVICE constexpr WorkTile work_tile(const ListedSequence& sequence,
+                                                const TileMask& mask, int tile_queries, int m_tile,
+                                                int head_group, int tile_n, bool band) {
   WorkTile work{};
   work.valid = true;
   work.query = m_tile * tile_queries;
@@ -106,7 +106,7 @@ FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, 
   if (index >= schedule.tiles) return {};
   const TilePlace at =
       tile_place(schedule.m_tiles, schedule.groups, schedule.groups_at_a_time, band, index);
-  SequenceRows sequence{};
+  ListedSequence sequence{};
   sequence.batch = at.group / schedule.head_groups;
   sequence.q_length = schedule.seq_q;
   sequence.k_length = schedule.seq_k;
@@ -116,7 +116,7 @@ FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, 
 
 // The index-th tile of a listed sequence.
 FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule,
-                                                  const SequenceRows& sequence, int tile_n,
+                                                  const ListedSequence& sequence, int tile_n,
                                                   bool band, int index) {
   const TilePlace at =
       tile_place(sequence.tiles, schedule.head_groups, sequence.groups_at_a_time, band, index);

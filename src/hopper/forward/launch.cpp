@@ -101,7 +101,7 @@ Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
   }
   if (problem.is_ragged()) {
     VarlenScheduleParams list = varlen_schedule_params(problem, plan);
-    list.rows = reinterpret_cast<SequenceRows*>(workspace + plan.list_offset);
+    list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
     if (!list.in_order)
       list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
     params.schedule.sequences = {list.rows, list.first_tile, list.batch};

@@ -14,12 +14,12 @@ enum class ProducerWarp : int { kLoadQ = 0, kLoadK = 1, kLoadV = 2, kSchedule = 
 // Q rows of warpgroup w: as they lie in the sequence, or those of the slots.
 template <class Traits>
 __device__ __forceinline__ void load_query_rows(const ForwardParams& params, const WorkTile& work,
-                                                const SequenceRows* slots, uint8_t* shared, int w,
+                                                const ListedSequence* slots, uint8_t* shared, int w,
                                                 uint64_t* full) {
   using Tile = typename Traits::QTile;
   const int slot_rows = params.schedule.slot_rows;
   const int head = work.head_group * params.pack.heads;
-  const auto load = [&](const SequenceRows& s, int row, int at_row) {
+  const auto load = [&](const ListedSequence& s, int row, int at_row) {
     load_box<Tile>(shared + at_row * Tile::kRowBytes, &params.q,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, head), full);
   };
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_query_rows(const ForwardParams& params, con
     load(work.sequence, work.query + w * params.pack.queries, 0);
   } else {
     arrive_expect_bytes(full, Tile::kBytes);
-    const SequenceRows* own = slots + w * Tile::kRows / slot_rows;
+    const ListedSequence* own = slots + w * Tile::kRows / slot_rows;
     for (int row = 0; row < Tile::kRows; row += slot_rows) load(*own++, 0, row);
   }
 }
@@ -57,12 +57,12 @@ __device__ __forceinline__ void load_q(const ForwardParams& params,
 // Key tile n of K or V.
 template <class Traits, class Tile>
 __device__ __forceinline__ void load_key_tile(const ForwardParams& params, const WorkTile& work,
-                                              const SequenceRows* slots, int n,
+                                              const ListedSequence* slots, int n,
                                               const TensorMap* map, const RowMap& rows,
                                               uint8_t* shared, uint64_t* full) {
   const int head = work.head_group / params.groups_per_kv_head,
             slot_rows = params.schedule.slot_rows;
-  const auto load = [&](const SequenceRows& s, int row, int at_row) {
+  const auto load = [&](const ListedSequence& s, int row, int at_row) {
     load_box<Tile>(shared + at_row * Tile::kRowBytes, map,
                    box_at(rows, s.batch, s.k_first, s.k_length, row, head), full);
   };
@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_key_tile(const ForwardParams& params, const
   if (slot_rows == 0) {
     load(work.sequence, n * Tile::kRows, 0);
   } else {
-    const SequenceRows* own = slots + (n * Tile::kRows - work.query) / slot_rows;
+    const ListedSequence* own = slots + (n * Tile::kRows - work.query) / slot_rows;
     for (int row = 0; row < Tile::kRows; row += slot_rows) load(*own++, 0, row);
   }
 }

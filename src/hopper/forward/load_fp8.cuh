@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                                            typename Traits::Shared& shared, const WorkTile& work,
                                            const typename Traits::QState& state) {
   using Tile = typename Traits::QTile;
-  const SequenceRows& s = work.sequence;
+  const ListedSequence& s = work.sequence;
   const RowScales scales =
       row_scales(params.fp8.q_scale, params.fp8.q_packed, s.q_first, s.batch, work.head_group);
 #pragma unroll 1
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       arrive(&shared.tiles.wanted);
       continue;
     }
-    const SequenceRows& s = work.sequence;
+    const ListedSequence& s = work.sequence;
     constexpr int kKeyTilesLeft = 1;
     const int first = work.key_tile_end - 1, ask = min(work.key_tile_begin + kKeyTilesLeft, first),
               head = work.head_group / params.groups_per_kv_head,

@@ -51,8 +51,8 @@ bool element_of(flash3_dtype dtype, Element* element) {
   }
 }
 
-Rows rows_of(const ForwardProblem& problem) {
-  return problem.is_ragged() ? Rows::kRagged : Rows::kBySequence;
+RowIndexing indexing_of(const ForwardProblem& problem) {
+  return problem.is_ragged() ? RowIndexing::kRagged : RowIndexing::kBySequence;
 }
 
 // Rows of a slot that holds any sequence of the batch, if the caller says that they are few enough;
@@ -86,7 +86,7 @@ void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
     return std::exchange(plan->workspace_bytes,
                          plan->workspace_bytes + round_up(bytes, kWorkspaceAlignment));
   };
-  plan->list_offset = reserve(size_t(problem.batch) * sizeof(SequenceRows));
+  plan->list_offset = reserve(size_t(problem.batch) * sizeof(ListedSequence));
   if (plan->slot_rows == 0)
     plan->first_tile_offset = reserve((size_t(problem.batch) + 1) * sizeof(int));
 }
@@ -116,7 +116,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->slot_rows = choice.slot_rows;
   plan->estimate = estimate;
   plan->multiprocessors = device.multiprocessors;
-  plan->rows = rows_of(problem);
+  plan->rows = indexing_of(problem);
   const ForwardConfig& config = choice.kernel->config;
 
   const TensorView q = tensor_rows(problem.q, problem.sequences_q),

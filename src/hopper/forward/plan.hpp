@@ -52,7 +52,7 @@ struct ForwardPlan {
   Estimate estimate;    // what it is expected to cost
   int multiprocessors;  // of the device that it is for
 
-  Rows rows = Rows::kBySequence;
+  RowIndexing rows = RowIndexing::kBySequence;
   PackedCopy q, k, v;
   bool out_by_tma = false;
   bool dynamic = false;  // blocks take tiles from a counter in the workspace

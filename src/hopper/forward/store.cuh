@@ -42,7 +42,7 @@ struct StoreInPlaceOfQ {
       // The warpgroup's rows in one go, or those of each slot.
       const int slot_rows = params.schedule.slot_rows;
       const bool begins = slot_rows == 0 ? thread == 0 : lane == 0 && first_row % slot_rows == 0;
-      const SequenceRows& s = output.queries.sequence;
+      const ListedSequence& s = output.queries.sequence;
       if (begins && output.token(first_row) < s.q_length) {
         BoxAt at = box_at(params.out_rows, s.batch, s.q_first, s.q_length, output.token(first_row),
                           output.head(0));

@@ -16,7 +16,7 @@ namespace flash3::hopper {
 // sequence (HeadPack), in the heads of this group.
 inline constexpr int kWarpRows = 16;
 struct WarpQueries {
-  SequenceRows sequence;
+  ListedSequence sequence;
   int query, head_group;
 };
 
@@ -51,13 +51,13 @@ __device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& p
 // Notes the rows of warp `warp` of a warpgroup. slots: the short sequences that share the tile.
 template <bool kBand>
 __device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
-                                                 const SequenceRows* slots, int warpgroup, int warp,
-                                                 int lane, WarpQueries& queries,
+                                                 const ListedSequence* slots, int warpgroup,
+                                                 int warp, int lane, WarpQueries& queries,
                                                  RowKeys (&keys)[kWarpRows]) {
   const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
   const bool in_slot = kBand && slot_rows != 0;
   int query = work.query + warpgroup * params.pack.queries;
-  const SequenceRows* sequence = &work.sequence;
+  const ListedSequence* sequence = &work.sequence;
   int row_of_slot = 0;  // the slot's first, from the work tile's
   if (in_slot) {
     const int slot = unsigned(warpgroup * kWarpgroupRows + first_row) / unsigned(slot_rows);

@@ -48,7 +48,8 @@ cudaError_t launch_pack(const TensorView& source, const TensorView& packed, int 
 
 }  // namespace
 
-PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace, int element_bytes) {
+PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace,
+                     int element_bytes) {
   PackedCopy copy;
   const int64_t elements = view.batch * view.seq * view.heads;
   if (elements == 0 || tma_can_address(view, rows, element_bytes)) return copy;

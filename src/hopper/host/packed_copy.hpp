@@ -20,7 +20,8 @@ struct PackedCopy {
 };
 
 // Whether the input (tensor_rows()) needs a copy; if so *workspace grows by it.
-PackedCopy plan_copy(const TensorView& view, Rows rows, size_t* workspace, int element_bytes = 2);
+PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace,
+                     int element_bytes = 2);
 
 // The tensor that the kernel loads: the caller's own, or the copy, which is enqueued here.
 Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,

@@ -113,13 +113,13 @@ TensorView tensor_rows(const TensorView& view, const Sequences& sequences) {
   return rows;
 }
 
-bool tma_can_address(const TensorView& view, Rows rows, int element_bytes) {
+bool tma_can_address(const TensorView& view, RowIndexing rows, int element_bytes) {
   const auto fits = [&](int64_t size, int64_t stride) {
     return stride_fits(size, stride, element_bytes);
   };
   if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0 || !fits(view.heads, view.stride_head))
     return false;
-  if (rows == Rows::kBySequence)
+  if (rows == RowIndexing::kBySequence)
     return fits(view.seq, view.stride_seq) && fits(view.batch, view.stride_batch);
   const RowGrid grid = row_grid(view);
   return grid.rows > 0 && fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
@@ -134,10 +134,10 @@ TensorView mappable(const TensorView& view, void* address) {
   return none;
 }
 
-Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map,
+Status encode_map(const TensorView& view, RowIndexing rows, const Box& box, TensorMap* map,
                   RowMap* row_map) {
   const Dimension heads = {view.heads, view.stride_head, box.heads};
-  if (rows == Rows::kBySequence) {
+  if (rows == RowIndexing::kBySequence) {
     *row_map = {false, 0};
     // A map has no dimension of size 0: of no rows it has one, and the schedule has no tile.
     const int64_t seq = std::max<int64_t>(view.seq, 1), batch = std::max<int64_t>(view.batch, 1);

@@ -11,11 +11,12 @@ namespace flash3::hopper {
 TensorView tensor_rows(const TensorView& view, const Sequences& sequences);
 
 // How the kernels count the rows of such a tensor.
-enum class Rows { kBySequence, kRagged };
+enum class RowIndexing { kBySequence, kRagged };
 
 // Whether TMA can address the tensor: 16-byte aligned base, strides that are multiples of 16 bytes
 // and below 2^40; ragged: all rows evenly spread, too.
-bool tma_can_address(const TensorView& view, Rows rows = Rows::kBySequence, int element_bytes = 2);
+bool tma_can_address(const TensorView& view, RowIndexing rows = RowIndexing::kBySequence,
+                     int element_bytes = 2);
 
 // The view to make a map of: the tensor's own or, if it has no element, one of no rows at
 // `address`, which is any memory of the device that TMA can address: nothing is read from it. A
@@ -37,7 +38,7 @@ struct Box {
   int heads = 1;
   int element_bytes = 2;
 };
-Status encode_map(const TensorView& view, Rows rows, const Box& box, TensorMap* map,
+Status encode_map(const TensorView& view, RowIndexing rows, const Box& box, TensorMap* map,
                   RowMap* row_map);
 
 }  // namespace flash3::hopper

@@ -110,7 +110,7 @@ FLASH3_HOST_DEVICE constexpr bool find_tokens(const QuantizedTensor& t, Index b,
     tile->scale_block -= b * t.blocks;
   }
   tile->batch = b;
-  const SeqRows rows = rows_of(t.sequences, b);
+  const RowRange rows = rows_of(t.sequences, b);
   const Index block = tile->scale_block - scale_block(t.sequences, rows, b, 0);
   tile->token = block * kScaleBlock;
   tile->row = rows.first + tile->token;

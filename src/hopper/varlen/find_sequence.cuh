@@ -11,7 +11,7 @@ struct Places {
   int first, count;
 };
 
-// Those among which is the last place p with first(p) ≤ value, the first ones if there is none;
+// The places among which is the last p with first(p) ≤ value, the first places if there is none;
 // first does not decrease. If it does, any.
 template <class First>
 __device__ __forceinline__ Places places_around(int count, int value, const First& first) {
@@ -41,24 +41,24 @@ __device__ __forceinline__ int last_place_from(int count, int value, const First
 struct ListedTile {
   bool valid;
   int index;
-  SequenceRows sequence;
+  ListedSequence sequence;
 };
 
-// Of the index-th tile. The records of 32 sequences are read together with where their tiles begin:
-// of two reads one behind the other a block would wait for both. count > 0.
+// Finds the index-th tile. The records of 32 sequences are read together with where their tiles
+// begin: of two reads one behind the other a block would wait for both. count > 0.
 __device__ __forceinline__ ListedTile find_sequence(const SequenceList& list, int index) {
   const int tiles = list.first_tile[list.count];
   const Places at =
       places_around(list.count, index, [&](int place) { return list.first_tile[place]; });
   const int lane = int(threadIdx.x % 32);
   int first = 0;
-  SequenceRows rows{};
+  ListedSequence rows{};
   if (lane < at.count) first = list.first_tile[at.first + lane], rows = list.rows[at.first + lane];
   const unsigned passed = __ballot_sync(~0u, lane < at.count && first <= index);
   const int found = max(__popc(passed) - 1, 0);
   int* const words = reinterpret_cast<int*>(&rows);
 #pragma unroll
-  for (int i = 0; i < int(sizeof(SequenceRows) / sizeof(int)); ++i)
+  for (int i = 0; i < int(sizeof(ListedSequence) / sizeof(int)); ++i)
     words[i] = __shfl_sync(~0u, words[i], found);
   return {index < tiles, index - __shfl_sync(~0u, first, found), rows};
 }

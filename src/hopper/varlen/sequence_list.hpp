@@ -9,7 +9,7 @@
 namespace flash3::hopper {
 
 // One sequence: its rows in the tensors of queries and of keys, and its tiles.
-struct SequenceRows {
+struct ListedSequence {
   int batch;
   int q_first, q_length;  // from its first row of a packed tensor, else 0
   int k_first, k_length;
@@ -20,7 +20,7 @@ struct SequenceRows {
 
 // Null pointers: all sequences have one length, and nothing is listed.
 struct SequenceList {
-  const SequenceRows* rows;
+  const ListedSequence* rows;
   // [count + 1] tiles of the sequences before; the last is the number of all. Null: not cut into
   // tiles.
   const int* first_tile;

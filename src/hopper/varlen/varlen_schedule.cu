@@ -23,9 +23,9 @@ __device__ int length_class(int length) {
   return kClasses - 1 - ((exponent - 2) * 8 + (length >> (exponent - 3)) % 8);
 }
 
-__device__ SequenceRows make_rows(const VarlenScheduleParams& params, int b) {
+__device__ ListedSequence make_rows(const VarlenScheduleParams& params, int b) {
   const SeqInfo info = seq_info(params.q, params.k, b);
-  SequenceRows s{};
+  ListedSequence s{};
   s.batch = b;
   s.q_first = int(info.q.first), s.q_length = int(info.q.length);
   s.k_first = int(info.k.first), s.k_length = int(info.k.length);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
   wait_for_previous_kernel();
   launch_dependents();
   const int thread = threadIdx.x;
-  const auto sort_key = [&](const SequenceRows& s) {
+  const auto sort_key = [&](const ListedSequence& s) {
     return length_class(params.tiles_of_keys ? s.q_length : s.k_length);
   };
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
     __syncthreads();
   }
   for (int b = thread; b < params.batch; b += kThreads) {
-    const SequenceRows s = make_rows(params, b);
+    const ListedSequence s = make_rows(params, b);
     const int place = params.in_order ? b : atomicAdd(&places[sort_key(s)], 1);
     params.rows[place] = s;
   }

@@ -25,8 +25,8 @@ struct VarlenScheduleParams {
   int group_step;
   int tiles_at_a_time;
 
-  SequenceRows* rows;  // [batch]
-  int* first_tile;     // [batch + 1]
+  ListedSequence* rows;  // [batch]
+  int* first_tile;       // [batch + 1]
 };
 
 // Enqueues it. The next kernel of the stream may begin before it ends

@@ -17,7 +17,7 @@
 namespace flash3::cases {
 namespace {
 
-std::vector<int64_t> lengths(const SequenceRows& rows, int64_t batch) {
+std::vector<int64_t> lengths(const SequenceLengths& rows, int64_t batch) {
   std::vector<int64_t> all;
   for (int64_t b = 0; b < batch; ++b) all.push_back(rows_of(rows.view(), b).length);
   return all;
@@ -84,7 +84,7 @@ TEST(CaseSequences, EveryRowHasOneUse) {
   for (const char* id : {"bf16/b9/q30/k30/h1/d8/full/random/packed/used",
                          "bf16/b9/q30/k30/h1/d8/full/random/used"}) {
     const Case c = parsed(id);
-    const SequenceRows rows = make_sequences(c).q;
+    const SequenceLengths rows = make_sequences(c).q;
     const std::vector<RowUse> uses = row_uses(rows, c.batch);
     int64_t tokens = 0, capacity = 0;
     for (int64_t b = 0; b < c.batch; ++b) {
@@ -154,7 +154,7 @@ TEST(RaggedCheck, SeesAWrongTokenAndAWriteOutsideTheTokens) {
                          "fp32/b5/q30/k30/h2/d8/causal/bhsd/random/packed/used/seed3"}) {
     ForwardRun run(parsed(id));
     ASSERT_EQ(run.failure(), "") << id;
-    const SequenceRows rows = make_sequences(run.c).q;
+    const SequenceLengths rows = make_sequences(run.c).q;
     const std::vector<RowUse> uses = row_uses(rows, run.c.batch);
     const int seq_dim = rows.cu.empty() ? 1 : 0;
     for (const RowUse use : {RowUse::kCounts, RowUse::kUnused, RowUse::kOutside}) {

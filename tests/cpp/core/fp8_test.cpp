@@ -136,7 +136,7 @@ TEST(ScaleBlocks, OfPackedTensorsAreApart) {
     s.rows = s.max_length = cu.back() + static_cast<int>(random() % 50);
     std::set<Index> used;
     for (int b = 0; b < batch; ++b) {
-      const SeqRows rows = rows_of(s, b);
+      const RowRange rows = rows_of(s, b);
       for (Index i = 0; i < rows.length; i += kScaleBlock) {
         const Index block = scale_block(s, rows, b, i);
         ASSERT_EQ(block, cu[static_cast<size_t>(b)] / 128 + b + i / 128);

@@ -291,7 +291,7 @@ TEST(Quantize, IsRefused) {
         "rotary_cos.shape[0] = 302 but rotary_offset_k = 173 and a sequence of k can have 130 "
         "tokens; the tables must reach the last of them"},
        {"RotaryOfNothing", [](Q& p) { p.q = p.q_out = p.q_scale = p.k = p.k_out = p.k_scale = {}; },
-        "rotary_cos is given but q and k are all zero; there is nothing that it turns"},
+        "rotary_cos is given but q and k are all zero; there is nothing to apply it to"},
        {"Backend", [](Q& p) { p.backend = 7; },
         "backend = 7 but it must be 0 (auto), 1 (hopper) or 2 (cpu)"},
        {"Threads", [](Q& p) { p.num_threads = -2; },

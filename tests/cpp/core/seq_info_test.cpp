@@ -13,13 +13,13 @@
 namespace flash3 {
 namespace {
 
-void expect_rows(const SeqRows& rows, Index first, Index length, Index capacity) {
+void expect_rows(const RowRange& rows, Index first, Index length, Index capacity) {
   EXPECT_EQ(rows.first, first);
   EXPECT_EQ(rows.length, length);
   EXPECT_EQ(rows.capacity, capacity);
 }
 
-TEST(SeqRows, OfEachLayout) {
+TEST(RowRange, OfEachLayout) {
   const int cu[] = {0, 3, 3, 10}, used[] = {2, 0, 7};
   Sequences s{.rows = 12, .max_length = 12};
   expect_rows(rows_of(s, 2), 0, 12, 12);
@@ -36,7 +36,7 @@ TEST(SeqRows, OfEachLayout) {
   expect_rows(rows_of(s, 2), 3, 5, 7);
 }
 
-TEST(SeqRows, NeverLeaveTheTensor) {
+TEST(RowRange, NeverLeaveTheTensor) {
   constexpr int kLow = std::numeric_limits<int>::min(), kHigh = std::numeric_limits<int>::max();
   std::mt19937 random(7);
   const std::vector<int> values = {kLow, -1, 0, 1, 2, 5, 8, 9, 10, 11, kHigh};
@@ -48,7 +48,7 @@ TEST(SeqRows, NeverLeaveTheTensor) {
                       .used = random() % 2 ? used : nullptr,
                       .rows = 9,
                       .max_length = max};
-    const SeqRows rows = rows_of(s, 0);
+    const RowRange rows = rows_of(s, 0);
     ASSERT_GE(rows.first, 0);
     ASSERT_GE(rows.length, 0);
     ASSERT_LE(rows.length, rows.capacity);

@@ -135,7 +135,7 @@ TEST(Attention, SameBitsOnAnyNumberOfThreads) {
 }
 
 // exp2, through an attention of two keys: scores 0 and −x give the probabilities
-// 1 / (1 + e^−x) and e^−x / (1 + e^−x), which V = 1 turns into outputs.
+// 1 / (1 + e^−x) and e^−x / (1 + e^−x), which V = 1 makes outputs of.
 TEST(Attention, ExponentialIsAccurate) {
   constexpr int kSamples = 4000;
   std::vector<float> q(kSamples), k{0.f, -1.f}, v{1.f, 0.f, 0.f, 1.f}, out(2 * kSamples),

@@ -158,7 +158,7 @@ class RaggedBatch {
         spec.contents.empty() ? static_cast<uint64_t>(b) : spec.contents[static_cast<size_t>(b)];
     const SeqInfo s = p.sequence(b);
     uint64_t i = 0;
-    const auto fill_rows = [&](cases::GuardedTensor& t, bool packed, const SeqRows& rows) {
+    const auto fill_rows = [&](cases::GuardedTensor& t, bool packed, const RowRange& rows) {
       const auto& stride = t.view.stride;
       for (Index row = rows.first; row < rows.first + rows.length; ++row)
         for (int64_t h = 0; h < t.view.shape[2]; ++h)
@@ -215,7 +215,7 @@ void check_rows(const char* name, const Sequences& sequences, int64_t batch, Unu
   std::vector<std::vector<bool>> known(sequences.packed ? 1 : static_cast<size_t>(batch));
   for (auto& k : known) k.resize(static_cast<size_t>(sequences.rows));
   for (int64_t b = 0; b < batch; ++b) {
-    const SeqRows rows = rows_of(sequences, b);
+    const RowRange rows = rows_of(sequences, b);
     for (Index i = 0; i < rows.capacity; ++i) {
       const auto bytes = bytes_of(b, rows.first + i);
       known[sequences.packed ? 0 : static_cast<size_t>(b)][static_cast<size_t>(rows.first + i)] =

@@ -103,7 +103,7 @@ void expect_all_once(const QuantizeProblem& problem) {
         QuantizeTile tile;
         if (!tile_of(params, index, &tile)) continue;
         ASSERT_EQ(tile.tensor, i_tensor);
-        const SeqRows rows = rows_of(t.sequences, tile.batch);
+        const RowRange rows = rows_of(t.sequences, tile.batch);
         ASSERT_GE(tile.token, 0);
         ASSERT_LE(tile.token + tile.count, rows.length);
         ASSERT_EQ(tile.row, rows.first + tile.token);
@@ -217,7 +217,7 @@ TEST(QuantizePlan, RotatesOnTheTensorCoresWhatItCanAccessSixteenBytesAtATime) {
   EXPECT_EQ(dim_of(odd), 0);
   odd = p;
   odd.rotary_cos = odd.rotary_sin = tensor(FLASH3_FLOAT32, {9, 64});
-  EXPECT_EQ(dim_of(odd), 0) << "rotary is turned in float32";
+  EXPECT_EQ(dim_of(odd), 0) << "rotary is applied in float32";
 }
 
 TEST(QuantizePlan, RefusesFloat32) {

@@ -28,9 +28,9 @@ class Batch {
   }
 
   // As varlen/varlen_schedule.cu lists it.
-  SequenceRows rows(int b, const VarlenScheduleParams& list) const {
+  ListedSequence rows(int b, const VarlenScheduleParams& list) const {
     const SeqInfo s = problem.sequence(b);
-    SequenceRows rows{};
+    ListedSequence rows{};
     rows.batch = b;
     rows.q_first = int(s.q.first), rows.q_length = int(s.q.length);
     rows.k_first = int(s.k.first), rows.k_length = int(s.k.length);
@@ -60,12 +60,12 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   const KeySchedule schedule = key_schedule(batch.problem, plan);
   const VarlenScheduleParams list = varlen_schedule_params(batch.problem, plan);
   const BackwardConfig& c = plan.kernel->config;
-  std::vector<SequenceRows> rows;
+  std::vector<ListedSequence> rows;
   for (int b = 0; b < list.batch; ++b) rows.push_back(batch.rows(b, list));
   std::stable_sort(rows.begin(), rows.end(),
                    [](const auto& a, const auto& b) { return a.q_length > b.q_length; });
   std::vector<KeyTile> all;
-  for (const SequenceRows& s : rows)
+  for (const ListedSequence& s : rows)
     for (int index = 0; index <= s.tiles * list.groups; ++index) {
       const KeyTile work = decode_key_tile(schedule, s, schedule.heads_k, c.tile_n, c.band, index);
       EXPECT_EQ(work.valid, index < s.tiles * list.groups);
@@ -100,7 +100,7 @@ TEST(RaggedKeyTiles, CoverEveryKeyOfEverySequenceOnceAndAllThatSeesIt) {
       const BackwardConfig& c = plan.kernel->config;
       std::vector<int> keys(size_t(problem.heads_k * problem.sequences_k.rows));
       for (const KeyTile& work : all_work(batch, plan)) {
-        const SequenceRows& s = work.sequence;
+        const ListedSequence& s = work.sequence;
         ASSERT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
         for (int key = work.key; key < std::min(work.key + c.tile_n, s.k_capacity); ++key)
           ++keys[size_t(work.kv_head * problem.sequences_k.rows + s.k_first + key)];
@@ -244,7 +244,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
                                       {plan.dq_offset, 4 * rows * size_t(c.dq_columns())},
-                                      {plan.list_offset, batch * sizeof(SequenceRows)},
+                                      {plan.list_offset, batch * sizeof(ListedSequence)},
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;
     if (plan.counted) {

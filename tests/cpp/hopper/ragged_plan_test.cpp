@@ -36,9 +36,9 @@ class Batch {
   }
 
   // As varlen/varlen_schedule.cu lists it, but in order.
-  SequenceRows rows(int b, const VarlenScheduleParams& list) const {
+  ListedSequence rows(int b, const VarlenScheduleParams& list) const {
     const SeqInfo s = problem.sequence(b);
-    SequenceRows rows{};
+    ListedSequence rows{};
     rows.batch = b;
     rows.q_first = int(s.q.first), rows.q_length = int(s.q.length);
     rows.k_first = int(s.k.first), rows.k_length = int(s.k.length);
@@ -61,7 +61,7 @@ class Coverage {
     seen_.resize(size_t(tokens_ * batch.problem.heads_q));
   }
 
-  void count(const SequenceRows& s, int64_t head, int query, int64_t first_key, int64_t end_key) {
+  void count(const ListedSequence& s, int64_t head, int query, int64_t first_key, int64_t end_key) {
     ASSERT_LT(head, batch_.problem.heads_q);
     ++seen_[size_t(head * tokens_ + s.q_first + query)];
     const SeqInfo info = batch_.problem.sequence(s.batch);
@@ -87,7 +87,7 @@ void walk_sequences(const Batch& batch, const ForwardPlan& plan, Coverage* cover
   const ForwardConfig& c = plan.kernel->config;
   int tiles = 0;
   for (int b = 0; b < list.batch; ++b) {
-    const SequenceRows s = batch.rows(b, list);
+    const ListedSequence s = batch.rows(b, list);
     for (int index = 0; index < s.tiles * list.groups; ++index, ++tiles) {
       const WorkTile work = decode_tile(schedule, s, c.tile_n, c.band, index);
       ASSERT_TRUE(work.valid);
@@ -117,7 +117,7 @@ void walk_slots(const Batch& batch, const ForwardPlan& plan, Coverage* coverage)
     for (int row = 0; row < c.tile_m(); ++row) {
       const int b = (work.query + row) / plan.slot_rows, query = row % plan.slot_rows;
       if (b >= list.batch) continue;
-      const SequenceRows s = batch.rows(b, list);
+      const ListedSequence s = batch.rows(b, list);
       if (query >= s.q_length) continue;
       ASSERT_LT(b * plan.slot_rows, work.key_tile_end * c.tile_n);
       coverage->count(s, work.head_group, query, 0, plan.slot_rows);

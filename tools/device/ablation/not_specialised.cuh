@@ -27,7 +27,7 @@ struct OwnTiles {
     return work.valid;
   }
   __device__ __forceinline__ const WorkTile& tile() const { return work; }
-  __device__ __forceinline__ const SequenceRows* slots() const { return nullptr; }
+  __device__ __forceinline__ const ListedSequence* slots() const { return nullptr; }
   __device__ __forceinline__ void release() {}
 };
 

@@ -62,7 +62,7 @@ def _call(function, point, dtype, device, backward):
 
 
 def measure_point(functions, point, *, dtype, device, backward, samples, sample_ms):
-    """TFLOP/s of each library, in turn; of those that refuse the point, why."""
+    """TFLOP/s of each library, interleaved; of those that refuse the point, why."""
     calls, refused = {}, {}
     for name, function in functions.items():
         try:

@@ -69,7 +69,8 @@ Status give_text(const std::string& text, char* buffer, size_t* size) {
   return {};
 }
 
-Status check_result(const void* pointer, const char* name) {
+template <class T>
+Status check_result(const T* pointer, const char* name) {
   if (pointer) return {};
   return invalid_argument(message(name, " is null; it must point to where the result goes"));
 }
@@ -149,7 +150,7 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
 template <AnyProblem P, class Params>
 flash3_status make_plan(const Params* params, flash3_plan** plan) {
   return guarded([&]() -> Status {
-    FLASH3_CHECK(check_result(static_cast<const void*>(plan), "plan"));
+    FLASH3_CHECK(check_result(plan, "plan"));
     *plan = nullptr;
     std::unique_ptr<flash3_plan> made;
     FLASH3_CHECK(KeptPlan<P>::make(params, &made));

@@ -13,7 +13,7 @@
 #
 #   FLASH3_KERNEL_INSTANCE(element, head_dim, head_dim_v, band, score, tile_m, tile_n)
 #
-# and defines one specialisation of the function template that <family>/select.cpp calls for every row, so that a row that is not
+# and defines one specialisation of the function template that <family>/plan.cpp calls for every row, so that a row that is not
 # read here does not link.
 
 # Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.

@@ -140,7 +140,7 @@ void set_options(const Args& args, Params& p) {
 
 // What every call has.
 template <class Args, class Params>
-void set_sequences_and_machine(const Args& args, Params& p) {
+void set_sequences_and_context(const Args& args, Params& p) {
   p.cu_seqlens_q = args.cu_seqlens_q, p.cu_seqlens_k = args.cu_seqlens_k;
   p.seqused_q = args.seqused_q, p.seqused_k = args.seqused_k;
   p.max_seqlen_q = args.max_seqlen_q, p.max_seqlen_k = args.max_seqlen_k;
@@ -185,7 +185,7 @@ struct Forward {
     p.struct_size = sizeof p;
     p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
     detail::set_options(*this, p);
-    detail::set_sequences_and_machine(*this, p);
+    detail::set_sequences_and_context(*this, p);
     p.q_scale = q_scale, p.k_scale = k_scale, p.v_scale = v_scale;
     p.compute = compute;
     p.rotation_seed = rotation_seed;
@@ -230,7 +230,7 @@ struct Backward {
     p.dq = dq, p.dk = dk, p.dv = dv;
     p.dsink = dsink;
     detail::set_options(*this, p);
-    detail::set_sequences_and_machine(*this, p);
+    detail::set_sequences_and_context(*this, p);
     p.deterministic = deterministic;
     return p;
   }
@@ -272,7 +272,7 @@ struct Quantize {
     p.rotary_cos = rotary_cos, p.rotary_sin = rotary_sin;
     p.rotary_interleaved = rotary_interleaved;
     p.rotary_offset_q = rotary_offset_q, p.rotary_offset_k = rotary_offset_k;
-    detail::set_sequences_and_machine(*this, p);
+    detail::set_sequences_and_context(*this, p);
     return p;
   }
 };

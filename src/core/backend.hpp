@@ -60,6 +60,14 @@ struct PlannedCall {
 template <AnyProblem P>
 Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call);
 
+// Checks the params, fills *problem and plans the call on the backend that they ask for. A call
+// with nothing to write is valid and needs no backend: *call stays empty.
+template <AnyProblem P, class Params>
+Status plan_params(const Params* params, Pointers pointers, P* problem, PlannedCall<P>* call) {
+  FLASH3_CHECK(make_problem(params, pointers, problem));
+  return problem->is_empty() ? Status() : plan_call(*problem, problem->backend, call);
+}
+
 // Whether the backend can access every tensor of the problem.
 template <AnyProblem P>
 Status check_memory(const Backend& backend, const P& problem);

@@ -82,31 +82,13 @@ Status check_backend_id(flash3_backend id) {
 }
 
 // ---- the four functions that each kind of call has ----
-// A call with nothing to write is valid, needs no backend, and does nothing.
-
-Status make_problem(const flash3_forward_params* params, Pointers pointers, ForwardProblem* p) {
-  return make_forward_problem(params, pointers, p);
-}
-Status make_problem(const flash3_backward_params* params, Pointers pointers, BackwardProblem* p) {
-  return make_backward_problem(params, pointers, p);
-}
-Status make_problem(const flash3_quantize_params* params, Pointers pointers, QuantizeProblem* p) {
-  return make_quantize_problem(params, pointers, p);
-}
-
-// Fills *problem and plans it; *call stays empty where there is nothing to write.
-template <AnyProblem P, class Params>
-Status plan(const Params* params, Pointers pointers, P* problem, PlannedCall<P>* call) {
-  FLASH3_CHECK(make_problem(params, pointers, problem));
-  return problem->is_empty() ? Status() : plan_call(*problem, problem->backend, call);
-}
 
 template <AnyProblem P, class Params>
 flash3_status answer_supported(const Params* params) {
   return guarded([&] {
     P problem;
     PlannedCall<P> call;
-    return plan(params, Pointers::kOptional, &problem, &call);
+    return plan_params(params, Pointers::kOptional, &problem, &call);
   });
 }
 
@@ -116,7 +98,7 @@ flash3_status answer_workspace(const Params* params, size_t* bytes) {
     FLASH3_CHECK(check_result(bytes, "bytes"));
     P problem;
     PlannedCall<P> call;
-    FLASH3_CHECK(plan(params, Pointers::kOptional, &problem, &call));
+    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
     *bytes = call.plan ? call.plan->workspace_bytes() : 0;
     return {};
   });
@@ -127,7 +109,7 @@ flash3_status run(const Params* params) {
   return guarded([&]() -> Status {
     P problem;
     PlannedCall<P> call;
-    FLASH3_CHECK(plan(params, Pointers::kRequired, &problem, &call));
+    FLASH3_CHECK(plan_params(params, Pointers::kRequired, &problem, &call));
     if (!call.plan) return {};
     FLASH3_CHECK(check_workspace(problem, call));
     return call.plan->launch(problem);
@@ -140,7 +122,7 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
     FLASH3_CHECK(check_result(size, "size"));
     P problem;
     PlannedCall<P> call;
-    FLASH3_CHECK(plan(params, Pointers::kOptional, &problem, &call));
+    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
     return give_text(explain_call(problem, call), buffer, size);
   });
 }
@@ -163,19 +145,14 @@ Status check_plan(const flash3_plan* plan) {
   return plan ? Status() : invalid_argument("plan is null; it must be one that was made");
 }
 
-const char* kind_of(const flash3_plan& plan) {
-  if (dynamic_cast<const KeptPlan<ForwardProblem>*>(&plan)) return "forward";
-  return dynamic_cast<const KeptPlan<BackwardProblem>*>(&plan) ? "backward" : "quantize";
-}
-
 template <AnyProblem P, class Params>
-flash3_status run_plan(const flash3_plan* plan, const Params* params, const char* kind) {
+flash3_status run_plan(const flash3_plan* plan, const Params* params) {
   return guarded([&]() -> Status {
     FLASH3_CHECK(check_plan(plan));
     const auto* own = dynamic_cast<const KeptPlan<P>*>(plan);
     if (!own)
       return invalid_argument(
-          message("plan is of a ", kind_of(*plan), " call but it must be of a ", kind, " call"));
+          message("plan is of a ", plan->kind(), " call but it must be of a ", kKind<P>, " call"));
     return own->run(params);
   });
 }
@@ -247,15 +224,15 @@ flash3_status flash3_quantize_plan(const flash3_quantize_params* params, flash3_
 }
 
 flash3_status flash3_forward_run(const flash3_plan* plan, const flash3_forward_params* params) {
-  return flash3::run_plan<flash3::ForwardProblem>(plan, params, "forward");
+  return flash3::run_plan<flash3::ForwardProblem>(plan, params);
 }
 
 flash3_status flash3_backward_run(const flash3_plan* plan, const flash3_backward_params* params) {
-  return flash3::run_plan<flash3::BackwardProblem>(plan, params, "backward");
+  return flash3::run_plan<flash3::BackwardProblem>(plan, params);
 }
 
 flash3_status flash3_quantize_run(const flash3_plan* plan, const flash3_quantize_params* params) {
-  return flash3::run_plan<flash3::QuantizeProblem>(plan, params, "quantize");
+  return flash3::run_plan<flash3::QuantizeProblem>(plan, params);
 }
 
 flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes) {

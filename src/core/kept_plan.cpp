@@ -44,75 +44,58 @@ Status check_alignment(const char* name, const void* planned, const void* given)
                                   " but the plan was made for a multiple of ", kAlignment));
 }
 
-template <AnyProblem P>
-Status make_problem(const typename ParamsOf<P>::type& params, P* problem) {
-  if constexpr (std::same_as<P, ForwardProblem>)
-    return make_forward_problem(&params, Pointers::kOptional, problem);
-  else if constexpr (std::same_as<P, BackwardProblem>)
-    return make_backward_problem(&params, Pointers::kOptional, problem);
-  else
-    return make_quantize_problem(&params, Pointers::kOptional, problem);
-}
-
-template <AnyProblem P>
-class PlanOfCall final : public KeptPlan<P> {
- public:
-  using typename KeptPlan<P>::Params;
-
-  Status init(const Params* params) {
-    FLASH3_CHECK(read_params(params, &params_));
-    params_.struct_size = sizeof params_;
-    FLASH3_CHECK(make_problem(params_, &problem_));
-    return problem_.is_empty() ? Status() : plan_call(problem_, problem_.backend, &call_);
-  }
-
-  size_t workspace_bytes() const override { return call_.plan ? call_.plan->workspace_bytes() : 0; }
-  std::string explain() const override { return explain_call(problem_, call_); }
-
-  Status run(const Params* params) const override {
-    Params given;
-    FLASH3_CHECK(read_params(params, &given));
-    P problem = problem_;
-    FLASH3_CHECK(take_addresses(given, &problem));
-    FLASH3_CHECK(visit_options(params_, given, [](const char* name, auto planned, auto now) {
-      return planned == now ? Status() : differs(name, planned, now);
-    }));
-    problem.stream = given.stream;
-    problem.workspace = given.workspace;
-    problem.workspace_size = given.workspace_size;
-    if (!call_.plan) return {};
-    FLASH3_CHECK(check_memory(*call_.backend, problem));
-    FLASH3_CHECK(check_workspace(problem, call_));
-    return call_.plan->launch(problem);
-  }
-
- private:
-  Status take_addresses(const Params& given, P* problem) const {
-    return visit_pointers(
-        *problem, [&](const char* name, auto member, auto*& pointer, const char*) -> Status {
-          const flash3_tensor &planned = params_.*member, &now = given.*member;
-          FLASH3_CHECK(check_same_form(name, planned, now));
-          if (!is_given(now)) return {};
-          FLASH3_CHECK(check_data({name, "", now.ndim, now}, Pointers::kRequired));
-          FLASH3_CHECK(check_alignment(name, planned.data, now.data));
-          pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(now.data);
-          return {};
-        });
-  }
-
-  Params params_;
-  P problem_;
-  PlannedCall<P> call_;
-};
-
 }  // namespace
 
 template <AnyProblem P>
 Status KeptPlan<P>::make(const Params* params, std::unique_ptr<flash3_plan>* plan) {
-  auto made = std::make_unique<PlanOfCall<P>>();
-  FLASH3_CHECK(made->init(params));
+  auto made = std::make_unique<KeptPlan>();
+  FLASH3_CHECK(read_params(params, &made->params_));
+  made->params_.struct_size = sizeof made->params_;
+  FLASH3_CHECK(plan_params(&made->params_, Pointers::kOptional, &made->problem_, &made->call_));
   *plan = std::move(made);
   return {};
+}
+
+template <AnyProblem P>
+size_t KeptPlan<P>::workspace_bytes() const {
+  return call_.plan ? call_.plan->workspace_bytes() : 0;
+}
+
+template <AnyProblem P>
+std::string KeptPlan<P>::explain() const {
+  return explain_call(problem_, call_);
+}
+
+template <AnyProblem P>
+Status KeptPlan<P>::run(const Params* params) const {
+  Params given;
+  FLASH3_CHECK(read_params(params, &given));
+  P problem = problem_;
+  FLASH3_CHECK(take_addresses(given, &problem));
+  FLASH3_CHECK(visit_options(params_, given, [](const char* name, auto planned, auto now) {
+    return planned == now ? Status() : differs(name, planned, now);
+  }));
+  problem.stream = given.stream;
+  problem.workspace = given.workspace;
+  problem.workspace_size = given.workspace_size;
+  if (!call_.plan) return {};
+  FLASH3_CHECK(check_memory(*call_.backend, problem));
+  FLASH3_CHECK(check_workspace(problem, call_));
+  return call_.plan->launch(problem);
+}
+
+template <AnyProblem P>
+Status KeptPlan<P>::take_addresses(const Params& given, P* problem) const {
+  return visit_pointers(
+      *problem, [&](const char* name, auto member, auto*& pointer, const char*) -> Status {
+        const flash3_tensor &planned = params_.*member, &now = given.*member;
+        FLASH3_CHECK(check_same_form(name, planned, now));
+        if (!is_given(now)) return {};
+        FLASH3_CHECK(check_data({name, "", now.ndim, now}, Pointers::kRequired));
+        FLASH3_CHECK(check_alignment(name, planned.data, now.data));
+        pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(now.data);
+        return {};
+      });
 }
 
 template class KeptPlan<ForwardProblem>;

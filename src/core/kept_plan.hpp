@@ -12,15 +12,21 @@
 // What C sees of a kept plan of any kind.
 struct flash3_plan {
   virtual ~flash3_plan() = default;
+  virtual const char* kind() const = 0;  // "forward", "backward" or "quantize"
   virtual size_t workspace_bytes() const = 0;
   virtual std::string explain() const = 0;
 };
 
 namespace flash3 {
 
+template <AnyProblem P>
+inline constexpr const char* kKind = std::same_as<P, ForwardProblem>    ? "forward"
+                                     : std::same_as<P, BackwardProblem> ? "backward"
+                                                                        : "quantize";
+
 // A plan of this kind of problem.
 template <AnyProblem P>
-class KeptPlan : public flash3_plan {
+class KeptPlan final : public flash3_plan {
  public:
   using Params = typename ParamsOf<P>::type;
 
@@ -28,9 +34,20 @@ class KeptPlan : public flash3_plan {
   // run the call.
   static Status make(const Params* params, std::unique_ptr<flash3_plan>* plan);
 
+  const char* kind() const override { return kKind<P>; }
+  size_t workspace_bytes() const override;
+  std::string explain() const override;
+
   // Runs the call with the addresses, stream and workspace of `params`, which must not differ from
   // the plan's in anything else.
-  virtual Status run(const Params* params) const = 0;
+  Status run(const Params* params) const;
+
+ private:
+  Status take_addresses(const Params& given, P* problem) const;
+
+  Params params_;
+  P problem_;
+  PlannedCall<P> call_;
 };
 
 }  // namespace flash3

@@ -103,7 +103,7 @@ inline Status check_flag(const char* name, int32_t value) {
 
 // The fields that say where a call runs.
 template <class Params>
-Status check_machine(const Params& p) {
+Status check_context(const Params& p) {
   if (p.backend < FLASH3_BACKEND_AUTO || p.backend > FLASH3_BACKEND_CPU)
     return invalid_argument(
         message("backend = ", p.backend, " but it must be 0 (auto), 1 (hopper) or 2 (cpu)"));
@@ -114,7 +114,7 @@ Status check_machine(const Params& p) {
 }
 
 template <class Params, class P>
-void fill_machine(const Params& p, P* problem) {
+void fill_context(const Params& p, P* problem) {
   problem->backend = static_cast<flash3_backend>(p.backend);
   problem->num_threads = p.num_threads;
   problem->stream = p.stream;

@@ -19,7 +19,7 @@ Status check_options(const Params& p) {
                                     " but it must be finite and at least 0 (0: 1/sqrt(head_dim))"));
   FLASH3_CHECK(check_flag("causal", p.causal));
   FLASH3_CHECK(check_flag("window", p.window));
-  FLASH3_CHECK(check_machine(p));
+  FLASH3_CHECK(check_context(p));
   if (!(p.softcap >= 0.f) || std::isinf(p.softcap))
     return invalid_argument(
         message("softcap = ", p.softcap, " but it must be finite and at least 0 (0: none)"));
@@ -173,7 +173,7 @@ void fill(const Params& p, Problem* problem) {
   // causal is window_right = 0, the narrowest bound that a window can have on that side.
   if (p.causal) problem->mask_rule.window_right = 0;
   problem->mask_rule.chunk = std::min(p.chunk, kMaxSize);  // no sequence is longer
-  fill_machine(p, problem);
+  fill_context(p, problem);
 }
 
 }  // namespace

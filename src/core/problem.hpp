@@ -6,7 +6,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "core/arithmetic.hpp"
 #include "core/fp8.hpp"
 #include "core/mask.hpp"
 #include "core/seq_info.hpp"
@@ -53,6 +55,11 @@ struct ExecutionContext {
 
 // Every part of a workspace begins at a multiple of so many bytes.
 inline constexpr size_t kWorkspaceAlignment = 256;
+
+// Adds a part of so many bytes to a workspace of *size; returns where in it the part begins.
+inline size_t reserve_workspace(size_t bytes, size_t* size) {
+  return std::exchange(*size, *size + round_up(bytes, kWorkspaceAlignment));
+}
 
 // What forward and backward calls have in common.
 struct Problem : ExecutionContext {
@@ -170,6 +177,20 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
 
 Status make_quantize_problem(const flash3_quantize_params* params, Pointers pointers,
                              QuantizeProblem* problem);
+
+// The same under one name, for code that treats all kinds alike.
+inline Status make_problem(const flash3_forward_params* params, Pointers pointers,
+                           ForwardProblem* problem) {
+  return make_forward_problem(params, pointers, problem);
+}
+inline Status make_problem(const flash3_backward_params* params, Pointers pointers,
+                           BackwardProblem* problem) {
+  return make_backward_problem(params, pointers, problem);
+}
+inline Status make_problem(const flash3_quantize_params* params, Pointers pointers,
+                           QuantizeProblem* problem) {
+  return make_quantize_problem(params, pointers, problem);
+}
 
 // The rules for what cu_seqlens and seqused hold, of a problem whose memory the host can read.
 Status check_lengths(const Problem& problem);

@@ -212,7 +212,7 @@ Status make_quantize_problem(const flash3_quantize_params* params, Pointers poin
   FLASH3_CHECK(check_group(parts, heads_k));
   FLASH3_CHECK(check_flag("rotate", p.rotate));
   FLASH3_CHECK(check_rotary(p, parts, pointers));
-  FLASH3_CHECK(check_machine(p));
+  FLASH3_CHECK(check_context(p));
 
   QuantizeProblem made;
   const Part& first = has_q ? q : k.given() ? k : v;
@@ -227,7 +227,7 @@ Status make_quantize_problem(const flash3_quantize_params* params, Pointers poin
   made.rotates = p.rotate != 0;
   made.rotation_seed = p.rotation_seed;
   made.rotary = rotary_of(p);
-  fill_machine(p, &made);
+  fill_context(p, &made);
   *problem = made;
   return {};
 }

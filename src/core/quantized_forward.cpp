@@ -19,9 +19,8 @@ class WorkspaceArena {
   explicit WorkspaceArena(void* workspace) : base_(static_cast<char*>(workspace)) {}
 
   void* take(int64_t bytes) {
-    void* at = base_ ? base_ + used_ : nullptr;
-    used_ += round_up(static_cast<size_t>(bytes), kWorkspaceAlignment);
-    return at;
+    const size_t at = reserve_workspace(static_cast<size_t>(bytes), &used_);
+    return base_ ? base_ + at : nullptr;
   }
   size_t used() const { return used_; }
 

@@ -242,12 +242,24 @@ def test_many_threads_at_once(taken):
     assert taken == [True] * 200 and all(torch.equal(out, wanted) for out in outs)
 
 
+@contextlib.contextmanager
+def torch_threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield count
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1) as count:
+        yield count
+
+
+@pytest.fixture
+def threads():
+    with torch_threads(4) as count:
+        yield count
 
 
 def test_other_threads_run_meanwhile(one_thread):  # so that it takes long on any machine
@@ -279,14 +291,6 @@ def memory_bytes(resident=True):
 
 SMALL = {"batch": 1, "seq_q": 64, "seq_k": 64, "dim": 64}  # a result of 64 KiB
 SPLIT = {"batch": 1, "seq_q": 16, "seq_k": 4096, "heads_q": 1, "heads_k": 1, "dim": 128}  # parts of the keys meet in a workspace
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield 4
-    torch.set_num_threads(before)
 
 
 def test_workspace_is_allocated(threads, taken):

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "flash3/flash3.h"
+#include "flash3/plan.h"
 
 namespace flash3::cases {
 
@@ -40,6 +40,26 @@ inline flash3_status explain(const flash3_backward_params& p, char* text, size_t
 }
 inline flash3_status explain(const flash3_quantize_params& p, char* text, size_t* size) {
   return flash3_quantize_explain(&p, text, size);
+}
+
+inline flash3_status make_plan(const flash3_forward_params& p, flash3_plan** plan) {
+  return flash3_forward_plan(&p, plan);
+}
+inline flash3_status make_plan(const flash3_backward_params& p, flash3_plan** plan) {
+  return flash3_backward_plan(&p, plan);
+}
+inline flash3_status make_plan(const flash3_quantize_params& p, flash3_plan** plan) {
+  return flash3_quantize_plan(&p, plan);
+}
+
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_forward_params& p) {
+  return flash3_forward_run(plan, &p);
+}
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_backward_params& p) {
+  return flash3_backward_run(plan, &p);
+}
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_quantize_params& p) {
+  return flash3_quantize_run(plan, &p);
 }
 
 // The function that run() calls.

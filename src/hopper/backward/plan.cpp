@@ -22,12 +22,7 @@ constexpr int64_t kMostCounted = kMaxLength - 256;
 template <Element kElement, int kRow>
 BackwardKernel kernel_of_row() {
   constexpr BackwardConfig c = kBackwardConfigs[kRow];
-  std::string id =
-      message("bwd_", kElement == Element::kFloat16 ? "fp16" : "bf16", "_d", c.head_dim);
-  if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
-  const bool capped = c.score == ScoreKind::kSoftcap;
-  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m, "x", c.tile_n);
-  return {std::move(id), kElement, c,
+  return {kernel_id("bwd", kElement, c, c.tile_m), kElement, c,
           backward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m,
                                    c.tile_n>()};
 }
@@ -141,7 +136,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
                                " rows of a ragged batch, but the hopper backend counts each up to ",
                                kMostCounted));
 
-  plan->rows = ragged ? RowIndexing::kRagged : RowIndexing::kBySequence;
+  plan->rows = indexing_of(problem);
   const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
     return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
   };
@@ -152,9 +147,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
   plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
   const auto reserve = [&](int64_t count, size_t bytes = sizeof(float)) {
-    return std::exchange(
-        plan->workspace_bytes,
-        plan->workspace_bytes + round_up(size_t(count) * bytes, kWorkspaceAlignment));
+    return reserve_workspace(size_t(count) * bytes, &plan->workspace_bytes);
   };
   plan->lse_offset = reserve(query_tiles * c.tile_m);
   plan->delta_offset = reserve(query_tiles * c.tile_m);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a way of cutting the work is expected to cost. The one home of that guess: select.cpp takes
+// What a way of cutting the work is expected to cost. The one home of that guess: plan.cpp takes
 // the cheapest, and `explain` prints it.
 #pragma once
 

@@ -20,14 +20,7 @@ namespace {
 template <Element kElement, int kRow>
 ForwardKernel kernel_of_row() {
   constexpr ForwardConfig c = kForwardConfigs[kRow];
-  constexpr const char* kName = kElement == Element::kFloat16    ? "fp16"
-                                : kElement == Element::kBFloat16 ? "bf16"
-                                                                 : "e4m3";
-  std::string id = message("fwd_", kName, "_d", c.head_dim);
-  if (c.head_dim_v != c.head_dim) id += message("x", c.head_dim_v);
-  const bool capped = c.score == ScoreKind::kSoftcap;
-  id += message(capped ? "_softcap_" : c.band ? "_band_" : "_full_", c.tile_m(), "x", c.tile_n);
-  return {std::move(id), kElement, c,
+  return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
           forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m(),
                                   c.tile_n>()};
 }
@@ -49,10 +42,6 @@ bool element_of(flash3_dtype dtype, Element* element) {
     case FLASH3_FLOAT8_E4M3: *element = Element::kE4m3; return true;
     default: return false;
   }
-}
-
-RowIndexing indexing_of(const ForwardProblem& problem) {
-  return problem.is_ragged() ? RowIndexing::kRagged : RowIndexing::kBySequence;
 }
 
 // Rows of a slot that holds any sequence of the batch, if the caller says that they are few enough;
@@ -82,13 +71,11 @@ int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t 
 
 // A ragged batch's share of a plan.
 void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
-  const auto reserve = [&](size_t bytes) {
-    return std::exchange(plan->workspace_bytes,
-                         plan->workspace_bytes + round_up(bytes, kWorkspaceAlignment));
-  };
-  plan->list_offset = reserve(size_t(problem.batch) * sizeof(ListedSequence));
+  plan->list_offset =
+      reserve_workspace(size_t(problem.batch) * sizeof(ListedSequence), &plan->workspace_bytes);
   if (plan->slot_rows == 0)
-    plan->first_tile_offset = reserve((size_t(problem.batch) + 1) * sizeof(int));
+    plan->first_tile_offset =
+        reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), &plan->workspace_bytes);
 }
 
 Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
@@ -161,10 +148,8 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->groups = int(problem.batch * head_groups);
   // Tiles of equal length need no counter, nor does a single round of them.
   plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
-  if (plan->dynamic) {
-    plan->counter_offset = plan->workspace_bytes;
-    plan->workspace_bytes += round_up(sizeof(TileCounterMemory), kWorkspaceAlignment);
-  }
+  if (plan->dynamic)
+    plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), &plan->workspace_bytes);
   if (config.band) {
     const int64_t kv_bytes = std::max<int64_t>(
         1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.element_bytes());

@@ -49,8 +49,8 @@ struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
   int slot_rows = 0;
-  Estimate estimate;    // what it is expected to cost
-  int multiprocessors;  // of the device that it is for
+  Estimate estimate;        // what it is expected to cost
+  int multiprocessors = 0;  // of the device that it is for
 
   RowIndexing rows = RowIndexing::kBySequence;
   PackedCopy q, k, v;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kind of kernel a call needs: by its mask and by its scores. One place for forward and
-// backward.
+// Which kind of kernel a call needs, by its mask, its scores and its rows, and what kernels are
+// called. One place for forward and backward.
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "core/message.hpp"
 #include "core/problem.hpp"
+#include "hopper/device/element.hpp"
 #include "hopper/device/score_kind.hpp"
 #include "hopper/device/softcap.hpp"
+#include "hopper/host/tensor_map.hpp"
 
 namespace flash3::hopper {
 
@@ -35,6 +38,23 @@ inline ScoreKind score_kind(const Problem& p) {
 // Softcaps have band kernels alone: a band may hide nothing.
 inline bool needs_band(const Problem& p) {
   return score_kind(p) == ScoreKind::kSoftcap || may_hide(p);
+}
+
+inline RowIndexing indexing_of(const Problem& p) {
+  return p.is_ragged() ? RowIndexing::kRagged : RowIndexing::kBySequence;
+}
+
+inline const char* short_name(Element element) {
+  return element == Element::kFloat16 ? "fp16" : element == Element::kBFloat16 ? "bf16" : "e4m3";
+}
+
+// "fwd_bf16_d192x128_band_128x128", of a row of a tile table.
+template <class Config>
+std::string kernel_id(const char* family, Element element, const Config& c, int tile_m) {
+  const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap_" : c.band ? "_band_" : "_full_";
+  return message(family, "_", short_name(element), "_d", c.head_dim,
+                 c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v), kind, tile_m, "x",
+                 c.tile_n);
 }
 
 inline Status check_softcap(const Problem& p) {

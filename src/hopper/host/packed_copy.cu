@@ -54,11 +54,9 @@ PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace
   const int64_t elements = view.batch * view.seq * view.heads;
   if (elements == 0 || tma_can_address(view, rows, element_bytes)) return copy;
   copy.needed = true;
-  copy.offset = *workspace;
   copy.element_bytes = element_bytes;
-  const int64_t piece = 16 / element_bytes;
-  copy.row = round_up(view.dim, piece);
-  *workspace += round_up(size_t(elements * copy.row * element_bytes), kWorkspaceAlignment);
+  copy.row = round_up(view.dim, int64_t{16} / element_bytes);
+  copy.offset = reserve_workspace(size_t(elements * copy.row * element_bytes), workspace);
   return copy;
 }
 

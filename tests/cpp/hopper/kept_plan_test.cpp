@@ -3,41 +3,21 @@
 // aligned, also inside a captured graph, and give the bits that the call gives. Skipped without a
 // Hopper GPU.
 #include "device_call.hpp"
-#include "flash3/plan.h"
 
 namespace flash3 {
 namespace {
-
-flash3_status make_plan(const flash3_forward_params& p, flash3_plan** plan) {
-  return flash3_forward_plan(&p, plan);
-}
-flash3_status make_plan(const flash3_backward_params& p, flash3_plan** plan) {
-  return flash3_backward_plan(&p, plan);
-}
-flash3_status make_plan(const flash3_quantize_params& p, flash3_plan** plan) {
-  return flash3_quantize_plan(&p, plan);
-}
-flash3_status run_plan(const flash3_plan* plan, const flash3_forward_params& p) {
-  return flash3_forward_run(plan, &p);
-}
-flash3_status run_plan(const flash3_plan* plan, const flash3_backward_params& p) {
-  return flash3_backward_run(plan, &p);
-}
-flash3_status run_plan(const flash3_plan* plan, const flash3_quantize_params& p) {
-  return flash3_quantize_run(plan, &p);
-}
 
 using PlanOwner = std::unique_ptr<flash3_plan, void (*)(flash3_plan*)>;
 
 PlanOwner make_plan(const AnyParams& any) {
   flash3_plan* plan = nullptr;
-  const auto make = [&](const auto& p) { return make_plan(p, &plan); };
+  const auto make = [&](const auto& p) { return cases::make_plan(p, &plan); };
   EXPECT_EQ(std::visit(make, any), FLASH3_OK) << flash3_last_error();
   return {plan, flash3_plan_destroy};
 }
 
 flash3_status run_plan(const flash3_plan* plan, const AnyParams& any) {
-  return std::visit([&](const auto& p) { return run_plan(plan, p); }, any);
+  return std::visit([&](const auto& p) { return cases::run_plan(plan, p); }, any);
 }
 
 class KeptPlanOnHopper : public HopperTest, public testing::WithParamInterface<const char*> {};

@@ -2,7 +2,12 @@
 // What many places compute, on the host and, through NVRTC too, on the device.
 #pragma once
 
-#include "core/host_device.hpp"
+// Marks what host and device share.
+#if defined(__CUDACC__)
+#define FLASH3_HOST_DEVICE __host__ __device__
+#else
+#define FLASH3_HOST_DEVICE
+#endif
 
 namespace flash3 {
 

@@ -7,11 +7,10 @@
 // In a chunked mask the bounds differ from row to row; they never decrease, so that those of a
 // tile's first and last row tell the tile's. Compiled on the host and, through NVRTC too, on the
 // device: nothing but integers here, of 64 bits, or in a kernel of 32
-// (hopper/device/tile_mask.hpp).
+// (hopper/device/sequence.hpp).
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "core/host_device.hpp"
 
 namespace flash3 {
 

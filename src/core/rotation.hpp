@@ -5,7 +5,7 @@
 // H. Compiled on the host and, through NVRTC too, on the device: nothing of std:: here.
 #pragma once
 
-#include "core/host_device.hpp"
+#include "core/arithmetic.hpp"
 
 namespace flash3 {
 

@@ -4,7 +4,6 @@
 // Compiled on the host and, through NVRTC too, on the device: nothing but integers here.
 #pragma once
 
-#include "core/host_device.hpp"
 #include "core/mask.hpp"
 
 namespace flash3 {

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "hopper/device/element.hpp"
+#include "hopper/device/kinds.hpp"
 
 namespace flash3::device {
 

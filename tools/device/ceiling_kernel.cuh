@@ -5,7 +5,7 @@
 
 #include "device/ceiling_instances.hpp"
 #include "hopper/device/constant.cuh"
-#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/device/warps.cuh"

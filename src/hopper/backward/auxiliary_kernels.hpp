@@ -6,8 +6,8 @@
 #include <cuda_runtime_api.h>
 
 #include "hopper/backward/params.h"
-#include "hopper/device/element.hpp"
-#include "hopper/device/sink_view.h"
+#include "hopper/device/kinds.hpp"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 

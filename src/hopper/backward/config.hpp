@@ -4,7 +4,7 @@
 #pragma once
 
 #include "hopper/backward/key_schedule.hpp"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
 
 namespace flash3::hopper {
 

@@ -8,8 +8,8 @@
 #include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/backward/find_tile.cuh"
 #include "hopper/backward/tile_height.hpp"
-#include "hopper/device/ptx/convert.cuh"
-#include "hopper/device/ptx/grid.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
+#include "hopper/device/ptx/sync.cuh"
 #include "hopper/host/programmatic_launch.hpp"
 
 namespace flash3::hopper {

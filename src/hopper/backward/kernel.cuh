@@ -4,8 +4,8 @@
 #pragma once
 
 #include "hopper/backward/traits.cuh"
-#include "hopper/device/ptx/grid.cuh"
-#include "hopper/device/ptx/registers.cuh"
+#include "hopper/device/ptx/compiler.cuh"
+#include "hopper/device/ptx/sync.cuh"
 #include "hopper/varlen/find_sequence.cuh"
 
 namespace flash3::hopper {

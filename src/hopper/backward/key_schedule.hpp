@@ -4,8 +4,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/tile_mask.hpp"
-#include "hopper/varlen/sequence_list.hpp"
+#include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
 

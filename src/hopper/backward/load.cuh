@@ -4,7 +4,6 @@
 #pragma once
 
 #include "hopper/backward/traits.cuh"
-#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {

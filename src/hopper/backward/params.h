@@ -6,7 +6,7 @@
 #include "core/seq_info.hpp"
 #include "hopper/backward/key_schedule.hpp"
 #include "hopper/device/softcap.hpp"
-#include "hopper/device/tensor_map.h"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 

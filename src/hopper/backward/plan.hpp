@@ -9,7 +9,7 @@
 #include "core/plan.hpp"
 #include "hopper/backward/config.hpp"
 #include "hopper/backward/key_schedule.hpp"
-#include "hopper/device/element.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/host/packed_copy.hpp"
 #include "hopper/varlen/varlen_schedule.hpp"

@@ -6,7 +6,7 @@
 #include "hopper/backward/dq_sums.cuh"
 #include "hopper/backward/load.cuh"
 #include "hopper/backward/products.cuh"
-#include "hopper/device/ptx/reduce.cuh"
+#include "hopper/device/ptx/memory.cuh"
 
 namespace flash3::hopper {
 

@@ -3,7 +3,7 @@
 // group.
 #pragma once
 
-#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tile/mma.cuh"
 
 namespace flash3::hopper {

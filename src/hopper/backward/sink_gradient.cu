@@ -3,7 +3,7 @@
 // that dS = P ∘ (dP − delta) is −P · delta.
 #include "core/arithmetic.hpp"
 #include "hopper/backward/auxiliary_kernels.hpp"
-#include "hopper/device/ptx/convert.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/sink.cuh"
 
 namespace flash3::hopper {

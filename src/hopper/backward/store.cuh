@@ -4,7 +4,7 @@
 #pragma once
 
 #include "hopper/backward/traits.cuh"
-#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {

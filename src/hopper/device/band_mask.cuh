@@ -3,8 +3,8 @@
 // the band skip this.
 #pragma once
 
-#include "hopper/device/ptx/math.cuh"
-#include "hopper/device/tile_mask.hpp"
+#include "hopper/device/ptx/arithmetic.cuh"
+#include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
 

@@ -6,9 +6,9 @@
 
 #include <cuda/ptx>
 
-#include "hopper/device/ptx/integers.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/device/ptx/named_barrier.cuh"
+#include "hopper/device/ptx/sync.cuh"
 
 #if defined(FLASH3_DEBUG_BARRIERS)
 #include <cstdio>

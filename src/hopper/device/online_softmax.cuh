@@ -16,8 +16,7 @@
 // (softcap.hpp): scores stay raw until the exponentials, and so does m.
 #pragma once
 
-#include "hopper/device/ptx/convert.cuh"
-#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/score.cuh"
 
 namespace flash3::hopper {

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "hopper/device/pipeline.cuh"
-#include "hopper/device/ptx/grid.cuh"
 #include "hopper/device/ptx/memory.cuh"
+#include "hopper/device/ptx/sync.cuh"
 #include "hopper/device/tile_schedule.hpp"
 
 namespace flash3::hopper {

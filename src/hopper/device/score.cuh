@@ -3,8 +3,8 @@
 // the online softmax keeps the maximum of a row of either.
 #pragma once
 
-#include "hopper/device/ptx/math.cuh"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/softcap_remap.cuh"
 
 namespace flash3::hopper {

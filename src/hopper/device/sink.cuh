@@ -4,9 +4,8 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/ptx/convert.cuh"
-#include "hopper/device/ptx/math.cuh"
-#include "hopper/device/sink_view.h"
+#include "hopper/device/ptx/arithmetic.cuh"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 

@@ -13,7 +13,6 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "core/host_device.hpp"
 
 namespace flash3::hopper {
 

@@ -2,7 +2,7 @@
 // Remaps the scores of a tile that lie beyond the reach of the softcap's polynomial (softcap.hpp).
 #pragma once
 
-#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/softcap.hpp"
 
 namespace flash3::hopper {

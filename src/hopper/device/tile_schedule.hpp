@@ -3,7 +3,7 @@
 // host and device: a kernel family's params hold a TileSchedule, and scheduler.cuh hands its tiles
 // out.
 //
-// A head group is the query heads that share work tiles: one, or the packed ones (head_pack.hpp).
+// A head group is the query heads that share work tiles: one, or the packed ones (HeadPack).
 // Tiles are ordered so that blocks that run at the same time read the same K and V from the L2
 // cache: a few head groups at a time (groups_at_a_time), and within those
 //   full   all query tiles of one group after the other
@@ -14,11 +14,46 @@
 // whose mask is chunks of so many.
 #pragma once
 
-#include "core/arithmetic.hpp"
-#include "hopper/device/tile_mask.hpp"
-#include "hopper/varlen/sequence_list.hpp"
+#include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
+
+// Packed heads: which query and which head a row of a tile is. Several query heads of one KV head
+// can share a tile (GQA), so that a short sequence still fills it and K and V are read once for all
+// of them.
+//
+// The 64 rows of a warpgroup are `heads` heads of `queries` queries:
+//
+//   row r  is  query r / heads, head r % heads    (both counted from the warpgroup's first)
+//
+// What remains where heads does not divide 64 is left idle. One head: row r is query r.
+struct HeadPack {
+  static constexpr int kRows = 64;
+
+  int heads = 1;
+  int queries = kRows;
+  int reciprocal = 1 << 16;  // r / heads = r · reciprocal >> 16
+
+  // 1 ≤ heads ≤ kRows.
+  static constexpr HeadPack of(int heads) {
+    return {heads, kRows / heads, ceil_div(1 << 16, heads)};
+  }
+
+  FLASH3_HOST_DEVICE constexpr int rows() const { return heads * queries; }
+  FLASH3_HOST_DEVICE constexpr int query_of(int row) const { return row * reciprocal >> 16; }
+  FLASH3_HOST_DEVICE constexpr int head_of(int row) const { return row - query_of(row) * heads; }
+};
+
+constexpr bool divides_exactly() {
+  for (int heads = 1; heads <= HeadPack::kRows; ++heads) {
+    const HeadPack pack = HeadPack::of(heads);
+    for (int row = 0; row < HeadPack::kRows; ++row) {
+      if (pack.query_of(row) != row / heads || pack.head_of(row) != row % heads) return false;
+    }
+  }
+  return true;
+}
+static_assert(divides_exactly(), "the reciprocal is not precise enough");
 
 // See TileCounter in scheduler.cuh.
 struct TileCounterMemory {

@@ -5,9 +5,7 @@
 #pragma once
 
 #include "core/fp8.hpp"
-#include "core/host_device.hpp"
-#include "hopper/device/element.hpp"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
 
 namespace flash3::hopper {
 
@@ -86,7 +84,7 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
     const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages + 1;
     const int tile_ring = 2408;                          // device/scheduler.cuh
-    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_queries.cuh
+    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
     return 8 * barriers + tile_ring + rows + scales;
   }

@@ -19,7 +19,7 @@
 #include "hopper/device/constant.cuh"
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/forward/traits.cuh"
-#include "hopper/forward/warp_output.cuh"
+#include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "hopper/device/head_pack.hpp"
+#include "hopper/device/tile_schedule.hpp"
 #include "hopper/forward/config.hpp"
 
 namespace flash3::hopper {

@@ -3,8 +3,7 @@
 // that files compile in parallel and in seconds.
 #pragma once
 
-#include "hopper/device/element.hpp"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
 
 namespace flash3::hopper {
 

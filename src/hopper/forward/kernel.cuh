@@ -6,7 +6,7 @@
 //   Consumer   warpgroups 1…: 64 query rows each, products and softmax (consume.cuh)
 #pragma once
 
-#include "hopper/device/ptx/registers.cuh"
+#include "hopper/device/ptx/compiler.cuh"
 #include "hopper/forward/consume.cuh"
 
 namespace flash3::hopper {

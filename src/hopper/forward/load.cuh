@@ -3,7 +3,6 @@
 // consumers as its buffer allows.
 #pragma once
 
-#include "hopper/device/tile/clear_rows.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/traits.cuh"
 

@@ -4,8 +4,7 @@
 // K's and V's with K's tile.
 #pragma once
 
-#include "hopper/device/ptx/async_copy.cuh"
-#include "hopper/device/tile/clear_rows.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/transpose_v.cuh"
 

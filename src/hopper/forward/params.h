@@ -4,11 +4,9 @@
 #pragma once
 
 #include "core/fp8.hpp"
-#include "hopper/device/head_pack.hpp"
-#include "hopper/device/sink_view.h"
 #include "hopper/device/softcap.hpp"
-#include "hopper/device/tensor_map.h"
 #include "hopper/device/tile_schedule.hpp"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "core/plan.hpp"
-#include "hopper/device/element.hpp"
-#include "hopper/device/head_pack.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/forward/config.hpp"
 #include "hopper/forward/estimate.hpp"

@@ -3,9 +3,9 @@
 // memory.
 #pragma once
 
-#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tma.cuh"
-#include "hopper/forward/warp_output.cuh"
+#include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
 

@@ -4,7 +4,7 @@
 // whole sector.
 #pragma once
 
-#include "hopper/forward/warp_output.cuh"
+#include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
 

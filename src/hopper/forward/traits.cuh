@@ -3,12 +3,12 @@
 // the tile table. FP8 kernels have traits_fp8.cuh.
 #pragma once
 
-#include "hopper/device/ping_pong.cuh"
+#include "hopper/device/pipeline.cuh"
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/tile/shared_tile.cuh"
 #include "hopper/device/warps.cuh"
 #include "hopper/forward/config.hpp"
-#include "hopper/forward/warp_queries.cuh"
+#include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
 

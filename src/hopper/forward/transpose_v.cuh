@@ -22,8 +22,7 @@
 //   row 16·i + p   is dim   16·i + 2p        row 16·i + 8 + p   is dim   16·i + 2p + 1
 #pragma once
 
-#include "hopper/device/ptx/ldmatrix.cuh"
-#include "hopper/device/ptx/stmatrix.cuh"
+#include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/traits_fp8.cuh"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/host/packed_copy.hpp"
 
 namespace flash3::hopper {

@@ -8,8 +8,7 @@
 
 #include "core/message.hpp"
 #include "core/problem.hpp"
-#include "hopper/device/element.hpp"
-#include "hopper/device/score_kind.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/host/tensor_map.hpp"
 

@@ -7,7 +7,7 @@
 namespace flash3::hopper {
 
 // A launch attribute: the kernel's blocks may begin while the previous kernel of the stream still
-// runs, and wait for its end themselves (device/ptx/grid.cuh).
+// runs, and wait for its end themselves (device/ptx/sync.cuh).
 inline cudaLaunchAttribute programmatic_launch() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "hopper/device/sink_view.h"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 

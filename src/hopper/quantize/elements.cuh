@@ -3,8 +3,7 @@
 // them as eight pairs of 16-bit elements, low column first.
 #pragma once
 
-#include "hopper/device/ptx/convert.cuh"
-#include "hopper/device/ptx/math.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/quantize/params.h"
 
 namespace flash3::hopper {

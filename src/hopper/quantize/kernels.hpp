@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "hopper/device/element.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/quantize/params.h"
 
 namespace flash3::hopper {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "hopper/device/element.hpp"
+#include "hopper/device/kinds.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/quantize/params.h"
 

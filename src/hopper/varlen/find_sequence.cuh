@@ -2,7 +2,7 @@
 // Finding the sequence of a tile among thousands: a whole warp asks 32 places at a time.
 #pragma once
 
-#include "hopper/varlen/sequence_list.hpp"
+#include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
 

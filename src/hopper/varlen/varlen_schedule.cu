@@ -4,7 +4,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "core/arithmetic.hpp"
-#include "hopper/device/ptx/grid.cuh"
+#include "hopper/device/ptx/sync.cuh"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/host/programmatic_launch.hpp"
 #include "hopper/varlen/varlen_schedule.hpp"

@@ -5,7 +5,7 @@
 
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
-#include "hopper/varlen/sequence_list.hpp"
+#include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
 

@@ -13,7 +13,7 @@ constexpr const char* kRead =
     "in kernel.cuh:24";
 constexpr const char* kWrite =
     "Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float *)+0xec80 in "
-    "async_copy.cuh:13";
+    "memory.cuh:117";
 
 std::string hazard(const std::string& kind, const std::string& one, const std::string& other) {
   const std::string bar = "========= ";

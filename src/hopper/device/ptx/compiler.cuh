@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the compiler must be told. It knows nothing of asynchronous instructions, which still read
-// or write registers after the place where they stand.
+// What the compiler must be told of registers. It knows nothing of asynchronous instructions, which
+// still read or write registers after the place where they stand.
 #pragma once
 
-#include "hopper/device/ptx/integers.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 
 namespace flash3::hopper {
 
@@ -46,6 +46,18 @@ __device__ __forceinline__ int hide_from_optimizer(int x) {
 __device__ __forceinline__ uint32_t hide_from_optimizer(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
+}
+
+// Moves registers between the warpgroups of a block; every warp of a warpgroup must call it. PTX
+// ISA 9.7.19.5, setmaxnreg.
+template <int kRegisters>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void acquire_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 }  // namespace flash3::hopper

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accesses to memory that the compiler must leave where they stand. PTX ISA 9.7.9.8 ld, 9.7.9.12
-// st, 9.7.9.15 prefetch, 9.7.13.8 red.
+// Accesses to memory that C++ does not have, or that the compiler must leave where they stand. PTX
+// ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.9.15 prefetch, 9.7.9.25.3.1 cp.async, 9.7.13.8 red, 9.7.13.15.17
+// cp.async.mbarrier.arrive, 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix.
 #pragma once
 
-#include "hopper/device/ptx/integers.cuh"
+#include "hopper/device/ptx/arithmetic.cuh"
 
 namespace flash3::hopper {
 
@@ -40,6 +41,23 @@ __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   return old;
 }
 
+// ---- global memory, in no order ----
+
+// x[0…3] to four consecutive floats at a 16-byte aligned address. The order of concurrent additions
+// is not defined.
+__device__ __forceinline__ void add_to_global(float* address, const float* x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+               "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+struct TensorMap;  // hopper/device/views.h
+
+// Brings a tensor map into the cache of the copy engine.
+__device__ __forceinline__ void prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // ---- shared memory ----
 
 // The compiler would load where the value is needed, behind other accesses.
@@ -65,6 +83,50 @@ __device__ __forceinline__ void store_shared(float4* to, const float* x) {
       "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
       "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
       : "memory");
+}
+
+// ---- shared memory, a warp's matrix fragments ----
+
+// Four 8×8 matrices of 16-bit elements, each transposed: lane l holds the address of row l % 8 of
+// matrix l / 8.
+__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Four 8×8 matrices of 16-bit elements: lane l holds the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                            uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// The same, each matrix stored transposed.
+__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b,
+                                                       uint32_t c, uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+
+// ---- copies of single words from global to shared memory that no thread waits for ----
+
+__device__ __forceinline__ void copy_async(float* shared, const float* global) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
+}
+
+// Arrives when this thread's copies so far have; one of the arrivals that the barrier counts.
+__device__ __forceinline__ void arrive_behind_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                   uint32_t(__cvta_generic_to_shared(barrier)))
+               : "memory");
 }
 
 }  // namespace flash3::hopper

@@ -2,8 +2,8 @@
 // A warp's products of matrices in registers. PTX ISA 9.7.15.5.8, mma.m16n8k16.
 #pragma once
 
-#include "hopper/device/element.hpp"
-#include "hopper/device/ptx/integers.cuh"
+#include "hopper/device/kinds.hpp"
+#include "hopper/device/ptx/arithmetic.cuh"
 
 namespace flash3::hopper {
 

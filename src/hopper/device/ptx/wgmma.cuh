@@ -3,9 +3,9 @@
 // memory, the instructions that order it, and the products.
 #pragma once
 
-#include "core/host_device.hpp"
-#include "hopper/device/element.hpp"
-#include "hopper/device/ptx/integers.cuh"
+#include "core/arithmetic.hpp"
+#include "hopper/device/kinds.hpp"
+#include "hopper/device/ptx/arithmetic.cuh"
 
 namespace flash3::hopper {
 

@@ -6,8 +6,8 @@
 // 4) + e.
 #pragma once
 
+#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/ptx/compiler.cuh"
-#include "hopper/device/ptx/convert.cuh"
 #include "hopper/device/tile/shared_tile.cuh"
 
 namespace flash3::hopper {

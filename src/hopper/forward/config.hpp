@@ -4,7 +4,7 @@
 // work fails the build.
 #pragma once
 
-#include "core/fp8.hpp"
+#include "core/scales.hpp"
 #include "hopper/device/kinds.hpp"
 
 namespace flash3::hopper {

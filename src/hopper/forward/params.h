@@ -3,7 +3,7 @@
 // host and device, so no <cstdint>.
 #pragma once
 
-#include "core/fp8.hpp"
+#include "core/scales.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/device/views.h"

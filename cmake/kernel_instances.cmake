@@ -9,7 +9,7 @@
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds one line, a macro that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
-# .wide = true:
+# .wide = true. Rows with .score = ScoreKind::kSoftcap include <family>/softcap.cuh or softcap_fp8.cuh as well:
 #
 #   FLASH3_KERNEL_INSTANCE(element, head_dim, head_dim_v, band, score, tile_m, tile_n)
 #
@@ -67,6 +67,13 @@ function(flash3_kernel_instances list family prefix)
     if(wide STREQUAL true)
       set(header instance_wide.cuh)
     endif()
+    set(softcap_header "")
+    if(score STREQUAL kSoftcap)
+      set(softcap_header "#include \"hopper/${family}/softcap.cuh\"\n")
+      if(operands STREQUAL kE4m3)
+        set(softcap_header "#include \"hopper/${family}/softcap_fp8.cuh\"\n")
+      endif()
+    endif()
     foreach(element IN LISTS elements)
       string(REGEX REPLACE "^kFloat" fp name ${element})
       string(REGEX REPLACE "^kBFloat" bf name ${name})
@@ -78,7 +85,7 @@ function(flash3_kernel_instances list family prefix)
       file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
 "// Written by cmake/kernel_instances.cmake from the tile table in hopper/${family}/config.hpp.
 #include \"hopper/${family}/${header}\"
-
+${softcap_header}
 FLASH3_KERNEL_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${band}, ${score}, ${tile_m}, ${tile_n})
 ")
       list(APPEND files ${file})

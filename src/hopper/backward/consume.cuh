@@ -73,7 +73,7 @@ __device__ __forceinline__ void compute_ds(const BackwardParams& params,
                                            int thread, float (&r_s)[N], float (&r_dp)[N],
                                            uint32_t (&r_p)[N / 2], uint32_t (&r_ds)[N / 2]) {
   // Registers do not hold all of the LSE: it is loaded pair by pair.
-  compute_probabilities<Traits>(
+  Probabilities<Traits>::compute(
       params, r_s, r_p, [&](int pair) { return load_query_pair(shared.lse[stage], pair, thread); });
   // They hold half of delta, but not under a softcap: that half is loaded while dP runs.
   constexpr int kPairs = N / 4, kAhead = Traits::kCapped ? 0 : kPairs / 2;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void compute_ds(const BackwardParams& params,
   subtract_delta(r_dp, r_s, [&](int pair) {
     return pair < kAhead ? r_delta[pair] : load_query_pair(shared.delta[stage], pair, thread);
   });
-  round_probabilities<Traits>(r_s, r_p);
+  Probabilities<Traits>::round(r_s, r_p);
   pack_probabilities<Traits::kElement>(r_dp, r_ds);
 }
 
@@ -138,7 +138,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
         r_dp, operand.v_rows, operand.dout_rows + stage * DoutTile::kBytes);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
-    if constexpr (Traits::kCapped) remap_tile(params.softcap, r_s);
+    Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     compute_ds<Traits>(params, shared, stage, thread, r_s, r_dp, r_p, r_ds);

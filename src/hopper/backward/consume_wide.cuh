@@ -79,14 +79,14 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
-    if constexpr (Traits::kCapped) remap_tile(params.softcap, r_s);
+    Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     float2 r_lse[Traits::kTileM / 8];
     load_query_pairs(r_lse, shared.lse[stage], thread);
-    compute_probabilities<Traits>(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
+    Probabilities<Traits>::compute(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
     store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
-    round_probabilities<Traits>(r_s, r_p);
+    Probabilities<Traits>::round(r_s, r_p);
 
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);

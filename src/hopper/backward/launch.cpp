@@ -5,6 +5,7 @@
 #include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/backward/params.h"
 #include "hopper/backward/plan.hpp"
+#include "hopper/device/softcap.hpp"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/sink.hpp"

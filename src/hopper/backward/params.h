@@ -5,7 +5,6 @@
 
 #include "core/seq_info.hpp"
 #include "hopper/backward/key_schedule.hpp"
-#include "hopper/device/softcap.hpp"
 #include "hopper/device/views.h"
 
 namespace flash3::hopper {

@@ -6,7 +6,6 @@
 #include "hopper/backward/traits.cuh"
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/ptx/memory.cuh"
-#include "hopper/device/softcap_remap.cuh"
 
 namespace flash3::hopper {
 
@@ -64,62 +63,36 @@ __device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* qu
   for (int pair = 0; pair < N; ++pair) r[pair] = load_query_pair(queries, pair, thread);
 }
 
-// Pᵀ = exp2(Sᵀ · scale − lse) in place. lse(pair): of the pair-th two neighbouring queries.
-template <int N, class Lse>
-__device__ __forceinline__ void compute_plain_probabilities(float (&r_s)[N], float scale_log2,
-                                                            const Lse& lse) {
+// What becomes of a tile's scores; softcap.cuh has the same under a softcap.
+template <class Traits, bool kCapped = Traits::kCapped>
+struct Probabilities {
+  // Of raw scores, before the mask.
+  template <int N>
+  static __device__ __forceinline__ void remap(const BackwardParams&, float (&)[N]) {}
+
+  // Replaces Sᵀ by what dSᵀ is to be multiplied with, here Pᵀ = exp2(Sᵀ · scale − lse) itself.
+  // lse(pair): of the pair-th two neighbouring queries.
+  template <int N, class Lse>
+  static __device__ __forceinline__ void compute(const BackwardParams& params, float (&r_s)[N],
+                                                 uint32_t (&)[N / 2], const Lse& lse) {
+    const float scale_log2 = params.scale_log2;
 #pragma unroll
-  for (int pair = 0; pair < N / 4; ++pair) {
-    const float2 x = lse(pair);
+    for (int pair = 0; pair < N / 4; ++pair) {
+      const float2 x = lse(pair);
 #pragma unroll
-    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
-      r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
-      r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
+      for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+        r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
+        r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
+      }
     }
   }
-}
 
-// Under a softcap, with remapped scores: rounds Pᵀ = exp2(tanh · scale − lse) into r_p, and
-// replaces the scores by Pᵀ · (1 − tanh²), by which dSᵀ = … ∘ (dP − delta) multiplies. So nothing
-// of tanh has to wait for dP. Both are 0 for hidden pairs: their tanh is −∞ here, and the slope
-// saturates.
-template <Element T, int N, class Lse>
-__device__ __forceinline__ void compute_capped_probabilities(float (&r_s)[N],
-                                                             uint32_t (&r_p)[N / 2],
-                                                             const Softcap& cap, float scale_log2,
-                                                             const Lse& lse) {
-#pragma unroll
-  for (int pair = 0; pair < N / 4; ++pair) {
-    const float2 x = lse(pair);
-#pragma unroll
-    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
-      const float tanh[2] = {r_s[i] * cap.factor(r_s[i]), r_s[i + 1] * cap.factor(r_s[i + 1])};
-      const float p[2] = {exp2_approx(fmaf(tanh[0], scale_log2, -x.x)),
-                          exp2_approx(fmaf(tanh[1], scale_log2, -x.y))};
-      r_p[i / 2] = pack2<T>(p[0], p[1]);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) r_s[i + e] = p[e] * __saturatef(fmaf(-tanh[e], tanh[e], 1.f));
-    }
+  // Pᵀ as operand, if compute() has not made it yet.
+  template <int N>
+  static __device__ __forceinline__ void round(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
+    pack_probabilities<Traits::kElement>(r_s, r_p);
   }
-}
-
-// Replaces Sᵀ by what dSᵀ is to be multiplied with. Under a softcap r_p has Pᵀ already; otherwise
-// that factor is Pᵀ itself, and round_probabilities rounds it into r_p.
-template <class Traits, int N, class Lse>
-__device__ __forceinline__ void compute_probabilities(const BackwardParams& params, float (&r_s)[N],
-                                                      uint32_t (&r_p)[N / 2], const Lse& lse) {
-  if constexpr (Traits::kCapped) {
-    compute_capped_probabilities<Traits::kElement>(r_s, r_p, params.softcap, params.scale_log2,
-                                                   lse);
-  } else {
-    compute_plain_probabilities(r_s, params.scale_log2, lse);
-  }
-}
-
-template <class Traits, int N>
-__device__ __forceinline__ void round_probabilities(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
-  if constexpr (!Traits::kCapped) pack_probabilities<Traits::kElement>(r_s, r_p);
-}
+};
 
 // dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta(pair): as lse(pair).
 template <int N, class Delta>

@@ -12,12 +12,11 @@
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.
 //
-// Under a softcap c·s − c·m is P(s) − P(m), and what P is beyond its range is settled before
-// (softcap.hpp): scores stay raw until the exponentials, and so does m.
+// Under a softcap c·s − c·m is P(s) − P(m) (softcap.hpp).
 #pragma once
 
+#include "hopper/device/kinds.hpp"
 #include "hopper/device/ptx/arithmetic.cuh"
-#include "hopper/device/score.cuh"
 
 namespace flash3::hopper {
 
@@ -30,6 +29,45 @@ __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
+
+// What a kernel makes of a raw score s = q·k, and in what form the online softmax keeps the maximum
+// of a row of them. The forward has more, for softcaps and for FP8.
+template <ScoreKind>
+struct Score;
+
+template <>
+struct Score<ScoreKind::kPlain> {
+  static constexpr bool kCapped = false;
+  static constexpr float kSlack = 8.f;  // p stays below 2^8, far from the largest float16
+
+  float softmax_scale;
+  float scale_log2;  // softmax_scale · log2 e
+
+  template <class Params>
+  static __device__ __forceinline__ Score of(const Params& params) {
+    return {params.softmax_scale, params.scale_log2};
+  }
+
+  // The score in base 2, less a shift.
+  __device__ __forceinline__ float log2_above(float s, float shift) const {
+    return fmaf(s, scale_log2, -shift);
+  }
+
+  // The maximum m of a row is of raw scores, as a tile's scores are. limit: the largest score of a
+  // tile that is within the slack, in base 2, of m. max_of: m, by a tile's largest score.
+  __device__ __forceinline__ float limit(float m, float slack) const {
+    return m + slack / scale_log2;
+  }
+  __device__ __forceinline__ float max_of(float largest) const { return largest; }
+  __device__ __forceinline__ float shift_of(float m) const { return m * scale_log2; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return log2_above(m, shift);
+  }
+  // In natural units, and something added.
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m, softmax_scale, x);
+  }
+};
 
 template <class Score>
 struct OnlineSoftmax {
@@ -54,25 +92,6 @@ struct OnlineSoftmax {
     alpha[0] = alpha[1] = 1.f;
     if (raise) raise_max(r_s, alpha);
     return raise;
-  }
-
-  // The same under a softcap, of scores as they come; mask() masks them where `masked`. The usual
-  // tile has one branch for it all: no score beyond the range, no mask, no maximum raised.
-  template <int N, class Mask>
-  __device__ __forceinline__ bool begin_capped_tile(float (&r_s)[N], float (&alpha)[2], bool masked,
-                                                    const Mask& mask) {
-    const float range = score.cap.range;
-    float largest[2];
-    find_max_above_limit(r_s, largest);
-    bool within = (largest[0] <= fminf(limit(0), range)) & (largest[1] <= fminf(limit(1), range));
-    if (must_remap_negative) within &= !any_below(r_s, range);
-    alpha[0] = alpha[1] = 1.f;
-    if (!masked && __all_sync(~0u, within)) return false;
-    remap_scores(score.cap, r_s,
-                 {score.must_remap_negative(row_max[0]), score.must_remap_negative(row_max[1])});
-    if (masked) mask();
-    raise_max(r_s, alpha);
-    return __any_sync(~0u, alpha[0] != 1.f || alpha[1] != 1.f);
   }
 
   // Makes p of scores, for elements [kBegin, kEnd) of this thread.
@@ -107,7 +126,8 @@ struct OnlineSoftmax {
     }
   }
 
- private:
+  // ---- for begin_tile, and for what takes its place under a softcap ----
+
   // The largest score that row h's m serves.
   __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h], kSlack); }
 

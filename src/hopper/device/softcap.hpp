@@ -12,48 +12,41 @@
 // tanh², which saturates, is 0 at infinity.
 #pragma once
 
-#include "core/arithmetic.hpp"
+#include "hopper/device/views.h"
 
 namespace flash3::hopper {
 
-struct Softcap {
-  float a, b, c;  // P · unit = s·(a + s²·(b + s²·c))
-  float range;    // of |s| in which P is tanh: |x| ≤ 1/2
-  float log2_u;   // of |s|, to log2 u
-  float raw;      // of x, to s
+// What a raw score |s| ≤ range, or one that was remapped, is multiplied with. +∞ for −∞, so that
+// a hidden score stays one.
+FLASH3_HOST_DEVICE constexpr float Softcap::factor(float s) const {
+  const float square = s * s;
+  return (c * square + b) * square + a;
+}
 
-  // What a raw score |s| ≤ range, or one that was remapped, is multiplied with. +∞ for −∞, so that
-  // a hidden score stays one.
-  FLASH3_HOST_DEVICE constexpr float factor(float s) const {
-    const float square = s * s;
-    return (c * square + b) * square + a;
-  }
+// Whether the scores below −range of a row must be remapped, as those above range are. Else they
+// may stay, as their weights are next to nothing: P makes them too small, and the difference is
+// below 2^-28 of 2^shift, where shift is P of one of the row's scores, in base 2; under caps of
+// 30 and more below 2^-32.
+FLASH3_HOST_DEVICE constexpr bool Softcap::must_remap_negative(float shift) const {
+  return !(shift >= 22.f - range * factor(range));
+}
 
-  // Whether the scores below −range of a row must be remapped, as those above range are. Else they
-  // may stay, as their weights are next to nothing: P makes them too small, and the difference is
-  // below 2^-28 of 2^shift, where shift is P of one of the row's scores, in base 2; under caps of
-  // 30 and more below 2^-32.
-  FLASH3_HOST_DEVICE constexpr bool must_remap_negative(float shift) const {
-    return !(shift >= 22.f - range * factor(range));
-  }
-
-  // The raw score s > 0 whose P is tanh x, by u of x ≥ 1/2.
-  FLASH3_HOST_DEVICE constexpr float remapped(float u) const {
-    const float w = u * 5.43656366f - 1.f;  // u from 0 to 1/e as −1 to 1
-    float x = -0.0152345961f;
-    x = x * w - 0.000952800969f;
-    x = x * w + 0.061187841f;
-    x = x * w - 0.010978681f;
-    x = x * w - 0.0997933894f;
-    x = x * w + 0.0541186333f;
-    x = x * w + 0.0731437057f;
-    x = x * w - 0.105338484f;
-    x = x * w + 0.0278402865f;
-    x = x * w + 0.130808547f;
-    x = x * w - 0.451999009f;
-    return (x * w + 0.837185919f) * raw;
-  }
-};
+// The raw score s > 0 whose P is tanh x, by u of x ≥ 1/2.
+FLASH3_HOST_DEVICE constexpr float Softcap::remapped(float u) const {
+  const float w = u * 5.43656366f - 1.f;  // u from 0 to 1/e as −1 to 1
+  float x = -0.0152345961f;
+  x = x * w - 0.000952800969f;
+  x = x * w + 0.061187841f;
+  x = x * w - 0.010978681f;
+  x = x * w - 0.0997933894f;
+  x = x * w + 0.0541186333f;
+  x = x * w + 0.0731437057f;
+  x = x * w - 0.105338484f;
+  x = x * w + 0.0278402865f;
+  x = x * w + 0.130808547f;
+  x = x * w - 0.451999009f;
+  return (x * w + 0.837185919f) * raw;
+}
 
 // Bounds of softcap, and of softmax_scale / softcap, within which no coefficient leaves the range
 // of floats.

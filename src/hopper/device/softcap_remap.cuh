@@ -7,21 +7,6 @@
 
 namespace flash3::hopper {
 
-// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
-// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
-// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
-// as unsigned integers. A NaN is furthest out.
-template <class Int, int N>
-__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
-  Int bits = Int(__float_as_int(r[first]));
-#pragma unroll
-  for (int j = 4; j < N; j += 8) {
-    const Int next = Int(__float_as_int(r[j + first]));
-    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
-  }
-  return bits;
-}
-
 // Whether one of the scores lies below −range, or is a NaN of that sign.
 template <int N>
 __device__ __forceinline__ bool any_below(const float (&r_s)[N], float range) {

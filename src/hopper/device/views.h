@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are told of memory. Plain data: host and device.
+// Parts of what kernels are launched with. Plain data: host and device.
 #pragma once
+
+#include "core/arithmetic.hpp"
 
 namespace flash3::hopper {
 
@@ -26,6 +28,18 @@ enum class SinkType { kFloat32, kFloat16, kBFloat16 };
 struct SinkRow {
   const void* data;
   SinkType type;
+};
+
+// What a soft-capped score is computed from, and how (softcap.hpp).
+struct Softcap {
+  float a, b, c;  // P · unit = s·(a + s²·(b + s²·c))
+  float range;    // of |s| in which P is tanh: |x| ≤ 1/2
+  float log2_u;   // of |s|, to log2 u
+  float raw;      // of x, to s
+
+  FLASH3_HOST_DEVICE constexpr float factor(float s) const;
+  FLASH3_HOST_DEVICE constexpr bool must_remap_negative(float shift) const;
+  FLASH3_HOST_DEVICE constexpr float remapped(float u) const;
 };
 
 }  // namespace flash3::hopper

@@ -245,8 +245,8 @@ struct Consumer {
                                  row_keys[row % kWarpRows + 8], tile.n * kTileN + key_in_tile);
     };
     const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
-    if constexpr (Traits::kScore == ScoreKind::kSoftcap) {
-      return tile.softmax.begin_capped_tile(tile.scores, tile.alpha, masked, mask);
+    if constexpr (Score::kCapped) {
+      return begin_capped_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
       if (masked) mask();
       return tile.softmax.begin_tile(tile.scores, tile.alpha);

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "core/arithmetic.hpp"
+#include "hopper/device/softcap.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/launch_kernel.hpp"

@@ -8,10 +8,61 @@
 
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/device/tile/mma.cuh"
-#include "hopper/forward/score_fp8.cuh"
 #include "hopper/forward/traits_fp8.cuh"
 
 namespace flash3::hopper {
+
+// The softmax of FP8 scores: a tile's raw scores have a scale of their own, so that the maximum of
+// a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kFp8Offset before they
+// are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
+// 2^kFp8Slack before it is raised (online_softmax.cuh): together they must stay below 448. What is
+// 2^(6 + kFp8Offset) below the maximum begins to lose bits.
+
+// In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
+inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
+
+// m is in base 2, and shifts leave the offset: as in device/online_softmax.cuh.
+struct Fp8Maximum {
+  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
+
+  __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return m - kOffset - shift;
+  }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(m - kOffset, 0.693147180559945309f, x);
+  }
+};
+
+template <ScoreKind>
+struct Fp8Score;
+
+template <>
+struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
+  static constexpr bool kCapped = false;
+
+  float scale, inverse;
+
+  template <class Params>
+  static __device__ __forceinline__ Fp8Score of(const Params&) {
+    return {};
+  }
+
+  // q_scale: with softmax_scale · log2 e.
+  __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
+    scale = q_scale * k_scale;
+    inverse = reciprocal_approx(scale);
+  }
+
+  // As Score<kPlain>.
+  __device__ __forceinline__ float log2_above(float s, float shift) const {
+    return fmaf(s, scale, -shift);
+  }
+  __device__ __forceinline__ float limit(float m, float slack) const {
+    return (m + slack) * inverse;
+  }
+  __device__ __forceinline__ float max_of(float largest) const { return largest * scale; }
+};
 
 // Issues O += P·V, V transposed by transpose_v.cuh, and commits it as one group.
 template <class VTile, int kTileN>

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "hopper/device/softcap.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/device/views.h"
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// What a kernel computes of a raw score: remap_scores() and Score<kSoftcap> in device/score.cuh.
+// What a kernel computes of a raw score: remap_scores() and Score<kSoftcap> in forward/softcap.cuh.
 float capped(const Softcap& cap, float s) {
   if (std::abs(s) > cap.range)
     s = std::copysign(cap.remapped(std::exp2(cap.log2_u * std::abs(s))), s);

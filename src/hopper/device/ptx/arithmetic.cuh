@@ -64,6 +64,21 @@ __device__ __forceinline__ uint32_t min_u16x2(uint32_t x, uint32_t y) {
   return smaller;
 }
 
+// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
+// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
+// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
+// as unsigned integers. A NaN is furthest out.
+template <class Int, int N>
+__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
+  Int bits = Int(__float_as_int(r[first]));
+#pragma unroll
+  for (int j = 4; j < N; j += 8) {
+    const Int next = Int(__float_as_int(r[j + first]));
+    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
+  }
+  return bits;
+}
+
 // ---- conversions: PTX ISA 9.7.9.22, cvt ----
 
 // {low, high} rounded to nearest even and packed.

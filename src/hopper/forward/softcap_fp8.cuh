@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What FP8 kernels with a softcap include beside instance_fp8.cuh.
+#pragma once
+
+#include "hopper/forward/operands_fp8.cuh"
+#include "hopper/forward/softcap.cuh"
+
+namespace flash3::hopper {
+
+// The cap is of scaled scores: begin_tile() scales them, and m is of those.
+template <>
+struct Fp8Score<ScoreKind::kSoftcap> : Score<ScoreKind::kSoftcap> {
+  using Capped = Score<ScoreKind::kSoftcap>;
+  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
+
+  float scale;
+
+  template <class Params>
+  static __device__ __forceinline__ Fp8Score of(const Params& params) {
+    return {Capped::of(params), 1.f};
+  }
+
+  // q_scale: nothing but Q's; the cap's polynomial has the softmax_scale.
+  __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
+    scale = q_scale * k_scale;
+  }
+  template <int N>
+  __device__ __forceinline__ void scale_scores(float (&r_s)[N]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) r_s[j] *= scale;
+  }
+
+  __device__ __forceinline__ float shift_of(float m) const { return Capped::shift_of(m) - kOffset; }
+  __device__ __forceinline__ float plus(float m, float x) const {
+    return fmaf(shift_of(m), 0.693147180559945309f, x);
+  }
+  // As if shifts had no offset.
+  __device__ __forceinline__ float max_above(float m, float shift) const {
+    return Capped::max_above(m, shift + kOffset);
+  }
+};
+
+}  // namespace flash3::hopper

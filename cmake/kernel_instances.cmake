@@ -3,7 +3,7 @@
 #
 #   flash3_kernel_instances(<list> <family> <prefix>)
 #
-# reads the tile table in <family>/config.hpp, writes <family>/instances/<kernel id>.cu into the build folder for every row and
+# reads the tile table in <family>/tile_table.hpp, writes <family>/instances/<kernel id>.cu into the build folder for every row and
 # every element type that the row holds, and appends the files to <list>. A changed table configures again.
 #
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
@@ -11,7 +11,7 @@
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
 # .wide = true. Rows with .score = ScoreKind::kSoftcap include <family>/softcap.cuh or softcap_fp8.cuh as well:
 #
-#   FLASH3_KERNEL_INSTANCE(element, head_dim, head_dim_v, band, score, tile_m, tile_n)
+#   FLASH3_KERNEL_INSTANCE(element, the fields of the row)
 #
 # and defines one specialisation of the function template that <family>/plan.cpp calls for every row, so that a row that is not
 # read here does not link.
@@ -29,7 +29,7 @@ function(flash3_row_field result row field)
 endfunction()
 
 function(flash3_kernel_instances list family prefix)
-  set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/config.hpp)
+  set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/tile_table.hpp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(READ ${table} text)
   string(REGEX MATCHALL "{\\.head_dim = [^{}]*}" rows "${text}")
@@ -46,6 +46,8 @@ function(flash3_kernel_instances list family prefix)
     flash3_row_field(warpgroups "${row}" warpgroups 0)
     math(EXPR rows_of_warpgroups "64 * ${warpgroups}")
     flash3_row_field(tile_m "${row}" tile_m ${rows_of_warpgroups})
+    string(REGEX REPLACE "[{}]" "" fields "${row}")
+    string(REGEX REPLACE "[ \n]+" " " fields "${fields}")
     set(dims d${head_dim})
     if(NOT head_dim_v EQUAL head_dim)
       string(APPEND dims x${head_dim_v})
@@ -83,10 +85,10 @@ function(flash3_kernel_instances list family prefix)
         message(FATAL_ERROR "${table}: two rows are ${file}")
       endif()
       file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
-"// Written by cmake/kernel_instances.cmake from the tile table in hopper/${family}/config.hpp.
+"// Written by cmake/kernel_instances.cmake from the tile table in hopper/${family}/tile_table.hpp.
 #include \"hopper/${family}/${header}\"
 ${softcap_header}
-FLASH3_KERNEL_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${band}, ${score}, ${tile_m}, ${tile_n})
+FLASH3_KERNEL_INSTANCE(${element}, ${fields})
 ")
       list(APPEND files ${file})
     endforeach()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile table of the backward kernels, and what follows from a row. constexpr and NVRTC-clean,
-// like the forward's.
+// A row of the backward's tile table (tile_table.hpp), and what follows from it. constexpr and
+// NVRTC-clean, like the forward's.
 #pragma once
 
 #include "hopper/backward/key_schedule.hpp"
@@ -63,32 +63,6 @@ struct BackwardConfig {
   }
 };
 
-// A call takes the first row that holds its head dims and whose from_queries it reaches. The
-// comment behind a row: TFLOP/s and the ratio to cuDNN in the same run, bf16, 16k tokens of one
-// sequence, hidden size 2048, H200. Rows without one were not measured beside a peer.
-// clang-format off
-inline constexpr BackwardConfig kBackwardConfigs[] = {
-    {.head_dim = 64, .head_dim_v = 64, .band = false, .tile_m = 128, .tile_n = 128},  // 544, 1.23
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128},  // 522, 1.24
-    {.head_dim = 96, .head_dim_v = 96, .band = false, .tile_m = 96, .tile_n = 128},  // 525 at 16k
-    {.head_dim = 96, .head_dim_v = 96, .band = true, .tile_m = 96, .tile_n = 128},  // 472 at 16k
-    {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128},  // 674, 1.23
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 80, .tile_n = 128, .from_queries = 8192},  // 629, 1.18
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128},  // 532, 1.19 at 4k
-    {.head_dim = 192, .head_dim_v = 128, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
-    {.head_dim = 192, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},
-    {.head_dim = 192, .head_dim_v = 192, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
-    {.head_dim = 192, .head_dim_v = 192, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},
-    {.head_dim = 256, .head_dim_v = 256, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},  // 432, 1.21
-    {.head_dim = 256, .head_dim_v = 256, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},  // 438, 1.12
-    // Softcaps, under any mask. Causal, cap 50: 0.80, 0.84 (from 8k) and 0.99 of the plain kernels.
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 96, .tile_n = 128},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 80, .tile_n = 128, .from_queries = 8192},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128},
-    {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 64, .wide = true},
-};
-// clang-format on
-
 constexpr bool is_valid(const BackwardConfig& c) {
   const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
             scores = c.tile_m / 2;
@@ -103,31 +77,10 @@ constexpr bool is_valid(const BackwardConfig& c) {
          gradients + 2 * scores + 16 <= c.consumer_registers();
 }
 
-constexpr bool all_backward_valid() {
-  for (const BackwardConfig& c : kBackwardConfigs) {
-    if (!is_valid(c)) return false;
-  }
-  return true;
-}
-static_assert(all_backward_valid(), "a row of the tile table exceeds shared memory or registers");
-
-// The widest V of the rows with this tile height.
-constexpr int widest_head_dim_v(int tile_m) {
-  int widest = 0;
-  for (const BackwardConfig& c : kBackwardConfigs)
-    if (c.tile_m == tile_m && c.head_dim_v > widest) widest = c.head_dim_v;
-  return widest;
-}
-
-// The row of a kernel instance; head dims of 0 if there is none.
-constexpr BackwardConfig backward_config(int head_dim, int head_dim_v, bool band, ScoreKind score,
-                                         int tile_m, int tile_n) {
-  for (const BackwardConfig& c : kBackwardConfigs) {
-    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.band == band &&
-        c.score == score && c.tile_m == tile_m && c.tile_n == tile_n)
-      return c;
-  }
-  return {};
-}
+// A kernel's address. Each has a file of its own, written by cmake/kernel_instances.cmake, so that
+// they compile in parallel and in seconds.
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
+          int kTileN>
+const void* backward_kernel_function();
 
 }  // namespace flash3::hopper

@@ -3,5 +3,4 @@
 #pragma once
 
 #include "hopper/backward/consume_wide.cuh"
-#include "hopper/backward/instances.hpp"
 #include "hopper/backward/kernel.cuh"

@@ -8,8 +8,8 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/instances.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/backward/tile_table.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/tensor_map.hpp"

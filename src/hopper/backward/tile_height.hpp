@@ -5,7 +5,7 @@
 #include <iterator>
 #include <type_traits>
 
-#include "hopper/backward/config.hpp"
+#include "hopper/backward/tile_table.hpp"
 
 namespace flash3::hopper {
 

@@ -28,12 +28,16 @@ using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
+// kConfig, a row of the tile table. The file of an instance defines its own.
+template <int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM, int kTileN>
+struct BackwardRow;
+
 template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, ScoreKind kScore,
           int kTileM_, int kTileN_>
 struct BackwardTraits {
   static constexpr BackwardConfig kConfig =
-      backward_config(kHeadDim_, kHeadDimV_, kBand_, kScore, kTileM_, kTileN_);
-  static_assert(kConfig.head_dim == kHeadDim_, "the tile table has no such row");
+      BackwardRow<kHeadDim_, kHeadDimV_, kBand_, kScore, kTileM_, kTileN_>::kConfig;
+  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr Element kElement = kElement_;
   static constexpr bool kBand = kBand_;
   static constexpr bool kCapped = kScore == ScoreKind::kSoftcap;

@@ -12,13 +12,6 @@ inline constexpr int kMaxLength = 1 << 30;
 using TileMask = MaskOf<int>;
 using TileMaskRule = MaskRuleOf<int>;
 
-// A window or a chunk as wide as any sequence is none.
-constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) {
-  const auto window = [](Index w) { return w < kMaxLength ? int(w) : -1; };
-  return {window(rule.window_left), window(rule.window_right),
-          int(rule.chunk < kMaxLength ? rule.chunk : kMaxLength)};
-}
-
 // The sequences of a ragged batch are listed by a small kernel (varlen/varlen_schedule.cu) before
 // the kernels that compute on them, which read no length themselves.
 

@@ -3,19 +3,19 @@
 // one row, put together from its policies.
 #pragma once
 
-#include "hopper/forward/instances.hpp"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/load.cuh"
 #include "hopper/forward/operands_16bit.cuh"
 #include "hopper/forward/store.cuh"
 
-#define FLASH3_KERNEL_INSTANCE(ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND, SCORE, TILE_M, TILE_N)     \
+// The row's fields follow the element type.
+#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                                   \
+  namespace flash3::hopper {                                                                   \
+  FLASH3_FORWARD_ROW(ELEMENT, __VA_ARGS__)                                                     \
   template <>                                                                                  \
-  const void* flash3::hopper::forward_kernel_function<                                         \
-      flash3::hopper::Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND,                            \
-      flash3::hopper::ScoreKind::SCORE, TILE_M, TILE_N>() {                                    \
-    using Traits = ForwardTraits<ForwardRow<Element::ELEMENT, HEAD_DIM, HEAD_DIM_V, BAND,      \
-                                            ScoreKind::SCORE, TILE_M, TILE_N>>;                \
+  const void* forward_kernel_function<FLASH3_KERNEL_OF(ELEMENT, kRow)>() {                     \
+    using Traits = ForwardTraits<ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)>>;                 \
     using Roles = Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>;            \
     return reinterpret_cast<const void*>(&forward_kernel<Traits, TmaProducer<Traits>, Roles>); \
+  }                                                                                            \
   }

@@ -37,3 +37,16 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 }
 
 }  // namespace flash3::hopper
+
+// What kernels are called by: the template arguments of forward_kernel_function.
+#define FLASH3_KERNEL_OF(ELEMENT, ROW) \
+  Element::ELEMENT, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.tile_m(), ROW.tile_n
+
+// kRow, and ForwardRow of it, in the file of an instance.
+#define FLASH3_FORWARD_ROW(ELEMENT, ...)                  \
+  constexpr ForwardConfig kRow = {__VA_ARGS__};           \
+  template <>                                             \
+  struct ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)> {    \
+    static constexpr Element kElement = Element::ELEMENT; \
+    static constexpr ForwardConfig kConfig = kRow;        \
+  };

@@ -8,8 +8,8 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "hopper/forward/instances.hpp"
 #include "hopper/forward/params.h"
+#include "hopper/forward/tile_table.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/tensor_map.hpp"

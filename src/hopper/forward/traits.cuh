@@ -19,15 +19,11 @@ enum class ForwardBarrier : int {
                                                       // readers are done with what was there
 };
 
-// A row of the tile table as a type, with the element type that it is compiled for.
-template <Element kElement_, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
+// A row of the tile table as a type, with the element type that it is compiled for: kElement and
+// kConfig. The file of an instance defines its own.
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
           int kTileN>
-struct ForwardRow {
-  static constexpr Element kElement = kElement_;
-  static constexpr ForwardConfig kConfig =
-      forward_config(kElement, kHeadDim, kHeadDimV, kBand, kScore, kTileM, kTileN);
-  static_assert(kConfig.head_dim == kHeadDim, "the tile table has no such row");
-};
+struct ForwardRow;
 
 // The constants that 16-bit and FP8 kernels have in common.
 template <class Row>

@@ -9,6 +9,7 @@
 #include "core/message.hpp"
 #include "core/problem.hpp"
 #include "hopper/device/kinds.hpp"
+#include "hopper/device/sequence.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/host/tensor_map.hpp"
 
@@ -28,6 +29,13 @@ inline bool may_hide_keys(const Problem& p) {
   const MaskRule& rule = p.mask_rule;
   return (rule.window_left >= 0 && rule.window_left < longest - 1) ||
          (rule.chunk > 0 && rule.chunk < longest);
+}
+
+// A window or a chunk as wide as any sequence is none.
+constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) {
+  const auto window = [](Index w) { return w < kMaxLength ? int(w) : -1; };
+  return {window(rule.window_left), window(rule.window_right),
+          int(rule.chunk < kMaxLength ? rule.chunk : kMaxLength)};
 }
 
 inline ScoreKind score_kind(const Problem& p) {

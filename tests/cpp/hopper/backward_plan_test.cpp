@@ -12,6 +12,7 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/params.h"
+#include "hopper/backward/tile_table.hpp"
 
 namespace flash3::hopper {
 namespace {

@@ -3,7 +3,7 @@
 // schedule replaced. They are linked into the tools and not into the library.
 #pragma once
 
-#include "hopper/forward/config.hpp"
+#include "hopper/forward/tile_table.hpp"
 
 namespace flash3::device {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// flash3 for C++20: views of the tensors that calls take. A part of flash3.hpp, which includes it.
+/// flash3 for C++20: views of the tensors that calls take. A part of the wrapper, which includes
+/// it.
 #pragma once
 
 #include <array>

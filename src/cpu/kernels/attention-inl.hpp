@@ -74,7 +74,9 @@ struct Buffers {
     max = take(rows);
     sum = take(rows);
     stage = take(int64_t{kLanes} * round_up(q_words, kBlock));
-    const int64_t listed = p.cache.paged ? tile.keys * int64_t{sizeof(void*) / sizeof(float)} : 0;
+    // One more than the tile has: a word of V is read with the row behind it.
+    const int64_t listed =
+        p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
     k_rows = take(listed);
     v_rows = take(listed);
     return used;
@@ -191,7 +193,7 @@ class TaskRunner {
     if (p_.cache.paged) {  // whole panels, as packing takes them, or fours
       constexpr int kStep = std::max(kPanel, 4);
       list_rows(tile, tile + (seen.begin - tile) / kStep * kStep,
-                std::min(tile + round_up(seen.end - tile, kPanel), sequence_.k.length));
+                std::min(tile + round_up(seen.end - tile, kPanel) + 1, sequence_.k.length));
     }
     if (!in_place_) pack_tile(tile, seen);
     for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {

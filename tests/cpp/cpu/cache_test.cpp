@@ -183,6 +183,18 @@ TEST(Cache, AppendWithoutQueries) {
   EXPECT_TRUE(run.k.bytes == expected.k && run.v.bytes == expected.v);
 }
 
+// Several tiles of keys, and rows that are no whole number of vectors.
+TEST(Cache, TilesOfOddRows) {
+  for (const flash3_dtype dtype : {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32})
+    for (const int64_t page_size : {1, 4, 100}) {
+      CacheSpec spec;
+      spec.dtype = dtype, spec.page_size = page_size;
+      spec.queries = {3, 3, 3}, spec.used = {1500, 1023, 511}, spec.left = 600;
+      spec.dim = 60, spec.dim_v = 157;
+      check(spec);
+    }
+}
+
 TEST(Cache, LongSequencesOfManyQueries) {
   CacheSpec spec;
   spec.queries = {700, 1, 90}, spec.used = {500, 2000, 0}, spec.added = {300, 1, 90};

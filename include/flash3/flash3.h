@@ -165,12 +165,12 @@ typedef struct flash3_forward_params {
    * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
    * tokens that count is read; of out and lse only their rows are written.
    *
-   * max_seqlen: with cu_seqlens only; no sequence has more tokens that count. It bounds the choice
-   * of kernel and of workspace; 0: not known, as if one sequence could have all rows. The choice
-   * does not look at the number of sequences or tokens, so that on Hopper a sequence's out and lse
-   * are the same bits whatever else is in the batch. Where both max_seqlen are at most 64, Hopper's
-   * forward lets sequences share tiles: a NaN or infinity in v of one then reaches the out of its
-   * neighbours too.
+   * max_seqlen: with cu_seqlens only, that of k with page_table too; no sequence has more tokens
+   * that count. It bounds the choice of kernel and of workspace; 0: not known, as if one sequence
+   * could have all rows. The choice does not look at the number of sequences or tokens, so that on
+   * Hopper a sequence's out and lse are the same bits whatever else is in the batch. Where both
+   * max_seqlen are at most 64, Hopper's forward lets sequences share tiles: a NaN or infinity in v
+   * of one then reaches the out of its neighbours too.
    *
    * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
    * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph
@@ -249,12 +249,13 @@ typedef struct flash3_forward_params {
    * n of sequence b as its key seqused_k[b] + n, and then count as its last keys; seqused_k itself
    * stays as it is. k and v are written then, and no two sequences may share a row that is.
    *
-   * With rotary_cos and rotary_sin, k_new and q get a rotary position embedding first, in float32
-   * (flash3_quantize_params says which): token n of k_new that of position rotary_offsets[b] + n,
-   * or, without them, seqused_k[b] + n; query i that of the same position with i for n where
-   * causal, a bounded window or chunk is set, and with 0 for n where none is. What comes of it is
-   * rounded to their dtype once, in the cache and before a query meets a key. The tables must reach
-   * the last position. q itself stays as it is. @{ */
+   * With rotary_cos and rotary_sin, k_new and q get a rotary position embedding first
+   * (flash3_quantize_params says which), in float32 with each product and each sum rounded, and
+   * then rounded to their dtype: what lies in the cache is the same bits on every backend. Token n
+   * of k_new gets that of position rotary_offsets[b] + n, or, without them, seqused_k[b] + n; query
+   * i that of the same position with i for n where causal, a bounded window or chunk is set, and
+   * with 0 for n where none is. The tables must reach the last position. q itself stays as it is.
+   * @{ */
   flash3_tensor k_new; /**< [batch, seq_new, heads_k, head_dim] or [total_new, heads_k, head_dim] */
   flash3_tensor v_new; /**< the same with head_dim_v */
   flash3_tensor cu_seqlens_k_new; /**< [batch + 1] int32: k_new and v_new are packed */

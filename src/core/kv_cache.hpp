@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "core/host_device.hpp"
 #include "core/seq_info.hpp"
 
 namespace flash3 {

@@ -113,7 +113,22 @@ __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_
       : "memory");
 }
 
-// ---- copies of single words from global to shared memory that no thread waits for ----
+// Two 8×8 matrices: lanes 0…15 hold addresses.
+__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(a), "r"(b)
+               : "memory");
+}
+
+// ---- copies from global to shared memory that no thread waits for ----
+
+// 16 bytes, of which those behind the first `bytes` are not read, and become 0.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
 
 __device__ __forceinline__ void copy_async(float* shared, const float* global) {
   asm volatile(

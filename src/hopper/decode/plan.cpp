@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hopper/decode/plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "core/message.hpp"
+#include "hopper/decode/instances.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/host/kernel_kind.hpp"
+#include "hopper/host/tensor_map.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+// Splits of a sequence, over all KV heads: two for each multiprocessor of an H100, so that one long
+// sequence keeps all of them busy. Fixed, so that results are the same on every device.
+constexpr int kSplitsOfSequence = 264;
+constexpr int kLeastSplitKeys = 128;
+
+// The narrowest pieces that TMA copies at once; below, rows are gathered.
+constexpr int kLeastBoxRows = 16;
+
+template <Element kElement, bool kCapped, int kRow>
+DecodeKernel kernel_of_row() {
+  constexpr DecodeConfig c = kDecodeConfigs[kRow];
+  return {message("decode_", short_name(kElement), "_d", c.head_dim,
+                  c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v),
+                  kCapped ? "_softcap_" : "_", c.rows, "x", c.tile_n),
+          kElement, kCapped, c,
+          decode_kernel_function<kElement, c.head_dim, c.head_dim_v, c.rows, kCapped>()};
+}
+
+template <Element kElement, bool kCapped, int... kRows>
+void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRows...>) {
+  (list.push_back(kernel_of_row<kElement, kCapped, kRows>()), ...);
+}
+
+// The kernel of the narrowest head dims that has enough rows for all queries of a KV head, or else
+// the most.
+const DecodeKernel* find_kernel(const ForwardProblem& problem) {
+  const Element element =
+      problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
+  const int64_t rows = problem.seq_q * problem.queries_per_kv_head();
+  const DecodeKernel* found = nullptr;
+  for (const DecodeKernel& kernel : decode_kernels()) {
+    const DecodeConfig& c = kernel.config;
+    if (kernel.element != element || kernel.capped != (problem.softcap > 0.f) ||
+        c.head_dim < problem.head_dim ||
+        c.head_dim_v < problem.head_dim_v)
+      continue;
+    if (found && (c.head_dim != found->config.head_dim || found->config.rows >= rows)) continue;
+    found = &kernel;
+  }
+  return found;
+}
+
+int largest_divisor(int64_t n, int64_t most) {
+  int64_t d = std::min(n, most);
+  while (n % d != 0) --d;
+  return int(d);
+}
+
+// Rows of K and V that TMA copies at once; 0: none.
+int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
+  const TensorView k = tensor_rows(problem.k, problem.sequences_k),
+                   v = tensor_rows(problem.v, problem.sequences_k);
+  if (!tma_can_address(k) || !tma_can_address(v)) return 0;
+  if (!problem.cache.paged) return config.tile_n;
+  if (problem.cache.has_leftpad) return 0;  // boxes would cross the ends of pages
+  const int rows = int(std::gcd(problem.cache.page_size, Index{config.tile_n}));
+  return rows >= kLeastBoxRows ? rows : 0;
+}
+
+DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, int heads) {
+  DecodeRule rule{};
+  rule.mask = tile_mask_rule(problem.mask_rule);
+  rule.tile_n = config.tile_n;
+  rule.tile_queries = config.rows / heads;
+  rule.head_groups = int(problem.heads_q) / heads;
+  rule.most_splits = int(std::min(ceil_div(int64_t{kSplitsOfSequence}, problem.heads_k),
+                                  int64_t{kMostDecodeSplits}));
+  rule.least_tiles = ceil_div(kLeastSplitKeys, config.tile_n);
+  return rule;
+}
+
+Status check_sizes(const ForwardProblem& problem) {
+  const Index most = std::max({problem.sequences_q.rows, problem.sequences_k.rows,
+                               Index{problem.batch}, Index{problem.heads_q}, problem.cache.pages,
+                               problem.cache.elements});
+  if (most <= kMaxLength - 256) return {};
+  return unsupported(message("a size of ", most,
+                             " rows, pages or sequences, but the hopper backend counts each up to ",
+                             kMaxLength - 256));
+}
+
+}  // namespace
+
+std::span<const DecodeKernel> decode_kernels() {
+  static const std::vector<DecodeKernel> list = [] {
+    std::vector<DecodeKernel> kernels;
+    constexpr auto rows = std::make_integer_sequence<int, int(std::size(kDecodeConfigs))>();
+    add_kernels<Element::kFloat16, false>(kernels, rows);
+    add_kernels<Element::kBFloat16, false>(kernels, rows);
+    add_kernels<Element::kFloat16, true>(kernels, rows);
+    add_kernels<Element::kBFloat16, true>(kernels, rows);
+    return kernels;
+  }();
+  return list;
+}
+
+Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan) {
+  *plan = {};
+  FLASH3_CHECK(check_softcap(problem));
+  FLASH3_CHECK(check_sizes(problem));
+  plan->kernel = find_kernel(problem);
+  if (!plan->kernel)
+    return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,
+                               ", head_dim_v = ", problem.head_dim_v));
+  const DecodeConfig& config = plan->kernel->config;
+  const int64_t group = problem.queries_per_kv_head();
+  plan->heads = largest_divisor(group, config.rows);
+  plan->groups_per_kv = int(group) / plan->heads;
+  plan->rule = rule_of(problem, config, plan->heads);
+  plan->box_rows = box_rows(problem, config);
+
+  const int tiles = int(ceil_div(std::max<int64_t>(problem.seq_k, 1), int64_t{config.tile_n}));
+  // A shorter sequence may have more splits than the longest.
+  plan->most_splits =
+      std::min(plan->rule.most_splits, ceil_div(tiles, plan->rule.least_tiles));
+  const int64_t items = problem.batch * plan->rule.head_groups *
+                        ceil_div(problem.seq_q, int64_t{plan->rule.tile_queries});
+  const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
+  plan->grid = int(std::min({items * plan->most_splits, int64_t{multiprocessors},
+                             int64_t{kMaxDecodeBlocks}}));
+  const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
+  while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
+    ++plan->rule.cost_shift;
+  plan->blocks_offset =
+      reserve_workspace(size_t(plan->grid) * sizeof(BlockRuns), &plan->workspace_bytes);
+  plan->runs_offset = reserve_workspace((size_t(items) + size_t(plan->grid)) * sizeof(DecodeRun),
+                                        &plan->workspace_bytes);
+  if (plan->most_splits == 1) return {};
+  plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
+                                         &plan->workspace_bytes);
+  const int folds = ceil_div(plan->most_splits, kSplitsPerFold) + 1;
+  plan->slots = kSplitsPerFold - 1 + folds + 2;
+  const size_t part_bytes =
+      size_t(config.rows) * (size_t(config.head_dim_v) + 8) * sizeof(float);
+  plan->parts_offset = reserve_workspace(size_t(plan->grid) * size_t(plan->slots) * part_bytes,
+                                         &plan->workspace_bytes);
+  plan->arrivals_offset = reserve_workspace(size_t(plan->grid) * sizeof(unsigned long long),
+                                            &plan->workspace_bytes);
+  return {};
+}
+
+}  // namespace flash3::hopper

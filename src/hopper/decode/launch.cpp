@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdint>
-
 #include "core/arithmetic.hpp"
+#include "hopper/decode/lengths.hpp"
 #include "hopper/decode/params.h"
 #include "hopper/decode/plan.hpp"
 #include "hopper/decode/schedule.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/host/launch_kernel.hpp"
+#include "hopper/host/row_pieces.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
 #include "hopper/host/ticket.hpp"
@@ -14,18 +14,13 @@
 namespace flash3::hopper {
 namespace {
 
-bool by_pieces(const TensorView& t) {
-  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
-         (t.stride_batch | t.stride_seq | t.stride_head | t.dim) % 8 == 0;
-}
-
 CacheView cache_view(const TensorView& t) {
-  return {static_cast<const unsigned short*>(t.data), t.stride_batch, t.stride_seq, t.stride_head,
-          int(t.dim), by_pieces(t)};
-}
-
-DecodeLengths lengths(const Sequences& s) {
-  return {s.cu, s.used, int(s.rows), int(s.max_length)};
+  return {static_cast<const unsigned short*>(t.data),
+          t.stride_batch,
+          t.stride_seq,
+          t.stride_head,
+          int(t.dim),
+          in_pieces(t)};
 }
 
 DecodeSchedule schedule_at(const ForwardProblem& problem, const DecodePlan& plan) {
@@ -40,9 +35,9 @@ DecodeSchedule schedule_at(const ForwardProblem& problem, const DecodePlan& plan
 Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan) {
   DecodeScheduleParams params{};
   params.rule = plan.rule;
-  params.rule.q = lengths(problem.sequences_q);
-  params.rule.k = lengths(problem.sequences_k);
-  if (problem.append.given) params.rule.added = lengths(problem.append.sequences);
+  params.rule.q = decode_lengths(problem.sequences_q);
+  params.rule.k = decode_lengths(problem.sequences_k);
+  if (problem.append.given) params.rule.added = decode_lengths(problem.append.sequences);
   params.rule.leftpad = problem.cache.leftpad;
   params.batch = int(problem.batch);
   params.heads = plan.heads;
@@ -55,6 +50,8 @@ Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan) {
 }
 
 Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
+  if (!problem.has_output()) return {};
   FLASH3_CHECK(launch_schedule(problem, plan));
   return launch_scheduled(problem, plan);
 }
@@ -62,25 +59,26 @@ Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
 Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
   const DecodeConfig& config = plan.kernel->config;
   DecodeParams params{};
+  const TensorView q = rotated_q(problem, plan.append);
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
   params.box_rows = plan.box_rows;
   if (plan.box_rows > 0) {
     RowMap rows;
-    FLASH3_CHECK(encode_map(mappable(k, problem.q.data), RowIndexing::kBySequence,
+    FLASH3_CHECK(encode_map(mappable(k, q.data), RowIndexing::kBySequence,
                             {plan.box_rows, box_columns(config.head_dim)}, &params.k, &rows));
-    FLASH3_CHECK(encode_map(mappable(v, problem.q.data), RowIndexing::kBySequence,
+    FLASH3_CHECK(encode_map(mappable(v, q.data), RowIndexing::kBySequence,
                             {plan.box_rows, box_columns(config.head_dim_v)}, &params.v, &rows));
   }
   params.k_rows = cache_view(k);
   params.v_rows = cache_view(v);
 
-  params.q = static_cast<const unsigned short*>(problem.q.data);
-  params.q_stride_batch = problem.q.stride_batch;
-  params.q_stride_row = problem.q.stride_seq;
-  params.q_stride_head = problem.q.stride_head;
+  params.q = static_cast<const unsigned short*>(q.data);
+  params.q_stride_batch = q.stride_batch;
+  params.q_stride_row = q.stride_seq;
+  params.q_stride_head = q.stride_head;
   params.head_dim = problem.head_dim;
-  params.q_by_pieces = by_pieces(problem.q);
+  params.q_by_pieces = in_pieces(q);
   params.out = static_cast<unsigned short*>(problem.out.data);
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_row = problem.out.stride_seq;

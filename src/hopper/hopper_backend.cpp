@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, decode,
-// backward and quantize.
+// backward, quantize and merge.
 #include <memory>
 #include <utility>
 
 #include "core/backend.hpp"
 #include "hopper/backward/plan.hpp"
+#include "hopper/decode/merge.hpp"
 #include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/device_info.hpp"
@@ -82,10 +83,8 @@ class HopperBackend final : public Backend {
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
     return make_plan<QuantizePlan>(problem, plan);
   }
-  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override {
-    return unsupported(
-        "out_parts is given but the hopper backend has no kernel that merges parts; the cpu "
-        "backend has");
+  Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
+    return make_plan<MergePlan>(problem, plan);
   }
 };
 

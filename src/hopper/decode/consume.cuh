@@ -10,7 +10,7 @@
 #pragma once
 
 #include "hopper/decode/share.cuh"
-#include "hopper/device/softcap_remap.cuh"
+#include "hopper/device/softcap.hpp"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
 
@@ -252,12 +252,16 @@ class DecodeConsumer {
 
   // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
   __device__ __forceinline__ void cap_scores(Scores& r_s) const {
+    const Softcap& cap = params_.softcap;
 #pragma unroll
-    for (int b = 0; b < kKeyBlocks; ++b) {
-      remap_scores(params_.softcap, r_s[b], {true, true});
+    for (int b = 0; b < kKeyBlocks; ++b)
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) r_s[b][i] *= params_.softcap.factor(r_s[b][i]);
-    }
+      for (int i = 0; i < kRows / 2; ++i) {
+        float& s = r_s[b][i];
+        const float size = fabsf(s);  // a NaN stays one
+        if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
+        s *= cap.factor(s);
+      }
   }
 
   // The key, from the tile's first, of elements 4j + 2h + e of a block of scores.
@@ -462,7 +466,9 @@ class DecodeConsumer {
     sync_consumers();
     if (thread_ == 0) shared_.is_last = arrive_at_item(params_, run);
     sync_consumers();
-    if (shared_.is_last) merge_parts<Traits>(params_, run, list, thread_);
+    if (!shared_.is_last) return;
+    merge_parts<Traits>(params_, run, list, thread_);
+    if (thread_ == 0) close_cell(params_, run.first_block);
   }
 
   static __device__ __forceinline__ void set_unseen(Sums& sums) {

@@ -14,6 +14,9 @@
 namespace flash3::hopper {
 namespace {
 
+// Rows of a head are far apart: 256 would bring what other blocks read at another time.
+constexpr int kL2Bytes = 128;
+
 CacheView cache_view(const TensorView& t) {
   return {static_cast<const unsigned short*>(t.data),
           t.stride_batch,
@@ -25,8 +28,7 @@ CacheView cache_view(const TensorView& t) {
 
 DecodeSchedule schedule_at(const ForwardProblem& problem, const DecodePlan& plan) {
   char* const workspace = static_cast<char*>(problem.workspace);
-  return {reinterpret_cast<BlockRuns*>(workspace + plan.blocks_offset),
-          reinterpret_cast<DecodeRun*>(workspace + plan.runs_offset),
+  return {reinterpret_cast<DecodeRun*>(workspace + plan.runs_offset),
           reinterpret_cast<int*>(workspace + plan.lists_offset)};
 }
 
@@ -66,9 +68,11 @@ Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
   if (plan.box_rows > 0) {
     RowMap rows;
     FLASH3_CHECK(encode_map(mappable(k, q.data), RowIndexing::kBySequence,
-                            {plan.box_rows, box_columns(config.head_dim)}, &params.k, &rows));
+                            {plan.box_rows, box_columns(config.head_dim), 1, 2, kL2Bytes},
+                            &params.k, &rows));
     FLASH3_CHECK(encode_map(mappable(v, q.data), RowIndexing::kBySequence,
-                            {plan.box_rows, box_columns(config.head_dim_v)}, &params.v, &rows));
+                            {plan.box_rows, box_columns(config.head_dim_v), 1, 2, kL2Bytes},
+                            &params.v, &rows));
   }
   params.k_rows = cache_view(k);
   params.v_rows = cache_view(v);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producers: K and V of the block's runs, tile by tile, through a ring each. Where the rows of
-// a tile lie in pieces of params.box_rows (a whole tile, or the boxes of pages) one warp has the
-// copy engine bring them; otherwise three gather them row by row.
+// a tile lie in pieces of params.box_rows (a whole tile, or the boxes of pages) one warp has
+// the copy engine bring them; otherwise three gather them row by row.
 #pragma once
 
 #include "hopper/decode/traits.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_rows(uint8_t* tile, int at_row, const Tenso
 #pragma unroll
   for (int c = 0; c < Tile::kChunks; ++c) {
     at.dim = c * Tile::kChunk;
-    tma_load(tile + c * Tile::kChunkBytes + at_row * Tile::kRowBytes, map, at, full);
+    tma_load_once(tile + c * Tile::kChunkBytes + at_row * Tile::kRowBytes, map, at, full);
   }
 }
 
@@ -59,9 +59,16 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
     const DecodeRun& run = runs.run();
     const TileMask::Range tiles = run.tiles;
     const int head = run.kv_head;
+    // Where the next tile's box lies is asked for before this one's copies are issued.
+    const auto place_of_box = [&](int tile) {
+      return has_box && tile < tiles.end
+                 ? place_of_key(params, run, tile * Traits::kTileN + at_row)
+                 : KeyPlace{};
+    };
+    KeyPlace next = place_of_box(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const KeyPlace row = has_box ? place_of_key(params, run, tile * Traits::kTileN + at_row)
-                                   : KeyPlace{};
+      const KeyPlace row = next;
+      next = place_of_box(tile + 1);
       const int stage = state.stage;
       wait(&shared.k_barriers.empty[stage], state.phase ^ 1, "k_empty");
       if (lane == 0) arrive_expect_bytes(&shared.k_barriers.full[stage], KTile::kBytes);
@@ -80,51 +87,91 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
   }
 }
 
-// The rows of a tile, by all loaders; arrives when they are there.
-template <class Tile>
-__device__ __forceinline__ void gather_rows(const DecodeParams& params, const DecodeRun& run,
-                                            const CacheView& from, int first_key,
-                                            uint8_t* tile, uint64_t* full) {
-  constexpr int kPieces = Tile::kCols / Tile::kPiece;
-  for (int i = threadIdx.x; i < Tile::kRows * kPieces; i += kLoaderThreads) {
-    const int row = i / kPieces, col = i % kPieces * Tile::kPiece;
-    uint8_t* to = tile + Tile::offset(row, col);
-    const KeyPlace at = place_of_key(params, run, first_key + row);
-    const unsigned short* source = from.data + at.element * from.stride_element +
-                                   at.row * from.stride_row +
-                                   run.kv_head * from.stride_head;
-    if (from.by_pieces)
-      copy_async_16(to, source + min(col, from.dim - 8), col < from.dim ? 16 : 0);
-    else
-      *reinterpret_cast<uint4*>(to) = load_piece(source, col, from.dim);
+// The rows of a tile that a warp gathers: lane l knows where rows first + 32·g + l lie in K and V.
+template <int kTileN>
+struct GatheredRows {
+  static constexpr int kOfWarp = (kTileN + kLoaderWarps - 1) / kLoaderWarps;
+  static constexpr int kGroups = (kOfWarp + 31) / 32;
+  const unsigned short *k[kGroups], *v[kGroups];
+
+  __device__ __forceinline__ void find(const DecodeParams& params, const DecodeRun& run,
+                                       int first_key) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const KeyPlace at =
+          place_of_key(params, run, first_key + 32 * g + int(threadIdx.x % 32));
+      k[g] = row_of(params.k_rows, at, run.kv_head);
+      v[g] = row_of(params.v_rows, at, run.kv_head);
+    }
   }
-  if (from.by_pieces)
+
+ private:
+  static __device__ __forceinline__ const unsigned short* row_of(const CacheView& view,
+                                                                 const KeyPlace& at, int head) {
+    return view.data + at.element * view.stride_element + at.row * view.stride_row +
+           head * view.stride_head;
+  }
+};
+
+// Copies a warp's rows of a tile, as many at once as fill the lanes with pieces of 16 bytes, and
+// arrives when they are there. sources: GatheredRows'.
+template <class Tile, int kGroups>
+__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups], int first,
+                                       const CacheView& view, uint8_t* tile, uint64_t* full) {
+  constexpr int kPieces = Tile::kCols / Tile::kPiece, kAtOnce = 32 / kPieces;
+  static_assert(kAtOnce >= 1);
+  const int lane = threadIdx.x % 32, end = min(first + GatheredRows<Tile::kRows>::kOfWarp, Tile::kRows);
+  const int col = lane % kPieces * Tile::kPiece, in_step = lane / kPieces;
+  const bool by_pieces = view.by_pieces;
+  const int bytes = col < view.dim ? 16 : 0, from_col = by_pieces ? min(col, view.dim - 8) : 0;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll 4
+    for (int i = 0; i < 32; i += kAtOnce) {
+      const unsigned short* const source = reinterpret_cast<const unsigned short*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(sources[g]), i + in_step));
+      const int row = first + 32 * g + i + in_step;
+      if (row >= end || in_step >= kAtOnce) continue;
+      uint8_t* const to = tile + Tile::offset(row, col);
+      if (by_pieces)
+        copy_async_16(to, source + from_col, bytes);
+      else
+        *reinterpret_cast<uint4*>(to) = load_piece(source, col, view.dim);
+    }
+  }
+  if (by_pieces)
     arrive_behind_copies(full);
   else
     arrive(full);
 }
 
-// By the other warps.
+// By three warps, each with its rows of every tile.
 template <class Traits>
 __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
                                              typename Traits::Shared& shared) {
+  using Rows = GatheredRows<Traits::kTileN>;
+  const int first = warp_in_warpgroup() * Rows::kOfWarp;
   typename Traits::KvState state;
   for (RunReader runs(shared.runs); runs.next(); runs.release()) {
     const DecodeRun& run = runs.run();
     const TileMask::Range tiles = run.tiles;
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int stage = state.stage, key = tile * Traits::kTileN;
+    Rows next;
+    next.find(params, run, tiles.begin * Traits::kTileN + first);
+    for (int tile = tiles.begin; tile < tiles.end; ++tile, state.advance()) {
+      const Rows rows = next;
+      if (tile + 1 < tiles.end) next.find(params, run, (tile + 1) * Traits::kTileN + first);
+      const int stage = state.stage;
       wait(&shared.k_barriers.empty[stage], state.phase ^ 1, "k_empty");
-      gather_rows<typename Traits::KTile>(params, run, params.k_rows, key, shared.k[stage],
-                                          &shared.k_barriers.full[stage]);
+      gather<typename Traits::KTile>(rows.k, first, params.k_rows, shared.k[stage],
+                                     &shared.k_barriers.full[stage]);
       wait(&shared.v_barriers.empty[stage], state.phase ^ 1, "v_empty");
-      gather_rows<typename Traits::VTile>(params, run, params.v_rows, key, shared.v[stage],
-                                          &shared.v_barriers.full[stage]);
-      state.advance();
+      gather<typename Traits::VTile>(rows.v, first, params.v_rows, shared.v[stage],
+                                     &shared.v_barriers.full[stage]);
     }
   }
 }
 
+// By the loaders' warps.
 template <class Traits>
 __device__ __forceinline__ void load_keys(const DecodeParams& params,
                                           typename Traits::Shared& shared) {

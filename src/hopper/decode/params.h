@@ -18,7 +18,7 @@ struct CacheView {
 
 // Consecutive splits of an item, which one block computes: what a kernel needs to know of it.
 struct alignas(128) DecodeRun {
-  int exists;  // 0: no more work
+  int exists;  // 0: the block has no more work
   int batch, head_group, kv_head;
   int query, q_row;  // the first one, and its row in Q
   int rows;          // queries · heads
@@ -33,18 +33,13 @@ struct alignas(128) DecodeRun {
   // Of a shared item: blocks that share it, and where its parts are listed.
   short first_block, sharers;
   int list, parts;
+  int next;  // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 
-// The runs of a block lie side by side.
-struct BlockRuns {
-  int first, count;
-};
-
 // What a schedule kernel has made of a call's lengths (schedule.cuh).
 struct DecodeSchedule {
-  BlockRuns* blocks;
-  DecodeRun* runs;
+  DecodeRun* runs;  // the first of each block, then all others
   int* lists;
 };
 

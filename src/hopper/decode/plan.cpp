@@ -15,10 +15,11 @@
 namespace flash3::hopper {
 namespace {
 
-// Splits of a sequence, over all KV heads: two for each multiprocessor of an H100, so that one long
-// sequence keeps all of them busy. Fixed, so that results are the same on every device.
-constexpr int kSplitsOfSequence = 264;
-constexpr int kLeastSplitKeys = 128;
+// Splits of a sequence, over all KV heads: one for each multiprocessor of an H100, so that a single
+// sequence keeps them busy; twice as many of a long one, so that lengths that differ share them
+// evenly. Fixed, so that results are the same on every device.
+constexpr int64_t kSplitsOfSequence = 132;
+constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
 
 // Of fewer keys the forward kernels compute faster what few queries ask.
 constexpr int64_t kLeastKeys = 256;
@@ -85,9 +86,10 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, in
   rule.tile_n = config.tile_n;
   rule.tile_queries = config.rows / heads;
   rule.head_groups = int(problem.heads_q) / heads;
-  rule.most_splits = int(
-      std::min(ceil_div(int64_t{kSplitsOfSequence}, problem.heads_k), int64_t{kMostDecodeSplits}));
+  rule.splits = int(std::clamp<int64_t>(kSplitsOfSequence / problem.heads_k, 1,
+                                        kMostDecodeSplits / 2));
   rule.least_tiles = ceil_div(kLeastSplitKeys, config.tile_n);
+  rule.long_tiles = kLongSequence / config.tile_n;
   return rule;
 }
 
@@ -179,7 +181,7 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
 
   const int tiles = int(ceil_div(std::max<int64_t>(problem.seq_k, 1), int64_t{config.tile_n}));
   // A shorter sequence may have more splits than the longest.
-  plan->most_splits = std::min(plan->rule.most_splits, ceil_div(tiles, plan->rule.least_tiles));
+  plan->most_splits = std::min(2 * plan->rule.splits, ceil_div(tiles, plan->rule.least_tiles));
   const int64_t items = plan->most_items;
   const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
   plan->grid = int(
@@ -187,10 +189,9 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;
-  plan->blocks_offset =
-      reserve_workspace(size_t(plan->grid) * sizeof(BlockRuns), &plan->workspace_bytes);
-  plan->runs_offset = reserve_workspace((size_t(items) + size_t(plan->grid)) * sizeof(DecodeRun),
-                                        &plan->workspace_bytes);
+  // Of each block the first, the end, and one more for each of its items.
+  plan->runs_offset = reserve_workspace(
+      (size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun), &plan->workspace_bytes);
   if (plan->most_splits == 1) return {};
   plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
                                          &plan->workspace_bytes);

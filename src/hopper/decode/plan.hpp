@@ -37,7 +37,7 @@ struct DecodePlan {
   int most_splits = 0;  // of any sequence of the call
   int64_t most_items = 0;
   size_t parts_offset = 0, arrivals_offset = 0;
-  size_t blocks_offset = 0, runs_offset = 0, lists_offset = 0;  // of the schedule
+  size_t runs_offset = 0, lists_offset = 0;  // of the schedule
   size_t workspace_bytes = 0;
 };
 

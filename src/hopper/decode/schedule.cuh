@@ -106,6 +106,7 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
       places.at[0] = places.at[1] = {params.rule.head_groups, 0, 0, 0, 0, 0};
     }
     if (of_group == 0) break;
+#pragma unroll
     for (int i = 0; i < 2; ++i) {
       const DecodeCost place =
           first_cost(of_group * params.rule.head_groups, blockIdx.x + i, params.blocks);
@@ -323,7 +324,7 @@ __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, I
   __syncwarp();
 }
 
-__global__ void __launch_bounds__(kScheduleThreads)
+__global__ void __launch_bounds__(kScheduleThreads, 1)
     decode_schedule_kernel(const __grid_constant__ DecodeScheduleParams params) {
   __shared__ BlockPlaces places;
   __shared__ ItemRun item;
@@ -332,24 +333,27 @@ __global__ void __launch_bounds__(kScheduleThreads)
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
   RunWalk walk(params, places);
-  BlockRuns own{0, 0};
-  for (;; ++own.count) {
-    const bool exists = lane == 0 && walk.next(item);
-    if (!__any_sync(~0u, exists)) break;
+  int next = 0;
+  for (int count = 0;; ++count) {
+    const bool exists = __any_sync(~0u, lane == 0 && walk.next(item));
+    if (lane == 0) item.run.exists = exists;
     __syncwarp();
-    if (!item.run.is_whole) {
+    if (exists && !item.run.is_whole) {
       const TileMask::Range blocks = find_sharers(params, places.total, item, starts);
       list_parts(params, item, blocks, starts);
     }
-    // No other run has this place: blocks have consecutive items, and share the last one.
-    const int of_group = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);
-    const int place = of_group + int(blockIdx.x);
-    if (own.count == 0) own.first = place;
-    reinterpret_cast<int*>(params.schedule.runs + place)[lane] =
+    // Behind the first run of each block, no two runs have one place: blocks have consecutive
+    // items, and share the last one.
+    const int own = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);
+    const int place = params.blocks + own + int(blockIdx.x);
+    if (lane == 0) item.run.next = place + 1;
+    __syncwarp();
+    reinterpret_cast<int*>(params.schedule.runs + (count == 0 ? int(blockIdx.x) : next))[lane] =
         reinterpret_cast<const int*>(&item.run)[lane];
+    next = place + 1;
+    if (!exists) break;
     __syncwarp();
   }
-  if (lane == 0) params.schedule.blocks[blockIdx.x] = own;
 }
 
 }  // namespace flash3::hopper

@@ -16,25 +16,19 @@ __device__ __forceinline__ void open_cell(const DecodeParams& params) {
   if (params.slots > 0) store_release(&params.arrivals[blockIdx.x], params.ticket);
 }
 __device__ __forceinline__ void close_cell(const DecodeParams& params, int block) {
-  if (params.slots > 0) store_release(&params.arrivals[block], 0);
+  if (params.slots > 0) params.arrivals[block] = 0;
 }
 
 // True if all other sharers have arrived before. By one thread, behind the block's writes.
 __device__ __forceinline__ bool arrive_at_item(const DecodeParams& params, const DecodeRun& run) {
   unsigned long long* const cell = &params.arrivals[run.first_block];
-  __threadfence();
-  unsigned long long seen = atomicAdd(cell, 1ull);
+  unsigned long long seen = add_acquire_release(cell, 1);
   if ((seen & ~kArrivalBits) != params.ticket) {  // not open yet: that did not count
     wait_until([&] { return (load_acquire(cell) & ~kArrivalBits) == params.ticket; },
                "item_open", run.first_block);
-    seen = atomicAdd(cell, 1ull);
+    seen = add_acquire_release(cell, 1);
   }
-  const bool is_last = int(seen & kArrivalBits) + 1 == run.sharers;
-  if (is_last) {
-    close_cell(params, run.first_block);
-    __threadfence();
-  }
-  return is_last;
+  return int(seen & kArrivalBits) + 1 == run.sharers;
 }
 
 // Four head dims of a row of a part, with the row's sums and max.

@@ -35,17 +35,18 @@ struct RunRing {
 __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring) {
   const int lane = threadIdx.x % 32;
   const DecodeSchedule& schedule = params.schedule;
-  const BlockRuns own = schedule.blocks[blockIdx.x];
   PipelineState<2> state;
-  for (int n = 0; n <= own.count; ++n, state.advance()) {
-    const int* const from = reinterpret_cast<const int*>(schedule.runs + own.first + n);
-    const int word = n < own.count ? __ldcg(from + lane) : 0;
+  int next = blockIdx.x;
+  for (bool exists = true; exists; state.advance()) {
+    const int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
     DecodeRun& run = ring.runs[state.stage];
     reinterpret_cast<int*>(&run)[lane] = word;
     __syncwarp();
     if (lane == 0) arrive(&ring.barriers.full[state.stage]);
-    if (n < own.count && !run.is_whole)
+    exists = run.exists;
+    next = run.next;
+    if (exists && !run.is_whole)
       for (int i = lane; i < run.parts; i += 32)
         ring.lists[state.stage][i] = __ldcg(schedule.lists + run.list + i);
     __syncwarp();

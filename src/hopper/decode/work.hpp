@@ -54,8 +54,9 @@ struct DecodeRule {
   int tile_n;        // keys of a tile
   int tile_queries;  // of an item
   int head_groups;   // heads that share an item, and so on for the next ones
-  int most_splits;   // of a sequence, by the head counts
+  int splits;        // of a sequence, by the head counts; twice as many of a long one
   int least_tiles;   // of a split
+  int long_tiles;    // a long sequence has more
   int cost_shift;  // of costs, so that all of them together, times the blocks, stay below 2^32
 };
 
@@ -76,7 +77,8 @@ struct DecodeSequence {
 };
 
 FLASH3_HOST_DEVICE constexpr int split_tiles_of(const DecodeRule& rule, int k_length) {
-  const int share = ceil_div(ceil_div(k_length, rule.tile_n), rule.most_splits);
+  const int tiles = ceil_div(k_length, rule.tile_n);
+  const int share = ceil_div(tiles, tiles > rule.long_tiles ? 2 * rule.splits : rule.splits);
   return share > rule.least_tiles ? share : rule.least_tiles;
 }
 

@@ -31,6 +31,18 @@ __device__ __forceinline__ void add_release(int* address, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// Returns what was there. Orders what this thread has written, or has seen written, before, and
+// what others have written before they added, in front of what follows.
+__device__ __forceinline__ unsigned long long add_acquire_release(unsigned long long* address,
+                                                                  unsigned long long value) {
+  unsigned long long old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(address), "l"(value)
+               : "memory");
+  return old;
+}
+
 // x if the value there was `from`. Returns what was there.
 __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   int old;

@@ -156,7 +156,7 @@ __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
     const DecodeRun& run = runs.run();
     const TileMask::Range tiles = run.tiles;
     Rows next;
-    next.find(params, run, tiles.begin * Traits::kTileN + first);
+    if (!tiles.empty()) next.find(params, run, tiles.begin * Traits::kTileN + first);
     for (int tile = tiles.begin; tile < tiles.end; ++tile, state.advance()) {
       const Rows rows = next;
       if (tile + 1 < tiles.end) next.find(params, run, (tile + 1) * Traits::kTileN + first);

@@ -191,7 +191,9 @@ class RunWalk {
     run.k_length = s.k_length;
     run.mask = mask_of(rule, s);
     run.keys = seen_keys(rule, s, queries);
-    run.splits = splits_of(rule, s, run.keys);
+    // An item that sees no key leaves no parts, though blocks may share it.
+    run.splits = run.keys.empty() ? TileMask::Range{s.split_begin, s.split_begin}
+                                  : splits_of(rule, s, run.keys);
     run.split_tiles = s.split_tiles;
     run.first_split = from;
     run.tiles = {max(from * s.split_tiles, run.keys.begin / rule.tile_n),

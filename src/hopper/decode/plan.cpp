@@ -86,8 +86,8 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, in
   rule.tile_n = config.tile_n;
   rule.tile_queries = config.rows / heads;
   rule.head_groups = int(problem.heads_q) / heads;
-  rule.splits = int(std::clamp<int64_t>(kSplitsOfSequence / problem.heads_k, 1,
-                                        kMostDecodeSplits / 2));
+  rule.splits =
+      int(std::clamp<int64_t>(kSplitsOfSequence / problem.heads_k, 1, kMostDecodeSplits / 2));
   rule.least_tiles = ceil_div(kLeastSplitKeys, config.tile_n);
   rule.long_tiles = kLongSequence / config.tile_n;
   return rule;

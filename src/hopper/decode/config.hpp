@@ -29,8 +29,8 @@ struct DecodeConfig {
   static constexpr int kWorkBytes = 3072;  // work.cuh
 };
 
-// Sequences are cut at multiples of whole key tiles: tile_n of a head dim is part of what a result's
-// bits depend on, rows and stages are not.
+// Sequences are cut at multiples of whole key tiles: tile_n of a head dim is part of what a
+// result's bits depend on, rows and stages are not.
 // clang-format off
 inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6},

@@ -1,62 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The consumer warpgroup: products and online softmax of the block's runs, key tile by key tile.
 //
-//   tile j:  softmax of S_j | O += Vᵀ·P_{j−1} runs     then S_{j+1} = K·Qᵀ and O += Vᵀ·P_j are issued
+//   tile j:  softmax of S_j | O += Vᵀ·P_{j−1} runs     then S_{j+1} = K·Qᵀ and O += Vᵀ·P_j are
+//   issued
 //
 // Keys are the rows of S (traits.cuh): a query row's scores lie in all four warps, and what depends
-// on all of them goes through shared memory. The maximum follows lazily (device/online_softmax.cuh):
-// each tile is first exponentiated with the maximum as it is, and only where one of the threads
-// says that it does not do, again.
+// on all of them goes through shared memory. The maximum follows lazily
+// (device/online_softmax.cuh): each tile is first exponentiated with the maximum as it is, and only
+// where one of the threads says that it does not do, again.
 #pragma once
 
+#include "hopper/decode/products.cuh"
+#include "hopper/decode/queries.cuh"
 #include "hopper/decode/share.cuh"
 #include "hopper/device/softcap.hpp"
-#include "hopper/device/tile/mma.cuh"
 #include "hopper/device/tma.cuh"
 
 namespace flash3::hopper {
 
 __device__ __forceinline__ void sync_consumers() {
   named_barrier_sync(int(DecodeBarrier::kConsumers), kWarpgroupThreads);
-}
-
-// Issues S = K·Qᵀ and commits it as one group. Element i of block b of r_s is key 64·b + 16·warp +
-// lane / 4 + 8·(i / 2 % 2) and query row 8·(i / 4) + 2·(lane % 4) + i % 2.
-template <class Traits>
-__device__ __forceinline__ void issue_scores(float (&r_s)[Traits::kKeyBlocks][Traits::kRows / 2],
-                                             Descriptor k, Descriptor q) {
-  using KTile = typename Traits::KTile;
-  using QTile = typename Traits::QTile;
-#pragma unroll
-  for (int b = 0; b < Traits::kKeyBlocks; ++b) mark_undefined(r_s[b]);
-  wgmma_fence();
-#pragma unroll
-  for (int b = 0; b < Traits::kKeyBlocks; ++b)
-#pragma unroll
-    for (int col = 0; col < KTile::kCols; col += KTile::kStep)
-      Wgmma<Traits::kElement, Traits::kRows>::ss(
-          r_s[b], k + b * 64 * KTile::kRowBytes + KTile::k_step(col), q + QTile::k_step(col),
-          col != 0);
-  wgmma_commit();
-}
-
-// Issues O += Vᵀ·P and commits it as one group.
-template <class Traits>
-__device__ __forceinline__ void issue_output(float (&r_o)[Traits::kDimBlocks][Traits::kRows / 2],
-                                             Descriptor v, Descriptor p) {
-  using VTile = typename Traits::VTile;
-  using PTile = typename Traits::PTile;
-#pragma unroll
-  for (int b = 0; b < Traits::kDimBlocks; ++b) fence_operand(r_o[b]);
-  wgmma_fence();
-#pragma unroll
-  for (int b = 0; b < Traits::kDimBlocks; ++b)
-#pragma unroll
-    for (int key = 0; key < Traits::kTileN; key += 16)
-      Wgmma<Traits::kElement, Traits::kRows>::template ss<true, false>(
-          r_o[b], v + b * 64 / VTile::kChunk * VTile::kChunkBytes + VTile::mn_step(key),
-          p + PTile::k_step(key), true);
-  wgmma_commit();
 }
 
 template <class Traits>
@@ -79,7 +42,8 @@ class DecodeConsumer {
     bool closes_cell = true;
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
       const DecodeRun& run = runs.run();
-      load_queries(run);
+      load_queries<Traits>(params_, run, shared_, thread_);
+      sync_consumers();
       Parts parts;
       compute(run, parts);
       if (run.is_whole) {
@@ -95,33 +59,6 @@ class DecodeConsumer {
   }
 
  private:
-  // Q of the item, and what its rows see; rows that do not exist are 0 and see what the first does.
-  __device__ __forceinline__ void load_queries(const DecodeRun& run) {
-    using QTile = typename Traits::QTile;
-    constexpr int kPieces = QTile::kCols / QTile::kPiece;
-    const int rows = run.rows;
-#pragma unroll 1
-    for (int i = thread_; i < kRows * kPieces; i += kWarpgroupThreads) {
-      const int row = i / kPieces, col = i % kPieces * QTile::kPiece;
-      uint4 piece = {};
-      if (row < rows && col < params_.head_dim) {
-        const QueryRow at = query_row(params_, run, row);
-        const unsigned short* from = params_.q + run.batch * params_.q_stride_batch +
-                                     int64_t(run.q_row + at.query) * params_.q_stride_row +
-                                     at.head * params_.q_stride_head;
-        piece = params_.q_by_pieces ? *reinterpret_cast<const uint4*>(from + col)
-                                    : load_piece(from, col, params_.head_dim);
-      }
-      *reinterpret_cast<uint4*>(shared_.q + QTile::offset(row, col)) = piece;
-    }
-    if (thread_ < kRows) {
-      const int query = thread_ < rows ? thread_ / params_.heads : 0;
-      shared_.row_keys[thread_] = keys_of_row<true>(run.mask, run.k_length, run.query + query);
-    }
-    fence_shared_for_async_proxy();
-    sync_consumers();
-  }
-
   // What a run's splits have been merged into so far.
   struct Parts {
     Sums fold, all;
@@ -313,7 +250,8 @@ class DecodeConsumer {
   }
 
   // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.
-  __device__ __forceinline__ void store_probabilities(const Scores& r_s, const float (&max)[kColumns],
+  __device__ __forceinline__ void store_probabilities(const Scores& r_s,
+                                                      const float (&max)[kColumns],
                                                       float (&added)[kColumns],
                                                       uint8_t* shared_p) const {
     using PTile = typename Traits::PTile;
@@ -385,7 +323,8 @@ class DecodeConsumer {
       largest[c] = -kInfinity;
 #pragma unroll
       for (int b = 0; b < kKeyBlocks; ++b)
-        largest[c] = fmaxf(largest[c], fmaxf(r_s[b][c / 2 * 4 + c % 2], r_s[b][c / 2 * 4 + 2 + c % 2]));
+        largest[c] =
+            fmaxf(largest[c], fmaxf(r_s[b][c / 2 * 4 + c % 2], r_s[b][c / 2 * 4 + 2 + c % 2]));
     }
     // Before it is written again all have passed the barrier behind P.
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
@@ -455,7 +394,8 @@ class DecodeConsumer {
   __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      if (!parts.no_all) store(parts.all, run.rows, run.has_first ? params_.slots - 2 + i : parts.slot);
+      if (!parts.no_all)
+        store(parts.all, run.rows, run.has_first ? params_.slots - 2 + i : parts.slot);
       parts.all = parts.fold;
       parts.no_all = parts.no_fold;
     }

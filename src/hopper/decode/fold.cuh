@@ -131,15 +131,14 @@ __device__ __forceinline__ QueryRow query_row(const DecodeParams& params, const 
 __device__ __forceinline__ unsigned short* out_row(const DecodeParams& params, const DecodeRun& run,
                                                    const QueryRow& row) {
   return params.out + run.batch * params.out_stride_batch +
-         int64_t(run.q_row + row.query) * params.out_stride_row +
-         row.head * params.out_stride_head;
+         int64_t(run.q_row + row.query) * params.out_stride_row + row.head * params.out_stride_head;
 }
 
 __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const DecodeRun& run,
                                               const QueryRow& row, float lse) {
   if (params.lse == nullptr) return;
-  params.lse[run.batch * params.lse_stride_batch + row.head * params.lse_stride_head +
-             run.q_row + row.query] = lse;
+  params.lse[run.batch * params.lse_stride_batch + row.head * params.lse_stride_head + run.q_row +
+             row.query] = lse;
 }
 
 template <Element kElement>

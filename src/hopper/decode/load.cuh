@@ -61,9 +61,8 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
     const int head = run.kv_head;
     // Where the next tile's box lies is asked for before this one's copies are issued.
     const auto place_of_box = [&](int tile) {
-      return has_box && tile < tiles.end
-                 ? place_of_key(params, run, tile * Traits::kTileN + at_row)
-                 : KeyPlace{};
+      return has_box && tile < tiles.end ? place_of_key(params, run, tile * Traits::kTileN + at_row)
+                                         : KeyPlace{};
     };
     KeyPlace next = place_of_box(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
@@ -98,8 +97,7 @@ struct GatheredRows {
                                        int first_key) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const KeyPlace at =
-          place_of_key(params, run, first_key + 32 * g + int(threadIdx.x % 32));
+      const KeyPlace at = place_of_key(params, run, first_key + 32 * g + int(threadIdx.x % 32));
       k[g] = row_of(params.k_rows, at, run.kv_head);
       v[g] = row_of(params.v_rows, at, run.kv_head);
     }
@@ -120,7 +118,8 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   constexpr int kPieces = Tile::kCols / Tile::kPiece, kAtOnce = 32 / kPieces;
   static_assert(kAtOnce >= 1);
-  const int lane = threadIdx.x % 32, end = min(first + GatheredRows<Tile::kRows>::kOfWarp, Tile::kRows);
+  const int lane = threadIdx.x % 32,
+            end = min(first + GatheredRows<Tile::kRows>::kOfWarp, Tile::kRows);
   const int col = lane % kPieces * Tile::kPiece, in_step = lane / kPieces;
   const bool by_pieces = view.by_pieces;
   const int bytes = col < view.dim ? 16 : 0, from_col = by_pieces ? min(col, view.dim - 8) : 0;

@@ -64,7 +64,7 @@ struct DecodeParams {
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  Softcap softcap;  // unit: softcap · log2 e
+  Softcap softcap;   // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.
   const int* page_table;  // [batch, pages of a sequence], or null
@@ -79,7 +79,7 @@ struct DecodeParams {
 
   // Shared items: what blocks have computed of them, and how many have (fold.cuh).
   float* parts;
-  int slots;  // parts of a block
+  int slots;                     // parts of a block
   unsigned long long* arrivals;  // [blocks]
   unsigned long long ticket;     // of this launch
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of a call: which blocks of the decode kernel compute which splits of which items, and
-// what they leave for whom. Made on the device from the lengths that lie there, so that a captured
-// graph replays with others; each block cuts the same axis of cost (work.hpp) and writes its own
-// runs.
+// The schedule of a call: which blocks of the decode kernel compute which splits of which items,
+// and what they leave for whom. Made on the device from the lengths that lie there, so that a
+// captured graph replays with others; each block cuts the same axis of cost (work.hpp) and writes
+// its own runs.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -40,7 +40,7 @@ struct CostAndItems {
 
 // The sum over the threads in front of this one, and *all: over all of them. By all threads.
 __device__ __forceinline__ uint64_t sum_before(uint64_t x, uint64_t (&warp_sums)[8],
-                                                 uint64_t* all) {
+                                               uint64_t* all) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint64_t sum = x;
 #pragma unroll
@@ -65,8 +65,8 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
   const bool one_chunk = params.batch <= kScheduleThreads;
   DecodeSequence s{};
   CostAndItems own{}, before{};
-  DecodeCost of_group = 0;                // all sequences of a group of heads
-  DecodeCost at[2] = {};                  // where the block begins and ends
+  DecodeCost of_group = 0;  // all sequences of a group of heads
+  DecodeCost at[2] = {};    // where the block begins and ends
   int head_group[2] = {};
   // Once to sum up the costs, once to look for the places; a small batch stays in registers.
 #pragma unroll 1
@@ -92,9 +92,9 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
         if (before.cost > at[i] || at[i] >= before.cost + own.cost) continue;
         const DecodeCost cost = item_cost(params.rule, s), inside = at[i] - before.cost,
                          item = inside / cost;
-        places.at[i] = {head_group[i],    b,
-                        int(item),        split_at(params.rule, s, inside - item * cost),
-                        before.cost,      int(before.items)};
+        places.at[i] = {head_group[i], b,
+                        int(item),     split_at(params.rule, s, inside - item * cost),
+                        before.cost,   int(before.items)};
       }
     }
     if (pass == 1) break;
@@ -138,8 +138,8 @@ class RunWalk {
         begin_next_sequence();
         continue;
       }
-      const bool last = at_.head_group == end_.head_group && at_.batch == end_.batch &&
-                        at_.item == end_.item;
+      const bool last =
+          at_.head_group == end_.head_group && at_.batch == end_.batch && at_.item == end_.item;
       const int from = split_ == kFirstSplit ? sequence_.split_begin : split_,
                 to = last ? end_.split : sequence_.split_end;
       const int item = at_.item++;
@@ -265,8 +265,7 @@ __device__ __forceinline__ TileMask::Range find_sharers(const DecodeSchedulePara
 #pragma unroll 1
   for (int i0 = 0; first + i0 < last; i0 += 32) {
     const int i = i0 + lane;
-    const unsigned shares =
-        __ballot_sync(~0u, first + i < last && starts[i] < starts[i + 1]);
+    const unsigned shares = __ballot_sync(~0u, first + i < last && starts[i] < starts[i + 1]);
     if (first_block < 0 && shares != 0) first_block = first + i0 + __ffs(shares) - 1;
     count += __popc(shares);
   }
@@ -290,7 +289,8 @@ __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, I
 #pragma unroll 1
   for (int i0 = 0; blocks.begin + i0 < blocks.end; i0 += 32) {
     const int i = i0 + lane, block = blocks.begin + i;
-    const int from = block < blocks.end ? starts[i] : 0, to = block < blocks.end ? starts[i + 1] : 0;
+    const int from = block < blocks.end ? starts[i] : 0,
+              to = block < blocks.end ? starts[i + 1] : 0;
     const PartCount parts = from < to ? PartCount::of(item, from, to) : PartCount{};
     int at = parts.count();
 #pragma unroll

@@ -24,8 +24,8 @@ __device__ __forceinline__ bool arrive_at_item(const DecodeParams& params, const
   unsigned long long* const cell = &params.arrivals[run.first_block];
   unsigned long long seen = add_acquire_release(cell, 1);
   if ((seen & ~kArrivalBits) != params.ticket) {  // not open yet: that did not count
-    wait_until([&] { return (load_acquire(cell) & ~kArrivalBits) == params.ticket; },
-               "item_open", run.first_block);
+    wait_until([&] { return (load_acquire(cell) & ~kArrivalBits) == params.ticket; }, "item_open",
+               run.first_block);
     seen = add_acquire_release(cell, 1);
   }
   return int(seen & kArrivalBits) + 1 == run.sharers;
@@ -95,8 +95,8 @@ __device__ __forceinline__ void merge_parts(const DecodeParams& params, const De
       }
     }
     const QueryRow at = query_row(params, run, row);
-    const RowResult result =
-        finish_row(params, all.max, sum_of_warps({all.sum.x, all.sum.y, all.sum.z, all.sum.w}), at.head);
+    const RowResult result = finish_row(
+        params, all.max, sum_of_warps({all.sum.x, all.sum.y, all.sum.z, all.sum.w}), at.head);
     unsigned short* out = out_row(params, run, at);
 #pragma unroll
     for (int e = 0; e < 4; ++e)

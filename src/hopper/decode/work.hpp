@@ -57,7 +57,7 @@ struct DecodeRule {
   int splits;        // of a sequence, by the head counts; twice as many of a long one
   int least_tiles;   // of a split
   int long_tiles;    // a long sequence has more
-  int cost_shift;  // of costs, so that all of them together, times the blocks, stay below 2^32
+  int cost_shift;    // of costs, so that all of them together, times the blocks, stay below 2^32
 };
 
 // In key tiles, shifted by cost_shift.
@@ -69,8 +69,8 @@ inline constexpr int kItemCost = 2;
 // One sequence of the call.
 struct DecodeSequence {
   int q_first, q_length;
-  int k_first, k_length;  // k_first: place in the cache of key 0
-  int split_tiles;        // key tiles of a split
+  int k_first, k_length;       // k_first: place in the cache of key 0
+  int split_tiles;             // key tiles of a split
   int split_begin, split_end;  // splits that its queries see; one if they see none
 
   FLASH3_HOST_DEVICE constexpr int splits() const { return split_end - split_begin; }

@@ -83,12 +83,13 @@ class RandomRun {
     }
   }
 
-  // The next problem; false when the run is over.
+  // The next problem; false when the run is over. One worker draws at a time: a run of `count`
+  // problems is then the first `count`, as `--list` names them.
   bool take(size_t job, Case* c) {
+    const std::lock_guard lock(mutex_);
     while (!over_ && seconds() < options_.random) {
       *c = cases::random_case(seed_, next_++);
       if (!is_wanted(options_, *c)) continue;
-      const std::lock_guard lock(mutex_);
       if (!takes(backend_, c->dtype) || !takes(backend_, c->dtype_of_out())) {
         ++counts_.left_out;
         continue;
@@ -119,9 +120,9 @@ class RandomRun {
   const uint64_t seed_;
   const Clock::time_point start_ = Clock::now();
   cases::RunOptions run_;
-  std::atomic<uint64_t> next_{0};
   std::atomic<bool> over_{false};
   std::mutex mutex_;  // of what is below
+  uint64_t next_ = 0;
   Progress progress_;
   double shown_seconds_ = 0;
   RandomCounts counts_;

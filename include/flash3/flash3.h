@@ -8,14 +8,16 @@
  * and what models add to it (ragged batches, sinks, a soft cap, chunks: the last fields of
  * flash3_forward_params), computed tile by tile with an online softmax (FlashAttention-3,
  * arXiv:2407.08608), and the gradients of both by flash3_backward; the score matrix is never
- * stored. flash3_quantize makes the FP8 tensors that flash3_forward takes too.
+ * stored. flash3_quantize (quantize.h) makes the FP8 tensors that flash3_forward takes too, and
+ * flash3_merge (merge.h) makes one result of parts. The keys may lie in a cache that grows: "KV
+ * cache" and "Append" in flash3_forward_params.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
  *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
  *   3. flash3_forward() enqueues the work on params.stream (Hopper), or has run it when it returns
  *      (CPU).
- *   flash3_backward and flash3_quantize go the same way.
+ *   flash3_backward, flash3_quantize and flash3_merge go the same way.
  *
  * Rules
  *   - The caller owns every buffer. The library never allocates device memory, synchronises,
@@ -163,12 +165,12 @@ typedef struct flash3_forward_params {
    * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
    * tokens that count is read; of out and lse only their rows are written.
    *
-   * max_seqlen: with cu_seqlens only; no sequence has more tokens that count. It bounds the choice
-   * of kernel and of workspace; 0: not known, as if one sequence could have all rows. The choice
-   * does not look at the number of sequences or tokens, so that on Hopper a sequence's out and lse
-   * are the same bits whatever else is in the batch. Where both max_seqlen are at most 64, Hopper's
-   * forward lets sequences share tiles: a NaN or infinity in v of one then reaches the out of its
-   * neighbours too.
+   * max_seqlen: with cu_seqlens only, that of k with page_table too; no sequence has more tokens
+   * that count. It bounds the choice of kernel and of workspace; 0: not known, as if one sequence
+   * could have all rows. The choice does not look at the number of sequences or tokens, so that on
+   * Hopper a sequence's out and lse are the same bits whatever else is in the batch. Where both
+   * max_seqlen are at most 64, Hopper's forward lets sequences share tiles: a NaN or infinity in v
+   * of one then reaches the out of its neighbours too.
    *
    * All of this lies in the tensors' kind of memory. The CPU reads it when the call is made and
    * refuses what breaks these rules. Hopper reads it when the kernels run, so that a captured graph
@@ -219,6 +221,53 @@ typedef struct flash3_forward_params {
   int32_t compute;        /**< flash3_compute */
   uint64_t rotation_seed; /**< as in flash3_quantize_params */
   /** @} */
+
+  /** @name KV cache
+   * k and v may be a cache: memory for more keys than count, of which seqused_k tells how many do.
+   *
+   * page_table: k and v are pages, [pages, page_size, heads_k, dim]; key j of sequence b is row
+   * j % page_size of page page_table[b][j / page_size]. Pages may be shared, and entries behind the
+   * last key that counts may be anything. Not with cu_seqlens_k. max_seqlen_k, if given, bounds
+   * the keys of a sequence; 0: max_pages · page_size.
+   *
+   * cache_batch_idx: the keys of sequence b are those of element cache_batch_idx[b] of k and v,
+   * whose batch size is then its own. Neither with page_table nor with cu_seqlens_k.
+   *
+   * leftpad_k: the first leftpad_k[b] keys of sequence b are as if they were not there: its key 0
+   * is the one behind them. seqused_k counts them. Not with cu_seqlens_k.
+   *
+   * These lie in the tensors' kind of memory; the CPU refuses what lies outside, Hopper clamps it,
+   * as it does lengths. For float16, bfloat16 and (CPU) float32.
+   * @{ */
+  flash3_tensor page_table;      /**< [batch, max_pages] int32 */
+  flash3_tensor cache_batch_idx; /**< [batch] int32 */
+  flash3_tensor leftpad_k;       /**< [batch] int32 */
+  /** @} */
+
+  /** @name Append
+   * k_new and v_new, with seqused_k: before any query looks, they are written into the cache, token
+   * n of sequence b as its key seqused_k[b] + n, and then count as its last keys; seqused_k itself
+   * stays as it is. k and v are written then, and no two sequences may share a row that is.
+   *
+   * With rotary_cos and rotary_sin, k_new and q get a rotary position embedding first
+   * (flash3_quantize_params says which), in float32 with each product and each sum rounded, and
+   * then rounded to their dtype: what lies in the cache is the same bits on every backend. Token n
+   * of k_new gets that of position rotary_offsets[b] + n, or, without them, seqused_k[b] + n; query
+   * i that of the same position with i for n where causal, a bounded window or chunk is set, and
+   * with 0 for n where none is. The tables must reach the last position. q itself stays as it is.
+   * @{ */
+  flash3_tensor k_new; /**< [batch, seq_new, heads_k, head_dim] or [total_new, heads_k, head_dim] */
+  flash3_tensor v_new; /**< the same with head_dim_v */
+  flash3_tensor cu_seqlens_k_new; /**< [batch + 1] int32: k_new and v_new are packed */
+  flash3_tensor rotary_cos;       /**< [positions, rotary_dim / 2] float32 or the dtype of q */
+  flash3_tensor rotary_sin;       /**< the same shape and dtype */
+  flash3_tensor rotary_offsets;   /**< [batch] int32; all zero: seqused_k */
+  int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
+  /** @} */
+
+  /** Multiprocessors that Hopper's kernels leave to others, ≥ 0; at least one is used. No result
+   * depends on it. */
+  int32_t sm_margin;
 } flash3_forward_params;
 
 /** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
@@ -322,80 +371,6 @@ FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* p
                                                  size_t* size);
 /** @} */
 
-/** Brings q, k and v to FP8, in the order of these fields:
- *   - rotary, if there are cos and sin: a position embedding of q and k;
- *   - rotate = 1: q and k are multiplied by D·H/√n, which leaves q·k as it is and spreads outliers
- *     over the head dim. D: a sign for each dimension, − where bit i % 64 of word i / 64 is 1; word
- *     w is output w of SplitMix64 started at rotation_seed. H: the Hadamard matrix (Sylvester's) of
- *     n = head_dim dimensions; if that is no power of two, one for each power of two that it is the
- *     sum of, the largest first: 96 = 64 + 32;
- *   - scales: the smallest power of two for which no element is above 448 (so that scaling does not
- *     round), 1 for all zeros, NaN where an element is NaN or infinite. Their shapes tell for what:
- *     see flash3_forward_params.q_scale;
- *   - rounding to e4m3, to nearest even.
- *
- * Computed in float32. Each of q, k and v may be left out: all of its tensors are all zero, and
- * what else belongs to it is not looked at.
- *
- * Zero-initialise it, then set struct_size = sizeof(flash3_quantize_params). */
-typedef struct flash3_quantize_params {
-  size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
-
-  /** @{ @name Tensors */
-  flash3_tensor q; /**< [batch, seq_q, heads_q, head_dim] float16 or bfloat16; CPU: float32 too */
-  flash3_tensor k; /**< [batch, seq_k, heads_k, head_dim]; q, k and v have one dtype */
-  flash3_tensor v; /**< [batch, seq_k, heads_k, head_dim_v] */
-  flash3_tensor q_out;   /**< FLASH3_FLOAT8_E4M3, the shape of q */
-  flash3_tensor k_out;   /**< the same for k */
-  flash3_tensor v_out;   /**< the same for v */
-  flash3_tensor q_scale; /**< written; as in flash3_forward_params. That of a block without a token
-                            that counts is left as it is */
-  flash3_tensor k_scale; /**< the same for k */
-  flash3_tensor v_scale; /**< the same for v */
-  /** @} */
-
-  /** @name Rotary embedding and rotation
-   * Dimensions i and i + rotary_dim / 2 (interleaved: 2i and 2i + 1) of the token at position p
-   * are rotated by an angle: (x, y) becomes (x·cos − y·sin, x·sin + y·cos) with row p, column i.
-   * Both all zero: none. rotary_offset: the position of each sequence's first token; the tables
-   * must reach the last token that a sequence can have. @{ */
-  flash3_tensor rotary_cos;   /**< [positions, rotary_dim / 2] float32 or the dtype of q and k */
-  flash3_tensor rotary_sin;   /**< the same shape and dtype */
-  int32_t rotary_interleaved; /**< 1: dimensions 2i and 2i + 1 */
-  int32_t rotate;             /**< 1: q and k are multiplied by D·H/√n */
-  int64_t rotary_offset_q;    /**< the position of the first token of each sequence of q */
-  int64_t rotary_offset_k;    /**< the same for k */
-  uint64_t rotation_seed;     /**< of the signs in D */
-  /** @} */
-
-  /** @{ @name Ragged batches */
-  flash3_tensor cu_seqlens_q; /**< as in flash3_forward_params, to max_seqlen_k */
-  flash3_tensor cu_seqlens_k;
-  flash3_tensor seqused_q; /**< tokens behind these neither count in a scale nor are written */
-  flash3_tensor seqused_k; /**< the same for k and v */
-  int64_t max_seqlen_q;
-  int64_t max_seqlen_k;
-  /** @} */
-
-  /** @{ @name Where it runs */
-  int32_t backend; /**< as in flash3_forward_params, to the end */
-  int32_t num_threads;
-  void* stream;
-  void* workspace;
-  size_t workspace_size;
-  /** @} */
-} flash3_quantize_params;
-
-/** @{ @name Quantize calls */
-/** As their forward counterparts. */
-FLASH3_API flash3_status flash3_quantize_supported(const flash3_quantize_params* params);
-FLASH3_API flash3_status flash3_quantize_workspace(const flash3_quantize_params* params,
-                                                   size_t* bytes);
-FLASH3_API flash3_status flash3_quantize(const flash3_quantize_params* params);
-FLASH3_API flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char* buffer,
-                                                 size_t* size);
-/** @} */
-
 /** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
  * in flash3_last_error(). */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
@@ -423,5 +398,9 @@ FLASH3_API const char* flash3_version(void);
 #ifdef __cplusplus
 }
 #endif
+
+/* The other calls, which take the types above. */
+#include "flash3/merge.h"
+#include "flash3/quantize.h"
 
 #endif /* FLASH3_FLASH3_H_ */

@@ -7,26 +7,23 @@
 ///                       .dq = dq, .dk = dk, .dv = dv, .causal = true, .stream = stream});
 ///
 ///     flash3::quantize({.k = k, .v = v, .k_out = k8, .v_out = v8, .k_scale = ks, .v_scale = vs});
+///     flash3::merge({.out_parts = parts, .lse_parts = lse_parts, .out = out, .lse = lse});
 ///
 /// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward(),
-/// backward() and quantize() throw flash3::Error; try_forward() and its siblings return a Result
-/// instead. Shapes, rules and units: flash3.h.
+/// backward(), quantize() and merge() throw flash3::Error; try_forward() and its siblings return a
+/// Result instead. Shapes, rules and units: flash3.h.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "flash3/flash3.h"
+#include "flash3/tensors.hpp"
 
 namespace flash3 {
-
-/// A strided view of memory that the caller owns.
-using Tensor = flash3_tensor;
 
 /// What went wrong: a code and a sentence.
 class Error : public std::runtime_error {
@@ -65,64 +62,6 @@ class [[nodiscard]] Result {
   std::string message_;
 };
 
-/// A contiguous tensor, for instance tensor(p, FLASH3_BFLOAT16, {batch, seq, heads, dim}).
-inline Tensor tensor(void* data, flash3_dtype dtype, std::array<int64_t, 4> shape) {
-  Tensor t{data, dtype, 4, {shape[0], shape[1], shape[2], shape[3]}, {0, 0, 0, 1}};
-  for (int i = 2; i >= 0; --i) t.stride[i] = t.stride[i + 1] * t.shape[i + 1];
-  return t;
-}
-
-/// A contiguous [batch, heads, seq] float32 tensor for the log-sum-exp.
-inline Tensor lse_tensor(float* data, int64_t batch, int64_t heads, int64_t seq) {
-  return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, seq, 0}, {heads * seq, seq, 1, 0}};
-}
-
-/// A contiguous [total, heads, dim] tensor of a ragged batch: q, k, v, out.
-inline Tensor packed_tensor(void* data, flash3_dtype dtype, std::array<int64_t, 3> shape) {
-  return Tensor{
-      data, dtype, 3, {shape[0], shape[1], shape[2], 0}, {shape[1] * shape[2], shape[2], 1, 0}};
-}
-/// A contiguous [heads, total] float32 tensor for the log-sum-exp of a ragged batch.
-inline Tensor packed_lse_tensor(float* data, int64_t heads, int64_t total) {
-  return Tensor{data, FLASH3_FLOAT32, 2, {heads, total, 0, 0}, {total, 1, 0, 0}};
-}
-
-/// One dimension of int32: cu_seqlens and seqused.
-inline Tensor index_tensor(const int32_t* data, int64_t size) {
-  return Tensor{const_cast<int32_t*>(data), FLASH3_INT32, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
-}
-/// [heads], float32 or the dtype of out.
-inline Tensor sink_tensor(void* data, flash3_dtype dtype, int64_t heads) {
-  return Tensor{data, dtype, 1, {heads, 0, 0, 0}, {1, 0, 0, 0}};
-}
-
-/// The scale of an FP8 tensor: [1], one for all of it.
-inline Tensor scale_tensor(float* data) {
-  return Tensor{data, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
-}
-/// Scales of an FP8 tensor: [batch, heads_k], one for each sequence and KV head.
-inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads_k) {
-  return Tensor{data, FLASH3_FLOAT32, 2, {batch, heads_k, 0, 0}, {heads_k, 1, 0, 0}};
-}
-/// Scales of an FP8 tensor: [batch, heads, blocks], one for each scale_blocks() of tokens (packed:
-/// batch 1, and scale_blocks_packed() of them).
-inline Tensor scale_tensor(float* data, int64_t batch, int64_t heads, int64_t blocks) {
-  return Tensor{data, FLASH3_FLOAT32, 3, {batch, heads, blocks, 0}, {heads * blocks, blocks, 1, 0}};
-}
-/// The blocks of FLASH3_FP8_BLOCK tokens that a sequence has.
-inline int64_t scale_blocks(int64_t seq) { return (seq + FLASH3_FP8_BLOCK - 1) / FLASH3_FP8_BLOCK; }
-/// The blocks of FLASH3_FP8_BLOCK tokens that a packed batch has.
-inline int64_t scale_blocks_packed(int64_t total, int64_t batch) {
-  return total / FLASH3_FP8_BLOCK + batch;
-}
-
-/// [batch, heads, seq, dim] memory seen as [batch, seq, heads, dim].
-inline Tensor heads_first(Tensor t) {
-  std::swap(t.shape[1], t.shape[2]);
-  std::swap(t.stride[1], t.stride[2]);
-  return t;
-}
-
 namespace detail {
 
 // The options that forward and backward have.
@@ -140,15 +79,20 @@ void set_options(const Args& args, Params& p) {
 
 // What every call has.
 template <class Args, class Params>
-void set_sequences_and_context(const Args& args, Params& p) {
-  p.cu_seqlens_q = args.cu_seqlens_q, p.cu_seqlens_k = args.cu_seqlens_k;
-  p.seqused_q = args.seqused_q, p.seqused_k = args.seqused_k;
-  p.max_seqlen_q = args.max_seqlen_q, p.max_seqlen_k = args.max_seqlen_k;
+void set_context(const Args& args, Params& p) {
   p.backend = args.backend;
   p.num_threads = args.num_threads;
   p.stream = args.stream;
   p.workspace = args.workspace;
   p.workspace_size = args.workspace_size;
+}
+
+template <class Args, class Params>
+void set_sequences_and_context(const Args& args, Params& p) {
+  p.cu_seqlens_q = args.cu_seqlens_q, p.cu_seqlens_k = args.cu_seqlens_k;
+  p.seqused_q = args.seqused_q, p.seqused_k = args.seqused_k;
+  p.max_seqlen_q = args.max_seqlen_q, p.max_seqlen_k = args.max_seqlen_k;
+  set_context(args, p);
 }
 
 }  // namespace detail
@@ -171,7 +115,12 @@ struct Forward {
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
   Tensor q_scale{}, k_scale{}, v_scale{};                      // of FP8 tensors; 1 unless set
   flash3_compute compute = FLASH3_COMPUTE_AS_GIVEN;
-  uint64_t rotation_seed = 0;  // of FLASH3_COMPUTE_FP8
+  uint64_t rotation_seed = 0;                           // of FLASH3_COMPUTE_FP8
+  Tensor page_table{}, cache_batch_idx{}, leftpad_k{};  // k and v are no cache unless set
+  Tensor k_new{}, v_new{}, cu_seqlens_k_new{};          // nothing is appended unless set
+  Tensor rotary_cos{}, rotary_sin{}, rotary_offsets{};  // none
+  bool rotary_interleaved = false;
+  int sm_margin = 0;
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -189,6 +138,11 @@ struct Forward {
     p.q_scale = q_scale, p.k_scale = k_scale, p.v_scale = v_scale;
     p.compute = compute;
     p.rotation_seed = rotation_seed;
+    p.page_table = page_table, p.cache_batch_idx = cache_batch_idx, p.leftpad_k = leftpad_k;
+    p.k_new = k_new, p.v_new = v_new, p.cu_seqlens_k_new = cu_seqlens_k_new;
+    p.rotary_cos = rotary_cos, p.rotary_sin = rotary_sin, p.rotary_offsets = rotary_offsets;
+    p.rotary_interleaved = rotary_interleaved;
+    p.sm_margin = sm_margin;
     return p;
   }
 };
@@ -277,12 +231,39 @@ struct Quantize {
   }
 };
 
+/// The arguments of a merge of parts.
+struct Merge {
+  /// @{ @name Fields
+
+  /// The field of this name in flash3_merge_params.
+  Tensor out_parts{}, lse_parts{}, out{};
+  Tensor lse{};   // not wanted unless set
+  Tensor sink{};  // none
+  flash3_backend backend = FLASH3_BACKEND_AUTO;
+  int num_threads = 0;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_size = 0;
+  /// @}
+
+  /// The C struct of this call.
+  flash3_merge_params params() const {
+    flash3_merge_params p{};
+    p.struct_size = sizeof p;
+    p.out_parts = out_parts, p.lse_parts = lse_parts;
+    p.out = out, p.lse = lse, p.sink = sink;
+    detail::set_context(*this, p);
+    return p;
+  }
+};
+
 namespace detail {
 
 // The four C functions of each kind of call.
 inline flash3_status run(const flash3_forward_params* p) { return flash3_forward(p); }
 inline flash3_status run(const flash3_backward_params* p) { return flash3_backward(p); }
 inline flash3_status run(const flash3_quantize_params* p) { return flash3_quantize(p); }
+inline flash3_status run(const flash3_merge_params* p) { return flash3_merge(p); }
 inline flash3_status supported(const flash3_forward_params* p) {
   return flash3_forward_supported(p);
 }
@@ -292,6 +273,7 @@ inline flash3_status supported(const flash3_backward_params* p) {
 inline flash3_status supported(const flash3_quantize_params* p) {
   return flash3_quantize_supported(p);
 }
+inline flash3_status supported(const flash3_merge_params* p) { return flash3_merge_supported(p); }
 inline flash3_status workspace(const flash3_forward_params* p, size_t* bytes) {
   return flash3_forward_workspace(p, bytes);
 }
@@ -301,6 +283,9 @@ inline flash3_status workspace(const flash3_backward_params* p, size_t* bytes) {
 inline flash3_status workspace(const flash3_quantize_params* p, size_t* bytes) {
   return flash3_quantize_workspace(p, bytes);
 }
+inline flash3_status workspace(const flash3_merge_params* p, size_t* bytes) {
+  return flash3_merge_workspace(p, bytes);
+}
 inline flash3_status explain(const flash3_forward_params* p, char* buffer, size_t* size) {
   return flash3_forward_explain(p, buffer, size);
 }
@@ -309,6 +294,9 @@ inline flash3_status explain(const flash3_backward_params* p, char* buffer, size
 }
 inline flash3_status explain(const flash3_quantize_params* p, char* buffer, size_t* size) {
   return flash3_quantize_explain(p, buffer, size);
+}
+inline flash3_status explain(const flash3_merge_params* p, char* buffer, size_t* size) {
+  return flash3_merge_explain(p, buffer, size);
 }
 
 template <class Args>
@@ -355,6 +343,7 @@ std::string explain_of(const Args& args) {
 inline Result try_forward(const Forward& args) { return detail::try_run(args); }
 inline Result try_backward(const Backward& args) { return detail::try_run(args); }
 inline Result try_quantize(const Quantize& args) { return detail::try_run(args); }
+inline Result try_merge(const Merge& args) { return detail::try_run(args); }
 /// @}
 
 /// @{ @name Calls that throw
@@ -363,6 +352,7 @@ inline Result try_quantize(const Quantize& args) { return detail::try_run(args);
 inline void forward(const Forward& args) { try_forward(args).or_throw(); }
 inline void backward(const Backward& args) { try_backward(args).or_throw(); }
 inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
+inline void merge(const Merge& args) { try_merge(args).or_throw(); }
 /// @}
 
 /// @{ @name Questions: would it run
@@ -371,6 +361,7 @@ inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
 inline Result supported(const Forward& args) { return detail::supported_of(args); }
 inline Result supported(const Backward& args) { return detail::supported_of(args); }
 inline Result supported(const Quantize& args) { return detail::supported_of(args); }
+inline Result supported(const Merge& args) { return detail::supported_of(args); }
 /// @}
 
 /// @{ @name Questions: bytes of workspace
@@ -379,6 +370,7 @@ inline Result supported(const Quantize& args) { return detail::supported_of(args
 inline size_t workspace(const Forward& args) { return detail::workspace_of(args); }
 inline size_t workspace(const Backward& args) { return detail::workspace_of(args); }
 inline size_t workspace(const Quantize& args) { return detail::workspace_of(args); }
+inline size_t workspace(const Merge& args) { return detail::workspace_of(args); }
 /// @}
 
 /// @{ @name Questions: which kernel
@@ -387,6 +379,7 @@ inline size_t workspace(const Quantize& args) { return detail::workspace_of(args
 inline std::string explain(const Forward& args) { return detail::explain_of(args); }
 inline std::string explain(const Backward& args) { return detail::explain_of(args); }
 inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
+inline std::string explain(const Merge& args) { return detail::explain_of(args); }
 /// @}
 
 }  // namespace flash3

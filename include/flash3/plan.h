@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/** The plan of a forward, backward or quantize call.
+/** The plan of a forward, backward, quantize or merge call.
  *
  * From run to run every data pointer, stream, workspace and workspace_size may change, and so may
  * what the memory holds, lengths too. A pointer may be NULL when the plan is made: it then counts
@@ -32,6 +32,7 @@ FLASH3_API flash3_status flash3_backward_plan(const flash3_backward_params* para
                                               flash3_plan** plan);
 FLASH3_API flash3_status flash3_quantize_plan(const flash3_quantize_params* params,
                                               flash3_plan** plan);
+FLASH3_API flash3_status flash3_merge_plan(const flash3_merge_params* params, flash3_plan** plan);
 /** @} */
 
 /** @{ @name Running a plan */
@@ -43,6 +44,8 @@ FLASH3_API flash3_status flash3_backward_run(const flash3_plan* plan,
                                              const flash3_backward_params* params);
 FLASH3_API flash3_status flash3_quantize_run(const flash3_plan* plan,
                                              const flash3_quantize_params* params);
+FLASH3_API flash3_status flash3_merge_run(const flash3_plan* plan,
+                                          const flash3_merge_params* params);
 /** @} */
 
 /** @{ @name Any plan */

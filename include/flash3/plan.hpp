@@ -2,7 +2,7 @@
 /** @file
  * flash3 for C++20: plans that the caller keeps, a header-only layer over plan.h.
  *
- *     const flash3::Plan plan(args);  // a flash3::Forward, Backward or Quantize
+ *     const flash3::Plan plan(args);  // a flash3::Forward, Backward, Quantize or Merge
  *     args.q = next_q;                // other addresses
  *     plan.run(args);
  */
@@ -26,6 +26,9 @@ inline flash3_status make_plan(const flash3_backward_params* p, flash3_plan** pl
 inline flash3_status make_plan(const flash3_quantize_params* p, flash3_plan** plan) {
   return flash3_quantize_plan(p, plan);
 }
+inline flash3_status make_plan(const flash3_merge_params* p, flash3_plan** plan) {
+  return flash3_merge_plan(p, plan);
+}
 inline flash3_status run_plan(const flash3_plan* plan, const flash3_forward_params* p) {
   return flash3_forward_run(plan, p);
 }
@@ -35,11 +38,14 @@ inline flash3_status run_plan(const flash3_plan* plan, const flash3_backward_par
 inline flash3_status run_plan(const flash3_plan* plan, const flash3_quantize_params* p) {
   return flash3_quantize_run(plan, p);
 }
+inline flash3_status run_plan(const flash3_plan* plan, const flash3_merge_params* p) {
+  return flash3_merge_run(plan, p);
+}
 
 }  // namespace detail
 
 /// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses,
-/// stream and workspace. Args: Forward, Backward or Quantize. Throws Error.
+/// stream and workspace. Args: Forward, Backward, Quantize or Merge. Throws Error.
 template <class Args>
 class Plan {
  public:

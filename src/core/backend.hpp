@@ -36,6 +36,7 @@ class Backend {
   virtual Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const = 0;
   virtual Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const = 0;
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;
+  virtual Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const = 0;
 };
 
 // Built-in backends, best first: [hopper,] cpu.

@@ -211,6 +211,22 @@ flash3_status flash3_quantize_explain(const flash3_quantize_params* params, char
   return flash3::answer_explain<flash3::QuantizeProblem>(params, buffer, size);
 }
 
+flash3_status flash3_merge_supported(const flash3_merge_params* params) {
+  return flash3::answer_supported<flash3::MergeProblem>(params);
+}
+
+flash3_status flash3_merge_workspace(const flash3_merge_params* params, size_t* bytes) {
+  return flash3::answer_workspace<flash3::MergeProblem>(params, bytes);
+}
+
+flash3_status flash3_merge(const flash3_merge_params* params) {
+  return flash3::run<flash3::MergeProblem>(params);
+}
+
+flash3_status flash3_merge_explain(const flash3_merge_params* params, char* buffer, size_t* size) {
+  return flash3::answer_explain<flash3::MergeProblem>(params, buffer, size);
+}
+
 flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {
   return flash3::make_plan<flash3::ForwardProblem>(params, plan);
 }
@@ -223,6 +239,10 @@ flash3_status flash3_quantize_plan(const flash3_quantize_params* params, flash3_
   return flash3::make_plan<flash3::QuantizeProblem>(params, plan);
 }
 
+flash3_status flash3_merge_plan(const flash3_merge_params* params, flash3_plan** plan) {
+  return flash3::make_plan<flash3::MergeProblem>(params, plan);
+}
+
 flash3_status flash3_forward_run(const flash3_plan* plan, const flash3_forward_params* params) {
   return flash3::run_plan<flash3::ForwardProblem>(plan, params);
 }
@@ -233,6 +253,10 @@ flash3_status flash3_backward_run(const flash3_plan* plan, const flash3_backward
 
 flash3_status flash3_quantize_run(const flash3_plan* plan, const flash3_quantize_params* params) {
   return flash3::run_plan<flash3::QuantizeProblem>(plan, params);
+}
+
+flash3_status flash3_merge_run(const flash3_plan* plan, const flash3_merge_params* params) {
+  return flash3::run_plan<flash3::MergeProblem>(plan, params);
 }
 
 flash3_status flash3_plan_workspace(const flash3_plan* plan, size_t* bytes) {

@@ -47,6 +47,7 @@ Status check_access(const Backend& backend, const char* field, const char* membe
 const char* workspace_function(const ForwardProblem&) { return "flash3_forward_workspace"; }
 const char* workspace_function(const BackwardProblem&) { return "flash3_backward_workspace"; }
 const char* workspace_function(const QuantizeProblem&) { return "flash3_quantize_workspace"; }
+const char* workspace_function(const MergeProblem&) { return "flash3_merge_workspace"; }
 
 template <AnyProblem P>
 Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
@@ -144,12 +145,15 @@ Status check_workspace(const P& problem, const PlannedCall<P>& call) {
 template Status check_memory(const Backend&, const ForwardProblem&);
 template Status check_memory(const Backend&, const BackwardProblem&);
 template Status check_memory(const Backend&, const QuantizeProblem&);
+template Status check_memory(const Backend&, const MergeProblem&);
 template Status plan_call(const ForwardProblem&, flash3_backend, PlannedCall<ForwardProblem>*);
 template Status plan_call(const BackwardProblem&, flash3_backend, PlannedCall<BackwardProblem>*);
 template Status plan_call(const QuantizeProblem&, flash3_backend, PlannedCall<QuantizeProblem>*);
+template Status plan_call(const MergeProblem&, flash3_backend, PlannedCall<MergeProblem>*);
 template Status check_workspace(const ForwardProblem&, const PlannedCall<ForwardProblem>&);
 template Status check_workspace(const BackwardProblem&, const PlannedCall<BackwardProblem>&);
 template Status check_workspace(const QuantizeProblem&, const PlannedCall<QuantizeProblem>&);
+template Status check_workspace(const MergeProblem&, const PlannedCall<MergeProblem>&);
 
 const char* backend_name(flash3_backend id) {
   switch (id) {

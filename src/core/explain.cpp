@@ -40,9 +40,27 @@ std::string describe_scale(const char* name, const ScaleView& scale) {
   return "";
 }
 
+// ", in pages of 16 (40 of them), padded on the left, appending up to 3 keys with rotary" and so
+// on.
+std::string describe_cache(const ForwardProblem& p) {
+  std::string text;
+  const KvCache& cache = p.cache;
+  if (cache.paged)
+    append(text, message(", in pages of ", cache.page_size, " (", cache.pages, " of them)"));
+  if (cache.has_batch_idx) append(text, message(", of a cache of ", cache.elements));
+  if (cache.has_leftpad) append(text, ", padded on the left");
+  if (!p.append.given) return text;
+  append(text, message(", appending ", describe_length(p.append.sequences), " keys"));
+  const RotaryView& rotary = p.append.rotary;
+  if (rotary.given)
+    append(text, message(", with rotary embedding of ", rotary.dim, " dimensions, ",
+                         rotary.interleaved ? "interleaved" : "by halves"));
+  return text;
+}
+
 std::string describe_problem(const ForwardProblem& p) {
   return message(describe_sizes(p), p.quantizes ? ", computed in float8_e4m3" : "",
-                 p.lse.wanted ? ", with lse" : "", describe_sink(p),
+                 p.lse.wanted ? ", with lse" : "", describe_sink(p), describe_cache(p),
                  describe_scale("q_scale", p.q_scale), describe_scale("k_scale", p.k_scale),
                  describe_scale("v_scale", p.v_scale));
 }
@@ -64,6 +82,13 @@ std::string describe_problem(const QuantizeProblem& p) {
                  describe_part("q", p.q, p.sequences_q), describe_part("k", p.k, p.sequences_k),
                  describe_part("v", p.v, p.sequences_k), p.rotary.given ? ", rotary" : "",
                  p.rotates ? ", rotated" : "");
+}
+
+std::string describe_problem(const MergeProblem& p) {
+  return message("merge to ", dtype_name(p.out_dtype), ", parts ", p.parts, ", rows ", p.rows,
+                 ", heads ", p.heads, ", head_dim_v ", p.head_dim_v,
+                 p.lse.wanted ? ", with lse" : "",
+                 p.sink.given ? message(", with ", dtype_name(p.sink.dtype), " sink") : "");
 }
 
 // "i + 3"; in a ragged batch each sequence has its own shift.
@@ -108,6 +133,7 @@ const char* describe_empty(const BackwardProblem&) {
   return "none (the gradients have no elements)";
 }
 const char* describe_empty(const QuantizeProblem&) { return "none (there is nothing to write)"; }
+const char* describe_empty(const MergeProblem&) { return "none (the output has no elements)"; }
 
 void add_attention(const Problem& p, Explanation* lines) {
   lines->add("mask", describe_mask(p));
@@ -124,7 +150,7 @@ std::string explain_call(const P& p, const PlannedCall<P>& call) {
   if (call.backend && p.backend == FLASH3_BACKEND_AUTO)
     lines.add("chosen by", describe_choice(p, *call.backend));
   lines.add("problem", describe_problem(p));
-  if constexpr (!std::same_as<P, QuantizeProblem>) add_attention(p, &lines);
+  if constexpr (std::derived_from<P, Problem>) add_attention(p, &lines);
   if (call.plan) {
     call.plan->explain(p, &lines);
     lines.add("workspace", message(call.plan->workspace_bytes(), " bytes"));
@@ -135,5 +161,6 @@ std::string explain_call(const P& p, const PlannedCall<P>& call) {
 template std::string explain_call(const ForwardProblem&, const PlannedCall<ForwardProblem>&);
 template std::string explain_call(const BackwardProblem&, const PlannedCall<BackwardProblem>&);
 template std::string explain_call(const QuantizeProblem&, const PlannedCall<QuantizeProblem>&);
+template std::string explain_call(const MergeProblem&, const PlannedCall<MergeProblem>&);
 
 }  // namespace flash3

@@ -101,5 +101,6 @@ Status KeptPlan<P>::take_addresses(const Params& given, P* problem) const {
 template class KeptPlan<ForwardProblem>;
 template class KeptPlan<BackwardProblem>;
 template class KeptPlan<QuantizeProblem>;
+template class KeptPlan<MergeProblem>;
 
 }  // namespace flash3

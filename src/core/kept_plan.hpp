@@ -12,7 +12,7 @@
 // What C sees of a kept plan of any kind.
 struct flash3_plan {
   virtual ~flash3_plan() = default;
-  virtual const char* kind() const = 0;  // "forward", "backward" or "quantize"
+  virtual const char* kind() const = 0;  // "forward", "backward", "quantize" or "merge"
   virtual size_t workspace_bytes() const = 0;
   virtual std::string explain() const = 0;
 };
@@ -22,7 +22,8 @@ namespace flash3 {
 template <AnyProblem P>
 inline constexpr const char* kKind = std::same_as<P, ForwardProblem>    ? "forward"
                                      : std::same_as<P, BackwardProblem> ? "backward"
-                                                                        : "quantize";
+                                     : std::same_as<P, QuantizeProblem> ? "quantize"
+                                                                        : "merge";
 
 // A plan of this kind of problem.
 template <AnyProblem P>

@@ -53,6 +53,9 @@ template <class Index>
 struct MaskRuleOf {
   Index window_left = -1, window_right = -1;  // negative: unbounded
   Index chunk = 0;                            // 0: none
+  FLASH3_HOST_DEVICE constexpr bool is_none() const {
+    return window_left < 0 && window_right < 0 && chunk == 0;
+  }
 };
 
 template <class Index>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the checks of all kinds of calls begin with: reading the params of the C interface, and the
-// fields that every call has. For core/problem.cpp and core/quantize_problem.cpp alone.
+// fields that every call has. For the files of core/ that make problems alone.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,9 @@ namespace flash3 {
 // Names and dimensions of a call's tensors: packed on the side of q, of k, on both or neither.
 struct Layout {
   bool packed_q, packed_k;
+  // Of k and v that are not packed.
+  const char* k_words = "[batch, seq_k, heads_k, head_dim]";
+  const char* v_words = "[batch, seq_k, heads_k, head_dim_v]";
 
   Field q(const char* name, const flash3_tensor& t) const {
     return packed_q ? Field{name, "[total_q, heads_q, head_dim]", 3, t}
@@ -31,11 +34,11 @@ struct Layout {
   }
   Field k(const char* name, const flash3_tensor& t) const {
     return packed_k ? Field{name, "[total_k, heads_k, head_dim]", 3, t}
-                    : Field{name, "[batch, seq_k, heads_k, head_dim]", 4, t};
+                    : Field{name, k_words, 4, t};
   }
   Field v(const char* name, const flash3_tensor& t) const {
     return packed_k ? Field{name, "[total_k, heads_k, head_dim_v]", 3, t}
-                    : Field{name, "[batch, seq_k, heads_k, head_dim_v]", 4, t};
+                    : Field{name, v_words, 4, t};
   }
 };
 
@@ -49,10 +52,12 @@ SequenceFields sequences_of_q(const Params& p) {
 
 template <class Params>
 SequenceFields sequences_of_k(const Params& p) {
-  return {{"cu_seqlens_k", "[batch + 1]", 1, p.cu_seqlens_k},
-          {"seqused_k", "[batch]", 1, p.seqused_k},
-          "max_seqlen_k",
-          p.max_seqlen_k};
+  SequenceFields fields{{"cu_seqlens_k", "[batch + 1]", 1, p.cu_seqlens_k},
+                        {"seqused_k", "[batch]", 1, p.seqused_k},
+                        "max_seqlen_k",
+                        p.max_seqlen_k};
+  if constexpr (requires { p.page_table; }) fields.paged = is_given(p.page_table);
+  return fields;
 }
 
 // The number of sequences, where q or k tells it.
@@ -63,6 +68,7 @@ inline Extent batch_of(const Field& tensor, const SequenceFields& sequences) {
 inline const char* params_name(const flash3_forward_params&) { return "flash3_forward_params"; }
 inline const char* params_name(const flash3_backward_params&) { return "flash3_backward_params"; }
 inline const char* params_name(const flash3_quantize_params&) { return "flash3_quantize_params"; }
+inline const char* params_name(const flash3_merge_params&) { return "flash3_merge_params"; }
 
 // What the params took in their first version. Fields are only ever added at the end, so a caller
 // built against any version passes at least this much.

@@ -29,6 +29,11 @@ struct ParamsOf<P> {
   using type = flash3_quantize_params;
 };
 
+template <MaybeConst<MergeProblem> P>
+struct ParamsOf<P> {
+  using type = flash3_merge_params;
+};
+
 // ---- addresses ----
 // visit_pointers(problem, visit) calls visit(name, member, pointer, access) for each tensor of a
 // call: its member of the params, and the problem's pointer to its data. visit returns a Status;
@@ -43,23 +48,40 @@ Status visit_sequences(P& p, const Visit& visit) {
   return visit("seqused_k", &Params::seqused_k, p.sequences_k.used, kRead);
 }
 
-// What forward and backward share; `access`: to out and lse.
+// What forward and backward share; `access`: to out and lse. A cache that grows is written.
 template <class P, class Visit>
 Status visit_attention(P& p, const char* access, const Visit& visit) {
   using Params = typename ParamsOf<P>::type;
   FLASH3_CHECK(visit("q", &Params::q, p.q.data, kRead));
-  FLASH3_CHECK(visit("k", &Params::k, p.k.data, kRead));
-  FLASH3_CHECK(visit("v", &Params::v, p.v.data, kRead));
+  const char* access_kv = p.append.given ? kWrite : kRead;
+  FLASH3_CHECK(visit("k", &Params::k, p.k.data, access_kv));
+  FLASH3_CHECK(visit("v", &Params::v, p.v.data, access_kv));
   FLASH3_CHECK(visit("out", &Params::out, p.out.data, access));
   FLASH3_CHECK(visit("lse", &Params::lse, p.lse.data, access));
   FLASH3_CHECK(visit_sequences(p, visit));
   return visit("sink", &Params::sink, p.sink.data, kRead);
 }
 
+template <class P, class Visit>
+Status visit_cache(P& p, const Visit& visit) {
+  using Params = flash3_forward_params;
+  auto& append = p.append;
+  FLASH3_CHECK(visit("page_table", &Params::page_table, p.cache.page_table, kRead));
+  FLASH3_CHECK(visit("cache_batch_idx", &Params::cache_batch_idx, p.cache.batch_idx, kRead));
+  FLASH3_CHECK(visit("leftpad_k", &Params::leftpad_k, p.cache.leftpad, kRead));
+  FLASH3_CHECK(visit("k_new", &Params::k_new, append.k.data, kRead));
+  FLASH3_CHECK(visit("v_new", &Params::v_new, append.v.data, kRead));
+  FLASH3_CHECK(visit("cu_seqlens_k_new", &Params::cu_seqlens_k_new, append.sequences.cu, kRead));
+  FLASH3_CHECK(visit("rotary_cos", &Params::rotary_cos, append.rotary.cos, kRead));
+  FLASH3_CHECK(visit("rotary_sin", &Params::rotary_sin, append.rotary.sin, kRead));
+  return visit("rotary_offsets", &Params::rotary_offsets, append.rotary_offsets, kRead);
+}
+
 template <MaybeConst<ForwardProblem> P, class Visit>
 Status visit_pointers(P& p, const Visit& visit) {
   using Params = flash3_forward_params;
   FLASH3_CHECK(visit_attention(p, kWrite, visit));
+  FLASH3_CHECK(visit_cache(p, visit));
   FLASH3_CHECK(visit("q_scale", &Params::q_scale, p.q_scale.data, kRead));
   FLASH3_CHECK(visit("k_scale", &Params::k_scale, p.k_scale.data, kRead));
   return visit("v_scale", &Params::v_scale, p.v_scale.data, kRead);
@@ -94,6 +116,16 @@ Status visit_pointers(P& p, const Visit& visit) {
   return visit_sequences(p, visit);
 }
 
+template <MaybeConst<MergeProblem> P, class Visit>
+Status visit_pointers(P& p, const Visit& visit) {
+  using Params = flash3_merge_params;
+  FLASH3_CHECK(visit("out_parts", &Params::out_parts, p.out_parts.data, kRead));
+  FLASH3_CHECK(visit("lse_parts", &Params::lse_parts, p.lse_parts.data, kRead));
+  FLASH3_CHECK(visit("out", &Params::out, p.out.data, kWrite));
+  FLASH3_CHECK(visit("lse", &Params::lse, p.lse.data, kWrite));
+  return visit("sink", &Params::sink, p.sink.data, kRead);
+}
+
 // ---- options ----
 // visit_options(a, b, visit) calls visit(name, a's, b's) for each field that is no tensor, and
 // neither stream nor workspace; likewise.
@@ -110,9 +142,14 @@ Status visit_attention_options(const Params& a, const Params& b, const Visit& vi
 }
 
 template <class Params, class Visit>
-Status visit_common_options(const Params& a, const Params& b, const Visit& visit) {
+Status visit_context_options(const Params& a, const Params& b, const Visit& visit) {
   FLASH3_CHECK(visit("backend", a.backend, b.backend));
-  FLASH3_CHECK(visit("num_threads", a.num_threads, b.num_threads));
+  return visit("num_threads", a.num_threads, b.num_threads);
+}
+
+template <class Params, class Visit>
+Status visit_common_options(const Params& a, const Params& b, const Visit& visit) {
+  FLASH3_CHECK(visit_context_options(a, b, visit));
   FLASH3_CHECK(visit("max_seqlen_q", a.max_seqlen_q, b.max_seqlen_q));
   return visit("max_seqlen_k", a.max_seqlen_k, b.max_seqlen_k);
 }
@@ -123,6 +160,8 @@ Status visit_options(const flash3_forward_params& a, const flash3_forward_params
   FLASH3_CHECK(visit_attention_options(a, b, visit));
   FLASH3_CHECK(visit("compute", a.compute, b.compute));
   FLASH3_CHECK(visit("rotation_seed", a.rotation_seed, b.rotation_seed));
+  FLASH3_CHECK(visit("rotary_interleaved", a.rotary_interleaved, b.rotary_interleaved));
+  FLASH3_CHECK(visit("sm_margin", a.sm_margin, b.sm_margin));
   return visit_common_options(a, b, visit);
 }
 
@@ -143,6 +182,12 @@ Status visit_options(const flash3_quantize_params& a, const flash3_quantize_para
   FLASH3_CHECK(visit("rotary_offset_k", a.rotary_offset_k, b.rotary_offset_k));
   FLASH3_CHECK(visit("rotation_seed", a.rotation_seed, b.rotation_seed));
   return visit_common_options(a, b, visit);
+}
+
+template <class Visit>
+Status visit_options(const flash3_merge_params& a, const flash3_merge_params& b,
+                     const Visit& visit) {
+  return visit_context_options(a, b, visit);
 }
 
 }  // namespace flash3

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cache_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/scale_checks.hpp"
@@ -35,7 +36,10 @@ Status check_agreement(const Params& p, const Field& q, const Field& k, const Fi
                        const Field& out, Pointers pointers) {
   const SequenceFields sequences_q = sequences_of_q(p), sequences_k = sequences_of_k(p);
   const Extent batch_q = batch_of(q, sequences_q), batch_k = batch_of(k, sequences_k);
-  FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
+  if constexpr (std::same_as<Params, flash3_forward_params>)
+    FLASH3_CHECK(check_cache_shapes(p, q, k, v, out, batch_q, batch_k));
+  else
+    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
   FLASH3_CHECK(check_used(sequences_q, batch_q));
   FLASH3_CHECK(check_used(sequences_k, batch_q));
   return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, out, pointers)
@@ -75,16 +79,21 @@ Status check_scales(const flash3_forward_params& p, const Field& q, const Field&
 Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   Layout layout;
   FLASH3_CHECK(check_sequences(p, pointers, &layout));
+  FLASH3_CHECK(check_cache_fields(p, pointers));
+  if (is_given(p.page_table)) layout.k_words = "[pages, page_size, heads_k, head_dim]";
+  if (is_given(p.page_table)) layout.v_words = "[pages, page_size, heads_k, head_dim_v]";
   const Field q = layout.q("q", p.q), k = layout.k("k", p.k), v = layout.v("v", p.v);
   const Field out = layout.out("out", p.out), lse = layout.lse("lse", p.lse);
 
   for (const Field& f : {q, k, v}) FLASH3_CHECK(check_form(f, Dtypes::kFloatOrFp8));
   FLASH3_CHECK(check_form(out));
   FLASH3_CHECK(check_dtypes(p, q, k, v, out));
+  FLASH3_CHECK(check_cache_dtypes(p));
   FLASH3_CHECK(check_agreement(p, q, k, v, out, pointers));
   FLASH3_CHECK(check_scales(p, q, k, v, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_strides(f));
   FLASH3_CHECK(check_no_overlap(out));
+  FLASH3_CHECK(check_append(p, q, k, v, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
 
   if (!is_given(p.lse)) return {};
@@ -152,6 +161,7 @@ void fill(const Params& p, Problem* problem) {
   problem->out_dtype = p.out.dtype;
   problem->sequences_q = sequences(p.q, sequences_of_q(p));
   problem->sequences_k = sequences(p.k, sequences_of_k(p));
+  if constexpr (std::same_as<Params, flash3_forward_params>) fill_pages(p, problem);
   problem->batch = problem->sequences_q.packed ? p.cu_seqlens_q.shape[0] - 1 : p.q.shape[0];
   problem->seq_q = problem->sequences_q.max_length;
   problem->seq_k = problem->sequences_k.max_length;
@@ -184,8 +194,11 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   FLASH3_CHECK(read_params(params, &p));
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
+  FLASH3_CHECK(check_cache_options(p));
   *problem = {};
   fill(p, problem);
+  fill_append(p, problem);
+  problem->sm_margin = p.sm_margin;
   problem->q_scale = scale_view(p.q_scale, problem->queries_per_kv_head());
   problem->k_scale = scale_view(p.k_scale, 1);
   problem->v_scale = scale_view(p.v_scale, 1);

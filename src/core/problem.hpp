@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A validated, normalised call. Made once, in make_forward_problem, make_backward_problem or
-// make_quantize_problem; nothing behind them checks user input again.
+// A validated, normalised call. Made once, in make_forward_problem, make_backward_problem,
+// make_quantize_problem or make_merge_problem; nothing behind them checks user input again.
 #pragma once
 
 #include <concepts>
@@ -10,6 +10,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/fp8.hpp"
+#include "core/kv_cache.hpp"
 #include "core/mask.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
@@ -61,34 +62,69 @@ inline size_t reserve_workspace(size_t bytes, size_t* size) {
   return std::exchange(*size, *size + round_up(bytes, kWorkspaceAlignment));
 }
 
+// The tables of a rotary position embedding, [positions, dim / 2].
+struct RotaryView {
+  bool given = false;
+  const void *cos = nullptr, *sin = nullptr;
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;
+  bool interleaved = false;
+  int dim = 0;
+  int64_t positions = 0;
+  int64_t stride_cos = 0, stride_sin = 0;  // from position to position
+};
+
+// Tokens that a forward call writes into its cache first.
+struct Append {
+  bool given = false;
+  TensorView k, v;      // [batch, seq, head, dim], or packed
+  Sequences sequences;  // of k and v
+  RotaryView rotary;
+  const int* rotary_offsets = nullptr;  // [batch]; null: the cache's lengths
+};
+
 // What forward and backward calls have in common.
 struct Problem : ExecutionContext {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q, k and v
   flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // another one only if a forward computes in FP8
   int64_t batch = 0;
-  int64_t seq_q = 0, seq_k = 0;  // of a ragged batch: no sequence is longer
+  int64_t seq_q = 0, seq_k = 0;  // of a ragged batch: no sequence is longer, with what it appends
   int64_t heads_q = 0, heads_k = 0;
   int head_dim = 0, head_dim_v = 0;
 
   // Where each sequence lies; of a batch that is not ragged all are seq_q and seq_k long.
   Sequences sequences_q, sequences_k;
 
-  TensorView q, k, v;
-  TensorView out;  // written by the forward, read by the backward
-  LseView lse;     // likewise
+  TensorView q, k, v;  // of a paged cache k and v are [pages, page_size, head, dim]
+  TensorView out;      // written by the forward, read by the backward
+  LseView lse;         // likewise
 
   float softmax_scale = 0.f;  // never the "0 = default" of the C interface
   float softcap = 0.f;        // 0: none
   SinkView sink;
   MaskRule mask_rule;
 
+  // Of forward calls alone. `cache`: where the keys of a sequence lie in k and v.
+  KvCache cache;
+  Append append;
+
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
+  bool has_cache() const { return cache.given() || append.given; }
   bool is_ragged() const {
-    return sequences_q.packed || sequences_q.has_used || sequences_k.packed || sequences_k.has_used;
+    return sequences_q.packed || sequences_q.has_used || sequences_k.packed ||
+           sequences_k.has_used || has_cache();
   }
 
-  // Sequence b, by what cu_seqlens and seqused hold: for the CPU, and not for questions.
-  SeqInfo sequence(int64_t b) const { return seq_info(sequences_q, sequences_k, b); }
+  // Sequence b, by what cu_seqlens, seqused and the cache hold: for the CPU, and not for questions.
+  // The keys of a cache are given by their places in it.
+  SeqInfo sequence(int64_t b) const {
+    if (!has_cache()) return seq_info(sequences_q, sequences_k, b);
+    const CacheKeys keys = keys_in_cache(b);
+    return {rows_of(sequences_q, b), {keys.first, keys.length(), sequences_k.rows - keys.first}};
+  }
+  CacheKeys keys_in_cache(int64_t b) const {
+    return cache_keys(cache, sequences_k, append.given ? rows_of(append.sequences, b).length : 0,
+                      b);
+  }
   Mask mask(const SeqInfo& s) const { return Mask::make(s.q.length, s.k.length, mask_rule); }
 
   // The mask of a batch that is not ragged, and its band: all of it if there are no chunks.
@@ -99,13 +135,25 @@ struct Problem : ExecutionContext {
 struct ForwardProblem : Problem {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
 
+  int sm_margin = 0;
+
   // q, k and v are brought to FP8 first. No backend sees such a problem: core/quantized_forward.hpp
   // makes two of it.
   bool quantizes = false;
   uint64_t rotation_seed = 0;
 
-  // No output element exists: nothing to run.
-  bool is_empty() const { return batch == 0 || seq_q == 0 || heads_q == 0; }
+  bool has_output() const { return batch > 0 && seq_q > 0 && heads_q > 0; }
+  bool has_tokens_to_append() const {
+    return append.given && batch > 0 && append.sequences.max_length > 0 && heads_k > 0;
+  }
+  // No element of out or of the cache is to be written: nothing to run.
+  bool is_empty() const { return !has_output() && !has_tokens_to_append(); }
+
+  // The rotary embedding's position of query i, where that of the sequence's first new token is
+  // `first`.
+  int64_t query_position(int64_t first, int64_t i) const {
+    return mask_rule.is_none() ? first : first + i;
+  }
 };
 
 struct BackwardProblem : Problem {
@@ -128,17 +176,6 @@ struct QuantizePart {
   ScaleView scale;
 };
 
-// The tables of a rotary position embedding, [positions, dim / 2].
-struct RotaryView {
-  bool given = false;
-  const void *cos = nullptr, *sin = nullptr;
-  flash3_dtype dtype = FLASH3_DTYPE_NONE;
-  bool interleaved = false;
-  int dim = 0;
-  int64_t stride_cos = 0, stride_sin = 0;  // from position to position
-  int64_t offset_q = 0, offset_k = 0;      // position of each sequence's first token
-};
-
 struct QuantizeProblem : ExecutionContext {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // of q, k and v
   int64_t batch = 0;
@@ -147,6 +184,7 @@ struct QuantizeProblem : ExecutionContext {
   bool rotates = false;
   uint64_t rotation_seed = 0;
   RotaryView rotary;
+  int64_t rotary_offset_q = 0, rotary_offset_k = 0;  // position of each sequence's first token
 
   bool is_ragged() const {
     return sequences_q.packed || sequences_q.has_used || sequences_k.packed || sequences_k.has_used;
@@ -161,9 +199,22 @@ struct QuantizeProblem : ExecutionContext {
   }
 };
 
+// The parts of a merge: out_parts is [parts, rows, head, dim] and lse_parts [parts, head, rows], as
+// a batch of so many; out and lse are as those of one packed sequence.
+struct MergeProblem : ExecutionContext {
+  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;
+  int64_t parts = 0, rows = 0, heads = 0;
+  int head_dim_v = 0;
+  TensorView out_parts, out;
+  LseView lse_parts, lse;
+  SinkView sink;
+
+  bool is_empty() const { return rows == 0 || heads == 0; }
+};
+
 template <class T>
 concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, BackwardProblem> ||
-                     std::same_as<T, QuantizeProblem>;
+                     std::same_as<T, QuantizeProblem> || std::same_as<T, MergeProblem>;
 
 // Whether data pointers must be there: a launch needs them, a question does not.
 enum class Pointers { kRequired, kOptional };
@@ -177,6 +228,8 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
 
 Status make_quantize_problem(const flash3_quantize_params* params, Pointers pointers,
                              QuantizeProblem* problem);
+Status make_merge_problem(const flash3_merge_params* params, Pointers pointers,
+                          MergeProblem* problem);
 
 // The same under one name, for code that treats all kinds alike.
 inline Status make_problem(const flash3_forward_params* params, Pointers pointers,
@@ -191,8 +244,13 @@ inline Status make_problem(const flash3_quantize_params* params, Pointers pointe
                            QuantizeProblem* problem) {
   return make_quantize_problem(params, pointers, problem);
 }
+inline Status make_problem(const flash3_merge_params* params, Pointers pointers,
+                           MergeProblem* problem) {
+  return make_merge_problem(params, pointers, problem);
+}
 
-// The rules for what cu_seqlens and seqused hold, of a problem whose memory the host can read.
+// The rules for what cu_seqlens, seqused and the index tensors of a cache hold, of a problem whose
+// memory the host can read.
 Status check_lengths(const Problem& problem);
 Status check_lengths(const QuantizeProblem& problem);
 

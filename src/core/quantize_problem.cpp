@@ -5,6 +5,7 @@
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/problem.hpp"
+#include "core/rotary_checks.hpp"
 #include "core/scale_checks.hpp"
 
 namespace flash3 {
@@ -144,27 +145,9 @@ Status check_rotary(const flash3_quantize_params& p, const Parts& parts, Pointer
   if (!first.given())
     return invalid_argument(
         "rotary_cos is given but q and k are all zero; there is nothing to apply it to");
-  const Field cos{"rotary_cos", "[positions, rotary_dim / 2]", 2, p.rotary_cos};
-  const Field sin{"rotary_sin", "[positions, rotary_dim / 2]", 2, p.rotary_sin};
-  for (const Field& f : {cos, sin}) {
-    FLASH3_CHECK(check_form(f));
-    const flash3_dtype dtype = f.tensor.dtype, other = first.in.tensor.dtype;
-    if (dtype != FLASH3_FLOAT32 && dtype != other)
-      return invalid_argument(message(f.name, ".dtype = ", dtype_name(dtype), " but ",
-                                      first.in.name, ".dtype = ", dtype_name(other),
-                                      "; it must be ", "float32 or the dtype of q and k"));
-  }
-  FLASH3_CHECK(check_same_dtype({cos, sin}));
-  FLASH3_CHECK(check_same_shape(sin, cos));
-  const int64_t pairs = p.rotary_cos.shape[1];
-  if (pairs < 1 || 2 * pairs > first.dim().size())
-    return invalid_argument(message(cos.part("shape", 1), " = ", pairs, " but ", first.dim().name(),
-                                    " = ", first.dim().size(),
-                                    "; it must be from 1 to half of head_dim"));
-  for (const Field& f : {cos, sin}) {
-    FLASH3_CHECK(check_strides(f));
-    FLASH3_CHECK(check_data(f, pointers));
-  }
+  const Field cos = rotary_field("rotary_cos", p.rotary_cos);
+  FLASH3_CHECK(check_rotary_tables(cos, rotary_field("rotary_sin", p.rotary_sin), first.in,
+                                   "q and k", pointers));
   FLASH3_CHECK(check_reach(parts.q, cos, "rotary_offset_q", p.rotary_offset_q));
   return check_reach(parts.k, cos, "rotary_offset_k", p.rotary_offset_k);
 }
@@ -177,21 +160,6 @@ QuantizePart made_of(const Part& part, int64_t batch, Index heads_per_scale) {
   };
   return {true, view_of(part.in.tensor), view_of(part.out.tensor),
           scale_view(part.scale, heads_per_scale)};
-}
-
-RotaryView rotary_of(const flash3_quantize_params& p) {
-  const auto stride = [](const flash3_tensor& t) { return t.shape[0] > 1 ? t.stride[0] : 0; };
-  if (!is_given(p.rotary_cos)) return {};
-  return {true,
-          p.rotary_cos.data,
-          p.rotary_sin.data,
-          p.rotary_cos.dtype,
-          p.rotary_interleaved != 0,
-          static_cast<int>(2 * p.rotary_cos.shape[1]),
-          stride(p.rotary_cos),
-          stride(p.rotary_sin),
-          p.rotary_offset_q,
-          p.rotary_offset_k};
 }
 
 }  // namespace
@@ -226,7 +194,10 @@ Status make_quantize_problem(const flash3_quantize_params* params, Pointers poin
   made.v = made_of(v, made.batch, 1);
   made.rotates = p.rotate != 0;
   made.rotation_seed = p.rotation_seed;
-  made.rotary = rotary_of(p);
+  if (is_given(p.rotary_cos))
+    made.rotary = rotary_view(p.rotary_cos, p.rotary_sin, p.rotary_interleaved != 0);
+  made.rotary_offset_q = p.rotary_offset_q;
+  made.rotary_offset_k = p.rotary_offset_k;
   fill_context(p, &made);
   *problem = made;
   return {};

@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/sequence_checks.hpp"
 
+#include "core/cache_checks.hpp"
 #include "core/message.hpp"
 
 namespace flash3 {
 namespace {
+
+// One element for each query head, side by side.
+Status check_head_field(const Field& f, const Field& q, Pointers pointers) {
+  FLASH3_CHECK(check_sizes(f));
+  FLASH3_CHECK(check_same({f, 0}, {q, q.ndim - 2}, "heads_q"));
+  FLASH3_CHECK(check_strides(f));
+  return check_data(f, pointers);
+}
+
+}  // namespace
 
 Status check_index_field(const Field& f, int64_t least, const char* why, Pointers pointers) {
   const flash3_tensor& t = f.tensor;
@@ -20,40 +31,6 @@ Status check_index_field(const Field& f, int64_t least, const char* why, Pointer
   return check_data(f, pointers);
 }
 
-// One element for each query head, side by side.
-Status check_head_field(const Field& f, const Field& q, Pointers pointers) {
-  FLASH3_CHECK(check_sizes(f));
-  FLASH3_CHECK(check_same({f, 0}, {q, q.ndim - 2}, "heads_q"));
-  FLASH3_CHECK(check_strides(f));
-  return check_data(f, pointers);
-}
-
-Status check_lengths_of(const Sequences& s, int64_t batch, const char* cu, const char* used,
-                        const char* max_name) {
-  for (int64_t b = 0; s.cu && b <= batch; ++b) {
-    const int64_t begin = b > 0 ? s.cu[b - 1] : 0, end = s.cu[b];
-    if (end < begin && b > 0)
-      return invalid_argument(message(cu, "[", b, "] = ", end, " but ", cu, "[", b - 1,
-                                      "] = ", begin, "; ", cu, " must not decrease"));
-    if (end < 0 || end > s.rows)
-      return invalid_argument(message(cu, "[", b, "] = ", end, " but it must be from 0 to ", s.rows,
-                                      ", the rows of the packed tensors"));
-  }
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t capacity = s.cu ? s.cu[b + 1] - s.cu[b] : s.rows;
-    if (s.used && (s.used[b] < 0 || s.used[b] > capacity))
-      return invalid_argument(message(used, "[", b, "] = ", s.used[b], " but it must be from 0 to ",
-                                      capacity, ", the rows of that sequence"));
-    const int64_t length = s.used ? s.used[b] : capacity;
-    if (length > s.max_length)
-      return invalid_argument(message(max_name, " = ", s.max_length, " but sequence ", b, " has ",
-                                      length, " tokens; no sequence may be longer"));
-  }
-  return {};
-}
-
-}  // namespace
-
 Status check_sequence_fields(const SequenceFields& fields, Pointers pointers) {
   if (fields.packed())
     FLASH3_CHECK(check_index_field(fields.cu, 1, ", one more than there are sequences", pointers));
@@ -61,7 +38,7 @@ Status check_sequence_fields(const SequenceFields& fields, Pointers pointers) {
   if (fields.max_length < 0)
     return invalid_argument(message(fields.max_name, " = ", fields.max_length,
                                     " but it must be at least 0 (0: not known)"));
-  if (fields.max_length > 0 && !fields.packed())
+  if (fields.max_length > 0 && !fields.packed() && !fields.paged)
     return invalid_argument(message(fields.max_name, " = ", fields.max_length, " but ",
                                     fields.cu.name, " is all zero; a maximum goes with packed ",
                                     "sequences alone"));
@@ -94,6 +71,30 @@ Status check_dsink(const Field& dsink, const Field& sink, const Field& q, Pointe
   return check_head_field(dsink, q, pointers);
 }
 
+Status check_lengths_of(const Sequences& s, int64_t batch, const char* cu, const char* used,
+                        const char* max_name) {
+  for (int64_t b = 0; s.cu && b <= batch; ++b) {
+    const int64_t begin = b > 0 ? s.cu[b - 1] : 0, end = s.cu[b];
+    if (end < begin && b > 0)
+      return invalid_argument(message(cu, "[", b, "] = ", end, " but ", cu, "[", b - 1,
+                                      "] = ", begin, "; ", cu, " must not decrease"));
+    if (end < 0 || end > s.rows)
+      return invalid_argument(message(cu, "[", b, "] = ", end, " but it must be from 0 to ", s.rows,
+                                      ", the rows of the packed tensors"));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t capacity = s.cu ? s.cu[b + 1] - s.cu[b] : s.rows;
+    if (s.used && (s.used[b] < 0 || s.used[b] > capacity))
+      return invalid_argument(message(used, "[", b, "] = ", s.used[b], " but it must be from 0 to ",
+                                      capacity, ", the rows of that sequence"));
+    const int64_t length = s.used ? s.used[b] : capacity;
+    if (length > s.max_length)
+      return invalid_argument(message(max_name, " = ", s.max_length, " but sequence ", b, " has ",
+                                      length, " tokens; no sequence may be longer"));
+  }
+  return {};
+}
+
 template <class P>
 static Status check_lengths_of_call(const P& p) {
   FLASH3_CHECK(
@@ -101,7 +102,10 @@ static Status check_lengths_of_call(const P& p) {
   return check_lengths_of(p.sequences_k, p.batch, "cu_seqlens_k", "seqused_k", "max_seqlen_k");
 }
 
-Status check_lengths(const Problem& p) { return check_lengths_of_call(p); }
+Status check_lengths(const Problem& p) {
+  FLASH3_CHECK(check_lengths_of_call(p));
+  return p.has_cache() ? check_cache_places(p) : Status();
+}
 Status check_lengths(const QuantizeProblem& p) { return check_lengths_of_call(p); }
 
 }  // namespace flash3

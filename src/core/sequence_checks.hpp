@@ -14,13 +14,21 @@ struct SequenceFields {
   Field used;  // [batch]
   const char* max_name;
   int64_t max_length;
+  bool paged = false;  // a maximum has a page table to go with
 
   bool packed() const { return is_given(cu.tensor); }
   bool has_used() const { return is_given(used.tensor); }
 };
 
+// An int32 tensor by itself: dtype, ndim, the least first size and why, stride, memory.
+Status check_index_field(const Field& field, int64_t least, const char* why, Pointers pointers);
+
 // Each by itself: dtype, ndim, size, stride, memory.
 Status check_sequence_fields(const SequenceFields& fields, Pointers pointers);
+
+// What cu_seqlens and seqused hold.
+Status check_lengths_of(const Sequences& sequences, int64_t batch, const char* cu, const char* used,
+                        const char* max_name);
 
 // seqused has an element for each sequence.
 Status check_used(const SequenceFields& fields, const Extent& batch);

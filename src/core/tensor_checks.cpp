@@ -114,9 +114,12 @@ Status check_same(const Extent& a, const Extent& b, const char* what) {
 }
 
 Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out,
-                    const Extent& batch_q, const Extent& batch_k) {
+                    const Extent& batch_q, const Extent& batch_k, const char* elements) {
   FLASH3_CHECK(check_same(batch_k, batch_q, "batch size"));
-  if (!is_packed(v)) FLASH3_CHECK(check_same({v, 0}, batch_q, "batch size"));
+  if (elements)
+    FLASH3_CHECK(check_same({v, 0}, {k, 0}, elements));
+  else if (!is_packed(v))
+    FLASH3_CHECK(check_same({v, 0}, batch_q, "batch size"));
   if (!is_packed(out)) FLASH3_CHECK(check_same({out, 0}, batch_q, "batch size"));
   FLASH3_CHECK(check_same(seq_of(v), seq_of(k), is_packed(k) ? "total_k" : "seq_k"));
   FLASH3_CHECK(check_same(heads_of(v), heads_of(k), "heads_k"));

@@ -12,6 +12,7 @@
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/message.hpp"
+#include "cpu/append.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/work_list.hpp"
 
@@ -173,8 +174,8 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   plan.kernel = kernel_of(plan.target);
   plan.tile.keys = tile_keys(p, p.seq_k);
   plan.split_keys = std::max<int64_t>(p.seq_k, 1);
-  if (p.is_empty()) {
-    plan.why = "no output element: nothing to run";
+  if (!p.has_output()) {
+    plan.why = "no output element: nothing to compute";
     return plan;
   }
 
@@ -193,6 +194,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     plan.why =
         message("blocks of the sequences' rows, the longest first, short ones together, for ",
                 count(plan.threads, "thread"));
+    plan.workspace_size = rotated_q_bytes(p);
     return plan;
   }
 
@@ -227,9 +229,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   return plan;
 }
 
-Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
-  if (p.is_empty()) return {};
-  if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
+static Status run_tasks(const ForwardProblem& p, const AttentionPlan& plan) {
   WorkList list = list_blocks(p, plan);
   int threads = plan.threads;
   if (p.is_ragged()) threads = std::min(threads, threads_for(list.work(), p.num_threads));
@@ -257,6 +257,17 @@ Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
   });
   if (plan.splits > 1) merge(p, plan, list);
   return {};
+}
+
+Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
+  if (p.is_empty()) return {};
+  if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
+  if (p.append.given) run_append(p);
+  if (!p.has_output()) return {};
+  if (!p.append.rotary.given) return run_tasks(p, plan);
+  ForwardProblem rotated = p;
+  rotated.q = rotate_q(p, p.workspace);
+  return run_tasks(rotated, plan);
 }
 
 }  // namespace flash3::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU backend: what core/backend.hpp asks, answered by plan_attention, plan_backward and
-// plan_quantize.
+// The CPU backend: what core/backend.hpp asks, answered by plan_attention, plan_backward,
+// plan_quantize and plan_merge.
 #include <algorithm>
 #include <cctype>
 #include <memory>
@@ -10,6 +10,7 @@
 #include "core/message.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
+#include "cpu/merge.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/quantize.hpp"
 
@@ -69,6 +70,11 @@ void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanati
   out->add("arithmetic", arithmetic(problem, plan));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
+  if (problem.append.given)
+    out->add("first", problem.append.rotary.given
+                          ? "the new keys and values go into the cache, and q with its embedding "
+                            "into the workspace"
+                          : "the new keys and values go into the cache");
   out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
   if (plan.splits > 1)
     out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));
@@ -92,6 +98,12 @@ void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanati
                    " tokens of a head, ",
                    plan.has_wide_scales ? "read twice where a scale is of more than one, " : "",
                    "on ", plan.threads, plan.threads == 1 ? " thread" : " threads"));
+}
+
+void explain(const MergeProblem& problem, const MergePlan& plan, Explanation* out) {
+  out->add("kernel", message("cpu_merge_", short_dtype(problem.out_dtype)));
+  out->add("tasks", message(problem.rows * problem.heads, " rows of heads, on ", plan.threads,
+                            plan.threads == 1 ? " thread" : " threads"));
 }
 
 // A call as the backend's functions know it: what they have decided, and how they run it.
@@ -140,6 +152,10 @@ class CpuBackend final : public Backend {
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
     *plan = std::make_unique<CpuPlan<QuantizeProblem, QuantizePlan, run_quantize>>(
         plan_quantize(problem));
+    return {};
+  }
+  Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
+    *plan = std::make_unique<CpuPlan<MergeProblem, MergePlan, run_merge>>(plan_merge(problem));
     return {};
   }
 };

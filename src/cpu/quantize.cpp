@@ -11,6 +11,7 @@
 #include "core/convert.hpp"
 #include "core/rotation.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/rotary.hpp"
 
 namespace flash3::cpu {
 namespace {
@@ -44,8 +45,8 @@ struct Works {
 };
 
 Works works_of(const QuantizeProblem& p) {
-  return {{&p.q, &p.sequences_q, true, p.rotary.offset_q},
-          {&p.k, &p.sequences_k, true, p.rotary.offset_k},
+  return {{&p.q, &p.sequences_q, true, p.rotary_offset_q},
+          {&p.k, &p.sequences_k, true, p.rotary_offset_k},
           {&p.v, &p.sequences_k, false, 0}};
 }
 
@@ -77,19 +78,6 @@ class Rotation {
   int dim_;
   float factor_[kMaxHeadDim];
 };
-
-void apply_rope(const RotaryView& rotary, int64_t position, float* x) {
-  const int pairs = rotary.dim / 2;
-  const int step = rotary.interleaved ? 2 : 1, other = rotary.interleaved ? 1 : pairs;
-  for (int i = 0; i < pairs; ++i) {
-    const float cos = load_float(rotary.cos, rotary.dtype, position * rotary.stride_cos + i);
-    const float sin = load_float(rotary.sin, rotary.dtype, position * rotary.stride_sin + i);
-    float &a = x[i * step], &b = x[i * step + other];
-    const float rotated = a * cos - b * sin;
-    b = a * sin + b * cos;
-    a = rotated;
-  }
-}
 
 // The tokens of one block as float32, rotated, and what becomes of them.
 class BlockBuffer {

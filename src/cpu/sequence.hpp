@@ -28,6 +28,13 @@ inline Index row_offset(const LseView& t, const Sequence& s, Index query, Index 
   return s.batch * t.stride_batch + head * t.stride_head + s.q.first + query;
 }
 
+// Where key j of a sequence begins in k or v, which may be a cache.
+inline Index key_offset(const Problem& p, const TensorView& t, const Sequence& s, Index j,
+                        Index head) {
+  const CacheRow at = cache_row(p.cache, s.batch, s.k.first + j);
+  return at.element * t.stride_batch + at.row * t.stride_seq + head * t.stride_head;
+}
+
 // What a packed row of a KV head with a group of query heads is (attention_task.hpp).
 struct PackedRow {
   Index query, head;  // of all query heads

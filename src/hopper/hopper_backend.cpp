@@ -72,6 +72,10 @@ class HopperBackend final : public Backend {
   }
 
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
+    if (problem.has_cache())
+      return unsupported(
+          "page_table, cache_batch_idx, leftpad_k or k_new is given but the hopper backend has no "
+          "kernel for a KV cache; the cpu backend has");
     return make_plan<ForwardPlan>(problem, plan);
   }
   Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {
@@ -79,6 +83,11 @@ class HopperBackend final : public Backend {
   }
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
     return make_plan<QuantizePlan>(problem, plan);
+  }
+  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override {
+    return unsupported(
+        "out_parts is given but the hopper backend has no kernel that merges parts; the cpu "
+        "backend has");
   }
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/reference_rows.hpp"
@@ -153,6 +154,7 @@ void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) 
 }  // namespace
 
 ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
+  if (p.has_cache()) return attention_ref(GatheredCache(p).problem(), num_threads);
   const int64_t rows = rows_in_batch(p.sequences_q, p.batch);
   ReferenceForward result;
   result.out.resize(rows * p.heads_q * p.head_dim_v);

@@ -24,8 +24,8 @@ struct ReferenceForward {
   std::vector<float> out_bound, lse_bound;
 };
 
-// Reads q, k, v, sink and lengths (host memory, any strides); out and lse of the problem are not
-// touched. num_threads 0: all cores.
+// Reads q, k, v, sink, lengths and what belongs to a cache (host memory, any strides); out, lse and
+// the cache of the problem are not touched. num_threads 0: all cores.
 ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
 
 }  // namespace flash3

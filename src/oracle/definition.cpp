@@ -42,9 +42,7 @@ template <class Params>
 struct Call {
   const Params& p;
   const bool packed_q = given(p.cu_seqlens_q), packed_k = given(p.cu_seqlens_k);
-  const int64_t batch = packed_q   ? p.cu_seqlens_q.shape[0] - 1
-                        : packed_k ? p.cu_seqlens_k.shape[0] - 1
-                                   : p.q.shape[0];
+  const int64_t batch = packed_q ? p.cu_seqlens_q.shape[0] - 1 : p.q.shape[0];
   const int64_t heads_q = p.q.shape[p.q.ndim - 2], heads_k = p.k.shape[p.k.ndim - 2];
   const int64_t head_dim = p.q.shape[p.q.ndim - 1], head_dim_v = p.v.shape[p.v.ndim - 1];
   const double scale = p.softmax_scale > 0
@@ -125,10 +123,85 @@ double fp8_scale(const flash3_tensor& t, const flash3_tensor& cu_seqlens, int64_
   return at(head * t.stride[1] + (first + block) * t.stride[2]);
 }
 
+// Keys, values and queries of a forward call, whose k and v may be a cache.
+class ForwardTokens {
+ public:
+  explicit ForwardTokens(const flash3_forward_params& p) : p_(p), call_{p} {}
+
+  // Places of the cache that a sequence's keys have before the call; the new ones come behind.
+  int64_t used(int64_t b) const {
+    if (given(p_.seqused_k)) return entry(p_.seqused_k, b);
+    return given(p_.page_table) ? p_.page_table.shape[1] * p_.k.shape[1] : call_.keys(b).count;
+  }
+  int64_t padding(int64_t b) const { return given(p_.leftpad_k) ? entry(p_.leftpad_k, b) : 0; }
+  int64_t added(int64_t b) const {
+    return given(p_.k_new) ? tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b).count : 0;
+  }
+  int64_t keys(int64_t b) const { return used(b) - padding(b) + added(b); }
+
+  double k(int64_t b, int64_t j, int64_t head, int64_t d) const {
+    const int64_t n = padding(b) + j - used(b);
+    if (n < 0) return cached(p_.k, b, padding(b) + j, head, d);
+    const Tokens tokens = tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b);
+    return rotated(p_.k_new, b, tokens, n, head, d, position(b) + n);
+  }
+  double v(int64_t b, int64_t j, int64_t head, int64_t d) const {
+    const int64_t n = padding(b) + j - used(b);
+    if (n < 0) return cached(p_.v, b, padding(b) + j, head, d);
+    const Tokens tokens = tokens_of(p_.v_new, p_.cu_seqlens_k_new, {}, b);
+    return call_.element(p_.v_new, b, tokens, n, head, d);
+  }
+  double q(int64_t b, int64_t i, int64_t head, int64_t d) const {
+    const bool masked =
+        p_.causal || p_.chunk > 0 || (p_.window && (p_.window_left >= 0 || p_.window_right >= 0));
+    return rotated(p_.q, b, call_.queries(b), i, head, d, position(b) + (masked ? i : 0));
+  }
+
+ private:
+  double cached(const flash3_tensor& t, int64_t b, int64_t place, int64_t head, int64_t d) const {
+    const auto page = [&](int64_t i) {
+      return static_cast<const int32_t*>(p_.page_table.data)[b * p_.page_table.stride[0] + i];
+    };
+    if (given(p_.page_table))
+      return call_.element(t, page(place / t.shape[1]), {0, 0}, place % t.shape[1], head, d);
+    const int64_t of = given(p_.cache_batch_idx) ? entry(p_.cache_batch_idx, b) : b;
+    return call_.element(t, of, {call_.packed_k ? call_.keys(b).first : 0, 0}, place, head, d);
+  }
+
+  int64_t position(int64_t b) const {
+    return given(p_.rotary_offsets) ? entry(p_.rotary_offsets, b) : used(b);
+  }
+
+  // Element d with the rotary embedding, if there is one: in float32, rounded to the dtype once.
+  double rotated(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
+                 int64_t d, int64_t position) const {
+    const int64_t pairs = p_.rotary_cos.shape[1];
+    if (!given(p_.rotary_cos) || d >= 2 * pairs) return call_.element(t, b, tokens, i, head, d);
+    const int64_t pair = p_.rotary_interleaved ? d / 2 : d % pairs;
+    const bool second = p_.rotary_interleaved ? d % 2 == 1 : d >= pairs;
+    const auto x = [&](bool other) {
+      const int64_t at = p_.rotary_interleaved ? 2 * pair + other : pair + (other ? pairs : 0);
+      return static_cast<float>(call_.element(t, b, tokens, i, head, at));
+    };
+    const auto table = [&](const flash3_tensor& of) {
+      return load_float(of.data, of.dtype, position * of.stride[0] + pair);
+    };
+    const float cos = table(p_.rotary_cos), sin = table(p_.rotary_sin);
+    const float exact = second ? x(false) * sin + x(true) * cos : x(false) * cos - x(true) * sin;
+    uint32_t element = 0;
+    store_float(&element, t.dtype, 0, exact);
+    return load_float(&element, t.dtype, 0);
+  }
+
+  const flash3_forward_params& p_;
+  const Call<flash3_forward_params> call_;
+};
+
 }  // namespace
 
 DefinedForward define_forward(const flash3_forward_params& p) {
   const Call<flash3_forward_params> call{p};
+  const ForwardTokens tokens{p};
   const int64_t rows = p.q.shape[p.q.ndim - 3];
   const int64_t all_rows = call.packed_q ? rows : call.batch * rows;
   DefinedForward result;
@@ -138,17 +211,21 @@ DefinedForward define_forward(const flash3_forward_params& p) {
   for (int64_t b = 0; b < call.batch; ++b)
     for (int64_t h = 0; h < call.heads_q; ++h)
       for (int64_t i = 0; i < call.queries(b).count; ++i) {
-        const Tokens queries = call.queries(b), keys = call.keys(b);
-        const VisibleKeys mask = call.visible(b);
+        const Tokens queries = call.queries(b);
+        const int64_t keys = tokens.keys(b);
+        VisibleKeys mask = call.visible(b);
+        mask.seq_k = keys;
         const int64_t kv_head = call.kv_head(h);
         const double q_scale = fp8_scale(p.q_scale, p.cu_seqlens_q, b, h, kv_head, i);
 
         std::vector<int64_t> seen;
         std::vector<double> scores;
-        for (int64_t j = 0; j < keys.count; ++j) {
+        for (int64_t j = 0; j < keys; ++j) {
           if (!mask.sees(i, j)) continue;
           const double k_scale = fp8_scale(p.k_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
-          const double dot = call.dot(p.q, queries, i, h, p.k, keys, j, kv_head, b, call.head_dim);
+          double dot = 0;
+          for (int64_t d = 0; d < call.head_dim; ++d)
+            dot += tokens.q(b, i, h, d) * tokens.k(b, j, kv_head, d);
           seen.push_back(j);
           scores.push_back(call.capped(call.scale * q_scale * k_scale * dot));
         }
@@ -163,7 +240,7 @@ DefinedForward define_forward(const flash3_forward_params& p) {
           const double v_scale = fp8_scale(p.v_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.out[out + static_cast<size_t>(d)] +=
-                weight * v_scale * call.element(p.v, b, keys, j, kv_head, d);
+                weight * v_scale * tokens.v(b, j, kv_head, d);
         }
       }
   return result;

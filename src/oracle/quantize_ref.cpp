@@ -38,8 +38,8 @@ struct Side {
 
 Side side_of(const QuantizeProblem& p, QuantizeWhich which) {
   switch (which) {
-    case QuantizeWhich::kQ: return {p.q, p.sequences_q, true, p.rotary.offset_q};
-    case QuantizeWhich::kK: return {p.k, p.sequences_k, true, p.rotary.offset_k};
+    case QuantizeWhich::kQ: return {p.q, p.sequences_q, true, p.rotary_offset_q};
+    case QuantizeWhich::kK: return {p.k, p.sequences_k, true, p.rotary_offset_k};
     case QuantizeWhich::kV: break;
   }
   return {p.v, p.sequences_k, false, 0};

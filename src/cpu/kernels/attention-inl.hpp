@@ -49,6 +49,7 @@ constexpr int kFewRows = 4;
 struct Buffers {
   int q_words, v_words;  // per row; v_words in whole vectors of columns
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
+  void *k_rows, *v_rows;  // of a paged tile: where its rows lie
 
   // Returns the bytes used; without a base it only measures.
   template <class Words>
@@ -73,6 +74,11 @@ struct Buffers {
     max = take(rows);
     sum = take(rows);
     stage = take(int64_t{kLanes} * round_up(q_words, kBlock));
+    // One more than the tile has: a word of V is read with the row behind it.
+    const int64_t listed =
+        p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
+    k_rows = take(listed);
+    v_rows = take(listed);
     return used;
   }
 };
@@ -148,8 +154,21 @@ class TaskRunner {
   }
   // Row j of this KV head.
   const Element* kv_row(const TensorView& t, Index j) const {
-    return static_cast<const Element*>(t.data) +
-           row_offset(t, sequence_.batch, sequence_.k, j, task_.kv_head);
+    return static_cast<const Element*>(t.data) + key_offset(p_, t, sequence_, j, task_.kv_head);
+  }
+  // Calls what(rows) for the rows of K or V; of pages those of the tile, which `list` holds.
+  template <class What>
+  auto with_rows(const TensorView& t, Index tile, void* list, const What& what) const {
+    if (p_.cache.paged)
+      return what(ListedRows<Element>{static_cast<const Element**>(list), t.stride_seq, tile});
+    return what(EvenRows<Element>{kv_row(t, 0), t.stride_seq});
+  }
+  // Looks up where rows [begin, end) of a paged tile lie.
+  void list_rows(Index tile, Index begin, Index end) {
+    for (Index j = begin; j < end; ++j) {
+      static_cast<const Element**>(buffers_.k_rows)[j - tile] = kv_row(p_.k, j);
+      static_cast<const Element**>(buffers_.v_rows)[j - tile] = kv_row(p_.v, j);
+    }
   }
   // Start of packed row r of a tensor of query heads.
   Index query_offset(const TensorView& t, Index r) const {
@@ -171,6 +190,11 @@ class TaskRunner {
 
   // Keys [seen) of the tile of keys that starts at `tile`.
   void run_tile(Index tile, Range seen) {
+    if (p_.cache.paged) {  // whole panels, as packing takes them, or fours
+      constexpr int kStep = std::max(kPanel, 4);
+      list_rows(tile, tile + (seen.begin - tile) / kStep * kStep,
+                std::min(tile + round_up(seen.end - tile, kPanel) + 1, sequence_.k.length));
+    }
     if (!in_place_) pack_tile(tile, seen);
     for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
       const Range rows{r, std::min(r + strip_rows_, task_.rows.end)};
@@ -182,13 +206,17 @@ class TaskRunner {
   void pack_tile(Index tile, Range seen) {
     const Index first = (seen.begin - tile) / kPanel * kPanel;
     const Index last = round_up(seen.end - tile, kPanel);
-    pack_k<Words>(kv_row(p_.k, 0), p_.k.stride_seq, p_.head_dim, buffers_.q_words, tile + first,
-                  tile + last, sequence_.k.length, buffers_.stage,
-                  buffers_.k + first * buffers_.q_words, k_scales_);
+    const Index length = sequence_.k.length;
+    with_rows(p_.k, tile, buffers_.k_rows, [&](auto rows) {
+      pack_k<Words>(rows, p_.head_dim, buffers_.q_words, tile + first, tile + last, length,
+                    buffers_.stage, buffers_.k + first * buffers_.q_words, k_scales_);
+    });
     constexpr Index kStep = kPair * Words::kDepth;
-    v_is_finite_ = pack_v<Words>(kv_row(p_.v, 0), p_.v.stride_seq, p_.head_dim_v, tile,
-                                 seen.begin / kStep * kStep, round_up(seen.end, kStep),
-                                 sequence_.k.length, tile_.keys / kPair, buffers_.v, v_scales_);
+    v_is_finite_ = with_rows(p_.v, tile, buffers_.v_rows, [&](auto rows) {
+      return pack_v<Words>(rows, p_.head_dim_v, tile, seen.begin / kStep * kStep,
+                           round_up(seen.end, kStep), length, tile_.keys / kPair, buffers_.v,
+                           v_scales_);
+    });
   }
 
   // keys: those of the tile that some row of the strip sees.
@@ -231,11 +259,14 @@ class TaskRunner {
                            static_cast<int>(vectors), buffers_.scores + first, tile_.keys);
       return;
     }
-    const auto in_place =
-        rows.size() == 1 ? &scores_in_place<Words, 1> : &scores_in_place<Words, kFewRows>;
     const Index first = columns.begin / 4 * 4;
-    in_place(q, buffers_.q_words, kv_row(p_.k, tile + first), p_.k.stride_seq, columns.end - first,
-             buffers_.scores + first, tile_.keys);
+    with_rows(p_.k, tile, buffers_.k_rows, [&](auto keys) {
+      using Rows = decltype(keys);
+      const auto in_place = rows.size() == 1 ? &scores_in_place<Words, 1, Rows>
+                                             : &scores_in_place<Words, kFewRows, Rows>;
+      in_place(q, buffers_.q_words, keys, tile + first, columns.end - first,
+               buffers_.scores + first, tile_.keys);
+    });
   }
 
   // out = out · correction + P·V. A key that a row does not see must not be multiplied where V is
@@ -259,10 +290,13 @@ class TaskRunner {
     const Index stride = tile_.keys / kPair, first = common.begin / kPair,
                 depth = common.size() / kPair;
     if (in_place_) {
-      const auto in_place =
-          rows.size() == 1 ? &values_in_place<Words, 1> : &values_in_place<Words, kFewRows>;
-      in_place(buffers_.weights + first, stride, kv_row(p_.v, tile + common.begin), p_.v.stride_seq,
-               depth, vectors, correction, out);
+      with_rows(p_.v, tile, buffers_.v_rows, [&](auto values) {
+        using Rows = decltype(values);
+        const auto in_place = rows.size() == 1 ? &values_in_place<Words, 1, Rows>
+                                               : &values_in_place<Words, kFewRows, Rows>;
+        in_place(buffers_.weights + first, stride, values, tile + common.begin, depth, vectors,
+                 correction, out);
+      });
     } else {
       packed_values<Words>(buffers_.weights, stride, buffers_.v, stride, first, depth, vectors,
                            correction, out);

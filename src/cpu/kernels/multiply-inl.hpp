@@ -40,14 +40,16 @@ struct PackedColumns {
   }
 };
 
-// Rows of V in place; word k is made of row k, or of rows 2k and 2k + 1.
-template <class Words>
+// Rows of V in place, from row `first` on; word k is made of row k, or of rows 2k and 2k + 1.
+template <class Words, class Rows>
 struct RowsInPlace {
-  const typename Words::Element* rows;
-  int64_t stride;
+  Rows rows;
+  int64_t first;
+  int column;
   HWY_INLINE VecF load_vector(int64_t k, int i) const {
-    const auto* row = rows + k * Words::kElements * stride + i * kLanes;
-    return Words::load_across(row, row + stride);
+    const int64_t row = first + k * Words::kElements;
+    const int at = column + i * kLanes;
+    return Words::load_across(rows.row(row) + at, rows.row(row + Words::kElements - 1) + at);
   }
 };
 
@@ -148,15 +150,14 @@ HWY_INLINE void store_sums(const VecF (&v)[4], float* out) {
 #endif
 }
 
-// scores[r][j] = q[r]·k[j] for kRows rows and `count` keys in place. Whole vectors only. Writes
-// scores in fours.
-template <class Words, int kRows>
-HWY_NOINLINE void scores_in_place(const float* q, int q_words, const typename Words::Element* k,
-                                  int64_t stride, int64_t count, float* scores,
-                                  int64_t scores_stride) {
+// scores[r][j] = q[r]·k[first + j] for kRows rows and `count` keys in place. Whole vectors only.
+// Writes scores in fours.
+template <class Words, int kRows, class Rows>
+HWY_NOINLINE void scores_in_place(const float* q, int q_words, Rows k, int64_t first, int64_t count,
+                                  float* scores, int64_t scores_stride) {
   for (int64_t j = 0; j < count; j += 4) {
     const typename Words::Element* key[4];
-    for (int i = 0; i < 4; ++i) key[i] = k + std::min(j + i, count - 1) * stride;
+    for (int i = 0; i < 4; ++i) key[i] = k.row(first + std::min(j + i, count - 1));
     VecF sum[kRows][4];
     FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
       FLASH3_UNROLL for (int i = 0; i < 4; ++i) { sum[r][i] = hn::Zero(F32()); }
@@ -179,15 +180,15 @@ HWY_NOINLINE void scores_in_place(const float* q, int q_words, const typename Wo
   }
 }
 
-// out = out·scale + weights·v for kRows rows, V in place. Whole vectors only.
-template <class Words, int kRows>
-void values_in_place(const float* weights, int64_t weights_stride, const typename Words::Element* v,
-                     int64_t stride, int64_t depth, int vectors, const float* scale, float* out) {
+// out = out·scale + weights·v for kRows rows, V in place from row `first` on. Whole vectors only.
+template <class Words, int kRows, class Rows>
+void values_in_place(const float* weights, int64_t weights_stride, Rows v, int64_t first,
+                     int64_t depth, int vectors, const float* scale, float* out) {
   const int out_stride = vectors * kLanes;
-  for (; vectors > 0; vectors -= kPanelVectors, v += kPanel, out += kPanel)
+  for (int column = 0; column < out_stride; column += kPanel, out += kPanel)
     multiply_columns<Words, Into::kScaled, kRows>(
-        PackedRows{weights, weights_stride}, RowsInPlace<Words>{v, stride}, depth,
-        std::min(vectors, kPanelVectors), scale, out, out_stride);
+        PackedRows{weights, weights_stride}, RowsInPlace<Words, Rows>{v, first, column}, depth,
+        std::min(vectors - column / kLanes, kPanelVectors), scale, out, out_stride);
 }
 
 }  // namespace

@@ -74,12 +74,32 @@ HWY_INLINE void copy_row(const typename Words::Element* row, int dim, int words,
   }
 }
 
+// Where the rows of K or V of one head lie: `stride` apart from the first on.
+template <class Element>
+struct EvenRows {
+  const Element* first;
+  int64_t stride;
+  HWY_INLINE const Element* row(int64_t j) const { return first + j * stride; }
+  HWY_INLINE bool is_even(int64_t /*j*/, int64_t /*count*/) const { return true; }
+};
+// Or, of pages, each by itself, from row `origin` on; those of one page are `stride` apart.
+template <class Element>
+struct ListedRows {
+  const Element* const* rows;
+  int64_t stride, origin;
+  HWY_INLINE const Element* row(int64_t j) const { return rows[j - origin]; }
+  bool is_even(int64_t j, int64_t count) const {
+    for (int64_t i = 1; i < count; ++i)
+      if (row(j + i) != row(j + i - 1) + stride) return false;
+    return true;
+  }
+};
+
 // Keys [begin, end) of one head, a whole number of panels, as rows of `words`; those from `limit`
 // on are zero. stage: kLanes rows of staging.
-template <class Words>
-HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int dim, int words,
-                         int64_t begin, int64_t end, int64_t limit, float* stage, float* out,
-                         const RowScales& scales = {}) {
+template <class Words, class Rows>
+HWY_NOINLINE void pack_k(Rows k, int dim, int words, int64_t begin, int64_t end, int64_t limit,
+                         float* stage, float* out, const RowScales& scales = {}) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
   const int stage_stride = round_up(words, kBlock);
@@ -89,14 +109,14 @@ HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int d
       const float* rows = stage;
       int64_t rows_stride = stage_stride;
       if (kDirect && key + kLanes <= limit && dim == words * Words::kElements &&
-          words % kBlock == 0 && stride % Words::kElements == 0) {
-        rows = reinterpret_cast<const float*>(k + key * stride);
-        rows_stride = stride / Words::kElements;
+          words % kBlock == 0 && k.stride % Words::kElements == 0 && k.is_even(key, kLanes)) {
+        rows = reinterpret_cast<const float*>(k.row(key));
+        rows_stride = k.stride / Words::kElements;
       } else {
         for (int i = 0; i < kLanes; ++i) {
           float* row = stage + i * stage_stride;
           if (key + i < limit)
-            copy_row<Words>(k + (key + i) * stride, dim, words, row, scales.at(key + i));
+            copy_row<Words>(k.row(key + i), dim, words, row, scales.at(key + i));
           else
             std::fill_n(row, words, 0.f);
         }
@@ -113,18 +133,17 @@ HWY_NOINLINE void pack_k(const typename Words::Element* k, int64_t stride, int d
 // Columns [0, dim) of keys [begin, end) of one head, where out holds `depth` words for every column
 // and its word 0 is key `origin`; begin and end − origin are multiples of kElements; keys from
 // `limit` on are zero. True if all values are finite.
-template <class Words>
-HWY_NOINLINE bool pack_v(const typename Words::Element* v, int64_t stride, int dim, int64_t origin,
-                         int64_t begin, int64_t end, int64_t limit, int64_t depth, float* out,
-                         const RowScales& scales = {}) {
+template <class Words, class Rows>
+HWY_NOINLINE bool pack_v(Rows v, int dim, int64_t origin, int64_t begin, int64_t end, int64_t limit,
+                         int64_t depth, float* out, const RowScales& scales = {}) {
   using Element = typename Words::Element;
   static constexpr Element kZeros[kMaxHeadDim] = {};
   VecF not_finite[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
   for (int column = 0; column < dim; column += kPanel) {
     const int vectors = std::min(kPanelVectors, ceil_div(dim - column, kLanes));
     for (int64_t j = begin; j < end; j += Words::kElements) {
-      const Element* row = (j < limit ? v + j * stride : kZeros) + column;
-      const Element* next = (j + 1 < limit ? v + (j + 1) * stride : kZeros) + column;
+      const Element* row = (j < limit ? v.row(j) : kZeros) + column;
+      const Element* next = (j + 1 < limit ? v.row(j + 1) : kZeros) + column;
       float* words = out + (j - origin) / Words::kElements * vectors * kLanes;
       const float scale = Words::kScaled && j < limit ? scales.at(j) : 1.f;
       for (int i = 0; i < vectors; ++i, row += kLanes, next += kLanes) {

@@ -33,8 +33,8 @@ struct Parts {
 
 Parts parts_of(const QuantizeProblem& p) {
   const bool transforms = p.rotates || p.rotary.given;
-  return {{{"q", &p.q, &p.sequences_q, transforms, p.rotary.offset_q},
-           {"k", &p.k, &p.sequences_k, transforms, p.rotary.offset_k},
+  return {{{"q", &p.q, &p.sequences_q, transforms, p.rotary_offset_q},
+           {"k", &p.k, &p.sequences_k, transforms, p.rotary_offset_k},
            {"v", &p.v, &p.sequences_k, false, 0}}};
 }
 

@@ -11,6 +11,7 @@
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
 #include "core/quantized_forward.hpp"
+#include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
 #include "oracle/reference_math.hpp"
 #include "oracle/work_sharing.hpp"
@@ -237,6 +238,7 @@ void naive(const ForwardProblem& p, Precision precision, int num_threads) {
 }  // namespace
 
 void attention_naive(const ForwardProblem& p, int num_threads) {
+  if (p.has_cache()) return attention_naive(GatheredCache(p).problem(), num_threads);
   switch (p.dtype) {
     case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads);
     case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads);

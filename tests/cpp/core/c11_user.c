@@ -45,6 +45,27 @@ _Static_assert(offsetof(flash3_forward_params, q_scale) == 904 &&
                    offsetof(flash3_forward_params, compute) == 1144 &&
                    offsetof(flash3_forward_params, rotation_seed) == 1152,
                "what flash3_forward_params has for FP8");
+_Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
+                   offsetof(flash3_forward_params, cache_batch_idx) == 1240 &&
+                   offsetof(flash3_forward_params, leftpad_k) == 1320 &&
+                   offsetof(flash3_forward_params, k_new) == 1400 &&
+                   offsetof(flash3_forward_params, v_new) == 1480 &&
+                   offsetof(flash3_forward_params, cu_seqlens_k_new) == 1560 &&
+                   offsetof(flash3_forward_params, rotary_cos) == 1640 &&
+                   offsetof(flash3_forward_params, rotary_sin) == 1720 &&
+                   offsetof(flash3_forward_params, rotary_offsets) == 1800 &&
+                   offsetof(flash3_forward_params, rotary_interleaved) == 1880 &&
+                   offsetof(flash3_forward_params, sm_margin) == 1884,
+               "what flash3_forward_params has for a KV cache");
+
+_Static_assert(offsetof(flash3_merge_params, out_parts) == 8 &&
+                   offsetof(flash3_merge_params, lse_parts) == 88 &&
+                   offsetof(flash3_merge_params, out) == 168 &&
+                   offsetof(flash3_merge_params, lse) == 248 &&
+                   offsetof(flash3_merge_params, sink) == 328 &&
+                   offsetof(flash3_merge_params, backend) == 408 &&
+                   offsetof(flash3_merge_params, workspace_size) == 432,
+               "flash3_merge_params");
 
 _Static_assert(offsetof(flash3_quantize_params, q) == 8 &&
                    offsetof(flash3_quantize_params, q_out) == 248 &&

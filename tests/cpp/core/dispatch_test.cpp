@@ -100,6 +100,7 @@ class PickyBackend : public Backend {
   Status plan(const ForwardProblem&, PlanPointer<ForwardProblem>*) const override { return {}; }
   Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
   Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
+  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
 
   const void* forbidden = nullptr;
 };

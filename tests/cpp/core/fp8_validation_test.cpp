@@ -309,7 +309,7 @@ TEST(Quantize, BecomesAProblem) {
   EXPECT_TRUE(problem.q.given && problem.k.given && problem.v.given && problem.rotates);
   EXPECT_EQ(problem.q.scale.heads_per_scale, 2);
   EXPECT_EQ(problem.rotary.dim, 8);
-  EXPECT_EQ(problem.rotary.offset_k, 172);
+  EXPECT_EQ(problem.rotary_offset_k, 172);
   EXPECT_EQ(problem.v.in.dim, 16);
   EXPECT_FALSE(problem.is_empty());
 

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/append.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "cpu/parallel.hpp"
+#include "cpu/rotary.hpp"
+#include "cpu/sequence.hpp"
+
+namespace flash3::cpu {
+namespace {
+
+// Tokens of one sequence, one thread's work.
+struct Tokens {
+  Index batch, begin, end;
+};
+constexpr Index kTokensAtOnce = 16;
+
+// Calls each(batch, token) for `count(batch)` tokens of every sequence, on as many threads as they
+// are worth. A token has so many elements.
+template <class Count, class Each>
+void for_each_token(const ForwardProblem& p, Index elements, const Count& count, const Each& each) {
+  constexpr double kWorkOfElement = 8;  // in multiply-adds
+  std::vector<Tokens> tasks;
+  double tokens = 0;
+  for (Index b = 0; b < p.batch; ++b) {
+    const Index here = count(b);
+    tokens += static_cast<double>(here);
+    for (Index i = 0; i < here; i += kTokensAtOnce)
+      tasks.push_back({b, i, std::min(i + kTokensAtOnce, here)});
+  }
+  const auto size = static_cast<Index>(tasks.size());
+  const int threads =
+      threads_for(tokens * kWorkOfElement * static_cast<double>(elements), p.num_threads);
+  std::atomic<Index> next{0};
+  run_workers(static_cast<int>(std::clamp<Index>(size, 1, threads)), [&](int) {
+    for (Index i; (i = next.fetch_add(1)) < size;) {
+      const Tokens& task = tasks[static_cast<size_t>(i)];
+      for (Index token = task.begin; token < task.end; ++token) each(task.batch, token);
+    }
+  });
+}
+
+const std::byte* element_at(const TensorView& t, flash3_dtype dtype, Index offset) {
+  return static_cast<const std::byte*>(t.data) + offset * dtype_size(dtype);
+}
+
+// One row as it is.
+void copy_row(const TensorView& from, Index from_offset, const TensorView& to, Index to_offset,
+              flash3_dtype dtype) {
+  std::memcpy(static_cast<std::byte*>(to.data) + to_offset * dtype_size(dtype),
+              element_at(from, dtype, from_offset),
+              static_cast<size_t>(from.dim * dtype_size(dtype)));
+}
+
+// One row with its embedding. The dimensions behind those that get it are copied as they are, bit
+// for bit.
+void rotate_row(const RotaryView& rotary, Index position, const TensorView& from, Index from_offset,
+                const TensorView& to, Index to_offset, flash3_dtype dtype) {
+  copy_row(from, from_offset, to, to_offset, dtype);
+  float row[kMaxHeadDim];
+  for (int d = 0; d < rotary.dim; ++d) row[d] = load_float(from.data, dtype, from_offset + d);
+  apply_rope(rotary, position, row);
+  for (int d = 0; d < rotary.dim; ++d) store_float(to.data, dtype, to_offset + d, row[d]);
+}
+
+// The position of a sequence's first new token.
+Index first_position(const ForwardProblem& p, Index b) {
+  return p.append.rotary_offsets ? p.append.rotary_offsets[b] : rows_of(p.sequences_k, b).length;
+}
+
+Index cache_offset(const TensorView& t, const CacheRow& at, Index head) {
+  return at.element * t.stride_batch + at.row * t.stride_seq + head * t.stride_head;
+}
+
+}  // namespace
+
+void run_append(const ForwardProblem& p) {
+  const Append& append = p.append;
+  const auto count = [&](Index b) { return rows_of(append.sequences, b).length; };
+  for_each_token(p, p.heads_k * (p.head_dim + p.head_dim_v), count, [&](Index b, Index n) {
+    const RowRange rows = rows_of(append.sequences, b);
+    const CacheKeys keys = p.keys_in_cache(b);
+    const CacheRow at = cache_row(p.cache, b, keys.first + keys.cached + n);
+    for (Index head = 0; head < p.heads_k; ++head) {
+      const Index from_k = row_offset(append.k, b, rows, n, head);
+      const Index to_k = cache_offset(p.k, at, head);
+      if (append.rotary.given)
+        rotate_row(append.rotary, first_position(p, b) + n, append.k, from_k, p.k, to_k, p.dtype);
+      else
+        copy_row(append.k, from_k, p.k, to_k, p.dtype);
+      copy_row(append.v, row_offset(append.v, b, rows, n, head), p.v, cache_offset(p.v, at, head),
+               p.dtype);
+    }
+  });
+}
+
+size_t rotated_q_bytes(const ForwardProblem& p) {
+  if (!p.append.rotary.given || !p.has_output()) return 0;
+  return static_cast<size_t>(most_queries(p) * p.heads_q * p.head_dim * dtype_size(p.dtype));
+}
+
+TensorView rotate_q(const ForwardProblem& p, void* memory) {
+  TensorView to = p.q;
+  to.data = memory;
+  to.stride_head = p.head_dim;
+  to.stride_seq = p.heads_q * p.head_dim;
+  to.stride_batch = p.sequences_q.packed ? 0 : p.seq_q * to.stride_seq;
+  const auto count = [&](Index b) { return rows_of(p.sequences_q, b).length; };
+  for_each_token(p, p.heads_q * p.head_dim, count, [&](Index b, Index i) {
+    const RowRange rows = rows_of(p.sequences_q, b);
+    const Index position = p.query_position(first_position(p, b), i);
+    for (Index head = 0; head < p.heads_q; ++head)
+      rotate_row(p.append.rotary, position, p.q, row_offset(p.q, b, rows, i, head), to,
+                 row_offset(to, b, rows, i, head), p.dtype);
+  });
+  return to;
+}
+
+}  // namespace flash3::cpu

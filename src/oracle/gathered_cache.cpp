@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle/gathered_cache.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/convert.hpp"
+
+namespace flash3 {
+namespace {
+
+// The keys of one sequence: [first, used) of its places in the cache count, and then the new ones.
+struct Places {
+  int64_t first = 0, used = 0, added = 0;
+  int64_t keys() const { return used - first + added; }
+};
+
+Places places_of(const ForwardProblem& p, int64_t b) {
+  Places places;
+  places.used = p.sequences_k.used ? p.sequences_k.used[b] : p.sequences_k.rows;
+  if (p.cache.leftpad) places.first = p.cache.leftpad[b];
+  if (!p.append.given) return places;
+  const Sequences& added = p.append.sequences;
+  places.added = added.packed ? added.cu[b + 1] - added.cu[b] : added.rows;
+  return places;
+}
+
+std::byte* at(const TensorView& t, flash3_dtype dtype, int64_t offset) {
+  return static_cast<std::byte*>(t.data) + offset * dtype_size(dtype);
+}
+
+// The row of k or v at one of a sequence's places.
+std::byte* cache_row_at(const ForwardProblem& p, const TensorView& t, int64_t b, int64_t place,
+                        int64_t head) {
+  int64_t element = b, row = place;
+  if (p.cache.paged) {
+    element = p.cache.page_table[b * p.cache.stride_table + place / p.cache.page_size];
+    row = place % p.cache.page_size;
+  } else if (p.cache.batch_idx) {
+    element = p.cache.batch_idx[b];
+  }
+  return at(t, p.dtype, element * t.stride_batch + row * t.stride_seq + head * t.stride_head);
+}
+
+// The row of token n of sequence b in k_new or v_new.
+const std::byte* new_row_at(const ForwardProblem& p, const TensorView& t, int64_t b, int64_t n,
+                            int64_t head) {
+  const Sequences& s = p.append.sequences;
+  const int64_t row = (s.packed ? s.cu[b] : 0) + n;
+  return at(t, p.dtype, b * t.stride_batch + row * t.stride_seq + head * t.stride_head);
+}
+
+// A row with the embedding of a position, in float32 and rounded once; what lies behind the
+// dimensions that it is for stays as it is.
+void rotate(const ForwardProblem& p, int64_t position, std::byte* row) {
+  const RotaryView& r = p.append.rotary;
+  for (int i = 0; i < r.dim / 2; ++i) {
+    const int first = r.interleaved ? 2 * i : i, second = r.interleaved ? 2 * i + 1 : i + r.dim / 2;
+    const float x = load_float(row, p.dtype, first), y = load_float(row, p.dtype, second);
+    const float cos = load_float(r.cos, r.dtype, position * r.stride_cos + i);
+    const float sin = load_float(r.sin, r.dtype, position * r.stride_sin + i);
+    store_float(row, p.dtype, first, x * cos - y * sin);
+    store_float(row, p.dtype, second, x * sin + y * cos);
+  }
+}
+
+int64_t first_position(const ForwardProblem& p, int64_t b) {
+  return p.append.rotary_offsets ? p.append.rotary_offsets[b] : places_of(p, b).used;
+}
+
+// Contiguous memory for rows of a view's heads, and the view of it.
+TensorView contiguous(const TensorView& like, int64_t batches, int64_t rows, flash3_dtype dtype,
+                      std::vector<std::byte>* memory) {
+  TensorView made = like;
+  made.stride_head = made.dim;
+  made.stride_seq = made.dim * made.heads;
+  made.stride_batch = made.stride_seq * rows;
+  memory->resize(static_cast<size_t>(batches * made.stride_batch * dtype_size(dtype)));
+  made.data = memory->data();
+  return made;
+}
+
+void copy(const std::byte* from, std::byte* to, int64_t elements, flash3_dtype dtype) {
+  std::memcpy(to, from, static_cast<size_t>(elements * dtype_size(dtype)));
+}
+
+}  // namespace
+
+GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
+  int64_t most = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    lengths_.push_back(static_cast<int>(places_of(p, b).keys()));
+    most = std::max<int64_t>(most, lengths_.back());
+  }
+  made_.cache = {}, made_.append = {};
+  made_.seq_k = most;
+  made_.sequences_k = {.has_used = true, .used = lengths_.data(), .rows = most, .max_length = most};
+  made_.k = contiguous(p.k, p.batch, most, p.dtype, &k_);
+  made_.v = contiguous(p.v, p.batch, most, p.dtype, &v_);
+  for (TensorView* t : {&made_.k, &made_.v}) t->batch = p.batch, t->seq = most;
+
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Places places = places_of(p, b);
+    for (int64_t j = 0; j < places.keys(); ++j)
+      for (int64_t h = 0; h < p.heads_k; ++h) {
+        const int64_t place = places.first + j, n = place - places.used;
+        const auto to = [&](const TensorView& t) {
+          return at(t, p.dtype, b * t.stride_batch + j * t.stride_seq + h * t.stride_head);
+        };
+        std::byte *k = to(made_.k), *v = to(made_.v);
+        copy(n < 0 ? cache_row_at(p, p.k, b, place, h) : new_row_at(p, p.append.k, b, n, h), k,
+             p.head_dim, p.dtype);
+        copy(n < 0 ? cache_row_at(p, p.v, b, place, h) : new_row_at(p, p.append.v, b, n, h), v,
+             p.head_dim_v, p.dtype);
+        if (n >= 0 && p.append.rotary.given) rotate(p, first_position(p, b) + n, k);
+      }
+  }
+  if (!p.append.rotary.given) return;
+
+  made_.q = contiguous(p.q, p.sequences_q.packed ? 1 : p.batch, p.sequences_q.rows, p.dtype, &q_);
+  if (p.sequences_q.packed) made_.q.stride_batch = 0;
+  const bool masked =
+      p.mask_rule.window_left >= 0 || p.mask_rule.window_right >= 0 || p.mask_rule.chunk > 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const RowRange rows = rows_of(p.sequences_q, b);
+    for (int64_t i = 0; i < rows.length; ++i)
+      for (int64_t h = 0; h < p.heads_q; ++h) {
+        const auto row = [&](const TensorView& t) {
+          return at(t, p.dtype,
+                    b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head);
+        };
+        copy(row(p.q), row(made_.q), p.head_dim, p.dtype);
+        rotate(p, first_position(p, b) + (masked ? i : 0), row(made_.q));
+      }
+  }
+}
+
+void append_ref(const ForwardProblem& p) {
+  if (!p.append.given) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Places places = places_of(p, b);
+    for (int64_t n = 0; n < places.added; ++n)
+      for (int64_t h = 0; h < p.heads_k; ++h) {
+        std::byte* k = cache_row_at(p, p.k, b, places.used + n, h);
+        copy(new_row_at(p, p.append.k, b, n, h), k, p.head_dim, p.dtype);
+        copy(new_row_at(p, p.append.v, b, n, h), cache_row_at(p, p.v, b, places.used + n, h),
+             p.head_dim_v, p.dtype);
+        if (p.append.rotary.given) rotate(p, first_position(p, b) + n, k);
+      }
+  }
+}
+
+}  // namespace flash3

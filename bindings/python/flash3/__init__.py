@@ -6,6 +6,9 @@ It holds::
     attention            softmax(q k^T) v with its masks and options; differentiable for torch tensors
     sdpa, sdpa_override  torch's scaled_dot_product_attention
     attention_backward   the gradients without autograd
+    attention_with_kv_cache
+                         keys in a cache, in pages or not, to which the newest are appended: decoding
+    merge                parts of the keys, each with its out and lse, to one result
     quantize             16-bit tensors to FP8, which attention takes with their scales
     supported, explain   whether a call would run here, and which kernel it takes
     backends, version    what this machine has, and which library this is
@@ -17,13 +20,14 @@ memory, and inference, a plain forward without lse and gradients.
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported
 from ._attention import _torch as _torch_operators
+from ._kv_cache import attention_with_kv_cache, merge
 from ._library import backends, version
 from ._quantize import Quantized, quantize
 from .arrays import Support
 
 __version__ = version()
-__all__ = ["attention", "attention_backward", "quantize", "supported", "explain", "backends", "version", "arrays", "Gradients",
-           "Quantized", "Support"]
+__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "merge", "quantize", "supported", "explain", "backends",
+           "version", "arrays", "Gradients", "Quantized", "Support"]
 
 if _torch_operators is not None:
     from ._sdpa import sdpa, sdpa_override

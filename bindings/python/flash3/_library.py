@@ -22,6 +22,9 @@ _SEQUENCES = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", 
               ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)]
 _MODEL = [("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
 _SCALES = [("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor)]
+_CACHE = [("page_table", Tensor), ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor),
+          ("cu_seqlens_k_new", Tensor), ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor),
+          ("rotary_interleaved", ctypes.c_int32), ("sm_margin", ctypes.c_int32)]
 _RUN = [("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 
@@ -30,7 +33,8 @@ class ForwardParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor),
                 ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
                 ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64)]
+                *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64),
+                *_CACHE]
 
 
 class BackwardParams(ctypes.Structure):
@@ -48,10 +52,16 @@ class QuantizeParams(ctypes.Structure):
                 ("rotary_offset_k", ctypes.c_int64), ("rotation_seed", ctypes.c_uint64), *_SEQUENCES, *_RUN]
 
 
+class MergeParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("out_parts", Tensor), ("lse_parts", Tensor), ("out", Tensor),
+                ("lse", Tensor), ("sink", Tensor), *_RUN]
+
+
 def _load():
     lib = ctypes.CDLL(str(FOLDER / "libflash3.so"))
     text = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
-    for name, params in (("forward", ForwardParams), ("backward", BackwardParams), ("quantize", QuantizeParams)):
+    for name, params in (("forward", ForwardParams), ("backward", BackwardParams), ("quantize", QuantizeParams),
+                         ("merge", MergeParams)):
         given = ctypes.POINTER(params)
         for suffix, arguments in (("", []), ("_supported", []), ("_explain", text),
                                   ("_workspace", [ctypes.POINTER(ctypes.c_size_t)])):

@@ -27,6 +27,9 @@ Of forward alone::
     q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
     compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
     rotation_seed=0               with compute: of the signs of the rotation, from 0 to 2**64 - 1
+    page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
+    rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
+    sm_margin=0                   multiprocessors left to others
 """
 import ctypes
 import operator
@@ -35,13 +38,16 @@ from typing import NamedTuple
 from . import _library as _c
 from ._tensors import E4M3, describe
 
-__all__ = ["forward", "backward", "quantize", "forward_workspace", "backward_workspace", "quantize_workspace",
-           "forward_supported", "backward_supported", "quantize_supported", "forward_explain", "backward_explain",
-           "quantize_explain", "forward_plan", "backward_plan", "quantize_plan", "Plan", "E4M3", "Support"]
+__all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
+           "merge_workspace", "forward_supported", "backward_supported", "quantize_supported", "merge_supported",
+           "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
+           "quantize_plan", "merge_plan", "Plan", "E4M3", "Support"]
 
 _ALIGNMENT = 256
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _SCALES = ("q_scale", "k_scale", "v_scale")
+_CACHE = ("page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
+          "rotary_offsets")
 
 
 class Support(NamedTuple):
@@ -60,6 +66,13 @@ def _integer(name, value):
         raise TypeError(f"{name} is a {type(value).__name__} but it must be an integer") from None
     if not -2**63 <= value < 2**63:  # ctypes would cut it off
         raise ValueError(f"{name} = {value} but it must fit into 64 bits")
+    return value
+
+
+def _int32(name, value):
+    value = _integer(name, value)
+    if not -2**31 <= value < 2**31:
+        raise ValueError(f"{name} = {value} but it must fit into 32 bits")
     return value
 
 
@@ -134,8 +147,9 @@ class _Call:
             self._set(name_of_one, x, False, stream)
         for name_of_one, x in outputs.items():
             self._set(name_of_one, x, True, stream)
-        p.max_seqlen_q = _integer("max_seqlen_q", max_seqlen_q or 0)
-        p.max_seqlen_k = _integer("max_seqlen_k", max_seqlen_k or 0)
+        if hasattr(p, "max_seqlen_q"):
+            p.max_seqlen_q = _integer("max_seqlen_q", max_seqlen_q or 0)
+            p.max_seqlen_k = _integer("max_seqlen_k", max_seqlen_k or 0)
         p.backend = _c.backend_id(backend)
         p.num_threads = min(_integer("num_threads", num_threads), 2**31 - 1)
         p.stream = stream
@@ -200,7 +214,7 @@ class _Call:
 class Plan:
     """A call's plan, kept for a call that is made again and again: the kernel is chosen once.
 
-    forward_plan(), backward_plan() and quantize_plan() make one. It may be run by many threads at once.
+    forward_plan(), backward_plan(), quantize_plan() and merge_plan() make one. It may be run by many threads at once.
     """
 
     def __init__(self, make_call, tensors, options):
@@ -251,9 +265,13 @@ def _attention_call(name, params_type, inputs, outputs, own, options):
 
 
 def _forward(q, k, v, out, lse, options):
-    inputs = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in _SCALES}}
-    call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse},
-                           (*_SCALES, "compute", "rotation_seed"), options)
+    cache = {"k": k, "v": v}
+    grows = options.get("k_new") is not None
+    inputs = {"q": q, **({} if grows else cache), **{name: options.get(name) for name in (*_SCALES, *_CACHE)}}
+    call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
+                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed"), options)
+    call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
+    call.params.sm_margin = _int32("sm_margin", options.get("sm_margin", 0))
     call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     return call
@@ -382,3 +400,40 @@ def quantize_explain(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=No
 def quantize_plan(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, **options):
     """A Plan of quantize() for these tensors, None for what is not given: plan.run() takes them in the same order."""
     return Plan(_quantize_tensors, (q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale), options)
+
+
+def _merge(out_parts, lse_parts, out, lse, options):
+    inputs = {"out_parts": out_parts, "lse_parts": lse_parts, "sink": options.get("sink")}
+    for name in (*_SEQUENCES, "max_seqlen_q", "max_seqlen_k"):
+        if options.get(name) is not None:
+            raise TypeError(f"unexpected argument {name!r}")
+    return _Call("flash3_merge", _c.MergeParams, inputs, {"out": out, "lse": lse}, ("sink",), **options)
+
+
+def merge(out_parts, lse_parts, out, lse=None, **options):
+    """Writes out, and lse if given: attention over all keys, of the out and lse of each part of them.
+
+    out_parts [parts, rows, heads, head_dim_v] and lse_parts [parts, heads, rows] are float32; out [rows, heads, head_dim_v] is
+    float16, bfloat16 or float32, lse [heads, rows] float32. Options: sink [heads], backend, num_threads, stream and workspace.
+    """
+    _merge(out_parts, lse_parts, out, lse, options).run()
+
+
+def merge_workspace(out_parts, lse_parts, out, lse=None, **options):
+    """The bytes of workspace that merge() needs for this call."""
+    return _merge(out_parts, lse_parts, out, lse, options).workspace_size()
+
+
+def merge_supported(out_parts, lse_parts, out, lse=None, **options):
+    """A Support: whether merge() would run this call."""
+    return _merge(out_parts, lse_parts, out, lse, options).supported()
+
+
+def merge_explain(out_parts, lse_parts, out, lse=None, **options):
+    """Which kernel merge() would run and why."""
+    return _merge(out_parts, lse_parts, out, lse, options).explain()
+
+
+def merge_plan(out_parts, lse_parts, out, lse=None, **options):
+    """A Plan of merge() for these tensors: plan.run(out_parts, lse_parts, out, lse)."""
+    return Plan(_merge, (out_parts, lse_parts, out, lse), options)

@@ -95,6 +95,15 @@ bool ragged_option(std::string_view text, Case* c) {
          sides("used", text, &c->used_q, &c->used_k);
 }
 
+bool cache_option(std::string_view text, Case* c) {
+  if (text == "batchidx") return c->batch_idx = true;
+  if (text == "leftpad") return c->leftpad = true;
+  if (text == "packednew") return c->append_packed = true;
+  if (text == "offsets") return c->rotary_offsets = true;
+  if (eat("paged", &text)) return number(text, &c->page_size);
+  return eat("append", &text) && number(text, &c->append);
+}
+
 bool fp8_option(std::string_view text, Case* c) {
   if (const auto scales = value_in(kScales, text)) return c->scales = *scales, true;
   if (const auto rotary = value_in(kRotaries, text)) return c->rotary = *rotary, true;
@@ -133,6 +142,7 @@ bool option(std::string_view text, Case* c) {
   if (text == "nodsink") return c->backward = true, c->want_dsink = false, true;
   if (text == "sink") return c->sink = Sink::kFloat32, true;
   if (text == "sink16") return c->sink = Sink::k16, true;
+  if (cache_option(text, c)) return true;
   if (ragged_option(text, c) || fp8_option(text, c)) return true;
   if (eat("softcap", &text)) return number(text, &c->softcap);
   if (eat("chunk", &text)) return number(text, &c->chunk);
@@ -190,6 +200,12 @@ std::string to_id(const Case& c) {
   add_sides("used", c.used_q, c.used_k);
   if (!c.max_known) id += "/nomax";
   if (c.front != 0) id += "/front" + std::to_string(c.front);
+  if (c.page_size != 0) id += "/paged" + std::to_string(c.page_size);
+  if (c.batch_idx) id += "/batchidx";
+  if (c.leftpad) id += "/leftpad";
+  if (c.append != 0) id += "/append" + std::to_string(c.append);
+  if (c.append_packed) id += "/packednew";
+  if (c.rotary_offsets) id += "/offsets";
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
@@ -229,7 +245,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, edges, empty, lognormal<tokens>:<draw>, packed, packedq, packedk, used, "
-      "usedq, usedk, nomax, front<n>, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, packednew, offsets, "
+      "sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
       "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
       "deterministic, nodsink, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
@@ -260,6 +277,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
     }
     return std::nullopt;
   }
+  if (c.has_cache()) c.packed_k = false, c.used_k = true;  // a cache tells its lengths so
   if (c.lengths != Lengths::kAll && !c.is_ragged()) c.packed_q = c.packed_k = true;
   if (c.lengths != Lengths::kLogNormal) c.tokens = c.draw = 0;  // another option came behind it
   return c;

@@ -9,6 +9,7 @@
 //   e4m3/b2/q129/k1000/h4x2/d128/causal/blockscales/outfp16    FP8 with scales, and a float16 out
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
+//   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
@@ -79,6 +80,14 @@ struct Case {
   bool max_known = true;                    // "nomax": max_seqlen is 0
   int64_t front = 0;  // "front<n>": rows of packed tensors before the first sequence
 
+  // A KV cache; k's lengths are then seqused_k, before anything is appended.
+  int64_t page_size = 0;        // "paged<n>"
+  bool batch_idx = false;       // "batchidx"
+  bool leftpad = false;         // "leftpad"
+  int64_t append = 0;           // "append<n>"; the two below, and rotary, go with it
+  bool append_packed = false;   // "packednew": up to so many, by cu_seqlens_k_new
+  bool rotary_offsets = false;  // "offsets"
+
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
@@ -91,7 +100,7 @@ struct Case {
   bool quantize = false;           // "quantize"; the three below are of that call
   std::array<bool, 3> left_out{};  // "noq", "nok", "nov": not brought to FP8
   bool rotate = false;             // "rotate"
-  Rotary rotary = Rotary::kNone;
+  Rotary rotary = Rotary::kNone;   // or of an append
 
   bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
@@ -111,6 +120,7 @@ struct Case {
   }
   bool is_left_out(TensorName name) const { return left_out[static_cast<size_t>(name)]; }
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
+  bool has_cache() const { return page_size > 0 || batch_idx || leftpad || append > 0; }
   bool operator==(const Case&) const = default;
 };
 

@@ -234,6 +234,24 @@ void draw_quantize(Draw& d, Case* c) {
     c->rotary = d.percent(50) ? Rotary::kHalves : Rotary::kInterleaved;
 }
 
+// A forward whose keys lie in a cache. The lengths of k are used ones then.
+void draw_cache(Draw& d, Case* c) {
+  c->packed_k = false, c->used_k = true;
+  if (c->lengths == Lengths::kAll && d.percent(70)) c->lengths = Lengths::kRandom;
+  if (d.percent(60)) c->page_size = d.percent(60) ? int64_t{1} << d.below(9) : d.between(1, 300);
+  c->batch_idx = c->page_size == 0 && d.percent(50);
+  c->leftpad = d.percent(30);
+  if (!c->has_cache() || d.percent(60)) c->append = d.percent(50) ? 1 : d.spread(1, 100);
+  c->append_packed = c->append > 0 && d.percent(30);
+  if (c->append > 0 && c->head_dim > 1 && d.percent(50))
+    c->rotary = d.percent(50) ? Rotary::kHalves : Rotary::kInterleaved;
+  c->rotary_offsets = c->rotary != Rotary::kNone && d.percent(30);
+  if (d.percent(40)) c->seq_q = d.between(1, 8);
+  // Rows of a cache have one layout, and none that share memory where they are written.
+  for (const TensorName name : {TensorName::kK, TensorName::kV})
+    c->own_layouts[static_cast<size_t>(name)].reset();
+}
+
 // Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
 // and flash3.h say where).
 bool may_be_special(const Case& c) {
@@ -275,6 +293,8 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (d.percent(15)) c.distribution = Distribution::kOutliers;
   if (special && may_be_special(c)) c.distribution = Distribution::kSpecial;
   c.seed = static_cast<uint64_t>(d.between(1, 1'000'000));
+  const bool is_plain = kind < 12 && c.dtype != FLASH3_FLOAT8_E4M3 && !c.fp8;
+  if (is_plain && c.distribution != Distribution::kSpecial && d.percent(20)) draw_cache(d, &c);
   return c;
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cases/cache_runner.hpp"
 #include "cases/checked_call.hpp"
 #include "cases/quantize_runner.hpp"
 #include "oracle/yardsticks/naive.hpp"
@@ -42,6 +43,7 @@ Expected expect(const Case& c, const ForwardTensors& t, const RunOptions& option
 CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   if (c.backward) return run_backward_case(c, memory, options);
   if (c.quantize) return run_quantize_case(c, memory, options);
+  if (c.has_cache()) return run_cache_case(c, memory, options);
   CheckResult result;
   CheckedCall<flash3_forward_params> call(memory, options, &result);
   if (!call.ask(make_question(c))) return result;

@@ -36,6 +36,9 @@ std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype>
 // without.
 std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32);
 
+// A KV cache: pages of every size, padding, appended keys and rotary embeddings.
+std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
 // flash3_quantize: every kind of scale, rotated or not, with rotary embeddings, dense and ragged.
 std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);
 

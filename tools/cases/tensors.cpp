@@ -9,6 +9,7 @@
 #include <numbers>
 #include <thread>
 
+#include "cases/cache_tensors.hpp"
 #include "cases/internals.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
@@ -313,6 +314,7 @@ flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const f
 }
 
 flash3_forward_params make_question(const Case& c) {
+  if (c.has_cache()) return make_cache_question(c);
   const CaseSequences s = make_sequences(c);
   const auto index = [](const std::vector<int32_t>& values) {
     return values.empty() ? flash3_tensor{}

@@ -67,7 +67,11 @@ std::string suite_of(const BenchOptions& options) {
 std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend backend) {
   const flash3_dtype dtype = dtype_of(options);
   std::vector<BenchPoint> list;
-  for (const std::string& id : options.cases) list.push_back({parse_case(id), {}});
+  for (const std::string& id : options.cases) {
+    list.push_back({parse_case(id), {}});
+    if (list.back().c.has_cache())
+      throw UsageError("case '" + id + "' is a call on a KV cache, which bench does not time");
+  }
   if (list.empty() && options.ceiling && options.suite.empty()) {
     if (!options.filters.empty() || !options.csv_file.empty())
       throw UsageError("--filter and --csv are for cases; --ceiling alone runs none");

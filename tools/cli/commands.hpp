@@ -48,6 +48,7 @@ struct VerifyOptions {
   bool backward = false;            // the backward's table, or the backward of each case
   bool ragged = false;              // the table of ragged batches
   bool quantize = false;            // the table of flash3_quantize
+  bool decode = false;              // the table of KV caches
   double random = 0;                // seconds of random problems instead of the table; 0: none
   std::optional<uint64_t> seed;     // of them; none: a new one
   int64_t count = 0;                // at most so many; 0: as many as there is time for

@@ -14,7 +14,8 @@ constexpr const char* kCaseHelp =
     "options: bshd bhsd padded odd outliers special nolse scale<x> seed<n> bwd dlse "
     "deterministic,\n"
     "nodsink sink sink16 softcap<x> chunk<n>; ragged batches: packed[q|k], used[q|k], nomax,\n"
-    "front<n>; their lengths: random, giant, edges, empty, lognormal<tokens>:<draw>; FP8: fp8, or\n"
+    "front<n>; their lengths: random, giant, edges, empty, lognormal<tokens>:<draw>; a KV cache:\n"
+    "paged<n> batchidx leftpad append<n>, with packednew rotary rotary2 offsets; FP8: fp8, or\n"
     "of e4m3 onescale headscales blockscales outfp16 outfp32; quantize, with rotate rotary\n"
     "rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>, then .at<n> (elements off an\n"
     "aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0 (stride 0) .wild (strides "
@@ -179,12 +180,18 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->add_flag("--quantize", verify_options.quantize,
                  "flash3_quantize: codes and scales against a plain reference")
       ->excludes("--accuracy", "--backward", "--ragged");
+  verify_app
+      ->add_flag("--decode", verify_options.decode,
+                 "Calls on a KV cache: pages, padding, appended keys and rotary embeddings; what\n"
+                 "the cache then holds is compared bit for bit")
+      ->excludes("--accuracy", "--backward", "--ragged", "--quantize");
   auto* random =
       verify_app
-          ->add_option("--random", verify_options.random,
-                       "Random problems instead of the table, for so many seconds; with\n"
-                       "--backward, --ragged, --quantize or --filter only such ones. Each\n"
-                       "that fails is printed with its id, to be run alone by --case")
+          ->add_option(
+              "--random", verify_options.random,
+              "Random problems instead of the table, for so many seconds; with\n"
+              "--backward, --ragged, --quantize, --decode or --filter only such ones. Each\n"
+              "that fails is printed with its id, to be run alone by --case")
           ->excludes("--accuracy", "--level")
           ->check(CLI::Range(0.001, 1e7));
   verify_app
@@ -197,7 +204,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->needs(random)
       ->check(CLI::PositiveNumber);
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
-      ->excludes("--ragged", "--quantize", "--length", "--input", "--random");
+      ->excludes("--ragged", "--quantize", "--decode", "--length", "--input", "--random");
   verify_app->add_option(
       "--filter", verify_options.filters,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");
@@ -226,7 +233,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->delimiter(',')
       ->needs(record_option);
   for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
-                            "--case", "--repeat", "--list", "--count"})
+                            "--decode", "--case", "--repeat", "--list", "--count"})
     record_option->excludes(verify_app->get_option(other));
   verify_app->callback([&] { command = [&] { return commands.verify(verify_options); }; });
 

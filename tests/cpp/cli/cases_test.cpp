@@ -9,8 +9,10 @@
 
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "cases/cache_tensors.hpp"
 #include "cases/check.hpp"
 #include "cases/pairwise.hpp"
+#include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cases/tensors.hpp"
 
@@ -130,6 +132,48 @@ TEST(CaseTable, Fp8CasesReadBackAndAreMixed) {
     kinds.insert({c.scales, c.rotate, c.rotary});
   }
   EXPECT_GE(kinds.size(), 15u);
+}
+
+TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
+  const Case c = parsed(
+      "bf16/b9/q1/k300/h8x2/d128/causal/random/paged16/leftpad/append3/packednew/rotary/offsets");
+  EXPECT_TRUE(c.has_cache() && c.used_k && c.page_size == 16 && c.leftpad && c.append == 3 &&
+              c.append_packed && c.rotary == Rotary::kHalves && c.rotary_offsets);
+  EXPECT_FALSE(parsed("bf16/b1/q1/k9/h1/d8/full/packed/append1").packed_k);
+  EXPECT_TRUE(parsed("bf16/b1/q1/k9/h1/d8/full/batchidx").batch_idx);
+
+  std::set<int64_t> page_sizes, appends;
+  std::set<std::tuple<bool, bool, bool, bool, Rotary>> kinds;
+  for (const Level level : {Level::kQuick, Level::kFull})
+    for (const Case& one : cache_case_table(level, dtypes_of(FLASH3_BACKEND_CPU))) {
+      EXPECT_TRUE(parsed(to_id(one)) == one && one.has_cache()) << to_id(one);
+      page_sizes.insert(one.page_size), appends.insert(one.append);
+      kinds.insert({one.batch_idx, one.leftpad, one.append_packed, one.packed_q, one.rotary});
+    }
+  EXPECT_EQ(page_sizes.size(), 8u);
+  EXPECT_EQ(appends.size(), 4u);
+  EXPECT_GE(kinds.size(), 20u);
+}
+
+// Rows that hold no key have the fill pattern before the call, those that it writes too.
+TEST(CacheCase, RowsWithoutAKeyHoldTheFillPattern) {
+  HostMemory memory;
+  const Case c = parsed("fp32/b3/q2/k40/h2/d16/causal/random/paged16/append2/packednew/rotary");
+  EXPECT_EQ(run_case(c, memory, {}).failure, "");
+  const CacheTensors t = make_cache_tensors(c);
+  const flash3_forward_params p = make_cache_params(c, t);
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&p, Pointers::kRequired, &problem);
+  ASSERT_TRUE(status.ok()) << status.message();
+  int64_t keys = 0, filled = 0;
+  for (int64_t b = 0; b < c.batch; ++b) keys += problem.keys_in_cache(b).cached;
+  for_each_row(t.call.k.view, [&](int64_t row) {
+    const auto* values = static_cast<const float*>(t.call.k.view.data) + row;
+    filled += std::isnan(values[0]) && std::isnan(values[c.head_dim - 1]);
+  });
+  const int64_t rows = t.call.k.view.shape[0] * t.call.k.view.shape[1];
+  EXPECT_EQ(filled, (rows - keys) * c.heads_k);
+  EXPECT_GT(keys, 0);
 }
 
 TEST(CaseId, ErrorsSayWhatWasExpected) {

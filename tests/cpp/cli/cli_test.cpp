@@ -126,6 +126,18 @@ TEST_F(Cli, VerifyBackwardPasses) {
   EXPECT_NE(one.out.find("ok    fp32/b1/q9/k9/h2/d8/full/bwd/dlse"), std::string::npos) << one.out;
 }
 
+TEST_F(Cli, VerifyDecodeRunsCallsOnACache) {
+  const Outcome o = flash3("verify --decode --backend cpu --filter paged16 --filter append");
+  EXPECT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("/paged16/"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(" passed, 0 failed\n"), std::string::npos) << o.out;
+  EXPECT_EQ(flash3("verify --decode --quantize --backend cpu").exit_code, 2);
+  const Outcome bench = flash3("bench --backend cpu --case fp32/b1/q1/k9/h1/d8/full/paged4");
+  EXPECT_EQ(bench.exit_code, 2) << bench.out;
+  EXPECT_NE(bench.err.find("is a call on a KV cache, which bench does not time"), std::string::npos)
+      << bench.err;
+}
+
 TEST_F(Cli, VerifyRandomRunsWhatItsSeedNames) {
   const std::string draws = "verify --backend cpu --random 60 --seed 5 --count 12 --quantize ";
   const Outcome o = flash3(draws + "--jobs 2");

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cases on a KV cache: pages of every size, with what decoding and the parts of a prefill ask.
+#include "cases/pairwise.hpp"
+#include "cases/table.hpp"
+
+namespace flash3::cases {
+
+std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  constexpr int64_t kPageSizes[] = {0, 1, 2, 3, 16, 64, 128, 256};
+  constexpr int64_t kDims[][2] = {{64, 64},   {128, 128}, {96, 96}, {192, 128},
+                                  {256, 256}, {40, 72},   {80, 80}};
+  constexpr int64_t kHeads[][2] = {{1, 1}, {4, 4}, {4, 2}, {8, 1}, {16, 1}, {12, 2}};
+  constexpr int64_t kQueries[] = {1, 1, 2, 5, 17, 130}, kAppends[] = {0, 1, 1, 3, 40};
+  constexpr Lengths kLengths[] = {Lengths::kRandom, Lengths::kAll, Lengths::kEdges,
+                                  Lengths::kGiant};
+  const std::vector<int64_t> keys = level == Level::kFull
+                                        ? std::vector<int64_t>{1, 40, 300, 1000, 4097}
+                                        : std::vector<int64_t>{1, 40, 300};
+  const auto n = [](const auto& list) { return static_cast<int>(std::size(list)); };
+  std::vector<Case> table;
+  uint64_t seed = 0;
+  for (const auto& row : pairwise({n(dtypes), n(kPageSizes), n(kDims), n(kHeads), n(kQueries),
+                                   n(kAppends), n(keys), n(kLengths), 7, 3, 2, 2, 2, 2})) {
+    const auto at = [&](int f) { return static_cast<size_t>(row[static_cast<size_t>(f)]); };
+    Case c;
+    c.dtype = dtypes[at(0)], c.page_size = kPageSizes[at(1)];
+    c.head_dim = kDims[at(2)][0], c.head_dim_v = kDims[at(2)][1];
+    c.heads_q = kHeads[at(3)][0], c.heads_k = kHeads[at(3)][1];
+    c.batch = level == Level::kFull ? 9 : 4;
+    c.seq_q = kQueries[at(4)], c.append = kAppends[at(5)], c.seq_k = keys[at(6)];
+    c.lengths = kLengths[at(7)], c.used_k = true;
+    c.causal = at(8) < 3;
+    c.window = at(8) == 2 || at(8) == 3;
+    if (c.window) c.window_left = 33;
+    if (at(8) == 3) c.window_right = 4;
+    if (at(8) == 4) c.chunk = 50;
+    if (at(8) == 5) c.softcap = 20, c.causal = true;
+    if (c.append > 0 && at(9) > 0) c.rotary = at(9) == 1 ? Rotary::kHalves : Rotary::kInterleaved;
+    c.rotary_offsets = c.rotary != Rotary::kNone && at(10) == 1;
+    c.append_packed = c.append > 0 && at(11) == 1;
+    c.leftpad = at(12) == 1;
+    c.packed_q = at(13) == 1;
+    if (at(10) == 1) c.sink = Sink::kFloat32;
+    c.batch_idx = c.page_size == 0 && (at(11) == 1 || !c.has_cache());
+    c.layout = at(12) == 1 && at(13) == 1 ? Layout::kPadded : Layout::kBatchSeq;
+    c.seed = ++seed;
+    table.push_back(c);
+  }
+  return table;
+}
+
+}  // namespace flash3::cases

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of a case whose k and v are a cache. Rows that hold no key that counts hold the fill
+// pattern, those that are to be appended too, and page table entries that no key needs are out of
+// range.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "cases/tensors.hpp"
+
+namespace flash3::cases {
+
+struct CacheField {
+  const char* name;
+  flash3_tensor flash3_forward_params::*member;
+};
+inline constexpr CacheField kCacheFields[] = {
+    {"seqused_k", &flash3_forward_params::seqused_k},
+    {"page_table", &flash3_forward_params::page_table},
+    {"cache_batch_idx", &flash3_forward_params::cache_batch_idx},
+    {"leftpad_k", &flash3_forward_params::leftpad_k},
+    {"k_new", &flash3_forward_params::k_new},
+    {"v_new", &flash3_forward_params::v_new},
+    {"cu_seqlens_k_new", &flash3_forward_params::cu_seqlens_k_new},
+    {"rotary_cos", &flash3_forward_params::rotary_cos},
+    {"rotary_sin", &flash3_forward_params::rotary_sin},
+    {"rotary_offsets", &flash3_forward_params::rotary_offsets}};
+inline constexpr size_t kCacheFieldCount = std::size(kCacheFields);
+
+struct CacheTensors {
+  ForwardTensors call;  // q, k, v, out, lse, and what else a call has
+  std::array<GuardedTensor, kCacheFieldCount> fields;  // without bytes: not given
+};
+
+CacheTensors make_cache_tensors(const Case& c);
+
+// The call on these views, without workspace, stream or backend.
+flash3_forward_params make_cache_params(const Case& c, const flash3_tensor& q,
+                                        const flash3_tensor& k, const flash3_tensor& v,
+                                        const flash3_tensor& out, const flash3_tensor& lse,
+                                        const ExtraViews& extra,
+                                        const std::array<flash3_tensor, kCacheFieldCount>& fields);
+
+// The same on the host's tensors, and without data, for questions.
+flash3_forward_params make_cache_params(const Case& c, const CacheTensors& tensors);
+flash3_forward_params make_cache_question(const Case& c);
+
+// The case without its cache: the queries' side of it.
+Case without_cache(Case c);
+
+}  // namespace flash3::cases

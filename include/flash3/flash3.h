@@ -103,6 +103,9 @@ typedef struct flash3_tensor {
   int64_t stride[4];  /**< elements from one index of a dimension to the next */
 } flash3_tensor;
 
+/** Work that a call need not list again: schedule.h. */
+typedef struct flash3_schedule flash3_schedule;
+
 /** One forward call. Zero-initialise it, then set struct_size = sizeof(flash3_forward_params). */
 typedef struct flash3_forward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
@@ -268,6 +271,10 @@ typedef struct flash3_forward_params {
   /** Multiprocessors that Hopper's kernels leave to others, ≥ 0; at least one is used. No result
    * depends on it. */
   int32_t sm_margin;
+
+  /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. No
+   * result depends on it. */
+  const flash3_schedule* schedule;
 } flash3_forward_params;
 
 /** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the

@@ -121,6 +121,7 @@ struct Forward {
   Tensor rotary_cos{}, rotary_sin{}, rotary_offsets{};  // none
   bool rotary_interleaved = false;
   int sm_margin = 0;
+  const flash3_schedule* schedule = nullptr;  // the call makes its own
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -143,6 +144,7 @@ struct Forward {
     p.rotary_cos = rotary_cos, p.rotary_sin = rotary_sin, p.rotary_offsets = rotary_offsets;
     p.rotary_interleaved = rotary_interleaved;
     p.sm_margin = sm_margin;
+    p.schedule = schedule;
     return p;
   }
 };

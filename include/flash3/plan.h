@@ -13,11 +13,11 @@ extern "C" {
 
 /** The plan of a forward, backward, quantize or merge call.
  *
- * From run to run every data pointer, stream, workspace and workspace_size may change, and so may
- * what the memory holds, lengths too. A pointer may be NULL when the plan is made: it then counts
- * as a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be one.
- * Everything else must be as it was: a field that differs is an error that names it, and nothing
- * runs.
+ * From run to run every data pointer, stream, workspace, workspace_size and schedule may change,
+ * and so may what the memory holds, lengths too. A pointer may be NULL when the plan is made: it
+ * then counts as a multiple of 16. Where the plan's pointer was a multiple of 16 a run's must be
+ * one. Everything else must be as it was: a field that differs is an error that names it, and
+ * nothing runs.
  *
  * A plan is immutable, so that many threads may run one at once, each with a workspace of its own.
  * It holds host memory alone. It belongs to the device that was current when it was made; on a CPU

@@ -73,7 +73,18 @@ Status plan_params(const Params* params, Pointers pointers, P* problem, PlannedC
 template <AnyProblem P>
 Status check_memory(const Backend& backend, const P& problem);
 
-// Whether the problem's workspace is what its plan needs.
+// Memory that a call is given to work in, and what messages call it.
+struct Scratch {
+  const char *data_name, *size_name;
+  const void* data;
+  size_t size;
+};
+
+// Whether it is what a call needs, as the C function `teller` told.
+Status check_scratch(const Backend& backend, const Scratch& scratch, size_t needed,
+                     const char* teller);
+
+// Whether the problem's workspace, and the schedule that it was given, are what its plan needs.
 template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call);
 

@@ -10,6 +10,7 @@
 #include "core/explain.hpp"
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
+#include "core/schedule.hpp"
 
 namespace flash3 {
 namespace {
@@ -127,6 +128,29 @@ flash3_status answer_explain(const Params* params, char* buffer, size_t* size) {
   });
 }
 
+// ---- schedules that the caller keeps ----
+
+flash3_status answer_schedule_size(const flash3_forward_params* params, size_t* bytes) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(bytes, "bytes"));
+    ForwardProblem problem;
+    PlannedCall<ForwardProblem> call;
+    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
+    *bytes = call.plan ? call.plan->schedule_needs().bytes : 0;
+    return {};
+  });
+}
+
+flash3_status schedule(const flash3_forward_params* params, flash3_schedule* made) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(made, "schedule"));
+    ForwardProblem problem;
+    PlannedCall<ForwardProblem> call;
+    FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
+    return make_schedule(problem, call, made);
+  });
+}
+
 // ---- plans that the caller keeps ----
 
 template <AnyProblem P, class Params>
@@ -225,6 +249,15 @@ flash3_status flash3_merge(const flash3_merge_params* params) {
 
 flash3_status flash3_merge_explain(const flash3_merge_params* params, char* buffer, size_t* size) {
   return flash3::answer_explain<flash3::MergeProblem>(params, buffer, size);
+}
+
+flash3_status flash3_forward_schedule_size(const flash3_forward_params* params, size_t* bytes) {
+  return flash3::answer_schedule_size(params, bytes);
+}
+
+flash3_status flash3_forward_schedule(const flash3_forward_params* params,
+                                      flash3_schedule* schedule) {
+  return flash3::schedule(params, schedule);
 }
 
 flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {

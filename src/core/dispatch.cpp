@@ -7,6 +7,7 @@
 #include "core/message.hpp"
 #include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
+#include "core/schedule.hpp"
 
 namespace flash3 {
 namespace {
@@ -125,21 +126,27 @@ Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call) {
   return {code, "no backend can run this call" + reasons};
 }
 
-template <AnyProblem P>
-Status check_workspace(const P& problem, const PlannedCall<P>& call) {
-  const size_t needed = call.plan->workspace_bytes();
+Status check_scratch(const Backend& backend, const Scratch& scratch, size_t needed,
+                     const char* teller) {
   if (needed == 0) return {};
   const auto too_little = [&](const auto&... given) {
-    return invalid_argument(message(given..., " but this call needs ", needed, " bytes, as ",
-                                    workspace_function(problem), " tells"));
+    return invalid_argument(
+        message(given..., " but this call needs ", needed, " bytes, as ", teller, " tells"));
   };
-  if (!problem.workspace) return too_little("workspace is null");
-  if (problem.workspace_size < needed)
-    return too_little("workspace_size = ", problem.workspace_size);
-  if (reinterpret_cast<uintptr_t>(problem.workspace) % kWorkspaceAlignment != 0)
-    return invalid_argument(message("workspace = ", hex(problem.workspace),
+  if (!scratch.data) return too_little(scratch.data_name, " is null");
+  if (scratch.size < needed) return too_little(scratch.size_name, " = ", scratch.size);
+  if (reinterpret_cast<uintptr_t>(scratch.data) % kWorkspaceAlignment != 0)
+    return invalid_argument(message(scratch.data_name, " = ", hex(scratch.data),
                                     " but it must be a multiple of ", kWorkspaceAlignment));
-  return check_access(*call.backend, "workspace", "", problem.workspace, "use");
+  return check_access(backend, scratch.data_name, "", scratch.data, "use");
+}
+
+template <AnyProblem P>
+Status check_workspace(const P& problem, const PlannedCall<P>& call) {
+  if constexpr (std::same_as<P, ForwardProblem>) FLASH3_CHECK(check_schedule(problem, call));
+  return check_scratch(*call.backend,
+                       {"workspace", "workspace_size", problem.workspace, problem.workspace_size},
+                       call.plan->workspace_bytes(), workspace_function(problem));
 }
 
 template Status check_memory(const Backend&, const ForwardProblem&);

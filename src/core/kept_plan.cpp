@@ -78,6 +78,7 @@ Status KeptPlan<P>::run(const Params* params) const {
   problem.stream = given.stream;
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;
+  if constexpr (std::same_as<P, ForwardProblem>) problem.schedule = given.schedule;
   if (!call_.plan) return {};
   FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ class Explanation {
   std::vector<std::pair<std::string, std::string>> lines_;
 };
 
+// What a schedule that the caller keeps takes (flash3/schedule.h).
+struct ScheduleNeeds {
+  size_t bytes = 0;      // 0: the plan has none
+  uint64_t variant = 0;  // plans whose schedules differ have different ones
+};
+
 // Immutable: many threads may run one plan at once. The problems that it is given differ from the
 // one that it was made for in addresses, stream and workspace alone, and no address is aligned
 // worse (core/kept_plan.hpp checks that).
@@ -46,6 +53,10 @@ class Plan {
   virtual void explain(const P& problem, Explanation* out) const = 0;
   // Runs the problem, whose pointers and workspace have been checked (core/dispatch).
   virtual Status launch(const P& problem) const = 0;
+
+  // Lists the work from the lengths alone, so that launch() need not: forward calls of some plans.
+  virtual ScheduleNeeds schedule_needs() const { return {}; }
+  virtual Status make_schedule(const P&, void*) const { return {}; }
 };
 
 template <AnyProblem P>

@@ -199,6 +199,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   fill(p, problem);
   fill_append(p, problem);
   problem->sm_margin = p.sm_margin;
+  problem->schedule = p.schedule;
   problem->q_scale = scale_view(p.q_scale, problem->queries_per_kv_head());
   problem->k_scale = scale_view(p.k_scale, 1);
   problem->v_scale = scale_view(p.v_scale, 1);

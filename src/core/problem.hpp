@@ -136,6 +136,7 @@ struct ForwardProblem : Problem {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
 
   int sm_margin = 0;
+  const flash3_schedule* schedule = nullptr;  // the caller's; null: the call makes its own
 
   // q, k and v are brought to FP8 first. No backend sees such a problem: core/quantized_forward.hpp
   // makes two of it.

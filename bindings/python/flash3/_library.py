@@ -18,13 +18,17 @@ class Tensor(ctypes.Structure):
                 ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
 
 
+class Schedule(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]
+
+
 _SEQUENCES = [("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor),
               ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)]
 _MODEL = [("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64)]
 _SCALES = [("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor)]
 _CACHE = [("page_table", Tensor), ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor),
           ("cu_seqlens_k_new", Tensor), ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor),
-          ("rotary_interleaved", ctypes.c_int32), ("sm_margin", ctypes.c_int32)]
+          ("rotary_interleaved", ctypes.c_int32), ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule))]
 _RUN = [("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/schedule.hpp"
+
+#include <concepts>
+
+#include "core/message.hpp"
+
+namespace flash3 {
+namespace {
+
+// FNV-1a (Fowler, Noll, Vo) over words of 64 bits.
+class Hash {
+ public:
+  template <std::convertible_to<uint64_t>... Words>
+  void add(Words... words) {
+    ((hash_ = (hash_ ^ static_cast<uint64_t>(words)) * 0x100000001B3ull), ...);
+  }
+  // Never 0, which stands for no key.
+  uint64_t key() const { return hash_ | 1; }
+
+ private:
+  uint64_t hash_ = 0xCBF29CE484222325ull;
+};
+
+void add(const Sequences& s, Hash* hash) {
+  hash->add(s.packed, s.has_used, s.rows, s.max_length, s.bounded);
+}
+
+// Whatever a schedule may depend on beside what the lengths hold.
+uint64_t key_of(const ForwardProblem& p, const PlannedCall<ForwardProblem>& call) {
+  Hash hash;
+  hash.add(p.dtype, p.out_dtype, p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.head_dim,
+           p.head_dim_v);
+  add(p.sequences_q, &hash);
+  add(p.sequences_k, &hash);
+  hash.add(p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk, p.softcap > 0.f);
+  hash.add(p.cache.paged, p.cache.page_size, p.cache.has_batch_idx, p.cache.has_leftpad);
+  hash.add(p.append.given, p.append.rotary.given);
+  if (p.append.given) add(p.append.sequences, &hash);
+  hash.add(p.sm_margin, p.quantizes);
+  if (call.plan) hash.add(call.backend->id(), call.plan->schedule_needs().variant);
+  return hash.key();
+}
+
+Status check_length(const char* name, bool given, const void* data) {
+  if (!given || data) return {};
+  return invalid_argument(
+      message(name, ".data is null; a schedule is made from the lengths that it holds"));
+}
+
+Status check_lengths_are_there(const ForwardProblem& p) {
+  const Sequences &q = p.sequences_q, &k = p.sequences_k, &added = p.append.sequences;
+  FLASH3_CHECK(check_length("cu_seqlens_q", q.packed, q.cu));
+  FLASH3_CHECK(check_length("cu_seqlens_k", k.packed, k.cu));
+  FLASH3_CHECK(check_length("seqused_q", q.has_used, q.used));
+  FLASH3_CHECK(check_length("seqused_k", k.has_used, k.used));
+  FLASH3_CHECK(check_length("leftpad_k", p.cache.has_leftpad, p.cache.leftpad));
+  return check_length("cu_seqlens_k_new", added.packed, added.cu);
+}
+
+Status check_room(const flash3_schedule& schedule, const PlannedCall<ForwardProblem>& call) {
+  return check_scratch(*call.backend,
+                       {"schedule->data", "schedule->size", schedule.data, schedule.size},
+                       call.plan->schedule_needs().bytes, "flash3_forward_schedule_size");
+}
+
+}  // namespace
+
+Status check_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call) {
+  if (!problem.schedule) return {};
+  const uint64_t given = problem.schedule->key, key = key_of(problem, call);
+  if (given != key)
+    return invalid_argument(message(
+        "schedule->key = ", given, " but this call needs ", key,
+        "; flash3_forward_schedule sets it, for calls with the sizes, fields, mask, sm_margin, "
+        "backend and device of its params"));
+  return check_room(*problem.schedule, call);
+}
+
+Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,
+                     flash3_schedule* schedule) {
+  if (call.plan) {
+    FLASH3_CHECK(check_lengths_are_there(problem));
+    FLASH3_CHECK(check_room(*schedule, call));
+    FLASH3_CHECK(call.plan->make_schedule(problem, schedule->data));
+  }
+  schedule->key = key_of(problem, call);
+  return {};
+}
+
+}  // namespace flash3

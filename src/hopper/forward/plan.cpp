@@ -136,7 +136,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
         " rows of a ragged batch, but the hopper backend counts each up to ", kMaxLength - 256));
   }
   plan->tiles = int(tiles);
-  plan->grid = std::min(plan->tiles, device.multiprocessors);
+  plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
   plan->groups_at_a_time = 1;
   if (problem.is_ragged()) plan_ragged(problem, plan);
   if (choice.slot_rows > 0) {

@@ -74,6 +74,9 @@ def _load():
         make, run = getattr(lib, f"flash3_{name}_plan"), getattr(lib, f"flash3_{name}_run")
         make.argtypes, make.restype = [given, ctypes.POINTER(ctypes.c_void_p)], ctypes.c_int32
         run.argtypes, run.restype = [ctypes.c_void_p, given], ctypes.c_int32
+    forward = ctypes.POINTER(ForwardParams)
+    lib.flash3_forward_schedule.argtypes = [forward, ctypes.POINTER(Schedule)]
+    lib.flash3_forward_schedule_size.argtypes = [forward, ctypes.POINTER(ctypes.c_size_t)]
     lib.flash3_plan_workspace.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
     lib.flash3_plan_explain.argtypes = [ctypes.c_void_p, *text]
     lib.flash3_plan_destroy.argtypes, lib.flash3_plan_destroy.restype = [ctypes.c_void_p], None

@@ -23,6 +23,7 @@ FOREIGN = {
     "snake_case", "PascalCase", "kCamel",  # how names are written
     "arch_prctl",  # Linux
     "CheckpointError", "mask_mod", "varlen_attn",  # torch
+    "reshape_and_cache_flash", "FLASHMLA", "SGLANG_USE_SGL_FA3_KERNEL",  # vLLM, SGLang
 }
 # These tell of what is gone, too.
 HISTORY = {"CHANGELOG.md", "EXPERIMENTS.md"}

@@ -5,37 +5,42 @@
     flash3.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="f3")
 
-On the CPU as on a Hopper GPU; padded batches, packed ones, caches, sliding windows, soft caps and sinks. What flash3 cannot compute as
-transformers' eager attention does raises NotImplementedError: attention dropout, position biases, paged caches, chunks, blocks that
-see each other both ways, and masks that a model makes itself. docs/python.md has the rules.
+On the CPU as on a Hopper GPU; padded batches, packed ones, caches, continuous batching, sliding windows, soft caps and sinks. What
+flash3 cannot compute as transformers' eager attention does raises NotImplementedError: attention dropout, position biases, chunks,
+blocks that see each other both ways, and masks that a model makes itself. docs/python.md has the rules.
 """
 import torch
 
 from .._attention import attention
+from .._kv_cache import attention_with_kv_cache
 from ._transformers_masks import INSTEAD, Mask, make_mask
 
 
 def register(name="f3"):
-    """Makes attn_implementation=name mean flash3. transformers takes names with "flash" in them for kernels of its own."""
+    """Makes attn_implementation=name mean flash3, in continuous batching too, from transformers 5.23 on.
+
+    There it is called name + "_paged" while a batch runs. transformers takes names with "flash" in them for kernels of its own.
+    """
     if "flash" in name:
         raise ValueError(f"name = {name!r} but it must not contain 'flash': transformers looks such names up itself")
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, __version__
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, make_mask)
+    if tuple(map(int, __version__.split(".")[:2])) < (5, 23):
+        return  # its paged cache has another interface, and its continuous batching refuses names that it does not know
+    from ._transformers_paged import accept
+    AttentionInterface.register(f"{name}_paged", paged_attention_forward)
+    accept(name, f"{name}_paged")
 
 
 def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
                       is_causal=None, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
                       max_length_q=None, max_length_k=None, **kwargs):
     """An attention function as transformers calls it: query [batch, heads, seq, dim] in, [batch, seq, heads, dim] out."""
-    if dropout:
-        raise NotImplementedError(f"dropout = {dropout} but flash3 has no attention dropout; set the config's to 0")
+    _refuse(dropout, position_bias, **kwargs)
     if cache is not None:
-        raise NotImplementedError("cache is given but flash3 has no paged cache yet")
-    if kwargs.get("output_attentions"):
-        raise NotImplementedError("output_attentions = True but flash3 never stores the attention weights")
-    if position_bias is not None:
-        raise NotImplementedError(f"position_bias is given but flash3 adds nothing to the scores; {INSTEAD}")
+        raise NotImplementedError("cache is given but this attention is not over a paged cache; continuous batching switches to "
+                                  "the one that is, from transformers 5.23 on")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     mask = _mask_of_the_module(module, q, k, is_causal, sliding_window) if attention_mask is None else attention_mask
     if not isinstance(mask, Mask):
@@ -46,9 +51,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         if length is not None and x.shape[dim] != length:
             raise NotImplementedError(f"{name}.shape[{dim}] = {x.shape[dim]} but attention_mask was made for {length}; {INSTEAD}")
 
-    options = {"causal": mask.causal, "window": mask.window, "softmax_scale": scaling, "softcap": softcap or 0.0}
-    if s_aux is not None:
-        options["sink"] = s_aux if s_aux.dtype == torch.float32 else s_aux.to(q.dtype)
+    options = {"causal": mask.causal, "window": mask.window, **_options(q, scaling, softcap, s_aux)}
     if cu_seq_lens_q is not None:
         if mask.seqused_k is not None:
             raise NotImplementedError("cu_seq_lens_q is given and so is an attention_mask with padding, or a static cache; give one")
@@ -61,6 +64,56 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         k, v = _in_order(k, mask.order_k), _in_order(v, mask.order_k)
     out = attention(q, k, v, seqused_q=mask.seqused_q, seqused_k=mask.seqused_k, **options)
     return out if mask.back_q is None else _in_order(out, mask.back_q), None
+
+
+def paged_attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None,
+                            is_causal=True, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, **kwargs):
+    """The same in continuous batching: sequences packed into one row, with their keys in pages.
+
+    Where each sequence has one new token and all layers have pages, the new keys are written by the call for the attention, which
+    reads the others where they lie. Otherwise the cache gathers the keys.
+    """
+    _refuse(dropout, position_bias, **kwargs)
+    if cache is None:
+        raise ValueError("cache is not given but this attention is that of continuous batching; take the one that is registered "
+                         "without '_paged' for other calls")
+    if attention_mask is not None or not is_causal:
+        raise NotImplementedError(f"attention_mask is {'not ' if attention_mask is None else ''}given and is_causal = {is_causal} "
+                                  f"but flash3 does continuous batching of causal models, which gives no mask; {INSTEAD}")
+    # It puts the lengths of this layer's keys into kwargs, and the pages if they are used; else it returns the keys.
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    options = {"causal": True, "window": None if sliding_window is None else (sliding_window - 1, None),
+               "cu_seqlens_q": cu_seq_lens_q.int(), "max_seqlen_q": _known(kwargs["max_length_q"]),
+               **_options(q, scaling, softcap, s_aux)}
+    cu_seqlens_k, table = kwargs["cu_seq_lens_k"].int(), kwargs.get("block_table")
+    if table is None:
+        out = attention(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=_known(kwargs["max_length_k"]), **options)
+    else:
+        out = _append_and_attend(q, kwargs["k_cache"], kwargs["v_cache"], k, v, cu_seqlens_k, table, options)
+    return out[None], None
+
+
+@torch.compiler.disable  # it writes into views of the cache
+def _append_and_attend(q, k_cache, v_cache, k, v, cu_seqlens_k, table, options):
+    """cu_seqlens_k: of the keys with those that are new, of which each sequence has as many as queries; none if it is padding."""
+    starts = options["cu_seqlens_q"]
+    return attention_with_kv_cache(q, k_cache, v_cache, k_new=k, v_new=v, cu_seqlens_k_new=starts, page_table=table,
+                                   seqused_k=cu_seqlens_k.diff() - starts.diff(), **options)
+
+
+def _refuse(dropout, position_bias, output_attentions=False, **kwargs):
+    if dropout:
+        raise NotImplementedError(f"dropout = {dropout} but flash3 has no attention dropout; set the config's to 0")
+    if output_attentions:
+        raise NotImplementedError("output_attentions = True but flash3 never stores the attention weights")
+    if position_bias is not None:
+        raise NotImplementedError(f"position_bias is given but flash3 adds nothing to the scores; {INSTEAD}")
+
+
+def _options(q, scaling, softcap, s_aux):
+    sink = s_aux if s_aux is None or s_aux.dtype == torch.float32 else s_aux.to(q.dtype)
+    return {"softmax_scale": scaling, "softcap": softcap or 0.0, "sink": sink}
 
 
 def _mask_of_the_module(module, q, k, is_causal, sliding_window):

@@ -60,7 +60,8 @@ flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
 target_link_options(flash3_python PRIVATE LINKER:--no-undefined)
 
 add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp
-            ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
+            ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/kv_cache.cpp
+            ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
 target_compile_definitions(flash3_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
 target_include_directories(flash3_torch SYSTEM PRIVATE ${torch_dir}/include)
 target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <limits>
 #include <stdexcept>
 
 namespace flash3_torch {
@@ -100,6 +101,35 @@ Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device
   Sizes strides = dense_strides(in_memory);
   std::swap(strides[heads], strides[heads + 1]);
   return empty_strided(sizes, strides, dtype, device);
+}
+
+Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
+                 const std::optional<int32_t>& asked_dtype, const Device& device) {
+  check_dims("q", q);
+  check_dims("v", v);
+  const auto of_q = q.sizes();
+  Sizes sizes(of_q.begin(), of_q.end());
+  sizes.back() = v.size(v.dim() - 1);
+  const int32_t dtype = asked_dtype ? *asked_dtype
+                        : is_fp8(q) ? aoti_torch_dtype_bfloat16()
+                                    : torch_dtype_of(q);
+  return heads_first ? empty_heads_first(sizes, dtype, device) : empty(sizes, dtype, device);
+}
+
+Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
+                       const std::optional<int32_t>& asked_dtype, const Device& device) {
+  Tensor out = empty_out(q, v, heads_first, asked_dtype, device);
+  // [batch, seq, heads, dim] -> [batch, heads, seq]; packed [total, heads, dim] -> [heads, total]
+  const auto of_q = q.sizes();
+  Sizes sizes(of_q.begin(), of_q.end() - 1);
+  if (!heads_first) std::swap(sizes[sizes.size() - 1], sizes[sizes.size() - 2]);
+  return {std::move(out), empty(sizes, aoti_torch_dtype_float32(), device)};
+}
+
+void Attended::fill() const {
+  Tensor zeros = out, infinities = lse;  // the same memory: fills take no const
+  torch::stable::zero_(zeros);
+  torch::stable::fill_(infinities, -std::numeric_limits<double>::infinity());
 }
 
 // The current stream of a device. Only libtorch_cuda has the function, and a torch without CUDA has

@@ -46,6 +46,19 @@ Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device);
 Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device);
 void* current_stream(int32_t device_index);
 
+// What a forward call returns.
+struct Attended {
+  Tensor out, lse;
+
+  // What a query without keys gets.
+  void fill() const;
+};
+// out has q's shape with v's head dim, and q's dtype unless another is asked for.
+Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
+                 const std::optional<int32_t>& asked_dtype, const Device& device);
+Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
+                       const std::optional<int32_t>& asked_dtype, const Device& device);
+
 // Describes a tensor of this device.
 void describe(const char* name, const Tensor& t, const char* first_name, const Device& device,
               flash3_tensor* field);
@@ -124,6 +137,16 @@ class Call {
   void optional_output(const char* name, flash3_tensor* field, const MaybeTensor& t) {
     if (t) output(name, field, *t);
   }
+  // Scale and mask, of forward and backward.
+  void scores(double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
+              double softcap) {
+    params.softmax_scale = static_cast<float>(softmax_scale);
+    params.causal = causal;
+    params.window = window_left >= 0 || window_right >= 0;
+    params.window_left = window_left;
+    params.window_right = window_right;
+    params.softcap = static_cast<float>(softcap);
+  }
   void sequences(const Sequences& s) {
     optional_input("cu_seqlens_q", &params.cu_seqlens_q, s.cu_seqlens_q);
     optional_input("cu_seqlens_k", &params.cu_seqlens_k, s.cu_seqlens_k);
@@ -166,5 +189,13 @@ extern const char* const kQuantizeSchema;
 extern const char* const kQuantizeOutSchema;
 void quantize(StableIValue* stack, uint64_t, uint64_t);
 void quantize_out(StableIValue* stack, uint64_t, uint64_t);
+
+// Those for a KV cache and for merging (kv_cache.cpp).
+extern const char* const kCacheSchemas[5];
+void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t);
+void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t);
+void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t);
+void merge(StableIValue* stack, uint64_t, uint64_t);
+void merge_out(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace flash3_torch

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// flash3._eager: one plain forward call from Python around torch's dispatcher, which takes longer
-// than all else that the host does for a short call. It does what the operator `inference` does
-// (ops.cpp) for calls that nothing but the operator's kernel would see, and leaves every other call
-// to the operator: what the library refuses too, so that there is one place that copies tensors
-// with gaps and makes exceptions.
+// flash3._eager: one plain forward call, or one on a KV cache, from Python around torch's
+// dispatcher, which takes longer than all else that the host does for a short call. It does what
+// the operators `inference` (ops.cpp) and `attention_with_kv_cache` (kv_cache.cpp) do for calls
+// that nothing but the operator's kernel would see, and leaves every other call to the operator:
+// what the library refuses too, so that there is one place that copies tensors with gaps and makes
+// exceptions.
 //
 // Tensors are read through torch's table of DLPack functions, which are plain C, and the rest is
 // Python's limited API: one binary for every CPython from 3.10 on and every torch that has the
@@ -13,10 +14,11 @@
 // Behind Python.h
 #include <ATen/dlpack.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "flash3/plan.h"
 #include "workspace.hpp"
@@ -34,7 +36,8 @@ using Owned = std::unique_ptr<PyObject, DropReference>;
 struct Torch {
   const DLPackExchangeAPI* dlpack;
   PyObject *tensor_type, *parameter_type;
-  PyObject *empty_like, *new_empty, *contiguous;  // contiguous: the named argument
+  PyObject *empty_like, *new_empty;
+  PyObject *contiguous, *float32;  // named arguments: a memory format, a dtype
   PyObject *is_neg, *requires_grad;
   PyObject *is_grad_enabled, *is_any_autocast_enabled, *are_transforms_active, *is_tracing;
   PyObject *count_dispatch_modes, *count_function_modes;
@@ -60,17 +63,24 @@ bool is_true(PyObject* function) {
   return !answer || PyObject_IsTrue(answer.get()) != 0;
 }
 
-bool is_any_true(PyObject* function, PyObject* const (&tensors)[3]) {
-  for (PyObject* x : tensors) {
-    const Owned answer(PyObject_CallFunctionObjArgs(function, x, nullptr));
+// A tensor of a call, and where its description goes.
+struct Input {
+  PyObject* tensor;
+  flash3_tensor* field;
+};
+using Inputs = std::vector<Input>;
+
+bool is_any_negated(const Inputs& inputs) {
+  for (const Input& in : inputs) {
+    const Owned answer(PyObject_CallFunctionObjArgs(torch.is_neg, in.tensor, nullptr));
     if (!answer || PyObject_IsTrue(answer.get()) != 0) return true;
   }
   return false;
 }
 
-bool is_any_required(PyObject* const (&tensors)[3]) {
-  for (PyObject* x : tensors) {
-    const Owned answer(PyObject_GetAttr(x, torch.requires_grad));
+bool is_any_required(const Inputs& inputs) {
+  for (const Input& in : inputs) {
+    const Owned answer(PyObject_GetAttr(in.tensor, torch.requires_grad));
     if (!answer || answer.get() != Py_False) return true;
   }
   return false;
@@ -78,12 +88,11 @@ bool is_any_required(PyObject* const (&tensors)[3]) {
 
 // Whether something in this thread must see the operator or the tensors, or changes what they mean:
 // autocast, transforms, tracing, modes, the profiler, autograd.
-bool needs_dispatcher(PyObject* const (&tensors)[3]) {
+bool needs_dispatcher(const Inputs& inputs) {
   return is_true(torch.is_any_autocast_enabled) || is_true(torch.are_transforms_active) ||
          is_true(torch.count_dispatch_modes) || is_true(torch.count_function_modes) ||
          is_true(torch.is_tracing) || !profiler_enabled.is_idle() || !forward_ad_level.is_idle() ||
-         (is_true(torch.is_grad_enabled) && is_any_required(tensors)) ||
-         is_any_true(torch.is_neg, tensors);
+         (is_true(torch.is_grad_enabled) && is_any_required(inputs)) || is_any_negated(inputs);
 }
 
 bool is_plain(PyObject* x) {
@@ -96,25 +105,41 @@ flash3_dtype dtype_of(DLDataType type) {
   if (type.code == kDLBfloat && type.bits == 16) return FLASH3_BFLOAT16;
   if (type.code == kDLFloat && type.bits == 16) return FLASH3_FLOAT16;
   if (type.code == kDLFloat && type.bits == 32) return FLASH3_FLOAT32;
+  if (type.code == kDLInt && type.bits == 32) return FLASH3_INT32;
   return FLASH3_DTYPE_NONE;  // the operator's to take, as FP8, or to refuse
 }
 
-// False for a tensor without memory of its own, or that no call of `inference` can be for.
+// False for a tensor without memory of its own, or that no call can be for.
 bool describe(PyObject* x, flash3_tensor* field, DLDevice* device) {
   DLTensor t{};
   if (torch.dlpack->dltensor_from_py_object_no_sync(x, &t) != 0) return false;
   field->dtype = dtype_of(t.dtype);
-  if (!t.data || field->dtype == FLASH3_DTYPE_NONE || t.ndim != 4 || !t.strides) return false;
+  if (!t.data || field->dtype == FLASH3_DTYPE_NONE || t.ndim < 1 || t.ndim > 4 || !t.strides)
+    return false;
   field->data = static_cast<char*>(t.data) + t.byte_offset;
   field->ndim = t.ndim;
-  std::memcpy(field->shape, t.shape, sizeof field->shape);
-  std::memcpy(field->stride, t.strides, sizeof field->stride);
+  std::copy_n(t.shape, t.ndim, field->shape);
+  std::copy_n(t.strides, t.ndim, field->stride);
   *device = t.device;
   return true;
 }
 
 bool is_same(DLDevice a, DLDevice b) {
   return a.device_type == b.device_type && a.device_id == b.device_id;
+}
+
+// False unless all are plain tensors of the device of the first one.
+bool describe(const Inputs& inputs, DLDevice* device) {
+  for (const Input& in : inputs)
+    if (!is_plain(in.tensor)) return false;
+  if (needs_dispatcher(inputs)) return false;
+  for (const Input& in : inputs) {
+    DLDevice own{};
+    if (!describe(in.tensor, in.field, &own)) return false;
+    if (&in == &inputs.front()) *device = own;
+    if (!is_same(own, *device)) return false;
+  }
+  return true;
 }
 
 // Where the call runs. False on another GPU than the current one: making it current for the call is
@@ -144,41 +169,56 @@ bool set_scale(PyObject* given, flash3_forward_params* params) {
   return set_number(given, &params->softmax_scale) && params->softmax_scale > 0;  // 0: the default
 }
 
+bool set_integer(PyObject* given, int64_t* field) {
+  if (!PyLong_CheckExact(given)) return false;
+  *field = PyLong_AsLongLong(given);
+  return *field != -1 || !PyErr_Occurred();  // more than 64 bits
+}
+
+bool set_flag(PyObject* given, int32_t* field) {
+  *field = given == Py_True;
+  return given == Py_True || given == Py_False;
+}
+
 bool set_window(PyObject* given, flash3_forward_params* params) {
   if (given == Py_None) return true;
   if (!PyTuple_CheckExact(given) || PyTuple_Size(given) != 2) return false;
-  int64_t sides[2];
-  for (int i = 0; i < 2; ++i) {
-    PyObject* side = PyTuple_GetItem(given, i);
-    if (!PyLong_CheckExact(side)) return false;
-    sides[i] = PyLong_AsLongLong(side);
-    if (sides[i] == -1 && PyErr_Occurred()) return false;  // more than 64 bits
-  }
-  params->window = sides[0] >= 0 || sides[1] >= 0;
-  params->window_left = sides[0];
-  params->window_right = sides[1];
+  if (!set_integer(PyTuple_GetItem(given, 0), &params->window_left) ||
+      !set_integer(PyTuple_GetItem(given, 1), &params->window_right))
+    return false;
+  params->window = params->window_left >= 0 || params->window_right >= 0;
   return true;
 }
 
 bool set_options(PyObject* causal, PyObject* window, PyObject* scale, PyObject* softcap,
                  flash3_forward_params* params) {
   params->window_left = params->window_right = -1;
-  if (causal != Py_True && causal != Py_False) return false;
-  params->causal = causal == Py_True;
-  return set_number(softcap, &params->softcap) && set_scale(scale, params) &&
-         set_window(window, params);
+  return set_flag(causal, &params->causal) && set_number(softcap, &params->softcap) &&
+         set_scale(scale, params) && set_window(window, params);
 }
 
 // Memory for the result, dense, by torch's own function. One that is made through DLPack would lie
 // in a storage that torch's caching allocator does not know as its own, and record_stream() on it
 // would do nothing. It is allocated for the current stream, on which the call runs as well.
 Owned empty_out(PyObject* q, const flash3_forward_params& p) {
+  const int64_t* shape = p.q.shape;
   const int64_t dim = p.v.shape[3];
-  if (dim != p.q.shape[3])
-    return Owned(PyObject_CallFunction(torch.new_empty, "O(LLLL)", q, p.q.shape[0], p.q.shape[1],
-                                       p.q.shape[2], dim));
+  if (dim != shape[p.q.ndim - 1])
+    return Owned(p.q.ndim == 4 ? PyObject_CallFunction(torch.new_empty, "O(LLLL)", q, shape[0],
+                                                       shape[1], shape[2], dim)
+                               : PyObject_CallFunction(torch.new_empty, "O(LLL)", q, shape[0],
+                                                       shape[1], dim));
   const Owned arguments(PyTuple_Pack(1, q));
   return Owned(arguments ? PyObject_Call(torch.empty_like, arguments.get(), torch.contiguous)
+                         : nullptr);
+}
+
+Owned empty_lse(PyObject* q, const flash3_tensor& about_q) {
+  const int64_t* shape = about_q.shape;
+  const Owned arguments(about_q.ndim == 4
+                            ? Py_BuildValue("(O(LLL))", q, shape[0], shape[2], shape[1])
+                            : Py_BuildValue("(O(LL))", q, shape[1], shape[0]));
+  return Owned(arguments ? PyObject_Call(torch.new_empty, arguments.get(), torch.float32)
                          : nullptr);
 }
 
@@ -216,35 +256,85 @@ bool run(flash3_forward_params* params, DLDevice device) {
   return flash3_forward_run(made, params) == FLASH3_OK;
 }
 
-// The result; null: the operator is to do it, and a Python error that is then set says nothing.
-Owned attend(PyObject* const (&tensors)[3], PyObject* const* options) {
-  for (PyObject* x : tensors)
-    if (!is_plain(x)) return nullptr;
-  flash3_forward_params params{};
-  params.struct_size = sizeof params;
-  if (!set_options(options[0], options[1], options[2], options[3], &params)) return nullptr;
-  if (needs_dispatcher(tensors)) return nullptr;
-  DLDevice device{}, device_k{}, device_v{};
-  if (!describe(tensors[0], &params.q, &device) || !describe(tensors[1], &params.k, &device_k) ||
-      !describe(tensors[2], &params.v, &device_v) || !is_same(device, device_k) ||
-      !is_same(device, device_v) || !set_device(device, &params))
-    return nullptr;
-  Owned out = empty_out(tensors[0], params);
-  DLDevice device_out{};
-  if (!out || !describe(out.get(), &params.out, &device_out)) return nullptr;
+bool run_without_lock(flash3_forward_params* params, DLDevice device) {
   PyThreadState* thread = PyEval_SaveThread();
-  const bool ran = run(&params, device);
+  const bool ran = run(params, device);
   PyEval_RestoreThread(thread);
-  return ran ? std::move(out) : nullptr;
+  return ran;
 }
 
-PyObject* attention(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7) {
-    PyErr_Format(PyExc_TypeError, "_eager.attention takes 7 arguments but %zd are given", count);
+// The result; null: the operator is to do it, and a Python error that is then set says nothing.
+Owned attend(PyObject* const* arguments) {
+  flash3_forward_params params{};
+  params.struct_size = sizeof params;
+  DLDevice device{}, device_out{};
+  PyObject* q = arguments[0];
+  const Inputs inputs = {{q, &params.q}, {arguments[1], &params.k}, {arguments[2], &params.v}};
+  if (!set_options(arguments[3], arguments[4], arguments[5], arguments[6], &params) ||
+      !describe(inputs, &device) || params.q.ndim != 4 || params.v.ndim != 4 ||
+      !set_device(device, &params))
+    return nullptr;
+  Owned out = empty_out(q, params);
+  if (!out || !describe(out.get(), &params.out, &device_out) || !run_without_lock(&params, device))
+    return nullptr;
+  return out;
+}
+
+// The same on a KV cache; the arguments are with_lse and then those of the operator
+// attention_with_kv_cache_append, in its order.
+Owned attend_to_cache(PyObject* const* arguments) {
+  flash3_forward_params params{};
+  flash3_forward_params* p = &params;
+  p->struct_size = sizeof params;
+  PyObject *with_lse = arguments[0], *q = arguments[1];
+  PyObject* const* new_keys = arguments + 4;
+  PyObject* const* o = arguments + 11;
+  Inputs inputs = {{q, &p->q}, {arguments[2], &p->k}, {arguments[3], &p->v}};
+  for (const Input& optional : {Input{new_keys[0], &p->k_new},
+                                {new_keys[1], &p->v_new},
+                                {new_keys[2], &p->cu_seqlens_k_new},
+                                {new_keys[3], &p->rotary_cos},
+                                {new_keys[4], &p->rotary_sin},
+                                {new_keys[5], &p->rotary_offsets},
+                                {o[2], &p->seqused_k},
+                                {o[3], &p->page_table},
+                                {o[8], &p->sink},
+                                {o[9], &p->cache_batch_idx},
+                                {o[10], &p->leftpad_k},
+                                {o[11], &p->cu_seqlens_q},
+                                {o[12], &p->seqused_q}})
+    if (optional.tensor != Py_None) inputs.push_back(optional);
+  int64_t sm_margin = 0;
+  if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
+      !set_flag(o[1], &p->causal) || !set_integer(o[4], &p->window_left) ||
+      !set_integer(o[5], &p->window_right) || !set_number(o[6], &p->softcap) ||
+      !set_integer(o[7], &p->chunk) || !set_integer(o[13], &p->max_seqlen_q) ||
+      !set_integer(o[14], &p->max_seqlen_k) || !set_integer(o[15], &sm_margin) || sm_margin < 0 ||
+      sm_margin > INT32_MAX)
+    return nullptr;
+  p->window = p->window_left >= 0 || p->window_right >= 0;
+  p->sm_margin = static_cast<int32_t>(sm_margin);
+  DLDevice device{}, device_out{};
+  if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p))
+    return nullptr;
+  // Rows that no sequence has are the operator's to fill, where it does.
+  if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
+  Owned out = empty_out(q, params);
+  Owned lse = with_lse == Py_True ? empty_lse(q, p->q) : Owned();
+  if (!out || !describe(out.get(), &p->out, &device_out)) return nullptr;
+  if (with_lse == Py_True && (!lse || !describe(lse.get(), &p->lse, &device_out))) return nullptr;
+  if (!run_without_lock(p, device)) return nullptr;
+  return Owned(PyTuple_Pack(2, out.get(), lse ? lse.get() : Py_None));
+}
+
+// What a function of Python's returns: the result, or None.
+template <Py_ssize_t kCount, Owned (*kAttend)(PyObject* const*)>
+PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != kCount) {
+    PyErr_Format(PyExc_TypeError, "it takes %zd arguments but %zd are given", kCount, count);
     return nullptr;
   }
-  PyObject* const tensors[3] = {arguments[0], arguments[1], arguments[2]};
-  if (Owned out = attend(tensors, arguments + 3)) return out.release();
+  if (Owned out = kAttend(arguments)) return out.release();
   PyErr_Clear();
   Py_IncRef(Py_None);
   return Py_None;
@@ -297,9 +387,10 @@ bool find_torch() {
   }
   torch.current_device = find(kTorch, "_cuda_getDevice");
   PyErr_Clear();
-  const Owned contiguous(find("torch", "contiguous_format"));
-  return contiguous &&
+  const Owned contiguous(find("torch", "contiguous_format")), float32(find("torch", "float32"));
+  return contiguous && float32 &&
          (torch.contiguous = Py_BuildValue("{sO}", "memory_format", contiguous.get())) &&
+         (torch.float32 = Py_BuildValue("{sO}", "dtype", float32.get())) &&
          (torch.new_empty = PyObject_GetAttrString(torch.tensor_type, "new_empty")) &&
          (torch.is_neg = PyObject_GetAttrString(torch.tensor_type, "is_neg")) &&
          (torch.requires_grad = PyUnicode_InternFromString("requires_grad")) &&
@@ -310,11 +401,18 @@ bool find_torch() {
          find_dlpack();
 }
 
+PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 PyMethodDef methods[] = {
-    {"attention", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attention)),
-     METH_FASTCALL,
+    {"attention", fast(call<7, attend>), METH_FASTCALL,
      "attention(q, k, v, causal, window, softmax_scale, softcap): the result, or None for a call "
      "that is the operator's"},
+    {"attention_with_kv_cache", fast(call<27, attend_to_cache>), METH_FASTCALL,
+     "attention_with_kv_cache(with_lse, and what the operator attention_with_kv_cache_append "
+     "takes): "
+     "(out, lse or None), or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -5,8 +5,6 @@
 //
 // Here tensors become flash3_tensors and results are allocated; the library checks the call. Fake
 // kernels, autograd and autocast are registered in flash3/_torch.py.
-#include <limits>
-
 #include "call.hpp"
 
 namespace flash3_torch {
@@ -74,13 +72,7 @@ class AttentionCall : public Call<Params> {
  public:
   AttentionCall(const Device& device, const PlainOptions& o)
       : Call<Params>("q", device), heads_first_(o.heads_first) {
-    Params& p = this->params;
-    p.softmax_scale = static_cast<float>(o.softmax_scale);
-    p.causal = o.causal;
-    p.window = o.window_left >= 0 || o.window_right >= 0;
-    p.window_left = o.window_left;
-    p.window_right = o.window_right;
-    p.softcap = static_cast<float>(o.softcap);
+    this->scores(o.softmax_scale, o.causal, o.window_left, o.window_right, o.softcap);
   }
   AttentionCall(const Device& device, const Options& o)
       : AttentionCall(device, static_cast<const PlainOptions&>(o)) {
@@ -178,20 +170,6 @@ Tensor empty_of_shape(const Tensor& like, const Device& device) {
   return empty(Sizes(sizes.begin(), sizes.end()), torch_dtype_of(like), device);
 }
 
-// A forward call's result: q's shape with v's head dim.
-Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
-                 const std::optional<int32_t>& asked_dtype, const Device& device) {
-  check_dims("q", q);
-  check_dims("v", v);
-  const auto of_q = q.sizes();
-  Sizes sizes(of_q.begin(), of_q.end());
-  sizes.back() = v.size(v.dim() - 1);
-  const int32_t dtype = asked_dtype ? *asked_dtype
-                        : is_fp8(q) ? aoti_torch_dtype_bfloat16()
-                                    : torch_dtype_of(q);
-  return heads_first ? empty_heads_first(sizes, dtype, device) : empty(sizes, dtype, device);
-}
-
 // forward(q, k, v, options, FP8's options, out_dtype) -> (out, lse)
 void forward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
@@ -200,19 +178,11 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   const Fp8Options fp8(a);
   const std::optional<int32_t> out_dtype = a.maybe_dtype();
   const Device device = device_of("q", q);
-  Tensor out = empty_out(q, v, o.heads_first, out_dtype, device);
-  const auto sizes = q.sizes();
-  // [batch, seq, heads, dim] -> [batch, heads, seq]; packed [total, heads, dim] -> [heads, total]
-  Sizes lse_sizes(sizes.begin(), sizes.end() - 1);
-  if (!o.heads_first) std::swap(lse_sizes[lse_sizes.size() - 1], lse_sizes[lse_sizes.size() - 2]);
-  Tensor lse = empty(lse_sizes, aoti_torch_dtype_float32(), device);
-  if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) {
-    torch::stable::zero_(out);
-    torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
-  }
-  run_forward(q, k, v, out, lse, o, fp8);
-  stack[0] = torch::stable::detail::from(out);
-  stack[1] = torch::stable::detail::from(lse);
+  const Attended made = empty_results(q, v, o.heads_first, out_dtype, device);
+  if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) made.fill();
+  run_forward(q, k, v, made.out, made.lse, o, fp8);
+  stack[0] = torch::stable::detail::from(made.out);
+  stack[1] = torch::stable::detail::from(made.lse);
 }
 
 // inference(q, k, v, plain options) -> out. Beside forward since of a call without gradients the
@@ -284,6 +254,7 @@ STABLE_TORCH_LIBRARY(flash3, m) {
       ") -> ()");
   m.def(flash3_torch::kQuantizeSchema);
   m.def(flash3_torch::kQuantizeOutSchema);
+  for (const char* schema : flash3_torch::kCacheSchemas) m.def(schema);
 }
 
 namespace {
@@ -296,6 +267,11 @@ void add_kernels(auto& library) {
   library.impl("backward_out", flash3_torch::backward_out);
   library.impl("quantize", flash3_torch::quantize);
   library.impl("quantize_out", flash3_torch::quantize_out);
+  library.impl("attention_with_kv_cache", flash3_torch::attention_with_kv_cache);
+  library.impl("attention_with_kv_cache_append", flash3_torch::attention_with_kv_cache_append);
+  library.impl("attention_with_kv_cache_out", flash3_torch::attention_with_kv_cache_out);
+  library.impl("merge", flash3_torch::merge);
+  library.impl("merge_out", flash3_torch::merge_out);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ SIGNATURES = {
     "flash_attn_varlen_func": """q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
         seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
-        return_attn_probs=False | s_aux=None, dropout_p=0.0""",
+        return_attn_probs=False | s_aux=None, dropout_p=0.0, page_table=None, block_table=None""",
     "flash_attn_qkvpacked_func": """qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0,
         return_attn_probs=False""",
@@ -43,7 +43,7 @@ SIGNATURES = {
         kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None, q_descale=None,
         k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1,
         attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=1, pack_gqa=None,
-        sm_margin=0 | s_aux=None, deterministic=False, is_causal=None, window_size=None""",
+        sm_margin=0 | s_aux=None, deterministic=False, is_causal=None, window_size=None, out=None""",
     "_flash_attn_backward": """dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None,
         sequed_k=None, max_seqlen_q=None, max_seqlen_k=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False,
         window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0 | seqused_q=None,
@@ -98,7 +98,8 @@ def test_modules():
     assert flash_attn_3.__version__ and flash_attn_3._C and fa.flash_attn_3_gpu is OPS
     flags = flash_attn_config.CONFIG["build_flags"]
     assert all(name.startswith("FLASHATTENTION_DISABLE_") for name in flags)
-    assert flags["FLASHATTENTION_DISABLE_HDIM192"] is False and flags["FLASHATTENTION_DISABLE_PAGEDKV"] is True
+    assert flags["FLASHATTENTION_DISABLE_HDIM192"] is False and flags["FLASHATTENTION_DISABLE_PAGEDKV"] is False and \
+        flags["FLASHATTENTION_DISABLE_SM8x"] is True
     assert [fa.round_up_headdim(d) for d in (1, 64, 65, 128, 129, 192, 193)] == [64, 64, 96, 128, 192, 192, 256]
     assert fa.round_multiple(5, 4) == 8
 
@@ -181,14 +182,10 @@ def test_kvcache(device):
 
 T = torch.zeros(2, dtype=torch.int32)
 REFUSED = {
-    "qv": (fa.flash_attn_func, {"qv": T}),
-    "num_splits": (fa.flash_attn_func, {"num_splits": 2}), "sm_margin": (fa.flash_attn_func, {"sm_margin": 8}),
-    "dropout_p": (fa.flash_attn_func, {"dropout_p": 0.1}), "softmax_scale": (fa.flash_attn_func, {"softmax_scale": 0}),
-    **{name: (fa.flash_attn_with_kvcache, {name: T}) for name in
-       ("k", "v", "rotary_cos", "rotary_sin", "cache_batch_idx", "cache_leftpad", "page_table", "cu_seqlens_k_new",
-        "rotary_seqlens", "block_table")},
-    **{name: (fa._flash_attn_forward, {name: T}) for name in
-       ("k_new", "v_new", "kv_batch_idx", "leftpad_k", "seqlens_rotary")},
+    "qv": (fa.flash_attn_func, {"qv": T}), "dropout_p": (fa.flash_attn_func, {"dropout_p": 0.1}),
+    "softmax_scale": (fa.flash_attn_func, {"softmax_scale": 0}),
+    "qv of a cache": (fa.flash_attn_with_kvcache, {"qv": T}), "qv of the private function": (fa._flash_attn_forward, {"qv": T}),
+    "qv of pages": (fa._flash_attn_forward, {"qv": T, "page_table": T}),
 }
 
 
@@ -197,6 +194,7 @@ REFUSED = {
 def test_refused_by_name(name, compiled):
     q, k, v = make("cpu", torch.bfloat16)
     function, options = REFUSED[name]
+    name = name.partition(" ")[0]
     if compiled:
         call = torch.compile(lambda q, k, v: function(q, k, v, **options), backend="aot_eager")
         with pytest.raises(Exception, match=rf"{name} (=|is given)"):
@@ -231,6 +229,16 @@ def test_forward_spellings(device):
     given = torch.empty(2, 4, 33, 32, device=device, dtype=torch.bfloat16).transpose(1, 2)
     got = fa._flash_attn_forward(q, k, v, out_=given, causal=True, window_size_left=5)
     assert got[0].data_ptr() == given.data_ptr() and torch.equal(given, wanted[0]) and torch.equal(got[1], wanted[1])
+    # Those of 2.8: out, and window_size, a pair, by position, with what comes behind it.
+    nothing = (None,) * 16
+    got = fa._flash_attn_forward(q, k, v, None, None, None, given.zero_(), *nothing, None, True, (5, 0), 0, 2.0, False, None, 2, True,
+                                 8)
+    wanted = fa._flash_attn_forward(q, k, v, causal=True, window_size_left=5, softcap=2.0)
+    assert torch.equal(given, wanted[0]) and torch.equal(got[1], wanted[1])
+    got = fa._flash_attn_forward(q, k, v, None, None, None, None, *nothing, None, True, [5, 0], softcap=2.0, out=given.zero_())
+    assert got[0].data_ptr() == given.data_ptr() and torch.equal(given, wanted[0]) and torch.equal(got[1], wanted[1])
+    with pytest.raises(TypeError, match="out and out_ are both given"):
+        fa._flash_attn_forward(q, k, v, out_=given, out=given)
 
 
 def test_backward_spellings(device):
@@ -251,8 +259,12 @@ def test_backward_spellings(device):
     assert all(torch.equal(a, b) for a, b in zip(given, wanted))
     eight = OPS.bwd(dout, q, k, v, out, lse, is_causal=True, deterministic=True)
     assert len(eight) == 8 and all(torch.equal(a, b) for a, b in zip(eight, wanted))
-    with pytest.raises(NotImplementedError, match="sm_margin = 4"):
-        fa._flash_attn_backward(dout, q, k, v, out, lse, sm_margin=4)
+    of_2_8 = [torch.empty_like(x) for x in (q, k, v)]  # window_size, a pair, by position
+    results = fa._flash_attn_backward(dout, q, k, v, out, lse, None, None, None, None, None, None, *of_2_8, None, True, (-1, -1), 0.0,
+                                      True, 8)
+    assert len(results) == 4 and all(torch.equal(a, b) for a, b in zip(of_2_8, wanted)) and torch.equal(results[3], delta)
+    with pytest.raises(ValueError, match="sm_margin = -1 but it must be at least 0"):
+        fa._flash_attn_backward(dout, q, k, v, out, lse, sm_margin=-1)
 
 
 def test_backward_of_used_lengths_without_packing(device):
@@ -285,22 +297,6 @@ def test_none_is_no_tensor():
             call()
 
 
-def test_combine():
-    q, k, v = make("cpu", torch.float32, seq_k=60)
-    parts = [flash3.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 10), (10, 60), (60, 60))]
-    out_partial = torch.stack([out for out, _ in parts])
-    lse_partial = torch.stack([lse for _, lse in parts]).transpose(-1, -2)
-    wanted, wanted_lse = flash3.attention(q, k, v, return_lse=True)
-    out, lse = fa.flash_attn_combine(out_partial, lse_partial)
-    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lse, wanted_lse.transpose(1, 2), atol=1e-5, rtol=1e-5)
-    given = torch.empty(out.shape, dtype=torch.bfloat16)
-    assert fa.flash_attn_combine(out_partial, lse_partial, given)[0].data_ptr() == given.data_ptr()
-    assert fa.flash_attn_combine(out_partial, lse_partial, out_dtype=torch.float16)[0].dtype == torch.float16
-    empty = fa.flash_attn_combine(out_partial[2:], lse_partial[2:])
-    assert not empty[0].any() and (empty[1] == -float("inf")).all()
-
-
 def test_opcheck(device):
     q, k, v = make(device, torch.bfloat16, grad=True)
     sink = torch.randn(4, device=device, requires_grad=True)
@@ -325,9 +321,6 @@ def test_compile(device):
     got = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(q, k, v), [q, k, v])
     for a, b in zip(got, wanted):
         torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
-    cache = torch.compile(lambda q, k, v: fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=20), fullgraph=True,
-                          backend="aot_eager")
-    torch.testing.assert_close(cache(q, k, v), fa.flash_attn_with_kvcache(q, k, v, cache_seqlens=20))
 
 
 def test_selective_checkpointing_finds_the_operator(device):

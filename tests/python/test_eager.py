@@ -99,10 +99,12 @@ def test_drop_in_takes_it(device, taken):
     outs = [func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, pack_gqa=True, num_splits=0),
             func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, return_attn_probs=True)[0]]
     assert taken == [True] and torch.equal(*outs)
-    for refused in ({"num_splits": 2}, {"sm_margin": 1}, {"qv": q}, {"dropout_p": 0.1}):
+    for refused in ({"qv": q}, {"dropout_p": 0.1}):
         with pytest.raises(NotImplementedError, match=next(iter(refused))):
             func(q, k, v, **refused)
     assert taken == [True]
+    hints = func(q, k, v, 0.3, True, window_size=(9, 0), softcap=2.0, num_splits=2, sm_margin=1)
+    assert taken == [True, True] and torch.equal(hints, outs[0])
 
 
 def outcome(call, *args, **kwargs):
@@ -121,7 +123,7 @@ def test_errors_are_the_operators(arguments, monkeypatch):
 
 def test_drop_ins_errors_are_the_operators(monkeypatch):
     q, k, v = make("cpu", HALF)
-    wrong = [((q, k[:1], v), {}), ((q, k, v, 0.0), {}), ((q, k, v, -1.0), {}), ((q, k, v), {"softcap": -1.0}),
+    wrong = [((q, k[:1], v), {}), ((q, k, v, 0.0), {}), ((q, k, v, -1.0), {}), ((q, k, v), {"sm_margin": -1}),
              ((q[0], k, v), {}), ((q, k.float(), v), {}), ((q, k, None), {})]
     said = [outcome(flash_attn_interface.flash_attn_func, *args, **kwargs) for args, kwargs in wrong]
     monkeypatch.setattr(flash_attn_interface, "eager", None)

@@ -14,8 +14,9 @@ It holds::
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller
 
-torch.ops.flash3 holds the operators forward, backward and quantize, forward_out, backward_out and quantize_out for results in given
-memory, and inference, a plain forward without lse and gradients.
+torch.ops.flash3 holds the operators forward, backward, quantize, merge, and attention_with_kv_cache, each with a form for results in
+given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a plain forward without lse and
+gradients.
 """
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported

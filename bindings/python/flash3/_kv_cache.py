@@ -1,46 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention_with_kv_cache() and merge(), for torch tensors and for arrays: no autograd, as nobody trains through a cache."""
+import re
+
 from . import arrays
-from ._attention import _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _zeros
+from ._attention import _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _torch, _zeros
 
-try:
-    import torch
-except ImportError:
-    torch = None
+if _torch is not None:
+    from . import _torch_kv_cache
 
-
-def _made(like, shape, dtype, fill=0.0):
-    """A result: of torch where `like` is torch's, on its device, else of numpy."""
-    if _is_torch(like):
-        return torch.full(shape, fill, dtype=getattr(torch, dtype), device=like.device)
-    _host("q", like)
-    made = _zeros(shape, dtype)
-    return made - _infinity() if fill else made
+# The C interface says k and v, of a cache too.
+_C_NAME = re.compile(r"\b[kv]\b")
 
 
-def _shape_and_dtype(name, x):
-    if _is_torch(x):
-        return tuple(x.shape), str(x.dtype).removeprefix("torch.")
-    about = _host(name, x)
-    return about.shape, about.dtype
-
-
-def _run(like, call, workspace, tensors, options):
-    """Runs a call of arrays; of torch tensors on a GPU on torch's stream, with a workspace of torch's."""
-    if not (_is_torch(like) and like.is_cuda):
-        return call(*tensors, **options)
-    with torch.cuda.device(like.device):
-        options = {**options, "stream": torch.cuda.current_stream().cuda_stream}
-        size = workspace(*tensors, **options)
-        memory = torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
-        return call(*tensors, **options, workspace=memory)
-
-
-def _check_no_gradients(**tensors):
-    for name, x in tensors.items():
-        if _is_torch(x) and x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name}.requires_grad is True but there are no gradients through this call; call it under "
-                                      "torch.no_grad(), or flash3.attention on tensors without a cache")
+def _renamed(error):
+    return type(error)(_C_NAME.sub(lambda name: name[0] + "_cache", str(error)))
 
 
 def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=None, cache_batch_idx=None, leftpad_k=None,
@@ -77,24 +50,37 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
     Returns:
         out, or with return_lse (out, lse), as attention().
     """
-    _check_no_gradients(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new)
-    q = _contiguous_last(q)
-    (shape, dtype), (shape_v, _) = _shape_and_dtype("q", q), _shape_and_dtype("v_cache", v_cache)
-    if len(shape) not in (3, 4):
-        raise ValueError(f"q.ndim = {len(shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, dim]")
-    if len(shape_v) != 4:
-        raise ValueError(f"v_cache.ndim = {len(shape_v)} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, heads, "
-                         "dim]")
-    *batch, seq, heads = shape[:-1]
-    out = _made(q, (*shape[:-1], shape_v[-1]), dtype)
-    lse = _made(q, (*batch, heads, seq), "float32", -float("inf")) if return_lse else None
-    options = dict(seqused_k=seqused_k, page_table=page_table, cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k, k_new=k_new,
-                   v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-                   rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal, window=window,
-                   softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
-                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, sm_margin=sm_margin)
-    _run(q, arrays.forward, arrays.forward_workspace, (q, k_cache, v_cache, out, lse), options)
+    attend = _on_host if not _is_torch(q) else _torch_kv_cache.attention_with_kv_cache
+    try:
+        out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
+                          rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
+                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, return_lse)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise _renamed(error) from None
     return (out, lse) if return_lse else out
+
+
+def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
+             rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, with_lse):
+    """(out, lse) of attention_with_kv_cache for arrays: the C call."""
+    q = _contiguous_last(q)
+    about_q, about_v = _host("q", q), _host("v_cache", v_cache)
+    if len(about_q.shape) not in (3, 4):
+        raise ValueError(f"q.ndim = {len(about_q.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, "
+                         "dim]")
+    if len(about_v.shape) != 4:
+        raise ValueError(f"v_cache.ndim = {len(about_v.shape)} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, "
+                         "heads, dim]")
+    *batch, seq, heads = about_q.shape[:-1]
+    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, None))
+    lse = _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
+    arrays.forward(q, k_cache, v_cache, out, lse, seqused_k=seqused_k, page_table=page_table, cache_batch_idx=cache_batch_idx,
+                   leftpad_k=leftpad_k, k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
+                   rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
+                   window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
+                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, sm_margin=sm_margin)
+    return out, lse
 
 
 def merge(out_parts, lse_parts, *, sink=None, out_dtype=None, return_lse=False):
@@ -110,12 +96,15 @@ def merge(out_parts, lse_parts, *, sink=None, out_dtype=None, return_lse=False):
     Returns:
         out [rows, heads, head_dim_v]; with return_lse, (out, lse). A row that no part saw is 0, and its lse -inf or the sink.
     """
-    _check_no_gradients(out_parts=out_parts, lse_parts=lse_parts, sink=sink)
+    if _is_torch(out_parts):
+        out, lse = _torch_kv_cache.merge(out_parts, lse_parts, sink, out_dtype)
+        return (out, lse) if return_lse else out
     out_parts, lse_parts = _contiguous_last(out_parts), _contiguous_last(lse_parts)
-    shape, dtype = _shape_and_dtype("out_parts", out_parts)
-    if len(shape) != 4:
-        raise ValueError(f"out_parts.ndim = {len(shape)} but it must be 4, [parts, rows, heads, head_dim_v]")
-    out = _made(out_parts, shape[1:], _dtype_of_out(dtype, out_dtype))
-    lse = _made(out_parts, (shape[2], shape[1]), "float32") if return_lse else None
-    _run(out_parts, arrays.merge, arrays.merge_workspace, (out_parts, lse_parts, out, lse), dict(sink=sink))
+    about = _host("out_parts", out_parts)
+    if len(about.shape) != 4:
+        raise ValueError(f"out_parts.ndim = {len(about.shape)} but it must be 4, [parts, rows, heads, head_dim_v]")
+    _, rows, heads, dim = about.shape
+    out = _zeros((rows, heads, dim), _dtype_of_out(about.dtype, out_dtype))
+    lse = _zeros((heads, rows), "float32") if return_lse else None
+    arrays.merge(out_parts, lse_parts, out, lse, sink=sink)
     return (out, lse) if return_lse else out

@@ -47,7 +47,27 @@ def translated(error):
     return error
 
 
-@torch.library.register_fake("flash3::forward")
+def on_one_device(names, fake):
+    """fake, a fake kernel whose arguments have these names, for tensors of one device.
+
+    torch asks a fake kernel also where one tensor alone is on "meta", and what it allocates on another device, without values,
+    would then pass for the result.
+    """
+    def checked(*args, **named):
+        tensors = {name: x for name, x in (*zip(names, args), *named.items()) if isinstance(x, torch.Tensor)}
+        if tensors:
+            check_companions(*next(iter(tensors.items())), **tensors)
+        return fake(*args, **named)
+    return checked
+
+
+def register_fake(name):
+    """torch.library.register_fake for an operator of torch.ops.flash3."""
+    names = [a.name for a in getattr(torch.ops.flash3, name).default._schema.arguments]
+    return lambda fake: torch.library.register_fake(f"flash3::{name}", on_one_device(names, fake)) and fake
+
+
+@register_fake("forward")
 def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0,
                   sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
                   deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0,
@@ -58,19 +78,19 @@ def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, w
     return out.transpose(-3, -2) if heads_first else out, lse
 
 
-@torch.library.register_fake("flash3::inference")
+@register_fake("inference")
 def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, *options, **named):
     return _fake_forward(q, k, v, heads_first=heads_first)[0]
 
 
-@torch.library.register_fake("flash3::backward")
+@register_fake("backward")
 def _(dout, dlse, q, k, v, out, lse, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0,
       chunk=0, sink=None, *options, **named):
     dsink = q.new_empty((0,), dtype=torch.float32) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
-@torch.library.register_fake("flash3::quantize")
+@register_fake("quantize")
 def _(q=None, k=None, v=None, scale_ndim=3, heads_k=0, rotary_cos=None, rotary_sin=None, rotary_interleaved=False,
       rotary_offset_q=0, rotary_offset_k=0, rotate=False, rotation_seed=0, cu_seqlens_q=None, cu_seqlens_k=None, *options,
       **named):
@@ -85,7 +105,7 @@ def _(q=None, k=None, v=None, scale_ndim=3, heads_k=0, rotary_cos=None, rotary_s
 
 
 for _name in ("forward_out", "backward_out", "quantize_out"):
-    torch.library.register_fake(f"flash3::{_name}", lambda *args, **named: None)
+    register_fake(_name)(lambda *args, **named: None)
 
 
 # Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
@@ -229,7 +249,7 @@ def is_differentiated(q, k, v, sink):
                                         getattr(sink, "requires_grad", False))
 
 
-def _check_companions(name, first, **others):
+def check_companions(name, first, **others):
     """The others are torch tensors too, and of the device of the first one."""
     device = first.device
     for other, x in others.items():
@@ -277,7 +297,7 @@ def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_s
     """(out, lse) of flash3.attention for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and k.device == q.device == v.device):
-        _check_companions("q", q, k=k, v=v)
+        check_companions("q", q, k=k, v=v)
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
@@ -327,7 +347,7 @@ def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interl
     """flash3.quantize for torch tensors: six of them, of which those for what is not given are empty."""
     given = {name: x for name, x in tensors.items() if x is not None}
     name, first = next(iter(given.items()))
-    _check_companions(name, first, **given)
+    check_companions(name, first, **given)
     if torch.is_grad_enabled():
         for name, x in given.items():
             if x.requires_grad:

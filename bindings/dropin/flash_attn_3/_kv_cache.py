@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forwards on a KV cache, scheduler metadata, and the merging of parts."""
+import torch
+from flash3._torch_kv_cache import NO_GRADIENTS, NOTHING_NEW, recorded, run, run_now
+
+from ._arguments import NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
+
+
+def _flash3s(f, names):
+    """What a Forward on a cache appends, and flash3's options."""
+    check_margin(f.sm_margin)
+    check_head_dims(names["v_cache"], f.q, f.v)
+    if f.cu_seqlens_k is not None:
+        raise ValueError("cu_seqlens_k is given but k and v are a cache, which is not packed; seqused_k tells how many keys count")
+    new = NOTHING_NEW
+    if f.appends():  # what comes without these is ignored, as upstream does
+        new = (f.k_new, f.v_new, None if f.k_new is None else f.cu_seqlens_k_new, f.rotary_cos, f.rotary_sin,
+               None if f.rotary_cos is None else f.seqlens_rotary, f.rotary_interleaved)
+    # max_seqlen_k is not looked at, as upstream does not: keys count by seqused_k, or all that the cache has room for.
+    max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
+    return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, f.page_table, f.window_size_left, f.window_size_right,
+                 checked_softcap(f.softcap), f.attention_chunk, f.s_aux, f.kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
+                 max_seqlen_q, 0, f.sm_margin)
+
+
+def _run(f, names, new, options):
+    lse = None
+    if f.out is not None:
+        lse = torch.full(lse_shape(f.q), -float("inf"), device=f.q.device, dtype=torch.float32)
+    try:
+        return run(f.q, f.k, f.v, new, options, f.out, lse)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise upstreams(error, names) from None
+
+
+def attend(f):
+    """(out, softmax_lse) of a Forward on a cache, which is written where it appends."""
+    return _run(f, NAMES, *_flash3s(f, NAMES))
+
+
+class _Refusal(torch.autograd.Function):
+    """Results that have a gradient for autograd, so that asking for it raises instead of giving none."""
+
+    @staticmethod
+    def forward(ctx, name, out, lse, *recorded):
+        ctx.name = name
+        ctx.mark_dirty(out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(f"{ctx.name}.requires_grad is True but {NO_GRADIENTS}")
+
+
+def attend_without_gradients(f, names=NAMES, with_lse=True):
+    """attend() for who may be seen by autograd: the forward runs, as upstream's does, and a backward raises.
+
+    names: of flash3's arguments, for errors. Without with_lse the second result may be None.
+    """
+    new, options = _flash3s(f, names)
+    if f.out is None and (results := run_now(with_lse, f.q, f.k, f.v, new, options)) is not None:
+        return results
+    tensors = {"q": f.q, names["k_cache"]: f.k, names["v_cache"]: f.v, names.get("k_new", "k_new"): f.k_new,
+               names.get("v_new", "v_new"): f.v_new, "s_aux": f.s_aux}
+    found = recorded(**tensors)
+    if found and torch.compiler.is_compiling():  # a compiler would ask for the gradient itself
+        raise NotImplementedError(f"{found[0]}.requires_grad is True but {NO_GRADIENTS}")
+    out, lse = _run(f, names, new, options)
+    return _Refusal.apply(found[0], out, lse, *(tensors[name] for name in found)) if found else (out, lse)
+
+
+def lse_shape(q):
+    *batch, seq, heads = q.shape[:-1]
+    return (*batch, heads, seq)
+
+
+def _is_causal_and_local(max_seqlen_q, max_seqlen_k, headdim, page_size, causal, left, right, chunk):
+    """What upstream makes of the masks before it sizes its schedule."""
+    left, right = -1 if left >= max_seqlen_k - 1 else left, -1 if right >= max_seqlen_q - 1 else right
+    if max_seqlen_q == 1 and left == right == -1 and chunk == 0 and (page_size is None or not 64 < headdim <= 128):
+        causal = False
+    right = 0 if causal else right
+    is_causal = left < 0 and right == 0 and chunk == 0
+    return is_causal, not is_causal and (left >= 0 or right >= 0 or chunk >= 1)
+
+
+def _metadata_size(batch_size, vectors):
+    return vectors * ((batch_size + 3) // 4 * 4) + 1
+
+
+def scheduler_metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, headdim_v, qkv_dtype, seqused_k,
+                       cu_seqlens_q=None, cu_seqlens_k=None, cu_seqlens_k_new=None, seqused_q=None, leftpad_k=None, page_size=None,
+                       max_seqlen_k_new=0, is_causal=False, window_size_left=-1, window_size_right=-1, attention_chunk=0,
+                       has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0):
+    """A tensor of the size that upstream's has. flash3's kernels make their schedule from the lengths: nothing lies in it."""
+    check_tensors(cache_seqlens=seqused_k)
+    if batch_size < 0:
+        raise ValueError(f"batch_size = {batch_size} but it must be at least 0")
+    if num_heads_k < 1 or num_heads % num_heads_k:
+        raise ValueError(f"num_heads = {num_heads} but num_heads_k = {num_heads_k}; num_heads must be a multiple of num_heads_k")
+    if seqused_k.dtype != torch.int32:
+        raise TypeError(f"cache_seqlens.dtype = {seqused_k.dtype} but it must be torch.int32")
+    causal, local = _is_causal_and_local(max_seqlen_q, max_seqlen_k, headdim, page_size, is_causal, window_size_left,
+                                         window_size_right, attention_chunk)
+    size = _metadata_size(batch_size, 2 + (not local) + (causal or local))
+    return torch.zeros((size,), dtype=torch.int32, device=seqused_k.device)
+
+
+def check_metadata(f):
+    """That a Forward's is such a tensor, of its batch size with any lengths and masks: upstream's size depends on no more."""
+    metadata = f.scheduler_metadata
+    if metadata is None:
+        return
+    check_tensors(q=f.q, scheduler_metadata=metadata)
+    sizes = [_metadata_size(f.batch(), vectors) for vectors in (3, 4)]
+    if metadata.dtype != torch.int32:
+        raise TypeError(f"scheduler_metadata.dtype = {metadata.dtype} but it must be torch.int32")
+    if metadata.device != f.q.device:
+        raise ValueError(f"scheduler_metadata.device = {metadata.device} but q.device = {f.q.device}; all tensors must be on one "
+                         "device")
+    if metadata.dim() != 1 or metadata.shape[0] not in sizes or not metadata.is_contiguous():
+        raise ValueError(f"scheduler_metadata.shape = {tuple(metadata.shape)} but the batch size is {f.batch()}; it must be as "
+                         f"get_scheduler_metadata gives it, contiguous and [{sizes[0]}] or [{sizes[1]}]")
+
+
+_PARTS = {"out_parts": "out_partial", "lse_parts": "lse_partial"}
+
+
+def combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """Parts of one softmax, [splits, batch, seq, heads, dim] and [splits, batch, seq, heads], as one."""
+    check_tensors(out_partial=out_partial, lse_partial=lse_partial)
+    if out_partial.dim() != 5:
+        raise ValueError(f"out_partial.ndim = {out_partial.dim()} but it must be 5, [splits, batch, seq, heads, dim]")
+    splits, batch, seq, heads, dim = out_partial.shape
+    if lse_partial.shape != out_partial.shape[:-1]:
+        raise ValueError(f"lse_partial.shape = {tuple(lse_partial.shape)} but out_partial.shape = {tuple(out_partial.shape)}; it "
+                         "must be [splits, batch, seq, heads]")
+    if out is not None and out.shape != out_partial.shape[1:]:
+        raise ValueError(f"out.shape = {tuple(out.shape)} but out_partial.shape = {tuple(out_partial.shape)}; it must be [batch, "
+                         "seq, heads, dim]")
+    rows = batch * seq
+    made, lse = flash3_call(torch.ops.flash3.merge.default, out_partial.reshape(splits, rows, heads, dim),
+                            lse_partial.reshape(splits, rows, heads).transpose(1, 2), None,
+                            out_dtype if out is None else out.dtype, names=_PARTS)
+    made, lse = made.view(batch, seq, heads, dim), lse.view(heads, batch, seq).permute(1, 2, 0)
+    return made if out is None else out.copy_(made), lse

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash3.attention_with_kv_cache and flash3.merge for torch tensors, and the fake kernels of their operators."""
+import torch
+from torch.autograd import forward_ad
+
+from ._torch import check_companions, register_fake, translated
+from .arrays import scale_or_default, window_sides
+
+try:
+    # (out, lse or None) of a call, at half of what the operator costs; None: this one is for the operator.
+    from ._eager import attention_with_kv_cache as eager
+except ImportError:  # as in _torch.py
+    eager = None
+
+_read = torch.ops.flash3.attention_with_kv_cache.default
+_append = torch.ops.flash3.attention_with_kv_cache_append.default
+_out = torch.ops.flash3.attention_with_kv_cache_out.default
+_merge = torch.ops.flash3.merge.default
+
+
+@register_fake("attention_with_kv_cache")
+def _fake_attention(q, k_cache, v_cache, *options, **named):
+    *batch, rows, heads, _ = q.shape
+    return q.new_empty((*batch, rows, heads, v_cache.shape[-1])), q.new_empty((*batch, heads, rows), dtype=torch.float32)
+
+
+@register_fake("merge")
+def _fake_merge(out_parts, lse_parts, sink=None, out_dtype=None):
+    _, rows, heads, dim = out_parts.shape
+    return out_parts.new_empty((rows, heads, dim), dtype=out_dtype), out_parts.new_empty((heads, rows), dtype=torch.float32)
+
+
+register_fake("attention_with_kv_cache_append")(_fake_attention)
+for _name in ("attention_with_kv_cache_out", "merge_out"):
+    register_fake(_name)(lambda *args, **named: None)
+
+
+NO_GRADIENTS = ("there are no gradients through this call; call it under torch.no_grad(), or flash3.attention on tensors without "
+                "a cache")
+
+
+def _no_gradients(ctx, *gradients):
+    raise NotImplementedError(NO_GRADIENTS)
+
+
+# Without these torch would warn once and give no gradient at all. Operators that write into their arguments can have none.
+torch.library.register_autograd("flash3::attention_with_kv_cache", _no_gradients)
+torch.library.register_autograd("flash3::merge", _no_gradients)
+
+
+def recorded(**tensors):
+    """The names of those through which autograd would record a call."""
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(f"{name} has a tangent but flash3 has no forward-mode derivatives")
+    return [name for name, x in tensors.items() if x is not None and x.requires_grad] if torch.is_grad_enabled() else []
+
+
+def _check_not_recorded(**tensors):
+    for name in recorded(**tensors):
+        raise NotImplementedError(f"{name}.requires_grad is True but {NO_GRADIENTS}")
+
+
+def _run(operator, *arguments):
+    try:
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
+            return operator(*arguments)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
+NOTHING_NEW = (None,) * 6 + (False,)
+
+
+def run_now(with_lse, q, k_cache, v_cache, new, options):
+    """What run() returns, but for lse without with_lse, of a call that nobody must see; otherwise None."""
+    if eager is None or torch.compiler.is_compiling():
+        return None
+    results = eager(with_lse, q, k_cache, v_cache, *new, *options)
+    if results is not None and new is not NOTHING_NEW:
+        _count_write(k_cache, v_cache)
+    return results
+
+
+def _count_write(*tensors):
+    """As torch's own operators count what they write, for whoever saved it for a backward."""
+    if torch.is_grad_enabled():
+        torch.autograd.graph.increment_version(tensors)
+
+
+def run(q, k_cache, v_cache, new, options, out=None, lse=None):
+    """(out, lse) of the operators, in given memory or new.
+
+    new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or NOTHING_NEW of a call
+    that appends nothing. options: the rest, in the order of the operators' schemas.
+    """
+    if out is not None:
+        _run(_out, q, k_cache, v_cache, out, lse, *new, *options)
+        return out, lse
+    if new is NOTHING_NEW:
+        return _run(_read, q, k_cache, v_cache, *options)
+    results = _run(_append, q, k_cache, v_cache, *new, *options)
+    if not torch.compiler.is_compiling():
+        _count_write(k_cache, v_cache)
+    return results
+
+
+def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
+                            rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
+                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, with_lse):
+    """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
+    left, right = (-1, -1) if window is None else window_sides(window)
+    new = NOTHING_NEW
+    if not (k_new is v_new is cu_seqlens_k_new is rotary_cos is rotary_sin is rotary_offsets is None):
+        new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
+    options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
+               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin)
+    results = run_now(with_lse, q, k_cache, v_cache, new, options)
+    if results is not None:
+        return results
+    check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
+    _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, sink=sink)
+    return run(q, k_cache, v_cache, new, options)
+
+
+def merge(out_parts, lse_parts, sink, out_dtype):
+    """(out, lse) of flash3.merge for torch tensors."""
+    check_companions("out_parts", out_parts, lse_parts=lse_parts)
+    _check_not_recorded(out_parts=out_parts, lse_parts=lse_parts, sink=sink)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
+    return _run(_merge, out_parts, lse_parts, sink, out_dtype)

@@ -24,10 +24,9 @@ constexpr std::pair<const char*, Distribution> kDistributions[] = {
     {"outliers", Distribution::kOutliers},
     {"special", Distribution::kSpecial}};
 
-constexpr std::pair<const char*, Lengths> kLengths[] = {{"random", Lengths::kRandom},
-                                                        {"giant", Lengths::kGiant},
-                                                        {"edges", Lengths::kEdges},
-                                                        {"empty", Lengths::kEmpty}};
+constexpr std::pair<const char*, Lengths> kLengths[] = {
+    {"random", Lengths::kRandom}, {"giant", Lengths::kGiant}, {"edges", Lengths::kEdges},
+    {"empty", Lengths::kEmpty},   {"mixed", Lengths::kMixed}, {"loguniform", Lengths::kLogUniform}};
 
 constexpr std::pair<const char*, Scales> kScales[] = {
     {"onescale", Scales::kTensor}, {"headscales", Scales::kHead}, {"blockscales", Scales::kBlock}};
@@ -244,9 +243,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
-      "random, giant, edges, empty, lognormal<tokens>:<draw>, packed, packedq, packedk, used, "
-      "usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, packednew, offsets, "
-      "sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
+      "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
+      "packednew, offsets, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
       "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
       "deterministic, nodsink, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "

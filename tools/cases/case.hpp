@@ -10,6 +10,7 @@
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
+//   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
@@ -37,11 +38,13 @@ enum class Distribution {
 
 // How long the sequences of a batch are, at most seq_q and seq_k.
 enum class Lengths {
-  kAll,     // all of them that long
-  kRandom,  // "random": from 0 to that, and now and then 0 or 1
-  kGiant,   // "giant": one in the middle that long, the others at most 40
-  kEdges,   // "edges": a multiple of some kernel's tile, or one more or less
-  kEmpty,   // "empty": none has a token; packed tensors have no row
+  kAll,         // all of them that long
+  kRandom,      // "random": from 0 to that, and now and then 0 or 1
+  kGiant,       // "giant": one in the middle that long, the others at most 40
+  kEdges,       // "edges": a multiple of some kernel's tile, or one more or less
+  kEmpty,       // "empty": none has a token; packed tensors have no row
+  kMixed,       // "mixed": of q alone, every other one that long and the others 1: k's are kAll
+  kLogUniform,  // "loguniform": from 1/64 of that to that, each power of two with the same share
   // "lognormal<tokens>:<draw>": long-tailed, as log_normal_lengths() draws them; none is longer
   // than that, and sequences that the draw has no tokens left for are empty.
   kLogNormal,

@@ -124,6 +124,10 @@ struct Case {
   bool is_left_out(TensorName name) const { return left_out[static_cast<size_t>(name)]; }
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
   bool has_cache() const { return page_size > 0 || batch_idx || leftpad || append > 0; }
+  // Whether k and v are memory for more keys than count, be it without what only a cache has.
+  bool reads_cache() const {
+    return has_cache() || (used_k && !used_q && !packed_k && !backward && !quantize);
+  }
   bool operator==(const Case&) const = default;
 };
 
@@ -152,8 +156,10 @@ int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 double flops(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
-// too.
+// too. Of a cache the rows that count, with those that the call appends, and k_new and v_new.
 double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
+// Those of k and v alone, without k_new and v_new.
+double kv_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 // About what checking the case takes of the host's memory: all rows of its tensors, of those that a
 // call writes some copies, and their reference in float64 with its bounds.

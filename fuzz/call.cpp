@@ -41,7 +41,7 @@ void Memory::fill_input(Block* block, flash3_dtype dtype) {
                   static_cast<float>(next() % 512) / 128.f - 2.f);
     }
   }
-  block->kept.assign(block->memory.get(), block->memory.get() + block->size);
+  block->given.assign(block->memory.get(), block->memory.get() + block->size);
 }
 
 // Shape and strides. A tensor that is nowhere may have ones more than int64 holds: then they are
@@ -71,43 +71,74 @@ flash3_tensor Memory::describe(flash3_dtype dtype, const Shape& shape, bool outp
   return t;
 }
 
-flash3_tensor Memory::place(flash3_dtype dtype, const Shape& shape, bool output) {
-  flash3_tensor t = describe(dtype, shape, output);
-  if (!exists_) return t;
+Memory::Block* Memory::place(flash3_dtype dtype, const Shape& shape, bool output,
+                             std::vector<Block>* where, flash3_tensor* t) {
+  *t = describe(dtype, shape, output);
+  if (!exists_) return nullptr;
   // Up to the last element, not up to where the next would be.
   int64_t elements = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : 1;
-  int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {};
-  for (int d = 0; d < t.ndim; ++d) {
-    sizes[d] = t.shape[d], strides[d] = t.shape[d] > 1 ? t.stride[d] : 0;
-    if (elements > 0) elements += std::max<int64_t>(t.shape[d] - 1, 0) * strides[d];
-  }
+  for (int d = 0; d < t->ndim && elements > 0; ++d)
+    if (t->shape[d] > 1) elements += (t->shape[d] - 1) * t->stride[d];
   const int64_t before = bytes_.between(0, kPadding);
   const auto element = static_cast<size_t>(dtype_size(dtype));
-  Block* block =
-      allocate(static_cast<size_t>(before + elements) * element, 64, output ? &outputs_ : &inputs_);
-  t.data = block->memory.get() + static_cast<size_t>(before) * element;
-  if (!output) {
-    fill_input(block, dtype);
-    return t;
-  }
-  block->is_element.assign(block->size, false);
+  Block* block = allocate(static_cast<size_t>(before + elements) * element, 64, where);
+  t->data = block->memory.get() + static_cast<size_t>(before) * element;
+  return block;
+}
+
+void Memory::mark(const flash3_tensor& t, Block* block) {
+  int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {};
+  for (int d = 0; d < t.ndim; ++d)
+    sizes[d] = t.shape[d], strides[d] = t.shape[d] > 1 ? t.stride[d] : 0;
+  const int64_t element = dtype_size(t.dtype);
+  const auto first =
+      block->may_change.begin() + (static_cast<unsigned char*>(t.data) - block->memory.get());
   for (int64_t a = 0; a < sizes[0]; ++a)
     for (int64_t b = 0; b < sizes[1]; ++b)
       for (int64_t c = 0; c < sizes[2]; ++c)
-        for (int64_t d = 0; d < sizes[3]; ++d) {
-          const auto at = static_cast<size_t>(before + a * strides[0] + b * strides[1] +
-                                              c * strides[2] + d * strides[3]);
-          std::fill_n(block->is_element.begin() + static_cast<int64_t>(at * element), element,
-                      true);
-        }
-  return t;
+        for (int64_t d = 0; d < sizes[3]; ++d)
+          std::fill_n(
+              first + (a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]) * element,
+              element, true);
 }
 
 flash3_tensor Memory::input(flash3_dtype dtype, const Shape& shape) {
-  return place(dtype, shape, false);
+  flash3_tensor t;
+  if (Block* block = place(dtype, shape, false, &inputs_, &t)) fill_input(block, dtype);
+  return t;
 }
+
 flash3_tensor Memory::output(flash3_dtype dtype, const Shape& shape) {
-  return place(dtype, shape, true);
+  flash3_tensor t;
+  if (Block* block = place(dtype, shape, true, &outputs_, &t)) {
+    block->may_change.assign(block->size, false);
+    mark(t, block);
+  }
+  return t;
+}
+
+flash3_tensor Memory::state(flash3_dtype dtype, const Shape& shape) {
+  flash3_tensor t;
+  const bool distinct = !bytes_.rarely();
+  if (Block* block = place(dtype, shape, distinct, &states_, &t)) {
+    fill_input(block, dtype);
+    block->may_change.assign(block->size, false);
+  }
+  return t;
+}
+
+void Memory::allow(const flash3_tensor& state, int64_t first, int64_t second) {
+  const auto* data = static_cast<const unsigned char*>(state.data);
+  const auto holds = [&](const Block& block) {
+    return data >= block.memory.get() && data < block.memory.get() + block.size;
+  };
+  const auto block = std::find_if(states_.begin(), states_.end(), holds);
+  if (block == states_.end()) return;  // it has no elements
+  flash3_tensor row = state;
+  row.data = static_cast<unsigned char*>(state.data) +
+             (first * state.stride[0] + second * state.stride[1]) * dtype_size(state.dtype);
+  row.shape[0] = row.shape[1] = 1;
+  mark(row, &*block);
 }
 
 flash3_tensor Memory::index(int64_t size) const {
@@ -122,7 +153,7 @@ flash3_tensor Memory::index(int64_t size) const {
 flash3_tensor Memory::index(const std::vector<int32_t>& values) {
   Block* block = allocate(values.size() * sizeof(int32_t), 64, &inputs_);
   if (!values.empty()) std::memcpy(block->memory.get(), values.data(), block->size);
-  block->kept.assign(block->memory.get(), block->memory.get() + block->size);
+  block->given.assign(block->memory.get(), block->memory.get() + block->size);
   flash3_tensor t = index(static_cast<int64_t>(values.size()));
   t.data = block->memory.get();
   return t;
@@ -136,11 +167,13 @@ void* Memory::workspace(size_t size) {
 
 void Memory::fill_outputs(unsigned char with) {
   for (Block& block : outputs_) std::memset(block.memory.get(), with, block.size);
+  for (Block& block : states_)
+    std::copy(block.given.begin(), block.given.end(), block.memory.get());
 }
 
 void Memory::check_inputs() const {
   for (const Block& block : inputs_)
-    FUZZ_CHECK(std::equal(block.kept.begin(), block.kept.end(), block.memory.get()),
+    FUZZ_CHECK(std::equal(block.given.begin(), block.given.end(), block.memory.get()),
                "an input has changed");
 }
 
@@ -149,11 +182,15 @@ void Memory::check_unwritten(unsigned char fill) const {
     FUZZ_CHECK(std::all_of(block.memory.get(), block.memory.get() + block.size,
                            [&](unsigned char x) { return x == fill; }),
                "a call that failed has written");
+  for (const Block& block : states_)
+    FUZZ_CHECK(std::equal(block.given.begin(), block.given.end(), block.memory.get()),
+               "a call that failed has written");
 }
 
 void Memory::keep_outputs() {
-  for (Block& block : outputs_)
-    block.kept.assign(block.memory.get(), block.memory.get() + block.size);
+  for (std::vector<Block>* blocks : {&outputs_, &states_})
+    for (Block& block : *blocks)
+      block.kept.assign(block.memory.get(), block.memory.get() + block.size);
 }
 
 void Memory::check_outputs(unsigned char first_fill, unsigned char fill, bool whole) const {
@@ -161,11 +198,18 @@ void Memory::check_outputs(unsigned char first_fill, unsigned char fill, bool wh
     for (size_t i = 0; i < block.size; ++i) {
       const unsigned char a = block.kept[i], b = block.memory.get()[i];
       const bool left = a == first_fill && b == fill;
-      FUZZ_CHECK(block.is_element[i] || left, "a byte that belongs to no element was written");
+      FUZZ_CHECK(block.may_change[i] || left, "a byte that belongs to no element was written");
       FUZZ_CHECK(
-          a == b || (left && !(whole && block.is_element[i])),
+          a == b || (left && !(whole && block.may_change[i])),
           a == b || !left ? "two calls wrote different bytes" : "an element was not written");
     }
+  for (const Block& block : states_) {
+    FUZZ_CHECK(std::equal(block.kept.begin(), block.kept.end(), block.memory.get()),
+               "two calls wrote different bytes");
+    for (size_t i = 0; i < block.size; ++i)
+      FUZZ_CHECK(block.may_change[i] || block.memory.get()[i] == block.given[i],
+                 "a byte was written where nothing is to be appended");
+  }
 }
 
 namespace {

@@ -10,6 +10,7 @@
 
 #include "bytes.hpp"
 #include "flash3/flash3.h"
+#include "flash3/schedule.h"
 
 namespace flash3::fuzz {
 
@@ -26,16 +27,28 @@ class Memory {
   // A tensor with gaps, in any order of dimensions; an input may be broadcast.
   flash3_tensor input(flash3_dtype dtype, const Shape& shape);
   flash3_tensor output(flash3_dtype dtype, const Shape& shape);
+  // One that a call reads and writes: before each it holds the same values, and afterwards others
+  // only where they are allowed. Its rows may share memory, which no call may take.
+  flash3_tensor state(flash3_dtype dtype, const Shape& shape);
+  // The last two dimensions of state[first][second].
+  void allow(const flash3_tensor& state, int64_t first, int64_t second);
   // An input of these int32, or of so many.
   flash3_tensor index(const std::vector<int32_t>& values);
   flash3_tensor index(int64_t size) const;
 
+  // One that lives as long as this memory.
+  flash3_schedule* schedule() { return &schedule_; }
+  // The call must fail, though a question does not tell.
+  void expect_refusal() { refusal_ = true; }
+  bool expects_refusal() const { return refusal_; }
+
   // Mostly what the call needs: so many bytes, aligned to 256.
   void* workspace(size_t size);
 
+  // As before any call, outputs with this value.
   void fill_outputs(unsigned char with);
   void check_inputs() const;
-  // After a call that has failed: no output holds anything but what fill_outputs() has left there.
+  // After a call that has failed: outputs and states are what fill_outputs() has left there.
   void check_unwritten(unsigned char fill) const;
   void keep_outputs();
   // After a second call, with another fill: nothing between elements was written, and what was is
@@ -46,18 +59,24 @@ class Memory {
   struct Block {
     std::unique_ptr<unsigned char, void (*)(void*)> memory{nullptr, std::free};
     size_t size = 0;
-    std::vector<unsigned char> kept;  // inputs: what they hold; outputs: what the first call wrote
-    std::vector<bool> is_element;     // outputs: whether a byte belongs to one
+    std::vector<unsigned char> given;  // inputs and states: what they hold before a call
+    std::vector<unsigned char> kept;   // outputs and states: what they held after the first
+    std::vector<bool> may_change;      // outputs: the bytes of elements; states: the allowed ones
   };
 
   flash3_tensor describe(flash3_dtype dtype, const Shape& shape, bool output);
   Block* allocate(size_t size, size_t alignment, std::vector<Block>* where);
-  flash3_tensor place(flash3_dtype dtype, const Shape& shape, bool output);
+  Block* place(flash3_dtype dtype, const Shape& shape, bool output, std::vector<Block>* where,
+               flash3_tensor* t);
   void fill_input(Block* block, flash3_dtype dtype);
+  // The bytes of a tensor's elements may change.
+  static void mark(const flash3_tensor& t, Block* block);
 
   Bytes& bytes_;
   const bool exists_;
-  std::vector<Block> inputs_, outputs_, workspaces_;
+  std::vector<Block> inputs_, outputs_, states_, workspaces_;
+  flash3_schedule schedule_{};
+  bool refusal_ = false;
 };
 
 // What forward and backward say alike, but for the tensors.
@@ -178,15 +197,26 @@ flash3_status ask(const Functions<Params>& f, const Params& given, size_t* works
   return status;
 }
 
+// A struct's own bytes, but for a pointer that the library follows as it follows that to the
+// struct.
+template <class Params>
+Params raw_params(Bytes* bytes) {
+  auto p = bytes->raw<Params>();
+  if constexpr (requires { p.schedule; }) p.schedule = nullptr;
+  return p;
+}
+
 // Some fields become anything: for questions alone, as their tensors lie nowhere any more.
 template <class Params>
 void patch(Bytes* bytes, Params* p) {
+  const Params before = *p;
   for (int64_t n = bytes->between(1, 4); n > 0; --n) {
     const auto word = static_cast<size_t>(bytes->between(0, sizeof *p / 4 - 1));
     const int64_t value = bytes->odd();
     std::memcpy(reinterpret_cast<char*>(p) + 4 * word, &value,
                 word + 1 < sizeof *p / 4 && bytes->flag() ? 8 : 4);
   }
+  if constexpr (requires { p->schedule; }) p->schedule = before.schedule;
 }
 
 // A call on its memory, twice. whole: no element of an output may be left as it was.
@@ -208,7 +238,8 @@ void call(const Functions<Params>& f, Bytes* bytes, Memory* memory, Params param
     check_status(status);
     memory->check_inputs();
     if (status != FLASH3_OK) return memory->check_unwritten(fill);
-    FUZZ_CHECK(supported == FLASH3_OK && enough, "a call runs that should not");
+    FUZZ_CHECK(supported == FLASH3_OK && enough && !memory->expects_refusal(),
+               "a call runs that should not");
     if (fill == kFirst) memory->keep_outputs();
   }
   memory->check_outputs(kFirst, kSecond, whole);
@@ -222,7 +253,7 @@ int run_target(const Functions<Params>& f, const uint8_t* data, size_t size, con
   size_t workspace = 0;
   const int64_t kind = bytes.between(0, 4);
   if (kind == 4) {
-    ask(f, bytes.raw<Params>(), &workspace);
+    ask(f, raw_params<Params>(&bytes), &workspace);
     return 0;
   }
   Memory memory(&bytes, kind != 2);

@@ -111,9 +111,8 @@ flash3_status run(const Params* params) {
     P problem;
     PlannedCall<P> call;
     FLASH3_CHECK(plan_params(params, Pointers::kRequired, &problem, &call));
-    if (!call.plan) return {};
     FLASH3_CHECK(check_workspace(problem, call));
-    return call.plan->launch(problem);
+    return call.plan ? call.plan->launch(problem) : Status();
   });
 }
 

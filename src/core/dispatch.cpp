@@ -144,6 +144,7 @@ Status check_scratch(const Backend& backend, const Scratch& scratch, size_t need
 template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call) {
   if constexpr (std::same_as<P, ForwardProblem>) FLASH3_CHECK(check_schedule(problem, call));
+  if (!call.plan) return {};
   return check_scratch(*call.backend,
                        {"workspace", "workspace_size", problem.workspace, problem.workspace_size},
                        call.plan->workspace_bytes(), workspace_function(problem));

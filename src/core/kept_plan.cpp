@@ -79,10 +79,9 @@ Status KeptPlan<P>::run(const Params* params) const {
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;
   if constexpr (std::same_as<P, ForwardProblem>) problem.schedule = given.schedule;
-  if (!call_.plan) return {};
-  FLASH3_CHECK(check_memory(*call_.backend, problem));
+  if (call_.plan) FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));
-  return call_.plan->launch(problem);
+  return call_.plan ? call_.plan->launch(problem) : Status();
 }
 
 template <AnyProblem P>

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <numeric>
-#include <random>
 
 #include "cases/internals.hpp"
 #include "cases/memory.hpp"
@@ -13,8 +10,7 @@
 namespace flash3::cases {
 namespace {
 
-constexpr int64_t kMostPadding = 7, kSpareElements = 2, kMostOffset = 9;
-constexpr int32_t kNoPage = 123456789;
+using Fields = std::array<flash3_tensor, kCacheFieldCount>;
 
 enum Which : size_t {
   kUsed,
@@ -29,84 +25,68 @@ enum Which : size_t {
   kOffsets
 };
 
-// How many keys each sequence has, and where they lie.
-struct CachePlan {
-  std::vector<int32_t> padding, used, added, cu_new, offsets;
-  int64_t capacity = 0;  // places of a sequence
-  int64_t max_pages = 0, elements = 0, rows = 0;
-  std::vector<int32_t> table, batch_idx;
-
-  // The element and the row of a place of sequence b.
-  CacheRow row_of(const Case& c, int64_t b, int64_t place) const {
-    if (c.page_size > 0)
-      return {table[static_cast<size_t>(b * max_pages + place / c.page_size)], place % c.page_size};
-    return {c.batch_idx ? batch_idx[static_cast<size_t>(b)] : b, place};
-  }
-};
-
-std::vector<int32_t> shuffled(int64_t count, std::mt19937_64* random) {
-  std::vector<int32_t> all(static_cast<size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[(*random)() % i]);
-  return all;
+flash3_tensor vector_view(int64_t size) {
+  return {nullptr, FLASH3_INT32, 1, {size, 0, 0, 0}, {1, 0, 0, 0}};
 }
 
-void place(const Case& c, std::mt19937_64* random, CachePlan* plan) {
-  plan->elements = c.batch, plan->rows = plan->capacity;
-  if (c.page_size > 0) {
-    plan->max_pages = std::max<int64_t>(1, ceil_div(plan->capacity, c.page_size));
-    plan->rows = c.page_size;
-    int64_t pages = 0;
-    const auto needed = [&](size_t b) {
-      return ceil_div(int64_t{plan->used[b]} + plan->added[b], c.page_size);
-    };
-    for (size_t b = 0; b < plan->used.size(); ++b) pages += needed(b);
-    plan->elements = pages + kSpareElements;
-    const std::vector<int32_t> order = shuffled(plan->elements, random);
-    plan->table.assign(static_cast<size_t>(c.batch * plan->max_pages), kNoPage);
-    size_t next = 0;
-    for (size_t b = 0; b < plan->used.size(); ++b)
-      for (int64_t i = 0; i < needed(b); ++i)
-        plan->table[b * static_cast<size_t>(plan->max_pages) + static_cast<size_t>(i)] =
-            order[next++];
-  } else if (c.batch_idx) {
-    plan->elements = c.batch + kSpareElements;
-    plan->batch_idx = shuffled(plan->elements, random);
-    plan->batch_idx.resize(static_cast<size_t>(c.batch));
-  }
+flash3_tensor matrix_view(flash3_dtype dtype, int64_t rows, int64_t columns) {
+  return {nullptr, dtype, 2, {rows, columns, 0, 0}, {columns, 1, 0, 0}};
 }
 
-CachePlan plan_of(const Case& c) {
-  CachePlan plan;
-  std::mt19937_64 random(c.seed + 5000);
-  const auto below = [&](int64_t n) { return static_cast<int32_t>(random() % uint64_t(n)); };
-  const CaseSequences sequences = make_sequences(c);
-  plan.cu_new.push_back(0);
-  for (int64_t b = 0; b < c.batch; ++b) {
-    plan.padding.push_back(c.leftpad ? below(kMostPadding + 1) : 0);
-    plan.used.push_back(sequences.k.used[static_cast<size_t>(b)] + plan.padding.back());
-    plan.added.push_back(c.append_packed ? below(c.append + 1) : static_cast<int32_t>(c.append));
-    plan.cu_new.push_back(plan.cu_new.back() + plan.added.back());
-    plan.offsets.push_back(below(kMostOffset + 1));
-  }
-  plan.capacity = c.seq_k + c.append + (c.leftpad ? kMostPadding : 0);
-  place(c, &random, &plan);
-  return plan;
+int64_t offset_of(Layout layout) { return layout == Layout::kOdd ? 1 : 0; }
+TensorLayout layout_of(const Case& c) {
+  return {.layout = c.layout, .offset = offset_of(c.layout)};
 }
 
-GuardedTensor vector_of(const std::vector<int32_t>& values) {
-  GuardedTensor made = make_vector(FLASH3_INT32, static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), static_cast<int32_t*>(made.view.data));
-  return made;
+flash3_tensor cache_view(const Case& c, const CachePlan& plan, int64_t dim) {
+  return view_of(c.dtype, plan.elements, plan.rows, c.heads_k, dim, layout_of(c));
+}
+
+flash3_tensor new_view(const Case& c, const CachePlan& plan, int64_t dim) {
+  if (c.append_packed)
+    return packed(view_of(c.dtype, 1, plan.cu_new.back(), c.heads_k, dim, layout_of(c)));
+  return view_of(c.dtype, c.batch, c.append, c.heads_k, dim, layout_of(c));
+}
+
+// Without data; all zero: not given.
+Fields field_views(const Case& c, const CachePlan& plan) {
+  Fields views{};
+  views[kUsed] = vector_view(c.batch);
+  if (c.page_size > 0) views[kPageTable] = matrix_view(FLASH3_INT32, c.batch, plan.max_pages);
+  if (c.batch_idx) views[kBatchIdx] = vector_view(c.batch);
+  if (c.leftpad) views[kLeftpad] = vector_view(c.batch);
+  if (c.append == 0) return views;
+  views[kKNew] = new_view(c, plan, c.head_dim);
+  views[kVNew] = new_view(c, plan, c.head_dim_v);
+  if (c.append_packed) views[kCuNew] = vector_view(c.batch + 1);
+  if (c.rotary == Rotary::kNone) return views;
+  const int64_t pairs = std::max<int64_t>(1, c.head_dim / (c.seed % 2 == 0 ? 4 : 2));
+  views[kCos] = views[kSin] =
+      matrix_view(c.seed % 3 == 0 ? c.dtype : FLASH3_FLOAT32, plan.positions, pairs);
+  if (c.rotary_offsets) views[kOffsets] = vector_view(c.batch);
+  return views;
+}
+
+void copy_values(const std::vector<int32_t>& values, const GuardedTensor& to) {
+  std::copy(values.begin(), values.end(), static_cast<int32_t*>(to.view.data));
+}
+
+void fill_rotary(const GuardedTensor& table, double (*value)(double)) {
+  const int64_t pairs = table.view.shape[1];
+  for (int64_t i = 0; i < table.view.shape[0] * pairs; ++i) {
+    const double angle = static_cast<double>(i / pairs) *
+                         std::pow(1000., -static_cast<double>(i % pairs) / double(pairs));
+    store_float(table.view.data, table.view.dtype, i, static_cast<float>(value(angle)));
+  }
 }
 
 // Fills the rows of k or v that hold no key before the call.
-void empty_rows(const Case& c, const CachePlan& plan, GuardedTensor* t) {
+void empty_rows(const Case& c, const CachePlan& plan, const CachePlaces& places, GuardedTensor* t) {
   std::vector<bool> counts(static_cast<size_t>(plan.elements * plan.rows));
   for (int64_t b = 0; b < c.batch; ++b) {
     const auto at = static_cast<size_t>(b);
     for (int64_t place = plan.padding[at]; place < plan.used[at]; ++place) {
-      const CacheRow row = plan.row_of(c, b, place);
+      const CacheRow row = places.row_of(c, plan, b, place);
       counts[static_cast<size_t>(row.element * plan.rows + row.row)] = true;
     }
   }
@@ -120,35 +100,9 @@ void empty_rows(const Case& c, const CachePlan& plan, GuardedTensor* t) {
             v.shape[3] * element_size(v.dtype), kFillPattern);
 }
 
-// Positions up to the last that a token can have.
-void make_rotary(const Case& c, const CachePlan& plan, CacheTensors* t) {
-  const int64_t pairs = std::max<int64_t>(1, c.head_dim / (c.seed % 2 == 0 ? 4 : 2));
-  const int64_t positions =
-      std::max(plan.capacity, kMostOffset) + std::max({c.seq_q, c.append, int64_t{1}});
-  const flash3_dtype dtype = c.seed % 3 == 0 ? c.dtype : FLASH3_FLOAT32;
-  for (const Which which : {kCos, kSin}) {
-    GuardedTensor made = make_vector(dtype, positions * pairs);
-    for (int64_t i = 0; i < positions * pairs; ++i) {
-      const double angle = static_cast<double>(i / pairs) *
-                           std::pow(1000., -static_cast<double>(i % pairs) / double(pairs));
-      store_float(made.view.data, dtype, i,
-                  static_cast<float>(which == kCos ? std::cos(angle) : std::sin(angle)));
-    }
-    made.view.ndim = 2;
-    made.view.shape[0] = positions, made.view.shape[1] = pairs;
-    made.view.stride[0] = pairs, made.view.stride[1] = 1;
-    t->fields[which] = std::move(made);
-  }
-  if (c.rotary_offsets) t->fields[kOffsets] = vector_of(plan.offsets);
-}
-
-GuardedTensor make_new(const Case& c, const CachePlan& plan, int64_t dim) {
-  const int64_t total = plan.cu_new.back();
-  GuardedTensor made = c.append_packed
-                           ? make_tensor(c.dtype, 1, total, c.heads_k, dim, c.layout)
-                           : make_tensor(c.dtype, c.batch, c.append, c.heads_k, dim, c.layout);
-  if (c.append_packed) made.view = packed(made.view);
-  return made;
+// Special values have their places in a plain batch alone.
+Distribution usual_distribution(const Case& c) {
+  return c.distribution == Distribution::kSpecial ? Distribution::kNormal : c.distribution;
 }
 
 }  // namespace
@@ -160,36 +114,39 @@ Case without_cache(Case c) {
   return c;
 }
 
+std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, const CachePlan& plan,
+                                                              const CachePlaces& places) {
+  const Fields views = field_views(c, plan);
+  std::array<GuardedTensor, kCacheFieldCount> fields;
+  for (size_t i = 0; i < kCacheFieldCount; ++i)
+    if (views[i].ndim > 0)
+      fields[i] = guard(views[i], i == kKNew || i == kVNew ? offset_of(c.layout) : 0);
+  copy_values(plan.used, fields[kUsed]);
+  if (c.page_size > 0) copy_values(places.page_table, fields[kPageTable]);
+  if (c.batch_idx) copy_values(places.batch_idx, fields[kBatchIdx]);
+  if (c.leftpad) copy_values(plan.padding, fields[kLeftpad]);
+  if (c.append == 0) return fields;
+  fill_random(fields[kKNew].view, usual_distribution(c), 3 * c.seed + 4);
+  fill_random(fields[kVNew].view, usual_distribution(c), 3 * c.seed + 5);
+  if (c.append_packed) copy_values(plan.cu_new, fields[kCuNew]);
+  if (c.rotary == Rotary::kNone) return fields;
+  fill_rotary(fields[kCos], std::cos), fill_rotary(fields[kSin], std::sin);
+  if (c.rotary_offsets) copy_values(plan.offsets, fields[kOffsets]);
+  return fields;
+}
+
 CacheTensors make_cache_tensors(const Case& c) {
-  const CachePlan plan = plan_of(c);
+  const CachePlan plan = make_cache_plan(c);
+  const CachePlaces places = make_cache_places(c, plan);
   Case queries = without_cache(c);
   queries.seq_k = 0;  // k and v are made here
-  queries.distribution =
-      c.distribution == Distribution::kSpecial ? Distribution::kNormal : c.distribution;
-  CacheTensors t{make_forward_tensors(queries), {}};
-  t.call.k = make_tensor(c.dtype, plan.elements, plan.rows, c.heads_k, c.head_dim, c.layout);
-  t.call.v = make_tensor(c.dtype, plan.elements, plan.rows, c.heads_k, c.head_dim_v, c.layout);
+  queries.distribution = usual_distribution(c);
+  CacheTensors t{make_forward_tensors(queries), make_cache_fields(c, plan, places)};
+  t.call.k = guard(cache_view(c, plan, c.head_dim), offset_of(c.layout));
+  t.call.v = guard(cache_view(c, plan, c.head_dim_v), offset_of(c.layout));
   fill_random(t.call.k.view, queries.distribution, 3 * c.seed + 1);
   fill_random(t.call.v.view, queries.distribution, 3 * c.seed + 2);
-  for (GuardedTensor* rows : {&t.call.k, &t.call.v}) empty_rows(c, plan, rows);
-
-  t.fields[kUsed] = vector_of(plan.used);
-  if (c.page_size > 0) {
-    t.fields[kPageTable] = vector_of(plan.table);
-    flash3_tensor& view = t.fields[kPageTable].view;
-    view.ndim = 2;
-    view.shape[0] = c.batch, view.shape[1] = plan.max_pages;
-    view.stride[0] = plan.max_pages, view.stride[1] = 1;
-  }
-  if (c.batch_idx) t.fields[kBatchIdx] = vector_of(plan.batch_idx);
-  if (c.leftpad) t.fields[kLeftpad] = vector_of(plan.padding);
-  if (c.append == 0) return t;
-  t.fields[kKNew] = make_new(c, plan, c.head_dim);
-  t.fields[kVNew] = make_new(c, plan, c.head_dim_v);
-  fill_random(t.fields[kKNew].view, queries.distribution, 3 * c.seed + 4);
-  fill_random(t.fields[kVNew].view, queries.distribution, 3 * c.seed + 5);
-  if (c.append_packed) t.fields[kCuNew] = vector_of(plan.cu_new);
-  if (c.rotary != Rotary::kNone) make_rotary(c, plan, &t);
+  for (GuardedTensor* rows : {&t.call.k, &t.call.v}) empty_rows(c, plan, places, rows);
   return t;
 }
 
@@ -214,15 +171,11 @@ flash3_forward_params make_cache_params(const Case& c, const CacheTensors& t) {
 }
 
 flash3_forward_params make_cache_question(const Case& c) {
-  const CacheTensors tensors = make_cache_tensors(c);
-  flash3_forward_params p = make_cache_params(c, tensors);
-  using Params = flash3_forward_params;
-  for (flash3_tensor Params::*member :
-       {&Params::q, &Params::k, &Params::v, &Params::out, &Params::lse, &Params::sink,
-        &Params::cu_seqlens_q, &Params::seqused_q})
-    (p.*member).data = nullptr;
-  for (const CacheField& field : kCacheFields) (p.*field.member).data = nullptr;
-  return p;
+  const CachePlan plan = make_cache_plan(c);
+  flash3_forward_params p = make_question(without_cache(c));
+  p.k = cache_view(c, plan, c.head_dim), p.v = cache_view(c, plan, c.head_dim_v);
+  const ExtraViews extra{p.sink, p.cu_seqlens_q, {}, p.seqused_q};
+  return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 
 }  // namespace flash3::cases

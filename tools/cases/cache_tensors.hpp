@@ -7,6 +7,7 @@
 #include <array>
 #include <vector>
 
+#include "cases/cache_plan.hpp"
 #include "cases/tensors.hpp"
 
 namespace flash3::cases {
@@ -34,6 +35,9 @@ struct CacheTensors {
 };
 
 CacheTensors make_cache_tensors(const Case& c);
+// Its fields alone.
+std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, const CachePlan& plan,
+                                                              const CachePlaces& places);
 
 // The call on these views, without workspace, stream or backend.
 flash3_forward_params make_cache_params(const Case& c, const flash3_tensor& q,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cases/cache_plan.hpp"
 #include "cases/id_text.hpp"
 #include "cases/internals.hpp"
 #include "cases/sequences.hpp"
@@ -24,10 +25,9 @@ constexpr std::pair<const char*, Distribution> kDistributions[] = {
     {"outliers", Distribution::kOutliers},
     {"special", Distribution::kSpecial}};
 
-constexpr std::pair<const char*, Lengths> kLengths[] = {{"random", Lengths::kRandom},
-                                                        {"giant", Lengths::kGiant},
-                                                        {"edges", Lengths::kEdges},
-                                                        {"empty", Lengths::kEmpty}};
+constexpr std::pair<const char*, Lengths> kLengths[] = {
+    {"random", Lengths::kRandom}, {"giant", Lengths::kGiant}, {"edges", Lengths::kEdges},
+    {"empty", Lengths::kEmpty},   {"mixed", Lengths::kMixed}, {"loguniform", Lengths::kLogUniform}};
 
 constexpr std::pair<const char*, Scales> kScales[] = {
     {"onescale", Scales::kTensor}, {"headscales", Scales::kHead}, {"blockscales", Scales::kBlock}};
@@ -244,9 +244,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the head dim (d128, or d192x128 for q, k and v)",
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
-      "random, giant, edges, empty, lognormal<tokens>:<draw>, packed, packedq, packedk, used, "
-      "usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, packednew, offsets, "
-      "sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
+      "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
+      "packednew, offsets, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
       "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
       "deterministic, nodsink, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
@@ -292,15 +292,17 @@ Mask mask_of(const Case& c, int64_t len_q, int64_t len_k) {
 
 namespace {
 
-// The sum of f(queries, keys) over the sequences of the batch.
+// The sum of f(queries, keys) over the sequences of the batch, with the keys that a call appends.
 template <class F>
 double sum_over_sequences(const Case& c, const CaseSequences* given, const F& f) {
   if (!c.is_ragged()) return static_cast<double>(c.batch) * f(c.seq_q, c.seq_k);
   const CaseSequences sequences = given ? *given : make_sequences(c);
+  const std::vector<int32_t> added =
+      c.append > 0 ? make_cache_plan(c).added : std::vector<int32_t>(static_cast<size_t>(c.batch));
   double sum = 0;
   for (int64_t b = 0; b < c.batch; ++b) {
     const SeqInfo s = sequences[b];
-    sum += f(s.q.length, s.k.length);
+    sum += f(s.q.length, s.k.length + added[static_cast<size_t>(b)]);
   }
   return sum;
 }
@@ -337,14 +339,20 @@ double flops(const Case& c, const CaseSequences* given) {
   return 2 * pairs * static_cast<double>(products * c.heads_q);
 }
 
+double kv_bytes(const Case& c, const CaseSequences* given) {
+  const double rows = sum_over_sequences(
+      c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
+  return dtype_size(c.dtype) * rows * static_cast<double>(c.head_dim + c.head_dim_v);
+}
+
 double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double size = dtype_size(c.dtype), out_size = dtype_size(c.dtype_of_out());
   const double rows_q = static_cast<double>(queries(c, given) * c.heads_q);
-  const double rows_k = sum_over_sequences(
-      c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
   const double dim = static_cast<double>(c.head_dim), dim_v = static_cast<double>(c.head_dim_v);
-  const double tensors =
-      size * (dim * (rows_q + rows_k) + dim_v * rows_k) + out_size * dim_v * rows_q;
+  const double new_rows =
+      c.append > 0 ? static_cast<double>(make_cache_plan(c).cu_new.back() * c.heads_k) : 0;
+  const double tensors = size * (dim * rows_q + (dim + dim_v) * new_rows) + kv_bytes(c, given) +
+                         out_size * dim_v * rows_q;
   const double lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }

@@ -10,6 +10,7 @@
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
+//   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
@@ -37,11 +38,13 @@ enum class Distribution {
 
 // How long the sequences of a batch are, at most seq_q and seq_k.
 enum class Lengths {
-  kAll,     // all of them that long
-  kRandom,  // "random": from 0 to that, and now and then 0 or 1
-  kGiant,   // "giant": one in the middle that long, the others at most 40
-  kEdges,   // "edges": a multiple of some kernel's tile, or one more or less
-  kEmpty,   // "empty": none has a token; packed tensors have no row
+  kAll,         // all of them that long
+  kRandom,      // "random": from 0 to that, and now and then 0 or 1
+  kGiant,       // "giant": one in the middle that long, the others at most 40
+  kEdges,       // "edges": a multiple of some kernel's tile, or one more or less
+  kEmpty,       // "empty": none has a token; packed tensors have no row
+  kMixed,       // "mixed": of q alone, every other one that long and the others 1: k's are kAll
+  kLogUniform,  // "loguniform": from 1/64 of that to that, each power of two with the same share
   // "lognormal<tokens>:<draw>": long-tailed, as log_normal_lengths() draws them; none is longer
   // than that, and sequences that the draw has no tokens left for are empty.
   kLogNormal,
@@ -121,6 +124,10 @@ struct Case {
   bool is_left_out(TensorName name) const { return left_out[static_cast<size_t>(name)]; }
   bool is_ragged() const { return packed_q || packed_k || used_q || used_k; }
   bool has_cache() const { return page_size > 0 || batch_idx || leftpad || append > 0; }
+  // Whether k and v are memory for more keys than count, be it without what only a cache has.
+  bool reads_cache() const {
+    return has_cache() || (used_k && !used_q && !packed_k && !backward && !quantize);
+  }
   bool operator==(const Case&) const = default;
 };
 
@@ -149,8 +156,10 @@ int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 double flops(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
-// too.
+// too. Of a cache the rows that count, with those that the call appends, and k_new and v_new.
 double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
+// Those of k and v alone, without k_new and v_new.
+double kv_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 // About what checking the case takes of the host's memory: all rows of its tensors, of those that a
 // call writes some copies, and their reference in float64 with its bounds.

@@ -35,6 +35,9 @@ class Memory {
   virtual void finish() = 0;
   // Seconds that the calls which work() enqueues take, back to back. Waits for them.
   virtual double time(const std::function<void()>& work) = 0;
+  // What enqueues the calls again that work() enqueues: on a device one CUDA graph, which is made
+  // now, without running them; on a host work itself. It must not outlive this memory.
+  virtual std::function<void()> record(const std::function<void()>& work) = 0;
   // What goes into params.stream.
   virtual void* stream() const = 0;
 };
@@ -49,6 +52,7 @@ class HostMemory final : public Memory {
   bool equal(const void* a, const void* b, size_t bytes) override;
   void finish() override {}
   double time(const std::function<void()>& work) override;
+  std::function<void()> record(const std::function<void()>& work) override { return work; }
   void* stream() const override { return nullptr; }
 };
 
@@ -75,6 +79,9 @@ class PooledMemory final : public Memory {
   }
   void finish() override { memory_->finish(); }
   double time(const std::function<void()>& work) override { return memory_->time(work); }
+  std::function<void()> record(const std::function<void()>& work) override {
+    return memory_->record(work);
+  }
   void* stream() const override { return memory_->stream(); }
 
  private:

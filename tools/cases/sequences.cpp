@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kSmall = 40;      // the longest beside a giant
 constexpr int64_t kRowsBehind = 3;  // that belong to no sequence
+constexpr double kLogWidth = 6;     // of log-uniform lengths: 2^6 = 64
 
 // In (0, 1].
 double next_uniform(uint64_t* state) {
@@ -29,7 +30,15 @@ int64_t edge_length(int64_t longest, std::mt19937_64* random) {
   return std::min(longest, tile * multiple + below(3) - 1);
 }
 
-int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_64* random) {
+int64_t log_uniform_length(int64_t longest, std::mt19937_64* random) {
+  const double uniform = static_cast<double>((*random)() >> 11) * 0x1p-53;
+  const double length = static_cast<double>(longest) * std::exp2(-kLogWidth * uniform);
+  return std::min(longest, std::max<int64_t>(1, std::llround(length)));
+}
+
+// Of sequence b of so many.
+int64_t length_of(Lengths lengths, int64_t longest, int64_t b, int64_t batch,
+                  std::mt19937_64* random) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>((*random)() % uint64_t(n)); };
   switch (lengths) {
     case Lengths::kAll:
@@ -37,32 +46,34 @@ int64_t length_of(Lengths lengths, int64_t longest, bool is_giant, std::mt19937_
     case Lengths::kRandom: return std::min(longest, below(5) == 0 ? below(2) : below(longest + 1));
     case Lengths::kEdges: return edge_length(longest, random);
     case Lengths::kEmpty: return 0;
+    case Lengths::kMixed: return b % 2 == 0 ? std::min<int64_t>(longest, 1) : longest;
+    case Lengths::kLogUniform: return log_uniform_length(longest, random);
     case Lengths::kGiant:
-      if (!is_giant) return std::min(longest, below(kSmall + 1));
+      if (b != batch / 2) return std::min(longest, below(kSmall + 1));
       break;
   }
   return longest;
 }
 
-SequenceLengths make_rows(const Case& c, int64_t longest, bool packed, bool used, uint64_t salt) {
+SequenceLengths make_rows(const Case& c, Lengths how, int64_t longest, bool packed, bool used,
+                          uint64_t salt) {
   SequenceLengths s;
   s.rows = s.max_length = longest;
   if (!packed && !used) return s;
   std::mt19937_64 lengths(c.seed + salt), gaps(c.seed + salt + 1000);
   std::vector<int64_t> drawn;
-  if (c.lengths == Lengths::kLogNormal)
+  if (how == Lengths::kLogNormal)
     drawn = log_normal_lengths(c.tokens, c.draw + 1000 * static_cast<int64_t>(salt));
   drawn.resize(static_cast<size_t>(c.batch));
   if (packed) s.cu.push_back(static_cast<int32_t>(c.front));
   for (int64_t b = 0; b < c.batch; ++b) {
-    const int64_t n = c.lengths == Lengths::kLogNormal
-                          ? std::min(longest, drawn[static_cast<size_t>(b)])
-                          : length_of(c.lengths, longest, b == c.batch / 2, &lengths);
+    const int64_t n = how == Lengths::kLogNormal ? std::min(longest, drawn[static_cast<size_t>(b)])
+                                                 : length_of(how, longest, b, c.batch, &lengths);
     if (used) s.used.push_back(static_cast<int32_t>(n));
     if (packed)
       s.cu.push_back(s.cu.back() + static_cast<int32_t>(n + (used ? int64_t(gaps() % 8) : 0)));
   }
-  const bool exact = c.lengths == Lengths::kAll || c.lengths == Lengths::kEmpty;
+  const bool exact = how == Lengths::kAll || how == Lengths::kEmpty;
   if (packed) s.rows = s.cu.back() + (exact ? 0 : kRowsBehind);
   return s;
 }
@@ -93,8 +104,9 @@ std::vector<int64_t> log_normal_lengths(int64_t tokens, int64_t draw) {
 }
 
 CaseSequences make_sequences(const Case& c) {
-  return {make_rows(c, c.seq_q, c.packed_q, c.used_q, 0),
-          make_rows(c, c.seq_k, c.packed_k, c.used_k, c.seq_q == c.seq_k ? 0 : 1)};
+  const Lengths of_k = c.lengths == Lengths::kMixed ? Lengths::kAll : c.lengths;
+  return {make_rows(c, c.lengths, c.seq_q, c.packed_q, c.used_q, 0),
+          make_rows(c, of_k, c.seq_k, c.packed_k, c.used_k, c.seq_q == c.seq_k ? 0 : 1)};
 }
 
 std::vector<RowUse> row_uses(const SequenceLengths& rows, int64_t batch) {

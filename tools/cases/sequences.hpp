@@ -25,7 +25,7 @@ struct CaseSequences {
 };
 
 // A function of the case's seed, or of its draw. Where seq_q = seq_k, each sequence has as many
-// keys as queries.
+// keys as queries, but of mixed ones.
 CaseSequences make_sequences(const Case& c);
 
 // Long-tailed lengths, at least 1, with this sum: log-normal with the median tokens / 128 and a

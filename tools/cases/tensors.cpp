@@ -19,16 +19,6 @@ namespace {
 
 constexpr size_t kGuardBytes = 512;  // a multiple of every alignment that TMA asks for
 
-GuardedTensor guard(flash3_tensor view, int64_t offset) {
-  GuardedTensor g;
-  const size_t size = static_cast<size_t>(element_size(view.dtype));
-  g.offset = kGuardBytes + static_cast<size_t>(offset) * size;
-  g.bytes.assign(g.offset + static_cast<size_t>(span_of(view)) * size + kGuardBytes, kFillPattern);
-  g.view = view;
-  g.view.data = g.bytes.data() + g.offset;
-  return g;
-}
-
 TensorLayout all_of(Layout layout) {
   return {.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};
 }
@@ -154,6 +144,16 @@ std::string GuardedTensor::damage() const {
       std::find_if(rest.begin(), rest.end(), [](auto b) { return b != kFillPattern; });
   return "byte " + std::to_string(wrong - rest.begin() - static_cast<ptrdiff_t>(offset)) +
          " from its start was overwritten, outside its elements";
+}
+
+GuardedTensor guard(flash3_tensor view, int64_t offset) {
+  GuardedTensor g;
+  const size_t size = static_cast<size_t>(element_size(view.dtype));
+  g.offset = kGuardBytes + static_cast<size_t>(offset) * size;
+  g.bytes.assign(g.offset + static_cast<size_t>(span_of(view)) * size + kGuardBytes, kFillPattern);
+  g.view = view;
+  g.view.data = g.bytes.data() + g.offset;
+  return g;
 }
 
 GuardedTensor clone(const GuardedTensor& tensor) {

@@ -32,6 +32,10 @@ struct GuardedTensor {
   std::string damage() const;
 };
 
+// A tensor with this view, which lies so many elements from an aligned address; all of it holds the
+// pattern.
+GuardedTensor guard(flash3_tensor view, int64_t offset);
+
 // A copy whose view points into the copy.
 GuardedTensor clone(const GuardedTensor& tensor);
 

@@ -67,11 +67,7 @@ std::string suite_of(const BenchOptions& options) {
 std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend backend) {
   const flash3_dtype dtype = dtype_of(options);
   std::vector<BenchPoint> list;
-  for (const std::string& id : options.cases) {
-    list.push_back({parse_case(id), {}});
-    if (list.back().c.has_cache())
-      throw UsageError("case '" + id + "' is a call on a KV cache, which bench does not time");
-  }
+  for (const std::string& id : options.cases) list.push_back({parse_case(id), {}});
   if (list.empty() && options.ceiling && options.suite.empty()) {
     if (!options.filters.empty() || !options.csv_file.empty())
       throw UsageError("--filter and --csv are for cases; --ceiling alone runs none");
@@ -83,6 +79,8 @@ std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend ba
   if (list.empty()) list = bench_suite(suite_of(options), backend, dtype);
   const auto set_pass = [&](Case* c) {
     c->backward |= options.backward;
+    if (c->backward && c->has_cache())
+      throw UsageError(to_id(*c) + " is a call on a KV cache, which has no backward");
     if (options.deterministic && !c->backward)
       throw UsageError("--deterministic is for backward cases, and " + to_id(*c) +
                        " is a forward one: add --backward");
@@ -122,9 +120,11 @@ class Bench {
     r.c = c;
     r.kernel = prepared.kernel;
     r.workspace_bytes = prepared.workspace_bytes;
+    r.buffers = c.reads_cache() ? prepared.calls : 0;
+    r.copy_gbps = c.reads_cache() ? copy_gbps_ : 0;
     if (options_.sustained > 0) {
       r.sustained = measure_sustained(
-          memory, [&] { prepared.call(); }, options_.sustained, sample_seconds,
+          memory, [&] { prepared.enqueue(); }, options_.sustained, sample_seconds,
           [&](Phase phase) {
             if (!monitor) return;
             if (phase == Phase::kSettling)
@@ -132,16 +132,18 @@ class Bench {
             else
               monitor->start();
           });
+      r.sustained->burst = per_call(r.sustained->burst, prepared.calls);
+      r.sustained->seconds_a_call /= prepared.calls;
     } else {
-      std::vector<std::function<void()>> calls{[&] { prepared.call(); }};
-      if (beside) calls.push_back([&] { beside->call(); });
+      std::vector<std::function<void()>> calls{[&] { prepared.enqueue(); }};
+      if (beside) calls.push_back([&] { beside->enqueue(); });
       const std::vector<Timing> timings =
           measure_interleaved(memory, calls, options_.samples, sample_seconds, [&] {
             if (monitor) monitor->start();
           });
-      r.timing = timings.front();
+      r.timing = per_call(timings.front(), prepared.calls);
       r.beside = point.beside;
-      if (beside) r.beside_timing = timings.back();
+      if (beside) r.beside_timing = per_call(timings.back(), beside->calls);
       if (fp8) r.quantize_seconds = time_quantize(*fp8);
     }
     if (monitor) r.reading = monitor->stop();
@@ -169,6 +171,14 @@ class Bench {
   }
 
   double ceiling(flash3_dtype dtype) const { return ceilings_.at(dtype); }
+
+  // What the bytes of calls on a KV cache are held against.
+  CopyResult measure_copy() {
+    constexpr int kMostSamples = 5;
+    copy_gbps_ = 1e-9 * workbench_.measure_copy(std::min(options_.samples, kMostSamples),
+                                                1e-3 * options_.sample_ms);
+    return {Workbench::kCopyBytes, copy_gbps_};
+  }
 
  private:
   // 0: not measured.
@@ -206,6 +216,7 @@ class Bench {
   const BenchOptions& options_;
   Workbench workbench_;
   std::map<flash3_dtype, double> ceilings_;  // TFLOP/s
+  double copy_gbps_ = 0;
 };
 
 std::vector<flash3_dtype> ceiling_dtypes(const BenchOptions& options,
@@ -231,6 +242,7 @@ BenchTable table_of(const BenchOptions& options, flash3_backend backend,
     table.keys |= c.window;
     table.memory |= c.backward;
     table.ragged |= c.is_ragged();
+    table.cache |= c.reads_cache();
     table.quantize |= c.dtype == FLASH3_FLOAT8_E4M3 && beside;
     table.case_width = std::max(table.case_width, to_id(c).size());
     if (beside) table.beside_width = std::max(table.beside_width, to_id(*beside).size());
@@ -303,6 +315,12 @@ int bench(const BenchOptions& options) {
     }
   };
   if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");
+  std::optional<CopyResult> copy;
+  if (table.cache) {
+    progress.announce("copy");
+    copy = bench.measure_copy();
+    progress.print(copy_line(*copy));
+  }
   if (!list.empty()) progress.print(table.header());
   for (const BenchPoint& point : list) {
     const Case& c = point.c;
@@ -325,6 +343,7 @@ int bench(const BenchOptions& options) {
   if (!options.json_file.empty()) {
     Json all{{"metadata", about}};
     if (options.ceiling) all["ceiling"] = ceilings;
+    if (copy) all["copy"] = to_json(*copy);
     all["results"] = results;
     write_file(options.json_file, all.dump(2) + "\n");
   }

@@ -46,6 +46,7 @@ void write_file(const std::string& path, const std::string& text) {
 
 double BenchResult::tflops() const { return flops(c) / seconds() * 1e-12; }
 double BenchResult::gbps() const { return tensor_bytes(c) / seconds() * 1e-9; }
+double BenchResult::percent_of_copy() const { return copy_gbps > 0 ? 100 * gbps() / copy_gbps : 0; }
 double BenchResult::percent_of_peak() const { return peak > 0 ? 1e14 * tflops() / peak : 0; }
 double BenchResult::percent_of_ceiling() const {
   return ceiling_tflops > 0 ? 100 * tflops() / ceiling_tflops : 0;
@@ -62,6 +63,9 @@ double BenchResult::spread_percent() const {
 double BenchResult::beside_tflops() const {
   return beside ? flops(*beside) / beside_timing.median * 1e-12 : 0;
 }
+double BenchResult::beside_gbps() const {
+  return beside ? tensor_bytes(*beside) / beside_timing.median * 1e-9 : 0;
+}
 double BenchResult::ratio() const {
   return beside && tflops() > 0 ? tflops() / beside_tflops() : 0;
 }
@@ -69,10 +73,11 @@ double BenchResult::ratio() const {
 std::string BenchTable::header() const {
   std::string line = format("{:<{}}", "case", case_width);
   if (sustained) line += format(" {:>9}", "burst");
-  if (!sustained) line += format(" {:>10}", "ms");
+  if (!sustained) line += format(" {:>10}", cache ? "us" : "ms");
   line += format(" {:>9}", sustained ? "sustained" : "TFLOP/s");
   if (!sustained) line += format(" {:>8}", "spread");
   line += format(" {:>8}", "GB/s");
+  if (cache) line += format(" {:>7}", "% copy");
   if (memory) line += format(" {:>13} {:>10}", "workspace MiB", "scores MiB");
   if (keys) line += format(" {:>10} {:>9}", "keys/query", "us/key");
   if (ragged) line += format(" {:>9} {:>10}", "sequences", "cost/token");
@@ -89,10 +94,12 @@ std::string BenchTable::row(const BenchResult& r) const {
   if (r.sustained)
     line += cell(flops(r.c) / r.sustained->burst.median * 1e-12, 9, 3);
   else
-    line += format(" {:>10.4f}", 1e3 * r.seconds());
+    line +=
+        cache ? format(" {:>10.2f}", 1e6 * r.seconds()) : format(" {:>10.4f}", 1e3 * r.seconds());
   line += format(" {:>9.3f}", r.tflops());
   if (!r.sustained) line += format(" {:>7.1f}%", r.spread_percent());
   line += format(" {:>8.1f}", r.gbps());
+  if (cache) line += cell(r.percent_of_copy(), 7, 1, "%");
   if (memory)
     line += format(" {:>13.2f} {:>10.1f}", double(r.workspace_bytes) / (1 << 20),
                    score_matrix_bytes(r.c) / (1 << 20));
@@ -118,6 +125,10 @@ std::string BenchTable::row(const BenchResult& r) const {
 
 std::string BenchTable::failure(const cases::Case& c, const std::string& why) const {
   return format("{:<{}} {}", to_id(c), case_width, why);
+}
+
+std::string copy_line(const CopyResult& c) {
+  return format("copy: {:.1f} GB/s, read and written, of {} MiB", c.gbps, c.bytes >> 20);
 }
 
 std::string ceiling_line(const device::CeilingResult& c) {
@@ -156,6 +167,12 @@ Json to_json(const BenchResult& r) {
   j["score_matrix_bytes"] = score_matrix_bytes(r.c);
   j["tflops"] = r.tflops();
   j["gbps"] = r.gbps();
+  if (r.buffers > 0) {
+    j[r.sustained ? "sustained_us" : "median_us"] = 1e6 * r.seconds();
+    j["buffers"] = r.buffers;
+    j["kv_bytes"] = kv_bytes(r.c);
+    j["share_of_copy"] = 0.01 * r.percent_of_copy();
+  }
   j["keys_per_query"] = r.keys_per_query();
   if (r.keys_per_query() > 0) j["us_per_key"] = 1e6 * r.seconds() / r.keys_per_query();
   if (r.c.is_ragged()) {
@@ -167,6 +184,11 @@ Json to_json(const BenchResult& r) {
     j["beside"] = to_id(*r.beside);
     j["beside_ms"] = 1e3 * r.beside_timing.median;
     j["beside_tflops"] = r.beside_tflops();
+    if (r.buffers > 0) {
+      j["beside_us"] = 1e6 * r.beside_timing.median;
+      j["beside_gbps"] = r.beside_gbps();
+      if (r.copy_gbps > 0) j["beside_share_of_copy"] = r.beside_gbps() / r.copy_gbps;
+    }
     j["ratio"] = r.ratio();
     if (r.quantize_seconds > 0) j["quantize_ms"] = 1e3 * r.quantize_seconds;
   }
@@ -206,6 +228,13 @@ Json to_json(const device::CeilingResult& c, const std::string& when) {
   add_reading(c.reading, &j);
   j["sm_clock_mhz"] = 1e-6 * c.clock_hz;  // counted by the kernel: better than samples
   if (c.pj_per_flop() > 0) j["pj_per_flop"] = c.pj_per_flop();
+  return j;
+}
+
+Json to_json(const CopyResult& c) {
+  Json j;
+  j["bytes"] = c.bytes;
+  j["gbps"] = c.gbps;
   return j;
 }
 

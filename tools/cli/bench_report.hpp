@@ -16,6 +16,12 @@ namespace flash3::cli {
 
 using Json = nlohmann::ordered_json;
 
+// How fast a plain copy is.
+struct CopyResult {
+  size_t bytes = 0;
+  double gbps = 0;  // read and written
+};
+
 struct BenchResult {
   cases::Case c;
   std::string kernel;
@@ -23,8 +29,10 @@ struct BenchResult {
   Timing timing;                             // without `sustained`
   std::optional<SustainedTiming> sustained;  // instead of `timing`
   device::Reading burst_reading;             // clock of the burst; `reading` is of the steady half
-  double naive_seconds = 0;                  // 0: not timed
-  std::optional<cases::Case> beside;         // timed interleaved with `c`; `reading` is of both
+  int buffers = 0;                    // that k and v of a call on a KV cache lie in; 0: it is none
+  double copy_gbps = 0;               // of this run; 0: not measured
+  double naive_seconds = 0;           // 0: not timed
+  std::optional<cases::Case> beside;  // timed interleaved with `c`; `reading` is of both
   Timing beside_timing;
   double quantize_seconds = 0;  // to make the tensors of `c` from those of `beside`; 0: not timed
   device::Reading reading;
@@ -35,12 +43,14 @@ struct BenchResult {
   double seconds() const { return sustained ? sustained->seconds_a_call : timing.median; }
   double tflops() const;
   double gbps() const;
+  double percent_of_copy() const;     // 0: unknown
   double percent_of_peak() const;     // 0: unknown
   double percent_of_ceiling() const;  // 0: unknown
   double pj_per_flop() const;         // 0: unknown
   double keys_per_query() const;      // visible ones, the mean
   double spread_percent() const;      // width of the middle 80 % of the samples
   double beside_tflops() const;       // 0: there is none
+  double beside_gbps() const;         // 0: there is none
   double ratio() const;               // of the TFLOP/s to those of `beside`; 0: there is none
 };
 
@@ -51,6 +61,7 @@ struct BenchTable {
   bool memory = false;    // bytes of workspace, and what the score matrix would have taken
   bool quantize = false;  // time of flash3_quantize
   bool ragged = false;    // how many sequences, and how long
+  bool cache = false;     // microseconds, and the share of what a copy reaches
   size_t case_width = 40, beside_width = 0;  // 0: no case has another beside it
 
   std::string header() const;
@@ -60,12 +71,14 @@ struct BenchTable {
 };
 
 std::string ceiling_line(const device::CeilingResult& c);
+std::string copy_line(const CopyResult& c);
 
 Json to_json(const BenchResult& r);
 // What a case asks for, before anything runs: sequences, tokens, FLOPs, bytes.
 Json work_of(const cases::Case& c);
 // when: "before" or "after" the cases, or "alone".
 Json to_json(const device::CeilingResult& c, const std::string& when);
+Json to_json(const CopyResult& c);
 std::string to_csv(const Json& results);
 
 // Clock, watts and heat; nothing if there is no reading.

@@ -22,7 +22,7 @@
 namespace flash3::cli {
 namespace {
 
-constexpr int64_t kMostUnused = 8;  // rows behind a packed sequence, at most
+constexpr int64_t kMostUnused = 8;  // rows behind a packed sequence, or padding of a cached one
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -69,12 +69,14 @@ std::string size_objection(const cases::Case& c) {
                                    {"the head dim", c.head_dim},
                                    {"the head dim of v", c.head_dim_v},
                                    {"the tokens", c.tokens},
-                                   {"the draw", c.draw}})
+                                   {"the draw", c.draw},
+                                   {"the page size", c.page_size},
+                                   {"the appended keys", c.append}})
     if (size > kMaxSize) return format("{} = {}, and {} is the most", name, size, kMaxSize);
   const auto product = [&](auto... sizes) {
     return (static_cast<double>(c.batch) * ... * static_cast<double>(sizes));
   };
-  const int64_t seq = std::max(c.seq_q, c.seq_k);
+  const int64_t seq = std::max(c.seq_q, c.seq_k + c.append);
   const double elements =
       product(seq, std::max(c.heads_q, c.heads_k), std::max(c.head_dim, c.head_dim_v));
   if (elements > kMaxElements)
@@ -86,6 +88,12 @@ std::string size_objection(const cases::Case& c) {
   if ((c.packed_q || c.packed_k) && product(seq + kMostUnused) > static_cast<double>(kMaxSize))
     return format("{} sequences of up to {} tokens take more than {} packed rows", c.batch, seq,
                   kMaxSize);
+  if (c.has_cache() && seq + kMostUnused > kMaxSize)
+    return format("sequences of up to {} keys have more than {} with what a cache may have besides",
+                  seq, kMaxSize);
+  if (c.append_packed && product(c.append) > static_cast<double>(kMaxSize))
+    return format("{} sequences of up to {} appended keys take more than {} packed rows", c.batch,
+                  c.append, kMaxSize);
   return "";
 }
 

@@ -90,8 +90,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "--suite", bench_options.suite,
       "quick (the default), forward (the papers' sweep), backward (the same\n"
       "sweep's backward), window (time against the width of a sliding window),\n"
-      "ragged (ragged batches, sinks and softcaps beside dense calls) or fp8 (e4m3\n"
-      "tensors beside 16-bit ones)");
+      "ragged (ragged batches, sinks and softcaps beside dense calls), fp8 (e4m3\n"
+      "tensors beside 16-bit ones) or decode (calls on a KV cache)");
   bench_app->add_option("--case", bench_options.cases, kCaseHelp);
   bench_app->add_flag("--backward", bench_options.backward, "The backward of each case");
   bench_app->add_flag("--deterministic", bench_options.deterministic,

@@ -141,8 +141,9 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
     add_models(dtype, tokens, hidden, &suite);
     return suite;
   }
+  if (name == "decode") return decode_suite(gpu, dtype);
   throw UsageError("suite '" + name +
-                   "' is not one of quick, forward, backward, window, ragged, fp8");
+                   "' is not one of quick, forward, backward, window, ragged, fp8, decode");
 }
 
 }  // namespace flash3::cli

@@ -29,8 +29,16 @@ struct BenchPoint {
 // window of 128 keys.
 // "fp8": the sweep with e4m3 tensors and scales for blocks, each beside the call on 16-bit tensors,
 // and how long flash3_quantize takes to make the ones from the others.
+// "decode": calls on a KV cache, decode_suite() in decode_suite.cpp.
 // On the CPU tokens and hidden size are smaller. Throws UsageError for another name.
 std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend backend,
                                     flash3_dtype dtype = FLASH3_BFLOAT16);
+
+// Calls on a KV cache with 32 query heads on 8 KV heads and head_dim 128: one query for batches of
+// 1 … 256 sequences and contexts of 1k … 128k keys; some of them with pages of 64, 16 and 1 keys,
+// each beside the call without pages; some with other heads and head dims, with 4 queries, with 512
+// queries, with one query in half of the sequences and 512 in the others, and with log-uniform
+// lengths, beside equal lengths with as many bytes. On the CPU all of it is smaller.
+std::vector<BenchPoint> decode_suite(bool gpu, flash3_dtype dtype);
 
 }  // namespace flash3::cli

@@ -56,6 +56,12 @@ Timing summary(std::vector<double> times, int calls) {
 
 }  // namespace
 
+Timing per_call(Timing timing, int calls) {
+  for (double* seconds : {&timing.median, &timing.p10, &timing.p90}) *seconds /= calls;
+  timing.calls_per_sample *= calls;
+  return timing;
+}
+
 Timing measure(cases::Memory& memory, const std::function<void()>& call, int samples,
                double sample_seconds, const std::function<void()>& on_start) {
   Sampler sampler(memory, call, sample_seconds);

@@ -8,7 +8,8 @@
 
 namespace flash3::cli {
 
-void PreparedCase::call() const {
+void PreparedCase::enqueue() const {
+  if (round) return round();
   check(c.backward ? flash3_backward(&backward) : flash3_forward(&forward));
 }
 
@@ -20,7 +21,9 @@ Workbench::Workbench(flash3_backend backend, int threads)
 PreparedCase Workbench::prepare(const cases::Case& c) {
   PreparedCase p;
   p.c = c;
-  if (c.backward)
+  if (c.reads_cache())
+    prepare_cache(&p);
+  else if (c.backward)
     prepare_backward(&p);
   else
     prepare_forward(&p);

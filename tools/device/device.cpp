@@ -32,6 +32,20 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+class Graph {
+ public:
+  Graph() = default;
+  ~Graph() {
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  cudaGraph_t& get() { return graph_; }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+};
+
 class DeviceMemory final : public cases::Memory {
  public:
   DeviceMemory() {
@@ -83,6 +97,22 @@ class DeviceMemory final : public cases::Memory {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, start_.get(), stop_.get()), "cudaEventElapsedTime");
     return 1e-3 * static_cast<double>(milliseconds);
+  }
+  std::function<void()> record(const std::function<void()>& work) override {
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
+    Graph graph;
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph.get());  // the stream is as it was; the graph is broken
+      throw;
+    }
+    check(cudaStreamEndCapture(stream_, &graph.get()), "cudaStreamEndCapture");
+    cudaGraphExec_t executable = nullptr;
+    check(cudaGraphInstantiate(&executable, graph.get(), 0), "cudaGraphInstantiate");
+    const std::shared_ptr<CUgraphExec_st> owner(executable, cudaGraphExecDestroy);
+    return [this, owner] { check(cudaGraphLaunch(owner.get(), stream_), "cudaGraphLaunch"); };
   }
   void* stream() const override { return stream_; }
 

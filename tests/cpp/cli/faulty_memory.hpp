@@ -30,6 +30,9 @@ class FaultyMemory final : public Memory {
   }
   void finish() override {}
   double time(const std::function<void()>& work) override { return host_.time(work); }
+  std::function<void()> record(const std::function<void()>& work) override {
+    return host_.record(work);
+  }
   void* stream() const override { return nullptr; }
 
  private:

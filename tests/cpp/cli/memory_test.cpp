@@ -52,6 +52,17 @@ TEST(PooledMemory, AnUploadRenewsTheGuards) {
   EXPECT_EQ(now.bytes, tensor.bytes);
 }
 
+TEST(Memory, RecordedWorkIsDoneEachTimeAndNotBefore) {
+  PooledMemory memory(std::make_unique<HostMemory>());
+  const auto block = memory.allocate(2);
+  memory.fill(block.get(), std::byte{0}, 2);
+  auto* const counts = static_cast<unsigned char*>(block.get());
+  const std::function<void()> recorded = memory.record([&] { ++counts[0]; });
+  EXPECT_EQ(counts[0], 0);
+  for (int i = 0; i < 3; ++i) recorded();
+  EXPECT_EQ(counts[0], 3);
+}
+
 TEST(Upload, TellsWhatACallHasChanged) {
   PooledMemory memory(std::make_unique<HostMemory>());
   GuardedTensor tensor = make_tensor(FLASH3_FLOAT16, 1, 3, 1, 5, Layout::kBatchSeq);

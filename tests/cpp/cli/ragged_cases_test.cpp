@@ -80,6 +80,41 @@ TEST(CaseSequences, LongTailedOnesAreACommittedDraw) {
     EXPECT_FALSE(parse_id(std::string("bf16/b3/q40/k40/h1/d8/causal/") + bad, &error)) << bad;
 }
 
+TEST(CaseSequences, MixedOnesAreOfQueriesAlone) {
+  const Case c = parsed("bf16/b5/q30/k40/h1/d8/causal/mixed/packedq/usedk");
+  EXPECT_EQ(to_id(c), "bf16/b5/q30/k40/h1/d8/causal/mixed/packedq/usedk");
+  const CaseSequences s = make_sequences(c);
+  EXPECT_EQ(lengths(s.q, 5), (std::vector<int64_t>{1, 30, 1, 30, 1}));
+  EXPECT_EQ(lengths(s.k, 5), std::vector<int64_t>(5, 40));
+  Case square = c;
+  square.seq_k = 30;
+  EXPECT_EQ(lengths(make_sequences(square).k, 5), std::vector<int64_t>(5, 30));
+  square.seq_q = 0;
+  EXPECT_EQ(lengths(make_sequences(square).q, 5), std::vector<int64_t>(5, 0));
+}
+
+TEST(CaseSequences, LogUniformOnesHaveTheSameShareOfEachPowerOfTwo) {
+  const Case c = parsed("bf16/b6000/q1/k6400/h1/d8/causal/loguniform/usedk");
+  EXPECT_EQ(to_id(c), "bf16/b6000/q1/k6400/h1/d8/causal/loguniform/usedk");
+  const std::vector<int64_t> k = lengths(make_sequences(c).k, c.batch);
+  EXPECT_GE(*std::min_element(k.begin(), k.end()), 100);
+  EXPECT_LE(*std::max_element(k.begin(), k.end()), 6400);
+  for (int64_t least = 100; least < 6400; least *= 2) {
+    const auto count =
+        std::count_if(k.begin(), k.end(), [&](int64_t n) { return n >= least && n < 2 * least; });
+    EXPECT_GT(count, 850) << least;
+    EXPECT_LT(count, 1150) << least;
+  }
+  Case other = c;
+  other.seed = 2;
+  EXPECT_NE(lengths(make_sequences(other).k, c.batch), k);
+  for (const int64_t longest : {0, 1, 2}) {
+    other.seq_k = longest;
+    for (const int64_t n : lengths(make_sequences(other).k, c.batch))
+      EXPECT_TRUE(n <= longest && n >= std::min<int64_t>(longest, 1)) << n;
+  }
+}
+
 TEST(CaseSequences, EveryRowHasOneUse) {
   for (const char* id : {"bf16/b9/q30/k30/h1/d8/full/random/packed/used",
                          "bf16/b9/q30/k30/h1/d8/full/random/used"}) {

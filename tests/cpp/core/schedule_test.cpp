@@ -125,6 +125,20 @@ TEST(Schedule, OfNoQueriesIsEmpty) {
   EXPECT_NE(made.key, 0u);
   args.schedule = &made;
   EXPECT_EQ(sentence_of_forward(args), "");
+  const Schedule other{nullptr, 0, made.key + 2};
+  args.schedule = &other;
+  const std::string refusal = "schedule->key = " + std::to_string(other.key) +
+                              " but this call needs " + std::to_string(made.key);
+  EXPECT_EQ(sentence_of_forward(args).rfind(refusal, 0), 0u) << sentence_of_forward(args);
+
+  auto p = args.params();
+  flash3_plan* plan = nullptr;
+  ASSERT_EQ(flash3_forward_plan(&p, &plan), FLASH3_OK) << flash3_last_error();
+  EXPECT_EQ(flash3_forward_run(plan, &p), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(flash3_last_error()).rfind(refusal, 0), 0u) << flash3_last_error();
+  p.schedule = &made;
+  EXPECT_EQ(flash3_forward_run(plan, &p), FLASH3_OK) << flash3_last_error();
+  flash3_plan_destroy(plan);
 }
 
 TEST(Schedule, MayChangeFromRunToRunOfAPlan) {

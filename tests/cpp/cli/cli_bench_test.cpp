@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// flash3 bench as a user meets it: tables and files.
+#include "program.hpp"
+
+namespace flash3::cli {
+namespace {
+
+TEST_F(Cli, BenchWritesTablesAndFiles) {
+  const Outcome o = flash3("bench --backend cpu --samples 3 --sample-ms 1 --naive --json " +
+                           path("r.json") + " --csv " + path("r.csv") +
+                           " --case bf16/b1/q64/k64/h2/d64/causal --case fp32/b1/q9/k9/h2/d8/full");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("TFLOP/s"), std::string::npos);
+  const json r = json::parse(slurp(path("r.json")));
+  for (const char* field : {"flash3", "commit", "date", "host", "backend", "device"})
+    EXPECT_TRUE(r["metadata"][field].is_string()) << field;
+  ASSERT_EQ(r["results"].size(), 2u);
+  const json& first = r["results"][0];
+  EXPECT_EQ(first["case"], "bf16/b1/q64/k64/h2/d64/causal");
+  EXPECT_EQ(first["samples"], 3);
+  EXPECT_GT(first["median_ms"], 0);
+  EXPECT_LE(first["p10_ms"], first["median_ms"]);
+  EXPECT_LE(first["median_ms"], first["p90_ms"]);
+  EXPECT_NEAR(first["tflops"].get<double>() * first["median_ms"].get<double>() * 1e9,
+              4. * 64 * 64 * 64 * 2 / 2, 1);
+  EXPECT_GT(first["speedup_over_naive"], 0);
+  std::istringstream csv(slurp(path("r.csv")));
+  int lines = 0;
+  for (std::string line; std::getline(csv, line); ++lines)
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 14) << line;
+  EXPECT_EQ(lines, 3);
+}
+
+TEST_F(Cli, BenchOfTheBackwardTellsItsMemory) {
+  const Outcome o = flash3(
+      "bench --backward --deterministic --backend cpu --samples 2 --sample-ms 0 --naive --json " +
+      path("r.json") + " --case bf16/b1/q64/k64/h2/d64/causal");
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("workspace MiB"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("scores MiB"), std::string::npos) << o.out;
+  const json row = json::parse(slurp(path("r.json")))["results"][0];
+  EXPECT_EQ(row["case"], "bf16/b1/q64/k64/h2/d64/causal/bwd/deterministic");
+  EXPECT_NE(row["kernel"].get<std::string>().find("bwd"), std::string::npos) << row;
+  EXPECT_GT(row["workspace_bytes"], 0);
+  EXPECT_EQ(row["score_matrix_bytes"], 2 * 2 * 64 * 64);
+  EXPECT_NEAR(row["tflops"].get<double>() * row["median_ms"].get<double>() * 1e9,
+              2.5 * 4 * 64 * 64 * 64 * 2 / 2, 1);
+}
+
+TEST_F(Cli, BenchCannotWriteToNowhere) {
+  const Outcome o = flash3(
+      "bench --backend cpu --samples 1 --sample-ms 0 --case fp32/b1/q1/k1/h1/d1/full --json "
+      "/nonexistent/x");
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.err.find("/nonexistent/x: cannot be written"), std::string::npos) << o.err;
+}
+
+TEST_F(Cli, BenchTellsTheTimeOfAWindowPerKey) {
+  const Outcome o =
+      flash3("bench --backend cpu --suite window --filter /d64/ --samples 1 --sample-ms 0 --json " +
+             path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("us/key"), std::string::npos) << o.out;
+  const json r = json::parse(slurp(path("r.json")));
+  EXPECT_EQ(r["metadata"]["suite"], "window");
+  const json& results = r["results"];
+  ASSERT_EQ(results.size(), 5u);  // 128, 256, 512, 1024 and no window on 2048 keys
+  double keys = 0;
+  for (const json& row : results) {
+    EXPECT_GT(row["keys_per_query"], keys) << row;
+    keys = row["keys_per_query"];
+    EXPECT_NEAR(row["us_per_key"].get<double>() * keys, 1e3 * row["median_ms"].get<double>(), 1e-6);
+    // Useful operations: those of the pairs that are seen, but for the convention of one half.
+    EXPECT_NEAR(row["tflops"].get<double>() * row["median_ms"].get<double>() * 1e9 /
+                    (4. * 64 * 2 * 2048 * keys),
+                1, 1e-3);
+  }
+  // 2048 queries see 129 keys each, the first 128 fewer: 1 … 128.
+  EXPECT_EQ(results[0]["keys_per_query"], (2048. * 129 - 128. * 129 / 2) / 2048);
+  EXPECT_EQ(results[4]["keys_per_query"], 1024.5);
+}
+
+TEST_F(Cli, BenchOfTheRaggedSuiteGivesRatios) {
+  const Outcome o = flash3(
+      "bench --backend cpu --suite ragged --filter /d64/ --filter /q512/ --filter /causal/ "
+      "--samples 2 --sample-ms 0 --json " +
+      path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("cost/token"), std::string::npos) << o.out;
+  const json results = json::parse(slurp(path("r.json")))["results"];
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0]["case"], "bf16/b8/q512/k512/h8/d64/causal/packed");
+  EXPECT_EQ(results[0]["beside"], "bf16/b8/q512/k512/h8/d64/causal");
+  EXPECT_NEAR(results[0]["ratio"].get<double>(),
+              results[0]["beside_ms"].get<double>() / results[0]["median_ms"].get<double>(), 1e-9);
+}
+
+TEST_F(Cli, BenchListsWithoutRunning) {
+  const Outcome o = flash3(
+      "bench --backend hopper --suite ragged --backward --filter lognormal65536:7 "
+      "--filter /d128/ --list --json " +
+      path("r.json"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json cases = json::parse(slurp(path("r.json")))["cases"];
+  ASSERT_EQ(cases.size(), 1u);
+  EXPECT_EQ(cases[0]["tokens"], 65536);
+  EXPECT_TRUE(cases[0]["case"].get<std::string>().ends_with("lognormal65536:7/packed/bwd"));
+  EXPECT_TRUE(cases[0]["beside"]["case"].get<std::string>().ends_with("/causal/bwd"));
+  expect_usage_error("bench --list --ceiling", "excludes");
+}
+
+TEST_F(Cli, BenchTellsBurstAndSustainedSpeed) {
+  const Outcome o = flash3(
+      "bench --backend cpu --sustained 0.2 --sample-ms 1 --case fp32/b1/q64/k64/h1/d64/full "
+      "--json " +
+      path("r.json") + " --csv " + path("r.csv"));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("sustained"), std::string::npos) << o.out;
+  const json row = json::parse(slurp(path("r.json")))["results"][0];
+  EXPECT_GE(row["burst_samples"], 1);  // 5, but on a machine so busy that they fill half the run
+  EXPECT_LE(row["burst_samples"], 5);
+  EXPECT_GT(row["burst_tflops"], 0);
+  EXPECT_GT(row["steady_seconds"], 0.01);  // half of 0.2 s, less on a machine that is busy
+  EXPECT_NEAR(row["tflops"].get<double>() * row["sustained_ms"].get<double>() * 1e9,
+              4. * 64 * 64 * 64, 1);
+  EXPECT_FALSE(row.contains("median_ms"));
+  EXPECT_NE(slurp(path("r.csv")).find("sustained_ms"), std::string::npos);
+}
+
+// Without a Hopper GPU a clear answer before anything runs, with one the figures.
+TEST_F(Cli, BenchCeiling) {
+  const Outcome o =
+      flash3("bench --ceiling --suite quick --filter /d64/ --json " + path("ceiling.json"));
+  if (!has_hopper()) {
+    EXPECT_EQ(o.exit_code, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(o.err.find("flash3: --ceiling needs a Hopper GPU: "), 0u) << o.err;
+    EXPECT_FALSE(fs::exists(path("ceiling.json")));
+    return;
+  }
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(slurp(path("ceiling.json")));
+  ASSERT_EQ(r["ceiling"].size(), 2u);
+  EXPECT_EQ(r["ceiling"][0]["when"], "before");
+  EXPECT_EQ(r["ceiling"][1]["when"], "after");
+  const Outcome fp8 = flash3("bench --ceiling --suite fp8 --filter /q512/ --filter /d64/ --json " +
+                             path("fp8_ceiling.json"));
+  ASSERT_EQ(fp8.exit_code, 0) << fp8.err;
+  const json of_fp8 = json::parse(slurp(path("fp8_ceiling.json")));
+  ASSERT_EQ(of_fp8["ceiling"].size(), 4u);  // bf16 and e4m3, before and after
+  EXPECT_EQ(of_fp8["ceiling"][1]["dtype"], "e4m3");
+  for (const json& point : of_fp8["results"])
+    for (const char* share : {"share_of_ceiling", "beside_share_of_ceiling"}) {
+      EXPECT_GT(point[share], 0.05) << point;
+      EXPECT_LT(point[share], 1) << point;
+    }
+
+  for (const json& ceiling : r["ceiling"]) {
+    EXPECT_EQ(ceiling["dtype"], "bf16");
+    EXPECT_GT(ceiling["percent_of_peak"], 50);
+    EXPECT_LE(ceiling["percent_of_peak"], 100.2);
+  }
+  for (const json& row : r["results"])
+    EXPECT_NEAR(row["share_of_ceiling"].get<double>() * r["ceiling"][0]["tflops"].get<double>(),
+                row["tflops"].get<double>(), 1e-6);
+}
+
+// Without a Hopper GPU a clear answer before anything runs, with one all schedules beside the
+// first.
+TEST_F(Cli, BenchAblation) {
+  const Outcome o =
+      flash3("bench --ablation --samples 2 --sample-ms 4 --json " + path("ablation.json"));
+  if (!has_hopper()) {
+    EXPECT_EQ(o.exit_code, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(o.err.find("flash3: --ablation needs a Hopper GPU: "), 0u) << o.err;
+    EXPECT_FALSE(fs::exists(path("ablation.json")));
+    return;
+  }
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(slurp(path("ablation.json")));
+  EXPECT_EQ(r["metadata"]["case"], "fp16/b4/q8448/k8448/h16/d128/full");
+  ASSERT_EQ(r["ablation"].size(), 6u);
+  EXPECT_EQ(r["ablation"][0]["share_of_full"], 1);
+  EXPECT_EQ(r["ablation"][0]["paper_tflops"], 661);
+  for (const json& row : r["ablation"]) {
+    EXPECT_GT(row["tflops"], 100) << row;
+    EXPECT_NEAR(row["share_of_full"].get<double>() * r["ablation"][0]["tflops"].get<double>(),
+                row["tflops"].get<double>(), 1e-6);
+  }
+
+  const Outcome fp8 = flash3("bench --ablation --dtype e4m3 --samples 2 --sample-ms 4 --json " +
+                             path("fp8_ablation.json"));
+  ASSERT_EQ(fp8.exit_code, 0) << fp8.err;
+  const json rows = json::parse(slurp(path("fp8_ablation.json")))["ablation"];
+  ASSERT_EQ(rows.size(), 5u);
+  for (const json& row : rows) {
+    EXPECT_GT(row["tflops"], 100) << row;
+    EXPECT_FALSE(row.contains("paper_tflops")) << row;
+  }
+}
+TEST_F(Cli, BenchOfTheDecodeSuiteTellsTheShareOfACopy) {
+  const Outcome o = flash3(
+      "bench --backend cpu --suite decode --threads 1 --filter /b16/ --samples 1 --sample-ms 0 "
+      "--json " +
+      path("r.json") + " --csv " + path("r.csv"));
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("% copy"), std::string::npos) << o.out;
+  const json r = json::parse(slurp(path("r.json")));
+  EXPECT_EQ(r["metadata"]["suite"], "decode");
+  EXPECT_EQ(r["copy"]["bytes"], 256 << 20);
+  const double copy = r["copy"]["gbps"];
+  EXPECT_GT(copy, 0);
+  EXPECT_NE(o.out.find("copy: "), std::string::npos) << o.out;
+  size_t beside = 0;
+  for (const json& row : r["results"]) {
+    EXPECT_NEAR(row["share_of_copy"].get<double>(), row["gbps"].get<double>() / copy, 1e-9) << row;
+    EXPECT_NEAR(row["median_us"].get<double>(), 1e3 * row["median_ms"].get<double>(), 1e-6) << row;
+    EXPECT_GE(row["buffers"], 2) << row;
+    EXPECT_EQ(row["calls_per_sample"].get<int>() % row["buffers"].get<int>(), 0) << row;
+    EXPECT_GE(row["gbps"].get<double>() * row["median_us"].get<double>() * 1e3,
+              row["kv_bytes"].get<double>())
+        << row;
+    if (!row.contains("beside")) continue;
+    ++beside;
+    EXPECT_NEAR(row["beside_gbps"].get<double>() / copy, row["beside_share_of_copy"].get<double>(),
+                1e-9)
+        << row;
+  }
+  EXPECT_EQ(r["results"].size(), 19u);
+  EXPECT_EQ(beside, 2u * 3 + 1);
+  EXPECT_NE(slurp(path("r.csv")).find(",share_of_copy,"), std::string::npos);
+}
+
+TEST_F(Cli, BenchTimesAnyCallOnACache) {
+  const std::string cases =
+      " --case "
+      "fp32/b3/q2/k40/h4x2/d16/causal/random/packedq/paged16/leftpad/append2/packednew/rotary"
+      " --case fp16/b2/q1/k9/h2/d8/full/batchidx --case bf16/b2/q1/k9/h2/d8/full/usedk/sink";
+  const Outcome o =
+      flash3("bench --backend cpu --threads 1 --samples 2 --sample-ms 0 --naive --json " +
+             path("r.json") + cases);
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  const json results = json::parse(slurp(path("r.json")))["results"];
+  ASSERT_EQ(results.size(), 3u);
+  for (const json& row : results) {
+    EXPECT_GT(row["median_us"], 0) << row;
+    EXPECT_GT(row["speedup_over_naive"], 0) << row;
+  }
+  const Outcome sustained =
+      flash3("bench --backend cpu --threads 1 --sustained 0.2 --sample-ms 1 --json " +
+             path("s.json") + " --case bf16/b2/q1/k900/h2/d64/full/paged16");
+  ASSERT_EQ(sustained.exit_code, 0) << sustained.out << sustained.err;
+  const json row = json::parse(slurp(path("s.json")))["results"][0];
+  EXPECT_NEAR(row["sustained_us"].get<double>(), 1e3 * row["sustained_ms"].get<double>(), 1e-6);
+}
+
+}  // namespace
+}  // namespace flash3::cli

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "cli/suites.hpp"
+
+namespace flash3::cli {
+namespace {
+
+using cases::Case;
+
+struct Shape {
+  int64_t batch, context;
+};
+struct Heads {
+  int64_t q, k;
+};
+
+constexpr int64_t kThousand = 1024, kPrompt = 512;
+constexpr Heads kUsual{32, 8};
+// One short batch, a long one, and ones that fill a GPU.
+constexpr Shape kSome[] = {{1, 16 * kThousand}, {16, 4 * kThousand}, {64, 4 * kThousand}};
+
+class DecodeSuite {
+ public:
+  DecodeSuite(bool gpu, flash3_dtype dtype) : gpu_(gpu), dtype_(dtype) {}
+
+  std::vector<BenchPoint> make() {
+    add_contexts();
+    add_pages();
+    add_heads_and_dims();
+    add_queries();
+    add_lengths();
+    return std::move(suite_);
+  }
+
+ private:
+  Case decode(const Shape& shape, const Heads& heads = kUsual, int64_t head_dim = 128) const {
+    const int64_t shorter = gpu_ ? 1 : 64, fewer = gpu_ ? 1 : 4;
+    Case c;
+    c.dtype = dtype_;
+    c.batch = shape.batch, c.seq_k = shape.context / shorter;
+    c.heads_k = (heads.k + fewer - 1) / fewer;
+    c.heads_q = heads.q / heads.k * c.heads_k;
+    c.head_dim = c.head_dim_v = head_dim;
+    c.causal = c.used_k = true;
+    return c;
+  }
+  int64_t prompt() const { return gpu_ ? kPrompt : kPrompt / 16; }
+
+  void add(const Case& c, std::optional<Case> beside = {}) { suite_.push_back({c, beside}); }
+
+  void add_contexts() {
+    const struct {
+      int64_t batch;
+      std::vector<int64_t> thousands;
+    } all[] = {{1, {1, 4, 16, 64, 128}},
+               {4, {4, 64}},
+               {16, {1, 4, 16, 128}},
+               {64, {4, 64}},
+               {256, {1, 4, 16}}};
+    for (const auto& [batch, thousands] : all)
+      for (const int64_t n : thousands) add(decode({batch, n * kThousand}));
+  }
+
+  void add_paged(const Case& dense, int64_t page_size) {
+    Case paged = dense;
+    paged.page_size = page_size;
+    add(paged, dense);
+  }
+
+  void add_pages() {
+    for (const Shape& shape : {kSome[0], kSome[1], kSome[2], Shape{16, 16 * kThousand}})
+      for (const int64_t page_size : {64, 16, 1}) add_paged(decode(shape), page_size);
+  }
+
+  void add_heads_and_dims() {
+    for (const Shape& shape : {kSome[0], kSome[1]}) {
+      for (const Heads& heads : {Heads{8, 1}, {16, 16}, {64, 8}, {128, 8}})
+        add(decode(shape, heads));
+      for (const int64_t head_dim : {64, 256}) add(decode(shape, kUsual, head_dim));
+    }
+  }
+
+  // A few, and parts of a prompt.
+  void add_queries() {
+    for (const Shape& shape : kSome) {
+      Case few = decode(shape);
+      few.seq_q = 4;
+      add(few);
+    }
+    Case part = decode({4, 16 * kThousand});
+    part.seq_q = prompt();
+    add(part);
+    add_paged(part, 64);
+  }
+
+  void add_lengths() {
+    for (const Shape& shape : {kSome[1], kSome[2]}) {
+      Case mixed = decode(shape);
+      mixed.seq_q = prompt();
+      mixed.lengths = cases::Lengths::kMixed, mixed.packed_q = true;
+      add(mixed);
+    }
+    for (const Shape& shape : {Shape{16, 16 * kThousand}, {64, 64 * kThousand}}) {
+      Case ragged = decode(shape);
+      ragged.lengths = cases::Lengths::kLogUniform;
+      Case equal = decode(shape);
+      equal.seq_k = std::llround(cost_per_token(ragged));
+      add(ragged, equal);
+    }
+  }
+
+  const bool gpu_;
+  const flash3_dtype dtype_;
+  std::vector<BenchPoint> suite_;
+};
+
+}  // namespace
+
+std::vector<BenchPoint> decode_suite(bool gpu, flash3_dtype dtype) {
+  return DecodeSuite(gpu, dtype).make();
+}
+
+}  // namespace flash3::cli

@@ -168,6 +168,8 @@ def test_no_tensors_of_another_kind():
     arguments = given(Case(dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="k_cache is a ndarray but it must be a torch tensor, as q is"):
         flash3.attention_with_kv_cache(**{**arguments, "k_cache": arguments["k_cache"].float().numpy()})
+    with pytest.raises(TypeError, match="sink is a bool but it must be"):
+        flash3.merge(torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 3), sink=True)
     with pytest.raises(TypeError, match="lse_parts is a list"):
         flash3.merge(torch.zeros(1, 2, 3, 4), [])
     with pytest.raises(TypeError, match="out_dtype is a str but it must be a torch.dtype"):

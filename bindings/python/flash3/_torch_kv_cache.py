@@ -49,12 +49,13 @@ torch.library.register_autograd("flash3::merge", _no_gradients)
 
 
 def recorded(**tensors):
-    """The names of those through which autograd would record a call."""
+    """The names of those through which autograd would record a call. Of what is no tensor the operator says so."""
+    given = {name: x for name, x in tensors.items() if isinstance(x, torch.Tensor)}
     if forward_ad._current_level >= 0:
-        for name, x in tensors.items():
-            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+        for name, x in given.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(f"{name} has a tangent but flash3 has no forward-mode derivatives")
-    return [name for name, x in tensors.items() if x is not None and x.requires_grad] if torch.is_grad_enabled() else []
+    return [name for name, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
 
 def _check_not_recorded(**tensors):

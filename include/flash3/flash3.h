@@ -114,8 +114,9 @@ typedef struct flash3_forward_params {
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype, but where q, k and v are FP8: see q_scale. Packed tensors have other dimensions: see
-   * cu_seqlens_q. @{ */
+   * one dtype; but out of 16-bit tensors may be float32 (CPU), what is rounded otherwise, for
+   * flash3_merge; and where q, k and v are FP8: see q_scale. Packed tensors have other dimensions:
+   * see cu_seqlens_q. @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
@@ -330,6 +331,9 @@ typedef struct flash3_backward_params {
   flash3_tensor out;  /**< [batch, seq_q, heads_q, head_dim_v] */
   flash3_tensor lse;  /**< [batch, heads_q, seq_q] float32; required */
 
+  /** The gradients have the dtype of q, or of 16-bit tensors all three float32 (CPU), to be added
+   * to those of other parts of the keys. With the out and lse of all keys, the gradients of the
+   * parts add up to those of all. */
   flash3_tensor dq; /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor dk; /**< [batch, seq_k, heads_k, head_dim]; GQA: summed over the query heads */
   flash3_tensor dv; /**< [batch, seq_k, heads_k, head_dim_v] */

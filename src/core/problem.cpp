@@ -54,13 +54,19 @@ Status check_sequences(const Params& p, Pointers pointers, Layout* layout) {
   return {};
 }
 
+// Whether a result of 16-bit tensors is asked for as it is before it is rounded to their dtype.
+bool is_unrounded(const Field& result, const Field& q) {
+  return result.tensor.dtype == FLASH3_FLOAT32 && dtype_size(q.tensor.dtype) == 2;
+}
+
 // What the dtypes of q, k and v, compute, and out's dtype say of each other.
 Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field& k, const Field& v,
                     const Field& out) {
   if (p.compute != FLASH3_COMPUTE_AS_GIVEN && p.compute != FLASH3_COMPUTE_FP8)
     return invalid_argument(
         message("compute = ", p.compute, " but it must be 0 (the dtype of q) or 1 (fp8)"));
-  if (!is_fp8(p.q) && p.compute == FLASH3_COMPUTE_AS_GIVEN) return check_same_dtype({q, k, v, out});
+  if (!is_fp8(p.q) && p.compute == FLASH3_COMPUTE_AS_GIVEN && !is_unrounded(out, q))
+    return check_same_dtype({q, k, v, out});
   if (is_fp8(p.q) && p.compute == FLASH3_COMPUTE_FP8)
     return invalid_argument(message("compute = 1 (fp8) but q.dtype = ", dtype_name(p.q.dtype),
                                     "; it is for q, k and v that are to be brought to FP8 first"));
@@ -119,7 +125,12 @@ Status check_tensors(const flash3_backward_params& p, Pointers pointers) {
                                  "float32 tensors from which the FP8 ones were made"));
   }
   for (const Field& f : {out, dout, dq, dk, dv}) FLASH3_CHECK(check_form(f));
-  FLASH3_CHECK(check_same_dtype(all));
+  if (is_unrounded(dq, q)) {
+    FLASH3_CHECK(check_same_dtype({q, k, v, out, dout}));
+    FLASH3_CHECK(check_same_dtype({dq, dk, dv}));
+  } else {
+    FLASH3_CHECK(check_same_dtype(all));
+  }
   FLASH3_CHECK(check_agreement(p, q, k, v, out, pointers));
   FLASH3_CHECK(check_same_shape(dout, out));
   FLASH3_CHECK(check_same_shape(dq, q));
@@ -217,6 +228,7 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   FLASH3_CHECK(check_flag("deterministic", p.deterministic));
   *problem = {};
   fill(p, problem);
+  problem->gradient_dtype = p.dq.dtype;
   problem->dout = view_q(*problem, p.dout);
   problem->dlse = view_lse(*problem, p.dlse);
   problem->dq = view_q(*problem, p.dq);

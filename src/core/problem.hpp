@@ -158,6 +158,7 @@ struct ForwardProblem : Problem {
 };
 
 struct BackwardProblem : Problem {
+  flash3_dtype gradient_dtype = FLASH3_DTYPE_NONE;  // of dq, dk and dv: `dtype` or float32
   TensorView dout, dq, dk, dv;
   LseView dlse;    // gradient of lse; not wanted: zero
   SinkView dsink;  // gradient of sink

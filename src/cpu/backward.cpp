@@ -111,7 +111,7 @@ class Space {
 };
 
 void clear_row(const BackwardProblem& p, const TensorView& t, int64_t offset) {
-  for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.dtype, offset + d, 0.f);
+  for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.gradient_dtype, offset + d, 0.f);
 }
 
 // What rows that see no key have instead of a task: no dQ, and their part in dsink.

@@ -305,8 +305,8 @@ def forward(q, k, v, out, lse=None, **options):
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. If q, k and v are FP8, or with compute="fp8", out has any of these. Packed: see
-    flash3.attention.
+    [batch, heads_q, seq_q] float32. Of 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any of
+    these. Packed: see flash3.attention.
     """
     _forward(q, k, v, out, lse, options).run()
 
@@ -334,8 +334,8 @@ def forward_plan(q, k, v, out, lse=None, **options):
 def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
     """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0).
 
-    q, k, v, out, lse and the options are those of the forward call. One more option: deterministic=False; True: the same
-    bits each time.
+    q, k, v, out, lse and the options are those of the forward call. dq, dk and dv are of q's dtype, or, of 16-bit tensors, all
+    three float32 (CPU). One more option: deterministic=False; True: the same bits each time.
     """
     _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).run()
 

@@ -344,9 +344,7 @@ class TaskRunner {
     const RowEnd end = end_of_row(max, sum, p_.sink, at.head);
     const VecF factor = set(end.sum == 0 ? 0.f : end.scale / end.sum);
     const Index offset = row_offset(p_.out, sequence_.batch, sequence_.q, at.query, at.head);
-    if constexpr (!Words::kScaled)
-      store_row(row, factor, static_cast<Element*>(p_.out.data) + offset);
-    else if (p_.out_dtype == FLASH3_FLOAT16)
+    if (p_.out_dtype == FLASH3_FLOAT16)
       store_row(row, factor, static_cast<Fp16*>(p_.out.data) + offset);
     else if (p_.out_dtype == FLASH3_BFLOAT16)
       store_row(row, factor, static_cast<Bf16*>(p_.out.data) + offset);

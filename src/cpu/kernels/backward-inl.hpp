@@ -125,9 +125,9 @@ class BackwardRunner {
     }
     for (Index j = keys_.begin; j < keys_.end; ++j) {
       store_row(buffers_.dk + (j - keys_.begin) * buffers_.qk_stride, p_.softmax_scale, p_.head_dim,
-                row_of_keys(p_.dk, j));
-      store_row(buffers_.dv + (j - keys_.begin) * buffers_.v_stride, 1.f, p_.head_dim_v,
-                row_of_keys(p_.dv, j));
+                p_.dk, key_offset(p_.dk, j));
+      store_row(buffers_.dv + (j - keys_.begin) * buffers_.v_stride, 1.f, p_.head_dim_v, p_.dv,
+                key_offset(p_.dv, j));
     }
   }
 
@@ -149,21 +149,34 @@ class BackwardRunner {
   Range strip_keys_[kMaxBackwardRows / kVectorRows];           // that some row of the strip sees
   Range strip_rows_[ceil_div(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip
 
-  T* row_of_keys(const TensorView& t, Index j) const {
-    return static_cast<T*>(t.data) +
-           row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
+  int64_t key_offset(const TensorView& t, Index j) const {
+    return row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
   }
-  T* row_of_queries(const TensorView& t, PackedRow row) const {
-    return static_cast<T*>(t.data) +
-           row_offset(t, blocks_.sequence.batch, blocks_.sequence.q, row.query, row.head);
+  int64_t query_offset(const TensorView& t, PackedRow row) const {
+    return row_offset(t, blocks_.sequence.batch, blocks_.sequence.q, row.query, row.head);
+  }
+  const T* row_of_keys(const TensorView& t, Index j) const {
+    return static_cast<const T*>(t.data) + key_offset(t, j);
+  }
+  const T* row_of_queries(const TensorView& t, PackedRow row) const {
+    return static_cast<const T*>(t.data) + query_offset(t, row);
   }
   float value_of(const LseView& t, PackedRow row) const {
     return t.data[row_offset(t, blocks_.sequence, row.query, row.head)];
   }
 
-  static void store_row(const float* row, float scale, int dim, T* out) {
+  template <class Out>
+  static void store_scaled(const float* row, float scale, int dim, Out* out) {
     for (int d = 0; d < dim; d += kLanes)
       store_first(hn::Mul(load(row + d), set(scale)), out + d, dim - d);
+  }
+  // A row of a gradient, T or float32.
+  void store_row(const float* row, float scale, int dim, const TensorView& t,
+                 int64_t offset) const {
+    if (p_.gradient_dtype == p_.dtype)
+      store_scaled(row, scale, dim, static_cast<T*>(t.data) + offset);
+    else
+      store_scaled(row, scale, dim, static_cast<float*>(t.data) + offset);
   }
 
   void load_keys() {
@@ -224,7 +237,8 @@ class BackwardRunner {
       add_seen_keys(dq, stride);
     if (seen.end - 1 == task_.key_block)
       for (Index i = 0; i < rows_.size(); ++i)
-        store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, row_of_queries(p_.dq, row_[i]));
+        store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, p_.dq,
+                  query_offset(p_.dq, row_[i]));
     next_keys.store(own + 1, std::memory_order_release);
     next_keys.notify_all();
   }

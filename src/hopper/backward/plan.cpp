@@ -110,6 +110,10 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
+  if (problem.gradient_dtype != problem.dtype)
+    return unsupported(message("dq.dtype = ", dtype_name(problem.gradient_dtype),
+                               " but the hopper backend writes gradients in the dtype of q, ",
+                               dtype_name(problem.dtype), ", only"));
   FLASH3_CHECK(check_softcap(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)

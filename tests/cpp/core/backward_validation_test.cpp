@@ -50,6 +50,25 @@ std::vector<Rule<P>> rules() {
        "dq.dtype = float16 but q.dtype = float32" + one_dtype},
       {"DvDtypeDiffers", [](P& p) { p.dv.dtype = FLASH3_FLOAT16; },
        "dv.dtype = float16 but q.dtype = float32" + one_dtype},
+      {"UnroundedGradientsDiffer",
+       [](P& p) {
+         for (flash3_tensor* t : tensors(p)) t->dtype = FLASH3_BFLOAT16;
+         p.dq.dtype = p.dk.dtype = FLASH3_FLOAT32;
+       },
+       "dv.dtype = bfloat16 but dq.dtype = float32; dq, dk and dv must have the same dtype"},
+      {"UnroundedGradientOfOne",
+       [](P& p) {
+         for (flash3_tensor* t : tensors(p)) t->dtype = FLASH3_FLOAT16;
+         p.dk.dtype = FLASH3_FLOAT32;
+       },
+       "dk.dtype = float32 but q.dtype = float16" + one_dtype},
+      {"UnroundedGradientsOfMixedDtypes",
+       [](P& p) {
+         for (flash3_tensor* t : tensors(p)) t->dtype = FLASH3_FLOAT16;
+         p.dq.dtype = p.dk.dtype = p.dv.dtype = p.dout.dtype = FLASH3_FLOAT32;
+       },
+       "dout.dtype = float32 but q.dtype = float16; q, k, v, out and dout must have the same "
+       "dtype"},
       {"LseDtype", [](P& p) { p.lse.dtype = FLASH3_FLOAT16; },
        "lse.dtype = 1 but it must be 3 (float32)"},
       {"DlseDtype", [](P& p) { p.dlse.dtype = FLASH3_BFLOAT16; },

@@ -26,6 +26,13 @@ std::vector<Rule<P>> rules() {
        "v.dtype = bfloat16 but q.dtype = float32; q, k, v and out must have the same dtype"},
       {"OutDtypeDiffers", [](P& p) { p.out.dtype = FLASH3_FLOAT16; },
        "out.dtype = float16 but q.dtype = float32; q, k, v and out must have the same dtype"},
+      {"OutOfAnother16Bits",
+       [](P& p) {
+         p.q.dtype = p.k.dtype = p.v.dtype = FLASH3_BFLOAT16, p.out.dtype = FLASH3_FLOAT16;
+       },
+       "out.dtype = float16 but q.dtype = bfloat16; q, k, v and out must have the same dtype"},
+      {"UnroundedOutOfMixedDtypes", [](P& p) { p.q.dtype = p.k.dtype = FLASH3_BFLOAT16; },
+       "v.dtype = float32 but q.dtype = bfloat16; q, k and v must have the same dtype"},
 
       {"ElementCountOverflows",  // stride 0: the memory is small, the number of elements is not
        [](P& p) {

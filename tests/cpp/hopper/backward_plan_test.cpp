@@ -108,6 +108,9 @@ TEST(BackwardPlan, BeginsSumsAsZerosButUnderANarrowBand) {
 
 TEST(BackwardPlan, RefusesFloat32) {
   expect_part(refusal(problem_of("fp32/b1/q64/k64/h1/d64/full")), "q.dtype = float32");
+  BackwardProblem unrounded = problem_of("bf16/b1/q64/k64/h1/d64/full");
+  unrounded.gradient_dtype = FLASH3_FLOAT32;
+  expect_part(refusal(unrounded), "dq.dtype = float32");
 }
 
 // Before anything is multiplied in 32 bits.

@@ -61,6 +61,24 @@ def test_gradients_are_the_slopes():
         assert abs(slope - (gradient * step).sum()) < 1e-3 * max(1, abs(slope)), gradients._fields[index]
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
+def test_unrounded(dtype):
+    """Results of 16-bit tensors in float32 are those that would be rounded; gradients either all or none."""
+    q, k, v = make(dtype)
+    out, lse = flash3.attention(q, k, v, causal=True, return_lse=True)
+    wide = np.empty(out.shape, np.float32)
+    arrays.forward(q, k, v, wide, causal=True)
+    assert (wide.astype(dtype) == out).all() and (wide != out.astype(np.float32)).any()
+    rounded = [np.empty(x.shape, dtype) for x in (q, k, v)]
+    unrounded = [np.empty(x.shape, np.float32) for x in (q, k, v)]
+    arrays.backward(out, q, k, v, out, lse, *rounded, causal=True)
+    arrays.backward(out, q, k, v, out, lse, *unrounded, causal=True)
+    for a, b in zip(rounded, unrounded):
+        assert (b.astype(dtype) == a).all() and (b != a.astype(np.float32)).any()
+    with pytest.raises(TypeError, match="dq, dk and dv must have the same dtype"):
+        arrays.backward(out, q, k, v, out, lse, unrounded[0], *rounded[1:], causal=True)
+
+
 def test_packed_and_used():
     q, k, v = (x[0] for x in make(batch=1, seq_q=12, seq_k=12))
     cu = np.array([1, 4, 9], np.int32)

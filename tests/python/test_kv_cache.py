@@ -145,6 +145,14 @@ def test_errors(change, error, message):
         flash3.attention_with_kv_cache(**{**make(), **change})
 
 
+def test_a_part_is_not_rounded():
+    """out_dtype: the float32 result that would be rounded to q's dtype."""
+    q, k, v = (torch.randn(2, rows, 2, 32).bfloat16() for rows in (1, 20, 20))
+    used = torch.tensor([20, 3], dtype=torch.int32)
+    rounded, wide = (flash3.attention_with_kv_cache(q, k, v, seqused_k=used, out_dtype=dtype) for dtype in (None, torch.float32))
+    assert wide.dtype == torch.float32 and torch.equal(wide.bfloat16(), rounded) and not torch.equal(wide, rounded.float())
+
+
 def test_no_gradients():
     call = {name: torch.from_numpy(x) for name, x in make().items()}
     call["q"].requires_grad_()

@@ -20,7 +20,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
                             k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, sm_margin=0, return_lse=False):
+                            seqused_q=None, sm_margin=0, out_dtype=None, return_lse=False):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -46,6 +46,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         rotary_interleaved: dimensions 2i and 2i + 1 belong together. False: i and i + rotary_dim / 2.
         max_seqlen_k: with page_table, no sequence has more keys. Not needed.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
+        out_dtype: q's, or float32 (CPU): the result as it is before it is rounded, for merge(). None: q's.
 
     Returns:
         out, or with return_lse (out, lse), as attention().
@@ -54,7 +55,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
     try:
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
-                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, return_lse)
+                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, return_lse)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -62,7 +63,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, with_lse):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, with_lse):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
     q = _contiguous_last(q)
     about_q, about_v = _host("q", q), _host("v_cache", v_cache)
@@ -73,7 +74,7 @@ def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpa
         raise ValueError(f"v_cache.ndim = {len(about_v.shape)} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, "
                          "heads, dim]")
     *batch, seq, heads = about_q.shape[:-1]
-    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, None))
+    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
     lse = _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
     arrays.forward(q, k_cache, v_cache, out, lse, seqused_k=seqused_k, page_table=page_table, cache_batch_idx=cache_batch_idx,
                    leftpad_k=leftpad_k, k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos,

@@ -111,7 +111,7 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
 
 def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                             rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
-                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, with_lse):
+                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, with_lse):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
     new = NOTHING_NEW
@@ -119,12 +119,28 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
     options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
                cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin)
-    results = run_now(with_lse, q, k_cache, v_cache, new, options)
+    is_unrounded = out_dtype is not None and out_dtype != q.dtype
+    results = None if is_unrounded else run_now(with_lse, q, k_cache, v_cache, new, options)
     if results is not None:
         return results
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, sink=sink)
-    return run(q, k_cache, v_cache, new, options)
+    given = _results(q, v_cache, out_dtype) if is_unrounded else (None, None)
+    return run(q, k_cache, v_cache, new, options, *given)
+
+
+def _results(q, v_cache, out_dtype):
+    """Memory for (out, lse), of rows that no sequence has too."""
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
+    if q.dim() not in (3, 4):
+        raise ValueError(f"q.ndim = {q.dim()} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, dim]")
+    if v_cache.dim() != 4:
+        raise ValueError(f"v_cache.ndim = {v_cache.dim()} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, heads, "
+                         "dim]")
+    *batch, seq, heads = q.shape[:-1]
+    out = torch.zeros((*q.shape[:-1], v_cache.shape[-1]), dtype=out_dtype, device=q.device)
+    return out, torch.full((*batch, heads, seq), -float("inf"), dtype=torch.float32, device=q.device)
 
 
 def merge(out_parts, lse_parts, sink, out_dtype):

@@ -17,6 +17,10 @@ if importlib.util.find_spec("torch"):
 else:
     torch = _torch = None
 _eager = getattr(_torch, "eager", None)
+if _torch is None:
+    _overrides = None
+else:
+    from . import _overrides
 
 
 def _is_torch(x):
@@ -89,6 +93,11 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         RuntimeError: CUDA refused.
         MemoryError: host memory ran out.
     """
+    if _overrides is not None and _overrides.users and (other := _overrides.override("attention")) is not None:
+        return other(q, k, v, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
+                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+                     seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, q_scale=q_scale, k_scale=k_scale,
+                     v_scale=v_scale, out_dtype=out_dtype, compute=compute, rotation_seed=rotation_seed, return_lse=return_lse)
     # A plain call; what a compiler traces is the operator.
     if _eager is not None and deterministic is False and not (
             torch.compiler.is_compiling() or chunk or rotation_seed or return_lse) and \

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.functional.scaled_dot_product_attention by flash3."""
-import threading
 import warnings
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from . import _overrides
 from ._torch import autocast, run_forward
 
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -111,37 +111,11 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
 
 
 _functional = torch.nn.functional
-_users = 0  # overrides that are active, in all threads
-_users_lock = threading.Lock()
-
-# How many overrides this thread is in lies in torch's own thread-local state: a backward call takes that along to the threads of
-# autograd that run it. Modes do not come along, since backward() is itself a call that a mode takes, and no mode is on within it.
-_DEPTH = "flash3.sdpa_override"
-
-
-def _depth():
-    return torch._C._get_obj_in_tls(_DEPTH) if torch._C._is_key_in_tls(_DEPTH) else 0
-
-
-def _set_depth(depth):
-    # An object left behind would be destroyed with its thread, for which torch waits for the interpreter; older ones cannot remove.
-    if depth == 0 and hasattr(torch._C, "_remove_obj_from_tls"):
-        torch._C._remove_obj_from_tls(_DEPTH)
-    else:
-        torch._C._stash_obj_in_tls(_DEPTH, depth)
-
-
-def _is_overridden():
-    return _depth() > 0
-
-
-# The thread that traces a function is the one that calls it, and torch.compile's guards see the mode come and go.
-_is_overridden._dynamo_marked_constant = True
 
 
 def _router(*args, **kwargs):
     """What the name in torch.nn.functional means while any thread has an override."""
-    return (sdpa if _is_overridden() else _torch_sdpa)(*args, **kwargs)
+    return (_overrides.override("sdpa") or _torch_sdpa)(*args, **kwargs)
 
 
 class sdpa_override(TorchFunctionMode):
@@ -154,24 +128,21 @@ class sdpa_override(TorchFunctionMode):
     """
 
     # The mode sees calls by whatever name, but not those inside functions that a mode sees whole, as
-    # multi_head_attention_forward and backward: they find the router.
+    # multi_head_attention_forward and backward: they find the router. In autograd's threads no mode is on.
+
+    _functions = {"sdpa": sdpa}  # what stands for what: a name of _overrides, and a function
 
     def __enter__(self):
-        global _users
-        with _users_lock:
-            _users += 1
-            _functional.scaled_dot_product_attention = _router
-        _set_depth(_depth() + 1)
+        _overrides.push(**self._functions)
+        _functional.scaled_dot_product_attention = _router
         return super().__enter__()
 
     def __exit__(self, *exception):
-        global _users
         super().__exit__(*exception)
-        _set_depth(_depth() - 1)
-        with _users_lock:
-            _users -= 1
-            if _users == 0:
+        _overrides.pop()
+        with _overrides.lock:
+            if _overrides.users == 0:
                 _functional.scaled_dot_product_attention = _torch_sdpa
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        return (sdpa if function is _torch_sdpa else function)(*args, **(kwargs or {}))
+        return (self._functions["sdpa"] if function is _torch_sdpa else function)(*args, **(kwargs or {}))

@@ -13,6 +13,7 @@ It holds::
     supported, explain   whether a call would run here, and which kernel it takes
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller
+    distributed          attention over tokens that are dealt to many processes; a package that is imported by its name
 
 torch.ops.flash3 holds the operators forward, backward, quantize, merge, and attention_with_kv_cache, each with a form for results in
 given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a plain forward without lse and

@@ -11,6 +11,7 @@ blocks that see each other both ways, and masks that a model makes itself. docs/
 """
 import torch
 
+from .. import _overrides
 from .._attention import attention
 from .._kv_cache import attention_with_kv_cache
 from ._transformers_masks import INSTEAD, Mask, make_mask
@@ -52,6 +53,10 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
             raise NotImplementedError(f"{name}.shape[{dim}] = {x.shape[dim]} but attention_mask was made for {length}; {INSTEAD}")
 
     options = {"causal": mask.causal, "window": mask.window, **_options(q, scaling, softcap, s_aux)}
+    packed = cu_seq_lens_q is not None or mask.cu_seqlens is not None
+    if packed and _overrides.users and _overrides.override("attention") is not None:
+        # Positions of tokens that are dealt to ranks are not one run each: context_parallel knows the documents itself.
+        return attention(q, k, v, **options), None
     if cu_seq_lens_q is not None:
         if mask.seqused_k is not None:
             raise NotImplementedError("cu_seq_lens_q is given and so is an attention_mask with padding, or a static cache; give one")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention() over tokens that are dealt to ranks, and explain()."""
+import torch
+
+from .. import arrays
+from .._torch import autocast, _signed
+from . import _cost
+from ._layout import make_spec, mask_of
+from ._operators import METHODS, forward
+from ._plan import Groups, Plan
+
+
+def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
+              deterministic=False, compute=None, rotation_seed=0, out_dtype=None, sm_margin=0, return_lse=False):
+    """flash3.attention over sequences whose tokens are dealt to the ranks of a group: the own tokens in, their results out.
+
+    Results and gradients are those of one process: parts are merged in float32 and rounded once, and gradients of k and v are
+    summed in float32. All ranks must make the call, with the same options; the loss is the sum of all ranks' losses. Arguments that
+    are not listed are those of flash3.attention.
+
+    Args:
+        q: [batch, own tokens, heads_q, head_dim], or [own tokens, heads_q, head_dim]; float16, bfloat16, on the CPU float32.
+        k, v: likewise, the own tokens of keys and values.
+        group: a Plan, which says which tokens are whose; or a ProcessGroup or a DeviceMesh, (ring, heads) if it has two dimensions,
+            whose ranks all have as many tokens of each sequence, zigzag, as shard() deals them. None: all ranks.
+        method: "ring": keys of one other rank after the other, under the kernels; "all_gather": of all ranks at once, for some
+            heads at a time; "ulysses": all tokens of some heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two
+            dimensions: heads among the ranks of the second one, a ring over the first. "auto": what explain() says is fastest.
+        sink: [heads_q], the same on all ranks; its gradient is that of the own part of the loss, or of the own heads: the
+            sum over the ranks is the whole one, as it is for a model's other weights.
+        deterministic: gradients have the same bits each time.
+        compute: "fp8", as in flash3.attention; keys travel in their own dtype.
+        sm_margin: on a GPU, the multiprocessors that forward kernels leave to others, as NCCL's.
+
+    Returns:
+        out, or with return_lse (out, lse), of the own tokens, as flash3.attention.
+
+    Raises:
+        ValueError: ranks make different calls, or a rule is broken; on all ranks, where shapes, dtypes and options are concerned.
+        NotImplementedError: what the backend cannot do.
+        RuntimeError: an exchange failed, since another rank has ended or is late.
+    """
+    packed = q.dim() == 3
+    _check_form(q, k, v)
+    if packed:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    q, k, v = autocast(q, k, v)
+    groups, spec, rows = _where(group, q, k, packed)
+    method = _chosen(method, groups.sizes, q, k, v, causal, group.mean_tokens if isinstance(group, Plan) else q.shape[1])
+    rows_q, rows_k = rows(method)
+    ring, heads = _names(groups.names, method)
+    left, right = arrays.window_sides(window) or (-1, -1)
+    out, lse, *_ = forward(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype or q.dtype, bool(causal), left,
+                           right, chunk or 0, arrays.scale_or_default(softmax_scale), float(softcap), bool(deterministic),
+                           arrays.computes_fp8(compute), _signed(arrays.rotation_seed(rotation_seed)), sm_margin)
+    if packed:
+        out, lse = out.squeeze(0), lse.squeeze(0)
+    return (out, lse) if return_lse else out
+
+
+def _check_form(q, k, v):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__} but it must be a torch tensor")
+        if x.dim() not in (3, 4) or x.dim() != q.dim():
+            raise ValueError(f"{name}.ndim = {x.dim()} and q.ndim = {q.dim()} but all must be 4, [batch, tokens, heads, dim], or "
+                             "3, [tokens, heads, dim]")
+        if x.dtype == torch.float8_e4m3fn:
+            raise NotImplementedError(f"{name}.dtype = float8_e4m3fn but scales of FP8 tensors do not travel; give 16-bit tensors, "
+                                      "and compute=\"fp8\"")
+
+
+def _where(group, q, k, packed):
+    """(the groups, the plan's spec, a function of a method: the rows of own heads) of attention()'s argument."""
+    if isinstance(group, Plan):
+        return group.groups, group.spec, group.rows
+    if packed:
+        raise ValueError("q.ndim = 3 but group is no Plan; packed tokens need flash3.distributed.plan(group, cu_seqlens=…)")
+    groups = Groups(group)
+    seq_q, seq_k = q.shape[1] * groups.ranks, k.shape[1] * groups.ranks
+    spec = make_spec((0, seq_q), (0, seq_k), True, None, 0)
+
+    def rows(method):
+        sharing = {"ulysses": groups.ranks, "ulysses_ring": groups.sizes[-1]}.get(method, 0)
+        return q.shape[1] * sharing, k.shape[1] * sharing
+    return groups, spec, rows
+
+
+def _names(names, method):
+    """The names of the ring's group and of that which shares heads; "": none."""
+    if len(names) == 2:
+        return names
+    return ("", names[0]) if method == "ulysses" else (names[0], "")
+
+
+def _shape(q, k, v, causal, tokens):
+    return _cost.Shape(q.shape[0], tokens, q.shape[2], k.shape[2], q.shape[3] + v.shape[3], q.element_size(),
+                       0.5 if causal else 1.0)
+
+
+def _without(sizes, q):
+    """The methods that this backend cannot run: those that merge need float32 results of 16-bit tensors."""
+    return () if _writes_float32(q.device.type, q.dtype) else ("ring",) if len(sizes) == 1 or sizes[0] > 1 else ()
+
+
+def _writes_float32(device, dtype):
+    if device == "cpu" or dtype == torch.float32:
+        return True
+    from .._attention import _Shape
+    row = _Shape((1, 1, 1, 64), str(dtype).removeprefix("torch."))
+    return bool(arrays.forward_supported(row, row, row, _Shape((1, 1, 1, 64), "float32"), backend="hopper"))
+
+
+_writes_float32._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, without importing the compiler
+
+
+def _chosen(method, sizes, q, k, v, causal, tokens):
+    """The method, the same on all ranks: tokens are those of a rank on average."""
+    if method not in (*METHODS, "auto"):
+        raise ValueError(f"method = {method!r} but it must be one of {', '.join(METHODS)}, or auto")
+    if len(sizes) == 2 and method not in ("ulysses_ring", "auto") or len(sizes) == 1 and method == "ulysses_ring":
+        raise ValueError(f"method = {method!r} but group has {len(sizes)} dimension{'s'[:len(sizes) - 1]}; ulysses_ring takes a "
+                         "DeviceMesh of 2, (ring, heads), and the others a group or a DeviceMesh of 1")
+    if method != "auto":
+        return method
+    if len(sizes) == 2:
+        return "ulysses_ring"
+    return _cost.cheapest(_cost.times(_shape(q, k, v, causal, tokens), sizes, q.device.type), _without(sizes, q))
+
+
+def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
+    """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
+    cost model says of each method. Sends nothing. Other options of attention() are taken and change nothing here."""
+    _check_form(q, k, v)
+    packed = q.dim() == 3
+    if packed:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    groups, spec, _ = _where(group, q, k, packed)
+    plan = group if isinstance(group, Plan) else Plan(groups, spec)
+    layout, mask = plan.layout, mask_of(causal, window, chunk)
+    chosen = _chosen(method, groups.sizes, q, k, v, causal, plan.mean_tokens)
+    lines = [("method", chosen), ("ranks", " x ".join(map(str, groups.sizes))),
+             ("tokens", f"{plan.tokens} of {layout.cu_q[-1]}, {len(layout.documents)} documents"),
+             ("work", f"{max(layout.work) * groups.ranks / max(1, sum(layout.work)):.3f} of the mean at most")]
+    if chosen != "ulysses":
+        heads = groups.sizes[1] if len(groups.sizes) == 2 else 1
+        rows = layout.sent_rows("all_gather" if chosen == "all_gather" else "ring", heads, plan.rank // heads, mask)
+        held = layout.rows_of_group("k", range(plan.rank // heads * heads, (plan.rank // heads + 1) * heads))
+        lines.append(("keys sent", f"{rows} rows, of {held * (groups.ranks // heads - 1)} if all were seen"))
+    without = _without(groups.sizes, q)
+    for name, (seconds, sent) in _cost.times(_shape(q, k, v, causal, plan.mean_tokens), groups.sizes, q.device.type).items():
+        why = seconds if isinstance(seconds, str) else "out would have to be float32" if name in without else None
+        lines.append((name, why or f"{1e6 * seconds:.0f} us, {sent / 1e6:.2f} MB sent, by the model"))
+    return "".join(f"{name}: {value}\n" for name, value in lines)

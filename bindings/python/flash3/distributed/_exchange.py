@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes from rank to rank: messages of several tensors, to one rank or to each of a group, and what is wrong when none comes.
+
+NCCL sends on a stream of its own: what is posted here runs under the kernels launched after it, until wait().
+"""
+import contextlib
+import math
+
+import torch
+import torch.distributed as dist
+
+
+@contextlib.contextmanager
+def explained(what, group):
+    """Says of torch's error which exchange it was."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"flash3.distributed: {what} failed on rank {dist.get_rank(group)} of {dist.get_world_size(group)}: "
+                           f"another rank has ended, has raised, is late by more than the group's time-out, or makes another call; "
+                           f"torch says: {error}") from error
+
+
+def packed(tensors):
+    """Tensors of one dtype as one message."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([x.reshape(-1) for x in tensors])
+
+
+def unpacked(message, shapes):
+    return [x.view(shape) for x, shape in zip(message.split([math.prod(shape) for shape in shapes]), shapes)]
+
+
+class Swap:
+    """A message to one rank of a group while another one comes from a third. Empty ones are not sent."""
+
+    def __init__(self, group, message, destination, shapes, source, like):
+        """like: of its dtype and device comes what has these shapes."""
+        self._group, self._source, self._shapes = group, source, shapes
+        self._sent, self._come = message, like.new_empty(sum(math.prod(shape) for shape in shapes))
+        swaps = []
+        with explained(f"sending to rank {destination}", group):
+            if message.numel():
+                swaps.append(dist.P2POp(dist.isend, message, group=group, group_peer=destination))
+            if self._come.numel():
+                swaps.append(dist.P2POp(dist.irecv, self._come, group=group, group_peer=source))
+            self._works = dist.batch_isend_irecv(swaps) if swaps else []
+
+    def wait(self):
+        """The tensors that have come."""
+        with explained(f"receiving from rank {self._source}", self._group):
+            for work in self._works:
+                work.wait()
+        self._sent = None
+        return unpacked(self._come, self._shapes)
+
+
+class AllToAll:
+    """A message to each rank of a group, and one from each."""
+
+    def __init__(self, group, messages, shapes):
+        """shapes: of the tensors that come, for each rank."""
+        self._group, self._shapes, self._sent = group, shapes, torch.cat(messages)
+        sizes = [sum(math.prod(shape) for shape in those) for those in shapes]
+        self._sizes, self._come = sizes, self._sent.new_empty(sum(sizes))
+        with explained("an all-to-all", group):
+            self._work = dist.all_to_all_single(self._come, self._sent, sizes, [m.numel() for m in messages], group=group,
+                                                async_op=True)
+
+    def wait(self):
+        """The tensors of each rank."""
+        with explained("an all-to-all", self._group):
+            self._work.wait()
+        self._sent = None
+        return [unpacked(message, those) for message, those in zip(self._come.split(self._sizes), self._shapes)]
+
+
+def gather_numbers(numbers, groups, device):
+    """[rank of a mesh][number]: these integers of each rank of the groups, the first of which changes slowest."""
+    table = torch.tensor([numbers], dtype=torch.int64, device=device)
+    for group in reversed(groups):
+        come = [torch.empty_like(table) for _ in range(dist.get_world_size(group))]
+        with explained("comparing the ranks' calls", group):
+            dist.all_gather(come, table, group=group)
+        table = torch.cat(come)
+    return table.tolist()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layout: which tokens each rank holds, and from that, for each mask, what ranks send each other and which calls they make."""
+import functools
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from .. import arrays
+from . import _balance
+from ._calls import Call, Rows
+from ._geometry import Mask, Range, count, documents_of, grouped, joined, joined_ranges, pieces, rows_of, seen, segments
+
+
+def mask_of(causal, window, chunk):
+    """A Mask of attention()'s options."""
+    left, right = (None if side < 0 else side for side in arrays.window_sides(window) or (-1, -1))
+    return Mask(left, 0 if causal else right, chunk or 0)
+
+
+class Step(NamedTuple):
+    """An exchange with one other rank, and the calls on what has come."""
+    source: int
+    destination: int
+    received: int  # rows of k
+    sent: object  # Rows of k; what the destination receives
+    calls: list
+
+
+class Gather(NamedTuple):
+    """An exchange of all ranks at once, and the calls on what has come, in the order of its positions."""
+    received: list  # rows of k, of each rank
+    sent: list  # Rows of k, for each rank
+    order: object  # Rows: which of the received rows, rank after rank, comes where
+    calls: list
+
+
+class Layout:
+    """How the tokens of one batch are dealt to ranks. All follows from a spec and the number of ranks: all ranks have the same."""
+
+    def __init__(self, spec, ranks):
+        """spec: as make_spec() has it."""
+        self.spec, self.ranks = spec, ranks
+        causal, left, right, chunk, length, *cu = spec.tolist()
+        self.cu_q, self.cu_k = tuple(cu[:length]), tuple(cu[length:])
+        self.documents = documents_of(self.cu_q, self.cu_k)
+        mask = mask_of(causal, (left, right), chunk)
+        self.ranges_q, self.work = _balance.deal(self.cu_q[-1], ranks, self.documents, mask)
+        self.ranges_k = self.ranges_q if self.cu_k == self.cu_q else _balance.deal(
+            self.cu_k[-1], ranks, [], Mask())[0]
+        self._kept = {}
+        self.checked = set()  # what calls have been compared between the ranks
+
+    def ranges(self, side):
+        """The positions of each rank, as sorted ranges. side: "q" or "k"."""
+        return self.ranges_q if side == "q" else self.ranges_k
+
+    def total(self, side):
+        """The tokens of the whole batch."""
+        return (self.cu_q if side == "q" else self.cu_k)[-1]
+
+    def tokens(self, side, rank):
+        """How many rows a rank holds of q and attention's result, or of k and v."""
+        return count(self.ranges(side)[rank])
+
+    def positions(self, side, rank, device="cpu"):
+        """The places of a rank's tokens in the whole batch, [tokens] int64."""
+        return Rows(self.ranges(side)[rank]).index(torch.device(device))
+
+    def of_group(self, side, ranks):
+        """The positions that these ranks hold together, as sorted ranges."""
+        return joined_ranges(sorted(r for rank in ranks for r in self.ranges(side)[rank]))
+
+    def rows_of_group(self, side, ranks):
+        return count(self.of_group(side, ranks))
+
+    def _keep(self, key, make):
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def order_of_group(self, side, ranks):
+        """Rows: where the rows of these ranks, one rank after the other, come when they are sorted by their positions."""
+        def make():
+            return _order([self.ranges(side)[rank] for rank in ranks])
+        return self._keep(("order", side, tuple(ranks)), make)
+
+    def rings(self, heads):
+        """[(q's ranges, k's ranges)] of each rank of the ring, where so many ranks share their tokens."""
+        def make():
+            groups = [range(first, first + heads) for first in range(0, self.ranks, heads)]
+            return [(self.of_group("q", group), self.of_group("k", group)) for group in groups]
+        return self._keep(("rings", heads), make)
+
+    def _pieces(self, q_ranges, k_ranges, mask):
+        return pieces(segments(q_ranges, self.documents, "q", mask.chunk), segments(k_ranges, self.documents, "k", mask.chunk),
+                      self.documents, mask)
+
+    def _needed(self, q_ranges, k_ranges, mask):
+        """The positions among k_ranges that these queries see."""
+        return seen(self._pieces(q_ranges, k_ranges, mask), k_ranges)
+
+    def _calls(self, q_ranges, k_ranges, mask, touched):
+        """The calls of these queries on these keys. touched: ranges of q's rows that had calls before; those here are added."""
+        made = []
+        for left, right, members in grouped(joined(self._pieces(q_ranges, k_ranges, mask))):
+            rows = joined_ranges([Range(p.q, p.q + p.rows_q) for p in members])
+            fresh = not any(a.start < b.stop and b.start < a.stop for a in rows for b in touched)
+            touched.extend(rows)
+            made.append(Call(members, left, right, fresh))
+        return made
+
+    def ring(self, heads, rank, mask):
+        """(the calls on a rank's own keys, the Steps that follow), of this rank of the ring."""
+        return self._keep(("ring", heads, rank, mask), lambda: self._make_ring(self.rings(heads), rank, mask))
+
+    def _make_ring(self, rings, rank, mask):
+        (q, k), touched, steps = rings[rank], [], []
+        own = self._calls(q, k, mask, touched)
+        for distance in range(1, len(rings)):
+            source, destination = (rank - distance) % len(rings), (rank + distance) % len(rings)
+            come = self._needed(q, rings[source][1], mask)
+            go = self._needed(rings[destination][0], k, mask)
+            steps.append(Step(source, destination, count(come), Rows(rows_of(go, k)), self._calls(q, come, mask, touched)))
+        return own, steps
+
+    def gather(self, heads, rank, mask):
+        """The Gather of this rank of the ring."""
+        return self._keep(("gather", heads, rank, mask), lambda: self._make_gather(self.rings(heads), rank, mask))
+
+    def _make_gather(self, rings, rank, mask):
+        q, k = rings[rank]
+        come = [self._needed(q, other, mask) for _, other in rings]
+        go = [self._needed(other, k, mask) for other, _ in rings]
+        everything = joined_ranges(sorted(r for ranges in come for r in ranges))
+        return Gather([count(ranges) for ranges in come], [Rows(rows_of(ranges, k)) for ranges in go], _order(come),
+                      self._calls(q, everything, mask, []))
+
+    def sent_rows(self, method, heads, rank, mask):
+        """The rows of k that this rank of the ring sends in all."""
+        if method == "ring":
+            return sum(step.sent.count for step in self.ring(heads, rank, mask)[1])
+        return sum(rows.count for i, rows in enumerate(self.gather(heads, rank, mask).sent) if i != rank)
+
+
+def _order(ranges_of_each):
+    """Rows that sort the rows of several holders, one holder after the other, by their positions."""
+    first, found = 0, []
+    for ranges in ranges_of_each:
+        for start, stop in ranges:
+            found.append((start, first, first + stop - start))
+            first += stop - start
+    return Rows([Range(a, b) for _, a, b in sorted(found)])
+
+
+def make_spec(cu_q, cu_k, causal, window, chunk):
+    """What a layout follows from, as a tensor on the host, which torch.compile need not look into."""
+    left, right = (-1, -1) if window is None else window
+    return torch.tensor([int(causal), left, right, chunk, len(cu_q), *cu_q, *cu_k], dtype=torch.int64)
+
+
+_alive = weakref.WeakValueDictionary()
+
+
+@functools.lru_cache(maxsize=16)
+def _recent(key, ranks):
+    layout = Layout(torch.frombuffer(bytearray(key), dtype=torch.int64), ranks)
+    _alive[key, ranks] = layout
+    return layout
+
+
+def layout_of(spec, ranks):
+    """The layout of a spec: the one that exists, or a new one, of which the last few are kept."""
+    key = spec.numpy().tobytes()
+    return _alive.get((key, ranks)) or _recent(key, ranks)

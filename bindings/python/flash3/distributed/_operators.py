@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.flash3_distributed: the exchanges and calls of one attention as an operator, which torch.compile need not look into."""
+import struct
+from typing import Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import arrays
+from .._attention import _Shape
+from ._calls import sink_gradient
+from ._exchange import gather_numbers
+from ._heads import HeadExchange, heads_of, why_not
+from ._layout import layout_of, mask_of
+from ._methods import CORES
+
+METHODS = ("ring", "all_gather", "ulysses", "ulysses_ring")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def group_of(name):
+    return dist.distributed_c10d._resolve_process_group(name) if name else None
+
+
+class _Attention:
+    """One call: where it runs, and how."""
+
+    def __init__(self, spec, ring, heads, method, causal, left, right, chunk):
+        self.ring, self.heads = group_of(ring), group_of(heads)
+        self.groups = [group for group in (self.ring, self.heads) if group is not None]
+        self.ring_ranks, self.head_ranks = (1 if g is None else dist.get_world_size(g) for g in (self.ring, self.heads))
+        self.ring_rank, self.head_rank = (0 if g is None else dist.get_rank(g) for g in (self.ring, self.heads))
+        self.rank = self.ring_rank * self.head_ranks + self.head_rank
+        self.layout = layout_of(spec, self.ring_ranks * self.head_ranks)
+        self.method, self.mask = method, mask_of(causal, (left, right), chunk)
+
+    def core(self):
+        kind = CORES["all_gather" if self.method == "all_gather" else "ring"]
+        return kind(self.layout, self.ring, self.ring_rank, self.head_ranks, self.mask)
+
+    def exchange(self):
+        return HeadExchange(self.layout, self.heads, self.head_rank, self.head_ranks, self.ring_rank * self.head_ranks)
+
+    def own_heads(self, heads):
+        return heads_of(heads, self.head_ranks, self.head_rank)
+
+    def merges(self):
+        """Whether a query's keys come in several parts. Of keys that have been gathered each query sees a rectangle."""
+        return self.ring_ranks > 1 and self.method != "all_gather"
+
+    def check(self, q, k, v, sink, options, out_dtype):
+        """Raises on all ranks what is wrong on one, or differs between them. A call that has been checked is not compared again."""
+        key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, None if sink is None else (sink.shape, sink.dtype),
+               self.method, self.mask, tuple(options.items()), out_dtype)
+        if key in self.layout.checked:
+            return
+        fields = _fields(q, k, v, sink, self, options, out_dtype)
+        table = gather_numbers([value for _, value in fields], self.groups, q.device)
+        for i, (name, _) in enumerate(fields):
+            for rank, numbers in enumerate(table):
+                if numbers[i] != table[0][i]:
+                    raise ValueError(f"{name} is {numbers[i]} on rank {rank} but {table[0][i]} on rank 0; all ranks must make the "
+                                     "same call")
+        self._check_alone(q, k, v, sink, options, out_dtype)
+        self.layout.checked.add(key)
+
+    def _check_alone(self, q, k, v, sink, options, out_dtype):
+        """What every rank finds by itself, with the same end: the call's shapes are those of all."""
+        if self.head_ranks > 1 and (reason := why_not(q.shape[2], k.shape[2], self.head_ranks)):
+            raise ValueError(f"method = {self.method!r}: {reason}")
+        name = str(out_dtype).removeprefix("torch.")
+        one = [_Shape((*x.shape[:1], 1, *x.shape[2:]), str(x.dtype).removeprefix("torch.")) for x in (q, k, v)]
+        question = {**options, "backend": "cpu" if q.device.type == "cpu" else "hopper"}
+        question.pop("deterministic")
+        shape = (q.shape[0], 1, q.shape[2], v.shape[3])
+        lse = _Shape((q.shape[0], q.shape[2], 1), "float32")
+        own_sink = None if sink is None else _Shape(sink.shape, str(sink.dtype).removeprefix("torch."))
+        _raise_unless(arrays.forward_supported(*one, _Shape(shape, name), lse, sink=own_sink, **question))
+        if self.merges():
+            _raise_unless(arrays.forward_supported(*one, _Shape(shape, "float32"), lse, **question))
+
+
+def _raise_unless(support):
+    if not support:
+        raise NotImplementedError(support.reason)
+
+
+def _fields(q, k, v, sink, call, options, out_dtype):
+    """[(what it is, a number)], which must be the same on all ranks."""
+    layout = call.layout
+    fields = [(f"{name}.shape[{i}]", x.shape[i]) for name, x in (("q", q), ("k", k), ("v", v)) for i in (0, 2, 3)]
+    fields += [(f"the dtype of {name}, as a number,", _DTYPES.index(x.dtype) if x.dtype in _DTYPES else -1)
+               for name, x in (("q", q), ("k", k), ("v", v))]
+    fields += [(f"{name}.shape[1] less the tokens of {name} that the plan has for the rank", x.shape[1] - tokens)
+               for name, x, tokens in (("q", q, layout.tokens("q", call.rank)), ("k", k, layout.tokens("k", call.rank)),
+                                       ("v", v, layout.tokens("k", call.rank)))]
+    fields += [("the sink's size", -1 if sink is None else sink.numel()), ("the sink's kind", -1 if sink is None else _DTYPES.index(
+        sink.dtype)), ("method, as a number,", METHODS.index(call.method))]
+    fields += [(f"the mask's {name}", -1 if value is None else value) for name, value in call.mask._asdict().items()]
+    fields += [(name, _number(value)) for name, value in options.items()]
+    fields += [("out_dtype, as a number,", _DTYPES.index(out_dtype))]
+    return fields + [("the plan's check sum", _sum_of(layout.spec))]
+
+
+def _number(value):
+    if isinstance(value, float):
+        return struct.unpack("q", struct.pack("d", value))[0]
+    return -1 if value is None else int(value == "fp8") if isinstance(value, str) else int(value) & 2**62 - 1
+
+
+def _sum_of(spec):
+    places = torch.arange(1, spec.numel() + 1, dtype=torch.int64)
+    return int((spec * (places * 0x9E3779B1 % 2**31)).sum())
+
+
+def _options(scale, softcap, compute_fp8, seed, sm_margin):
+    return {"softmax_scale": scale or None, "softcap": softcap, "compute": "fp8" if compute_fp8 else None, "rotation_seed": seed,
+            "sm_margin": sm_margin}
+
+
+@torch.library.custom_op("flash3_distributed::forward", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, rows_q: int,
+            rows_k: int, out_dtype: torch.dtype, causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
+            deterministic: bool, compute_fp8: bool, seed: int,
+            sm_margin: int) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """out and lse of the own tokens, and what the gradients need instead of the arguments and these where heads are shared:
+    q, k, v, out and lse of the own heads, which have rows_q and rows_k rows. Without sharing those are empty."""
+    call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
+    options = _options(scale, softcap, compute_fp8, seed, sm_margin)
+    call.check(q, k, v, sink, {**options, "deterministic": deterministic}, out_dtype)
+    if call.heads is None:
+        return *call.core().forward(q, k, v, sink, out_dtype, options), *(q.new_empty(0) for _ in range(4)), q.new_empty(
+            0, dtype=torch.float32)
+    exchange = call.exchange()
+    own_sink = None if sink is None else sink[call.own_heads(q.shape[2])]
+    own = exchange.to_heads(q=q, k=k, v=v)
+    own_out, own_lse = call.core().forward(*own, own_sink, out_dtype, options)
+    out, = exchange.to_tokens(q.shape[2], q=own_out)
+    lse, = exchange.to_tokens(q.shape[2], q=own_lse.transpose(1, 2).unsqueeze(-1))
+    return out, lse.squeeze(-1).transpose(1, 2).contiguous(), *own, own_out, own_lse
+
+
+@forward.register_fake
+def _(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, *options):
+    batch, tokens, heads_q, _ = q.shape
+    made = q.new_empty((batch, tokens, heads_q, v.shape[3]), dtype=out_dtype), q.new_empty((batch, heads_q, tokens),
+                                                                                        dtype=torch.float32)
+    if not heads:
+        return *made, *(q.new_empty(0) for _ in range(4)), q.new_empty(0, dtype=torch.float32)
+    ranks = dist.get_world_size(group_of(heads))
+    own_q, own_k = heads_q // ranks, max(1, k.shape[2] // ranks)
+    return (*made, q.new_empty((batch, rows_q, own_q, q.shape[3])), q.new_empty((batch, rows_k, own_k, q.shape[3])),
+            q.new_empty((batch, rows_k, own_k, v.shape[3])), q.new_empty((batch, rows_q, own_q, v.shape[3]), dtype=out_dtype),
+            q.new_empty((batch, own_q, rows_q), dtype=torch.float32))
+
+
+@torch.library.custom_op("flash3_distributed::backward", mutates_args=())
+def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+             sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, heads_q: int, heads_k: int, tokens_k: int,
+             causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
+             deterministic: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv of the own tokens, and dsink. q, k, v, out and lse: of the own heads where heads are shared; dout and dlse: of the
+    own tokens."""
+    call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
+    options = {"softmax_scale": scale or None, "softcap": softcap, "deterministic": deterministic}
+    dout, out = dout.to(q.dtype), out.to(q.dtype)  # of another dtype after a forward in FP8
+    exchange = None
+    if call.heads is not None:
+        exchange = call.exchange()
+        dout, = exchange.to_heads(q=dout)
+        if dlse is not None:
+            dlse = exchange.to_heads(q=dlse.transpose(1, 2).unsqueeze(-1))[0].squeeze(-1).transpose(1, 2)
+    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else torch.zeros_like(sink)
+    if sink is not None:
+        mine = call.own_heads(heads_q)
+        dsink[mine] = sink_gradient(sink[mine], dout, dlse, out, lse)
+    dq, dk, dv = call.core().backward(dout, dlse, q, k, v, out, lse, options)
+    if exchange is not None:
+        dq, = exchange.to_tokens(heads_q, q=dq.to(q.dtype))
+        whole = heads_k % call.head_ranks == 0  # each KV head belongs to one rank alone: these are the sums
+        dk, dv = exchange.to_tokens(heads_k, k=dk.to(k.dtype) if whole else dk, v=dv.to(v.dtype) if whole else dv)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink
+
+
+@backward.register_fake
+def _(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, method, heads_q, heads_k, tokens_k, *options):
+    batch, tokens = dout.shape[:2]
+    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else torch.empty_like(sink)
+    return (q.new_empty((batch, tokens, heads_q, q.shape[3])), q.new_empty((batch, tokens_k, heads_k, q.shape[3])),
+            q.new_empty((batch, tokens_k, heads_k, v.shape[3])), dsink)
+
+
+def _save(ctx, inputs, output):
+    q, k, v, sink, spec, ring, heads, method, _, _, _, *options = inputs
+    out, lse, *own = output
+    ctx.save_for_backward(*(own if heads else (q, k, v, out, lse)), sink, spec)
+    ctx.options = ring, heads, method, q.shape[2], k.shape[2], k.shape[1], *options[:7]
+    ctx.shape, ctx.dtype = out.shape, out.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, dout, dlse, *others):
+    q, k, v, out, lse, sink, spec = ctx.saved_tensors
+    if dout is None:
+        dout = q.new_zeros(ctx.shape)
+    dq, dk, dv, dsink = backward(dout.contiguous(), dlse, q, k, v, out, lse, sink, spec, *ctx.options)
+    return dq, dk, dv, None if sink is None else dsink, *(None,) * 17
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _no_second_gradient(ctx, *gradients):
+    raise NotImplementedError("flash3.distributed has no second derivatives: the gradients of its backward are not implemented")
+
+
+backward.register_autograd(_no_second_gradient)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What flash3.distributed decides, without processes: rectangles of the mask, each rank's share, what goes where, and costs."""
+import itertools
+import random
+
+import pytest
+import torch
+
+from flash3.distributed import _balance, _cost, _geometry as geometry
+from flash3.distributed._layout import Layout, make_spec, mask_of
+from flash3.distributed._operators import METHODS
+from oracle import visible
+
+DRAWS = 150
+
+
+def drawn(rng):
+    """(documents as cu_q and cu_k, a mask's options)."""
+    lengths = [(rng.choice([0, 1, 2, 7, 30]), rng.choice([0, 1, 5, 33])) for _ in range(rng.randint(1, 5))]
+    if rng.random() < 0.6:
+        lengths = [(a, a) for a, _ in lengths]
+    cu_q, cu_k = ([0, *itertools.accumulate(x)] for x in zip(*lengths))
+    options = {"causal": rng.random() < 0.5, "window": rng.choice([None, None, (3, None), (0, 0), (None, 4), (5, 2), (100, 100)]),
+               "chunk": rng.choice([0, 0, 1, 4, 16])}
+    return cu_q, cu_k, options
+
+
+def seen_pairs(cu_q, cu_k, options):
+    """[total_q, total_k] bool: the definition."""
+    pairs = torch.zeros(cu_q[-1], cu_k[-1], dtype=torch.bool)
+    for (a, b), (c, d) in zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k)):
+        pairs[a:b, c:d] = visible(b - a, d - c, **options)
+    return pairs
+
+
+def pairs_of(calls, rows_q, rows_k):
+    """How many times calls compute each pair of a row of q and one of k."""
+    pairs = torch.zeros(rows_q, rows_k, dtype=torch.int32)
+    for call in calls:
+        for p in call.members:
+            window = call.mask["window"]
+            pairs[p.q:p.q + p.rows_q, p.k:p.k + p.rows_k] += visible(p.rows_q, p.rows_k, causal=call.mask["causal"], window=window)
+    return pairs
+
+
+def rows_at(ranges):
+    return torch.tensor([i for a, b in ranges for i in range(a, b)], dtype=torch.long)
+
+
+@pytest.mark.parametrize("seed", range(DRAWS))
+def test_calls_compute_each_pair_once(seed):
+    """Over all steps of a ring, and of a gathering: every pair that the mask leaves once, and no other; no key without a reader."""
+    rng = random.Random(seed)
+    cu_q, cu_k, options = drawn(rng)
+    ranks, heads = rng.choice([(1, 1), (2, 1), (3, 1), (5, 1), (4, 2)])
+    balance = rng.choice([{"causal": True, "window": None, "chunk": 0}, options])
+    layout = Layout(make_spec(cu_q, cu_k, balance["causal"], balance["window"] and tuple(
+        -1 if side is None else side for side in balance["window"]), balance["chunk"]), ranks)
+    mask, want, rings = mask_of(**options), seen_pairs(cu_q, cu_k, options), layout.rings(heads)
+    assert sorted(rows_at([r for rank in layout.ranges_q for r in rank]).tolist()) == list(range(cu_q[-1]))
+    for rank, (q, k) in enumerate(rings):
+        own, steps = layout.ring(heads, rank, mask)
+        got = {rank: (pairs_of(own, geometry.count(q), geometry.count(k)), k)}
+        for step in steps:
+            sent = next(s for s in layout.ring(heads, step.source, mask)[1] if s.destination == rank).sent
+            come = rows_at(rings[step.source][1])[rows_at(sent.ranges)]
+            assert len(come) == step.received
+            assert want[rows_at(q)][:, come].any(0).all(), "a key that no query sees"
+            pairs = pairs_of(step.calls, geometry.count(q), step.received)
+            got[step.source] = pairs, [geometry.Range(i, i + 1) for i in come.tolist()]
+        total = torch.zeros(len(rows_at(q)), cu_k[-1], dtype=torch.int32)
+        for pairs, ranges in got.values():
+            total[:, rows_at(ranges)] += pairs
+        assert torch.equal(total, want[rows_at(q)].int())
+        check_gather(layout, heads, rank, mask, want)
+
+
+def check_gather(layout, heads, rank, mask, want):
+    rings = layout.rings(heads)
+    q, gather = rings[rank][0], layout.gather(heads, rank, mask)
+    come = torch.cat([rows_at(k)[rows_at(layout.gather(heads, other, mask).sent[rank].ranges)]
+                      for other, (_, k) in enumerate(rings)])
+    assert len(come) == sum(gather.received)
+    come = come[rows_at(gather.order.ranges)]
+    assert torch.equal(come, come.sort().values)
+    total = torch.zeros(len(rows_at(q)), want.shape[1], dtype=torch.int32)
+    total[:, come] = pairs_of(gather.calls, len(rows_at(q)), len(come))
+    assert torch.equal(total, want[rows_at(q)].int())
+    assert all(call.fresh for call in gather.calls), "a query with two parts of gathered keys"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_work_is_counted(seed):
+    cu_q, cu_k, options = drawn(random.Random(1000 + seed))
+    documents, mask, want = geometry.documents_of(cu_q, cu_k), mask_of(**options), seen_pairs(cu_q, cu_k, options)
+    for cut in (1, 3):
+        edges = [i * cu_q[-1] // cut for i in range(cut + 1)]
+        for a, b in itertools.pairwise(edges):
+            found = geometry.segments([geometry.Range(a, b)], documents, "q", mask.chunk)
+            assert _balance.work_of(found, documents, mask) == want[a:b].sum()
+
+
+def test_one_causal_sequence_is_zigzag():
+    for ranks in (2, 3, 8):
+        layout = Layout(make_spec((0, 40 * ranks), (0, 40 * ranks), True, None, 0), ranks)
+        last = 2 * ranks - 1
+        assert layout.ranges_q == [geometry.joined_ranges([geometry.Range(20 * r, 20 * r + 20), geometry.Range(
+            20 * (last - r), 20 * (last - r) + 20)]) for r in range(ranks)]
+        own, steps = layout.ring(1, 0, mask_of(True, None, 0))
+        assert [call.mask for call in own] == [{"causal": True, "window": None}] and len(own[0].members) == 1
+        assert all(len(step.calls) == 1 and step.calls[0].mask == {"causal": False, "window": None} for step in steps)
+
+
+def test_packed_documents_are_balanced():
+    """Documents of log-normal lengths: as many tokens on each rank, and within two hundredths as much work."""
+    rng = random.Random(3)
+    lengths = [max(1, int(rng.lognormvariate(7.8, 1.0))) for _ in range(60)]
+    cu = [0, *itertools.accumulate(lengths)]
+    for ranks in (2, 4, 8):
+        layout = Layout(make_spec(cu, cu, True, None, 0), ranks)
+        tokens = [layout.tokens("q", rank) for rank in range(ranks)]
+        assert max(tokens) - min(tokens) <= len(_balance.BLOCKS) * 8
+        assert max(layout.work) * ranks <= 1.02 * sum(layout.work)
+
+
+def test_auto_goes_by_cost():
+    def chosen(sizes, **changed):
+        shape = _cost.Shape(**{"batch": 1, "tokens": 8192, "heads_q": 64, "heads_k": 8, "dims": 256, "size": 2, "part": 0.5,
+                               **changed})
+        found = _cost.times(shape, sizes, "cuda")
+        assert set(found) <= set(METHODS)
+        return _cost.cheapest(found), found
+    assert chosen((4,), heads_q=1, heads_k=1)[0] in ("ring", "all_gather")
+    assert "heads_q = 1" in chosen((4,), heads_q=1, heads_k=1)[1]["ulysses"][0]
+    assert chosen((2, 4))[0] == "ulysses_ring"
+    assert _cost.cheapest(chosen((2,))[1], without=("ring",)) != "ring"
+    long, short = chosen((8,), tokens=131072)[1], chosen((8,))[1]
+    assert all(long[method][0] > short[method][0] for method in long)

@@ -70,8 +70,9 @@ class GPT(nn.Module):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens):
-        x = self.token(tokens) + self.position.weight[:tokens.shape[1]]
+    def forward(self, tokens, places=None):
+        """places: those of the tokens in their sequence, [tokens]; None: one behind the other."""
+        x = self.token(tokens) + (self.position.weight[:tokens.shape[1]] if places is None else self.position(places))
         return self.head(self.norm(self.blocks(x)))
 
 

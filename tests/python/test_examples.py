@@ -25,6 +25,13 @@ def test_embeddings(device):
     assert "bfloat16" in text and "NO" not in text and ("float32 " in text) == (device == "cpu")
 
 
+def test_long_context(tmp_path):
+    text = run("11_long_context.py", "--steps", 4, "--length", 500, "--out", tmp_path / "report.json")
+    assert "the losses are apart by" in text
+    ranks = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["ranks"]
+    assert [len(ranks[n]["loss"]) for n in ("1", "2")] == [4, 4]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_train_gpt(device, tmp_path):
     run("07_train_gpt.py", "--device", device, "--steps", 12, "--out", tmp_path)

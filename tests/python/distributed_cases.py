@@ -127,7 +127,7 @@ def fp8(method, ranks):
 
 
 def sends_what_is_seen(method, ranks):
-    """A window leaves out keys of other ranks, and documents do; what no query sees holds NaN here, and nobody may receive it."""
+    """A window leaves out keys of other ranks, and documents do."""
     layout = fd.plan(seqlen=64 * ranks, causal=False).layout
     whole = layout.sent_rows(method, 1, dist.get_rank(), fd._layout.mask_of(False, None, 0))
     some = layout.sent_rows(method, 1, dist.get_rank(), fd._layout.mask_of(False, (3, 0), 0))

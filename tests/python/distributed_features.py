@@ -99,6 +99,26 @@ def compiled(method):
     assert frames.frame_count <= 2, frames.frame_count  # the second time sizes may become symbols
 
 
+def compiled_without_a_plan():
+    """A group or a mesh instead of a plan: what follows from it is traced too."""
+    own = [torch.randn(2, 24, 4, 8) for _ in range(3)]
+    for group in (None, dist.group.WORLD, dist.init_device_mesh("cpu", (dist.get_world_size(),))):
+        def call(q, k, v):
+            return fd.attention(q, k, v, group, causal=True)
+        assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(*own), call(*own))
+
+
+def under_autocast():
+    plan = fd.plan(seqlen=40)
+    q, k, v = (plan.shard(torch.randn(1, 40, 4, 8)).requires_grad_() for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fd.attention(q, k, v, plan, method="ring", causal=True)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, fd.attention(*(x.bfloat16() for x in (q, k, v)), plan, method="ring", causal=True))
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
 def compiled_contexts():
     """What was traced under one plan holds under another one, with that one's documents."""
     model = Layers(by_flash3)
@@ -173,7 +193,8 @@ def other_shapes(method):
     raises(ValueError, ["the mask's right is 0 on rank"], call(causal=odd))
     raises(ValueError, ["softcap is"], call(softcap=2.0 if odd else 1.0))
     raises(ValueError, ["the dtype of q"], call(dtype=torch.float16 if odd else torch.bfloat16))
-    raises(ValueError, ["head_dim must be from 1 to 256"], call(dim=300))
+    for _ in range(2):
+        raises(ValueError, ["head_dim must be from 1 to 256"], call(dim=300))
     call()()  # and then they can go on
 
 
@@ -238,7 +259,7 @@ def cases(ranks):
     if ranks == 2:
         for one in ("ring", "all_gather", "ulysses"):
             found[f"compiled_{one}"] = functools.partial(compiled, one)
-        found["compiled_contexts"] = compiled_contexts
+        found.update({one.__name__: one for one in (compiled_without_a_plan, compiled_contexts, under_autocast)})
         found["compiled_context_sdpa"] = functools.partial(in_context, by_sdpa, compiles=True)
         found["compiled_context_flash3"] = functools.partial(in_context, by_flash3, compiles=True)
     found["other_shapes"] = functools.partial(other_shapes, method)

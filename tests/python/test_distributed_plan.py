@@ -37,6 +37,8 @@ def pairs_of(calls, rows_q, rows_k):
     """How many times calls compute each pair of a row of q and one of k."""
     pairs = torch.zeros(rows_q, rows_k, dtype=torch.int32)
     for call in calls:
+        for rows in (call.q, call.k):  # or the call could not write, nor add, what belongs to each
+            assert len(rows_at(rows.ranges).unique()) == rows.count, "a row twice in a call"
         for p in call.members:
             window = call.mask["window"]
             pairs[p.q:p.q + p.rows_q, p.k:p.k + p.rows_k] += visible(p.rows_q, p.rows_k, causal=call.mask["causal"], window=window)

@@ -305,8 +305,8 @@ def forward(q, k, v, out, lse=None, **options):
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. Of 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any of
-    these. Packed: see flash3.attention.
+    [batch, heads_q, seq_q] float32. Of 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any
+    of these. Packed: see flash3.attention.
     """
     _forward(q, k, v, out, lse, options).run()
 

@@ -60,6 +60,7 @@ class Rows:
             total.index_add_(dim, self.index(total.device), x.to(total.dtype))
 
     def put(self, total, x, dim=1):
+        """Writes x to these rows of total; what of() gave may be changed in place before."""
         if self.first is not None:
             total.narrow(dim, self.first, self.count).copy_(x)
         else:
@@ -104,15 +105,27 @@ class Call:
     def lse_back(self, x, batch):
         return x if len(self.members) == 1 else x.unflatten(1, (batch, -1)).transpose(0, 1)
 
-    def forward(self, q, k, v, dtype, options):
-        """(out of this dtype, lse) of the call's queries, [batch, rows, heads, dim_v] and [batch, heads, rows]."""
-        batch = q.shape[0]
+    def forward(self, q, k, v, dtype, options, into=None):
+        """(out of this dtype, lse) of the call's queries, [batch, rows, heads, dim_v] and [batch, heads, rows].
+
+        into: the same of all queries, where those of the call are written.
+        """
+        batch, single = q.shape[0], len(self.members) == 1
         q, k, v = self.shaped(self.q.of(q)), self.shaped(self.k.of(k)), self.shaped(self.k.of(v))
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
-        lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
+        if single and into is not None:
+            out, lse = self.q.of(into[0]), self.q.of(into[1], 2)
+        else:
+            out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+            lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
         _run(q, arrays.forward, arrays.forward_workspace, (q, k, v, out, lse),
              {**options, **self.mask, **self.sequences(batch, q.device)})
-        return (out, lse) if len(self.members) == 1 else (out.unflatten(0, (batch, -1)), self.lse_back(lse, batch))
+        if single:
+            return out, lse
+        out, lse = out.unflatten(0, (batch, -1)), self.lse_back(lse, batch)
+        if into is not None:
+            self.q.put(into[0], out)
+            self.q.put(into[1], lse, 2)
+        return out, lse
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """(dq, dk, dv) of the call's rows, where out and lse are those of all keys; float32, or of q's dtype (_gradient_dtype)."""
@@ -163,14 +176,13 @@ class Sums:
 
     def add(self, call, q, k, v):
         """Makes the call, and merges its results into the sums, as flash3.merge does."""
-        out, lse = call.forward(q, k, v, self.out.dtype, self._options)
         if call.fresh:
-            call.q.put(self.out, out)
-            call.q.put(self.lse, lse, 2)
+            call.forward(q, k, v, self.out.dtype, self._options, into=(self.out, self.lse))
             return
+        out, lse = call.forward(q, k, v, self.out.dtype, self._options)
         before_out, before_lse = call.q.of(self.out), call.q.of(self.lse, 2)
         both = torch.logaddexp(before_lse, lse)
-        call.q.put(self.out, before_out * _share(before_lse, both) + out * _share(lse, both))
+        call.q.put(self.out, before_out.mul_(_share(before_lse, both)).addcmul_(out, _share(lse, both)))
         call.q.put(self.lse, both, 2)
 
     def result(self):

@@ -6,9 +6,7 @@ import torch.distributed as dist
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
 from .. import arrays
-from ._exchange import AllToAll, explained, gather_numbers, packed, unpacked
-
-_checked = set()
+from ._exchange import AllToAll, compare, explained, packed, unpacked
 
 
 def local_seqlens(seqlens, rank, ranks, interleave=1):
@@ -125,16 +123,10 @@ def _exchanged(out, lse, own_heads, heads, group, ranks):
 
 
 def _check(q, k_cache, v_cache, heads, interleave, group):
-    """Raises on all ranks what differs between them. A call that has been checked is not compared again."""
-    key = group.group_name, q.shape, q.dtype, k_cache.shape[2:], v_cache.shape[2:], heads, interleave
-    if key in _checked:
-        return
-    numbers = [*q.shape, *k_cache.shape[2:], *v_cache.shape[2:], int(heads == "all"), interleave, q.dtype.itemsize]
-    names = [*(f"q.shape[{i}]" for i in range(4)), "heads_k of k_cache", "head_dim of k_cache", "heads_k of v_cache",
-             "head_dim of v_cache", "heads, 1 for 'all',", "interleave", "the bytes of an element of q"]
-    table = gather_numbers(numbers, [group], q.device)
-    for name, *values in zip(names, *table):
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                raise ValueError(f"{name} is {value} on rank {rank} but {values[0]} on rank 0; all ranks must make the same call")
-    _checked.add(key)
+    """Raises on all ranks what differs between them."""
+    def numbers():
+        return [*((f"q.shape[{i}]", size) for i, size in enumerate(q.shape)), ("heads_k of k_cache", k_cache.shape[2]),
+                ("head_dim of k_cache", k_cache.shape[3]), ("heads_k of v_cache", v_cache.shape[2]),
+                ("head_dim of v_cache", v_cache.shape[3]), ("heads, 1 for 'all',", int(heads == "all")), ("interleave", interleave),
+                ("the bytes of an element of q", q.dtype.itemsize)]
+    compare([group], ("decode", q.shape, q.dtype, k_cache.shape[2:], v_cache.shape[2:], heads, interleave), numbers, q.device)

@@ -3,6 +3,7 @@
 
 NCCL sends on a stream of its own: what is posted here runs under the kernels launched after it, until wait().
 """
+import collections
 import contextlib
 import math
 
@@ -72,6 +73,32 @@ class AllToAll:
             self._work.wait()
         self._sent = None
         return [unpacked(message, those) for message, those in zip(self._come.split(self._sizes), self._shapes)]
+
+
+# Which calls the ranks of these groups have compared. All ranks note the same calls in the same order, and so forget the same ones.
+_compared = collections.defaultdict(dict)
+_KEPT = 4096
+
+
+def compare(groups, key, numbers, device, check=lambda: None):
+    """Raises ValueError on all ranks where some number differs, unless the ranks have compared this call before.
+
+    key: the call, as this rank makes it; numbers: a function that makes [(what it is, an integer)]; check: what raises for calls that
+    all ranks make alike, on all of them.
+    """
+    compared = _compared[tuple(group.group_name for group in groups)]
+    if key in compared:
+        return
+    fields = numbers()
+    table = gather_numbers([value for _, value in fields], groups, device)
+    for i, (name, _) in enumerate(fields):
+        for rank, row in enumerate(table):
+            if row[i] != table[0][i]:
+                raise ValueError(f"{name} is {row[i]} on rank {rank} but {table[0][i]} on rank 0; all ranks must make the same call")
+    check()
+    compared[key] = None
+    if len(compared) > _KEPT:
+        del compared[next(iter(compared))]
 
 
 def gather_numbers(numbers, groups, device):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout: which tokens each rank holds, and from that, for each mask, what ranks send each other and which calls they make."""
 import functools
+import hashlib
 import weakref
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Layout:
     def __init__(self, spec, ranks):
         """spec: as make_spec() has it."""
         self.spec, self.ranks = spec, ranks
+        self.key = hashlib.sha256(spec.numpy().tobytes()).digest()  # one for each spec
         causal, left, right, chunk, length, *cu = spec.tolist()
         self.cu_q, self.cu_k = tuple(cu[:length]), tuple(cu[length:])
         self.documents = documents_of(self.cu_q, self.cu_k)
@@ -49,7 +51,6 @@ class Layout:
         self.ranges_k = self.ranges_q if self.cu_k == self.cu_q else _balance.deal(
             self.cu_k[-1], ranks, [], Mask())[0]
         self._kept = {}
-        self.checked = set()  # what calls have been compared between the ranks
 
     def ranges(self, side):
         """The positions of each rank, as sorted ranges. side: "q" or "k"."""

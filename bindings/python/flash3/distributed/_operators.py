@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import arrays
 from .._attention import _Shape
 from ._calls import sink_gradient
-from ._exchange import gather_numbers
+from ._exchange import compare
 from ._heads import HeadExchange, heads_of, why_not
 from ._layout import layout_of, mask_of
 from ._methods import CORES
@@ -51,19 +51,10 @@ class _Attention:
 
     def check(self, q, k, v, sink, options, out_dtype):
         """Raises on all ranks what is wrong on one, or differs between them. A call that has been checked is not compared again."""
-        key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, None if sink is None else (sink.shape, sink.dtype),
-               self.method, self.mask, tuple(options.items()), out_dtype)
-        if key in self.layout.checked:
-            return
-        fields = _fields(q, k, v, sink, self, options, out_dtype)
-        table = gather_numbers([value for _, value in fields], self.groups, q.device)
-        for i, (name, _) in enumerate(fields):
-            for rank, numbers in enumerate(table):
-                if numbers[i] != table[0][i]:
-                    raise ValueError(f"{name} is {numbers[i]} on rank {rank} but {table[0][i]} on rank 0; all ranks must make the "
-                                     "same call")
-        self._check_alone(q, k, v, sink, options, out_dtype)
-        self.layout.checked.add(key)
+        shapes = tuple((x.shape, x.dtype) for x in (q, k, v, *(() if sink is None else (sink,))))
+        key = self.layout.key, shapes, self.method, self.mask, tuple(options.items()), out_dtype
+        compare(self.groups, key, lambda: _fields(q, k, v, sink, self, options, out_dtype), q.device,
+                lambda: self._check_alone(q, k, v, sink, options, out_dtype))
 
     def _check_alone(self, q, k, v, sink, options, out_dtype):
         """What every rank finds by itself, with the same end: the call's shapes are those of all."""

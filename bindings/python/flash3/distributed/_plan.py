@@ -2,6 +2,7 @@
 """plan(): how a batch's tokens are dealt to the ranks of a group, and the helpers that follow from it."""
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from .. import arrays
 from ._exchange import explained
@@ -14,7 +15,7 @@ class Groups:
     def __init__(self, group):
         if group is None:
             group = dist.group.WORLD
-        if hasattr(group, "get_group"):  # a DeviceMesh
+        if isinstance(group, DeviceMesh):
             if group.ndim > 2:
                 raise ValueError(f"group.ndim = {group.ndim} but a DeviceMesh must have 1 dimension, or 2: (ring, heads)")
             self.all = tuple(group.get_group(i) for i in range(group.ndim))

@@ -190,9 +190,16 @@ def other_shapes(method):
     raises(ValueError, [f"q.shape[2] is 8 on rank {last} but 4 on rank 0"], call(heads=8 if odd else 4))
     raises(ValueError, [f"q.shape[3] is 8 on rank {last} but 16 on rank 0"], call(dim=8 if odd else 16))
     raises(ValueError, [f"on rank {last}", "less the tokens of q that the plan has"], call(tokens=plan.tokens + odd))
-    raises(ValueError, ["the mask's right is 0 on rank"], call(causal=odd))
-    raises(ValueError, ["softcap is"], call(softcap=2.0 if odd else 1.0))
-    raises(ValueError, ["the dtype of q"], call(dtype=torch.float16 if odd else torch.bfloat16))
+    raises(ValueError, [f"the mask's right is 0 on rank {last} but None on rank 0"], call(causal=odd))
+    raises(ValueError, [f"softcap is 2.0 on rank {last} but 1.0 on rank 0"], call(softcap=2.0 if odd else 1.0))
+    raises(ValueError, [f"q.dtype is torch.float16 on rank {last} but torch.bfloat16"], call(
+        dtype=torch.float16 if odd else torch.bfloat16))
+    raises(ValueError, [f"q.dtype is another dtype on rank {last}"], call(dtype=torch.float64 if odd else torch.float32))
+    raises(ValueError, ["softmax_scale is"], call(softmax_scale=0.5 if odd else None))
+    raises(ValueError, [f"sink.dtype is torch.float32 on rank {last} but None"], call(sink=torch.zeros(4) if odd else None))
+    raises(ValueError, [f"rotation_seed is {2**63 - 1} on rank {last} but {2**64 - 1} on rank 0"], call(
+        compute="fp8", rotation_seed=2**63 - 1 if odd else 2**64 - 1))
+    raises(TypeError, ["q.dtype = float64"], call(dtype=torch.float64))
     for _ in range(2):
         raises(ValueError, ["head_dim must be from 1 to 256"], call(dim=300))
     call()()  # and then they can go on

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
 from .. import arrays
-from ._exchange import AllToAll, compare, explained, packed, unpacked
+from ._exchange import AllToAll, Field, compare, explained, packed, unpacked
 
 
 def local_seqlens(seqlens, rank, ranks, interleave=1):
@@ -124,9 +124,10 @@ def _exchanged(out, lse, own_heads, heads, group, ranks):
 
 def _check(q, k_cache, v_cache, heads, interleave, group):
     """Raises on all ranks what differs between them."""
-    def numbers():
-        return [*((f"q.shape[{i}]", size) for i, size in enumerate(q.shape)), ("heads_k of k_cache", k_cache.shape[2]),
-                ("head_dim of k_cache", k_cache.shape[3]), ("heads_k of v_cache", v_cache.shape[2]),
-                ("head_dim of v_cache", v_cache.shape[3]), ("heads, 1 for 'all',", int(heads == "all")), ("interleave", interleave),
-                ("the bytes of an element of q", q.dtype.itemsize)]
-    compare([group], ("decode", q.shape, q.dtype, k_cache.shape[2:], v_cache.shape[2:], heads, interleave), numbers, q.device)
+    def fields():
+        made = [Field(f"q.shape[{i}]", size) for i, size in enumerate(q.shape)]
+        made += [Field(f"{name}.shape[{i}]", x.shape[i])
+                 for name, x in (("k_cache", k_cache), ("v_cache", v_cache)) for i in (2, 3)]
+        return made + [Field("heads", int(heads == "all"), ("'dealt'", "'all'").__getitem__), Field("interleave", interleave),
+                       Field("q.dtype.itemsize", q.dtype.itemsize)]
+    compare([group], ("decode", q.shape, q.dtype, k_cache.shape[2:], v_cache.shape[2:], heads, interleave), fields, q.device)

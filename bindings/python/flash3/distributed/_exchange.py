@@ -6,6 +6,7 @@ NCCL sends on a stream of its own: what is posted here runs under the kernels la
 import collections
 import contextlib
 import math
+from typing import Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -75,26 +76,34 @@ class AllToAll:
         return [unpacked(message, those) for message, those in zip(self._come.split(self._sizes), self._shapes)]
 
 
+class Field(NamedTuple):
+    """What must be the same on all ranks."""
+    name: str
+    number: int
+    show: Callable[[int], object] = int  # what the number stands for
+
+
 # Which calls the ranks of these groups have compared. All ranks note the same calls in the same order, and so forget the same ones.
 _compared = collections.defaultdict(dict)
 _KEPT = 4096
 
 
-def compare(groups, key, numbers, device, check=lambda: None):
+def compare(groups, key, fields, device, check=lambda: None):
     """Raises ValueError on all ranks where some number differs, unless the ranks have compared this call before.
 
-    key: the call, as this rank makes it; numbers: a function that makes [(what it is, an integer)]; check: what raises for calls that
-    all ranks make alike, on all of them.
+    key: the call, as this rank makes it; fields: a function that makes the Fields; check: what raises for calls that all ranks make
+    alike, on all of them.
     """
     compared = _compared[tuple(group.group_name for group in groups)]
     if key in compared:
         return
-    fields = numbers()
-    table = gather_numbers([value for _, value in fields], groups, device)
-    for i, (name, _) in enumerate(fields):
+    made = fields()
+    table = gather_numbers([field.number for field in made], groups, device)
+    for i, (name, _, show) in enumerate(made):
         for rank, row in enumerate(table):
             if row[i] != table[0][i]:
-                raise ValueError(f"{name} is {row[i]} on rank {rank} but {table[0][i]} on rank 0; all ranks must make the same call")
+                raise ValueError(f"{name} is {show(row[i])} on rank {rank} but {show(table[0][i])} on rank 0; all ranks must make "
+                                 "the same call")
     check()
     compared[key] = None
     if len(compared) > _KEPT:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import arrays
 from .._attention import _Shape
+from .._torch import _signed
 from ._calls import sink_gradient
-from ._exchange import compare
+from ._exchange import Field, compare
 from ._heads import HeadExchange, heads_of, why_not
 from ._layout import layout_of, mask_of
 from ._methods import CORES
@@ -78,36 +79,39 @@ def _raise_unless(support):
 
 
 def _fields(q, k, v, sink, call, options, out_dtype):
-    """[(what it is, a number)], which must be the same on all ranks."""
-    layout = call.layout
-    fields = [(f"{name}.shape[{i}]", x.shape[i]) for name, x in (("q", q), ("k", k), ("v", v)) for i in (0, 2, 3)]
-    fields += [(f"the dtype of {name}, as a number,", _DTYPES.index(x.dtype) if x.dtype in _DTYPES else -1)
-               for name, x in (("q", q), ("k", k), ("v", v))]
-    fields += [(f"{name}.shape[1] less the tokens of {name} that the plan has for the rank", x.shape[1] - tokens)
-               for name, x, tokens in (("q", q, layout.tokens("q", call.rank)), ("k", k, layout.tokens("k", call.rank)),
-                                       ("v", v, layout.tokens("k", call.rank)))]
-    fields += [("the sink's size", -1 if sink is None else sink.numel()), ("the sink's kind", -1 if sink is None else _DTYPES.index(
-        sink.dtype)), ("method, as a number,", METHODS.index(call.method))]
-    fields += [(f"the mask's {name}", -1 if value is None else value) for name, value in call.mask._asdict().items()]
-    fields += [(name, _number(value)) for name, value in options.items()]
-    fields += [("out_dtype, as a number,", _DTYPES.index(out_dtype))]
-    return fields + [("the plan's check sum", _sum_of(layout.spec))]
+    """What must be the same on all ranks."""
+    layout, of_k = call.layout, call.layout.tokens("k", call.rank)
+    fields = [Field(f"{name}.shape[{i}]", x.shape[i]) for name, x in (("q", q), ("k", k), ("v", v)) for i in (0, 2, 3)]
+    fields += [Field(f"{name}.shape[1] less the tokens of {name} that the plan has for the rank", x.shape[1] - tokens)
+               for name, x, tokens in (("q", q, layout.tokens("q", call.rank)), ("k", k, of_k), ("v", v, of_k))]
+    fields += [_dtype_field(name, dtype) for name, dtype in (("q.dtype", q.dtype), ("k.dtype", k.dtype), ("v.dtype", v.dtype), (
+        "out_dtype", out_dtype), ("sink.dtype", None if sink is None else sink.dtype))]
+    fields += [Field("the number of sinks", 0 if sink is None else sink.numel()), Field("method", METHODS.index(call.method),
+                                                                                       METHODS.__getitem__)]
+    fields += [Field(f"the mask's {name}", -1 if value is None else value, lambda x: None if x < 0 else x)
+               for name, value in call.mask._asdict().items()]
+    fields += [_number_field(name, value) for name, value in options.items()]
+    return [*fields, Field("the plan's hash", int.from_bytes(layout.key[:7], "little"), hex)]
 
 
-def _number(value):
+def _dtype_field(name, dtype):
+    known = (None, *_DTYPES)
+    return Field(name, known.index(dtype) if dtype in known else -1, lambda i: "another dtype" if i < 0 else known[i])
+
+
+def _number_field(name, value):
     if isinstance(value, float):
-        return struct.unpack("q", struct.pack("d", value))[0]
-    return -1 if value is None else int(value == "fp8") if isinstance(value, str) else int(value) & 2**62 - 1
-
-
-def _sum_of(spec):
-    places = torch.arange(1, spec.numel() + 1, dtype=torch.int64)
-    return int((spec * (places * 0x9E3779B1 % 2**31)).sum())
+        return Field(name, struct.unpack("q", struct.pack("d", value))[0], lambda x: struct.unpack("d", struct.pack("q", x))[0])
+    if value is None or isinstance(value, str):
+        return Field(name, int(value is not None), lambda x: value if x == (value is not None) else "something else")
+    if name == "rotation_seed":  # unsigned, which torch's integers are not
+        return Field(name, _signed(value), lambda x: x % 2**64)
+    return Field(name, int(value))
 
 
 def _options(scale, softcap, compute_fp8, seed, sm_margin):
-    return {"softmax_scale": scale or None, "softcap": softcap, "compute": "fp8" if compute_fp8 else None, "rotation_seed": seed,
-            "sm_margin": sm_margin}
+    return {"softmax_scale": scale or None, "softcap": softcap, "compute": "fp8" if compute_fp8 else None,
+            "rotation_seed": seed % 2**64, "sm_margin": sm_margin}
 
 
 @torch.library.custom_op("flash3_distributed::forward", mutates_args=())

@@ -126,6 +126,21 @@ def fp8(method, ranks):
         assert error < 0.05, f"{what}: {error}"  # both are off by what e4m3 is, each by its own scales
 
 
+def nan_reaches_who_sees_it(method, ranks):
+    """A NaN in v of one key: in the results of its readers, and in no other's."""
+    q, k, v, _ = inputs(48, (4, 4), (16, 16), torch.float32, 1, False)[0]
+    plan = fd.plan(seqlen=48)
+    for place in (0, 17, 40):
+        bad = v.clone()
+        bad[:, place] = torch.nan
+        clean, got = (plan.unshard(fd.attention(*(plan.shard(x) for x in (q, k, values)), plan, method=method, causal=True,
+                                                window=(9, None))) for values in (v, bad))
+        readers = torch.zeros(48, dtype=torch.bool)
+        readers[place:place + 10] = True
+        assert got[:, readers].isnan().all()
+        torch.testing.assert_close(got[:, ~readers], clean[:, ~readers], rtol=1e-5, atol=1e-6)  # added up in another order
+
+
 def sends_what_is_seen(method, ranks):
     """A window leaves out keys of other ranks, and documents do."""
     layout = fd.plan(seqlen=64 * ranks, causal=False).layout
@@ -168,7 +183,7 @@ def cases(ranks):
             if method == "ulysses":  # heads that so many ranks can share
                 options["heads"] = {"gqa": (2 * ranks, ranks), "mqa": (ranks, 1)}.get(name, (ranks, ranks))
             made[f"{method}_{name}"] = functools.partial(compared, method=method, **options)
-        for function in (rounded_once, packed_three_dims, fp8):
+        for function in (rounded_once, packed_three_dims, fp8, nan_reaches_who_sees_it):
             if method != "ulysses" or ranks != 3:
                 made[f"{method}_{function.__name__}"] = functools.partial(function, method, ranks)
     for method in METHODS[:2]:

@@ -67,6 +67,23 @@ def test_lengths(device, seq_q, seq_k):
             assert_close(a, b, c, what)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_float32_of_16_bits(dtype):
+    """out_dtype: what would be rounded otherwise, with the same gradients for the same dout; float16 for bfloat16 is refused."""
+    results = []
+    for out_dtype in (None, torch.float32):
+        tensors = make("cpu", dtype, grad=True)
+        out = flash3.attention(*tensors, causal=True, out_dtype=out_dtype)
+        out.backward(torch.ones_like(out))
+        results.append((out.detach(), [x.grad for x in tensors]))
+    (rounded, gradients), (wide, same) = results
+    assert wide.dtype == torch.float32 and torch.equal(wide.to(dtype), rounded) and not torch.equal(wide, rounded.float())
+    assert all(torch.equal(a, b) for a, b in zip(gradients, same))
+    other = DTYPES[3 - DTYPES.index(dtype)]
+    with pytest.raises(TypeError, match="q, k, v and out must have the same dtype"):
+        flash3.attention(*make("cpu", dtype), out_dtype=other)
+
+
 def test_gaps_in_tensors_without_elements(device):
     """torch takes such a tensor for contiguous, whatever its strides are."""
     q, k, v = make(device, torch.bfloat16, batch=0, dim=64)

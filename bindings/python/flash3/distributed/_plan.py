@@ -126,7 +126,7 @@ def plan(group=None, *, seqlen=None, cu_seqlens=None, seqlen_k=None, cu_seqlens_
         causal, window, chunk: the mask of which the work is made equal, as in flash3.attention.
 
     Returns:
-        a Plan: tokens, rank, shard(x, dim), unshard(x, dim), positions(device), position_ids(device).
+        The Plan, with tokens, rank, shard(x, dim), unshard(x, dim), positions(device) and position_ids(device).
     """
     if (seqlen is None) == (cu_seqlens is None):
         raise ValueError(f"seqlen = {seqlen} and cu_seqlens = {cu_seqlens} but one of them must be given, and one only")

@@ -30,15 +30,20 @@ PreparedCase Workbench::prepare(const cases::Case& c) {
   return p;
 }
 
-void Workbench::prepare_forward(PreparedCase* p) {
+void Workbench::ask(PreparedCase* p) const {
   flash3_forward_params& f = p->forward;
   f = cases::make_question(p->c);
   f.backend = backend_;
   f.num_threads = threads_;
   f.stream = memory_->stream();
   check(flash3_forward_supported(&f));
-  check(flash3_forward_workspace(&f, &p->workspace_bytes));
   p->kernel = value_of(explanation(f), "kernel");
+}
+
+void Workbench::prepare_forward(PreparedCase* p) {
+  ask(p);
+  flash3_forward_params& f = p->forward;
+  check(flash3_forward_workspace(&f, &p->workspace_bytes));
 
   uint64_t seed = 3 * p->c.seed;
   for (flash3_tensor* t : {&f.q, &f.k, &f.v}) add_normal(seed++, t, &p->buffers);

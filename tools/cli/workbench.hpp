@@ -51,6 +51,8 @@ class Workbench {
   device::Monitor* monitor() { return monitor_.get(); }           // null for the CPU
 
  private:
+  // The forward without memory, and the kernel that runs it.
+  void ask(PreparedCase* p) const;
   void prepare_forward(PreparedCase* p);
   void prepare_backward(PreparedCase* p);
   void prepare_cache(PreparedCase* p);

@@ -59,14 +59,8 @@ std::shared_ptr<flash3_plan> make_plan(const flash3_forward_params& params) {
 }  // namespace
 
 void Workbench::prepare_cache(PreparedCase* p) {
+  ask(p);
   flash3_forward_params& f = p->forward;
-  f = cases::make_question(p->c);
-  f.backend = backend_;
-  f.num_threads = threads_;
-  f.stream = memory_->stream();
-  check(flash3_forward_supported(&f));
-  p->kernel = value_of(explanation(f), "kernel");
-
   const auto round = std::make_shared<Round>();
   add_cache_inputs(p);
   round->calls = add_cache_buffers(p);

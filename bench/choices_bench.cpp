@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way in which the Hopper backend could run a case (which rows of the tile table, how many
+// Every way in which the forward kernels could run a case (which rows of the tile table, how many
 // heads packed, how many rows a slot has), timed with interleaved samples beside what
-// forward/estimate.cpp expects. The one that a call takes is marked. For whoever changes the
-// estimate.
+// forward/estimate.cpp expects. The one that a call takes is marked; a case that a decode kernel
+// runs has none. For whoever changes the estimate.
 //
 //   flash3_bench_choices [case …]
 #include <algorithm>
@@ -13,6 +13,7 @@
 
 #include "cases/normal_tensors.hpp"
 #include "device/device.hpp"
+#include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
@@ -73,8 +74,8 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   for (Candidate& candidate : candidates) {
     std::ranges::nth_element(candidate.seconds, candidate.seconds.begin() + kSamples / 2);
     const ForwardPlan& plan = candidate.plan;
-    const bool taken = plan.kernel == planned.kernel && plan.pack.heads == planned.pack.heads &&
-                       plan.slot_rows == planned.slot_rows;
+    const bool taken = !is_decode(problem) && plan.kernel == planned.kernel &&
+                       plan.pack.heads == planned.pack.heads && plan.slot_rows == planned.slot_rows;
     std::printf("  %c %-31s %3d heads slots of %2d %8d tiles %10.2f us expected %10.2f us\n",
                 taken ? '*' : ' ', plan.kernel->id.c_str(), plan.pack.heads, plan.slot_rows,
                 plan.tiles, plan.estimate.us, candidate.seconds[kSamples / 2] * 1e6);

@@ -15,6 +15,11 @@
 #
 # and defines one specialisation of the function template that <family>/plan.cpp calls for every row, so that a row that is not
 # read here does not link.
+#
+#   flash3_decode_instances(<list>)
+#
+# does the same for decode/config.hpp, whose rows name head_dim, head_dim_v, rows and tile_n: each makes four kernels, of two
+# element types with and without a softcap.
 
 # Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.
 function(flash3_row_field result row field)
@@ -28,14 +33,55 @@ function(flash3_row_field result row field)
   set(${result} ${value} PARENT_SCOPE)
 endfunction()
 
-function(flash3_kernel_instances list family prefix)
-  set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/tile_table.hpp)
+# Sets <result> to the rows of a table.
+function(flash3_table_rows result table)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(READ ${table} text)
   string(REGEX MATCHALL "{\\.head_dim = [^{}]*}" rows "${text}")
   if(NOT rows)
     message(FATAL_ERROR "${table} has no row that begins with {.head_dim =")
   endif()
+  set(${result} ${rows} PARENT_SCOPE)
+endfunction()
+
+# Sets <result> to the part of a kernel id that names element type and head dims.
+function(flash3_kernel_name result element head_dim head_dim_v)
+  string(REGEX REPLACE "^kFloat" fp name ${element})
+  string(REGEX REPLACE "^kBFloat" bf name ${name})
+  string(REGEX REPLACE "^kE" e name ${name})
+  string(APPEND name _d${head_dim})
+  if(NOT head_dim_v EQUAL head_dim)
+    string(APPEND name x${head_dim_v})
+  endif()
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+# Writes a family's instance and appends it to <list>.
+function(flash3_write_instance list table family id text)
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/${id}.cu)
+  if(file IN_LIST ${list})
+    message(FATAL_ERROR "${table}: two rows are ${file}")
+  endif()
+  file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/src ${table})
+  file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
+"// Written by cmake/kernel_instances.cmake from the tile table in ${source}.
+${text}
+")
+  set(${list} ${${list}} ${file} PARENT_SCOPE)
+endfunction()
+
+# Removes the files of rows that a family's table no longer has.
+function(flash3_remove_stale_instances files family)
+  file(GLOB stale ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/*.cu)
+  list(REMOVE_ITEM stale ${files})
+  if(stale)
+    file(REMOVE ${stale})
+  endif()
+endfunction()
+
+function(flash3_kernel_instances list family prefix)
+  set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/tile_table.hpp)
+  flash3_table_rows(rows ${table})
   set(files ${${list}})
   foreach(row IN LISTS rows)
     foreach(field IN ITEMS head_dim head_dim_v band tile_n)
@@ -48,10 +94,6 @@ function(flash3_kernel_instances list family prefix)
     flash3_row_field(tile_m "${row}" tile_m ${rows_of_warpgroups})
     string(REGEX REPLACE "[{}]" "" fields "${row}")
     string(REGEX REPLACE "[ \n]+" " " fields "${fields}")
-    set(dims d${head_dim})
-    if(NOT head_dim_v EQUAL head_dim)
-      string(APPEND dims x${head_dim_v})
-    endif()
     if(score STREQUAL kSoftcap)
       set(kind softcap)
     elseif(band)
@@ -77,26 +119,37 @@ function(flash3_kernel_instances list family prefix)
       endif()
     endif()
     foreach(element IN LISTS elements)
-      string(REGEX REPLACE "^kFloat" fp name ${element})
-      string(REGEX REPLACE "^kBFloat" bf name ${name})
-      string(REGEX REPLACE "^kE" e name ${name})
-      set(file ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/${prefix}_${name}_${dims}_${kind}_${tile_m}x${tile_n}.cu)
-      if(file IN_LIST files)
-        message(FATAL_ERROR "${table}: two rows are ${file}")
-      endif()
-      file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
-"// Written by cmake/kernel_instances.cmake from the tile table in hopper/${family}/tile_table.hpp.
-#include \"hopper/${family}/${header}\"
+      flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
+      flash3_write_instance(files ${table} ${family} ${prefix}_${name}_${kind}_${tile_m}x${tile_n}
+"#include \"hopper/${family}/${header}\"
 ${softcap_header}
-FLASH3_KERNEL_INSTANCE(${element}, ${fields})
-")
-      list(APPEND files ${file})
+FLASH3_KERNEL_INSTANCE(${element}, ${fields})")
     endforeach()
   endforeach()
-  file(GLOB stale ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/*.cu) # of rows that the table no longer has
-  list(REMOVE_ITEM stale ${files})
-  if(stale)
-    file(REMOVE ${stale})
-  endif()
+  flash3_remove_stale_instances("${files}" ${family})
+  set(${list} ${files} PARENT_SCOPE)
+endfunction()
+
+function(flash3_decode_instances list)
+  set(table ${CMAKE_CURRENT_SOURCE_DIR}/decode/config.hpp)
+  flash3_table_rows(table_rows ${table})
+  set(files ${${list}})
+  foreach(row IN LISTS table_rows)
+    foreach(field IN ITEMS head_dim head_dim_v rows tile_n)
+      flash3_row_field(${field} "${row}" ${field})
+    endforeach()
+    foreach(element IN ITEMS kFloat16 kBFloat16)
+      flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
+      foreach(capped IN ITEMS false true)
+        string(REPLACE true softcap_ kind ${capped})
+        string(REPLACE false "" kind ${kind})
+        flash3_write_instance(files ${table} decode decode_${name}_${kind}${rows}x${tile_n}
+"#include \"hopper/decode/instance.cuh\"
+
+FLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})")
+      endforeach()
+    endforeach()
+  endforeach()
+  flash3_remove_stale_instances("${files}" decode)
   set(${list} ${files} PARENT_SCOPE)
 endfunction()

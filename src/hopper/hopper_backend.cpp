@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, backward and
-// quantize.
+// The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, decode,
+// backward, quantize and merge.
 #include <memory>
 #include <utility>
 
 #include "core/backend.hpp"
 #include "hopper/backward/plan.hpp"
+#include "hopper/decode/merge.hpp"
+#include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/quantize/plan.hpp"
@@ -72,10 +74,7 @@ class HopperBackend final : public Backend {
   }
 
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
-    if (problem.has_cache())
-      return unsupported(
-          "page_table, cache_batch_idx, leftpad_k or k_new is given but the hopper backend has no "
-          "kernel for a KV cache; the cpu backend has");
+    if (is_decode(problem)) return make_plan<DecodePlan>(problem, plan);
     return make_plan<ForwardPlan>(problem, plan);
   }
   Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {
@@ -84,10 +83,8 @@ class HopperBackend final : public Backend {
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
     return make_plan<QuantizePlan>(problem, plan);
   }
-  Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override {
-    return unsupported(
-        "out_parts is given but the hopper backend has no kernel that merges parts; the cpu "
-        "backend has");
+  Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
+    return make_plan<MergePlan>(problem, plan);
   }
 };
 

@@ -41,6 +41,19 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, con
   }
 }
 
+// The same of a map by sequence, for what is read once: it is the first to leave the L2 cache.
+__device__ __forceinline__ void tma_load_once(void* shared, const TensorMap* map, const BoxAt& at,
+                                              uint64_t* barrier) {
+  const auto address = [](const void* p) { return uint32_t(__cvta_generic_to_shared(p)); };
+  constexpr unsigned long long kEvictFirst = 0x12F0000000000000;  // a policy of createpolicy
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(address(shared)),
+      "l"(map), "r"(at.dim), "r"(at.head), "r"(at.y), "r"(at.x), "r"(address(barrier)),
+      "l"(kEvictFirst)
+      : "memory");
+}
+
 // `bytes` contiguous bytes, a multiple of 16, as are both addresses.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
                                           uint64_t* barrier) {

@@ -37,6 +37,7 @@ struct Box {
   int rows, dims;
   int heads = 1;
   int element_bytes = 2;
+  int l2_bytes = 256;  // that L2 brings at once: 128 or 256
 };
 Status encode_map(const TensorView& view, RowIndexing rows, const Box& box, TensorMap* map,
                   RowMap* row_map);

@@ -31,6 +31,18 @@ __device__ __forceinline__ void add_release(int* address, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// Returns what was there. Orders what this thread has written, or has seen written, before, and
+// what others have written before they added, in front of what follows.
+__device__ __forceinline__ unsigned long long add_acquire_release(unsigned long long* address,
+                                                                  unsigned long long value) {
+  unsigned long long old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(old)
+               : "l"(address), "l"(value)
+               : "memory");
+  return old;
+}
+
 // x if the value there was `from`. Returns what was there.
 __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   int old;
@@ -113,7 +125,22 @@ __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_
       : "memory");
 }
 
-// ---- copies of single words from global to shared memory that no thread waits for ----
+// Two 8×8 matrices: lanes 0…15 hold addresses.
+__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(a), "r"(b)
+               : "memory");
+}
+
+// ---- copies from global to shared memory that no thread waits for ----
+
+// 16 bytes, of which those behind the first `bytes` are not read, and become 0.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
 
 __device__ __forceinline__ void copy_async(float* shared, const float* global) {
   asm volatile(

@@ -15,6 +15,18 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// As named_barrier_sync; whether any of the threads says so.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool says_so) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(int(says_so)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // ---- kernels of one stream that overlap (programmatic dependent launch) ----
 
 // Lets the next kernel of the stream be launched as soon as all blocks have come here or ended.

@@ -66,6 +66,9 @@ struct Wgmma;
 // operands are numbered behind them: A0 = N / 2, A1 = N / 2 + 1, … A kernel with another N needs a
 // row in each of these lists.
 // clang-format off
+#define FLASH3_REGS_4 "%0, %1, %2, %3"
+#define FLASH3_REGS_8 FLASH3_REGS_4 ", %4, %5, %6, %7"
+#define FLASH3_REGS_16 FLASH3_REGS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASH3_REGS_24 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
 #define FLASH3_REGS_32 FLASH3_REGS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
@@ -85,6 +88,9 @@ struct Wgmma;
                        "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FLASH3_OUT16(i) FLASH3_OUT8(i), FLASH3_OUT8(i + 8)
 #define FLASH3_OUT32(i) FLASH3_OUT16(i), FLASH3_OUT16(i + 16)
+#define FLASH3_OUT_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define FLASH3_OUT_8 FLASH3_OUT8(0)
+#define FLASH3_OUT_16 FLASH3_OUT16(0)
 #define FLASH3_OUT_24 FLASH3_OUT16(0), FLASH3_OUT8(16)
 #define FLASH3_OUT_32 FLASH3_OUT_24, FLASH3_OUT8(24)
 #define FLASH3_OUT_40 FLASH3_OUT_32, FLASH3_OUT8(32)
@@ -122,6 +128,9 @@ struct Wgmma;
   FLASH3_WGMMA(Element::kFloat16, "f16", N, 16, ", %" #A5 ", %" #A6, ", 1", A0, A1, A2, A3, A4, A5, A6)                \
   FLASH3_WGMMA(Element::kBFloat16, "bf16", N, 16, ", %" #A5 ", %" #A6, ", 1", A0, A1, A2, A3, A4, A5, A6)              \
   FLASH3_WGMMA(Element::kE4m3, "e4m3", N, 32, "", "", A0, A1, A2, A3, A4, A5, A6)
+FLASH3_WGMMA_N(8, 4, 5, 6, 7, 8, 9, 10)
+FLASH3_WGMMA_N(16, 8, 9, 10, 11, 12, 13, 14)
+FLASH3_WGMMA_N(32, 16, 17, 18, 19, 20, 21, 22)
 FLASH3_WGMMA_N(48, 24, 25, 26, 27, 28, 29, 30)
 FLASH3_WGMMA_N(64, 32, 33, 34, 35, 36, 37, 38)
 FLASH3_WGMMA_N(80, 40, 41, 42, 43, 44, 45, 46)

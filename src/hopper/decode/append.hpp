@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call with k_new does before its queries look: one kernel writes the new keys and values
+// into the cache, and q with its rotary embedding into the workspace.
+#pragma once
+
+#include <cstddef>
+
+#include "core/problem.hpp"
+
+namespace flash3::hopper {
+
+struct AppendPlan {
+  int blocks = 0;       // of a sequence, which write its new tokens; 0: none are to be written
+  int q_blocks = 0;     // of a sequence, which rotate its queries; 0: q stays as it is
+  size_t q_offset = 0;  // into the workspace
+
+  bool launches() const { return blocks + q_blocks > 0; }
+};
+
+// *workspace grows by the rotated q.
+AppendPlan plan_append(const ForwardProblem& problem, size_t* workspace);
+
+// q as the attention reads it.
+TensorView rotated_q(const ForwardProblem& problem, const AppendPlan& plan);
+
+Status launch_append(const ForwardProblem& problem, const AppendPlan& plan);
+
+}  // namespace flash3::hopper

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile table of the decode kernels, and what follows from a row. constexpr and NVRTC-clean: the
+// kernels, the launcher, `explain` and the tests all read this one table, and a row that cannot
+// work fails the build.
+#pragma once
+
+#include "core/arithmetic.hpp"
+#include "hopper/device/kinds.hpp"
+
+namespace flash3::hopper {
+
+// One kernel: `rows` query rows (queries × query heads of one KV head) against key tiles of tile_n
+// keys; K and V each travel through a ring of `stages` tiles.
+struct DecodeConfig {
+  int head_dim = 0;
+  int head_dim_v = 0;
+  int rows = 0;
+  int tile_n = 0;
+  int stages = 0;
+
+  FLASH3_HOST_DEVICE constexpr int threads() const { return 256; }  // producers, consumers
+  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    const int tiles = stages * tile_n * (head_dim + head_dim_v) * 2;
+    const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
+    const int reductions = 4 * rows * 4 + rows * 8;
+    return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes;
+  }
+
+  static constexpr int kWorkBytes = 3072;  // work.cuh
+};
+
+// Sequences are cut at multiples of whole key tiles: tile_n of a head dim is part of what a
+// result's bits depend on, rows and stages are not.
+// clang-format off
+inline constexpr DecodeConfig kDecodeConfigs[] = {
+    {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6},
+    {.head_dim = 64, .head_dim_v = 64, .rows = 16, .tile_n = 128, .stages = 6},
+    {.head_dim = 64, .head_dim_v = 64, .rows = 32, .tile_n = 128, .stages = 5},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 8, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 16, .tile_n = 128, .stages = 3},
+    {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5},
+    {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 5},
+    {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3},
+    {.head_dim = 256, .head_dim_v = 256, .rows = 16, .tile_n = 64, .stages = 3},
+};
+// clang-format on
+
+inline constexpr int kMostDecodeSplits = 256;  // of an item
+inline constexpr int kMaxDecodeBlocks = 192;   // of a launch
+
+inline constexpr int kMaxDecodeShared = 227 * 1024;
+
+FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_dim_v, int rows) {
+  for (const DecodeConfig& c : kDecodeConfigs)
+    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.rows == rows) return c;
+  return {};
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hopper/host/explain.hpp"
+
+#include <string>
+
+#include "core/message.hpp"
+#include "hopper/decode/plan.hpp"
+#include "hopper/host/kernel_kind.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out) {
+  if (!plan.launches()) return;
+  const std::string keys = plan.blocks > 0 ? "the new keys and values go into the cache" : "",
+                    q = plan.q_blocks > 0 ? "q with its embedding goes into the workspace" : "";
+  out->add("first", message("a kernel of its own: ", keys, !keys.empty() && !q.empty() ? ", " : "",
+                            q, "; ", problem.batch * (plan.blocks + plan.q_blocks), " blocks"));
+}
+
+std::string describe_rows(const ForwardProblem& problem, const DecodePlan& plan) {
+  const int queries = plan.rule.tile_queries;
+  return message(plan.heads, " of the ", problem.queries_per_kv_head(),
+                 " query heads of a KV head share a tile, ", queries,
+                 queries == 1 ? " query" : " queries", " of each");
+}
+
+std::string describe_splits(const DecodePlan& plan) {
+  if (plan.most_splits == 1) return "none: no sequence is long enough";
+  const DecodeRule& rule = plan.rule;
+  return message("of a sequence at most ", plan.most_splits,
+                 ", cut by its own length at multiples ", "of ", rule.least_tiles * rule.tile_n,
+                 " keys or more, and merged in a fixed ",
+                 "order: the bits of a result depend on no other sequence");
+}
+
+std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan) {
+  if (plan.box_rows > 0) return message("TMA, in boxes of ", plan.box_rows, " rows");
+  return message("rows are gathered one by one: ",
+                 problem.cache.paged && problem.cache.has_leftpad
+                     ? "padding moves keys across the ends of pages"
+                 : problem.cache.paged
+                     ? "pages, or their common divisor with a tile, are narrow, or rows are not "
+                       "multiples of 16 bytes"
+                     : "TMA needs a 16-byte aligned base and strides of 16 bytes");
+}
+
+}  // namespace
+
+void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
+  if (!plan.kernel) {
+    out->add("kernel",
+             message("append_", short_name(problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16
+                                                                           : Element::kBFloat16)));
+    out->add("why", "no query: all that there is to do is to append");
+    return explain_append(problem, plan.append, out);
+  }
+  const DecodeConfig& c = plan.kernel->config;
+  out->add("kernel", plan.kernel->id);
+  out->add("why", why_decode(problem));
+  explain_append(problem, plan.append, out);
+  explain_scores(plan.kernel->capped ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
+  out->add("tile", message(c.rows, " rows x ", c.tile_n, " keys"));
+  out->add("rows", describe_rows(problem, plan));
+  out->add("splits", describe_splits(plan));
+  out->add("k and v", describe_loads(problem, plan));
+  out->add("schedule", message("at most ", plan.most_items,
+                               " tiles of queries, cut evenly over the blocks by a kernel of its "
+                               "own: lengths are read on the device"));
+  out->add("warpgroups", "1 producer, 1 consumer");
+  out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
+  out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent"));
+  out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
+  out->add("workspace",
+           message("the schedule", plan.most_splits > 1 ? ", parts of shared tiles" : "",
+                   plan.append.q_blocks > 0 ? ", q with its embedding" : ""));
+}
+
+}  // namespace flash3::hopper

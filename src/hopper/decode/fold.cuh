@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging what has been computed of a row over different keys. With the maximum m of its scores in
+// base 2, l = Σ 2^(s − m) and O = Σ 2^(s − m)·v of each part,
+//
+//   m = max(m₁, m₂)    l = l₁·2^(m₁ − m) + l₂·2^(m₂ − m)    O = O₁·2^(m₁ − m) + O₂·2^(m₂ − m)
+//
+// Floating point makes the order count. It is fixed (work.hpp): splits are merged eight to a fold,
+// and an item is its folds merged, both from the first to the last. A block that computes some
+// splits of an item merges what it can and leaves the rest as parts in the workspace; whichever
+// block is done last merges those, with the same arithmetic.
+#pragma once
+
+#include "hopper/decode/traits.cuh"
+#include "hopper/device/ptx/memory.cuh"
+#include "hopper/device/sink.cuh"
+
+namespace flash3::hopper {
+
+// What two parts of a row are multiplied by.
+struct FoldFactors {
+  float left, right;
+};
+
+// Merges a row's maximum; −∞: saw no key.
+__device__ __forceinline__ FoldFactors fold_max(float& max, float other_max) {
+  const float larger = fmaxf(max, other_max), origin = larger == -kInfinity ? 0.f : larger;
+  const FoldFactors factors = {exp2_approx(max - origin), exp2_approx(other_max - origin)};
+  max = larger;
+  return factors;
+}
+
+__device__ __forceinline__ float fold_element(float x, float other, const FoldFactors& factors) {
+  return __fmaf_rn(x, factors.left, __fmul_rn(other, factors.right));
+}
+
+// A thread's share of a part: element 4j + 2h + e of block b of `out` is head dim 64·b + 16·warp +
+// lane / 4 + 8·h of query row 8·j + 2·(lane % 4) + e, whose max and sum are number 2·j + e. The sum
+// is that of the warp's keys: the four are added at the very end.
+template <class Traits>
+struct RowSums {
+  static constexpr int kElements = Traits::kRows / 2;
+  float out[Traits::kDimBlocks][kElements];
+  float max[Traits::kColumns], sum[Traits::kColumns];
+
+  static __device__ __forceinline__ constexpr int column_of(int element) {
+    return element / 4 * 2 + element % 2;
+  }
+};
+
+// Merges `right` into `left`, or puts it there if nothing is there yet.
+template <class Traits>
+__device__ __forceinline__ void fold(RowSums<Traits>& left, const RowSums<Traits>& right,
+                                     bool is_empty) {
+  using Sums = RowSums<Traits>;
+  if (is_empty) {
+    left = right;
+    return;
+  }
+  FoldFactors factors[Traits::kColumns];
+#pragma unroll
+  for (int c = 0; c < Traits::kColumns; ++c) {
+    factors[c] = fold_max(left.max[c], right.max[c]);
+    left.sum[c] = fold_element(left.sum[c], right.sum[c], factors[c]);
+  }
+#pragma unroll
+  for (int b = 0; b < Traits::kDimBlocks; ++b)
+#pragma unroll
+    for (int i = 0; i < Sums::kElements; ++i)
+      left.out[b][i] = fold_element(left.out[b][i], right.out[b][i], factors[Sums::column_of(i)]);
+}
+
+// ---- parts in the workspace: O [rows, dim], then max and four sums of each row ----
+
+inline constexpr int kRowFloats = 8;  // of sums, max, and nothing
+
+template <class Traits>
+__device__ __forceinline__ float* part_at(const DecodeParams& params, int block, int slot) {
+  return params.parts + (int64_t(block) * params.slots + slot) * Traits::kPartFloats;
+}
+
+template <class Traits>
+__device__ __forceinline__ void store_part(const RowSums<Traits>& sums, float* part, int rows,
+                                           int thread) {
+  const int lane = thread % 32, dim = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < RowSums<Traits>::kElements; ++i) {
+    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, h = i / 2 % 2;
+    if (row >= rows) continue;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b)
+      part[row * Traits::kHeadDimV + 64 * b + dim + 8 * h] = sums.out[b][i];
+    if (lane < 4 && h == 0) {
+      const int c = RowSums<Traits>::column_of(i);
+      float* of_row = part + Traits::kRows * Traits::kHeadDimV + kRowFloats * row;
+      of_row[thread / 32] = sums.sum[c];
+      if (thread < 32) of_row[4] = sums.max[c];
+    }
+  }
+}
+
+// ---- the end of a row ----
+
+__device__ __forceinline__ float sum_of_warps(const float (&sum)[4]) {
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+struct RowResult {
+  float inverse_sum, lse;
+};
+
+__device__ __forceinline__ RowResult finish_row(const DecodeParams& params, float max, float sum,
+                                                int head) {
+  RowResult result = {0.f, -kInfinity};
+  if (sum != 0.f)
+    result = {reciprocal_approx(sum), fmaf(max, 0.693147180559945309f, log_approx(sum))};
+  if (params.sink.data != nullptr)
+    add_sink(load_sink(params.sink, head), result.inverse_sum, result.lse);
+  return result;
+}
+
+// A query row of an item: which query, from the item's first, and which head.
+struct QueryRow {
+  int query, head;
+};
+__device__ __forceinline__ QueryRow query_row(const DecodeParams& params, const DecodeRun& run,
+                                              int row) {
+  const int query = row / params.heads;
+  return {query, run.head_group * params.heads + row - query * params.heads};
+}
+
+__device__ __forceinline__ unsigned short* out_row(const DecodeParams& params, const DecodeRun& run,
+                                                   const QueryRow& row) {
+  return params.out + run.batch * params.out_stride_batch +
+         int64_t(run.q_row + row.query) * params.out_stride_row + row.head * params.out_stride_head;
+}
+
+__device__ __forceinline__ void store_row_lse(const DecodeParams& params, const DecodeRun& run,
+                                              const QueryRow& row, float lse) {
+  if (params.lse == nullptr) return;
+  params.lse[run.batch * params.lse_stride_batch + row.head * params.lse_stride_head + run.q_row +
+             row.query] = lse;
+}
+
+template <Element kElement>
+__device__ __forceinline__ unsigned short rounded(float x) {
+  return uint16_t(pack2<kElement>(x, 0.f));
+}
+
+// A whole item; sum: of all warps.
+template <class Traits>
+__device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,
+                                             const RowSums<Traits>& sums, int rows, int thread) {
+  const int lane = thread % 32, dim = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int c = 0; c < Traits::kColumns; ++c) {
+    const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+    if (row >= rows) continue;
+    const QueryRow at = query_row(params, run, row);
+    const RowResult result = finish_row(params, sums.max[c], sums.sum[c], at.head);
+    unsigned short* out = out_row(params, run, at);
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int col = 64 * b + dim + 8 * h;
+        if (col < params.head_dim_v)
+          out[col] = rounded<Traits::kElement>(sums.out[b][c / 2 * 4 + 2 * h + c % 2] *
+                                               result.inverse_sum);
+      }
+    if (thread < 4) store_row_lse(params, run, at, result.lse);
+  }
+}
+
+}  // namespace flash3::hopper

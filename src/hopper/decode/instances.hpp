@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels' addresses: one explicit instance a generated file (cmake/kernel_instances.cmake), so
+// that files compile in parallel and in seconds.
+#pragma once
+
+#include "hopper/device/kinds.hpp"
+
+namespace flash3::hopper {
+
+template <Element kElement, int kHeadDim, int kHeadDimV, int kRows, bool kCapped>
+const void* decode_kernel_function();
+
+}  // namespace flash3::hopper

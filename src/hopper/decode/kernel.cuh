@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode kernel: few queries, many keys. README.md draws the schedule.
+//
+//   warpgroup 0   brings K and V into shared memory (load.cuh), and the runs (work.cuh)
+//   warpgroup 1   products, softmax, merging (consume.cuh)
+#pragma once
+
+#include "hopper/decode/consume.cuh"
+#include "hopper/decode/load.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+    decode_kernel(const __grid_constant__ DecodeParams params) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
+  if (threadIdx.x == 0) {
+    const int producers = params.box_rows > 0 ? 1 : kLoaderThreads;
+    const int loader_warps = params.box_rows > 0 ? 1 : kLoaderWarps;
+    shared.k_barriers.init(4, producers);  // each consumer warp
+    shared.v_barriers.init(4, producers);
+    shared.runs.barriers.init(4 + loader_warps);
+    for (uint64_t& listed : shared.runs.listed) cuda::ptx::mbarrier_init(&listed, 1);
+    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  }
+  __syncthreads();
+  launch_dependents();
+  wait_for_previous_kernel();
+  if (warpgroup_index() == 0) {
+    if (warp_in_warpgroup() == kLoaderWarps)
+      load_runs(params, shared.runs);
+    else
+      load_keys<Traits>(params, shared);
+  } else {
+    DecodeConsumer<Traits>(params, shared).run();
+  }
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/arithmetic.hpp"
+#include "hopper/decode/lengths.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/decode/plan.hpp"
+#include "hopper/decode/schedule.hpp"
+#include "hopper/device/softcap.hpp"
+#include "hopper/host/launch_kernel.hpp"
+#include "hopper/host/row_pieces.hpp"
+#include "hopper/host/sink.hpp"
+#include "hopper/host/tensor_map.hpp"
+#include "hopper/host/ticket.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+// Rows of a head are far apart: 256 would bring what other blocks read at another time.
+constexpr int kL2Bytes = 128;
+
+CacheView cache_view(const TensorView& t) {
+  return {static_cast<const unsigned short*>(t.data),
+          t.stride_batch,
+          t.stride_seq,
+          t.stride_head,
+          int(t.dim),
+          in_pieces(t)};
+}
+
+DecodeSchedule schedule_at(const ForwardProblem& problem, const DecodePlan& plan) {
+  char* const workspace = static_cast<char*>(problem.workspace);
+  return {reinterpret_cast<DecodeRun*>(workspace + plan.runs_offset),
+          reinterpret_cast<int*>(workspace + plan.lists_offset)};
+}
+
+}  // namespace
+
+Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan) {
+  DecodeScheduleParams params{};
+  params.rule = plan.rule;
+  params.rule.q = decode_lengths(problem.sequences_q);
+  params.rule.k = decode_lengths(problem.sequences_k);
+  if (problem.append.given) params.rule.added = decode_lengths(problem.append.sequences);
+  params.rule.leftpad = problem.cache.leftpad;
+  params.batch = int(problem.batch);
+  params.heads = plan.heads;
+  params.groups_per_kv = plan.groups_per_kv;
+  params.blocks = plan.grid;
+  params.slots = plan.slots;
+  params.schedule = schedule_at(problem, plan);
+  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, false},
+                       &params, problem.stream, "launching the schedule of a decode call");
+}
+
+Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
+  if (!problem.has_output()) return {};
+  FLASH3_CHECK(launch_schedule(problem, plan));
+  return launch_scheduled(problem, plan);
+}
+
+Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
+  const DecodeConfig& config = plan.kernel->config;
+  DecodeParams params{};
+  const TensorView q = rotated_q(problem, plan.append);
+  const TensorView k = tensor_rows(problem.k, problem.sequences_k),
+                   v = tensor_rows(problem.v, problem.sequences_k);
+  params.box_rows = plan.box_rows;
+  if (plan.box_rows > 0) {
+    RowMap rows;
+    FLASH3_CHECK(encode_map(mappable(k, q.data), RowIndexing::kBySequence,
+                            {plan.box_rows, box_columns(config.head_dim), 1, 2, kL2Bytes},
+                            &params.k, &rows));
+    FLASH3_CHECK(encode_map(mappable(v, q.data), RowIndexing::kBySequence,
+                            {plan.box_rows, box_columns(config.head_dim_v), 1, 2, kL2Bytes},
+                            &params.v, &rows));
+  }
+  params.k_rows = cache_view(k);
+  params.v_rows = cache_view(v);
+
+  params.q = static_cast<const unsigned short*>(q.data);
+  params.q_stride_batch = q.stride_batch;
+  params.q_stride_row = q.stride_seq;
+  params.q_stride_head = q.stride_head;
+  params.head_dim = problem.head_dim;
+  params.q_by_pieces = in_pieces(q);
+  params.out = static_cast<unsigned short*>(problem.out.data);
+  params.out_stride_batch = problem.out.stride_batch;
+  params.out_stride_row = problem.out.stride_seq;
+  params.out_stride_head = problem.out.stride_head;
+  params.head_dim_v = problem.head_dim_v;
+  params.lse = problem.lse.data;
+  params.lse_stride_batch = problem.lse.stride_batch;
+  params.lse_stride_head = problem.lse.stride_head;
+  params.sink = sink_row(problem.sink);
+
+  const bool capped = problem.softcap > 0.f;
+  params.scale_log2 = capped ? 1.f : problem.softmax_scale * float(kLog2E);
+  if (capped)
+    params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
+
+  params.page_table = problem.cache.page_table;
+  params.page_table_stride = problem.cache.stride_table;
+  params.page_size = int(problem.cache.page_size);
+  params.batch_idx = problem.cache.batch_idx;
+  params.elements = int(k.batch);
+  params.k_packed = problem.sequences_k.packed;
+  params.heads = plan.heads;
+
+  char* const workspace = static_cast<char*>(problem.workspace);
+  params.schedule = schedule_at(problem, plan);
+  params.parts = reinterpret_cast<float*>(workspace + plan.parts_offset);
+  params.slots = plan.slots;
+  params.arrivals = reinterpret_cast<unsigned long long*>(workspace + plan.arrivals_offset);
+  params.ticket = new_ticket() & ~0xffffull;  // arrivals are counted in its place
+  if (params.ticket == 0) params.ticket = 1ull << 16;
+
+  return launch_kernel(
+      {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(), true}, &params,
+      problem.stream, "launching the decode kernel");
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "core/seq_info.hpp"
+#include "hopper/decode/work.hpp"
+
+namespace flash3::hopper {
+
+// Of sequences whose sizes have been checked (plan.cpp).
+inline DecodeLengths decode_lengths(const Sequences& s) {
+  return {s.cu, s.used, int(s.rows), int(s.max_length)};
+}
+
+}  // namespace flash3::hopper

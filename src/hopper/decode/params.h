@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a decode kernel is launched with. Plain data: filled by launch.cpp, read by every role; host
+// and device, so no <cstdint>.
+#pragma once
+
+#include "hopper/decode/work.hpp"
+#include "hopper/device/views.h"
+
+namespace flash3::hopper {
+
+// Where K or V lies, for producers that gather rows themselves.
+struct CacheView {
+  const unsigned short* data;
+  long long stride_element, stride_row, stride_head;
+  int dim;
+  bool by_pieces;  // rows begin at multiples of 16 bytes, and dim is a multiple of 8
+};
+
+// Consecutive splits of an item, which one block computes: what a kernel needs to know of it.
+struct alignas(128) DecodeRun {
+  int exists;  // 0: the block has no more work
+  int batch, head_group, kv_head;
+  int query, q_row;  // the first one, and its row in Q
+  int rows;          // queries · heads
+  int k_first, k_length;
+  TileMask mask;
+  TileMask::Range keys;             // that the queries see
+  TileMask::Range tiles, unmasked;  // key tiles of the run; those that all queries see whole
+  int split_tiles;
+  TileMask::Range splits;  // of the item
+  int first_split;         // of the run
+  short has_first, is_whole;
+  // Of a shared item: blocks that share it, and where its parts are listed.
+  short first_block, sharers;
+  int list, parts;
+  int next;  // the block's next run
+};
+static_assert(sizeof(DecodeRun) == 128);
+
+// What a schedule kernel has made of a call's lengths (schedule.cuh).
+struct DecodeSchedule {
+  DecodeRun* runs;  // the first of each block, then all others
+  int* lists;
+};
+
+// A part on a list is its number among all slots, plus this where it ends a fold.
+inline constexpr int kEndsFold = 1 << 30;
+
+struct DecodeParams {
+  TensorMap k, v;  // boxes of box_rows rows; unless rows are gathered
+  CacheView k_rows, v_rows;
+  int box_rows;  // rows of K and V that lie side by side; 0: rows are gathered one by one
+
+  const unsigned short* q;
+  long long q_stride_batch, q_stride_row, q_stride_head;
+  int head_dim;
+  bool q_by_pieces;
+
+  unsigned short* out;
+  long long out_stride_batch, out_stride_row, out_stride_head;
+  int head_dim_v;
+  float* lse;  // or null
+  long long lse_stride_batch, lse_stride_head;
+  SinkRow sink;
+
+  float scale_log2;  // softmax_scale · log2 e; under a softcap 1
+  Softcap softcap;   // unit: softcap · log2 e
+
+  // Which element of K and V the keys of a sequence lie in: pages, or one.
+  const int* page_table;  // [batch, pages of a sequence], or null
+  long long page_table_stride;
+  int page_size;
+  const int* batch_idx;  // or null
+  int elements;          // of K and V
+  bool k_packed;         // all keys lie in element 0
+
+  int heads;  // query heads of an item
+  DecodeSchedule schedule;
+
+  // Shared items: what blocks have computed of them, and how many have (fold.cuh).
+  float* parts;
+  int slots;                     // parts of a block
+  unsigned long long* arrivals;  // [blocks]
+  unsigned long long ticket;     // of this launch
+};
+
+// What a schedule kernel is launched with.
+struct DecodeScheduleParams {
+  DecodeRule rule;
+  int batch;
+  int heads;          // query heads of an item
+  int groups_per_kv;  // groups of so many heads, of a KV head
+  int blocks;         // of the decode kernel
+  int slots;
+  DecodeSchedule schedule;
+};
+
+}  // namespace flash3::hopper

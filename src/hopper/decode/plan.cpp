@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hopper/decode/plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "core/message.hpp"
+#include "hopper/decode/instances.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/host/kernel_kind.hpp"
+#include "hopper/host/tensor_map.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+// Splits of a sequence, over all KV heads: one for each multiprocessor of an H100, so that a single
+// sequence keeps them busy; twice as many of a long one, so that lengths that differ share them
+// evenly. Fixed, so that results are the same on every device.
+constexpr int64_t kSplitsOfSequence = 132;
+constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
+
+// Of fewer keys the forward kernels compute faster what few queries ask.
+constexpr int64_t kLeastKeys = 256;
+
+// The narrowest pieces that TMA copies at once; below, rows are gathered.
+constexpr int kLeastBoxRows = 16;
+
+template <Element kElement, bool kCapped, int kRow>
+DecodeKernel kernel_of_row() {
+  constexpr DecodeConfig c = kDecodeConfigs[kRow];
+  return {message("decode_", short_name(kElement), "_d", c.head_dim,
+                  c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v),
+                  kCapped ? "_softcap_" : "_", c.rows, "x", c.tile_n),
+          kElement, kCapped, c,
+          decode_kernel_function<kElement, c.head_dim, c.head_dim_v, c.rows, kCapped>()};
+}
+
+template <Element kElement, bool kCapped, int... kRows>
+void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRows...>) {
+  (list.push_back(kernel_of_row<kElement, kCapped, kRows>()), ...);
+}
+
+int64_t query_rows(const ForwardProblem& problem) {
+  return problem.seq_q * problem.queries_per_kv_head();
+}
+
+// The kernel of the narrowest head dims that has enough rows for all queries of a KV head, or else
+// the most.
+const DecodeKernel* find_kernel(const ForwardProblem& problem) {
+  const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
+  const int64_t rows = query_rows(problem);
+  const DecodeKernel* found = nullptr;
+  for (const DecodeKernel& kernel : decode_kernels()) {
+    const DecodeConfig& c = kernel.config;
+    if (kernel.element != element || kernel.capped != (problem.softcap > 0.f) ||
+        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v)
+      continue;
+    if (found && (c.head_dim != found->config.head_dim || found->config.rows >= rows)) continue;
+    found = &kernel;
+  }
+  return found;
+}
+
+int largest_divisor(int64_t n, int64_t most) {
+  int64_t d = std::min(n, most);
+  while (n % d != 0) --d;
+  return int(d);
+}
+
+// Rows of K and V that TMA copies at once; 0: none.
+int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
+  const TensorView k = tensor_rows(problem.k, problem.sequences_k),
+                   v = tensor_rows(problem.v, problem.sequences_k);
+  if (!tma_can_address(k) || !tma_can_address(v)) return 0;
+  if (!problem.cache.paged) return config.tile_n;
+  if (problem.cache.has_leftpad) return 0;  // boxes would cross the ends of pages
+  const int rows = int(std::gcd(problem.cache.page_size, Index{config.tile_n}));
+  return rows >= kLeastBoxRows ? rows : 0;
+}
+
+DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, int heads) {
+  DecodeRule rule{};
+  rule.mask = tile_mask_rule(problem.mask_rule);
+  rule.tile_n = config.tile_n;
+  rule.tile_queries = config.rows / heads;
+  rule.head_groups = int(problem.heads_q) / heads;
+  rule.splits =
+      int(std::clamp<int64_t>(kSplitsOfSequence / problem.heads_k, 1, kMostDecodeSplits / 2));
+  rule.least_tiles = ceil_div(kLeastSplitKeys, config.tile_n);
+  rule.long_tiles = kLongSequence / config.tile_n;
+  return rule;
+}
+
+// No more items than this, whatever the lengths.
+Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
+  const Sequences& q = problem.sequences_q;
+  const Index tile = rule.tile_queries, of_each = problem.batch * ceil_div(problem.seq_q, tile);
+  return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
+}
+
+Status check_dtype(const ForwardProblem& problem) {
+  if (problem.dtype == FLASH3_FLOAT16 || problem.dtype == FLASH3_BFLOAT16) return {};
+  return unsupported(
+      message("q.dtype = ", dtype_name(problem.dtype),
+              " but the hopper backend has a KV cache in float16 and bfloat16 only"));
+}
+
+Status check_sizes(const ForwardProblem& problem, Index items) {
+  const Index of_token = problem.heads_q * (problem.append.given ? kMaxHeadDim : 1);
+  const Index most = std::max<Index>({problem.sequences_q.rows, problem.sequences_k.rows,
+                                      problem.append.sequences.rows, problem.batch, of_token,
+                                      problem.k.batch, items});
+  if (most <= kMaxLength - 256) return {};
+  return unsupported(message("a size of ", most,
+                             " rows, pages, sequences, elements of a token or tiles of work, but "
+                             "the hopper backend counts each up to ",
+                             kMaxLength - 256));
+}
+
+// The most query rows of a KV head that one kernel of these head dims takes; 0: there is none.
+int most_rows(const ForwardProblem& problem) {
+  const DecodeConfig* found = nullptr;
+  int rows = 0;
+  for (const DecodeConfig& c : kDecodeConfigs) {
+    if (c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) continue;
+    if (found && c.head_dim != found->head_dim) break;
+    found = &c;
+    rows = std::max(rows, c.rows);
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::span<const DecodeKernel> decode_kernels() {
+  static const std::vector<DecodeKernel> list = [] {
+    std::vector<DecodeKernel> kernels;
+    constexpr auto rows = std::make_integer_sequence<int, int(std::size(kDecodeConfigs))>();
+    add_kernels<Element::kFloat16, false>(kernels, rows);
+    add_kernels<Element::kBFloat16, false>(kernels, rows);
+    add_kernels<Element::kFloat16, true>(kernels, rows);
+    add_kernels<Element::kBFloat16, true>(kernels, rows);
+    return kernels;
+  }();
+  return list;
+}
+
+bool is_decode(const ForwardProblem& problem) {
+  if (problem.has_cache()) return true;
+  return check_dtype(problem).ok() && query_rows(problem) <= most_rows(problem) &&
+         problem.seq_k >= kLeastKeys;
+}
+
+std::string why_decode(const ForwardProblem& problem) {
+  if (problem.cache.given()) return "k and v are a cache";
+  if (problem.append.given) return "k and v are a cache that grows";
+  return message("at most ", query_rows(problem), " query rows a KV head, which one tile of ",
+                 most_rows(problem), " takes, and ", kLeastKeys, " keys or more");
+}
+
+Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan) {
+  *plan = {};
+  FLASH3_CHECK(check_dtype(problem));
+  FLASH3_CHECK(check_softcap(problem));
+  plan->append = plan_append(problem, &plan->workspace_bytes);
+  if (!problem.has_output()) return check_sizes(problem, 0);
+  plan->kernel = find_kernel(problem);
+  if (!plan->kernel)
+    return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,
+                               ", head_dim_v = ", problem.head_dim_v));
+  const DecodeConfig& config = plan->kernel->config;
+  const int64_t group = problem.queries_per_kv_head();
+  plan->heads = largest_divisor(group, config.rows);
+  plan->groups_per_kv = int(group) / plan->heads;
+  plan->rule = rule_of(problem, config, plan->heads);
+  plan->box_rows = box_rows(problem, config);
+  plan->most_items = most_items(problem, plan->rule);
+  FLASH3_CHECK(check_sizes(problem, plan->most_items));
+
+  const int tiles = int(ceil_div(std::max<int64_t>(problem.seq_k, 1), int64_t{config.tile_n}));
+  // A shorter sequence may have more splits than the longest.
+  plan->most_splits = std::min(2 * plan->rule.splits, ceil_div(tiles, plan->rule.least_tiles));
+  const int64_t items = plan->most_items;
+  const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
+  plan->grid = int(
+      std::min({items * plan->most_splits, int64_t{multiprocessors}, int64_t{kMaxDecodeBlocks}}));
+  const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
+  while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
+    ++plan->rule.cost_shift;
+  // Of each block the first, the end, and one more for each of its items.
+  plan->runs_offset = reserve_workspace(
+      (size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun), &plan->workspace_bytes);
+  if (plan->most_splits == 1) return {};
+  plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
+                                         &plan->workspace_bytes);
+  const int folds = ceil_div(plan->most_splits, kSplitsPerFold) + 1;
+  plan->slots = kSplitsPerFold - 1 + folds + 2;
+  const size_t part_bytes = size_t(config.rows) * (size_t(config.head_dim_v) + 8) * sizeof(float);
+  plan->parts_offset = reserve_workspace(size_t(plan->grid) * size_t(plan->slots) * part_bytes,
+                                         &plan->workspace_bytes);
+  plan->arrivals_offset =
+      reserve_workspace(size_t(plan->grid) * sizeof(unsigned long long), &plan->workspace_bytes);
+  return {};
+}
+
+}  // namespace flash3::hopper

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which decode kernel runs a forward call of few queries, and with what: the one place that
+// decides, what it says of itself, and the launch.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "core/plan.hpp"
+#include "hopper/decode/append.hpp"
+#include "hopper/decode/config.hpp"
+#include "hopper/decode/work.hpp"
+#include "hopper/host/device_info.hpp"
+
+namespace flash3::hopper {
+
+struct DecodeKernel {
+  std::string id;  // "decode_bf16_d128_8x64"
+  Element element;
+  bool capped;  // scores are soft-capped
+  DecodeConfig config;
+  const void* function;  // for cudaLaunchKernel
+};
+
+// Every kernel built in, in the order of the tile table.
+std::span<const DecodeKernel> decode_kernels();
+
+struct DecodePlan {
+  AppendPlan append;
+  const DecodeKernel* kernel = nullptr;  // null: no query, all that there is to do is to append
+  DecodeRule rule;                       // without addresses
+  int heads = 0;                         // query heads of an item
+  int groups_per_kv = 0;
+  int box_rows = 0;     // of K and V that TMA copies at once; 0: producers gather rows
+  int grid = 0;         // blocks
+  int slots = 0;        // parts of a block
+  int most_splits = 0;  // of any sequence of the call
+  int64_t most_items = 0;
+  size_t parts_offset = 0, arrivals_offset = 0;
+  size_t runs_offset = 0, lists_offset = 0;  // of the schedule
+  size_t workspace_bytes = 0;
+};
+
+// Whether the decode kernels run a call: k and v are a cache, or few 16-bit queries share many
+// keys.
+bool is_decode(const ForwardProblem& problem);
+// Why they do.
+std::string why_decode(const ForwardProblem& problem);
+
+Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan);
+void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
+// What is appended, then the schedule, which depends on the lengths alone, and then the attention.
+Status launch(const ForwardProblem& problem, const DecodePlan& plan);
+Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan);
+Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan);
+
+}  // namespace flash3::hopper

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schedule of a call: which blocks of the decode kernel compute which splits of which items,
+// and what they leave for whom. Made on the device from the lengths that lie there, so that a
+// captured graph replays with others; each block cuts the same axis of cost (work.hpp) and writes
+// its own runs.
+#pragma once
+
+#include "hopper/decode/config.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/device/ptx/arithmetic.cuh"
+
+namespace flash3::hopper {
+
+inline constexpr int kScheduleThreads = 256;
+
+struct BlockPlaces {
+  DecodePlace at[2];  // begin, end
+  DecodeCost total;   // of the call
+  int items;          // of a group of heads
+  uint64_t warp_sums[8];
+};
+
+// A run, and where its item lies.
+struct ItemRun {
+  DecodeRun run;
+  DecodeCost at, cost;         // the item's place on the axis of cost
+  int split_begin, split_end;  // the sequence's
+};
+
+// Costs and items are summed up together.
+struct CostAndItems {
+  DecodeCost cost;
+  unsigned items;
+
+  __device__ __forceinline__ static CostAndItems of(uint64_t packed) {
+    return {DecodeCost(packed), unsigned(packed >> 32)};
+  }
+  __device__ __forceinline__ uint64_t packed() const { return uint64_t(items) << 32 | cost; }
+};
+
+// The sum over the threads in front of this one, and *all: over all of them. By all threads.
+__device__ __forceinline__ uint64_t sum_before(uint64_t x, uint64_t (&warp_sums)[8],
+                                               uint64_t* all) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t sum = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  uint64_t before = sum - x;
+  *all = 0;
+#pragma unroll
+  for (int w = 0; w < 8; ++w) {
+    if (w < warp) before += warp_sums[w];
+    *all += warp_sums[w];
+  }
+  return before;
+}
+
+// Finds where the block's work begins and ends. By all threads of the block; ends with a barrier.
+__device__ __forceinline__ void find_work(const DecodeScheduleParams& params, BlockPlaces& places) {
+  const bool one_chunk = params.batch <= kScheduleThreads;
+  DecodeSequence s{};
+  CostAndItems own{}, before{};
+  DecodeCost of_group = 0;  // all sequences of a group of heads
+  DecodeCost at[2] = {};    // where the block begins and ends
+  int head_group[2] = {};
+  // Once to sum up the costs, once to look for the places; a small batch stays in registers.
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    uint64_t base = 0;
+#pragma unroll 1
+    for (int b0 = 0; b0 < params.batch; b0 += kScheduleThreads) {
+      const int b = b0 + threadIdx.x;
+      if (pass == 0 || !one_chunk) {
+        own = {};
+        if (b < params.batch) {
+          s = decode_sequence(params.rule, b);
+          own = {cost_of(params.rule, s), unsigned(items_of(params.rule, s))};
+        }
+        uint64_t chunk = 0;
+        if (b0 > 0) __syncthreads();
+        before = CostAndItems::of(base + sum_before(own.packed(), places.warp_sums, &chunk));
+        base += chunk;
+      }
+      if (pass == 0) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (before.cost > at[i] || at[i] >= before.cost + own.cost) continue;
+        const DecodeCost cost = item_cost(params.rule, s), inside = at[i] - before.cost,
+                         item = inside / cost;
+        places.at[i] = {head_group[i], b,
+                        int(item),     split_at(params.rule, s, inside - item * cost),
+                        before.cost,   int(before.items)};
+      }
+    }
+    if (pass == 1) break;
+    const CostAndItems all = CostAndItems::of(base);
+    of_group = all.cost;
+    if (threadIdx.x == 0) {
+      places.total = of_group * params.rule.head_groups;
+      places.items = int(all.items);
+      places.at[0] = places.at[1] = {params.rule.head_groups, 0, 0, 0, 0, 0};
+    }
+    if (of_group == 0) break;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const DecodeCost place =
+          first_cost(of_group * params.rule.head_groups, blockIdx.x + i, params.blocks);
+      head_group[i] = int(place / of_group);
+      at[i] = place - head_group[i] * of_group;
+    }
+    __syncthreads();
+  }
+  __syncthreads();
+}
+
+// Walks through the runs of a block. By one thread.
+class RunWalk {
+ public:
+  __device__ __forceinline__ RunWalk(const DecodeScheduleParams& params, const BlockPlaces& places)
+      : params_(params),
+        of_group_(places.total / params.rule.head_groups),
+        end_(places.at[1]),
+        at_(places.at[0]),
+        split_(places.at[0].split) {}
+
+  // The next run; false if there is none.
+  __device__ __forceinline__ bool next(ItemRun& run) {
+#pragma unroll 1
+    while (at_.head_group < params_.rule.head_groups && !is_behind_end()) {
+      if (is_new_) sequence_ = decode_sequence(params_.rule, at_.batch);
+      is_new_ = false;
+      if (at_.item >= items_of(params_.rule, sequence_)) {
+        begin_next_sequence();
+        continue;
+      }
+      const bool last =
+          at_.head_group == end_.head_group && at_.batch == end_.batch && at_.item == end_.item;
+      const int from = split_ == kFirstSplit ? sequence_.split_begin : split_,
+                to = last ? end_.split : sequence_.split_end;
+      const int item = at_.item++;
+      split_ = kFirstSplit;
+      if (from >= to) continue;
+      describe(item, from, to, run);
+      return true;
+    }
+    return false;
+  }
+  // The run's item, counted over all sequences of its group of heads.
+  __device__ __forceinline__ int item() const { return at_.items_before + at_.item - 1; }
+  __device__ __forceinline__ int head_group() const { return at_.head_group; }
+
+ private:
+  static constexpr int kFirstSplit = -1;
+
+  __device__ __forceinline__ bool is_behind_end() const {
+    if (at_.head_group != end_.head_group) return at_.head_group > end_.head_group;
+    return at_.batch != end_.batch ? at_.batch > end_.batch : at_.item > end_.item;
+  }
+
+  __device__ __forceinline__ void begin_next_sequence() {
+    at_.before += cost_of(params_.rule, sequence_);
+    at_.items_before += items_of(params_.rule, sequence_);
+    at_.item = 0;
+    is_new_ = true;
+    split_ = kFirstSplit;
+    if (++at_.batch < params_.batch) return;
+    at_.batch = 0;
+    ++at_.head_group;
+    at_.before = 0;
+    at_.items_before = 0;
+  }
+
+  __device__ __forceinline__ void describe(int item, int from, int to, ItemRun& of_item) const {
+    DecodeRun& run = of_item.run;
+    const DecodeRule& rule = params_.rule;
+    const DecodeSequence& s = sequence_;
+    run.exists = 1;
+    run.batch = at_.batch;
+    run.head_group = at_.head_group;
+    run.kv_head = run.head_group / params_.groups_per_kv;
+    run.query = item * rule.tile_queries;
+    run.q_row = s.q_first + run.query;
+    const TileMask::Range queries = {run.query, min(run.query + rule.tile_queries, s.q_length)};
+    run.rows = queries.size() * params_.heads;
+    run.k_first = s.k_first;
+    run.k_length = s.k_length;
+    run.mask = mask_of(rule, s);
+    run.keys = seen_keys(rule, s, queries);
+    // An item that sees no key leaves no parts, though blocks may share it.
+    run.splits = run.keys.empty() ? TileMask::Range{s.split_begin, s.split_begin}
+                                  : splits_of(rule, s, run.keys);
+    run.split_tiles = s.split_tiles;
+    run.first_split = from;
+    run.tiles = {max(from * s.split_tiles, run.keys.begin / rule.tile_n),
+                 min(to * s.split_tiles, ceil_div(run.keys.end, rule.tile_n))};
+    run.unmasked = run.mask.full_tiles(queries, s.k_length, rule.tile_n);
+    run.has_first = from == s.split_begin;
+    run.is_whole = run.has_first && to == s.split_end;
+    of_item.cost = item_cost(rule, s);
+    of_item.at = at_.head_group * of_group_ + at_.before + DecodeCost(item) * of_item.cost;
+    of_item.split_begin = s.split_begin;
+    of_item.split_end = s.split_end;
+  }
+
+  const DecodeScheduleParams& params_;
+  const DecodeCost of_group_;  // cost of a group of heads
+  const DecodePlace end_;
+  DecodePlace at_;
+  int split_;
+  bool is_new_ = true;
+  DecodeSequence sequence_{};
+};
+
+// Counts the parts that a block leaves of an item, and numbers them: those of whoever has the first
+// split are its last two slots, finished folds and the one begun; those of another are single
+// splits up to the next fold, and then folds, from slot 0 on.
+struct PartCount {
+  int singles, folds;  // of one that begins inside the item
+  bool has_folds, has_begun;
+
+  // Of the run of a block that has the splits from `from` to `to` of the sequence.
+  __device__ __forceinline__ static PartCount of(const ItemRun& item, int from, int to) {
+    const TileMask::Range splits = item.run.splits;
+    const int begin = max(from, splits.begin) - splits.begin,
+              end = min(to, splits.end) - splits.begin;
+    if (begin >= end) return {};
+    if (from == item.split_begin) {
+      const bool is_all = end == splits.size();
+      return {0, 0, is_all || end >= kSplitsPerFold, !is_all && end % kSplitsPerFold != 0};
+    }
+    const int head = (kSplitsPerFold - begin % kSplitsPerFold) % kSplitsPerFold;
+    const int singles = min(head, end - begin);
+    return {singles, ceil_div(end - begin - singles, kSplitsPerFold), false, false};
+  }
+  __device__ __forceinline__ int count() const { return singles + folds + has_folds + has_begun; }
+};
+
+// Where the blocks that share the item begin in it, from block `begin` to `end`; which of them is
+// the first, and how many share it. By one warp.
+__device__ __forceinline__ TileMask::Range find_sharers(const DecodeScheduleParams& params,
+                                                        DecodeCost total, ItemRun& item,
+                                                        short* starts) {
+  const int lane = threadIdx.x % 32;
+  const unsigned blocks = params.blocks;
+  const int first = int(item.at * blocks / total),
+            last = min(params.blocks, int((item.at + item.cost) * blocks / total) + 1);
+  DecodeSequence s{};
+  s.split_tiles = item.run.split_tiles;
+  s.split_begin = item.split_begin;
+  s.split_end = item.split_end;
+  const auto start = [&](int block) {
+    const DecodeCost at = first_cost(total, block, blocks);
+    if (at <= item.at) return s.split_begin;
+    return at - item.at >= item.cost ? s.split_end : split_at(params.rule, s, at - item.at);
+  };
+#pragma unroll 1
+  for (int i = lane; first + i <= last; i += 32) starts[i] = short(start(first + i));
+  __syncwarp();
+  int count = 0, first_block = -1;
+#pragma unroll 1
+  for (int i0 = 0; first + i0 < last; i0 += 32) {
+    const int i = i0 + lane;
+    const unsigned shares = __ballot_sync(~0u, first + i < last && starts[i] < starts[i + 1]);
+    if (first_block < 0 && shares != 0) first_block = first + i0 + __ffs(shares) - 1;
+    count += __popc(shares);
+  }
+  if (lane == 0) {
+    item.run.first_block = short(first_block);
+    item.run.sharers = short(count);
+  }
+  __syncwarp();
+  return {first, last};
+}
+
+// Which parts make up an item, in order. By one warp, each lane for one block at a time. A part is
+// its number among all slots, plus kEndsFold where it ends a fold. All sharers write the same list.
+__device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, ItemRun& item,
+                                           const TileMask::Range& blocks, const short* starts) {
+  const int lane = threadIdx.x % 32;
+  DecodeRun& run = item.run;
+  const int first = run.first_block * kMostDecodeSplits;
+  int* const list = params.schedule.lists + first;
+  int count = 0;
+#pragma unroll 1
+  for (int i0 = 0; blocks.begin + i0 < blocks.end; i0 += 32) {
+    const int i = i0 + lane, block = blocks.begin + i;
+    const int from = block < blocks.end ? starts[i] : 0,
+              to = block < blocks.end ? starts[i + 1] : 0;
+    const PartCount parts = from < to ? PartCount::of(item, from, to) : PartCount{};
+    int at = parts.count();
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, at, step);
+      if (lane >= step) at += other;
+    }
+    const int all = __shfl_sync(~0u, at, 31);
+    at += count - parts.count();
+    const int slot = block * params.slots;
+    if (parts.has_folds) list[at++] = (slot + params.slots - 2) | kEndsFold;
+    const bool reaches_end = to >= run.splits.end;
+    if (parts.has_begun) list[at++] = (slot + params.slots - 1) | (reaches_end ? kEndsFold : 0);
+    const int begin = max(from, run.splits.begin) - run.splits.begin;
+#pragma unroll 1
+    for (int n = 0; n < parts.singles; ++n) {
+      const int next = begin + n + 1;
+      const bool ends = next % kSplitsPerFold == 0 || next == run.splits.size();
+      list[at++] = (slot + n) | (ends ? kEndsFold : 0);
+    }
+#pragma unroll 1
+    for (int n = 0; n < parts.folds; ++n) {
+      const int next = begin + parts.singles + (n + 1) * kSplitsPerFold;
+      const bool ends = next <= to - run.splits.begin || reaches_end;
+      list[at++] = (slot + parts.singles + n) | (ends ? kEndsFold : 0);
+    }
+    count += all;
+  }
+  if (lane == 0) {
+    run.list = first;
+    run.parts = count;
+  }
+  __syncwarp();
+}
+
+__global__ void __launch_bounds__(kScheduleThreads, 1)
+    decode_schedule_kernel(const __grid_constant__ DecodeScheduleParams params) {
+  __shared__ BlockPlaces places;
+  __shared__ ItemRun item;
+  __shared__ short starts[kMaxDecodeBlocks + 1];
+  find_work(params, places);
+  if (threadIdx.x >= 32) return;
+  const int lane = threadIdx.x;
+  RunWalk walk(params, places);
+  int next = 0;
+  for (int count = 0;; ++count) {
+    const bool exists = __any_sync(~0u, lane == 0 && walk.next(item));
+    if (lane == 0) item.run.exists = exists;
+    __syncwarp();
+    if (exists && !item.run.is_whole) {
+      const TileMask::Range blocks = find_sharers(params, places.total, item, starts);
+      list_parts(params, item, blocks, starts);
+    }
+    // Behind the first run of each block, no two runs have one place: blocks have consecutive
+    // items, and share the last one.
+    const int own = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);
+    const int place = params.blocks + own + int(blockIdx.x);
+    if (lane == 0) item.run.next = place + 1;
+    __syncwarp();
+    reinterpret_cast<int*>(params.schedule.runs + (count == 0 ? int(blockIdx.x) : next))[lane] =
+        reinterpret_cast<const int*>(&item.run)[lane];
+    next = place + 1;
+    if (!exists) break;
+    __syncwarp();
+  }
+}
+
+}  // namespace flash3::hopper

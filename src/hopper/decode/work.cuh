@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runs of a block, as the schedule lists them (schedule.cuh), and the ring through which one
+// warp hands them to the roles of a decode kernel.
+#pragma once
+
+#include "hopper/decode/config.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/ptx/memory.cuh"
+#include "hopper/device/ptx/sync.cuh"
+#include "hopper/device/warps.cuh"
+
+namespace flash3::hopper {
+
+// Elements col… of a row, which begin at a multiple of 8; those outside of the row are 0.
+__device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, int dim) {
+  uint32_t packed[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = col + 2 * i;
+    packed[i] = pack2(at < dim ? row[at] : uint16_t(0), at + 1 < dim ? row[at + 1] : uint16_t(0));
+  }
+  return {packed[0], packed[1], packed[2], packed[3]};
+}
+
+// The runs that the block has come to.
+struct RunRing {
+  DecodeRun runs[2];
+  int lists[2][kMostDecodeSplits];  // the parts of a shared item
+  RingBarriers<2> barriers;
+  uint64_t listed[2];  // they are there
+};
+
+// Brings the block's runs into the ring, by a whole warp.
+__device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring) {
+  const int lane = threadIdx.x % 32;
+  const DecodeSchedule& schedule = params.schedule;
+  PipelineState<2> state;
+  int next = blockIdx.x;
+  for (bool exists = true; exists; state.advance()) {
+    const int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
+    wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
+    DecodeRun& run = ring.runs[state.stage];
+    reinterpret_cast<int*>(&run)[lane] = word;
+    __syncwarp();
+    if (lane == 0) arrive(&ring.barriers.full[state.stage]);
+    exists = run.exists;
+    next = run.next;
+    if (exists && !run.is_whole)
+      for (int i = lane; i < run.parts; i += 32)
+        ring.lists[state.stage][i] = __ldcg(schedule.lists + run.list + i);
+    __syncwarp();
+    if (lane == 0) arrive(&ring.listed[state.stage]);
+  }
+}
+
+// Any other role's view of the ring of runs: by one thread, or by whole warps.
+class RunReader {
+ public:
+  __device__ __forceinline__ explicit RunReader(RunRing& ring) : ring_(ring) {}
+
+  // Waits for the next run. False if there is no more work.
+  __device__ __forceinline__ bool next() const {
+    wait(&ring_.barriers.full[state_.stage], state_.phase, "run_full");
+    return run().exists;
+  }
+  __device__ __forceinline__ const DecodeRun& run() const { return ring_.runs[state_.stage]; }
+  __device__ __forceinline__ const int* list() const { return ring_.lists[state_.stage]; }
+  // Waits until the parts of the run's item are listed.
+  __device__ __forceinline__ void wait_for_list() const {
+    wait(&ring_.listed[state_.stage], state_.phase, "run_listed");
+  }
+  // Done with the run; by all threads of each warp.
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&ring_.barriers.empty[state_.stage]);
+    state_.advance();
+  }
+
+ private:
+  RunRing& ring_;
+  PipelineState<2> state_;
+};
+
+}  // namespace flash3::hopper

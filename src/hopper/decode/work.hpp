@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the work of a decode call is cut. Integers only, host and device.
+//
+// An item is one query tile of one group of heads of one sequence. Its keys are cut into splits, at
+// places that depend on the sequence's own length and on the call's head counts alone, never on the
+// batch or the multiprocessors: whoever computes a split, its bits are the same. Splits are merged
+// in one fixed order, eight to a fold and then the folds, each from left to right; so it does not
+// matter either which block computes how many of them (fold.cuh).
+//
+// Items lie one behind the other on an axis of cost, in key tiles: all sequences of the first group
+// of heads, then those of the next, so that blocks which run at the same time read all heads of the
+// same keys. Block c of n has what lies from c/n to (c+1)/n of it, rounded to whole splits: at most
+// two of its items are shared with others.
+#pragma once
+
+#include "hopper/device/sequence.hpp"
+
+namespace flash3::hopper {
+
+inline constexpr int kSplitsPerFold = 8;
+
+// Where the sequences lie, as core/seq_info.hpp and core/kv_cache.hpp have it, in 32 bits.
+struct DecodeLengths {
+  const int* cu;    // or null
+  const int* used;  // or null
+  int rows, max_length;
+};
+
+struct DecodeRows {
+  int first, length, capacity;
+};
+
+FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
+  return x < least ? least : x < most ? x : most;
+}
+
+FLASH3_HOST_DEVICE constexpr DecodeRows rows_of(const DecodeLengths& lengths, int b) {
+  DecodeRows rows{0, 0, lengths.rows};
+  if (lengths.cu != nullptr) {
+    rows.first = clamped(lengths.cu[b], 0, lengths.rows);
+    rows.capacity = clamped(lengths.cu[b + 1], rows.first, lengths.rows) - rows.first;
+  }
+  rows.length = clamped(rows.capacity, 0, lengths.max_length);
+  if (lengths.used != nullptr) rows.length = clamped(lengths.used[b], 0, rows.length);
+  return rows;
+}
+
+// What all sequences of a call have in common.
+struct DecodeRule {
+  DecodeLengths q, k;
+  DecodeLengths added;  // rows that the call appends
+  const int* leftpad;   // or null
+  TileMaskRule mask;
+  int tile_n;        // keys of a tile
+  int tile_queries;  // of an item
+  int head_groups;   // heads that share an item, and so on for the next ones
+  int splits;        // of a sequence, by the head counts; twice as many of a long one
+  int least_tiles;   // of a split
+  int long_tiles;    // a long sequence has more
+  int cost_shift;    // of costs, so that all of them together, times the blocks, stay below 2^32
+};
+
+// In key tiles, shifted by cost_shift.
+using DecodeCost = unsigned;
+
+// What an item costs besides its key tiles, in key tiles.
+inline constexpr int kItemCost = 2;
+
+// One sequence of the call.
+struct DecodeSequence {
+  int q_first, q_length;
+  int k_first, k_length;       // k_first: place in the cache of key 0
+  int split_tiles;             // key tiles of a split
+  int split_begin, split_end;  // splits that its queries see; one if they see none
+
+  FLASH3_HOST_DEVICE constexpr int splits() const { return split_end - split_begin; }
+};
+
+FLASH3_HOST_DEVICE constexpr int split_tiles_of(const DecodeRule& rule, int k_length) {
+  const int tiles = ceil_div(k_length, rule.tile_n);
+  const int share = ceil_div(tiles, tiles > rule.long_tiles ? 2 * rule.splits : rule.splits);
+  return share > rule.least_tiles ? share : rule.least_tiles;
+}
+
+FLASH3_HOST_DEVICE constexpr TileMask mask_of(const DecodeRule& rule, const DecodeSequence& s) {
+  return TileMask::make(s.q_length, s.k_length, rule.mask);
+}
+
+// The keys that these queries see; empty ranges begin at a split's first key.
+FLASH3_HOST_DEVICE constexpr TileMask::Range seen_keys(const DecodeRule& rule,
+                                                       const DecodeSequence& s,
+                                                       const TileMask::Range& queries) {
+  const TileMask::Range keys = mask_of(rule, s).keys(queries, s.k_length);
+  return keys.empty() ? TileMask::Range{0, 0} : keys;
+}
+
+// The splits that hold keys; one where there are none.
+FLASH3_HOST_DEVICE constexpr TileMask::Range splits_of(const DecodeRule& rule,
+                                                       const DecodeSequence& s,
+                                                       const TileMask::Range& keys) {
+  const int size = s.split_tiles * rule.tile_n;
+  if (keys.empty()) return {s.split_begin, s.split_begin + 1};
+  return {keys.begin / size, ceil_div(keys.end, size)};
+}
+
+FLASH3_HOST_DEVICE constexpr DecodeSequence decode_sequence(const DecodeRule& rule, int b) {
+  const DecodeRows q = rows_of(rule.q, b), k = rows_of(rule.k, b);
+  const int pad = rule.leftpad != nullptr ? clamped(rule.leftpad[b], 0, k.length) : 0;
+  DecodeSequence s{};
+  s.q_first = q.first;
+  s.q_length = q.length;
+  s.k_first = k.first + pad;
+  s.k_length = k.length - pad;
+  if (rule.added.rows > 0)
+    s.k_length += clamped(rows_of(rule.added, b).length, 0, rule.k.max_length - k.length);
+  s.split_tiles = split_tiles_of(rule, s.k_length);
+  if (s.q_length == 0) return s;
+  const TileMask::Range splits = splits_of(rule, s, seen_keys(rule, s, {0, s.q_length}));
+  s.split_begin = splits.begin;
+  s.split_end = splits.end;
+  return s;
+}
+
+// Items of a sequence, of one group of heads.
+FLASH3_HOST_DEVICE constexpr int items_of(const DecodeRule& rule, const DecodeSequence& s) {
+  return ceil_div(s.q_length, rule.tile_queries);
+}
+
+FLASH3_HOST_DEVICE constexpr DecodeCost item_cost(const DecodeRule& rule, const DecodeSequence& s) {
+  return DecodeCost((s.splits() * s.split_tiles + kItemCost) >> rule.cost_shift) + 1;
+}
+
+FLASH3_HOST_DEVICE constexpr DecodeCost cost_of(const DecodeRule& rule, const DecodeSequence& s) {
+  return DecodeCost(items_of(rule, s)) * item_cost(rule, s);
+}
+
+// A place on the axis of cost: in front of split `split` of item `item` of a sequence.
+struct DecodePlace {
+  int head_group, batch, item, split;
+  DecodeCost before;  // cost of the sequences in front of this one, in its group of heads
+  int items_before;   // and their items
+};
+
+// The split at which an item is cut so far from its beginning: from split_begin to split_end.
+FLASH3_HOST_DEVICE constexpr int split_at(const DecodeRule& rule, const DecodeSequence& s,
+                                          DecodeCost cost) {
+  const unsigned size = unsigned(s.split_tiles);
+  const unsigned splits = ((cost << rule.cost_shift) + size / 2) / size;
+  return splits < unsigned(s.splits()) ? s.split_begin + int(splits) : s.split_end;
+}
+
+// Where block `block` of `blocks` begins.
+FLASH3_HOST_DEVICE constexpr DecodeCost first_cost(DecodeCost total, int block, int blocks) {
+  return total * unsigned(block) / unsigned(blocks);
+}
+
+}  // namespace flash3::hopper

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cases/merge_check.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/sanitizer.hpp"
@@ -26,6 +27,12 @@ const std::vector<std::string> kRepeatedCases = {
     "bf16/b1/q700/k500/h4/d192/full", "fp16/b1/q500/k700/h4/d256/causal",
     "bf16/b1/q500/k700/h4/d256/full", "bf16/b2/q500/k700/h4/d128/causal+w128:/sink",
     "bf16/b1/q5/k3000/h16x1/d128/causal",
+    // a long sequence that many blocks share, few queries of every head dim, and KV caches
+    "bf16/b1/q1/k50000/h8x1/d128/causal", "fp16/b2/q4/k5000/h8x2/d64/causal",
+    "bf16/b2/q1/k5000/h8x1/d192x128/full", "fp16/b3/q2/k5000/h8x2/d256/causal/softcap20",
+    "bf16/b9/q1/k5000/h8x1/d128/causal/random/usedk/paged16/append1/rotary",
+    "bf16/b9/q3/k2000/h8x2/d64/causal/random/usedk/paged3/leftpad",
+    "fp16/b5/q70/k2000/h4x2/d256/causal/random/usedk/paged64/append70/rotary2",
     "bf16/b2/q500/k1000/h4/d128/w200:", "bf16/b2/q300/k300/h4/d100/full/odd",
     "bf16/b2/q500/k700/h4/d64/causal/softcap20", "fp16/b2/q500/k700/h4/d128/full/softcap20",
     "bf16/b1/q500/k700/h4/d256/causal/softcap20",
@@ -110,6 +117,15 @@ const std::vector<std::vector<std::string>> kSanitizedCases = {
      "fp16/b1/q130/k200/h2/d96/full/quantize/onescale/rotate",
      "bf16/b3/q150/k150/h2/d192/full/random/packed/quantize/blockscales/rotate",
      "bf16/b1/q130/k200/h2x1/d128/causal/fp8"},
+    // few queries and KV caches: each way to load, splits, appends
+    {"bf16/b2/q1/k1500/h4x1/d128/causal", "fp16/b2/q1/k700/h16x1/d128/full",
+     "bf16/b1/q2/k700/h4x1/d64/causal", "fp16/b1/q2/k700/h8x1/d64/causal",
+     "bf16/b1/q2/k700/h16x1/d64/causal/softcap20", "bf16/b1/q1/k700/h4x1/d192x128/causal",
+     "fp16/b1/q1/k700/h4x1/d256/causal", "bf16/b1/q2/k700/h8x1/d256/causal/softcap20",
+     "bf16/b3/q1/k300/h4x1/d128/causal/random/usedk/paged16",
+     "bf16/b3/q1/k300/h4x1/d128/causal/random/usedk/paged3/leftpad",
+     "bf16/b3/q3/k300/h4x2/d64/causal/random/usedk/paged64/append3/rotary",
+     "fp16/b3/q9/k100/h4x2/d40/causal/random/packedq/usedk/batchidx/append9/packednew/rotary2"},
     // keys that no query sees in a tile with others, and tensors of no rows
     {"bf16/b1/q70/k300/h2x1/d64/w40:", "fp16/b1/q70/k300/h2x1/d128/w40:",
      "bf16/b1/q70/k300/h1/d256/w40:", "e4m3/b1/q70/k300/h1/d64/w40:",
@@ -157,6 +173,26 @@ Json run_ragged_backward(VerifyOptions asked) {
 Json run_quantize(VerifyOptions asked) {
   asked.quantize = true;
   return run_table(asked, " --quantize");
+}
+
+Json run_merges(const VerifyOptions& options) {
+  const flash3_backend backend = backend_named(options.backend);
+  const auto memory = make_memory(backend);
+  int passed = 0;
+  for (const cases::MergeCase& c : cases::merge_case_table()) {
+    if (const std::string failure = check_merge(c, *memory, backend); !failure.empty())
+      throw PartFailed(format("merge of {}: {}", to_text(c), failure));
+    ++passed;
+  }
+  return passed;
+}
+
+// The table of KV caches, and what merges parts.
+Json run_decode(VerifyOptions asked) {
+  asked.decode = true;
+  Json result = run_table(asked, " --decode");
+  result["merges"] = run_merges(asked);
+  return result;
 }
 
 Json run_accuracy(VerifyOptions asked) {
@@ -224,6 +260,7 @@ const std::vector<RecordPart>& record_parts() {
       {"ragged-backward", true,
        [](const VerifyOptions& o, const Json&) { return run_ragged_backward(o); }},
       {"quantize", true, [](const VerifyOptions& o, const Json&) { return run_quantize(o); }},
+      {"decode", true, [](const VerifyOptions& o, const Json&) { return run_decode(o); }},
       {"accuracy", true, [](const VerifyOptions& o, const Json&) { return run_accuracy(o); }},
       {"random", true, run_random, missing_random},
       {"repeat", true, [](const VerifyOptions& o, const Json&) { return run_repeat(o); }},

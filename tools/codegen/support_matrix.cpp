@@ -14,6 +14,7 @@
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "hopper/backward/plan.hpp"
+#include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
 
 namespace flash3 {
@@ -22,6 +23,8 @@ namespace {
 using cases::Case;
 using hopper::BackwardKernel;
 using hopper::BackwardPlan;
+using hopper::DecodeKernel;
+using hopper::DecodePlan;
 using hopper::ForwardKernel;
 using hopper::ForwardPlan;
 
@@ -45,14 +48,16 @@ void check(const Case& c, const Status& status) {
   std::exit(1);
 }
 
-ForwardProblem forward_problem(const Case& c) {
+// Nothing if no backend can ever take it.
+std::optional<ForwardProblem> forward_problem(const Case& c) {
   const auto params = cases::make_question(c);
   ForwardProblem problem;
-  check(c, make_forward_problem(&params, Pointers::kOptional, &problem));
+  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
+  if (status.code() == FLASH3_UNSUPPORTED) return {};
+  check(c, status);
   return problem;
 }
 
-// Nothing if no backend can ever take it.
 std::optional<BackwardProblem> backward_problem(const Case& c) {
   const auto params = cases::make_backward_question(c);
   BackwardProblem problem;
@@ -66,7 +71,8 @@ template <class Plan>
 Answer answer_of(const Plan& plan, const Status& status) {
   Answer answer;
   answer.supported = status.ok();
-  answer.copied = plan.q.needed || plan.k.needed || plan.v.needed;
+  if constexpr (requires { plan.q; })
+    answer.copied = plan.q.needed || plan.k.needed || plan.v.needed;
   if (plan.kernel) answer.tile = {plan.kernel->config.head_dim, plan.kernel->config.head_dim_v};
   return answer;
 }
@@ -79,8 +85,15 @@ Answer ask_hopper(const Case& c) {
     const Status status = hopper::plan(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
+  const auto problem = forward_problem(c);
+  if (!problem) return {};
+  if (hopper::is_decode(*problem)) {
+    DecodePlan plan;
+    const Status status = hopper::plan(*problem, kDevice, &plan);
+    return answer_of(plan, status);
+  }
   ForwardPlan plan;
-  const Status status = hopper::plan(forward_problem(c), kDevice, &plan);
+  const Status status = hopper::plan(*problem, kDevice, &plan);
   return answer_of(plan, status);
 }
 
@@ -93,7 +106,8 @@ bool cpu_supports(const P& problem) {
 Answer ask_cpu(const Case& c) {
   Answer answer;
   if (!c.backward) {
-    answer.supported = cpu_supports(forward_problem(c));
+    const auto problem = forward_problem(c);
+    answer.supported = problem && cpu_supports(*problem);
   } else if (const auto problem = backward_problem(c)) {
     answer.supported = cpu_supports(*problem);
   }
@@ -151,6 +165,17 @@ const Feature kFeatures[] = {
      {"b2/q512/k512/h8/d64/causal/sink", "b2/q512/k512/h8/d64/causal+w128:/sink16"}},
     {"softcap", {"b2/q512/k512/h8/d128/causal/softcap30", "b2/q512/k512/h8/d256/full/softcap50"}},
     {"chunks", {"b2/q512/k512/h8/d128/causal/chunk128", "b2/q512/k512/h8/d128/full/chunk100"}},
+    {"few queries, of 256 keys or more",
+     {"b2/q1/k512/h8/d128/full", "b2/q2/k5000/h8x2/d64/causal",
+      "b9/q1/k300/h8x2/d80/causal/usedk"}},
+    {"KV cache: pages of any size, `cache_batch_idx`, `leftpad_k`, any number of queries",
+     {"b3/q1/k300/h8x2/d128/causal/usedk/paged16", "b3/q200/k300/h8x2/d64/causal/usedk/paged1",
+      "b3/q5/k300/h8/d192x128/w100:/usedk/batchidx", "b3/q1/k300/h8/d256/full/usedk/leftpad",
+      "b3/q1/k300/h8/d128/causal/usedk/paged256/softcap30/sink"}},
+    {"KV cache: append, with a rotary embedding or without",
+     {"b3/q1/k300/h8x2/d128/causal/usedk/paged16/append1",
+      "b3/q9/k300/h8x2/d80/causal/usedk/append9/packednew/rotary",
+      "b3/q1/k300/h8x2/d128/causal/usedk/batchidx/append1/offsets/rotary2"}},
     {"backward: masks, GQA and lengths as above",
      {"b2/q512/k512/h8/d128/full/bwd", "b2/q512/k512/h8/d128/causal/bwd",
       "b2/q512/k512/h8/d128/w100:50/bwd", "b2/q512/k512/h8/d128/causal+w128:/bwd",
@@ -292,6 +317,22 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
   }
 }
 
+// Of the decode kernels, which all have the same roles.
+void print_decode_kernels() {
+  std::printf(
+      "| kernel | head_dim | tile, query rows × keys | stages of K and V | shared memory |\n"
+      "| --- | --- | --- | --- | --- |\n");
+  for (const DecodeKernel& kernel : hopper::decode_kernels()) {
+    if (kernel.element != hopper::Element::kBFloat16) continue;
+    const auto& c = kernel.config;
+    const std::string family = "decode_bf16";
+    std::printf("| `decode_{fp16,bf16}%s` | %s | %d × %d | %d | %.1f KiB |\n",
+                kernel.id.substr(family.size()).c_str(),
+                head_dims_of({c.head_dim, c.head_dim_v}, "bf16/b2/q1/k512/h8/d128/full").c_str(),
+                c.rows, c.tile_n, c.stages, c.shared_bytes() / 1024.0);
+  }
+}
+
 }  // namespace
 }  // namespace flash3
 
@@ -307,4 +348,6 @@ int main() {
   flash3::print_kernels(forward.last(fp8), {"e4m3"}, "fwd", "K and V, of V as it comes", "");
   std::printf("\n");
   flash3::print_kernels(flash3::hopper::backward_kernels(), dtypes, "bwd", "Q and of dOut", "/bwd");
+  std::printf("\n");
+  flash3::print_decode_kernels();
 }

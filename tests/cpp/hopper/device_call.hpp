@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A call of any kind by the id of its case, in device memory: one test can then treat forward, FP8,
-// backward and quantize alike. Inputs are normal numbers in every row, whatever the lengths say;
-// the backward's out and lse are not those of its forward, and nobody here compares with the
-// oracle.
+// backward, quantize and calls on a KV cache alike. Inputs are normal numbers in every row,
+// whatever the lengths say (of a cache, in the rows of its keys); the backward's out and lse are
+// not those of its forward, and nobody here compares with the oracle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -21,6 +22,7 @@
 
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "cases/cache_tensors.hpp"
 #include "cases/entry_points.hpp"
 #include "cases/quantize_runner.hpp"
 #include "core/convert.hpp"
@@ -87,6 +89,9 @@ inline std::vector<Slot> slots_of(AnyParams* any) {
   if (auto* f = std::get_if<flash3_forward_params>(any)) {
     add(false, {{"q", &f->q}, {"k", &f->k}, {"v", &f->v}, {"sink", &f->sink}});
     add(false, {{"q_scale", &f->q_scale}, {"k_scale", &f->k_scale}, {"v_scale", &f->v_scale}});
+    for (const cases::CacheField& field : cases::kCacheFields)
+      if (std::string_view(field.name) != "seqused_k")
+        add(false, {{field.name, &(f->*field.member)}});
     add(true, {{"out", &f->out}, {"lse", &f->lse}});
   } else if (auto* b = std::get_if<flash3_backward_params>(any)) {
     add(false, {{"dout", &b->dout}, {"dlse", &b->dlse}, {"q", &b->q}, {"k", &b->k}, {"v", &b->v}});
@@ -139,6 +144,7 @@ class DeviceCall {
     } else {
       params = make_question(case_);
     }
+    if (case_.has_cache()) cache_ = cases::make_cache_tensors(case_);
     const auto slots = slots_of(&params);
     for (const Slot& slot : slots)
       parts_.push_back({slot.name, slot.output, contents(slot, parts_.size()), nullptr});
@@ -183,6 +189,12 @@ class DeviceCall {
   std::byte* results() const { return results_; }
   size_t results_bytes() const { return results_bytes_; }
   size_t workspace_bytes() const { return workspace_.second; }
+
+  // Whether the call writes this input: a cache that grows.
+  bool grows(const Part& part) const {
+    const std::string_view name = part.name;
+    return case_.append > 0 && (name == "k" || name == "v");
+  }
 
   // Everything as it was at first; outputs and workspace unwritten.
   void reset() {
@@ -251,6 +263,11 @@ class DeviceCall {
     const std::string_view name = slot.name;
     Bytes host(bytes_of(t), kUnwritten);
     if (slot.output || host.empty()) return host;
+    if (cache_) {
+      AnyParams on_host = make_cache_params(case_, *cache_);
+      std::memcpy(host.data(), slot_of(&on_host, name).tensor->data, host.size());
+      return host;
+    }
     if (t.dtype == FLASH3_INT32) {
       const cases::CaseSequences s = make_sequences(case_);
       const auto& values = name == "cu_seqlens_q"   ? s.q.cu
@@ -272,6 +289,7 @@ class DeviceCall {
 
   cases::Memory& memory_;
   cases::Case case_;
+  std::optional<cases::CacheTensors> cache_;
   std::vector<Part> parts_;
   std::vector<std::shared_ptr<void>> buffers_;
   std::byte* results_ = nullptr;

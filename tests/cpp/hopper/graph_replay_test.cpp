@@ -38,9 +38,29 @@ struct Side {
   std::vector<std::vector<int>> cus, useds;  // of each set; empty: not in the call
 };
 
+// Of a cache: no sequence has more keys than there are values for.
+void draw_cache(DeviceCall& call, Random& random, Side* side) {
+  const auto values = [&](const char* name) {
+    std::vector<int> ints(size_t(call.the_case().batch));
+    if (slot_of(&call.params, name).tensor)
+      std::memcpy(ints.data(), call.part(name).host.data(), ints.size() * sizeof(int));
+    return ints;
+  };
+  const std::vector<int> most = values("seqused_k"), least = values("leftpad_k");
+  for (int set = 0; set < kSets; ++set) {
+    auto& used = side->useds.emplace_back();
+    for (size_t b = 0; b < most.size(); ++b)
+      used.push_back(least[b] + draw(most[b] - least[b], random));
+  }
+}
+
 Side draw_side(DeviceCall& call, bool is_q, Random& random) {
   Side side{is_q ? "cu_seqlens_q" : "cu_seqlens_k", is_q ? "seqused_q" : "seqused_k", {}, {}};
   const cases::Case& c = call.the_case();
+  if (!is_q && c.has_cache()) {
+    draw_cache(call, random, &side);
+    return side;
+  }
   const bool packed = is_q ? c.packed_q : c.packed_k, used = is_q ? c.used_q : c.used_k;
   const flash3_tensor& t = *slot_of(&call.params, is_q ? "q" : "k").tensor;
   const int64_t rows = packed ? t.shape[0] : t.shape[1], longest = is_q ? c.seq_q : c.seq_k;
@@ -91,18 +111,42 @@ TEST_P(GraphReplay, WithOtherLengthsEachTime) {
         std::memcpy(copy.from.get() + set * bytes, (*sets)[set].data(), bytes);
     }
   ASSERT_FALSE(copies.empty());
-  const size_t bytes = call.results_bytes();
+  // What a call leaves: its results, and a cache that grows, which begins as it was each time.
+  struct Grown {
+    std::byte* at;
+    size_t bytes;
+    std::shared_ptr<void> first;
+  };
+  std::vector<Grown> caches;
+  size_t bytes = call.results_bytes();
+  for (const auto& part : call.parts()) {
+    if (!call.grows(part)) continue;
+    const Grown& cache =
+        caches.emplace_back(part.device, part.host.size(), memory_->allocate(part.host.size()));
+    memory_->copy_in(cache.first.get(), part.host.data(), part.host.size());
+    bytes += cache.bytes;
+  }
   const auto got = pinned(bytes);
   const auto prepare = [&](size_t set) {
     for (const Copy& copy : copies)
       ASSERT_EQ(cudaMemcpyAsync(copy.to, copy.from.get() + set * copy.bytes, copy.bytes,
                                 cudaMemcpyHostToDevice, stream),
                 cudaSuccess);
-    ASSERT_EQ(cudaMemsetAsync(call.results(), int(kUnwritten), bytes, stream), cudaSuccess);
+    ASSERT_EQ(cudaMemsetAsync(call.results(), int(kUnwritten), call.results_bytes(), stream),
+              cudaSuccess);
+    for (const Grown& cache : caches)
+      ASSERT_EQ(cudaMemcpyAsync(cache.at, cache.first.get(), cache.bytes, cudaMemcpyDeviceToDevice,
+                                stream),
+                cudaSuccess);
   };
   const auto collect = [&] {
-    ASSERT_EQ(cudaMemcpyAsync(got.get(), call.results(), bytes, cudaMemcpyDeviceToHost, stream),
-              cudaSuccess);
+    std::byte* to = got.get();
+    const auto bring = [&](const std::byte* from, size_t count) {
+      ASSERT_EQ(cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+      to += count;
+    };
+    bring(call.results(), call.results_bytes());
+    for (const Grown& cache : caches) bring(cache.at, cache.bytes);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   };
 
@@ -150,6 +194,10 @@ constexpr const char* kReplayed[] = {
     "bf16/b6/q300/k300/h4x2/d128/causal/random/packed/used",
     "bf16/b16/q60/k60/h2/d64/causal/packed/used",
     "bf16/b6/q200/k300/h2/d64/full/used/softcap20/sink",
+    "bf16/b6/q1/k3000/h8x2/d128/causal/usedk",
+    "bf16/b9/q1/k2000/h8x1/d128/causal/usedk/paged16",
+    "fp16/b6/q3/k900/h4x2/d64/causal/usedk/paged64/leftpad/append3/rotary",
+    "bf16/b6/q9/k500/h4x1/d192x128/full/packedq/usedk/batchidx/append4/packednew",
     "fp16/b6/q100/k400/h2/d256/causal/random/packedk/usedk",
     "e4m3/b6/q300/k300/h4x2/d128/causal/random/packed/used/blockscales",
     "e4m3/b6/q200/k300/h2/d64/full/used/headscales",

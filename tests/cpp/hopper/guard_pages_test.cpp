@@ -62,6 +62,19 @@ std::vector<int> ints(const Bytes& bytes) {
   return values;
 }
 
+// Values that follow from lengths, or what a page table or the indices of a cache hold.
+bool is_index(std::string_view name) {
+  return name.starts_with("cu_seqlens") || name.starts_with("seqused") || name == "page_table" ||
+         name == "cache_batch_idx" || name == "leftpad_k" || name == "rotary_offsets";
+}
+
+// As many values as are wanted, from the first on again.
+std::vector<int> repeated(const std::vector<int>& values, size_t count) {
+  std::vector<int> all;
+  for (size_t i = 0; i < count; ++i) all.push_back(values[i % values.size()]);
+  return all;
+}
+
 std::vector<int> with_rows(std::vector<int> values, int64_t rows) {
   std::replace(values.begin(), values.end(), kRows, int(rows));
   return values;
@@ -87,9 +100,7 @@ TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
 
     std::vector<const char*> lengths;
     for (const auto& part : call.parts())
-      if (std::string_view(part.name).starts_with("cu_seqlens") ||
-          std::string_view(part.name).starts_with("seqused"))
-        lengths.push_back(part.name);
+      if (is_index(part.name)) lengths.push_back(part.name);
     // Each of them bad beside good ones, one after the other, then all. q's and k's are bad in
     // different ways.
     for (size_t which = 0; which <= lengths.size(); ++which)
@@ -102,8 +113,9 @@ TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
             continue;
           }
           const Bad& bad = kBad[(i + (name.ends_with("_k") ? 3 * which : 0)) % std::size(kBad)];
-          call.set(name,
-                   with_rows(name.starts_with("cu") ? bad.cu : bad.used, rows_of(&call, name)));
+          call.set(name, repeated(with_rows(name.starts_with("cu") ? bad.cu : bad.used,
+                                            rows_of(&call, name)),
+                                  call.part(name).host.size() / sizeof(int)));
         }
         const std::string what = std::string(GetParam()) + ", tensors at the " +
                                  (place == Place::kStart ? "start" : "end") + ", lengths " +
@@ -115,7 +127,8 @@ TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
         for (const auto& page : pages)
           ASSERT_TRUE(page->is_intact(scratch_)) << what << ": beside " << page->name();
         for (const auto& part : call.parts())
-          ASSERT_TRUE(part.output || call.download(part) == part.host) << what << ": " << part.name;
+          ASSERT_TRUE(part.output || call.grows(part) || call.download(part) == part.host)
+              << what << ": " << part.name;
       }
   }
 }
@@ -135,6 +148,19 @@ constexpr const char* kForward[] = {
     "fp16/b4/q130/k200/h2/d192x128/causal/odd/packed/used",
     "bf16/b4/q200/k200/h2/d128/w50:20/bhsd/packed/used",
     "bf16/b4/q200/k200/h2x1/d64/causal/packed/chunk64",
+};
+// Few queries, and a KV cache: boxes of pages, rows that are gathered, one long sequence, appends.
+constexpr const char* kDecode[] = {
+    "bf16/b4/q1/k300/h8x1/d128/causal/random/usedk/paged16",
+    "bf16/b4/q1/k5000/h4x1/d128/causal/random/usedk/paged128/sink",
+    "fp16/b4/q3/k300/h4x2/d64/causal/random/usedk/paged3",
+    "bf16/b4/q1/k300/h8x1/d128/w100:/random/usedk/paged64/leftpad",
+    "bf16/b4/q2/k300/h4/d192x128/causal/random/usedk/batchidx/leftpad",
+    "bf16/b4/q20/k300/h4x2/d256/full/random/usedk/paged256/softcap20",
+    "bf16/b4/q1/k300/h4x1/d128/causal/random/usedk/paged16/append1/rotary",
+    "fp16/b4/q5/k300/h4x2/d96/causal/random/usedk/paged2/append5/offsets/rotary2",
+    "bf16/b4/q40/k300/h4x2/d64/causal/random/packedq/usedk/append40/packednew/rotary",
+    "bf16/b4/q1/k300/h4x2/d40/causal/random/usedk/batchidx/append3/packednew",
 };
 constexpr const char* kFp8[] = {
     "e4m3/b4/q200/k300/h4x2/d128/causal/packed/used/blockscales",
@@ -168,6 +194,7 @@ constexpr const char* kBackward[] = {
     "bf16/b4/q200/k200/h2/d128/w50:20/bhsd/packed/used/deterministic",
 };
 INSTANTIATE_TEST_SUITE_P(Forward, GuardPages, testing::ValuesIn(kForward));
+INSTANTIATE_TEST_SUITE_P(Decode, GuardPages, testing::ValuesIn(kDecode));
 INSTANTIATE_TEST_SUITE_P(Fp8, GuardPages, testing::ValuesIn(kFp8));
 INSTANTIATE_TEST_SUITE_P(Quantize, GuardPages, testing::ValuesIn(kQuantize));
 INSTANTIATE_TEST_SUITE_P(Backward, GuardPages, testing::ValuesIn(kBackward));

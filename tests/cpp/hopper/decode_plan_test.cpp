@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the decode kernels run, and how they cut it. Needs no GPU: a plan launches nothing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "../parsed.hpp"
+#include "cases/cache_tensors.hpp"
+#include "cases/table.hpp"
+#include "cases/tensors.hpp"
+#include "hopper/decode/lengths.hpp"
+#include "hopper/decode/plan.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr Device kDevice{0, 132};
+
+ForwardProblem problem_of(const cases::Case& c) {
+  const auto params = cases::make_question(c);
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
+  EXPECT_TRUE(status.ok()) << to_id(c) << ": " << status.message();
+  return problem;
+}
+ForwardProblem problem_of(const std::string& id) { return problem_of(cases::parsed(id)); }
+
+DecodePlan plan_of(const ForwardProblem& problem) {
+  DecodePlan plan;
+  const Status status = hopper::plan(problem, kDevice, &plan);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return plan;
+}
+
+TEST(DecodePlan, RunsCachesAndFewQueries) {
+  for (const char* id :
+       {"bf16/b1/q1/k256/h1/d128/causal", "bf16/b64/q1/k4096/h64x8/d128/causal",
+        "fp16/b1/q16/k4096/h8/d128/full", "bf16/b1/q4/k4096/h32x4/d64/causal",
+        "bf16/b4/q1/k300/h16x1/d256/causal/usedk", "bf16/b1/q1/k300/h16x1/d192x128/full/softcap20",
+        "bf16/b2/q500/k20/h4/d128/causal/usedk/paged16", "bf16/b2/q1/k1/h4/d33/full/usedk/leftpad"})
+    EXPECT_TRUE(is_decode(problem_of(id))) << id;
+  for (const char* id : {"bf16/b1/q1/k255/h1/d128/causal", "bf16/b1/q17/k4096/h8/d128/full",
+                         "bf16/b1/q5/k4096/h32x8/d128/causal", "bf16/b1/q9/k4096/h32x8/d64/causal",
+                         "e4m3/b1/q1/k4096/h8/d128/causal", "fp32/b1/q1/k4096/h8/d128/causal",
+                         "bf16/b2/q4096/k4096/h8/d128/causal"})
+    EXPECT_FALSE(is_decode(problem_of(id))) << id;
+}
+
+TEST(DecodePlan, HasNoCacheOfFloat32) {
+  DecodePlan plan;
+  const Status status =
+      hopper::plan(problem_of("fp32/b2/q1/k300/h4/d64/causal/usedk/paged16"), kDevice, &plan);
+  EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
+  EXPECT_EQ(status.message(),
+            "q.dtype = float32 but the hopper backend has a KV cache in float16 and bfloat16 only");
+}
+
+TEST(DecodePlan, TakesTheNarrowestKernelThatHoldsTheRows) {
+  const auto kernel = [](const char* id) { return plan_of(problem_of(id)).kernel->id; };
+  EXPECT_EQ(kernel("bf16/b1/q1/k300/h8x1/d128/causal"), "decode_bf16_d128_8x128");
+  EXPECT_EQ(kernel("bf16/b1/q1/k300/h9x1/d100/causal"), "decode_bf16_d128_16x128");
+  EXPECT_EQ(kernel("fp16/b1/q2/k300/h16x1/d64/causal"), "decode_fp16_d64_32x128");
+  EXPECT_EQ(kernel("fp16/b1/q2/k300/h4x1/d192x128/full/softcap20"),
+            "decode_fp16_d192x128_softcap_8x64");
+  EXPECT_EQ(kernel("bf16/b1/q1/k300/h4x1/d192/full"), "decode_bf16_d256_8x64");
+  // More rows than any has: several tiles.
+  EXPECT_EQ(kernel("bf16/b1/q100/k300/h8x1/d128/causal/usedk/paged16"), "decode_bf16_d128_16x128");
+}
+
+// K and V by TMA in the largest boxes that no page cuts.
+TEST(DecodePlan, LoadsPagesInBoxes) {
+  const auto rows = [](const std::string& options) {
+    return plan_of(problem_of("bf16/b2/q1/k300/h8x1/d128/causal/usedk/" + options)).box_rows;
+  };
+  EXPECT_EQ(rows("batchidx"), 128);
+  EXPECT_EQ(rows("batchidx/leftpad"), 128);
+  EXPECT_EQ(rows("paged256"), 128);
+  EXPECT_EQ(rows("paged64"), 64);
+  EXPECT_EQ(rows("paged16"), 16);
+  EXPECT_EQ(rows("paged48"), 16);
+  EXPECT_EQ(rows("paged8"), 0);
+  EXPECT_EQ(rows("paged3"), 0);
+  EXPECT_EQ(rows("paged64/leftpad"), 0);
+}
+
+// Splits follow from a sequence's length and the heads: not from the batch, nor from the device.
+TEST(DecodePlan, CutsASequenceTheSameWayInAnyBatch) {
+  const auto rule = [](int batch, int multiprocessors) {
+    DecodePlan plan;
+    ForwardProblem problem = problem_of("bf16/b2/q1/k5000/h8x2/d128/causal/usedk/paged16");
+    problem.batch = batch;
+    EXPECT_TRUE(hopper::plan(problem, {0, multiprocessors}, &plan).ok());
+    return std::tuple(plan.kernel, plan.rule.tile_n, plan.rule.least_tiles, plan.rule.splits,
+                      plan.heads);
+  };
+  for (const int batch : {2, 64, 1000})
+    for (const int multiprocessors : {1, 114, 132})
+      EXPECT_EQ(rule(batch, multiprocessors), rule(1, 132));
+}
+
+TEST(DecodePlan, AMarginLeavesMultiprocessorsFree) {
+  ForwardProblem problem = problem_of("bf16/b64/q1/k4096/h64x8/d128/causal");
+  EXPECT_EQ(plan_of(problem).grid, 132);
+  problem.sm_margin = 32;
+  EXPECT_EQ(plan_of(problem).grid, 100);
+  problem.sm_margin = 5000;
+  EXPECT_EQ(plan_of(problem).grid, 1);
+}
+
+// What the device reads of the lengths is what core/kv_cache.hpp says, whatever they hold.
+TEST(DecodeWork, SequencesAreThoseOfTheCore) {
+  std::mt19937_64 random(3);
+  const auto draw = [&](int most) {
+    switch (random() % 6) {
+      case 0: return -int(random() % 100);
+      case 1: return most + int(random() % 100);
+      case 2: return int(random());
+      default: return int(random() % uint64_t(most + 1));
+    }
+  };
+  for (int i = 0; i < 20000; ++i) {
+    ForwardProblem p;
+    p.batch = 1, p.seq_q = 5;
+    const int rows = 1 + int(random() % 300), used = draw(rows), pad = draw(rows);
+    const int cu[] = {draw(80), draw(80)};
+    p.sequences_q = {.rows = 5, .max_length = 5};
+    p.sequences_k = {.has_used = true, .used = &used, .rows = rows};
+    p.sequences_k.max_length = random() % 2 ? rows : 1 + int(random() % uint64_t(rows));
+    if (random() % 2) p.cache.has_leftpad = true, p.cache.leftpad = &pad;
+    if (random() % 2) {
+      p.append.given = true;
+      p.append.sequences = {.packed = true, .cu = cu, .rows = 80, .max_length = 80};
+      if (random() % 2) p.append.sequences = {.rows = 7, .max_length = 7};
+    }
+    p.cache.has_batch_idx = true;  // so that it is a cache in any case
+    DecodeRule rule{};
+    rule.q = decode_lengths(p.sequences_q), rule.k = decode_lengths(p.sequences_k);
+    rule.leftpad = p.cache.leftpad;
+    if (p.append.given) rule.added = decode_lengths(p.append.sequences);
+    rule.tile_n = 128, rule.tile_queries = 1, rule.head_groups = 1, rule.splits = 8;
+    rule.least_tiles = 1, rule.long_tiles = 256;
+    rule.mask = {-1, -1, 0};
+    const DecodeSequence s = decode_sequence(rule, 0);
+    const CacheKeys keys = p.keys_in_cache(0);
+    ASSERT_EQ(s.k_first, keys.first) << "used " << used << ", padding " << pad;
+    ASSERT_EQ(s.k_length, keys.length()) << "used " << used << ", padding " << pad;
+  }
+}
+
+// So that `flash3 verify --decode` on a GPU runs them.
+TEST(DecodePlan, TheCaseTableReachesEveryKernel) {
+  std::map<std::string, int> cases_of;
+  for (const cases::Case& c :
+       cases::cache_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
+    const ForwardProblem problem = problem_of(c);
+    if (is_decode(problem) && problem.has_output()) ++cases_of[plan_of(problem).kernel->id];
+  }
+  for (const DecodeKernel& kernel : decode_kernels())
+    EXPECT_GE(cases_of[kernel.id], 1) << kernel.id;
+}
+
+TEST(DecodePlan, IsExplained) {
+  const auto explained = [](const std::string& id) {
+    auto params = cases::make_question(cases::parsed(id));
+    ForwardProblem problem;
+    EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
+    Explanation lines;
+    hopper::explain(problem, plan_of(problem), &lines);
+    return lines.text();
+  };
+  const std::string cached =
+      explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/paged16/append1/rotary");
+  for (const char* line :
+       {"kernel: decode_bf16_d128_8x128", "why: k and v are a cache",
+        "first: a kernel of its own: the new keys and values go into the cache, q with its "
+        "embedding goes into the workspace",
+        "k and v: TMA, in boxes of 16 rows", "8 of the 8 query heads of a KV head share a tile"})
+    EXPECT_NE(cached.find(line), std::string::npos) << line << "\n" << cached;
+  const std::string dense = explained("bf16/b2/q1/k300/h8x1/d128/causal");
+  EXPECT_NE(dense.find("why: at most 8 query rows a KV head, which one tile of 16 takes, and 256 "
+                       "keys or more"),
+            std::string::npos)
+      << dense;
+}
+
+}  // namespace
+}  // namespace flash3::hopper

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls on a KV cache on the GPU: against the oracle with the cache bit for bit, and that a
+// sequence's bits depend on nothing but the sequence. Skipped without a Hopper GPU.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "cases/table.hpp"
+#include "device_call.hpp"
+#include "hopper/decode/plan.hpp"
+
+namespace flash3 {
+namespace {
+
+class KvCache : public HopperTest {};
+
+TEST_F(KvCache, CaseTable) {
+  for (const cases::Case& c :
+       cases::cache_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
+    verify(c);
+}
+
+TEST_F(KvCache, PagesOfAnySize) {
+  for (const char* const page_size : {"1", "2", "3", "16", "64", "128", "256"})
+    for (const char* const rest : {"", "/leftpad", "/append1/rotary", "/leftpad/append5/rotary2"})
+      for (const char* const call : {"bf16/b5/q1/k900/h8x1/d128/causal/random/usedk/paged",
+                                     "fp16/b5/q7/k700/h4x2/d64/causal/random/usedk/paged",
+                                     "bf16/b3/q2/k500/h4/d80/w200:5/edges/usedk/paged",
+                                     "bf16/b3/q150/k300/h2x1/d256/causal/random/usedk/paged"})
+        verify(cases::parsed(std::string(call) + page_size + rest), 2);
+}
+
+TEST_F(KvCache, AppendOfEveryKind) {
+  for (const char* const id :
+       {"bf16/b4/q1/k1000/h8x2/d128/causal/random/usedk/append1",
+        "bf16/b4/q30/k100/h8x2/d128/causal/random/packedq/usedk/append30/packednew/rotary",
+        "fp16/b4/q4/k300/h4x1/d64/causal/random/usedk/batchidx/append9/rotary2",
+        "fp16/b4/q1/k300/h4/d256/causal/random/usedk/append1/offsets/rotary/seed2",
+        "bf16/b4/q1/k300/h4/d40x72/full/random/usedk/append3/rotary/seed3",
+        "bf16/b4/q3/k300/h3x1/d33/causal/random/usedk/append3/rotary/odd",
+        "bf16/b1/q700/k2000/h8x2/d128/causal/usedk/paged64/append700/rotary"})
+    verify(cases::parsed(id), 2);
+}
+
+// ---- bits ----
+
+// A decode call on sequences out of a pool: what each holds follows from its number alone.
+struct Batch {
+  std::vector<int> sequences;  // numbers
+  int page_size = 16;          // 0: not paged
+  uint64_t shuffle = 1;        // of the pages
+  bool shares_first_page = false;
+};
+
+struct Shape {
+  int queries = 1, heads_q = 8, heads_k = 2, dim = 128;
+  float softcap = 0;
+};
+
+constexpr int kMostKeys = 1500;
+
+// From 0 to kMostKeys, the shortest ones among them.
+int length_of(int sequence) {
+  constexpr int kLengths[] = {0, 1, 2, 127, 128, 129, 1000, kMostKeys};
+  const auto n = size_t(sequence);
+  return n < std::size(kLengths) ? kLengths[n] : int(n * 7919 % 1200);
+}
+
+class CacheCall {
+ public:
+  CacheCall(const Shape& s, cases::Memory& memory) : s_(s), memory_(memory) {}
+
+  // out and lse of each sequence, by its number. Rows that no key lies in are NaN.
+  std::map<int, Bytes> run(const Batch& batch) {
+    const auto count = int64_t(batch.sequences.size());
+    const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
+    const int64_t of_sequence = (kMostKeys + size - 1) / size;
+    std::vector<int> table(size_t(count * of_sequence)), used, order(table.size() + 3);
+    std::iota(order.begin(), order.end(), 0);
+    if (batch.page_size) std::shuffle(order.begin(), order.end(), std::mt19937_64(batch.shuffle));
+    for (size_t i = 0; i < table.size(); ++i) table[i] = order[i];
+    for (int64_t b = 1; b < count && batch.shares_first_page; ++b)
+      table[size_t(b * of_sequence)] = table[0];
+    const int64_t row_k = s_.heads_k * s_.dim, row_q = s_.heads_q * s_.dim;
+    Bytes q(size_t(count * s_.queries * row_q) * 2),
+        k(order.size() * size_t(size * row_k) * 2, kUnwritten), v = k;
+    for (size_t b = 0; b < batch.sequences.size(); ++b) {
+      const int sequence = batch.sequences[b], length = length_of(sequence);
+      used.push_back(length);
+      const size_t of_q = q.size() / size_t(count);
+      cases::fill_normal(q.data() + b * of_q, FLASH3_BFLOAT16, int64_t(of_q / 2),
+                         uint64_t(3 * sequence));
+      for (Bytes* const to : {&k, &v}) {
+        Bytes rows(size_t(length * row_k) * 2);
+        cases::fill_normal(rows.data(), FLASH3_BFLOAT16, length * row_k,
+                           uint64_t(3 * sequence + (to == &k ? 1 : 2)));
+        if (batch.shares_first_page && size < length) {  // all have the same rows there
+          cases::fill_normal(rows.data(), FLASH3_BFLOAT16, size * row_k, 77);
+        }
+        for (int64_t place = 0; place < length; place += size) {
+          const auto page = size_t(table[b * size_t(of_sequence) + size_t(place / size)]);
+          const auto rows_here = size_t(std::min<int64_t>(size, length - place));
+          std::copy_n(rows.begin() + place * row_k * 2, rows_here * size_t(row_k) * 2,
+                      to->begin() + int64_t(page) * size * row_k * 2);
+        }
+      }
+    }
+    return run(batch, q, k, v, used, table, of_sequence);
+  }
+
+ private:
+  std::byte* place(const void* from, size_t bytes) {
+    buffers_.push_back(memory_.allocate(std::max<size_t>(bytes, 256)));
+    if (bytes) memory_.copy_in(buffers_.back().get(), from, bytes);
+    return static_cast<std::byte*>(buffers_.back().get());
+  }
+
+  std::map<int, Bytes> run(const Batch& batch, const Bytes& q, const Bytes& k, const Bytes& v,
+                           const std::vector<int>& used, const std::vector<int>& table,
+                           int64_t of_sequence) {
+    buffers_.clear();
+    const auto count = int64_t(used.size());
+    const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
+    const auto tensor = [&](std::byte* data, int64_t elements, int64_t rows, int64_t heads) {
+      return flash3_tensor{data,
+                           FLASH3_BFLOAT16,
+                           4,
+                           {elements, rows, heads, s_.dim},
+                           {rows * heads * s_.dim, heads * s_.dim, s_.dim, 1}};
+    };
+    const auto elements = int64_t(k.size()) / (size * s_.heads_k * s_.dim * 2);
+    const Bytes out(q.size(), kUnwritten);
+    const int64_t rows = s_.heads_q * s_.queries;
+    const Bytes lse(size_t(count * rows) * 4, kUnwritten);
+    flash3_forward_params p{};
+    p.struct_size = sizeof p;
+    p.q = tensor(place(q.data(), q.size()), count, s_.queries, s_.heads_q);
+    p.k = tensor(place(k.data(), k.size()), batch.page_size ? elements : count, size, s_.heads_k);
+    p.v = tensor(place(v.data(), v.size()), batch.page_size ? elements : count, size, s_.heads_k);
+    p.out = tensor(place(out.data(), out.size()), count, s_.queries, s_.heads_q);
+    p.lse = {place(lse.data(), lse.size()),
+             FLASH3_FLOAT32,
+             3,
+             {count, s_.heads_q, s_.queries},
+             {rows, s_.queries, 1}};
+    p.seqused_k = {place(used.data(), used.size() * 4), FLASH3_INT32, 1, {count}, {1}};
+    if (batch.page_size)
+      p.page_table = {place(table.data(), table.size() * 4),
+                      FLASH3_INT32,
+                      2,
+                      {count, of_sequence},
+                      {of_sequence, 1}};
+    p.causal = 1;
+    p.softcap = s_.softcap;
+    p.backend = FLASH3_BACKEND_HOPPER;
+    p.stream = memory_.stream();
+    EXPECT_EQ(flash3_forward_workspace(&p, &p.workspace_size), FLASH3_OK) << flash3_last_error();
+    const Bytes scratch(p.workspace_size, kUnwritten);
+    p.workspace = place(scratch.data(), scratch.size());
+    EXPECT_EQ(flash3_forward(&p), FLASH3_OK) << flash3_last_error();
+    memory_.finish();
+    Bytes got_out(out.size()), got_lse(lse.size());
+    memory_.copy_out(got_out.data(), p.out.data, got_out.size());
+    memory_.copy_out(got_lse.data(), p.lse.data, got_lse.size());
+    std::map<int, Bytes> results;
+    const auto of_out = int64_t(out.size()) / count, of_lse = int64_t(lse.size()) / count;
+    for (int64_t b = 0; b < count; ++b) {
+      Bytes& all = results[batch.sequences[size_t(b)]];
+      all.assign(got_out.begin() + b * of_out, got_out.begin() + (b + 1) * of_out);
+      all.insert(all.end(), got_lse.begin() + b * of_lse, got_lse.begin() + (b + 1) * of_lse);
+    }
+    return results;
+  }
+
+  Shape s_;
+  cases::Memory& memory_;
+  std::vector<std::shared_ptr<void>> buffers_;
+};
+
+std::vector<int> first_sequences(int count) {
+  std::vector<int> all(static_cast<size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Neither on how many others there are, nor in which order, nor on where its pages lie: not on
+// whether it has any.
+TEST_F(KvCache, BitsDependOnTheSequenceAlone) {
+  for (const Shape& shape : {Shape{}, Shape{.queries = 2}, Shape{.queries = 5, .dim = 64},
+                             Shape{.queries = 16, .heads_q = 4, .heads_k = 1, .dim = 64},
+                             Shape{.heads_q = 2, .dim = 256}, Shape{.softcap = 20}}) {
+    SCOPED_TRACE(testing::Message() << shape.queries << " queries, " << shape.heads_q << "x"
+                                    << shape.heads_k << " heads of " << shape.dim);
+    CacheCall call(shape, *memory_);
+    const std::map<int, Bytes> expected = call.run({.sequences = first_sequences(64)});
+    int others = 0;  // what a sequence holds must matter
+    for (const auto& [sequence, bytes] : expected) others += bytes != expected.at(0);
+    EXPECT_GT(others, 50);
+    const auto compare = [&](const Batch& batch, const char* what) {
+      for (const auto& [sequence, bytes] : call.run(batch)) {
+        if (const auto at = expected.find(sequence); at != expected.end()) {
+          ASSERT_TRUE(bytes == at->second)
+              << "sequence " << sequence << " of " << batch.sequences.size() << ", " << what;
+        }
+      }
+    };
+    std::mt19937_64 random(5);
+    for (int sequence = 0; sequence < 12; ++sequence)
+      compare({.sequences = {sequence}, .shuffle = uint64_t(sequence)}, "alone");
+    for (const int count : {2, 3, 8, 17, 64, 131, 256}) {
+      Batch batch{.sequences = first_sequences(count), .shuffle = uint64_t(count)};
+      std::shuffle(batch.sequences.begin(), batch.sequences.end(), random);
+      compare(batch, "in pages of 16");
+      if (count > 64) continue;
+      for (const int page_size : {1, 3, 64, 128, 256}) {
+        batch.page_size = page_size;
+        compare(batch, "in other pages");
+      }
+      batch.page_size = 0;
+      compare(batch, "not paged");
+    }
+  }
+}
+
+// Sequences with one page in common, as of one prompt, give what copies of it give.
+TEST_F(KvCache, PagesMayBeShared) {
+  CacheCall call({}, *memory_);
+  Batch batch{.sequences = {6, 7, 20, 21}, .page_size = 64, .shares_first_page = true};
+  const auto shared = call.run(batch);
+  for (const auto& [sequence, bytes] : shared) {
+    const auto alone = call.run(
+        {.sequences = {sequence}, .page_size = 64, .shuffle = 9, .shares_first_page = true});
+    EXPECT_TRUE(alone.at(sequence) == bytes) << sequence;
+  }
+}
+
+// A call that has tokens to append and no query only appends.
+TEST_F(KvCache, AppendsWithoutQueries) {
+  const std::string id = "bf16/b4/q1/k300/h4x2/d128/causal/random/usedk/paged16/append3/rotary";
+  DeviceCall whole(id, *memory_), only(id, *memory_);
+  whole.run();
+  auto& p = std::get<flash3_forward_params>(only.params);
+  p.q.shape[1] = p.out.shape[1] = p.lse.shape[2] = 0;
+  only.run();
+  for (const char* const name : {"k", "v"}) {
+    EXPECT_TRUE(only.download(only.part(name)) == whole.download(whole.part(name))) << name;
+    EXPECT_FALSE(only.download(only.part(name)) == only.part(name).host) << name;
+  }
+  EXPECT_EQ(only.download(only.part("out")), only.part("out").host);
+}
+
+// With fewer blocks the bits stay.
+TEST_F(KvCache, MarginsChangeNoBit) {
+  for (const char* const id :
+       {"bf16/b3/q1/k5000/h8x2/d128/causal/random/usedk/paged16",
+        "bf16/b2/q300/k700/h4x2/d128/causal", "fp16/b3/q200/k300/h4/d64/full/random/packed",
+        "e4m3/b2/q300/k300/h4x2/d128/causal/blockscales", "bf16/b2/q300/k300/h4/d128/causal/fp8"}) {
+    DeviceCall call(id, *memory_);
+    call.run();
+    const auto expected = call.outputs();
+    for (const int margin : {1, 100, 131, 1000}) {
+      call.reset();
+      auto& p = std::get<flash3_forward_params>(call.params);
+      p.sm_margin = margin;
+      size_t bytes = 0;
+      ASSERT_EQ(flash3_forward_workspace(&p, &bytes), FLASH3_OK) << flash3_last_error();
+      const auto workspace = memory_->allocate(std::max<size_t>(bytes, 256));
+      p.workspace = workspace.get(), p.workspace_size = bytes;
+      call.run();
+      EXPECT_TRUE(call.outputs() == expected) << id << ", margin " << margin;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flash3

@@ -36,6 +36,17 @@ class HopperPlan final : public Plan<P> {
     return hopper::launch(problem, decisions_);
   }
 
+  ScheduleNeeds schedule_needs() const override {
+    if constexpr (std::same_as<Decisions, DecodePlan>) return hopper::schedule_needs(decisions_);
+    return {};
+  }
+  Status make_schedule(const P& problem, void* data) const override {
+    FLASH3_CHECK(check_is_current(device_));
+    if constexpr (std::same_as<Decisions, DecodePlan>)
+      return hopper::make_schedule(problem, decisions_, data);
+    return {};
+  }
+
  private:
   Device device_;
   Decisions decisions_;

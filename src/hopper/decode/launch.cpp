@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/arithmetic.hpp"
+#include "flash3/schedule.h"
 #include "hopper/decode/lengths.hpp"
 #include "hopper/decode/params.h"
 #include "hopper/decode/plan.hpp"
@@ -26,39 +27,18 @@ CacheView cache_view(const TensorView& t) {
           in_pieces(t)};
 }
 
-DecodeSchedule schedule_at(const ForwardProblem& problem, const DecodePlan& plan) {
-  char* const workspace = static_cast<char*>(problem.workspace);
-  return {reinterpret_cast<DecodeRun*>(workspace + plan.runs_offset),
-          reinterpret_cast<int*>(workspace + plan.lists_offset)};
+DecodeSchedule schedule_at(void* data, const DecodePlan& plan) {
+  char* const begin = static_cast<char*>(data);
+  return {reinterpret_cast<DecodeRun*>(begin), reinterpret_cast<int*>(begin + plan.lists_offset)};
 }
 
-}  // namespace
-
-Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan) {
-  DecodeScheduleParams params{};
-  params.rule = plan.rule;
-  params.rule.q = decode_lengths(problem.sequences_q);
-  params.rule.k = decode_lengths(problem.sequences_k);
-  if (problem.append.given) params.rule.added = decode_lengths(problem.append.sequences);
-  params.rule.leftpad = problem.cache.leftpad;
-  params.batch = int(problem.batch);
-  params.heads = plan.heads;
-  params.groups_per_kv = plan.groups_per_kv;
-  params.blocks = plan.grid;
-  params.slots = plan.slots;
-  params.schedule = schedule_at(problem, plan);
-  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, false},
-                       &params, problem.stream, "launching the schedule of a decode call");
+// Where the call's own schedule lies, or the caller's.
+void* schedule_data(const ForwardProblem& problem, const DecodePlan& plan) {
+  if (problem.schedule) return problem.schedule->data;
+  return static_cast<char*>(problem.workspace) + plan.schedule_offset;
 }
 
-Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
-  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  if (!problem.has_output()) return {};
-  FLASH3_CHECK(launch_schedule(problem, plan));
-  return launch_scheduled(problem, plan);
-}
-
-Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
+Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan) {
   const DecodeConfig& config = plan.kernel->config;
   DecodeParams params{};
   const TensorView q = rotated_q(problem, plan.append);
@@ -107,7 +87,7 @@ Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
   params.heads = plan.heads;
 
   char* const workspace = static_cast<char*>(problem.workspace);
-  params.schedule = schedule_at(problem, plan);
+  params.schedule = schedule_at(schedule_data(problem, plan), plan);
   params.parts = reinterpret_cast<float*>(workspace + plan.parts_offset);
   params.slots = plan.slots;
   params.arrivals = reinterpret_cast<unsigned long long*>(workspace + plan.arrivals_offset);
@@ -117,6 +97,37 @@ Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan) {
   return launch_kernel(
       {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(), true}, &params,
       problem.stream, "launching the decode kernel");
+}
+
+}  // namespace
+
+ScheduleNeeds schedule_needs(const DecodePlan& plan) {
+  return {plan.schedule_bytes, uint64_t(plan.grid)};
+}
+
+Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void* data) {
+  if (!plan.kernel) return {};
+  DecodeScheduleParams params{};
+  params.rule = plan.rule;
+  params.rule.q = decode_lengths(problem.sequences_q);
+  params.rule.k = decode_lengths(problem.sequences_k);
+  if (problem.append.given) params.rule.added = decode_lengths(problem.append.sequences);
+  params.rule.leftpad = problem.cache.leftpad;
+  params.batch = int(problem.batch);
+  params.heads = plan.heads;
+  params.groups_per_kv = plan.groups_per_kv;
+  params.blocks = plan.grid;
+  params.slots = plan.slots;
+  params.schedule = schedule_at(data, plan);
+  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, false},
+                       &params, problem.stream, "launching the schedule of a decode call");
+}
+
+Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
+  if (!problem.has_output()) return {};
+  if (!problem.schedule) FLASH3_CHECK(make_schedule(problem, plan, schedule_data(problem, plan)));
+  return launch_attention(problem, plan);
 }
 
 }  // namespace flash3::hopper

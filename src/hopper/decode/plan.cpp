@@ -190,11 +190,13 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;
   // Of each block the first, the end, and one more for each of its items.
-  plan->runs_offset = reserve_workspace(
-      (size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun), &plan->workspace_bytes);
+  reserve_workspace((size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun),
+                    &plan->schedule_bytes);
+  if (plan->most_splits > 1)
+    plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
+                                           &plan->schedule_bytes);
+  plan->schedule_offset = reserve_workspace(plan->schedule_bytes, &plan->workspace_bytes);
   if (plan->most_splits == 1) return {};
-  plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
-                                         &plan->workspace_bytes);
   const int folds = ceil_div(plan->most_splits, kSplitsPerFold) + 1;
   plan->slots = kSplitsPerFold - 1 + folds + 2;
   const size_t part_bytes = size_t(config.rows) * (size_t(config.head_dim_v) + 8) * sizeof(float);

@@ -36,8 +36,8 @@ struct DecodePlan {
   int slots = 0;        // parts of a block
   int most_splits = 0;  // of any sequence of the call
   int64_t most_items = 0;
-  size_t parts_offset = 0, arrivals_offset = 0;
-  size_t runs_offset = 0, lists_offset = 0;  // of the schedule
+  size_t schedule_bytes = 0, lists_offset = 0;  // the schedule, and the lists in it
+  size_t schedule_offset = 0, parts_offset = 0, arrivals_offset = 0;
   size_t workspace_bytes = 0;
 };
 
@@ -49,9 +49,11 @@ std::string why_decode(const ForwardProblem& problem);
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan);
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
-// What is appended, then the schedule, which depends on the lengths alone, and then the attention.
+// What is appended, then the schedule, unless the caller has one, and then the attention.
 Status launch(const ForwardProblem& problem, const DecodePlan& plan);
-Status launch_schedule(const ForwardProblem& problem, const DecodePlan& plan);
-Status launch_scheduled(const ForwardProblem& problem, const DecodePlan& plan);
+
+// The schedule alone, which depends on the lengths.
+ScheduleNeeds schedule_needs(const DecodePlan& plan);
+Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void* data);
 
 }  // namespace flash3::hopper

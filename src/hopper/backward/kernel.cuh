@@ -16,16 +16,16 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   shared.dout_barriers.init(kConsumerThreads);
   shared.p_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
   shared.ds_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
-  cuda::ptx::mbarrier_init(&shared.k_full, 1);
-  cuda::ptx::mbarrier_init(&shared.v_full, 1);
-  cuda::ptx::mbarrier_init(&shared.k_loaded, 1);
-  cuda::ptx::mbarrier_init(&shared.v_loaded, 1);
-  cuda::ptx::mbarrier_init(&shared.own_keys_read, kConsumerThreads);
+  mbarrier_init(&shared.k_full, 1);
+  mbarrier_init(&shared.v_full, 1);
+  mbarrier_init(&shared.k_loaded, 1);
+  mbarrier_init(&shared.v_loaded, 1);
+  mbarrier_init(&shared.own_keys_read, kConsumerThreads);
   for (int w = 0; w < kConsumerWarpgroups; ++w) {
-    cuda::ptx::mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);
-    cuda::ptx::mbarrier_init(&shared.dq_empty[w], 1);
+    mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);
+    mbarrier_init(&shared.dq_empty[w], 1);
   }
-  cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+  fence_mbarrier_init();
 }
 
 // Writes the block's work to shared memory. A whole warp calls this.

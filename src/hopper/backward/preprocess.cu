@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes what the main kernel needs of each query, and clears the semaphores of dQ or its sums.
 // Memory bounds it: one read of dOut and Out.
-#include <cuda_fp16.h>
-
 #include "core/arithmetic.hpp"
 #include "hopper/backward/auxiliary_kernels.hpp"
 #include "hopper/backward/find_tile.cuh"
@@ -40,7 +38,7 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
   if constexpr (kElement == Element::kBFloat16) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
   } else {
-    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    return {float16_to_float(uint16_t(pair)), float16_to_float(uint16_t(pair >> 16))};
   }
 }
 

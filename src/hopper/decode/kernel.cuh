@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
     shared.runs.barriers.init(4 + loader_warps);
-    for (uint64_t& listed : shared.runs.listed) cuda::ptx::mbarrier_init(&listed, 1);
-    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+    for (uint64_t& listed : shared.runs.listed) mbarrier_init(&listed, 1);
+    fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();

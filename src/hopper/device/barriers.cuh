@@ -4,9 +4,6 @@
 // barrier's name and traps.
 #pragma once
 
-#include <cuda/ptx>
-
-#include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/ptx/memory.cuh"
 #include "hopper/device/ptx/sync.cuh"
 
@@ -38,8 +35,7 @@ __device__ __forceinline__ void wait_until(const Done& done, [[maybe_unused]] co
 
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const char* name) {
-  wait_until([&] { return cuda::ptx::mbarrier_try_wait_parity(barrier, parity); }, name,
-             int(parity));
+  wait_until([&] { return mbarrier_try_wait_parity(barrier, parity); }, name, int(parity));
 }
 
 // Waits until a counter in global memory, to which others add, has reached this value.
@@ -48,7 +44,7 @@ __device__ __forceinline__ void wait_until_at_least(const int* counter, int valu
   wait_until([&] { return load_acquire(counter) >= value; }, name, value);
 }
 
-__device__ __forceinline__ void arrive(uint64_t* barrier) { cuda::ptx::mbarrier_arrive(barrier); }
+__device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
 
 // A warp's arrival that it has read a stage.
 __device__ __forceinline__ void release(uint64_t* empty, int thread) {
@@ -57,8 +53,7 @@ __device__ __forceinline__ void release(uint64_t* empty, int thread) {
 
 // One arrival, and the bytes that TMA will write before the phase completes.
 __device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
-  using namespace cuda::ptx;
-  mbarrier_arrive_expect_tx(sem_release, scope_cta, space_shared, barrier, bytes);
+  mbarrier_arrive_expect_tx(barrier, bytes);
 }
 
 // The hardware's barriers. Each kernel family numbers its own in an enumeration; those with one for

@@ -45,8 +45,8 @@ struct RingBarriers {
 
   __device__ void init(int consumer_arrivals, int producer_arrivals = 1) {
     for (int s = 0; s < kStages; ++s) {
-      cuda::ptx::mbarrier_init(&full[s], producer_arrivals);
-      cuda::ptx::mbarrier_init(&empty[s], consumer_arrivals);
+      mbarrier_init(&full[s], producer_arrivals);
+      mbarrier_init(&empty[s], consumer_arrivals);
     }
   }
 };

@@ -66,7 +66,7 @@ struct TileRing {
 
   __device__ void init(int readers) {
     barriers.init(readers, 32);  // the whole warp writes a tile
-    cuda::ptx::mbarrier_init(&wanted, 1);
+    mbarrier_init(&wanted, 1);
   }
 };
 

@@ -3,9 +3,8 @@
 // lies outside the tensor is read as zero and never written.
 #pragma once
 
-#include <cuda/ptx>
-
 #include "hopper/device/barriers.cuh"
+#include "hopper/device/ptx/bulk_copy.cuh"
 #include "hopper/device/views.h"
 
 namespace flash3::hopper {
@@ -31,34 +30,17 @@ __device__ __forceinline__ BoxAt box_at(const RowMap& map, int batch, int first,
 
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, const BoxAt& at,
                                          uint64_t* barrier) {
-  using namespace cuda::ptx;
   if (at.ragged) {
-    const int32_t coordinates[5] = {at.dim, at.head, at.y, at.x, kRaggedEnd};
-    cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+    copy_box_in(shared, map, {at.dim, at.head, at.y, at.x, kRaggedEnd}, barrier);
   } else {
-    const int32_t coordinates[4] = {at.dim, at.head, at.y, at.x};
-    cp_async_bulk_tensor(space_cluster, space_global, shared, map, coordinates, barrier);
+    copy_box_in(shared, map, {at.dim, at.head, at.y, at.x}, barrier);
   }
 }
 
-// The same of a map by sequence, for what is read once: it is the first to leave the L2 cache.
+// The same of a map by sequence, for what is read once.
 __device__ __forceinline__ void tma_load_once(void* shared, const TensorMap* map, const BoxAt& at,
                                               uint64_t* barrier) {
-  const auto address = [](const void* p) { return uint32_t(__cvta_generic_to_shared(p)); };
-  constexpr unsigned long long kEvictFirst = 0x12F0000000000000;  // a policy of createpolicy
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(address(shared)),
-      "l"(map), "r"(at.dim), "r"(at.head), "r"(at.y), "r"(at.x), "r"(address(barrier)),
-      "l"(kEvictFirst)
-      : "memory");
-}
-
-// `bytes` contiguous bytes, a multiple of 16, as are both addresses.
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
-                                          uint64_t* barrier) {
-  using namespace cuda::ptx;
-  cp_async_bulk(space_cluster, space_global, shared, global, bytes, barrier);
+  copy_box_in_once(shared, map, {at.dim, at.head, at.y, at.x}, barrier);
 }
 
 // Loads a box of rows of a SharedTile, chunk by chunk; `shared`: the tile's first such row.
@@ -74,52 +56,11 @@ __device__ __forceinline__ void load_box(uint8_t* shared, const TensorMap* map, 
 
 __device__ __forceinline__ void tma_store(const TensorMap* map, const BoxAt& at,
                                           const void* shared) {
-  using namespace cuda::ptx;
   if (at.ragged) {
-    const int32_t coordinates[5] = {at.dim, at.head, at.y, at.x, kRaggedEnd};
-    cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+    copy_box_out(map, {at.dim, at.head, at.y, at.x, kRaggedEnd}, shared);
   } else {
-    const int32_t coordinates[4] = {at.dim, at.head, at.y, at.x};
-    cp_async_bulk_tensor(space_global, space_shared, map, coordinates, shared);
+    copy_box_out(map, {at.dim, at.head, at.y, at.x}, shared);
   }
-}
-
-// Adds `bytes` bytes of contiguous floats to those in global memory; both 16-byte aligned.
-__device__ __forceinline__ void bulk_add(float* global, const void* shared, uint32_t bytes) {
-  using namespace cuda::ptx;
-  cp_reduce_async_bulk(space_global, space_shared, op_add, global,
-                       static_cast<const float*>(shared), bytes);
-}
-
-// Copies them.
-__device__ __forceinline__ void bulk_store(float* global, const void* shared, uint32_t bytes) {
-  using namespace cuda::ptx;
-  cp_async_bulk(space_global, space_shared, global, shared, bytes);
-}
-
-// Ends this thread's batch of stores.
-__device__ __forceinline__ void tma_store_commit() { cuda::ptx::cp_async_bulk_commit_group(); }
-
-// Waits until the shared memory of this thread's stores may be written again.
-__device__ __forceinline__ void tma_store_wait_read() {
-  cuda::ptx::cp_async_bulk_wait_group_read(cuda::ptx::n32_t<0>{});
-}
-
-// Waits until this thread's stores and additions are done, and visible to it.
-__device__ __forceinline__ void tma_store_wait() {
-  cuda::ptx::cp_async_bulk_wait_group(cuda::ptx::n32_t<0>{});
-}
-
-// Orders what the copy engine wrote to global memory before ordinary accesses that follow.
-__device__ __forceinline__ void fence_proxy_async_global() {
-  using namespace cuda::ptx;
-  fence_proxy_async(space_global);
-}
-
-// Makes ordinary writes to shared memory visible to the copy engine and the tensor cores.
-__device__ __forceinline__ void fence_shared_for_async_proxy() {
-  using namespace cuda::ptx;
-  fence_proxy_async(space_shared);
 }
 
 // ---- hidden keys ----

@@ -19,9 +19,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 
   if (threadIdx.x == 0) {
     Producer::init_barriers(shared);
-    cuda::ptx::mbarrier_init(&shared.v_loaded, 1);
+    mbarrier_init(&shared.v_loaded, 1);
     shared.tiles.init(Producer::kTileReaders + kWarpgroupThreads * Traits::kWarpgroups);
-    cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+    fence_mbarrier_init();
   }
   __syncthreads();
 

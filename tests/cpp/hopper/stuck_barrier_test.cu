@@ -13,7 +13,7 @@ using namespace flash3::hopper;
 
 __global__ void wait_for_nobody() {
   __shared__ uint64_t barrier;
-  cuda::ptx::mbarrier_init(&barrier, 1);
+  mbarrier_init(&barrier, 1);
   wait(&barrier, 0, "v_full");
 }
 

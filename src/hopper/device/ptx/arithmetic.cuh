@@ -7,18 +7,22 @@
 // unit.
 #pragma once
 
-#include <cuda/std/cstdint>
+#if !defined(__CUDACC_RTC__)
+#include <cstdint>
+#endif
 
 #include "hopper/device/kinds.hpp"
 
 namespace flash3::hopper {
 
-using cuda::std::int32_t;
-using cuda::std::int64_t;
-using cuda::std::uint16_t;
-using cuda::std::uint32_t;
-using cuda::std::uint64_t;
-using cuda::std::uint8_t;
+#if defined(__CUDACC_RTC__)  // NVRTC has no <cstdint>
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#endif
 
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);  // NVRTC has no HUGE_VALF
 

@@ -1,8 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for other threads, and for other kernels. PTX ISA 9.7.13.1 bar, 9.7.13.13 griddepcontrol.
+// Waiting for other threads, for the copy engine, and for other kernels. PTX ISA 9.7.13.1 bar,
+// 9.7.13.4 fence.mbarrier_init, 9.7.13.13 griddepcontrol, 9.7.13.15 mbarrier.
 #pragma once
 
+#include "hopper/device/ptx/arithmetic.cuh"
+
 namespace flash3::hopper {
+
+// ---- mbarriers: in shared memory, they count arrivals and bytes ----
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return uint32_t(__cvta_generic_to_shared(at));
+}
+
+// By one thread; each phase completes with so many arrivals.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+// Makes barriers that this thread has initialised known to the copy engine.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// Arrives; the phase also waits for so many bytes.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Whether the phase of this parity has completed; waits for a while.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t completed;
+  asm volatile(
+      "{\n"
+      ".reg .pred completed;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 completed, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, completed;\n"
+      "}"
+      : "=r"(completed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return completed != 0;
+}
 
 // ---- the hardware's sixteen barriers of a block; __syncthreads uses id 0 ----
 

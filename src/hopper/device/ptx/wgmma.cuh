@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The asynchronous warpgroup MMA, which libcu++ does not have: how it finds a matrix in shared
-// memory, the instructions that order it, and the products.
+// The asynchronous warpgroup MMA: how it finds a matrix in shared memory, the instructions that
+// order it, and the products.
 #pragma once
 
 #include "core/arithmetic.hpp"

@@ -35,7 +35,6 @@ __device__ __forceinline__ void copy_box_in(void* shared, const void* map, const
       : "memory");
 }
 
-
 // What is read once: it is the first to leave the L2 cache.
 __device__ __forceinline__ void copy_box_in_once(void* shared, const void* map,
                                                  const int32_t (&c)[4], uint64_t* barrier) {

@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <atomic>
-#include <random>
-
 #include "core/arithmetic.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/forward/params.h"
@@ -11,19 +7,10 @@
 #include "hopper/host/packed_copy.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
+#include "hopper/host/ticket.hpp"
 
 namespace flash3::hopper {
 namespace {
-
-// A number that no other launch has, and that memory does not hold by chance. A replayed graph
-// repeats it: see TileCounter.
-unsigned long long new_ticket() {
-  static std::atomic<uint64_t> count = std::random_device{}();
-  uint64_t x = count.fetch_add(0x9E3779B97F4A7C15);  // splitmix64
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return (x ^ (x >> 31)) | 1;  // never 0, which withdraws a ticket
-}
 
 Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
   const ForwardConfig& config = plan.kernel->config;

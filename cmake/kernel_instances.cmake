@@ -9,7 +9,8 @@
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds one line, a macro that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
-# .wide = true. Rows with .score = ScoreKind::kSoftcap include <family>/softcap.cuh or softcap_fp8.cuh as well:
+# .wide = true. Rows with .paged = true include <family>/load_pages.cuh as well, and those with .score = ScoreKind::kSoftcap
+# <family>/softcap.cuh or softcap_fp8.cuh:
 #
 #   FLASH3_KERNEL_INSTANCE(element, the fields of the row)
 #
@@ -101,6 +102,10 @@ function(flash3_kernel_instances list family prefix)
     else()
       set(kind full)
     endif()
+    flash3_row_field(paged "${row}" paged false)
+    if(paged STREQUAL true)
+      string(REPLACE paged_band paged kind paged_${kind})
+    endif()
     set(elements kFloat16 kBFloat16)
     set(header instance.cuh)
     if(operands STREQUAL kE4m3)
@@ -111,18 +116,22 @@ function(flash3_kernel_instances list family prefix)
     if(wide STREQUAL true)
       set(header instance_wide.cuh)
     endif()
-    set(softcap_header "")
+    set(more_headers "")
+    if(paged STREQUAL true)
+      string(APPEND more_headers "#include \"hopper/${family}/load_pages.cuh\"\n")
+    endif()
     if(score STREQUAL kSoftcap)
-      set(softcap_header "#include \"hopper/${family}/softcap.cuh\"\n")
+      set(softcap_header softcap.cuh)
       if(operands STREQUAL kE4m3)
-        set(softcap_header "#include \"hopper/${family}/softcap_fp8.cuh\"\n")
+        set(softcap_header softcap_fp8.cuh)
       endif()
+      string(APPEND more_headers "#include \"hopper/${family}/${softcap_header}\"\n")
     endif()
     foreach(element IN LISTS elements)
       flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
       flash3_write_instance(files ${table} ${family} ${prefix}_${name}_${kind}_${tile_m}x${tile_n}
 "#include \"hopper/${family}/${header}\"
-${softcap_header}
+${more_headers}
 FLASH3_KERNEL_INSTANCE(${element}, ${fields})")
     endforeach()
   endforeach()

@@ -23,6 +23,31 @@ void add_every_kernel(std::span<const flash3_dtype> dtypes, std::vector<Case>* t
         }
 }
 
+// Prompts of those head dims, in parts, some beside sequences that decode: what forward kernels
+// read from a cache, in boxes of every number of rows, with keys in front of a window or without.
+void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  constexpr int64_t kPageSizes[] = {16, 64, 128, 256, 0};
+  for (const flash3_dtype dtype : dtypes)
+    for (const auto& [dim, dim_v] : kDims)
+      for (const int64_t page_size : kPageSizes)
+        for (const float softcap : {0.f, 20.f}) {
+          Case c;
+          c.dtype = dtype, c.batch = 4, c.seq_q = 200, c.seq_k = 500;
+          c.heads_q = 6, c.heads_k = 2, c.head_dim = dim, c.head_dim_v = dim_v;
+          c.causal = true, c.softcap = softcap;
+          c.lengths = page_size % 128 == 0 ? Lengths::kGiant : Lengths::kRandom;
+          c.used_k = true, c.packed_q = true;
+          c.page_size = page_size, c.batch_idx = page_size == 0;
+          c.leftpad = c.batch_idx && softcap > 0;
+          c.window = page_size == 16 || page_size == 256;
+          if (c.window) c.window_left = 150;
+          if (page_size >= 64) c.append = 40, c.append_packed = true, c.rotary = Rotary::kHalves;
+          c.seed = 1000 + table->size();
+          table->push_back(c);
+        }
+}
+
 }  // namespace
 
 std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes) {
@@ -67,6 +92,7 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
     table.push_back(c);
   }
   add_every_kernel(dtypes, &table);
+  add_prompts(dtypes, &table);
   return table;
 }
 

@@ -231,7 +231,7 @@ AppendPlan plan_append(const ForwardProblem& problem, size_t* workspace) {
 TensorView rotated_q(const ForwardProblem& problem, const AppendPlan& plan) {
   TensorView q = problem.q;
   if (plan.q_blocks == 0) return q;
-  q.data = static_cast<char*>(problem.workspace) + plan.q_offset;
+  q.data = problem.workspace ? static_cast<char*>(problem.workspace) + plan.q_offset : nullptr;
   q.stride_head = problem.head_dim;
   q.stride_seq = problem.heads_q * q.stride_head;
   q.stride_batch = problem.sequences_q.packed ? 0 : problem.seq_q * q.stride_seq;

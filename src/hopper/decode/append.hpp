@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call with k_new does before its queries look: one kernel writes the new keys and values
-// into the cache, and q with its rotary embedding into the workspace.
+// What a call with k_new does before its queries look, in the decode or the forward kernels: one
+// kernel writes the new keys and values into the cache, and q with its rotary embedding into the
+// workspace.
 #pragma once
 
 #include <cstddef>
 
-#include "core/problem.hpp"
+#include "core/plan.hpp"
 
 namespace flash3::hopper {
 
@@ -20,9 +21,10 @@ struct AppendPlan {
 // *workspace grows by the rotated q.
 AppendPlan plan_append(const ForwardProblem& problem, size_t* workspace);
 
-// q as the attention reads it.
+// q as the attention reads it; no data where the call is only a question.
 TensorView rotated_q(const ForwardProblem& problem, const AppendPlan& plan);
 
+void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out);
 Status launch_append(const ForwardProblem& problem, const AppendPlan& plan);
 
 }  // namespace flash3::hopper

@@ -10,14 +10,6 @@
 namespace flash3::hopper {
 namespace {
 
-void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out) {
-  if (!plan.launches()) return;
-  const std::string keys = plan.blocks > 0 ? "the new keys and values go into the cache" : "",
-                    q = plan.q_blocks > 0 ? "q with its embedding goes into the workspace" : "";
-  out->add("first", message("a kernel of its own: ", keys, !keys.empty() && !q.empty() ? ", " : "",
-                            q, "; ", problem.batch * (plan.blocks + plan.q_blocks), " blocks"));
-}
-
 std::string describe_rows(const ForwardProblem& problem, const DecodePlan& plan) {
   const int queries = plan.rule.tile_queries;
   return message(plan.heads, " of the ", problem.queries_per_kv_head(),
@@ -46,6 +38,14 @@ std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan
 }
 
 }  // namespace
+
+void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out) {
+  if (!plan.launches()) return;
+  const std::string keys = plan.blocks > 0 ? "the new keys and values go into the cache" : "",
+                    q = plan.q_blocks > 0 ? "q with its embedding goes into the workspace" : "";
+  out->add("first", message("a kernel of its own: ", keys, !keys.empty() && !q.empty() ? ", " : "",
+                            q, "; ", problem.batch * (plan.blocks + plan.q_blocks), " blocks"));
+}
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
   if (!plan.kernel) {

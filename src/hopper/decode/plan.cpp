@@ -2,13 +2,13 @@
 #include "hopper/decode/plan.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "core/message.hpp"
 #include "hopper/decode/instances.hpp"
 #include "hopper/decode/params.h"
+#include "hopper/forward/plan.hpp"
 #include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/tensor_map.hpp"
 
@@ -21,11 +21,9 @@ namespace {
 constexpr int64_t kSplitsOfSequence = 132;
 constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
 
-// Of fewer keys the forward kernels compute faster what few queries ask.
-constexpr int64_t kLeastKeys = 256;
-
-// The narrowest pieces that TMA copies at once; below, rows are gathered.
-constexpr int kLeastBoxRows = 16;
+// What these kernels are for: no sequence has more queries. Fewer keys than that, where they are no
+// cache, the forward kernels read faster.
+constexpr int64_t kMostQueries = 16, kLeastKeys = 256;
 
 template <Element kElement, bool kCapped, int kRow>
 DecodeKernel kernel_of_row() {
@@ -74,10 +72,7 @@ int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
   if (!tma_can_address(k) || !tma_can_address(v)) return 0;
-  if (!problem.cache.paged) return config.tile_n;
-  if (problem.cache.has_leftpad) return 0;  // boxes would cross the ends of pages
-  const int rows = int(std::gcd(problem.cache.page_size, Index{config.tile_n}));
-  return rows >= kLeastBoxRows ? rows : 0;
+  return cache_box_rows(problem.cache, config.tile_n);
 }
 
 DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, int heads) {
@@ -119,17 +114,8 @@ Status check_sizes(const ForwardProblem& problem, Index items) {
                              kMaxLength - 256));
 }
 
-// The most query rows of a KV head that one kernel of these head dims takes; 0: there is none.
-int most_rows(const ForwardProblem& problem) {
-  const DecodeConfig* found = nullptr;
-  int rows = 0;
-  for (const DecodeConfig& c : kDecodeConfigs) {
-    if (c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) continue;
-    if (found && c.head_dim != found->head_dim) break;
-    found = &c;
-    rows = std::max(rows, c.rows);
-  }
-  return rows;
+bool has_few_queries(const ForwardProblem& problem) {
+  return problem.sequences_q.bounded && problem.seq_q <= kMostQueries;
 }
 
 }  // namespace
@@ -148,16 +134,19 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
-  if (problem.has_cache()) return true;
-  return check_dtype(problem).ok() && query_rows(problem) <= most_rows(problem) &&
-         problem.seq_k >= kLeastKeys;
+  if (problem.has_cache())
+    return !problem.has_output() || has_few_queries(problem) ||
+           !why_not_from_cache(problem).empty();
+  return check_dtype(problem).ok() && has_few_queries(problem) &&
+         (!problem.sequences_k.bounded || problem.seq_k >= kLeastKeys);
 }
 
 std::string why_decode(const ForwardProblem& problem) {
-  if (problem.cache.given()) return "k and v are a cache";
-  if (problem.append.given) return "k and v are a cache that grows";
-  return message("at most ", query_rows(problem), " query rows a KV head, which one tile of ",
-                 most_rows(problem), " takes, and ", kLeastKeys, " keys or more");
+  const std::string few = message("at most ", kMostQueries, " queries a sequence");
+  if (!problem.has_cache()) return message(few, ", and ", kLeastKeys, " keys or more");
+  if (has_few_queries(problem)) return message(few, ", and k and v are a cache");
+  return "k and v are a cache, and the forward kernels cannot read it: " +
+         why_not_from_cache(problem);
 }
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan) {

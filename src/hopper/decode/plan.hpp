@@ -41,8 +41,9 @@ struct DecodePlan {
   size_t workspace_bytes = 0;
 };
 
-// Whether the decode kernels run a call: k and v are a cache, or few 16-bit queries share many
-// keys.
+// Whether the decode kernels run a call: few 16-bit queries look at a cache, or at many keys, or
+// the cache is one that the forward kernels cannot read. Neither the number of sequences nor that
+// of heads counts.
 bool is_decode(const ForwardProblem& problem);
 // Why they do.
 std::string why_decode(const ForwardProblem& problem);

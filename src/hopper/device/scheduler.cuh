@@ -92,14 +92,15 @@ class SequenceWalk {
   int place_ = 0;
 };
 
-// Writes the index-th tile, and the sequences that share it. By a whole warp.
-template <int kTileN, bool kBand>
+// Writes the index-th tile, and the sequences that share it. By a whole warp. kListed: sequences
+// are listed with their tiles whatever the launch.
+template <int kTileN, bool kBand, bool kListed>
 __device__ __forceinline__ void write_tile(const TileSchedule& schedule, SequenceWalk& walk,
                                            int index, WorkTile& work,
                                            ListedSequence (&slots)[kMaxSlots]) {
   const int lane = threadIdx.x % 32;
   const SequenceList& list = schedule.sequences;
-  if (list.first_tile != nullptr) {
+  if (kListed || list.first_tile != nullptr) {
     const int place = walk.find(index);
     if (lane == 0 && place >= list.count) work.valid = false;
     if (lane == 0 && place < list.count)
@@ -117,7 +118,7 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
 // The scheduler's loop, by its whole warp. From the counter a tile is taken as late as the loaders
 // allow: a block that held one in reserve while its present one is still long would leave others
 // idle at the end.
-template <int kTileN, bool kBand>
+template <int kTileN, bool kBand, bool kListed = false>
 __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
   PipelineState<1> wanted;
@@ -129,7 +130,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
   for (int index = blockIdx.x;;) {
     wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
     WorkTile& work = ring.tiles[slot.stage];
-    write_tile<kTileN, kBand>(schedule, walk, index, work, ring.slots[slot.stage]);
+    write_tile<kTileN, kBand, kListed>(schedule, walk, index, work, ring.slots[slot.stage]);
     __syncwarp();
     const bool valid = work.valid;
     arrive(&ring.barriers.full[slot.stage]);

@@ -44,6 +44,7 @@ struct ForwardConfig {
   bool band = false;  // masks by the band; otherwise only the end of the keys
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
+  bool paged = false;  // a table tells where keys lie (load_pages.cuh)
   int tile_n = 0;
   int warpgroups = 0;
   int stages = 0;
@@ -100,8 +101,9 @@ constexpr bool is_valid(const ForwardConfig& c) {
   const int score_registers = c.tile_n / 2,
             probability_registers = c.tile_n / 8 * c.element_bytes(),
             output_registers = c.head_dim_v / 2;
-  return c.shared_bytes() <= kMaxSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
-         c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
+  return (!c.paged || (c.band && !c.fp8())) && c.shared_bytes() <= kMaxSharedBytes &&
+         c.tile_n % 16 == 0 && c.tile_n <= 256 && c.head_dim_v <= c.head_dim && c.warpgroups >= 2 &&
+         c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          score_registers + probability_registers + output_registers + 16 <= c.consumer_registers();
@@ -109,8 +111,8 @@ constexpr bool is_valid(const ForwardConfig& c) {
 
 // A kernel's address. Each has a file of its own, written by cmake/kernel_instances.cmake, so that
 // they compile in parallel and in seconds.
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
-          int kTileN>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
+          int kTileM, int kTileN>
 const void* forward_kernel_function();
 
 }  // namespace flash3::hopper

@@ -50,6 +50,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                    problem.head_dim_v, ", and the fastest of them by estimate; ",
                    plan.slot_rows > 0 ? "the sequences of a tile mask each other"
                                       : explain_mask(problem)));
+  explain_append(problem, plan.append, out);
   explain_scores(c.score, out);
   out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
   explain_rows(problem, plan, out);
@@ -65,6 +66,10 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                            problem.is_ragged() && plan.slot_rows == 0 ? "at most " : "", plan.tiles,
                            plan.dynamic ? " tiles, longest first, from a counter"
                                         : " tiles, dealt out round robin"));
+  if (c.paged)
+    out->add("k and v",
+             message("TMA, in boxes of ", plan.box_keys, " rows; a warp looks each up in ",
+                     problem.cache.paged ? "page_table" : "cache_batch_idx", " before its turn"));
   explain_block(c, out);
   explain_copy("q", plan.q, out);
   explain_copy("k", plan.k, out);

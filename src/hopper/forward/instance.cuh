@@ -9,13 +9,14 @@
 #include "hopper/forward/store.cuh"
 
 // The row's fields follow the element type.
-#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                                   \
-  namespace flash3::hopper {                                                                   \
-  FLASH3_FORWARD_ROW(ELEMENT, __VA_ARGS__)                                                     \
-  template <>                                                                                  \
-  const void* forward_kernel_function<FLASH3_KERNEL_OF(ELEMENT, kRow)>() {                     \
-    using Traits = ForwardTraits<ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)>>;                 \
-    using Roles = Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>;            \
-    return reinterpret_cast<const void*>(&forward_kernel<Traits, TmaProducer<Traits>, Roles>); \
-  }                                                                                            \
+#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                        \
+  namespace flash3::hopper {                                                        \
+  FLASH3_FORWARD_ROW(ELEMENT, __VA_ARGS__)                                          \
+  template <>                                                                       \
+  const void* forward_kernel_function<FLASH3_KERNEL_OF(ELEMENT, kRow)>() {          \
+    using Traits = ForwardTraits<ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)>>;      \
+    using Roles = Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>; \
+    using Loads = Producer16Bit<Traits, kRow.paged>;                                \
+    return reinterpret_cast<const void*>(&forward_kernel<Traits, Loads, Roles>);    \
+  }                                                                                 \
   }

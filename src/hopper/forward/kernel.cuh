@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 }  // namespace flash3::hopper
 
 // What kernels are called by: the template arguments of forward_kernel_function.
-#define FLASH3_KERNEL_OF(ELEMENT, ROW) \
-  Element::ELEMENT, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.tile_m(), ROW.tile_n
+#define FLASH3_KERNEL_OF(ELEMENT, ROW)                                                          \
+  Element::ELEMENT, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.paged, ROW.tile_m(), \
+      ROW.tile_n
 
 // kRow, and ForwardRow of it, in the file of an instance.
 #define FLASH3_FORWARD_ROW(ELEMENT, ...)                  \

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "core/arithmetic.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/forward/params.h"
@@ -16,10 +18,10 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
   const ForwardConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
             columns_v = box_columns(config.head_dim_v, bytes);
-  const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries,
-            box_keys = plan.slot_rows > 0 ? plan.slot_rows : config.tile_n;
+  const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
+  const TensorView rotated = rotated_q(problem, plan.append);
   TensorView q, k, v;
-  FLASH3_CHECK(input_view(problem, tensor_rows(problem.q, problem.sequences_q), plan.q, &q));
+  FLASH3_CHECK(input_view(problem, tensor_rows(rotated, problem.sequences_q), plan.q, &q));
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
   k = mappable(k, q.data);  // q has rows, or there would be no call
@@ -27,9 +29,9 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
   FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q,
                           &params->q_rows));
   FLASH3_CHECK(
-      encode_map(k, plan.rows, {box_keys, columns, 1, bytes}, &params->k, &params->k_rows));
+      encode_map(k, plan.rows, {plan.box_keys, columns, 1, bytes}, &params->k, &params->k_rows));
   FLASH3_CHECK(
-      encode_map(v, plan.rows, {box_keys, columns_v, 1, bytes}, &params->v, &params->v_rows));
+      encode_map(v, plan.rows, {plan.box_keys, columns_v, 1, bytes}, &params->v, &params->v_rows));
   params->out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma) {
     const TensorView out = tensor_rows(problem.out, problem.sequences_q);
@@ -37,6 +39,15 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
                             &params->out_rows));
   }
   return {};
+}
+
+// cache_batch_idx is a table of one page a sequence, as long as an element.
+KeyPages key_pages(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const KvCache& cache = problem.cache;
+  const int elements = int(problem.k.batch);
+  if (cache.paged)
+    return {cache.page_table, cache.stride_table, int(cache.page_size), elements, plan.box_keys};
+  return {cache.batch_idx, 1, std::max(1, int(problem.k.seq)), elements, plan.box_keys};
 }
 
 Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
@@ -60,6 +71,7 @@ Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
   const ForwardConfig& config = plan.kernel->config;
   ForwardParams params{};
 
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
   FLASH3_CHECK(encode_maps(problem, plan, &params));
 
   params.out_data = static_cast<unsigned short*>(problem.out.data);
@@ -79,6 +91,7 @@ Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
   if (problem.softcap > 0.f)
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
 
+  if (config.paged) params.pages = key_pages(problem, plan);
   if (config.fp8()) params.fp8 = fp8_params(problem, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);

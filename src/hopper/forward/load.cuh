@@ -74,6 +74,12 @@ __device__ __forceinline__ void load_key_tile(const ForwardParams& params, const
   }
 }
 
+// The key tile behind whose load the scheduler is asked for the next work tile.
+__device__ __forceinline__ int ask_at(const WorkTile& work) {
+  constexpr int kKeyTilesLeft = 1;
+  return min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);
+}
+
 // K or V: the key tiles of each work tile from the last to the first. When few of them are left to
 // load, `wanted`, if given, asks the scheduler for the next work tile. loaded: of V, whose hidden
 // keys are cleared; those of K only make scores that the mask hides.
@@ -90,9 +96,7 @@ __device__ __forceinline__ void load_key_tiles(const ForwardParams& params, cons
   uint32_t loaded_phase = 0;
   for (; tiles.next(); tiles.release()) {
     const WorkTile& work = tiles.tile();
-    constexpr int kKeyTilesLeft = 1;
-    const int begin = work.key_tile_begin, end = work.key_tile_end,
-              ask = min(begin + kKeyTilesLeft, end - 1);
+    const int begin = work.key_tile_begin, end = work.key_tile_end, ask = ask_at(work);
     if (wanted != nullptr && !work.has_keys()) arrive(wanted);
     for (int n = end - 1; n >= begin; --n) {
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
@@ -151,5 +155,9 @@ struct TmaProducer {
     }
   }
 };
+
+// The producer of a row; of a paged one load_pages.cuh has it.
+template <class Traits, bool kPaged>
+struct Producer16Bit : TmaProducer<Traits> {};
 
 }  // namespace flash3::hopper

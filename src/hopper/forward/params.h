@@ -18,6 +18,16 @@ struct Fp8Params {
   bool out_vec4_aligned;    // each four columns of the output lie in 8 aligned bytes
 };
 
+// Where the keys of a cache lie, of a kernel that looks it up: key j of sequence b in element
+// table[b][j / page_size] of K and V.
+struct KeyPages {
+  const int* table;
+  long long stride_table;  // from sequence to sequence
+  int page_size;
+  int elements;  // of K and V
+  int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
+};
+
 struct ForwardParams {
   TensorMap q;    // box [pack.queries, pack.heads, chunk]: one warpgroup's rows
   TensorMap k;    // box [tile_n, chunk]
@@ -44,6 +54,7 @@ struct ForwardParams {
 
   Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
   Fp8Params fp8;
+  KeyPages pages;  // only of a paged kernel
 };
 
 }  // namespace flash3::hopper

@@ -21,8 +21,8 @@ template <Element kElement, int kRow>
 ForwardKernel kernel_of_row() {
   constexpr ForwardConfig c = kForwardConfigs[kRow];
   return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
-          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.tile_m(),
-                                  c.tile_n>()};
+          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.paged,
+                                  c.tile_m(), c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>
@@ -50,9 +50,16 @@ bool element_of(flash3_dtype dtype, Element* element) {
 int slot_rows_of(const ForwardProblem& problem) {
   const int64_t longest = std::max(problem.seq_q, problem.seq_k);
   const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
-  if (!problem.is_ragged() || !bounded || longest > HeadPack::kRows || may_hide_keys(problem))
+  if (!problem.is_ragged() || problem.has_cache() || !bounded || longest > HeadPack::kRows ||
+      may_hide_keys(problem))
     return 0;
   return std::max(16, int(std::bit_ceil(uint64_t(longest))));
+}
+
+// Whether a table tells where a sequence's keys lie. Otherwise they lie in its own element of K and
+// V, or one behind the other.
+bool has_table(const ForwardProblem& problem) {
+  return problem.cache.paged || problem.cache.has_batch_idx;
 }
 
 // A work tile's keys are those of its own slots.
@@ -85,13 +92,38 @@ Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
 }
 
 // To choose by: of a ragged call the batch does not count, so that each sequence has the same bits
-// whatever is beside it.
+// whatever is beside it. Of a cache the bound of the keys does not either: a page table is often as
+// wide as the longest sequence needs. Its sequences are prompts and, where queries are ragged too,
+// as many that decode.
 Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
                              const ForwardChoice& choice) {
   if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
   ForwardProblem typical = problem;
   typical.batch = 1024;
-  return estimate_choice(typical, multiprocessors, choice);
+  if (!problem.has_cache()) return estimate_choice(typical, multiprocessors, choice);
+  constexpr int64_t kTypicalKeys = 16384;
+  typical.seq_k = std::max(kTypicalKeys, problem.seq_q);
+  typical.sequences_k.bounded = true;
+  Estimate e = estimate_choice(typical, multiprocessors, choice);
+  if (!problem.sequences_q.packed && !problem.sequences_q.has_used) return e;
+  typical.seq_q = 1;
+  typical.sequences_q.bounded = true;
+  const Estimate decoding = estimate_choice(typical, multiprocessors, choice);
+  e.tiles += decoding.tiles;
+  e.us += decoding.us;
+  return e;
+}
+
+// The largest size that kernels count in 32 bits, besides lengths, heads and tiles.
+int64_t largest_count(const ForwardProblem& problem) {
+  const auto rows_of = [&](const Sequences& s, int64_t rows) {
+    return s.packed ? int64_t{s.rows} : problem.batch * rows;
+  };
+  const int64_t rows_q = rows_of(problem.sequences_q, problem.seq_q);
+  if (!problem.has_cache()) return std::max(rows_q, rows_of(problem.sequences_k, problem.seq_k));
+  return std::max({rows_q, problem.k.batch * problem.k.seq, problem.batch,
+                   int64_t{problem.append.sequences.rows},
+                   problem.heads_q * (problem.append.given ? kMaxHeadDim : 1)});
 }
 
 // Everything else that follows from a choice.
@@ -105,8 +137,12 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->multiprocessors = device.multiprocessors;
   plan->rows = indexing_of(problem);
   const ForwardConfig& config = choice.kernel->config;
+  plan->box_keys = choice.slot_rows > 0 ? choice.slot_rows
+                   : config.paged       ? cache_box_rows(problem.cache, config.tile_n)
+                                        : config.tile_n;
+  plan->append = plan_append(problem, &plan->workspace_bytes);
 
-  const TensorView q = tensor_rows(problem.q, problem.sequences_q),
+  const TensorView q = tensor_rows(rotated_q(problem, plan->append), problem.sequences_q),
                    k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k),
                    out = tensor_rows(problem.out, problem.sequences_q);
@@ -125,15 +161,14 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   const int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
                             ? most_tiles(problem, tile_queries, head_groups)
                             : estimate.tiles;
-  const int64_t rows_q = problem.sequences_q.packed ? q.seq : problem.batch * problem.seq_q,
-                rows_k = problem.sequences_k.packed ? k.seq : problem.batch * problem.seq_k;
+  const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
   if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMaxLength - 256 ||
-      (problem.is_ragged() &&
-       std::max({rows_q, rows_k, problem.batch * choice.slot_rows}) > kMaxLength - 256)) {
-    return unsupported(message(
-        "seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k, ", heads_q = ", problem.heads_q,
-        ", ", tiles, " tiles of work, and ", rows_q, " and ", rows_k,
-        " rows of a ragged batch, but the hopper backend counts each up to ", kMaxLength - 256));
+      (problem.is_ragged() && rows > kMaxLength - 256)) {
+    return unsupported(
+        message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
+                ", heads_q = ", problem.heads_q, ", ", tiles, " tiles of work, and up to ", rows,
+                " rows of a ragged batch or a cache, but the hopper backend counts each up to ",
+                kMaxLength - 256));
   }
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
@@ -166,20 +201,20 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
   Element element;
   if (!element_of(problem.dtype, &element)) return;
   const ScoreKind score = score_kind(problem);
-  const bool band = needs_band(problem);
+  const bool band = needs_band(problem), paged = has_table(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.score != score || c.head_dim < problem.head_dim ||
-        c.head_dim_v < problem.head_dim_v) {
+    if (kernel.element != element || c.score != score || c.paged != paged ||
+        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
       continue;
     }
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (c.band != band) continue;
+    if (paged ? cache_box_rows(problem.cache, c.tile_n) == 0 : c.band != band) continue;
     visit(ForwardChoice{&kernel, HeadPack{}});
     if (c.fp8()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
@@ -230,6 +265,18 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   std::vector<ForwardChoice> choices;
   for_each_choice(problem, [&](const ForwardChoice& choice) { choices.push_back(choice); });
   return choices;
+}
+
+std::string why_not_from_cache(const ForwardProblem& problem) {
+  for (const TensorView& view : {problem.k, problem.v})
+    if (!tma_can_address(view, RowIndexing::kRagged))
+      return "TMA needs a 16-byte aligned base, strides of 16 bytes, and elements whole rows apart";
+  bool has_choice = false;
+  for_each_choice(problem, [&](const ForwardChoice&) { has_choice = true; });
+  if (has_choice) return "";
+  return problem.cache.has_leftpad
+             ? "padding moves keys across the ends of pages"
+             : "pages have too few rows in common with a key tile for TMA to load them at once";
 }
 
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
@@ -295,6 +342,8 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   VarlenScheduleParams list{};
   list.q = problem.sequences_q;
   list.k = problem.sequences_k;
+  list.cache = problem.cache;
+  if (problem.append.given) list.added = problem.append.sequences;
   list.batch = int(problem.batch);
   list.in_order = plan.slot_rows > 0;
   list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;

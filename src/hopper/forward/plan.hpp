@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/plan.hpp"
+#include "hopper/decode/append.hpp"
 #include "hopper/device/kinds.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/forward/config.hpp"
@@ -51,7 +52,9 @@ struct ForwardPlan {
   Estimate estimate;        // what it is expected to cost
   int multiprocessors = 0;  // of the device that it is for
 
+  AppendPlan append;  // what happens before
   RowIndexing rows = RowIndexing::kBySequence;
+  int box_keys = 0;  // rows of K and V that TMA loads at once
   PackedCopy q, k, v;
   bool out_by_tma = false;
   bool dynamic = false;  // blocks take tiles from a counter in the workspace
@@ -67,6 +70,9 @@ struct ForwardPlan {
   int grid = 0;   // blocks
 };
 
+// Why no forward kernel reads the cache that k and v of the problem are; empty: one does.
+std::string why_not_from_cache(const ForwardProblem& problem);
+
 // Takes the choice that is expected to be the fastest.
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
 
@@ -76,8 +82,8 @@ Status plan_choice(const ForwardProblem& problem, const Device& device, const Fo
 
 void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out);
 
-// Enqueues the call on the problem's stream: the copies that the plan asks for, the list of a
-// ragged batch, the kernel.
+// Enqueues the call on the problem's stream: what is appended, the copies that the plan asks for,
+// the list of a ragged batch, the kernel.
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // The best other way that shares tiles if the plan does not, or the reverse, and what it would

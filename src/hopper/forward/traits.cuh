@@ -21,8 +21,8 @@ enum class ForwardBarrier : int {
 
 // A row of the tile table as a type, with the element type that it is compiled for: kElement and
 // kConfig. The file of an instance defines its own.
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
-          int kTileN>
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
+          int kTileM, int kTileN>
 struct ForwardRow;
 
 // The constants that 16-bit and FP8 kernels have in common.

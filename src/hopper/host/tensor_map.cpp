@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 #include "core/message.hpp"
 #include "hopper/host/driver.hpp"
@@ -126,6 +127,14 @@ bool tma_can_address(const TensorView& view, RowIndexing rows, int element_bytes
     return fits(view.seq, view.stride_seq) && fits(view.batch, view.stride_batch);
   const RowGrid grid = row_grid(view);
   return grid.rows > 0 && fits(2, grid.stride) && grid.stride < int64_t{1} << 32;
+}
+
+int cache_box_rows(const KvCache& cache, int tile_n) {
+  if (!cache.paged) return tile_n;
+  if (cache.has_leftpad) return 0;  // keys begin anywhere in a page
+  constexpr int kLeastRows = 16, kSwizzleRows = 8;
+  const int rows = int(std::gcd(cache.page_size, Index{tile_n}));
+  return rows >= kLeastRows && rows % kSwizzleRows == 0 ? rows : 0;
 }
 
 TensorView mappable(const TensorView& view, void* address) {

@@ -18,6 +18,10 @@ enum class RowIndexing { kBySequence, kRagged };
 bool tma_can_address(const TensorView& view, RowIndexing rows = RowIndexing::kBySequence,
                      int element_bytes = 2);
 
+// Rows of a key tile that lie side by side in a cache, whatever the lengths, and that TMA can load
+// at once: in boxes of so many a tile never crosses the end of a page. 0: too few.
+int cache_box_rows(const KvCache& cache, int tile_n);
+
 // The view to make a map of: the tensor's own or, if it has no element, one of no rows at
 // `address`, which is any memory of the device that TMA can address: nothing is read from it. A
 // kernel may load through every map that it is launched with: short sequences, say, share tiles

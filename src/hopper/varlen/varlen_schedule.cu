@@ -28,7 +28,8 @@ __device__ ListedSequence make_rows(const VarlenScheduleParams& params, int b) {
   ListedSequence s{};
   s.batch = b;
   s.q_first = int(info.q.first), s.q_length = int(info.q.length);
-  s.k_first = int(info.k.first), s.k_length = int(info.k.length);
+  const CacheKeys keys = cache_keys(params.cache, params.k, rows_of(params.added, b).length, b);
+  s.k_first = int(info.k.first + keys.first), s.k_length = int(keys.length());
   s.k_capacity = int(info.k.capacity);
   if (params.in_order) return s;
 

@@ -3,6 +3,7 @@
 // and lists the sequences, the longest first.
 #pragma once
 
+#include "core/kv_cache.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "hopper/device/sequence.hpp"
@@ -11,6 +12,8 @@ namespace flash3::hopper {
 
 struct VarlenScheduleParams {
   Sequences q, k;
+  KvCache cache;    // that k and v are, if any
+  Sequences added;  // keys that the call has appended to it
   int batch;
   bool in_order;  // as they come, and not cut into tiles: first_tile and what follows are not used
 

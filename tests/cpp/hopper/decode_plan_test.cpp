@@ -34,18 +34,71 @@ DecodePlan plan_of(const ForwardProblem& problem) {
   return plan;
 }
 
-TEST(DecodePlan, RunsCachesAndFewQueries) {
+TEST(DecodePlan, RunsFewQueriesOfManyKeysAndOfCaches) {
   for (const char* id :
        {"bf16/b1/q1/k256/h1/d128/causal", "bf16/b64/q1/k4096/h64x8/d128/causal",
         "fp16/b1/q16/k4096/h8/d128/full", "bf16/b1/q4/k4096/h32x4/d64/causal",
         "bf16/b4/q1/k300/h16x1/d256/causal/usedk", "bf16/b1/q1/k300/h16x1/d192x128/full/softcap20",
-        "bf16/b2/q500/k20/h4/d128/causal/usedk/paged16", "bf16/b2/q1/k1/h4/d33/full/usedk/leftpad"})
+        "bf16/b2/q16/k20/h4/d128/causal/usedk/paged16", "bf16/b2/q1/k1/h4/d33/full/usedk/leftpad",
+        "bf16/b8/q16/k300/h8/d128/causal/packedq/usedk/paged16"})
     EXPECT_TRUE(is_decode(problem_of(id))) << id;
-  for (const char* id : {"bf16/b1/q1/k255/h1/d128/causal", "bf16/b1/q17/k4096/h8/d128/full",
-                         "bf16/b1/q5/k4096/h32x8/d128/causal", "bf16/b1/q9/k4096/h32x8/d64/causal",
-                         "e4m3/b1/q1/k4096/h8/d128/causal", "fp32/b1/q1/k4096/h8/d128/causal",
-                         "bf16/b2/q4096/k4096/h8/d128/causal"})
+  for (const char* id :
+       {"bf16/b1/q1/k255/h1/d128/causal", "bf16/b1/q17/k4096/h8/d128/full",
+        "bf16/b2/q17/k300/h8/d128/full/usedk/paged16", "e4m3/b1/q1/k4096/h8/d128/causal",
+        "fp32/b1/q1/k4096/h8/d128/causal", "bf16/b2/q4096/k4096/h8/d128/causal"})
     EXPECT_FALSE(is_decode(problem_of(id))) << id;
+}
+
+// A sequence has the same bits paged or not, with one query or sixteen, beside any others: which
+// kernels run it must not follow from heads, batch, or how a cache is stored.
+TEST(DecodePlan, TheNumberOfQueriesDecidesAlone) {
+  for (const char* heads : {"h1", "h4x1", "h64x1", "h32x8"})
+    for (const char* cache : {"", "/usedk", "/usedk/batchidx", "/usedk/leftpad", "/usedk/paged16",
+                              "/usedk/paged3", "/usedk/paged256"}) {
+      const std::string id = std::string("bf16/b1/q1/k256/") + heads + "/d64/causal" + cache;
+      ForwardProblem problem = problem_of(id);
+      for (const int64_t batch : {1, 256})
+        for (const int64_t queries : {1, 2, 16}) {
+          problem.batch = batch;
+          problem.seq_q = problem.sequences_q.rows = problem.sequences_q.max_length = queries;
+          EXPECT_TRUE(is_decode(problem)) << id << ", " << batch << ", " << queries;
+        }
+    }
+}
+
+// Of packed queries without max_seqlen_q nobody knows how many are one sequence's: as if many.
+TEST(DecodePlan, UnknownNumbersOfQueriesAreMany) {
+  for (const char* id : {"bf16/b2/q1/k300/h8/d128/causal/packedq/nomax/usedk/paged16",
+                         "bf16/b2/q1/k300/h8/d128/causal/packedq/nomax"})
+    EXPECT_FALSE(is_decode(problem_of(id))) << id;
+  EXPECT_TRUE(is_decode(problem_of("bf16/b2/q1/k200/h8/d128/causal/packedk/nomax")));
+}
+
+// Where no TMA box lies in one page, or none at all: slow, but right, and `explain` says so.
+TEST(DecodePlan, RunsManyQueriesOfCachesThatTheForwardKernelsCannotRead) {
+  for (const auto& [id, why] : {
+           std::pair{"bf16/b2/q500/k20/h4/d128/causal/usedk/paged3", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged8", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged24", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged64/leftpad", "padding moves keys"},
+           {"bf16/b2/q500/k20/h4/d33/causal/usedk/paged64", "TMA needs"},
+           {"bf16/b2/q500/k20/h4/d33/causal/usedk/batchidx", "TMA needs"},
+       }) {
+    const ForwardProblem problem = problem_of(id);
+    EXPECT_TRUE(is_decode(problem)) << id;
+    EXPECT_NE(why_decode(problem).find(why), std::string::npos)
+        << id << ": " << why_decode(problem);
+  }
+}
+
+// Calls without a query only append, whatever seq_q says.
+TEST(DecodePlan, RunsAppendsWithoutQueries) {
+  ForwardProblem problem = problem_of("bf16/b2/q500/k20/h4/d128/causal/usedk/paged16/append2");
+  EXPECT_FALSE(is_decode(problem));
+  problem.heads_q = 0;
+  ASSERT_FALSE(problem.has_output());
+  EXPECT_TRUE(is_decode(problem));
+  EXPECT_EQ(plan_of(problem).kernel, nullptr);
 }
 
 TEST(DecodePlan, HasNoCacheOfFloat32) {
@@ -173,14 +226,14 @@ TEST(DecodePlan, IsExplained) {
   const std::string cached =
       explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/paged16/append1/rotary");
   for (const char* line :
-       {"kernel: decode_bf16_d128_8x128", "why: k and v are a cache",
+       {"kernel: decode_bf16_d128_8x128",
+        "why: at most 16 queries a sequence, and k and v are a cache",
         "first: a kernel of its own: the new keys and values go into the cache, q with its "
         "embedding goes into the workspace",
         "k and v: TMA, in boxes of 16 rows", "8 of the 8 query heads of a KV head share a tile"})
     EXPECT_NE(cached.find(line), std::string::npos) << line << "\n" << cached;
   const std::string dense = explained("bf16/b2/q1/k300/h8x1/d128/causal");
-  EXPECT_NE(dense.find("why: at most 8 query rows a KV head, which one tile of 16 takes, and 256 "
-                       "keys or more"),
+  EXPECT_NE(dense.find("why: at most 16 queries a sequence, and 256 keys or more"),
             std::string::npos)
       << dense;
 }

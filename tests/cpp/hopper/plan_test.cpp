@@ -161,14 +161,14 @@ TEST(Plan, PacksTheHeadsOfShortSequences) {
     const char* id;
     int heads;
   } expected[] = {
-      {"bf16/b64/q5/k4096/h64x8/d128/causal", 8},
-      {"bf16/b64/q9/k4096/h28x4/d128/causal", 7},    // 63 of 64 rows
-      {"bf16/b64/q12/k4096/h40x8/d128/causal", 5},   // 60 of 64 rows
-      {"bf16/b64/q1/k4096/h128x1/d128/causal", 64},  // two groups of 64
-      {"bf16/b1/q5/k4096/h32x8/d128/causal", 4},     // no round less, but fewer tiles
-      {"bf16/b64/q5/k4096/h32x4/d64/causal", 8},     // speculative decoding
-      {"bf16/b64/q64/k4096/h32x8/d128/causal", 2},   // half a tile each
-      {"bf16/b32/q130/k4096/h32x8/d128/full", 4},    // two tiles each, one nearly empty
+      {"bf16/b64/q5/k255/h64x8/d128/causal", 8},
+      {"bf16/b64/q9/k255/h28x4/d128/causal", 7},    // 63 of 64 rows
+      {"bf16/b64/q12/k255/h40x8/d128/causal", 5},   // 60 of 64 rows
+      {"bf16/b64/q1/k255/h128x1/d128/causal", 64},  // two groups of 64
+      {"bf16/b1/q17/k4096/h32x8/d128/causal", 4},   // no round less, but fewer tiles
+      {"bf16/b64/q17/k4096/h32x4/d64/causal", 8},
+      {"bf16/b64/q64/k4096/h32x8/d128/causal", 2},  // half a tile each
+      {"bf16/b32/q130/k4096/h32x8/d128/full", 4},   // two tiles each, one nearly empty
   };
   for (const auto& [id, heads] : expected) {
     EXPECT_FALSE(is_decode(problem_of(id))) << id;
@@ -265,6 +265,9 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
   auto table = cases::case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER));
   for (const cases::Case& c : cases::fp8_case_table(cases::Level::kFull, false, false))
+    table.push_back(c);
+  for (const cases::Case& c :
+       cases::cache_case_table(cases::Level::kFull, cases::dtypes_of(FLASH3_BACKEND_HOPPER)))
     table.push_back(c);
   for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the forward kernels run of calls on a KV cache: prompts, and sequences that decode beside
+// them. Needs no GPU: a plan launches nothing.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "../parsed.hpp"
+#include "cases/cache_tensors.hpp"
+#include "cases/table.hpp"
+#include "cases/tensors.hpp"
+#include "hopper/decode/plan.hpp"
+#include "hopper/forward/plan.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+constexpr Device kDevice{0, 132};
+
+ForwardProblem problem_of(const std::string& id) {
+  const auto params = cases::make_question(cases::parsed(id));
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
+  EXPECT_TRUE(status.ok()) << id << ": " << status.message();
+  return problem;
+}
+
+ForwardPlan plan_of(const ForwardProblem& problem) {
+  ForwardPlan plan;
+  const Status status = hopper::plan(problem, kDevice, &plan);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_FALSE(is_decode(problem));
+  return plan;
+}
+ForwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
+
+// Kernels that look keys up in a table, under any mask, and ordinary ones where there is none.
+TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
+  const auto kernel = [](const std::string& rest) {
+    return plan_of("bf16/b2/q200/k300/h8x2/" + rest).kernel->id;
+  };
+  EXPECT_EQ(kernel("d128/causal/usedk/paged16"), "fwd_bf16_d128_paged_128x128");
+  EXPECT_EQ(kernel("d128/full/usedk/paged16"), "fwd_bf16_d128_paged_128x128");
+  EXPECT_EQ(kernel("d128/w20:3/usedk/batchidx"), "fwd_bf16_d128_paged_128x128");
+  EXPECT_EQ(kernel("d64/causal/usedk/batchidx/leftpad"), "fwd_bf16_d64_paged_192x128");
+  EXPECT_EQ(kernel("d96/causal/usedk/paged256"), "fwd_bf16_d128_paged_128x128");
+  EXPECT_EQ(kernel("d160x80/causal/usedk/paged64"), "fwd_bf16_d192x128_paged_128x128");
+  EXPECT_EQ(kernel("d192/causal/usedk/paged64"), "fwd_bf16_d256_paged_128x64");
+  EXPECT_EQ(kernel("d128/full/usedk/paged64/softcap20"), "fwd_bf16_d128_paged_softcap_128x128");
+  EXPECT_EQ(kernel("d192x128/full/usedk/paged64/softcap20"), "fwd_bf16_d256_paged_softcap_128x64");
+  for (const char* cache : {"usedk/leftpad", "usedk/append3", "usedk/leftpad/append3/rotary"})
+    EXPECT_FALSE(
+        plan_of(std::string("bf16/b2/q200/k300/h8x2/d128/causal/") + cache).kernel->config.paged)
+        << cache;
+}
+
+// Calls without a cache never run in a paged kernel, nor do other tiles than these.
+TEST(CachePlan, ChoicesAreOfOneKind) {
+  for (const char* cache : {"", "/usedk", "/usedk/leftpad", "/usedk/paged16", "/usedk/batchidx"}) {
+    const std::string id = std::string("fp16/b2/q200/k300/h8x2/d64/causal") + cache;
+    const ForwardProblem problem = problem_of(id);
+    const bool paged = problem.cache.paged || problem.cache.has_batch_idx;
+    const auto choices = forward_choices(problem);
+    EXPECT_FALSE(choices.empty()) << id;
+    for (const ForwardChoice& choice : choices) {
+      EXPECT_EQ(choice.kernel->config.paged, paged) << id << ", " << choice.kernel->id;
+      EXPECT_EQ(choice.slot_rows, 0) << id;
+    }
+  }
+}
+
+// The rows of a box: no page ends inside of one, and the swizzle of a tile goes on in the next.
+TEST(CachePlan, BoxesLieInPages) {
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    const ForwardConfig& c = kernel.config;
+    if (!c.paged) continue;
+    for (int page_size = 1; page_size <= 1200; ++page_size) {
+      KvCache cache;
+      cache.paged = true, cache.page_size = page_size;
+      const int rows = cache_box_rows(cache, c.tile_n);
+      cache.has_leftpad = true;
+      EXPECT_EQ(cache_box_rows(cache, c.tile_n), 0);
+      if (rows == 0) {
+        EXPECT_LT(std::gcd(page_size, c.tile_n), 16) << page_size;
+        continue;
+      }
+      EXPECT_EQ(page_size % rows, 0);
+      EXPECT_EQ(c.tile_n % rows, 0);
+      EXPECT_EQ(rows % 8, 0);
+      EXPECT_LE(c.tile_n / rows, 32) << "a lane for each box";
+    }
+    KvCache cache;
+    cache.has_batch_idx = cache.has_leftpad = true;
+    EXPECT_EQ(cache_box_rows(cache, c.tile_n), c.tile_n);
+  }
+  // Tiles that no paged kernel has: rows that are no multiple of 8 have none.
+  KvCache cache;
+  cache.paged = true, cache.page_size = 36;
+  EXPECT_EQ(cache_box_rows(cache, 144), 0);
+  cache.page_size = 48;
+  EXPECT_EQ(cache_box_rows(cache, 144), 48);
+
+  const auto boxes = [](const std::string& cache_and_size) {
+    return plan_of("bf16/b2/q200/k300/h8x2/d128/causal/usedk/" + cache_and_size).box_keys;
+  };
+  EXPECT_EQ(boxes("paged16"), 16);
+  EXPECT_EQ(boxes("paged48"), 16);
+  EXPECT_EQ(boxes("paged64"), 64);
+  EXPECT_EQ(boxes("paged256"), 128);
+  EXPECT_EQ(boxes("batchidx/leftpad"), 128);
+}
+
+// What runs a call follows from max_seqlen_q, heads and mask: not from the batch, nor from how many
+// keys a sequence can have, nor from the device's load.
+TEST(CachePlan, NeighboursDoNotMatter) {
+  for (const char* id : {"bf16/b2/q512/k900/h32x4/d128/causal/packedq/usedk/paged16",
+                         "bf16/b2/q40/k900/h8x1/d64/causal/usedk/paged64",
+                         "fp16/b2/q200/k300/h28x4/d256/w100:/usedk/batchidx",
+                         "bf16/b2/q300/k300/h8x2/d128/causal/packedq/usedk/append3"}) {
+    const ForwardProblem problem = problem_of(id);
+    const ForwardPlan expected = plan_of(problem);
+    for (const int64_t batch : {1, 7, 5000})
+      for (const int64_t keys : {16, 4096, 1 << 20})
+        for (const int multiprocessors : {78, 132}) {
+          ForwardProblem other = problem;
+          other.batch = batch;
+          other.seq_k = other.sequences_k.max_length = keys;
+          ForwardPlan plan;
+          ASSERT_TRUE(hopper::plan(other, {0, multiprocessors}, &plan).ok()) << id;
+          EXPECT_EQ(plan.kernel, expected.kernel) << id << ", " << batch << ", " << keys;
+          EXPECT_EQ(plan.pack.heads, expected.pack.heads) << id << ", " << batch << ", " << keys;
+        }
+  }
+}
+
+// A sequence of one query fills a tile with its heads, beside prompts that could do without.
+TEST(CachePlan, MixedBatchesPackHeads) {
+  EXPECT_EQ(plan_of("bf16/b1/q512/k20/h32x4/d128/causal/packedq/usedk/paged16").pack.heads, 8);
+  EXPECT_EQ(plan_of("bf16/b1/q512/k20/h8/d128/causal/packedq/usedk/paged16").pack.heads, 1);
+  EXPECT_EQ(plan_of("bf16/b1/q2048/k20/h8x1/d128/causal/usedk/paged16").pack.heads, 1);
+}
+
+TEST(CachePlan, AppendsFirstAndRotatesQInTheWorkspace) {
+  const std::string id = "bf16/b4/q200/k300/h8x2/d128/causal/packedq/usedk/paged64";
+  const ForwardPlan plain = plan_of(id), appends = plan_of(id + "/append5"),
+                    rotates = plan_of(id + "/append5/rotary");
+  EXPECT_FALSE(plain.append.launches());
+  EXPECT_TRUE(appends.append.blocks > 0 && appends.append.q_blocks == 0);
+  EXPECT_TRUE(rotates.append.blocks > 0 && rotates.append.q_blocks > 0);
+  EXPECT_EQ(appends.workspace_bytes, plain.workspace_bytes);
+  const ForwardProblem problem = problem_of(id + "/append5/rotary");
+  const size_t q = size_t(problem.sequences_q.rows) * 8 * 128 * 2;
+  EXPECT_EQ(rotates.workspace_bytes, plain.workspace_bytes + (q + 255) / 256 * 256);
+  EXPECT_FALSE(rotates.q.needed || rotates.k.needed || rotates.v.needed);
+
+  // What the device lists: the lengths of the cache, and what is added to them.
+  const VarlenScheduleParams list = varlen_schedule_params(problem, rotates);
+  EXPECT_TRUE(list.cache.paged);
+  EXPECT_EQ(list.cache.page_size, 64);
+  EXPECT_EQ(list.added.max_length, 5);
+  EXPECT_EQ(varlen_schedule_params(problem_of(id), plain).added.max_length, 0);
+}
+
+// Rows of q that TMA cannot address are copied behind the rotation; k and v never are.
+TEST(CachePlan, CopiesNoCache) {
+  for (const char* id : {"bf16/b2/q200/k300/h4x2/d128/causal/usedk/paged16",
+                         "bf16/b2/q200/k300/h4x2/d72x40/causal/usedk/batchidx/append1/rotary"}) {
+    const ForwardPlan plan = plan_of(id);
+    EXPECT_FALSE(plan.k.needed || plan.v.needed) << id;
+  }
+  for (const char* id : {"bf16/b2/q200/k300/h4x2/d128/causal/odd/usedk/paged16",
+                         "bf16/b2/q200/k300/h4x2/d128/causal/padded/usedk/paged16",
+                         "bf16/b2/q200/k300/h4x2/d33/causal/usedk/append1"})
+    EXPECT_TRUE(is_decode(problem_of(id))) << id;
+}
+
+TEST(CachePlan, IsExplained) {
+  const auto explained = [](const std::string& id) {
+    const ForwardProblem problem = problem_of(id);
+    Explanation lines;
+    hopper::explain(problem, plan_of(problem), &lines);
+    return lines.text();
+  };
+  const std::string pages =
+      explained("bf16/b2/q200/k300/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary");
+  for (const char* line :
+       {"kernel: fwd_bf16_d128_paged_128x128",
+        "first: a kernel of its own: the new keys and values go into the cache, q with its "
+        "embedding goes into the workspace",
+        "k and v: TMA, in boxes of 64 rows; a warp looks each up in page_table before its turn"})
+    EXPECT_NE(pages.find(line), std::string::npos) << line << "\n" << pages;
+  const std::string indices = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/batchidx");
+  EXPECT_NE(indices.find("in boxes of 128 rows; a warp looks each up in cache_batch_idx"),
+            std::string::npos)
+      << indices;
+  const std::string own = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/append1");
+  EXPECT_EQ(own.find("k and v:"), std::string::npos) << own;
+}
+
+}  // namespace
+}  // namespace flash3::hopper

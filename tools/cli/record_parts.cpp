@@ -33,6 +33,9 @@ const std::vector<std::string> kRepeatedCases = {
     "bf16/b9/q1/k5000/h8x1/d128/causal/random/usedk/paged16/append1/rotary",
     "bf16/b9/q3/k2000/h8x2/d64/causal/random/usedk/paged3/leftpad",
     "fp16/b5/q70/k2000/h4x2/d256/causal/random/usedk/paged64/append70/rotary2",
+    "bf16/b9/q700/k3000/h8x2/d128/causal/giant/packedq/usedk/paged16/append1/rotary",
+    "fp16/b9/q500/k2000/h4/d64/causal/random/packedq/usedk/paged128/softcap20",
+    "bf16/b5/q300/k2000/h4x1/d192x128/w500:0/random/usedk/batchidx/leftpad",
     "bf16/b2/q500/k1000/h4/d128/w200:", "bf16/b2/q300/k300/h4/d100/full/odd",
     "bf16/b2/q500/k700/h4/d64/causal/softcap20", "fp16/b2/q500/k700/h4/d128/full/softcap20",
     "bf16/b1/q500/k700/h4/d256/causal/softcap20",
@@ -126,6 +129,12 @@ const std::vector<std::vector<std::string>> kSanitizedCases = {
      "bf16/b3/q1/k300/h4x1/d128/causal/random/usedk/paged3/leftpad",
      "bf16/b3/q3/k300/h4x2/d64/causal/random/usedk/paged64/append3/rotary",
      "fp16/b3/q9/k100/h4x2/d40/causal/random/packedq/usedk/batchidx/append9/packednew/rotary2"},
+    // prompts on KV caches
+    {"bf16/b3/q150/k300/h4x2/d128/causal/random/packedq/usedk/paged16/append9/rotary",
+     "fp16/b3/q70/k200/h2/d64/w40:/random/usedk/paged64",
+     "bf16/b2/q150/k200/h2x1/d256/causal/random/usedk/batchidx/leftpad",
+     "fp16/b3/q150/k200/h4x1/d192x128/full/giant/packedq/usedk/paged128",
+     "bf16/b2/q150/k200/h2/d128/causal/random/usedk/paged32/softcap20"},
     // keys that no query sees in a tile with others, and tensors of no rows
     {"bf16/b1/q70/k300/h2x1/d64/w40:", "fp16/b1/q70/k300/h2x1/d128/w40:",
      "bf16/b1/q70/k300/h1/d256/w40:", "e4m3/b1/q70/k300/h1/d64/w40:",

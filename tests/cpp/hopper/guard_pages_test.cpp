@@ -162,6 +162,15 @@ constexpr const char* kDecode[] = {
     "bf16/b4/q40/k300/h4x2/d64/causal/random/packedq/usedk/append40/packednew/rotary",
     "bf16/b4/q1/k300/h4x2/d40/causal/random/usedk/batchidx/append3/packednew",
 };
+// Prompts on a KV cache: boxes of pages, of elements, of rows that lie as they come.
+constexpr const char* kPrompts[] = {
+    "bf16/b4/q200/k300/h4x2/d128/causal/random/usedk/paged16",
+    "fp16/b4/q150/k300/h4/d64/w100:/random/packedq/usedk/paged64/append40/packednew/rotary",
+    "bf16/b4/q100/k300/h4x1/d192x128/full/random/usedk/paged256/sink",
+    "bf16/b4/q100/k300/h4x2/d256/causal/random/usedk/batchidx/leftpad/softcap20",
+    "bf16/b4/q100/k300/h8x2/d128/causal/random/packedq/usedk/batchidx/append9/offsets/rotary2",
+    "fp16/b4/q100/k300/h4x2/d128/causal/random/usedk/leftpad/append9/rotary",
+};
 constexpr const char* kFp8[] = {
     "e4m3/b4/q200/k300/h4x2/d128/causal/packed/used/blockscales",
     "e4m3/b4/q200/k300/h4x2/d64/full/packed/headscales/nomax",
@@ -195,6 +204,7 @@ constexpr const char* kBackward[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Forward, GuardPages, testing::ValuesIn(kForward));
 INSTANTIATE_TEST_SUITE_P(Decode, GuardPages, testing::ValuesIn(kDecode));
+INSTANTIATE_TEST_SUITE_P(Prompts, GuardPages, testing::ValuesIn(kPrompts));
 INSTANTIATE_TEST_SUITE_P(Fp8, GuardPages, testing::ValuesIn(kFp8));
 INSTANTIATE_TEST_SUITE_P(Quantize, GuardPages, testing::ValuesIn(kQuantize));
 INSTANTIATE_TEST_SUITE_P(Backward, GuardPages, testing::ValuesIn(kBackward));

@@ -43,6 +43,27 @@ TEST_F(KvCache, AppendOfEveryKind) {
     verify(cases::parsed(id), 2);
 }
 
+// Prompts, alone and beside sequences that decode, in boxes of every number of rows, under masks
+// that hide keys in front and behind.
+TEST_F(KvCache, PromptsInPagesOfAnySize) {
+  for (const char* const page_size : {"8", "16", "32", "48", "64", "96", "128", "256", "512"})
+    for (const char* const call :
+         {"bf16/b5/q150/k900/h8x1/d128/causal/giant/packedq/usedk/paged",
+          "fp16/b4/q300/k300/h4x2/d64/causal+w70:/random/usedk/paged",
+          "bf16/b3/q100/k500/h4/d192x128/w200:5/edges/packedq/usedk/append5/rotary/paged",
+          "bf16/b3/q300/k400/h2x1/d256/full/random/usedk/softcap20/sink/paged",
+          "bf16/b3/q200/k600/h6x2/d72x40/causal/random/packedq/usedk/chunk100/paged"})
+      verify(cases::parsed(std::string(call) + page_size), 2);
+  for (const char* const id :
+       {"bf16/b4/q200/k700/h4x2/d128/causal/random/usedk/batchidx",
+        "fp16/b4/q200/k700/h4x2/d64/w100:/random/packedq/usedk/batchidx/leftpad/append7/rotary",
+        "bf16/b4/q200/k700/h4/d256/causal/random/usedk/leftpad",
+        "bf16/b4/q100/k300/h4x2/d128/causal/random/usedk/leftpad/append100/rotary2",
+        "bf16/b1/q1000/k1000/h4x2/d128/causal/usedk/append1000/rotary/padded",
+        "bf16/b40/q600/k1500/h8x1/d128/causal/giant/packedq/usedk/paged16/append1/rotary"})
+    verify(cases::parsed(id), 2);
+}
+
 // ---- bits ----
 
 // A decode call on sequences out of a pool: what each holds follows from its number alone.
@@ -56,6 +77,7 @@ struct Batch {
 struct Shape {
   int queries = 1, heads_q = 8, heads_k = 2, dim = 128;
   float softcap = 0;
+  bool causal = true;
 };
 
 constexpr int kMostKeys = 1500;
@@ -151,7 +173,7 @@ class CacheCall {
                       2,
                       {count, of_sequence},
                       {of_sequence, 1}};
-    p.causal = 1;
+    p.causal = s_.causal;
     p.softcap = s_.softcap;
     p.backend = FLASH3_BACKEND_HOPPER;
     p.stream = memory_.stream();
@@ -220,6 +242,50 @@ TEST_F(KvCache, BitsDependOnTheSequenceAlone) {
       batch.page_size = 0;
       compare(batch, "not paged");
     }
+  }
+}
+
+// Nor, up to 16, on how many queries look at the same keys.
+TEST_F(KvCache, BitsOfAQueryDependOnNoOther) {
+  for (const Shape& shape : {Shape{}, Shape{.heads_q = 4, .heads_k = 1, .dim = 64},
+                             Shape{.heads_q = 8, .heads_k = 1, .dim = 256}})
+    for (const int page_size : {16, 0}) {
+      std::map<int, Bytes> alone;
+      for (const int queries : {1, 2, 3, 5, 8, 16}) {
+        Shape several = shape;
+        several.queries = queries, several.causal = false;
+        CacheCall call(several, *memory_);
+        auto results = call.run({.sequences = first_sequences(20), .page_size = page_size});
+        for (auto& [sequence, bytes] : results) {
+          bytes.resize(size_t(shape.heads_q * shape.dim) * 2);  // out of the first query
+          if (queries == 1) alone[sequence] = bytes;
+          ASSERT_TRUE(bytes == alone.at(sequence))
+              << "sequence " << sequence << ", " << queries << " queries, pages of " << page_size;
+        }
+      }
+    }
+}
+
+// Likewise of prompts, as long as boxes can be made of the pages.
+TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
+  for (const Shape& shape : {Shape{.queries = 40}, Shape{.queries = 150, .heads_k = 8, .dim = 64},
+                             Shape{.queries = 17, .heads_q = 2, .dim = 256, .softcap = 20}}) {
+    SCOPED_TRACE(testing::Message() << shape.queries << " queries of " << shape.dim);
+    CacheCall call(shape, *memory_);
+    const std::map<int, Bytes> expected = call.run({.sequences = first_sequences(40)});
+    for (int sequence = 0; sequence < 12; ++sequence) {
+      const auto alone = call.run({.sequences = {sequence}, .shuffle = uint64_t(sequence)});
+      EXPECT_TRUE(alone.at(sequence) == expected.at(sequence)) << "sequence " << sequence;
+    }
+    for (const int page_size : {16, 64, 128, 256})
+      for (const int count : {3, 40, 100}) {
+        Batch batch{first_sequences(count), page_size, uint64_t(count)};
+        std::shuffle(batch.sequences.begin(), batch.sequences.end(), std::mt19937_64(7));
+        for (const auto& [sequence, bytes] : call.run(batch))
+          if (const auto at = expected.find(sequence); at != expected.end())
+            ASSERT_TRUE(bytes == at->second)
+                << "sequence " << sequence << " of " << count << " in pages of " << page_size;
+      }
   }
 }
 

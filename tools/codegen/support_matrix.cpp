@@ -170,6 +170,8 @@ const Feature kFeatures[] = {
       "b9/q1/k300/h8x2/d80/causal/usedk"}},
     {"KV cache: pages of any size, `cache_batch_idx`, `leftpad_k`, any number of queries",
      {"b3/q1/k300/h8x2/d128/causal/usedk/paged16", "b3/q200/k300/h8x2/d64/causal/usedk/paged1",
+      "b3/q200/k300/h8x2/d128/causal/packedq/usedk/paged16",
+      "b3/q200/k300/h8/d256/full/usedk/batchidx/leftpad",
       "b3/q5/k300/h8/d192x128/w100:/usedk/batchidx", "b3/q1/k300/h8/d256/full/usedk/leftpad",
       "b3/q1/k300/h8/d128/causal/usedk/paged256/softcap30/sink"}},
     {"KV cache: append, with a rotary embedding or without",
@@ -254,26 +256,30 @@ void print_features() {
 }
 
 // The head dims for which Hopper takes a kernel with such a tile; calls: an id with the mask of the
-// kernel.
-std::string head_dims_of(const HeadDims& tile, const std::string& calls) {
+// kernel. step: multiples of so many alone.
+std::string head_dims_of(const HeadDims& tile, const std::string& calls, int64_t step = 1) {
   int64_t first = 0, last = 0, low = 0, high = 0, low_v = 0, high_v = 0;
   const Case any = parse(calls);
-  for (int64_t dim = 1; dim <= kMaxHeadDim; ++dim) {
-    for (int64_t dim_v = 1; dim_v <= kMaxHeadDim; ++dim_v) {
+  for (int64_t dim = step; dim <= kMaxHeadDim; dim += step) {
+    for (int64_t dim_v = step; dim_v <= kMaxHeadDim; dim_v += step) {
       if (ask_hopper(with_head_dims(any, dim, dim_v)).tile != tile) continue;
       if (dim == dim_v) last = dim, first = first ? first : dim;
       high = dim, low = low ? low : dim;
       high_v = std::max(high_v, dim_v), low_v = low_v ? std::min(low_v, dim_v) : dim_v;
     }
   }
-  if (first > 0) return message(first, "–", last);
-  return message(low, "–", high, " with head_dim_v ", low_v, "–", high_v);
+  const std::string multiples = step == 1 ? "" : message(", multiples of ", step);
+  if (first > 0) return message(first, "–", last, multiples);
+  return message(low, "–", high, " with head_dim_v ", low_v, "–", high_v, multiples);
 }
 
 int tile_m(const ForwardKernel& kernel) { return kernel.config.tile_m(); }
 int tile_m(const BackwardKernel& kernel) { return kernel.config.tile_m; }
 int tile_n(const ForwardKernel& kernel) { return kernel.config.tile_n; }
 int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n; }
+// Caches whose rows TMA cannot address are for the decode kernels.
+bool is_paged(const ForwardKernel& kernel) { return kernel.config.paged; }
+bool is_paged(const BackwardKernel&) { return false; }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
 int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) {
@@ -307,13 +313,14 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
       std::exit(1);
     }
     const std::string calls =
-        message(dtypes[0], "/b2/q512/k512/h8/d128/", c.band ? "causal" : "full",
+        message(dtypes[0], is_paged(first) ? "/b1/q17/k1/h1/d128/" : "/b2/q512/k512/h8/d128/",
+                c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "",
                 c.score == hopper::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
     std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n", family.c_str(),
                 names.c_str(), shape.c_str(),
-                head_dims_of({c.head_dim, c.head_dim_v}, calls).c_str(), tile_m(first),
-                tile_n(first), consumers(first), stages(first).c_str(), c.shared_bytes() / 1024.0,
-                c.producer_registers(), c.consumer_registers());
+                head_dims_of({c.head_dim, c.head_dim_v}, calls, is_paged(first) ? 8 : 1).c_str(),
+                tile_m(first), tile_n(first), consumers(first), stages(first).c_str(),
+                c.shared_bytes() / 1024.0, c.producer_registers(), c.consumer_registers());
   }
 }
 

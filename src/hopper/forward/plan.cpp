@@ -102,7 +102,8 @@ Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
   typical.batch = 1024;
   if (!problem.has_cache()) return estimate_choice(typical, multiprocessors, choice);
   constexpr int64_t kTypicalKeys = 16384;
-  typical.seq_k = std::max(kTypicalKeys, problem.seq_q);
+  typical.seq_k =
+      problem.sequences_q.bounded ? std::max(kTypicalKeys, problem.seq_q) : kTypicalKeys;
   typical.sequences_k.bounded = true;
   Estimate e = estimate_choice(typical, multiprocessors, choice);
   if (!problem.sequences_q.packed && !problem.sequences_q.has_used) return e;

@@ -116,7 +116,8 @@ TEST(CachePlan, NeighboursDoNotMatter) {
   for (const char* id : {"bf16/b2/q512/k900/h32x4/d128/causal/packedq/usedk/paged16",
                          "bf16/b2/q40/k900/h8x1/d64/causal/usedk/paged64",
                          "fp16/b2/q200/k300/h28x4/d256/w100:/usedk/batchidx",
-                         "bf16/b2/q300/k300/h8x2/d128/causal/packedq/usedk/append3"}) {
+                         "bf16/b2/q300/k300/h8x2/d128/causal/packedq/usedk/append3",
+                         "bf16/b2/q300/k300/h8x2/d128/causal/packedq/nomax/usedk/paged16"}) {
     const ForwardProblem problem = problem_of(id);
     const ForwardPlan expected = plan_of(problem);
     for (const int64_t batch : {1, 7, 5000})
@@ -125,6 +126,8 @@ TEST(CachePlan, NeighboursDoNotMatter) {
           ForwardProblem other = problem;
           other.batch = batch;
           other.seq_k = other.sequences_k.max_length = keys;
+          if (!other.sequences_q.bounded)  // as many as there are rows
+            other.seq_q = other.sequences_q.rows = other.sequences_q.max_length = 300 * batch;
           ForwardPlan plan;
           ASSERT_TRUE(hopper::plan(other, {0, multiprocessors}, &plan).ok()) << id;
           EXPECT_EQ(plan.kernel, expected.kernel) << id << ", " << batch << ", " << keys;

@@ -9,18 +9,6 @@
 
 namespace flash3::hopper {
 
-// The row of K or V, counted over all elements, that holds a key. Whatever the table holds, it
-// exists; where the sequence ends before the key the table is not read.
-__device__ __forceinline__ int row_of_key(const KeyPages& pages, const RowMap& rows,
-                                          const ListedSequence& sequence, int key) {
-  if (key >= sequence.k_length) return 0;
-  const int place = sequence.k_first + key;
-  const int number = unsigned(place) / unsigned(pages.page_size);
-  const int element = __ldg(pages.table + sequence.batch * pages.stride_table + number);
-  return min(max(element, 0), pages.elements - 1) * rows.rows_per_batch + place -
-         number * pages.page_size;
-}
-
 // load_key_tiles() for pages, by a whole warp. Numbers of uses stand for the states of the rings:
 // the loader's registers are few.
 template <class Traits, class Tile>
@@ -43,7 +31,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
     if (!work.valid) break;
     const auto find_row = [&](int n) {
       if (n < work.key_tile_begin || at_row >= Tile::kRows) return 0;
-      return row_of_key(pages, rows, work.sequence, n * Tile::kRows + at_row);
+      return pages.row_of_key(rows, work.sequence, n * Tile::kRows + at_row);
     };
     int n = work.key_tile_end - 1, next_row = find_row(n);
     if (wanted != nullptr && leads && !work.has_keys()) arrive(wanted);
@@ -59,10 +47,9 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
       if (leads) arrive_expect_bytes(hidden > 0 ? loaded : full, Tile::kBytes);
       __syncwarp();
       if (at_row < Tile::kRows) {
-        const int left = work.sequence.k_length - (n * Tile::kRows + at_row);
-        const int count = min(max(left, 0), pages.box_rows);
-        const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - count,
-                       row + count, true};
+        const int left = pages.rows_left(work.sequence, n * Tile::kRows + at_row);
+        const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - left,
+                       row + left, true};
         load_box<Tile>(stages[state.stage] + at_row * Tile::kRowBytes, map, at,
                        hidden > 0 ? loaded : full);
       }

@@ -6,6 +6,7 @@
 #include "core/scales.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/device/views.h"
+#include "hopper/forward/key_pages.hpp"
 
 namespace flash3::hopper {
 
@@ -16,16 +17,6 @@ struct Fp8Params {
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
   bool out_float16;         // otherwise bfloat16
   bool out_vec4_aligned;    // each four columns of the output lie in 8 aligned bytes
-};
-
-// Where the keys of a cache lie, of a kernel that looks it up: key j of sequence b in element
-// table[b][j / page_size] of K and V.
-struct KeyPages {
-  const int* table;
-  long long stride_table;  // from sequence to sequence
-  int page_size;
-  int elements;  // of K and V
-  int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
 };
 
 struct ForwardParams {

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the keys of a cache lie, for a kernel that looks it up. Integers only, host and device.
+#pragma once
+
+#include "hopper/device/sequence.hpp"
+#include "hopper/device/views.h"
+
+namespace flash3::hopper {
+
+// Key j of sequence b lies in element table[b][j / page_size] of K and V.
+struct KeyPages {
+  const int* table;
+  long long stride_table;  // from sequence to sequence
+  int page_size;
+  int elements;  // of K and V
+  int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
+
+  // The row that holds a key, counted over all elements as `rows` has them. Whatever the table
+  // holds, it exists; where the sequence ends before the key the table is not read.
+  FLASH3_HOST_DEVICE int row_of_key(const RowMap& rows, const ListedSequence& sequence,
+                                    int key) const {
+    if (key >= sequence.k_length) return 0;
+    const int place = sequence.k_first + key;
+    const int number = int(unsigned(place) / unsigned(page_size));
+    const int given = table[sequence.batch * stride_table + number], element = given < 0 ? 0
+                                                                               : given < elements
+                                                                                   ? given
+                                                                                   : elements - 1;
+    return element * rows.rows_per_batch + place - number * page_size;
+  }
+
+  // Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
+  // read as zeros.
+  FLASH3_HOST_DEVICE int rows_left(const ListedSequence& sequence, int key) const {
+    const int left = sequence.k_length - key;
+    return left < 0 ? 0 : left < box_rows ? left : box_rows;
+  }
+};
+
+}  // namespace flash3::hopper

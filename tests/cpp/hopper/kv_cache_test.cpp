@@ -281,10 +281,12 @@ TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
       for (const int count : {3, 40, 100}) {
         Batch batch{first_sequences(count), page_size, uint64_t(count)};
         std::shuffle(batch.sequences.begin(), batch.sequences.end(), std::mt19937_64(7));
-        for (const auto& [sequence, bytes] : call.run(batch))
-          if (const auto at = expected.find(sequence); at != expected.end())
+        for (const auto& [sequence, bytes] : call.run(batch)) {
+          if (const auto at = expected.find(sequence); at != expected.end()) {
             ASSERT_TRUE(bytes == at->second)
                 << "sequence " << sequence << " of " << count << " in pages of " << page_size;
+          }
+        }
       }
   }
 }

@@ -41,9 +41,9 @@ struct CeilingTraits {
   using VTile = hopper::SharedTile<kFp8 ? kHeadDim : kKeys, kFp8 ? kKeys : kHeadDim, kBytes>;
 
   struct Shared {
-    hopper::uint8_t q[kWarpgroups][QTile::kBytes];
-    hopper::uint8_t k[kStages][KTile::kBytes];
-    hopper::uint8_t v[kStages][VTile::kBytes];
+    uint8_t q[kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
   };
   // Operations of both products, of all warpgroups of a block, in kRounds.
   static constexpr double kFlops =

@@ -155,6 +155,7 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   FLASH3_CHECK(check_softcap(problem));
   plan->append = plan_append(problem, &plan->workspace_bytes);
   if (!problem.has_output()) return check_sizes(problem, 0);
+  FLASH3_CHECK(check_out_dtype(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)
     return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,

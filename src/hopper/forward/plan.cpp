@@ -280,6 +280,12 @@ std::string why_not_from_cache(const ForwardProblem& problem) {
              : "pages have too few rows in common with a key tile for TMA to load them at once";
 }
 
+Status check_out_dtype(const ForwardProblem& problem) {
+  if (problem.out_dtype == FLASH3_FLOAT16 || problem.out_dtype == FLASH3_BFLOAT16) return {};
+  return unsupported(message("out.dtype = ", dtype_name(problem.out_dtype),
+                             " but the hopper backend writes float16 and bfloat16 only"));
+}
+
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
   Element element;
   if (!element_of(problem.dtype, &element)) {
@@ -287,10 +293,7 @@ Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* pl
         message("q.dtype = ", dtype_name(problem.dtype),
                 " but the hopper backend computes in float16, bfloat16 and float8_e4m3 only"));
   }
-  if (problem.out_dtype != FLASH3_FLOAT16 && problem.out_dtype != FLASH3_BFLOAT16) {
-    return unsupported(message("out.dtype = ", dtype_name(problem.out_dtype),
-                               " but the hopper backend writes float16 and bfloat16 only"));
-  }
+  FLASH3_CHECK(check_out_dtype(problem));
   FLASH3_CHECK(check_softcap(problem));
   const BestChoices best = best_choices(problem, device.multiprocessors);
   if (!best.plain.choice.kernel) {

@@ -70,6 +70,9 @@ struct ForwardPlan {
   int grid = 0;   // blocks
 };
 
+// The dtypes of out that kernels write, whatever they compute in.
+Status check_out_dtype(const ForwardProblem& problem);
+
 // Why no forward kernel reads the cache that k and v of the problem are; empty: one does.
 std::string why_not_from_cache(const ForwardProblem& problem);
 

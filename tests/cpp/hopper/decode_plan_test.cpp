@@ -110,6 +110,17 @@ TEST(DecodePlan, HasNoCacheOfFloat32) {
             "q.dtype = float32 but the hopper backend has a KV cache in float16 and bfloat16 only");
 }
 
+TEST(DecodePlan, WritesNoFloat32) {
+  for (const char* id : {"bf16/b1/q1/k512/h1/d128/causal", "bf16/b1/q1/k64/h1/d128/causal/usedk"}) {
+    ForwardProblem problem = problem_of(id);
+    problem.out_dtype = FLASH3_FLOAT32;
+    DecodePlan plan;
+    const Status status = hopper::plan(problem, kDevice, &plan);
+    EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED) << id;
+    EXPECT_NE(status.message().find("out.dtype = float32"), std::string::npos) << status.message();
+  }
+}
+
 TEST(DecodePlan, TakesTheNarrowestKernelThatHoldsTheRows) {
   const auto kernel = [](const char* id) { return plan_of(problem_of(id)).kernel->id; };
   EXPECT_EQ(kernel("bf16/b1/q1/k300/h8x1/d128/causal"), "decode_bf16_d128_8x128");

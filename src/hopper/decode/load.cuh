@@ -13,10 +13,15 @@ namespace flash3::hopper {
 // Warps of the producers that gather; the last one is the scheduler.
 inline constexpr int kLoaderWarps = 3, kLoaderThreads = 32 * kLoaderWarps;
 
-// Where a key lies: in which element of K and V, and in which of its rows.
+// Where a key lies: in which element of K and V, as the caller's tables say, and in which of its
+// rows. Tables may say what is no element: whoever loads asks element_of.
 struct KeyPlace {
   int element, row;
 };
+
+__device__ __forceinline__ int element_of(const DecodeParams& params, const KeyPlace& place) {
+  return clamped(place.element, 0, params.elements - 1);
+}
 
 // Keys behind the last one are in no page: they get that one's.
 __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, const DecodeRun& run,
@@ -25,18 +30,18 @@ __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, con
   if (params.k_packed) return {0, place};
   if (params.page_table == nullptr) {
     const int element = params.batch_idx != nullptr ? params.batch_idx[run.batch] : run.batch;
-    return {clamped(element, 0, params.elements - 1), place};
+    return {element, place};
   }
   const int number = place / params.page_size;
-  const int page = params.page_table[run.batch * params.page_table_stride + number];
-  return {clamped(page, 0, params.elements - 1), place - number * params.page_size};
+  return {params.page_table[run.batch * params.page_table_stride + number],
+          place - number * params.page_size};
 }
 
 // Loads a box of rows of a tile, chunk by chunk, from row 8·n of it on.
 template <class Tile>
 __device__ __forceinline__ void load_rows(uint8_t* tile, int at_row, const TensorMap* map,
-                                          const KeyPlace& place, int head, uint64_t* full) {
-  BoxAt at{0, head, place.row, place.element, false};
+                                          int element, int row, int head, uint64_t* full) {
+  BoxAt at{0, head, row, element, false};
 #pragma unroll
   for (int c = 0; c < Tile::kChunks; ++c) {
     at.dim = c * Tile::kChunk;
@@ -66,105 +71,119 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
     };
     KeyPlace next = place_of_box(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const KeyPlace row = next;
+      const int element = element_of(params, next), row = next.row;
       next = place_of_box(tile + 1);
       const int stage = state.stage;
       wait(&shared.k_barriers.empty[stage], state.phase ^ 1, "k_empty");
       if (lane == 0) arrive_expect_bytes(&shared.k_barriers.full[stage], KTile::kBytes);
       __syncwarp();
       if (has_box)
-        load_rows<KTile>(shared.k[stage], at_row, &params.k, row, head,
+        load_rows<KTile>(shared.k[stage], at_row, &params.k, element, row, head,
                          &shared.k_barriers.full[stage]);
       wait(&shared.v_barriers.empty[stage], state.phase ^ 1, "v_empty");
       if (lane == 0) arrive_expect_bytes(&shared.v_barriers.full[stage], VTile::kBytes);
       __syncwarp();
       if (has_box)
-        load_rows<VTile>(shared.v[stage], at_row, &params.v, row, head,
+        load_rows<VTile>(shared.v[stage], at_row, &params.v, element, row, head,
                          &shared.v_barriers.full[stage]);
       state.advance();
     }
   }
 }
 
-// The rows of a tile that a warp gathers: lane l knows where rows first + 32·g + l lie in K and V.
-template <int kTileN>
+// Where a row of a cache begins. [elements, rows, heads, dim]
+__device__ __forceinline__ const unsigned short* row_of(const CacheView& view, int element, int row,
+                                                        int head) {
+  return view.data + element * view.stride_element + row * view.stride_row +
+         head * view.stride_head;
+}
+
+// What lane `from` has.
+__device__ __forceinline__ const unsigned short* of_lane(const unsigned short* row, int from) {
+  return reinterpret_cast<const unsigned short*>(
+      __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
+}
+
+// The rows of a tile that a warp gathers: so many that three warps have all, the last of one warp
+// being the first of the next where they do not divide by three. Both copy the same.
+template <class Tile>
 struct GatheredRows {
-  static constexpr int kOfWarp = (kTileN + kLoaderWarps - 1) / kLoaderWarps;
-  static constexpr int kGroups = (kOfWarp + 31) / 32;
-  const unsigned short *k[kGroups], *v[kGroups];
+  static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // of 16 bytes, a lane each
+  static constexpr int kAtOnce = 32 / kPieces;
+  static constexpr int kCount = round_up(ceil_div(Tile::kRows, kLoaderWarps), kAtOnce);
+  static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows where one row of each is
+  static_assert(kAtOnce >= 1);
 
-  __device__ __forceinline__ void find(const DecodeParams& params, const DecodeRun& run,
-                                       int first_key) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const KeyPlace at = place_of_key(params, run, first_key + 32 * g + int(threadIdx.x % 32));
-      k[g] = row_of(params.k_rows, at, run.kv_head);
-      v[g] = row_of(params.v_rows, at, run.kv_head);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ const unsigned short* row_of(const CacheView& view,
-                                                                 const KeyPlace& at, int head) {
-    return view.data + at.element * view.stride_element + at.row * view.stride_row +
-           head * view.stride_head;
+  static __device__ __forceinline__ int first() {
+    return min(warp_in_warpgroup() * (Tile::kRows / kLoaderWarps), Tile::kRows - kCount);
   }
 };
 
-// Copies a warp's rows of a tile, as many at once as fill the lanes with pieces of 16 bytes, and
-// arrives when they are there. sources: GatheredRows'.
+// A warp copies rows first… of a tile, as many at once as fill the lanes, and arrives when they are
+// there. sources: of rows first + lane, first + 32 + lane, ….
 template <class Tile, int kGroups>
-__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups], int first,
+__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups],
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
-  constexpr int kPieces = Tile::kCols / Tile::kPiece, kAtOnce = 32 / kPieces;
-  static_assert(kAtOnce >= 1);
-  const int lane = threadIdx.x % 32,
-            end = min(first + GatheredRows<Tile::kRows>::kOfWarp, Tile::kRows);
-  const int col = lane % kPieces * Tile::kPiece, in_step = lane / kPieces;
-  const bool by_pieces = view.by_pieces;
-  const int bytes = col < view.dim ? 16 : 0, from_col = by_pieces ? min(col, view.dim - 8) : 0;
+  using Rows = GatheredRows<Tile>;
+  const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
+  const int in_step = lane / Rows::kPieces % Rows::kAtOnce;  // lanes too many do as the first ones
+  const int row = Rows::first() + in_step;
+  if (view.by_pieces) {
+    // Without a branch: copies leave one behind the other.
+    const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll 4
-    for (int i = 0; i < 32; i += kAtOnce) {
-      const unsigned short* const source = reinterpret_cast<const unsigned short*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(sources[g]), i + in_step));
-      const int row = first + 32 * g + i + in_step;
-      if (row >= end || in_step >= kAtOnce) continue;
-      uint8_t* const to = tile + Tile::offset(row, col);
-      if (by_pieces)
-        copy_async_16(to, source + from_col, bytes);
-      else
-        *reinterpret_cast<uint4*>(to) = load_piece(source, col, view.dim);
-    }
-  }
-  if (by_pieces)
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
+      copy_async_16(tile + Tile::offset(row + i, col),
+                    of_lane(sources[i / 32], i % 32 + in_step) + from_col, bytes);
     arrive_behind_copies(full);
-  else
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
+      const unsigned short* const from = kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1];
+      *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
+          load_piece(of_lane(from, i % 32 + in_step), col, view.dim);
+    }
     arrive(full);
+  }
 }
 
 // By three warps, each with its rows of every tile.
 template <class Traits>
 __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
                                              typename Traits::Shared& shared) {
-  using Rows = GatheredRows<Traits::kTileN>;
-  const int first = warp_in_warpgroup() * Rows::kOfWarp;
+  using KRows = GatheredRows<typename Traits::KTile>;
+  using VRows = GatheredRows<typename Traits::VTile>;
+  constexpr int kGroups = KRows::kGroups;
+  static_assert(KRows::kCount == VRows::kCount);
+  const int at_row = KRows::first() + threadIdx.x % 32;
   typename Traits::KvState state;
   for (RunReader runs(shared.runs); runs.next(); runs.release()) {
     const DecodeRun& run = runs.run();
     const TileMask::Range tiles = run.tiles;
-    Rows next;
-    if (!tiles.empty()) next.find(params, run, tiles.begin * Traits::kTileN + first);
+    const int head = run.kv_head;
+    KeyPlace next[kGroups];
+    const auto find_rows = [&](int tile) {
+      if (tile >= tiles.end) return;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        next[g] = place_of_key(params, run, tile * Traits::kTileN + at_row + 32 * g);
+    };
+    find_rows(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile, state.advance()) {
-      const Rows rows = next;
-      if (tile + 1 < tiles.end) next.find(params, run, (tile + 1) * Traits::kTileN + first);
+      const unsigned short *k[kGroups], *v[kGroups];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int element = element_of(params, next[g]);
+        k[g] = row_of(params.k_rows, element, next[g].row, head);
+        v[g] = row_of(params.v_rows, element, next[g].row, head);
+      }
+      find_rows(tile + 1);
       const int stage = state.stage;
       wait(&shared.k_barriers.empty[stage], state.phase ^ 1, "k_empty");
-      gather<typename Traits::KTile>(rows.k, first, params.k_rows, shared.k[stage],
+      gather<typename Traits::KTile>(k, params.k_rows, shared.k[stage],
                                      &shared.k_barriers.full[stage]);
       wait(&shared.v_barriers.empty[stage], state.phase ^ 1, "v_empty");
-      gather<typename Traits::VTile>(rows.v, first, params.v_rows, shared.v[stage],
+      gather<typename Traits::VTile>(v, params.v_rows, shared.v[stage],
                                      &shared.v_barriers.full[stage]);
     }
   }

@@ -67,12 +67,16 @@ int largest_divisor(int64_t n, int64_t most) {
   return int(d);
 }
 
+// Fewer rows than these are copied faster by threads than by TMA.
+constexpr int kLeastBoxRows = 32;
+
 // Rows of K and V that TMA copies at once; 0: none.
 int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
   if (!tma_can_address(k) || !tma_can_address(v)) return 0;
-  return cache_box_rows(problem.cache, config.tile_n);
+  const int rows = cache_box_rows(problem.cache, config.tile_n);
+  return rows < kLeastBoxRows ? 0 : rows;
 }
 
 DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, int heads) {

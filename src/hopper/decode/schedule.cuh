@@ -15,8 +15,8 @@ inline constexpr int kScheduleThreads = 256;
 
 struct BlockPlaces {
   DecodePlace at[2];  // begin, end
-  DecodeCost total;   // of the call
-  int items;          // of a group of heads
+  DecodeCut cut;
+  int items;  // of a group of heads
   uint64_t warp_sums[8];
 };
 
@@ -66,7 +66,10 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
   DecodeSequence s{};
   CostAndItems own{}, before{};
   DecodeCost of_group = 0;  // all sequences of a group of heads
-  DecodeCost at[2] = {};    // where the block begins and ends
+  DecodeCost an_item = 0;   // the last one that this thread saw
+  bool differs = false;     // items do
+  DecodeCut cut{};
+  DecodeCost at[2] = {};  // where the block begins and ends
   int head_group[2] = {};
   // Once to sum up the costs, once to look for the places; a small batch stays in registers.
 #pragma unroll 1
@@ -80,6 +83,10 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
         if (b < params.batch) {
           s = decode_sequence(params.rule, b);
           own = {cost_of(params.rule, s), unsigned(items_of(params.rule, s))};
+          if (own.items > 0) {
+            differs |= an_item > 0 && an_item != item_cost(params.rule, s);
+            an_item = item_cost(params.rule, s);
+          }
         }
         uint64_t chunk = 0;
         if (b0 > 0) __syncthreads();
@@ -93,23 +100,28 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
         const DecodeCost cost = item_cost(params.rule, s), inside = at[i] - before.cost,
                          item = inside / cost;
         places.at[i] = {head_group[i], b,
-                        int(item),     split_at(params.rule, s, inside - item * cost),
+                        int(item),     split_at(params.rule, s, cut, inside - item * cost),
                         before.cost,   int(before.items)};
       }
     }
     if (pass == 1) break;
     const CostAndItems all = CostAndItems::of(base);
     of_group = all.cost;
+    differs |= an_item > 0 && an_item * all.items != of_group;
+    differs = __syncthreads_or(differs);
+    const DecodeCost total = of_group * params.rule.head_groups;
+    if (of_group > 0)
+      cut = cut_of(params.rule, total, all.items * params.rule.head_groups,
+                   differs ? 0 : of_group / all.items, params.blocks);
     if (threadIdx.x == 0) {
-      places.total = of_group * params.rule.head_groups;
+      places.cut = cut;
       places.items = int(all.items);
       places.at[0] = places.at[1] = {params.rule.head_groups, 0, 0, 0, 0, 0};
     }
     if (of_group == 0) break;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const DecodeCost place =
-          first_cost(of_group * params.rule.head_groups, blockIdx.x + i, params.blocks);
+      const DecodeCost place = cut.begin_of(blockIdx.x + i);
       head_group[i] = int(place / of_group);
       at[i] = place - head_group[i] * of_group;
     }
@@ -123,7 +135,7 @@ class RunWalk {
  public:
   __device__ __forceinline__ RunWalk(const DecodeScheduleParams& params, const BlockPlaces& places)
       : params_(params),
-        of_group_(places.total / params.rule.head_groups),
+        of_group_(places.cut.total / params.rule.head_groups),
         end_(places.at[1]),
         at_(places.at[0]),
         split_(places.at[0].split) {}
@@ -243,20 +255,19 @@ struct PartCount {
 // Where the blocks that share the item begin in it, from block `begin` to `end`; which of them is
 // the first, and how many share it. By one warp.
 __device__ __forceinline__ TileMask::Range find_sharers(const DecodeScheduleParams& params,
-                                                        DecodeCost total, ItemRun& item,
+                                                        const DecodeCut& cut, ItemRun& item,
                                                         short* starts) {
   const int lane = threadIdx.x % 32;
-  const unsigned blocks = params.blocks;
-  const int first = int(item.at * blocks / total),
-            last = min(params.blocks, int((item.at + item.cost) * blocks / total) + 1);
+  const int first = cut.block_at(item.at),
+            last = min(params.blocks, cut.block_at(item.at + item.cost) + 1);
   DecodeSequence s{};
   s.split_tiles = item.run.split_tiles;
   s.split_begin = item.split_begin;
   s.split_end = item.split_end;
   const auto start = [&](int block) {
-    const DecodeCost at = first_cost(total, block, blocks);
+    const DecodeCost at = cut.begin_of(block);
     if (at <= item.at) return s.split_begin;
-    return at - item.at >= item.cost ? s.split_end : split_at(params.rule, s, at - item.at);
+    return at - item.at >= item.cost ? s.split_end : split_at(params.rule, s, cut, at - item.at);
   };
 #pragma unroll 1
   for (int i = lane; first + i <= last; i += 32) starts[i] = short(start(first + i));
@@ -341,7 +352,7 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
     if (exists && !item.run.is_whole) {
-      const TileMask::Range blocks = find_sharers(params, places.total, item, starts);
+      const TileMask::Range blocks = find_sharers(params, places.cut, item, starts);
       list_parts(params, item, blocks, starts);
     }
     // Behind the first run of each block, no two runs have one place: blocks have consecutive

@@ -9,8 +9,8 @@
 //
 // Items lie one behind the other on an axis of cost, in key tiles: all sequences of the first group
 // of heads, then those of the next, so that blocks which run at the same time read all heads of the
-// same keys. Block c of n has what lies from c/n to (c+1)/n of it, rounded to whole splits: at most
-// two of its items are shared with others.
+// same keys. Block c of n has what lies from c/n to (c+1)/n of it, rounded to whole splits, or to
+// whole items where those are near: at most two of its items are shared with others.
 #pragma once
 
 #include "hopper/device/sequence.hpp"
@@ -141,17 +141,44 @@ struct DecodePlace {
   int items_before;   // and their items
 };
 
+// How blocks cut the axis: evenly, or each a number of whole items.
+struct DecodeCut {
+  DecodeCost total;
+  DecodeCost share;  // of each block, as far as there is work; 0: even
+  unsigned blocks;
+  DecodeCost snap;  // a block that would begin so near to an end of an item begins there
+
+  FLASH3_HOST_DEVICE constexpr DecodeCost begin_of(int block) const {
+    if (share == 0) return total * unsigned(block) / blocks;
+    return share * unsigned(block) < total ? share * unsigned(block) : total;
+  }
+  // The last block that begins there or in front of it.
+  FLASH3_HOST_DEVICE constexpr int block_at(DecodeCost place) const {
+    return int(share == 0 ? place * blocks / total : place / share);
+  }
+};
+
+// Cuts between whole items spare their merging, which takes as long as some key tiles. Memory is as
+// fast for a few multiprocessors less, so a block may have more than its even share: a little, or
+// kSnap tiles. cost: of every item, or 0 if they differ.
+inline constexpr int kSnap = 4;
+
+FLASH3_HOST_DEVICE constexpr DecodeCut cut_of(const DecodeRule& rule, DecodeCost total,
+                                              unsigned items, DecodeCost cost, int blocks) {
+  const DecodeCost even = total / unsigned(blocks), snap = unsigned(kSnap) >> rule.cost_shift;
+  const DecodeCost whole = ceil_div(items, unsigned(blocks)) * cost;
+  const bool by_items = cost > 0 && whole <= even + even / 16 + snap;
+  return {total, by_items ? whole : 0, unsigned(blocks), snap < even / 4 ? snap : even / 4};
+}
+
 // The split at which an item is cut so far from its beginning: from split_begin to split_end.
 FLASH3_HOST_DEVICE constexpr int split_at(const DecodeRule& rule, const DecodeSequence& s,
-                                          DecodeCost cost) {
+                                          const DecodeCut& cut, DecodeCost cost) {
+  if (cost <= cut.snap) return s.split_begin;
+  if (cost + cut.snap >= item_cost(rule, s)) return s.split_end;
   const unsigned size = unsigned(s.split_tiles);
   const unsigned splits = ((cost << rule.cost_shift) + size / 2) / size;
   return splits < unsigned(s.splits()) ? s.split_begin + int(splits) : s.split_end;
-}
-
-// Where block `block` of `blocks` begins.
-FLASH3_HOST_DEVICE constexpr DecodeCost first_cost(DecodeCost total, int block, int blocks) {
-  return total * unsigned(block) / unsigned(blocks);
 }
 
 }  // namespace flash3::hopper

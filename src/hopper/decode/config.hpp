@@ -26,6 +26,10 @@ struct DecodeConfig {
     return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes;
   }
 
+  // What a block leaves of an item that it shares, in units of 16 bytes (share.cuh).
+  FLASH3_HOST_DEVICE constexpr int units_of_row() const { return head_dim_v / 2 + 4; }
+  FLASH3_HOST_DEVICE constexpr int part_units() const { return rows * units_of_row(); }
+
   static constexpr int kWorkBytes = 3072;  // work.cuh
 };
 

@@ -38,24 +38,23 @@ class DecodeConsumer {
       : params_(params), shared_(shared), thread_(thread_in_warpgroup()) {}
 
   __device__ __forceinline__ void run() {
-    if (thread_ == 0) open_cell(params_);
-    bool closes_cell = true;
+    bool merges = false;
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
       const DecodeRun& run = runs.run();
       load_queries<Traits>(params_, run, shared_, thread_);
       sync_consumers();
       Parts parts;
       compute(run, parts);
-      if (run.is_whole) {
+      if (run.is_whole)
         store_whole(run, parts);
-        continue;
-      }
-      store_parts(run, parts);
-      runs.wait_for_list();
-      closes_cell &= run.first_block != int(blockIdx.x);
-      merge_if_last(run, runs.list());
+      else
+        store_parts(run, parts);
+      merges |= run.merges != 0;
     }
-    if (thread_ == 0 && closes_cell) close_cell(params_, blockIdx.x);
+    // Behind all that others may wait for.
+    if (!merges) return;
+    wait(&shared_.runs.listed, 0, "run_listed");
+    merge_item<Traits>(params_, shared_.runs.merged, shared_.runs.list, thread_);
   }
 
  private:
@@ -353,7 +352,8 @@ class DecodeConsumer {
   // ---- splits and parts ----
 
   __device__ __forceinline__ void store(const Sums& sums, int rows, int slot) const {
-    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x, slot), rows, thread_);
+    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x * params_.slots + slot),
+                       params_.ticket, rows, thread_);
   }
 
   // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2.
@@ -399,16 +399,6 @@ class DecodeConsumer {
       parts.all = parts.fold;
       parts.no_all = parts.no_fold;
     }
-  }
-
-  // Whoever is done last with the item merges all of its parts.
-  __device__ __forceinline__ void merge_if_last(const DecodeRun& run, const int* list) const {
-    sync_consumers();
-    if (thread_ == 0) shared_.is_last = arrive_at_item(params_, run);
-    sync_consumers();
-    if (!shared_.is_last) return;
-    merge_parts<Traits>(params_, run, list, thread_);
-    if (thread_ == 0) close_cell(params_, run.first_block);
   }
 
   static __device__ __forceinline__ void set_unseen(Sums& sums) {

@@ -6,8 +6,8 @@
 //
 // Floating point makes the order count. It is fixed (work.hpp): splits are merged eight to a fold,
 // and an item is its folds merged, both from the first to the last. A block that computes some
-// splits of an item merges what it can and leaves the rest as parts in the workspace; whichever
-// block is done last merges those, with the same arithmetic.
+// splits of an item merges what it can and leaves the rest as parts in the workspace (share.cuh);
+// the block that has the last split merges those, with the same arithmetic.
 #pragma once
 
 #include "hopper/decode/traits.cuh"
@@ -67,35 +67,6 @@ __device__ __forceinline__ void fold(RowSums<Traits>& left, const RowSums<Traits
 #pragma unroll
     for (int i = 0; i < Sums::kElements; ++i)
       left.out[b][i] = fold_element(left.out[b][i], right.out[b][i], factors[Sums::column_of(i)]);
-}
-
-// ---- parts in the workspace: O [rows, dim], then max and four sums of each row ----
-
-inline constexpr int kRowFloats = 8;  // of sums, max, and nothing
-
-template <class Traits>
-__device__ __forceinline__ float* part_at(const DecodeParams& params, int block, int slot) {
-  return params.parts + (int64_t(block) * params.slots + slot) * Traits::kPartFloats;
-}
-
-template <class Traits>
-__device__ __forceinline__ void store_part(const RowSums<Traits>& sums, float* part, int rows,
-                                           int thread) {
-  const int lane = thread % 32, dim = thread / 32 * 16 + lane / 4;
-#pragma unroll
-  for (int i = 0; i < RowSums<Traits>::kElements; ++i) {
-    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, h = i / 2 % 2;
-    if (row >= rows) continue;
-#pragma unroll
-    for (int b = 0; b < Traits::kDimBlocks; ++b)
-      part[row * Traits::kHeadDimV + 64 * b + dim + 8 * h] = sums.out[b][i];
-    if (lane < 4 && h == 0) {
-      const int c = RowSums<Traits>::column_of(i);
-      float* of_row = part + Traits::kRows * Traits::kHeadDimV + kRowFloats * row;
-      of_row[thread / 32] = sums.sum[c];
-      if (thread < 32) of_row[4] = sums.max[c];
-    }
-  }
 }
 
 // ---- the end of a row ----

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
     shared.runs.barriers.init(4 + loader_warps);
-    for (uint64_t& listed : shared.runs.listed) mbarrier_init(&listed, 1);
+    mbarrier_init(&shared.runs.listed, 1);
     fence_mbarrier_init();
   }
   __syncthreads();

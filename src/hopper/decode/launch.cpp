@@ -88,11 +88,9 @@ Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan) {
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = schedule_at(schedule_data(problem, plan), plan);
-  params.parts = reinterpret_cast<float*>(workspace + plan.parts_offset);
+  params.parts = workspace + plan.parts_offset;
   params.slots = plan.slots;
-  params.arrivals = reinterpret_cast<unsigned long long*>(workspace + plan.arrivals_offset);
-  params.ticket = new_ticket() & ~0xffffull;  // arrivals are counted in its place
-  if (params.ticket == 0) params.ticket = 1ull << 16;
+  params.ticket = new_ticket();
 
   return launch_kernel(
       {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(), true}, &params,

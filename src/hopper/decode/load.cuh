@@ -128,21 +128,21 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
   const int in_step = lane / Rows::kPieces % Rows::kAtOnce;  // lanes too many do as the first ones
   const int row = Rows::first() + in_step;
+  const auto source_of = [&](int i) {
+    return of_lane(kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
+  };
   if (view.by_pieces) {
-    // Without a branch: copies leave one behind the other.
     const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
-#pragma unroll
+    // Without a branch inside, copies leave one behind the other; more code takes long to fetch.
+#pragma unroll 4
     for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      copy_async_16(tile + Tile::offset(row + i, col),
-                    of_lane(sources[i / 32], i % 32 + in_step) + from_col, bytes);
+      copy_async_16(tile + Tile::offset(row + i, col), source_of(i) + from_col, bytes);
     arrive_behind_copies(full);
   } else {
 #pragma unroll 1
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
-      const unsigned short* const from = kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1];
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
       *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
-          load_piece(of_lane(from, i % 32 + in_step), col, view.dim);
-    }
+          load_piece(source_of(i), col, view.dim);
     arrive(full);
   }
 }

@@ -30,9 +30,8 @@ struct alignas(128) DecodeRun {
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  // Of a shared item: blocks that share it, and where its parts are listed.
-  short first_block, sharers;
-  int list, parts;
+  int merges;  // this block merges the item, of so many parts
+  int parts;
   int next;  // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
@@ -40,7 +39,7 @@ static_assert(sizeof(DecodeRun) == 128);
 // What a schedule kernel has made of a call's lengths (schedule.cuh).
 struct DecodeSchedule {
   DecodeRun* runs;  // the first of each block, then all others
-  int* lists;
+  int* lists;       // of each block, the parts of the item that it merges
 };
 
 // A part on a list is its number among all slots, plus this where it ends a fold.
@@ -77,11 +76,10 @@ struct DecodeParams {
   int heads;  // query heads of an item
   DecodeSchedule schedule;
 
-  // Shared items: what blocks have computed of them, and how many have (fold.cuh).
-  float* parts;
-  int slots;                     // parts of a block
-  unsigned long long* arrivals;  // [blocks]
-  unsigned long long ticket;     // of this launch
+  // Shared items: what blocks have computed of them (share.cuh).
+  void* parts;
+  int slots;                  // parts of a block
+  unsigned long long ticket;  // of this launch
 };
 
 // What a schedule kernel is launched with.

@@ -193,11 +193,9 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   if (plan->most_splits == 1) return {};
   const int folds = ceil_div(plan->most_splits, kSplitsPerFold) + 1;
   plan->slots = kSplitsPerFold - 1 + folds + 2;
-  const size_t part_bytes = size_t(config.rows) * (size_t(config.head_dim_v) + 8) * sizeof(float);
+  const size_t part_bytes = size_t(config.part_units()) * 16;
   plan->parts_offset = reserve_workspace(size_t(plan->grid) * size_t(plan->slots) * part_bytes,
                                          &plan->workspace_bytes);
-  plan->arrivals_offset =
-      reserve_workspace(size_t(plan->grid) * sizeof(unsigned long long), &plan->workspace_bytes);
   return {};
 }
 

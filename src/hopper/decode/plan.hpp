@@ -37,7 +37,7 @@ struct DecodePlan {
   int most_splits = 0;  // of any sequence of the call
   int64_t most_items = 0;
   size_t schedule_bytes = 0, lists_offset = 0;  // the schedule, and the lists in it
-  size_t schedule_offset = 0, parts_offset = 0, arrivals_offset = 0;
+  size_t schedule_offset = 0, parts_offset = 0;
   size_t workspace_bytes = 0;
 };
 

@@ -213,6 +213,7 @@ class RunWalk {
     run.unmasked = run.mask.full_tiles(queries, s.k_length, rule.tile_n);
     run.has_first = from == s.split_begin;
     run.is_whole = run.has_first && to == s.split_end;
+    run.merges = !run.has_first && to == s.split_end;
     of_item.cost = item_cost(rule, s);
     of_item.at = at_.head_group * of_group_ + at_.before + DecodeCost(item) * of_item.cost;
     of_item.split_begin = s.split_begin;
@@ -252,12 +253,11 @@ struct PartCount {
   __device__ __forceinline__ int count() const { return singles + folds + has_folds + has_begun; }
 };
 
-// Where the blocks that share the item begin in it, from block `begin` to `end`; which of them is
-// the first, and how many share it. By one warp.
+// Where the blocks that share the item begin in it, from the first of the returned blocks to the
+// end. By one warp.
 __device__ __forceinline__ TileMask::Range find_sharers(const DecodeScheduleParams& params,
-                                                        const DecodeCut& cut, ItemRun& item,
+                                                        const DecodeCut& cut, const ItemRun& item,
                                                         short* starts) {
-  const int lane = threadIdx.x % 32;
   const int first = cut.block_at(item.at),
             last = min(params.blocks, cut.block_at(item.at + item.cost) + 1);
   DecodeSequence s{};
@@ -270,32 +270,18 @@ __device__ __forceinline__ TileMask::Range find_sharers(const DecodeSchedulePara
     return at - item.at >= item.cost ? s.split_end : split_at(params.rule, s, cut, at - item.at);
   };
 #pragma unroll 1
-  for (int i = lane; first + i <= last; i += 32) starts[i] = short(start(first + i));
-  __syncwarp();
-  int count = 0, first_block = -1;
-#pragma unroll 1
-  for (int i0 = 0; first + i0 < last; i0 += 32) {
-    const int i = i0 + lane;
-    const unsigned shares = __ballot_sync(~0u, first + i < last && starts[i] < starts[i + 1]);
-    if (first_block < 0 && shares != 0) first_block = first + i0 + __ffs(shares) - 1;
-    count += __popc(shares);
-  }
-  if (lane == 0) {
-    item.run.first_block = short(first_block);
-    item.run.sharers = short(count);
-  }
+  for (int i = threadIdx.x % 32; first + i <= last; i += 32) starts[i] = short(start(first + i));
   __syncwarp();
   return {first, last};
 }
 
 // Which parts make up an item, in order. By one warp, each lane for one block at a time. A part is
-// its number among all slots, plus kEndsFold where it ends a fold. All sharers write the same list.
+// its number among all slots, plus kEndsFold where it ends a fold.
 __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, ItemRun& item,
                                            const TileMask::Range& blocks, const short* starts) {
   const int lane = threadIdx.x % 32;
   DecodeRun& run = item.run;
-  const int first = run.first_block * kMostDecodeSplits;
-  int* const list = params.schedule.lists + first;
+  int* const list = params.schedule.lists + blockIdx.x * kMostDecodeSplits;
   int count = 0;
 #pragma unroll 1
   for (int i0 = 0; blocks.begin + i0 < blocks.end; i0 += 32) {
@@ -330,10 +316,7 @@ __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, I
     }
     count += all;
   }
-  if (lane == 0) {
-    run.list = first;
-    run.parts = count;
-  }
+  if (lane == 0) run.parts = count;
   __syncwarp();
 }
 
@@ -351,7 +334,7 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     const bool exists = __any_sync(~0u, lane == 0 && walk.next(item));
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
-    if (exists && !item.run.is_whole) {
+    if (exists && item.run.merges) {
       const TileMask::Range blocks = find_sharers(params, places.cut, item, starts);
       list_parts(params, item, blocks, starts);
     }

@@ -1,108 +1,181 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items that several blocks share: who is the last to have left its parts, and merges them all.
+// Items that several blocks share: what each leaves of them in the workspace, and how the block
+// that has an item's last split merges it.
+//
+// A part is units of 16 bytes: two floats and the launch's ticket, a number that no other launch
+// has and that memory does not hold by chance. A unit is stored and loaded as one, so whoever finds
+// the ticket has the floats too: no fence, no counter. The ticket is taken away when a unit has
+// been read, as a replay of a captured launch has the same. A block waits only for blocks in front
+// of it, which were launched before, and when it has no more work of its own: so all of them come
+// to an end however many run at a time.
 #pragma once
 
 #include "hopper/decode/fold.cuh"
+#include "hopper/device/ptx/memory.cuh"
 
 namespace flash3::hopper {
 
-// Arrivals at a shared item are counted in the cell of the first block that shares it: the launch's
-// ticket, and in its low bits how many. All blocks run at the same time: each opens its cell when
-// it begins, and whoever is the last there closes it, or the block itself if nobody comes, so that
-// a replay of a captured launch, which has the same ticket, finds it closed.
-inline constexpr unsigned long long kArrivalBits = 0xffff;
-
-__device__ __forceinline__ void open_cell(const DecodeParams& params) {
-  if (params.slots > 0) store_release(&params.arrivals[blockIdx.x], params.ticket);
-}
-__device__ __forceinline__ void close_cell(const DecodeParams& params, int block) {
-  if (params.slots > 0) params.arrivals[block] = 0;
+// Units of a query row: of O, unit 32·b + 8·w + l head dims 64·b + 16·w + l and that plus 8; then
+// for each warp w its sum, and the row's max.
+template <class Traits>
+__device__ __forceinline__ Bits128* part_at(const DecodeParams& params, int slot) {
+  return static_cast<Bits128*>(params.parts) + int64_t(slot) * Traits::kConfig.part_units();
 }
 
-// True if all other sharers have arrived before. By one thread, behind the block's writes.
-__device__ __forceinline__ bool arrive_at_item(const DecodeParams& params, const DecodeRun& run) {
-  unsigned long long* const cell = &params.arrivals[run.first_block];
-  unsigned long long seen = add_acquire_release(cell, 1);
-  if ((seen & ~kArrivalBits) != params.ticket) {  // not open yet: that did not count
-    wait_until([&] { return (load_acquire(cell) & ~kArrivalBits) == params.ticket; }, "item_open",
-               run.first_block);
-    seen = add_acquire_release(cell, 1);
+__device__ __forceinline__ Bits128 part_unit(float x, float y, unsigned long long ticket) {
+  return {uint64_t(__float_as_uint(y)) << 32 | __float_as_uint(x), ticket};
+}
+__device__ __forceinline__ float2 floats_of(const Bits128& unit) {
+  return {__uint_as_float(uint32_t(unit.low)), __uint_as_float(uint32_t(unit.low >> 32))};
+}
+
+// The first `rows` rows of a part, by the consumer warpgroup.
+template <class Traits>
+__device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128* part,
+                                           unsigned long long ticket, int rows, int thread) {
+  constexpr int kOfRow = Traits::kConfig.units_of_row();
+  const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+  for (int c = 0; c < Traits::kColumns; ++c) {
+    const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+    if (row >= rows) continue;
+    Bits128* const of_row = part + row * kOfRow;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b) {
+      const float(&out)[RowSums<Traits>::kElements] = sums.out[b];
+      store_relaxed(of_row + 32 * b + 8 * warp + lane / 4,
+                    part_unit(out[c / 2 * 4 + c % 2], out[c / 2 * 4 + 2 + c % 2], ticket));
+    }
+    if (lane < 4)
+      store_relaxed(of_row + Traits::kHeadDimV / 2 + warp,
+                    part_unit(sums.sum[c], sums.max[c], ticket));
   }
-  return int(seen & kArrivalBits) + 1 == run.sharers;
 }
 
-// Four head dims of a row of a part, with the row's sums and max.
-struct PartQuad {
-  float4 out, sum;
-  float max;
+// Some parts of a row, by a warp: each lane has every 32nd unit of O of all of them, and of part
+// lane / 4 the sum of warp lane % 4.
+template <class Traits>
+struct RowParts {
+  static constexpr int kAtOnce = Traits::kDimBlocks > 2 ? 4 : 8;
+  Bits128 out[kAtOnce][Traits::kDimBlocks], sum;
+
+  // Waits for parts first… of a list and takes their tickets away.
+  __device__ __forceinline__ void take(const DecodeParams& params, const int* list, int first,
+                                       int count, int row, int lane) {
+    Bits128* of_row[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+      of_row[n] = row_at(params, list[min(first + n, count - 1)], row);
+    Bits128* const of_sum = row_at(params, list[min(first + lane / 4 % kAtOnce, count - 1)], row) +
+                            Traits::kHeadDimV / 2 + lane % 4;
+    wait_until(
+        [&] {
+          sum = load_relaxed(of_sum);
+          bool is_there = true;
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+            for (int b = 0; b < Traits::kDimBlocks; ++b)
+              out[n][b] = load_relaxed(of_row[n] + 32 * b + lane);
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+            for (int b = 0; b < Traits::kDimBlocks; ++b)
+              is_there &= out[n][b].high == params.ticket;
+          return __all_sync(~0u, is_there && sum.high == params.ticket);
+        },
+        "part_stored", first);
+    of_sum->high = 0;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+      for (int b = 0; b < Traits::kDimBlocks; ++b) of_row[n][32 * b + lane].high = 0;
+  }
+
+  // The row's sum of warp lane % 4 in part n, and its max.
+  __device__ __forceinline__ float2 sum_and_max(int n, int lane) const {
+    const float2 x = floats_of(sum);
+    return {__shfl_sync(~0u, x.x, 4 * n + lane % 4), __shfl_sync(~0u, x.y, 4 * n)};
+  }
+
+ private:
+  static __device__ __forceinline__ Bits128* row_at(const DecodeParams& params, int entry,
+                                                    int row) {
+    return part_at<Traits>(params, entry & ~kEndsFold) + row * Traits::kConfig.units_of_row();
+  }
 };
 
+// The same merged, a lane's share of a row.
 template <class Traits>
-__device__ __forceinline__ PartQuad load_quad(const DecodeParams& params, int entry, int row,
-                                              int col) {
-  const float* part = params.parts + int64_t(entry & ~kEndsFold) * Traits::kPartFloats;
-  const float* of_row = part + Traits::kRows * Traits::kHeadDimV + kRowFloats * row;
-  return {__ldcg(reinterpret_cast<const float4*>(part + row * Traits::kHeadDimV + col)),
-          __ldcg(reinterpret_cast<const float4*>(of_row)), __ldcg(of_row + 4)};
-}
-
-__device__ __forceinline__ float4 fold_elements(const float4& x, const float4& y,
-                                                const FoldFactors& factors) {
-  return {fold_element(x.x, y.x, factors), fold_element(x.y, y.y, factors),
-          fold_element(x.z, y.z, factors), fold_element(x.w, y.w, factors)};
-}
-
-// The same, merged over parts.
-struct MergedQuad {
-  float4 out = {}, sum = {};
-  float max = -kInfinity;
+struct MergedRow {
+  float2 out[Traits::kDimBlocks] = {};
+  float sum = 0.f, max = -kInfinity;
   bool is_empty = true;
 
-  __device__ __forceinline__ void add(const PartQuad& x) {
+  __device__ __forceinline__ void add(const MergedRow& x) {
     if (is_empty) {
-      out = x.out, sum = x.sum, max = x.max;
-      is_empty = false;
+      *this = x;
       return;
     }
     const FoldFactors factors = fold_max(max, x.max);
-    out = fold_elements(out, x.out, factors);
-    sum = fold_elements(sum, x.sum, factors);
+    sum = fold_element(sum, x.sum, factors);
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b)
+      out[b] = {fold_element(out[b].x, x.out[b].x, factors),
+                fold_element(out[b].y, x.out[b].y, factors)};
   }
 };
 
-// Merges the parts on the list and stores the item. By all consumers.
 template <class Traits>
-__device__ __forceinline__ void merge_parts(const DecodeParams& params, const DecodeRun& run,
-                                            const int* list, int thread) {
-  const int rows = run.rows, count = run.parts;
-  constexpr int kQuads = Traits::kHeadDimV / 4, kAtOnce = 8;
-  for (int i = thread; i < rows * kQuads; i += kWarpgroupThreads) {
-    const int row = i / kQuads, col = i % kQuads * 4;
-    MergedQuad fold, all;
+__device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& params, const int* list,
+                                                       int count, int row, int lane) {
+  constexpr int kAtOnce = RowParts<Traits>::kAtOnce;
+  MergedRow<Traits> fold, all;
 #pragma unroll 1
-    for (int n0 = 0; n0 < count; n0 += kAtOnce) {
-      PartQuad quads[kAtOnce];  // all of them on their way before the first is needed
+  for (int n0 = 0; n0 < count; n0 += kAtOnce) {
+    RowParts<Traits> parts;
+    parts.take(params, list, n0, count, row, lane);
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n)
-        quads[n] = load_quad<Traits>(params, list[min(n0 + n, count - 1)], row, col);
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (n0 + n >= count) break;
+      MergedRow<Traits> x;
+      const float2 sum_and_max = parts.sum_and_max(n, lane);
+      x.sum = sum_and_max.x, x.max = sum_and_max.y;
+      x.is_empty = false;
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        if (n0 + n >= count) break;
-        fold.add(quads[n]);
-        if ((list[n0 + n] & kEndsFold) == 0) continue;
-        all.add({fold.out, fold.sum, fold.max});
-        fold.is_empty = true;
-      }
+      for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
+      fold.add(x);
+      if ((list[n0 + n] & kEndsFold) == 0) continue;
+      all.add(fold);
+      fold.is_empty = true;
     }
+  }
+  return all;
+}
+
+// Merges the parts on the list and stores the item, a row by each warp of the consumers.
+template <class Traits>
+__device__ __forceinline__ void merge_item(const DecodeParams& params, const DecodeRun& run,
+                                           const int* list, int thread) {
+  const int lane = thread % 32, count = uniform(run.parts), rows = uniform(run.rows);
+#pragma unroll 1
+  for (int row = uniform(thread / 32); row < rows; row += 4) {
+    const MergedRow<Traits> all = merge_row<Traits>(params, list, count, row, lane);
+    float sums[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
     const QueryRow at = query_row(params, run, row);
-    const RowResult result = finish_row(
-        params, all.max, sum_of_warps({all.sum.x, all.sum.y, all.sum.z, all.sum.w}), at.head);
+    const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
     unsigned short* out = out_row(params, run, at);
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (col + e < params.head_dim_v)
-        out[col + e] = rounded<Traits::kElement>((&all.out.x)[e] * result.inverse_sum);
-    if (col == 0) store_row_lse(params, run, at, result.lse);
+    for (int b = 0; b < Traits::kDimBlocks; ++b) {
+      const int dim = 64 * b + lane / 8 * 16 + lane % 8;
+      if (dim < params.head_dim_v)
+        out[dim] = rounded<Traits::kElement>(all.out[b].x * result.inverse_sum);
+      if (dim + 8 < params.head_dim_v)
+        out[dim + 8] = rounded<Traits::kElement>(all.out[b].y * result.inverse_sum);
+    }
+    if (lane == 0) store_row_lse(params, run, at, result.lse);
   }
 }
 

@@ -30,7 +30,6 @@ struct DecodeTraits {
   static constexpr int kKeyBlocks = kTileN / 64;     // of S, 64 keys each
   static constexpr int kDimBlocks = kHeadDimV / 64;  // of O
   static constexpr int kColumns = kRows / 4;         // query rows of which a thread has elements
-  static constexpr int kPartFloats = kRows * (kHeadDimV + 8);  // fold.cuh
 
   using KTile = SharedTile<kTileN, kHeadDim_>;
   using VTile = SharedTile<kTileN, kHeadDimV_>;
@@ -47,7 +46,6 @@ struct DecodeTraits {
     RowKeys row_keys[kRows];    // what each query row sees
     RingBarriers<kStages> k_barriers, v_barriers;
     RunRing runs;
-    bool is_last;  // of an item's sharers to be done
   };
   static_assert(sizeof(Shared) <= kConfig.shared_bytes());
   static_assert(kConfig.shared_bytes() <= kMaxDecodeShared);

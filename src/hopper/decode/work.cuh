@@ -23,12 +23,13 @@ __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, 
   return {packed[0], packed[1], packed[2], packed[3]};
 }
 
-// The runs that the block has come to.
+// The runs that the block has come to, and what it merges behind them: one item at most.
 struct RunRing {
   DecodeRun runs[2];
-  int lists[2][kMostDecodeSplits];  // the parts of a shared item
+  DecodeRun merged;
+  int list[kMostDecodeSplits];  // its parts
   RingBarriers<2> barriers;
-  uint64_t listed[2];  // they are there
+  uint64_t listed;  // both are there
 };
 
 // Brings the block's runs into the ring, by a whole warp.
@@ -46,11 +47,12 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     if (lane == 0) arrive(&ring.barriers.full[state.stage]);
     exists = run.exists;
     next = run.next;
-    if (exists && !run.is_whole)
-      for (int i = lane; i < run.parts; i += 32)
-        ring.lists[state.stage][i] = __ldcg(schedule.lists + run.list + i);
+    if (!exists || !run.merges) continue;
+    reinterpret_cast<int*>(&ring.merged)[lane] = word;
+    for (int i = lane; i < run.parts; i += 32)
+      ring.list[i] = __ldcg(schedule.lists + blockIdx.x * kMostDecodeSplits + i);
     __syncwarp();
-    if (lane == 0) arrive(&ring.listed[state.stage]);
+    if (lane == 0) arrive(&ring.listed);
   }
 }
 
@@ -65,11 +67,6 @@ class RunReader {
     return run().exists;
   }
   __device__ __forceinline__ const DecodeRun& run() const { return ring_.runs[state_.stage]; }
-  __device__ __forceinline__ const int* list() const { return ring_.lists[state_.stage]; }
-  // Waits until the parts of the run's item are listed.
-  __device__ __forceinline__ void wait_for_list() const {
-    wait(&ring_.listed[state_.stage], state_.phase, "run_listed");
-  }
   // Done with the run; by all threads of each warp.
   __device__ __forceinline__ void release() {
     __syncwarp();

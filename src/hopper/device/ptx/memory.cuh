@@ -31,18 +31,6 @@ __device__ __forceinline__ void add_release(int* address, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-// Returns what was there. Orders what this thread has written, or has seen written, before, and
-// what others have written before they added, in front of what follows.
-__device__ __forceinline__ unsigned long long add_acquire_release(unsigned long long* address,
-                                                                  unsigned long long value) {
-  unsigned long long old;
-  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(old)
-               : "l"(address), "l"(value)
-               : "memory");
-  return old;
-}
-
 // x if the value there was `from`. Returns what was there.
 __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   int old;
@@ -54,6 +42,28 @@ __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
 }
 
 // ---- global memory, in no order ----
+
+// 16 bytes that are stored and loaded as one: whoever loads sees all of a store, or nothing.
+struct alignas(16) Bits128 {
+  unsigned long long low, high;
+};
+
+__device__ __forceinline__ Bits128 load_relaxed(const Bits128* address) {
+  Bits128 x;
+  asm volatile("{\n.reg .b128 x;\nld.relaxed.gpu.global.b128 x, [%2];\nmov.b128 {%0, %1}, x;\n}"
+               : "=l"(x.low), "=l"(x.high)
+               : "l"(address)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_relaxed(Bits128* address, const Bits128& x) {
+  asm volatile(
+      "{\n.reg .b128 x;\nmov.b128 x, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], x;\n}" ::"l"(
+          address),
+      "l"(x.low), "l"(x.high)
+      : "memory");
+}
 
 // x[0…3] to four consecutive floats at a 16-byte aligned address. The order of concurrent additions
 // is not defined.

@@ -152,7 +152,7 @@ struct DecodeCut {
     if (share == 0) return total * unsigned(block) / blocks;
     return share * unsigned(block) < total ? share * unsigned(block) : total;
   }
-  // The last block that begins there or in front of it.
+  // A block that begins there or in front of it; the next one does not begin in front of it.
   FLASH3_HOST_DEVICE constexpr int block_at(DecodeCost place) const {
     return int(share == 0 ? place * blocks / total : place / share);
   }

@@ -142,9 +142,10 @@ TEST(DecodePlan, LoadsPagesInBoxes) {
   EXPECT_EQ(rows("batchidx/leftpad"), 128);
   EXPECT_EQ(rows("paged256"), 128);
   EXPECT_EQ(rows("paged64"), 64);
-  EXPECT_EQ(rows("paged16"), 16);
-  EXPECT_EQ(rows("paged48"), 16);
-  EXPECT_EQ(rows("paged8"), 0);
+  EXPECT_EQ(rows("paged32"), 32);
+  EXPECT_EQ(rows("paged96"), 32);
+  EXPECT_EQ(rows("paged16"), 0) << "gathered: faster";
+  EXPECT_EQ(rows("paged48"), 0);
   EXPECT_EQ(rows("paged3"), 0);
   EXPECT_EQ(rows("paged64/leftpad"), 0);
 }
@@ -214,6 +215,49 @@ TEST(DecodeWork, SequencesAreThoseOfTheCore) {
 }
 
 // So that `flash3 verify --decode` on a GPU runs them.
+// Sixteen sequences of eight KV heads, eight tiles each: 128 blocks have one item, none is shared.
+TEST(DecodeWork, BlocksHaveWholeItemsWhereThatIsNearlyEven) {
+  constexpr DecodeRule kRule{};
+  const DecodeCut even_items = cut_of(kRule, 128 * 11, 128, 11, 132);
+  for (int block = 0; block <= 132; ++block)
+    EXPECT_EQ(even_items.begin_of(block), 11u * unsigned(std::min(block, 128)));
+  EXPECT_EQ(cut_of(kRule, 8 * 11, 8, 11, 132).share, 0u) << "few items: all blocks share them";
+  EXPECT_EQ(cut_of(kRule, 128 * 11, 128, 0, 132).share, 0u) << "items differ";
+}
+
+// Any cut reaches from 0 to the end, every block is found, and none has much more than its share.
+TEST(DecodeWork, CutsAreEven) {
+  std::mt19937 random(7);
+  const auto draw = [&](unsigned least, unsigned most) {
+    return std::uniform_int_distribution<unsigned>(least, most)(random);
+  };
+  DecodeSequence s{};
+  for (int i = 0; i < 2000; ++i) {
+    DecodeRule rule{};
+    rule.cost_shift = int(draw(0, 2));
+    s.split_tiles = int(draw(1, 16));
+    s.split_end = int(draw(1, 64));
+    const unsigned items = draw(1, 600), cost = item_cost(rule, s), total = items * cost;
+    const int blocks = int(draw(1, 132));
+    const DecodeCut cut = cut_of(rule, total, items, draw(0, 1) ? cost : 0, blocks);
+    EXPECT_EQ(cut.begin_of(0), 0u);
+    EXPECT_EQ(cut.begin_of(blocks), total);
+    for (int block = 0; block < blocks; ++block) {
+      const unsigned begin = cut.begin_of(block), end = cut.begin_of(block + 1);
+      ASSERT_LE(begin, end);
+      EXPECT_LE(end - begin, total / blocks * 17 / 16 + kSnap + 1);
+    }
+    const unsigned place = draw(0, total - 1);
+    EXPECT_LE(cut.begin_of(cut.block_at(place)), place);
+    EXPECT_GE(cut.begin_of(cut.block_at(place) + 1), place);
+    const unsigned at = draw(0, cost), split = unsigned(split_at(rule, s, cut, at));
+    EXPECT_LE(split, unsigned(s.split_end));
+    const unsigned moved = split * unsigned(s.split_tiles) >> rule.cost_shift;
+    EXPECT_LE(moved, at + cut.snap + unsigned(s.split_tiles) + 4);
+    EXPECT_LE(at, moved + cut.snap + unsigned(s.split_tiles) + 4);
+  }
+}
+
 TEST(DecodePlan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
   for (const cases::Case& c :
@@ -235,13 +279,13 @@ TEST(DecodePlan, IsExplained) {
     return lines.text();
   };
   const std::string cached =
-      explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/paged16/append1/rotary");
+      explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/paged32/append1/rotary");
   for (const char* line :
        {"kernel: decode_bf16_d128_8x128",
         "why: at most 16 queries a sequence, and k and v are a cache",
         "first: a kernel of its own: the new keys and values go into the cache, q with its "
         "embedding goes into the workspace",
-        "k and v: TMA, in boxes of 16 rows", "8 of the 8 query heads of a KV head share a tile"})
+        "k and v: TMA, in boxes of 32 rows", "8 of the 8 query heads of a KV head share a tile"})
     EXPECT_NE(cached.find(line), std::string::npos) << line << "\n" << cached;
   const std::string dense = explained("bf16/b2/q1/k300/h8x1/d128/causal");
   EXPECT_NE(dense.find("why: at most 16 queries a sequence, and 256 keys or more"),

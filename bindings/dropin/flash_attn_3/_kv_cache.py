@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forwards on a KV cache, scheduler metadata, and the merging of parts."""
 import torch
-from flash3._torch_kv_cache import NO_GRADIENTS, NOTHING_NEW, recorded, run, run_now
+from flash3._torch_kv_cache import NO_GRADIENTS, recorded, run, run_now
 
 from ._arguments import NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
@@ -12,7 +12,7 @@ def _flash3s(f, names):
     check_head_dims(names["v_cache"], f.q, f.v)
     if f.cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is given but k and v are a cache, which is not packed; seqused_k tells how many keys count")
-    new = NOTHING_NEW
+    new = None
     if f.appends():  # what comes without these is ignored, as upstream does
         new = (f.k_new, f.v_new, None if f.k_new is None else f.cu_seqlens_k_new, f.rotary_cos, f.rotary_sin,
                None if f.rotary_cos is None else f.seqlens_rotary, f.rotary_interleaved)

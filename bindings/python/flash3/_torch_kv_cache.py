@@ -73,15 +73,15 @@ def _run(operator, *arguments):
         raise translated(error) from None
 
 
-NOTHING_NEW = (None,) * 6 + (False,)
+_NOTHING_NEW = (None,) * 6 + (False,)
 
 
 def run_now(with_lse, q, k_cache, v_cache, new, options):
     """What run() returns, but for lse without with_lse, of a call that nobody must see; otherwise None."""
     if eager is None or torch.compiler.is_compiling():
         return None
-    results = eager(with_lse, q, k_cache, v_cache, *new, *options)
-    if results is not None and new is not NOTHING_NEW:
+    results = eager(with_lse, q, k_cache, v_cache, *(new or _NOTHING_NEW), *options)
+    if results is not None and new is not None:
         _count_write(k_cache, v_cache)
     return results
 
@@ -95,13 +95,13 @@ def _count_write(*tensors):
 def run(q, k_cache, v_cache, new, options, out=None, lse=None):
     """(out, lse) of the operators, in given memory or new.
 
-    new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or NOTHING_NEW of a call
-    that appends nothing. options: the rest, in the order of the operators' schemas.
+    new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or None of a call that
+    appends nothing. options: the rest, in the order of the operators' schemas.
     """
     if out is not None:
-        _run(_out, q, k_cache, v_cache, out, lse, *new, *options)
+        _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options)
         return out, lse
-    if new is NOTHING_NEW:
+    if new is None:
         return _run(_read, q, k_cache, v_cache, *options)
     results = _run(_append, q, k_cache, v_cache, *new, *options)
     if not torch.compiler.is_compiling():
@@ -114,8 +114,9 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
                             chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, with_lse):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
-    new = NOTHING_NEW
-    if not (k_new is v_new is cu_seqlens_k_new is rotary_cos is rotary_sin is rotary_offsets is None):
+    new = None
+    if not (k_new is None and v_new is None and cu_seqlens_k_new is None and rotary_cos is None and rotary_sin is None and
+            rotary_offsets is None):
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
     options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
                cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin)

@@ -74,7 +74,7 @@ constexpr int kLeastBoxRows = 32;
 int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
-  if (!tma_can_address(k) || !tma_can_address(v)) return 0;
+  if (!tma_can_address(k) || !tma_can_address(v) || k.batch * k.seq == 0) return 0;
   const int rows = cache_box_rows(problem.cache, config.tile_n);
   return rows < kLeastBoxRows ? 0 : rows;
 }

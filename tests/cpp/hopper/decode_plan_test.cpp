@@ -148,6 +148,13 @@ TEST(DecodePlan, LoadsPagesInBoxes) {
   EXPECT_EQ(rows("paged48"), 0);
   EXPECT_EQ(rows("paged3"), 0);
   EXPECT_EQ(rows("paged64/leftpad"), 0);
+
+  // TMA has no map of a tensor without rows.
+  ForwardProblem problem = problem_of("bf16/b2/q1/k300/h8x1/d128/causal/usedk/batchidx");
+  problem.k.seq = problem.v.seq = 0;
+  EXPECT_EQ(plan_of(problem).box_rows, 0);
+  problem = problem_of("bf16/b1/q1/k3/h1/d128/full/seed762718/empty/packedk/usedk/nomax");
+  EXPECT_EQ(plan_of(problem).box_rows, 0);
 }
 
 // Splits follow from a sequence's length and the heads: not from the batch, nor from the device.

@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     const int loader_warps = params.box_rows > 0 ? 1 : kLoaderWarps;
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
-    shared.runs.barriers.init(4 + loader_warps);
-    mbarrier_init(&shared.runs.listed, 1);
+    shared.runs.barriers.init(4 + loader_warps, 32);
+    mbarrier_init(&shared.runs.listed, 32);
     fence_mbarrier_init();
   }
   __syncthreads();

@@ -104,8 +104,7 @@ __device__ __forceinline__ const unsigned short* of_lane(const unsigned short* r
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
 }
 
-// The rows of a tile that a warp gathers: so many that three warps have all, the last of one warp
-// being the first of the next where they do not divide by three. Both copy the same.
+// The rows of a tile that a warp gathers; the last one has a few less.
 template <class Tile>
 struct GatheredRows {
   static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // of 16 bytes, a lane each
@@ -114,9 +113,7 @@ struct GatheredRows {
   static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows where one row of each is
   static_assert(kAtOnce >= 1);
 
-  static __device__ __forceinline__ int first() {
-    return min(warp_in_warpgroup() * (Tile::kRows / kLoaderWarps), Tile::kRows - kCount);
-  }
+  static __device__ __forceinline__ int first() { return warp_in_warpgroup() * kCount; }
 };
 
 // A warp copies rows first… of a tile, as many at once as fill the lanes, and arrives when they are
@@ -126,8 +123,9 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
-  const int in_step = lane / Rows::kPieces % Rows::kAtOnce;  // lanes too many do as the first ones
-  const int row = Rows::first() + in_step;
+  const int in_step = lane / Rows::kPieces, row = Rows::first() + in_step;
+  // Lanes too many have no row.
+  const int end = in_step < Rows::kAtOnce ? min(Rows::first() + Rows::kCount, Tile::kRows) : 0;
   const auto source_of = [&](int i) {
     return of_lane(kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
   };
@@ -136,13 +134,17 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
     // Without a branch inside, copies leave one behind the other; more code takes long to fetch.
 #pragma unroll 4
     for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      copy_async_16(tile + Tile::offset(row + i, col), source_of(i) + from_col, bytes);
+      copy_async_16_if(row + i < end, tile + Tile::offset(row + i, col), source_of(i) + from_col,
+                       bytes);
     arrive_behind_copies(full);
   } else {
 #pragma unroll 1
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
-          load_piece(source_of(i), col, view.dim);
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
+      const unsigned short* const source = source_of(i);
+      if (row + i < end)
+        *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
+            load_piece(source, col, view.dim);
+    }
     arrive(full);
   }
 }

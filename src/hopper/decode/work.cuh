@@ -32,7 +32,7 @@ struct RunRing {
   uint64_t listed;  // both are there
 };
 
-// Brings the block's runs into the ring, by a whole warp.
+// Brings the block's runs into the ring, by a whole warp, every lane of which arrives.
 __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring) {
   const int lane = threadIdx.x % 32;
   const DecodeSchedule& schedule = params.schedule;
@@ -43,16 +43,15 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
     DecodeRun& run = ring.runs[state.stage];
     reinterpret_cast<int*>(&run)[lane] = word;
+    arrive(&ring.barriers.full[state.stage]);
     __syncwarp();
-    if (lane == 0) arrive(&ring.barriers.full[state.stage]);
     exists = run.exists;
     next = run.next;
     if (!exists || !run.merges) continue;
     reinterpret_cast<int*>(&ring.merged)[lane] = word;
     for (int i = lane; i < run.parts; i += 32)
       ring.list[i] = __ldcg(schedule.lists + blockIdx.x * kMostDecodeSplits + i);
-    __syncwarp();
-    if (lane == 0) arrive(&ring.listed);
+    arrive(&ring.listed);
   }
 }
 

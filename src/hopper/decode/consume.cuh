@@ -38,7 +38,6 @@ class DecodeConsumer {
       : params_(params), shared_(shared), thread_(thread_in_warpgroup()) {}
 
   __device__ __forceinline__ void run() {
-    bool merges = false;
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
       const DecodeRun& run = runs.run();
       load_queries<Traits>(params_, run, shared_, thread_);
@@ -49,12 +48,7 @@ class DecodeConsumer {
         store_whole(run, parts);
       else
         store_parts(run, parts);
-      merges |= run.merges != 0;
     }
-    // Behind all that others may wait for.
-    if (!merges) return;
-    wait(&shared_.runs.listed, 0, "run_listed");
-    merge_item<Traits>(params_, shared_.runs.merged, shared_.runs.list, thread_);
   }
 
  private:

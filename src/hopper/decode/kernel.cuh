@@ -2,7 +2,8 @@
 // The decode kernel: few queries, many keys. README.md draws the schedule.
 //
 //   warpgroup 0   brings K and V into shared memory (load.cuh), and the runs (work.cuh)
-//   warpgroup 1   products, softmax, merging (consume.cuh)
+//   warpgroup 1   products, softmax (consume.cuh)
+//   all           merging of an item that blocks share (share.cuh)
 #pragma once
 
 #include "hopper/decode/consume.cuh"
@@ -21,20 +22,21 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
     shared.runs.barriers.init(4 + loader_warps, 32);
-    mbarrier_init(&shared.runs.listed, 32);
+    mbarrier_init(&shared.runs.ended, 32);
     fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  if (warpgroup_index() == 0) {
-    if (warp_in_warpgroup() == kLoaderWarps)
-      load_runs(params, shared.runs);
-    else
-      load_keys<Traits>(params, shared);
-  } else {
+  if (warpgroup_index() == 1)
     DecodeConsumer<Traits>(params, shared).run();
-  }
+  else if (warp_in_warpgroup() == kLoaderWarps)
+    load_runs(params, shared.runs);
+  else
+    load_keys<Traits>(params, shared);
+  // Behind all that other blocks may wait for.
+  wait(&shared.runs.ended, 0, "runs_ended");
+  if (shared.runs.merged.merges) merge_item<Traits>(params, shared.runs.merged, shared.runs.list);
 }
 
 }  // namespace flash3::hopper

@@ -153,13 +153,14 @@ __device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& param
   return all;
 }
 
-// Merges the parts on the list and stores the item, a row by each warp of the consumers.
+// Merges the parts on the list and stores the item, by all warps of the block, a row each.
 template <class Traits>
 __device__ __forceinline__ void merge_item(const DecodeParams& params, const DecodeRun& run,
-                                           const int* list, int thread) {
-  const int lane = thread % 32, count = uniform(run.parts), rows = uniform(run.rows);
+                                           const int* list) {
+  constexpr int kWarps = Traits::kConfig.threads() / 32;
+  const int lane = threadIdx.x % 32, count = uniform(run.parts), rows = uniform(run.rows);
 #pragma unroll 1
-  for (int row = uniform(thread / 32); row < rows; row += 4) {
+  for (int row = uniform(threadIdx.x / 32); row < rows; row += kWarps) {
     const MergedRow<Traits> all = merge_row<Traits>(params, list, count, row, lane);
     float sums[4];
 #pragma unroll

@@ -26,10 +26,10 @@ __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, 
 // The runs that the block has come to, and what it merges behind them: one item at most.
 struct RunRing {
   DecodeRun runs[2];
-  DecodeRun merged;
+  DecodeRun merged;             // if it is a run that merges
   int list[kMostDecodeSplits];  // its parts
   RingBarriers<2> barriers;
-  uint64_t listed;  // both are there
+  uint64_t ended;  // no more runs: the two above are there
 };
 
 // Brings the block's runs into the ring, by a whole warp, every lane of which arrives.
@@ -38,6 +38,7 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
   const DecodeSchedule& schedule = params.schedule;
   PipelineState<2> state;
   int next = blockIdx.x;
+  reinterpret_cast<int*>(&ring.merged)[lane] = 0;
   for (bool exists = true; exists; state.advance()) {
     const int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
@@ -51,8 +52,8 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     reinterpret_cast<int*>(&ring.merged)[lane] = word;
     for (int i = lane; i < run.parts; i += 32)
       ring.list[i] = __ldcg(schedule.lists + blockIdx.x * kMostDecodeSplits + i);
-    arrive(&ring.listed);
   }
+  arrive(&ring.ended);
 }
 
 // Any other role's view of the ring of runs: by one thread, or by whole warps.

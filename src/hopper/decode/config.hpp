@@ -51,7 +51,7 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
 
 // Of an item: merging more takes longer than one KV head's keys.
 inline constexpr int kMostDecodeSplits = 64;
-inline constexpr int kMaxDecodeBlocks = 192;   // of a launch
+inline constexpr int kMaxDecodeBlocks = 192;  // of a launch
 
 inline constexpr int kMaxDecodeShared = 227 * 1024;
 

@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   wait_for_previous_kernel();
   if (warpgroup_index() == 1)
     DecodeConsumer<Traits>(params, shared).run();
-  else if (warp_in_warpgroup() == kLoaderWarps)
+  else if (warp_in_warpgroup() == 3)
     load_runs(params, shared.runs);
-  else
+  else if (warp_in_warpgroup() < kLoaderWarps)
     load_keys<Traits>(params, shared);
   // Behind all that other blocks may wait for.
   wait(&shared.runs.ended, 0, "runs_ended");

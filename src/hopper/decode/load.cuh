@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producers: K and V of the block's runs, tile by tile, through a ring each. Where the rows of
 // a tile lie in pieces of params.box_rows (a whole tile, or the boxes of pages) one warp has
-// the copy engine bring them; otherwise three gather them row by row.
+// the copy engine bring them; otherwise two gather them row by row.
 #pragma once
 
 #include "hopper/decode/traits.cuh"
@@ -10,8 +10,8 @@
 
 namespace flash3::hopper {
 
-// Warps of the producers that gather; the last one is the scheduler.
-inline constexpr int kLoaderWarps = 3, kLoaderThreads = 32 * kLoaderWarps;
+// Warps of the producers that gather, each half of a tile.
+inline constexpr int kLoaderWarps = 2, kLoaderThreads = 32 * kLoaderWarps;
 
 // Where a key lies: in which element of K and V, as the caller's tables say, and in which of its
 // rows. Tables may say what is no element: whoever loads asks element_of.
@@ -104,14 +104,14 @@ __device__ __forceinline__ const unsigned short* of_lane(const unsigned short* r
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
 }
 
-// The rows of a tile that a warp gathers; the last one has a few less.
+// The rows of a tile that a warp gathers.
 template <class Tile>
 struct GatheredRows {
   static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // of 16 bytes, a lane each
   static constexpr int kAtOnce = 32 / kPieces;
-  static constexpr int kCount = round_up(ceil_div(Tile::kRows, kLoaderWarps), kAtOnce);
+  static constexpr int kCount = Tile::kRows / kLoaderWarps;
   static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows where one row of each is
-  static_assert(kAtOnce >= 1);
+  static_assert(kAtOnce >= 1 && kCount % kAtOnce == 0);
 
   static __device__ __forceinline__ int first() { return warp_in_warpgroup() * kCount; }
 };
@@ -123,9 +123,8 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
-  const int in_step = lane / Rows::kPieces, row = Rows::first() + in_step;
-  // Lanes too many have no row.
-  const int end = in_step < Rows::kAtOnce ? min(Rows::first() + Rows::kCount, Tile::kRows) : 0;
+  const int in_step = lane / Rows::kPieces % Rows::kAtOnce;  // lanes too many do as the first ones
+  const int row = Rows::first() + in_step;
   const auto source_of = [&](int i) {
     return of_lane(kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
   };
@@ -134,22 +133,18 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
     // Without a branch inside, copies leave one behind the other; more code takes long to fetch.
 #pragma unroll 4
     for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      copy_async_16_if(row + i < end, tile + Tile::offset(row + i, col), source_of(i) + from_col,
-                       bytes);
+      copy_async_16(tile + Tile::offset(row + i, col), source_of(i) + from_col, bytes);
     arrive_behind_copies(full);
   } else {
 #pragma unroll 1
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
-      const unsigned short* const source = source_of(i);
-      if (row + i < end)
-        *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
-            load_piece(source, col, view.dim);
-    }
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
+      *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
+          load_piece(source_of(i), col, view.dim);
     arrive(full);
   }
 }
 
-// By three warps, each with its rows of every tile.
+// By two warps, each with its rows of every tile.
 template <class Traits>
 __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
                                              typename Traits::Shared& shared) {

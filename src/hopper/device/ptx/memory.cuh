@@ -144,16 +144,12 @@ __device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_
 
 // ---- copies from global to shared memory that no thread waits for ----
 
-// If `copies`, without a branch: 16 bytes, of which those behind the first `bytes` are not read,
-// and become 0.
-__device__ __forceinline__ void copy_async_16_if(bool copies, void* shared, const void* global,
-                                                 int bytes) {
-  asm volatile(
-      "{\n.reg .pred copies;\nsetp.ne.b32 copies, %3, 0;\n"
-      "@copies cp.async.cg.shared.global [%0], [%1], 16, %2;\n}" ::"r"(
-          uint32_t(__cvta_generic_to_shared(shared))),
-      "l"(global), "r"(bytes), "r"(int(copies))
-      : "memory");
+// 16 bytes, of which those behind the first `bytes` are not read, and become 0.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void copy_async(float* shared, const float* global) {

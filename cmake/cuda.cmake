@@ -133,6 +133,15 @@ math(EXPR minor "${version} % 1000 / 10")
 set(nvidia_eula "NVIDIA CUDA Toolkit End User License Agreement|https://docs.nvidia.com/cuda/eula/")
 flash3_contains(library "NVIDIA CUDA runtime" ${major}.${minor} "${nvidia_eula}" "static library, linked in, and headers"
                 pkg:generic/nvidia-cuda-runtime)
+find_file(FLASH3_CCCL_VERSION_H cuda/std/__cccl/version.h REQUIRED NO_DEFAULT_PATH
+          HINTS ${FLASH3_CUDA_INCLUDE_DIR} ${CMAKE_CUDA_COMPILER_TOOLKIT_ROOT}/include PATH_SUFFIXES cccl)
+mark_as_advanced(FLASH3_CCCL_VERSION_H)
+flash3_header_version(version ${FLASH3_CCCL_VERSION_H} CCCL_VERSION)
+math(EXPR major "${version} / 1000000")
+math(EXPR minor "${version} / 1000 % 1000")
+math(EXPR patch "${version} % 1000")
+flash3_contains(library "CUDA C++ Core Libraries (CUB)" ${major}.${minor}.${patch} "BSD-3-Clause AND Apache-2.0 WITH LLVM-exception"
+                "headers, compiled in" pkg:github/nvidia/cccl)
 
 # Any target with CUDA in it, tests included.
 function(flash3_cuda_flags target)

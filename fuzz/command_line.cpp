@@ -31,6 +31,7 @@ const cli::Commands& commands() {
       [](const cli::InfoOptions&) { return nothing(); },
       [](const cli::RunOptions&) { return nothing(); },
       [](const cli::BenchOptions& options) { return options.list ? list(options) : nothing(); },
+      [](const cli::CompareOptions&) { return nothing(); },
       [](const cli::VerifyOptions& options) {
         return options.list && options.inputs.empty() ? cli::verify(options) : nothing();
       },

@@ -82,6 +82,11 @@ struct BenchOptions {
   std::string json_file, csv_file;
 };
 
+struct CompareOptions {
+  std::string a, b;  // files of bench --json
+  double least = 0;  // of A's speed
+};
+
 struct RunOptions {
   std::string input, output, backend = "auto", layout;
   bool causal = false, check = false, json = false;
@@ -104,6 +109,7 @@ int record(const VerifyOptions& options);                 // record.cpp
 RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend backend,
                                  uint64_t seed);  // prints, as verify_random() does
 int bench(const BenchOptions& options);
+int compare(const CompareOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);
 

@@ -145,6 +145,18 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
     list_flag->excludes(bench_app->get_option(other));
   bench_app->callback([&] { command = [&] { return commands.bench(bench_options); }; });
 
+  CompareOptions compare_options;
+  auto* compare_app =
+      app.add_subcommand("compare", "Two files of bench --json: what became faster, what slower");
+  compare_app->add_option("A", compare_options.a, "The file to compare with")->required();
+  compare_app->add_option("B", compare_options.b, "The file that is compared")->required();
+  compare_app
+      ->add_option("--at-least", compare_options.least,
+                   "Exit code 1 if B's mean speed is below so much of A's, or a case's is "
+                   "and that is not noise, e.g. 0.97")
+      ->check(CLI::NonNegativeNumber);
+  compare_app->callback([&] { command = [&] { return commands.compare(compare_options); }; });
+
   VerifyOptions verify_options;
   auto* verify_app = app.add_subcommand("verify", "The case table against the float64 oracle");
   verify_app->add_option("--level", verify_options.level, "quick or full")->capture_default_str();

@@ -15,6 +15,7 @@ struct Commands {
   std::function<int(const InfoOptions&)> info;
   std::function<int(const RunOptions&)> run;
   std::function<int(const BenchOptions&)> bench;
+  std::function<int(const CompareOptions&)> compare;
   std::function<int(const VerifyOptions&)> verify;
   std::function<int(const ExplainOptions&)> explain;
 };

@@ -255,5 +255,97 @@ TEST_F(Cli, BenchTimesAnyCallOnACache) {
   EXPECT_NEAR(row["sustained_us"].get<double>(), 1e3 * row["sustained_ms"].get<double>(), 1e-6);
 }
 
+// A file of bench --json: each case's median, p10 and p90 in milliseconds.
+std::string report(const std::vector<std::pair<std::string, std::vector<double>>>& cases,
+                   const std::string& device = "a GPU") {
+  json results = json::array();
+  for (const auto& [id, t] : cases)
+    results.push_back({{"case", id}, {"median_ms", t[0]}, {"p10_ms", t[1]}, {"p90_ms", t[2]}});
+  return json{{"metadata", {{"commit", "abc"}, {"device", device}, {"date", "2026"}}},
+              {"results", results}}
+      .dump();
+}
+
+class CliCompare : public Cli {
+ protected:
+  Outcome compare(const std::string& a, const std::string& b, const std::string& options = "") {
+    std::ofstream(path("a.json")) << a;
+    std::ofstream(path("b.json")) << b;
+    return flash3("compare " + path("a.json") + " " + path("b.json") + options);
+  }
+  // Exit code 2, and both of these in the message.
+  void expect_refused(const std::string& a, const std::string& b, const std::string& file,
+                      const std::string& why) {
+    const Outcome o = compare(a, b);
+    EXPECT_EQ(o.exit_code, 2) << o.out;
+    EXPECT_NE(o.err.find(file), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find(why), std::string::npos) << o.err;
+  }
+};
+
+// The words of the line that begins with this.
+std::vector<std::string> words_of(const std::string& text, const std::string& start) {
+  std::istringstream lines(text);
+  std::vector<std::string> words;
+  for (std::string line; words.empty() && std::getline(lines, line);) {
+    std::istringstream of_line(line.rfind(start, 0) == 0 ? line : "");
+    for (std::string word; of_line >> word;) words.push_back(word);
+  }
+  return words;
+}
+
+TEST_F(CliCompare, TellsDifferencesFromNoise) {
+  const Outcome o = compare(
+      report(
+          {{"x", {2, 1.9, 2.1}}, {"y", {4, 3.9, 4.2}}, {"z", {1, 0.9, 1.1}}, {"old", {1, 1, 1}}}),
+      report({{"z", {1.25, 1.2, 1.3}}, {"x", {1, 0.95, 1.05}}, {"y", {3.9, 3.8, 4}}}));
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(words_of(o.out, "x "), (Words{"x", "2.00000", "1.00000", "2.000", "10.0%", "faster"}));
+  EXPECT_EQ(words_of(o.out, "y "), (Words{"y", "4.00000", "3.90000", "1.026", "7.5%", "same"}));
+  EXPECT_EQ(words_of(o.out, "z "), (Words{"z", "1.00000", "1.25000", "0.800", "20.0%", "slower"}));
+  EXPECT_NE(o.out.find("in A alone: old\n"), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find("in B alone"), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find("different devices"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("B has 1.180 of A's speed, the geometric mean of 3 cases: 1 faster, 1 "
+                       "slower, 1 the same within the noise"),
+            std::string::npos)
+      << o.out;
+}
+
+TEST_F(CliCompare, FailsBelowTheLeastSpeed) {
+  const std::string a = report({{"x", {1, 1, 1}}, {"y", {1, 1, 1}}});
+  const std::string mixed = report({{"x", {0.5, 0.5, 0.5}}, {"y", {1.1, 1.1, 1.1}}}, "another GPU");
+  EXPECT_EQ(compare(a, mixed).exit_code, 0);
+  EXPECT_EQ(compare(a, mixed, " --at-least 0.95").exit_code, 1) << "y is slower";
+  EXPECT_EQ(compare(a, mixed, " --at-least 0.9").exit_code, 0);
+  EXPECT_NE(compare(a, mixed).out.find("different devices"), std::string::npos);
+  const std::string noisy = report({{"x", {1, 1, 1}}, {"y", {1.1, 0.9, 1.3}}});
+  EXPECT_EQ(compare(a, noisy, " --at-least 0.95").exit_code, 0) << "noise, and a mean of 0.953";
+  EXPECT_EQ(compare(a, noisy, " --at-least 0.96").exit_code, 1) << "the mean";
+}
+
+TEST_F(CliCompare, TakesWhatBenchWrites) {
+  const std::string bench =
+      "bench --backend cpu --samples 3 --sample-ms 0 --case "
+      "fp32/b1/q9/k9/h2/d8/full --json ";
+  for (const char* file : {"1.json", "2.json"}) ASSERT_EQ(flash3(bench + path(file)).exit_code, 0);
+  const Outcome o = flash3("compare " + path("1.json") + " " + path("2.json"));
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("geometric mean of 1 cases"), std::string::npos) << o.out;
+}
+
+TEST_F(CliCompare, RefusesOtherFiles) {
+  const std::string good = report({{"x", {1, 1, 1}}});
+  expect_refused("{", good, "a.json", "is no JSON");
+  expect_refused(good, "[]", "b.json", "has no metadata and results");
+  expect_refused(good, R"({"metadata": {}, "results": [{}]})", "b.json", "a result has no case");
+  expect_refused(good, report({{"x", {0, 0, 0}}}), "b.json", "a case has no median_ms");
+  expect_refused(report({{"x", {1, 1, 1}}, {"x", {1, 1, 1}}}), good, "a.json", "x occurs twice");
+  expect_refused(good, report({{"y", {1, 1, 1}}}), "b.json", "no case in common");
+  expect_usage_error("compare " + path("a.json") + " " + path("none.json"), "cannot be read");
+  expect_usage_error("compare " + path("a.json"), "B is required");
+}
+
 }  // namespace
 }  // namespace flash3::cli

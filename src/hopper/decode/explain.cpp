@@ -65,7 +65,7 @@ void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation*
   out->add("splits", describe_splits(plan));
   out->add("k and v", describe_loads(problem, plan));
   out->add("schedule", message("at most ", plan.most_items,
-                               " tiles of queries, cut evenly over the blocks by a kernel of its "
+                               " tiles of queries, dealt to the blocks by a kernel of its "
                                "own: lengths are read on the device"));
   out->add("warpgroups", "1 producer, 1 consumer");
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));

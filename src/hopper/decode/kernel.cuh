@@ -11,6 +11,9 @@
 
 namespace flash3::hopper {
 
+inline constexpr int kRunWarp = 3;  // of the producers: brings the runs
+static_assert(kLoaderWarps <= kRunWarp);
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     decode_kernel(const __grid_constant__ DecodeParams params) {
@@ -30,11 +33,11 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   wait_for_previous_kernel();
   if (warpgroup_index() == 1)
     DecodeConsumer<Traits>(params, shared).run();
-  else if (warp_in_warpgroup() == 3)
+  else if (warp_in_warpgroup() == kRunWarp)
     load_runs(params, shared.runs);
   else if (warp_in_warpgroup() < kLoaderWarps)
     load_keys<Traits>(params, shared);
-  // Behind all that other blocks may wait for.
+  // A warp comes here when it has nothing left to do that this or another block may wait for.
   wait(&shared.runs.ended, 0, "runs_ended");
   if (shared.runs.merged.merges) merge_item<Traits>(params, shared.runs.merged, shared.runs.list);
 }

@@ -17,7 +17,8 @@ namespace {
 
 // Splits of a sequence, over all KV heads: one for each multiprocessor of an H100, so that a single
 // sequence keeps them busy; twice as many of a long one, so that lengths that differ share them
-// evenly. Fixed, so that results are the same on every device.
+// evenly. One KV head has kMostDecodeSplits at most. Fixed, so that results are the same on every
+// device.
 constexpr int64_t kSplitsOfSequence = 132;
 constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
 

@@ -5,9 +5,9 @@
 // A part is units of 16 bytes: two floats and the launch's ticket, a number that no other launch
 // has and that memory does not hold by chance. A unit is stored and loaded as one, so whoever finds
 // the ticket has the floats too: no fence, no counter. The ticket is taken away when a unit has
-// been read, as a replay of a captured launch has the same. A block waits only for blocks in front
-// of it, which were launched before, and when it has no more work of its own: so all of them come
-// to an end however many run at a time.
+// been read, as a replay of a captured launch has the same. A block waits only
+// for blocks in front of it, which were launched before, and each of its warps when it has no more
+// work of its own: so all of them come to an end however many run at a time.
 #pragma once
 
 #include "hopper/decode/fold.cuh"

@@ -8,10 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "../parsed.hpp"
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
-#include "cases/tensors.hpp"
+#include "forward_problem.hpp"
 #include "hopper/decode/plan.hpp"
 #include "hopper/forward/key_pages.hpp"
 #include "hopper/forward/plan.hpp"
@@ -19,16 +18,6 @@
 
 namespace flash3::hopper {
 namespace {
-
-constexpr Device kDevice{0, 132};
-
-ForwardProblem problem_of(const std::string& id) {
-  const auto params = cases::make_question(cases::parsed(id));
-  ForwardProblem problem;
-  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
-  EXPECT_TRUE(status.ok()) << id << ": " << status.message();
-  return problem;
-}
 
 ForwardPlan plan_of(const ForwardProblem& problem) {
   ForwardPlan plan;

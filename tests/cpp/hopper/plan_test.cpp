@@ -10,24 +10,11 @@
 #include <numeric>
 
 #include "cases/table.hpp"
-#include "cases/tensors.hpp"
+#include "forward_problem.hpp"
 #include "hopper/decode/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
-
-constexpr Device kDevice{0, 132};
-
-ForwardProblem problem_of(const std::string& id) {
-  std::string error;
-  const auto c = cases::parse_id(id, &error);
-  EXPECT_TRUE(c) << error;
-  const auto params = cases::make_question(*c);
-  ForwardProblem problem;
-  const Status status = make_forward_problem(&params, Pointers::kOptional, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
 
 ForwardPlan plan_of(const std::string& id) {
   ForwardPlan plan;

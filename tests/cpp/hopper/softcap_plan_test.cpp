@@ -3,25 +3,16 @@
 // leaves to others. Needs no GPU: a plan launches nothing.
 #include <gtest/gtest.h>
 
-#include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
+#include "forward_problem.hpp"
 #include "hopper/backward/plan.hpp"
 #include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-constexpr Device kDevice{0, 132};
-
-ForwardProblem forward_problem(const std::string& id) {
-  const auto params = cases::make_question(cases::parsed(id));
-  ForwardProblem problem;
-  EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
-  return problem;
-}
-
 Status plan_of(const std::string& id, ForwardPlan* plan) {
-  return hopper::plan(forward_problem(id), kDevice, plan);
+  return hopper::plan(problem_of(id), kDevice, plan);
 }
 
 Status plan_of(const std::string& id, BackwardPlan* plan) {
@@ -82,7 +73,7 @@ TEST(SoftcapPlan, ShortSequencesShareTiles) {
       for (const char* softcap : {"", "/softcap30"}) {
         const std::string id =
             std::string("bf16/b1000/q16/k16/h8x2/d") + dims + "/" + mask + "/packed" + softcap;
-        const ForwardProblem problem = forward_problem(id);
+        const ForwardProblem problem = problem_of(id);
         int with_slots = 0;
         for (const ForwardChoice& choice : forward_choices(problem)) {
           EXPECT_EQ(choice.kernel->config.score == ScoreKind::kSoftcap, softcap[0] != '\0') << id;

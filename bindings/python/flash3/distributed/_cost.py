@@ -19,7 +19,7 @@ class Rates(NamedTuple):
     call: float  # seconds
 
 
-# An H200 of eight with NVLink, bfloat16, head dim 128; and a few cores over loopback.
+# Estimates: an H200 of eight with NVLink, bfloat16, head dim 128; and a few cores over loopback.
 RATES = {"cuda": Rates(6.0e14, 2.4e11, 3.5e12, 4e-5, 2e-5), "cpu": Rates(1e11, 1e9, 1e10, 2e-4, 2e-5)}
 
 

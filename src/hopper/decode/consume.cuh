@@ -49,6 +49,7 @@ class DecodeConsumer {
       else
         store_parts(run, parts);
     }
+    arrive(&shared_.runs.ended);
   }
 
  private:

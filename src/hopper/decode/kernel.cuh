@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
     shared.runs.barriers.init(4 + loader_warps, 32);
-    mbarrier_init(&shared.runs.ended, 32);
+    mbarrier_init(&shared.runs.ended, 32 + kWarpgroupThreads);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     load_runs(params, shared.runs);
   else if (warp_in_warpgroup() < kLoaderWarps)
     load_keys<Traits>(params, shared);
-  // A warp comes here when it has nothing left to do that this or another block may wait for.
+  // Behind all that other blocks may wait for: who looked for parts before would be in the way.
   wait(&shared.runs.ended, 0, "runs_ended");
   if (shared.runs.merged.merges) merge_item<Traits>(params, shared.runs.merged, shared.runs.list);
 }

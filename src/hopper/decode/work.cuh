@@ -29,7 +29,7 @@ struct RunRing {
   DecodeRun merged;             // if it is a run that merges
   int list[kMostDecodeSplits];  // its parts
   RingBarriers<2> barriers;
-  uint64_t ended;  // no more runs: the two above are there
+  uint64_t ended;  // the two above are there, and the consumers have computed all runs
 };
 
 // Brings the block's runs into the ring, by a whole warp, every lane of which arrives.

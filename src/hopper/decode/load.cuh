@@ -123,8 +123,8 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
-  const int in_step = lane / Rows::kPieces % Rows::kAtOnce;  // lanes too many do as the first ones
-  const int row = Rows::first() + in_step;
+  const int in_step = lane / Rows::kPieces, row = Rows::first() + in_step;
+  const bool copies = in_step < Rows::kAtOnce;  // lanes too many do not
   const auto source_of = [&](int i) {
     return of_lane(kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
   };
@@ -132,14 +132,19 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
     const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
     // Without a branch inside, copies leave one behind the other; more code takes long to fetch.
 #pragma unroll 4
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      copy_async_16(tile + Tile::offset(row + i, col), source_of(i) + from_col, bytes);
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
+      const unsigned short* const source = source_of(i);  // by all lanes
+      if (copies) copy_async_16(tile + Tile::offset(row + i, col), source + from_col, bytes);
+    }
     arrive_behind_copies(full);
   } else {
 #pragma unroll 1
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce)
-      *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
-          load_piece(source_of(i), col, view.dim);
+    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
+      const unsigned short* const source = source_of(i);
+      if (copies)
+        *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
+            load_piece(source, col, view.dim);
+    }
     arrive(full);
   }
 }

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
-from .arrays import computes_fp8, rotation_seed, scale_or_default, scale_shape, window_sides
+from ._options import computes_fp8, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
 

@@ -4,7 +4,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._torch import check_companions, register_fake, translated
-from .arrays import scale_or_default, window_sides
+from ._options import scale_or_default, window_sides
 
 try:
     # (out, lse or None) of a call, at half of what the operator costs; None: this one is for the operator.

@@ -32,10 +32,10 @@ Of forward alone::
     sm_margin=0                   multiprocessors left to others
 """
 import ctypes
-import operator
 from typing import NamedTuple
 
 from . import _library as _c
+from ._options import computes_fp8, int32_of, int64_of, number_of, rotation_seed, scale_or_default, window_sides
 from ._tensors import E4M3, describe
 
 __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
@@ -59,80 +59,6 @@ class Support(NamedTuple):
         return self.supported
 
 
-def _integer(name, value):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is a {type(value).__name__} but it must be an integer") from None
-    if not -2**63 <= value < 2**63:  # ctypes would cut it off
-        raise ValueError(f"{name} = {value} but it must fit into 64 bits")
-    return value
-
-
-def _int32(name, value):
-    value = _integer(name, value)
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} = {value} but it must fit into 32 bits")
-    return value
-
-
-def _number(name, value):
-    try:
-        return float(value)
-    except TypeError:
-        raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
-
-
-def window_sides(window):
-    """(left, right) of a window as the C interface has it; None: no window."""
-    if window is None:
-        return None
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(f"window = {window!r} but it must be a pair (left, right), or None") from None
-    return tuple(-1 if side is None else _integer(f"window[{i}]", side) for i, side in enumerate((left, right)))
-
-
-def scale_or_default(softmax_scale):
-    """softmax_scale as the C interface has it, where 0 asks for the default."""
-    if softmax_scale is None:
-        return 0.0
-    scale = _number("softmax_scale", softmax_scale)
-    if scale == 0.0:
-        raise ValueError("softmax_scale = 0 but it must be greater than 0 (None: 1/sqrt(head_dim))")
-    return scale
-
-
-def computes_fp8(compute):
-    if compute is None or isinstance(compute, str) and compute == "fp8":
-        return compute is not None
-    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
-
-
-def rotation_seed(seed):
-    """A seed as an unsigned integer of 64 bits."""
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"rotation_seed is a {type(seed).__name__} but it must be an integer") from None
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
-    return seed
-
-
-def scale_shape(shape, sequences, ndim, heads_k):
-    """The shape of the scales with so many dimensions for a tensor of this shape; sequences: of a packed one."""
-    *batch, rows, heads, _ = shape
-    if ndim == 1:
-        return (1,)
-    if ndim == 2:
-        return (batch[0] if batch else sequences or 0, heads_k)
-    if batch:
-        return (batch[0], heads, (rows + _c.FP8_BLOCK - 1) // _c.FP8_BLOCK)
-    return (1, heads, rows // _c.FP8_BLOCK + (sequences or 0))
-
-
 class _Call:
     """A params structure, and the owners of the memory that it points to."""
 
@@ -148,10 +74,10 @@ class _Call:
         for name_of_one, x in outputs.items():
             self._set(name_of_one, x, True, stream)
         if hasattr(p, "max_seqlen_q"):
-            p.max_seqlen_q = _integer("max_seqlen_q", max_seqlen_q or 0)
-            p.max_seqlen_k = _integer("max_seqlen_k", max_seqlen_k or 0)
+            p.max_seqlen_q = int64_of("max_seqlen_q", max_seqlen_q or 0)
+            p.max_seqlen_k = int64_of("max_seqlen_k", max_seqlen_k or 0)
         p.backend = _c.backend_id(backend)
-        p.num_threads = min(_integer("num_threads", num_threads), 2**31 - 1)
+        p.num_threads = min(int64_of("num_threads", num_threads), 2**31 - 1)
         p.stream = stream
         self._name, self._workspace = name, workspace
 
@@ -259,8 +185,8 @@ def _attention_call(name, params_type, inputs, outputs, own, options):
     if sides is not None:
         p.window, p.window_left, p.window_right = 1, *sides
     p.softmax_scale = scale_or_default(options.get("softmax_scale"))
-    p.softcap = _number("softcap", options.get("softcap", 0.0))
-    p.chunk = _integer("chunk", options.get("chunk") or 0)
+    p.softcap = number_of("softcap", options.get("softcap", 0.0))
+    p.chunk = int64_of("chunk", options.get("chunk") or 0)
     return call
 
 
@@ -271,7 +197,7 @@ def _forward(q, k, v, out, lse, options):
     call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
                            (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed"), options)
     call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
-    call.params.sm_margin = _int32("sm_margin", options.get("sm_margin", 0))
+    call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
     call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     return call
@@ -294,8 +220,8 @@ def _quantize(tensors, results, options):
     call = _Call("flash3_quantize", _c.QuantizeParams, inputs, results, _QUANTIZE, **options)
     p = call.params
     p.rotary_interleaved, p.rotate = bool(options.get("rotary_interleaved", False)), bool(options.get("rotate", False))
-    p.rotary_offset_q = _integer("rotary_offset_q", options.get("rotary_offset_q", 0))
-    p.rotary_offset_k = _integer("rotary_offset_k", options.get("rotary_offset_k", 0))
+    p.rotary_offset_q = int64_of("rotary_offset_q", options.get("rotary_offset_q", 0))
+    p.rotary_offset_k = int64_of("rotary_offset_k", options.get("rotary_offset_k", 0))
     p.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     return call
 

@@ -59,6 +59,13 @@ void check(flash3_status status) {
   if (status != FLASH3_OK) fail(status, flash3_last_error());
 }
 
+int32_t int32_of(const char* name, int64_t value) {
+  if (value < INT32_MIN || value > INT32_MAX)
+    fail(FLASH3_INVALID_ARGUMENT,
+         std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
+  return static_cast<int32_t>(value);
+}
+
 std::string Device::name() const {
   if (is_cuda()) return "cuda:" + std::to_string(index);
   return type == aoti_torch_device_type_cpu() ? "cpu" : "device type " + std::to_string(type);

@@ -27,6 +27,7 @@ using Sizes = std::vector<int64_t>;
 // "flash3: invalid argument: q.shape[2] = …": flash3/_torch.py makes the Python exception of it.
 [[noreturn]] void fail(flash3_status status, const std::string& sentence);
 void check(flash3_status status);
+int32_t int32_of(const char* name, int64_t value);
 
 struct Device {
   int32_t type = 0, index = 0;

@@ -175,6 +175,13 @@ bool set_integer(PyObject* given, int64_t* field) {
   return *field != -1 || !PyErr_Occurred();  // more than 64 bits
 }
 
+bool set_margin(PyObject* given, flash3_forward_params* params) {
+  int64_t margin = 0;
+  const bool is_set = set_integer(given, &margin) && margin >= 0 && margin <= INT32_MAX;
+  params->sm_margin = static_cast<int32_t>(margin);
+  return is_set;
+}
+
 bool set_flag(PyObject* given, int32_t* field) {
   *field = given == Py_True;
   return given == Py_True || given == Py_False;
@@ -271,8 +278,8 @@ Owned attend(PyObject* const* arguments) {
   PyObject* q = arguments[0];
   const Inputs inputs = {{q, &params.q}, {arguments[1], &params.k}, {arguments[2], &params.v}};
   if (!set_options(arguments[3], arguments[4], arguments[5], arguments[6], &params) ||
-      !describe(inputs, &device) || params.q.ndim != 4 || params.v.ndim != 4 ||
-      !set_device(device, &params))
+      !set_margin(arguments[7], &params) || !describe(inputs, &device) || params.q.ndim != 4 ||
+      params.v.ndim != 4 || !set_device(device, &params))
     return nullptr;
   Owned out = empty_out(q, params);
   if (!out || !describe(out.get(), &params.out, &device_out) || !run_without_lock(&params, device))
@@ -304,16 +311,13 @@ Owned attend_to_cache(PyObject* const* arguments) {
                                 {o[11], &p->cu_seqlens_q},
                                 {o[12], &p->seqused_q}})
     if (optional.tensor != Py_None) inputs.push_back(optional);
-  int64_t sm_margin = 0;
   if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
       !set_flag(o[1], &p->causal) || !set_integer(o[4], &p->window_left) ||
       !set_integer(o[5], &p->window_right) || !set_number(o[6], &p->softcap) ||
       !set_integer(o[7], &p->chunk) || !set_integer(o[13], &p->max_seqlen_q) ||
-      !set_integer(o[14], &p->max_seqlen_k) || !set_integer(o[15], &sm_margin) || sm_margin < 0 ||
-      sm_margin > INT32_MAX)
+      !set_integer(o[14], &p->max_seqlen_k) || !set_margin(o[15], p))
     return nullptr;
   p->window = p->window_left >= 0 || p->window_right >= 0;
-  p->sm_margin = static_cast<int32_t>(sm_margin);
   DLDevice device{}, device_out{};
   if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p))
     return nullptr;
@@ -406,9 +410,9 @@ PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t))
 }
 
 PyMethodDef methods[] = {
-    {"attention", fast(call<7, attend>), METH_FASTCALL,
-     "attention(q, k, v, causal, window, softmax_scale, softcap): the result, or None for a call "
-     "that is the operator's"},
+    {"attention", fast(call<8, attend>), METH_FASTCALL,
+     "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
+     "for a call that is the operator's"},
     {"attention_with_kv_cache", fast(call<27, attend_to_cache>), METH_FASTCALL,
      "attention_with_kv_cache(with_lse, and what the operator attention_with_kv_cache_append "
      "takes): "

@@ -62,13 +62,6 @@ struct Append {
   "Tensor? k_new, Tensor? v_new, Tensor? cu_seqlens_k_new=None, Tensor? rotary_cos" \
   "=None, Tensor? rotary_sin=None, Tensor? rotary_offsets=None, bool rotary_interleaved=False"
 
-int32_t int32_of(const char* name, int64_t value) {
-  if (value < INT32_MIN || value > INT32_MAX)
-    fail(FLASH3_INVALID_ARGUMENT,
-         std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
-  return static_cast<int32_t>(value);
-}
-
 struct Tensors {
   Tensor q, k_cache, v_cache;
 

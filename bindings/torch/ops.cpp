@@ -272,6 +272,8 @@ void add_kernels(auto& library) {
   library.impl("attention_with_kv_cache", flash3_torch::attention_with_kv_cache);
   library.impl("attention_with_kv_cache_append", flash3_torch::attention_with_kv_cache_append);
   library.impl("attention_with_kv_cache_out", flash3_torch::attention_with_kv_cache_out);
+  library.impl("kv_cache_schedule", flash3_torch::kv_cache_schedule);
+  library.impl("kv_cache_schedule_out", flash3_torch::kv_cache_schedule_out);
   library.impl("merge", flash3_torch::merge);
   library.impl("merge_out", flash3_torch::merge_out);
 }

@@ -30,6 +30,7 @@ Of forward alone::
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
+    schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
 """
 import ctypes
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from ._tensors import E4M3, describe
 __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
            "merge_workspace", "forward_supported", "backward_supported", "quantize_supported", "merge_supported",
            "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
-           "quantize_plan", "merge_plan", "Plan", "E4M3", "Support"]
+           "quantize_plan", "merge_plan", "forward_schedule", "forward_schedule_size", "Plan", "E4M3", "Schedule", "Support"]
 
 _ALIGNMENT = 256
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -57,6 +58,32 @@ class Support(NamedTuple):
 
     def __bool__(self):
         return self.supported
+
+
+class Schedule(NamedTuple):
+    """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
+    data: object  #: a torch tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
+    key: int  #: says which calls it is for, those of the same sizes, mask and other options on the same device
+
+
+def _memory(name, given):
+    """(address, bytes)."""
+    if isinstance(given, tuple):
+        return given
+    if hasattr(given, "data_ptr"):
+        return given.data_ptr(), given.numel() * given.element_size()
+    raise TypeError(f"{name} is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
+
+
+def check_schedule(schedule):
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule is a {type(schedule).__name__} but it must be a flash3.Schedule")
+    return schedule
+
+
+def _as_c(data, key):
+    """A schedule as the C interface has it."""
+    return _c.Schedule(*((None, 0) if data is None else _memory("schedule.data", data)), int64_of("schedule.key", key))
 
 
 class _Call:
@@ -121,20 +148,12 @@ class _Call:
         """Gives the call its workspace; returns what must live until the call returns."""
         p, memory = self.params, None
         if self._workspace is not None:
-            p.workspace, p.workspace_size = self._given_workspace()
+            p.workspace, p.workspace_size = _memory("workspace", self._workspace)
         elif needed and next(iter(self.tensors.values())).on_host:
             memory = ctypes.create_string_buffer(needed + _ALIGNMENT)
             p.workspace = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             p.workspace_size = needed
         return memory
-
-    def _given_workspace(self):
-        given = self._workspace
-        if isinstance(given, tuple):
-            return given
-        if hasattr(given, "data_ptr"):
-            return given.data_ptr(), given.numel() * given.element_size()
-        raise TypeError(f"workspace is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
 
 
 class Plan:
@@ -195,11 +214,13 @@ def _forward(q, k, v, out, lse, options):
     grows = options.get("k_new") is not None
     inputs = {"q": q, **({} if grows else cache), **{name: options.get(name) for name in (*_SCALES, *_CACHE)}}
     call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
-                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed"), options)
+                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed", "schedule"), options)
     call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
     call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
     call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
+    if (schedule := options.get("schedule")) is not None:
+        call.params.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))
     return call
 
 
@@ -255,6 +276,26 @@ def forward_explain(q, k, v, out, lse=None, **options):
 def forward_plan(q, k, v, out, lse=None, **options):
     """A Plan of forward() for these tensors: plan.run(q, k, v, out, lse)."""
     return Plan(_forward, (q, k, v, out, lse), options)
+
+
+def forward_schedule_size(q, k, v, out, lse=None, **options):
+    """The bytes that forward_schedule() needs for this call; 0 where there is nothing to list, as on a CPU."""
+    size = ctypes.c_size_t()
+    _c.check(_c.lib.flash3_forward_schedule_size(_forward(q, k, v, out, lse, options).params, ctypes.byref(size)))
+    return size.value
+
+
+def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
+    """A Schedule for this forward() and those that differ from it in nothing but addresses and strides, made in given memory.
+
+    Args:
+        data: GPU: a torch tensor, or (address, bytes), of at least forward_schedule_size() bytes. The schedule is there when
+            the stream comes to it, from what the tensors that tell lengths hold by then.
+        key: 0, or that of the schedule that is there, which is made again: a call that needs another one raises ValueError.
+    """
+    made = _as_c(data, key)
+    _c.check(_c.lib.flash3_forward_schedule(_forward(q, k, v, out, lse, options).params, made))
+    return Schedule(data, made.key)
 
 
 def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):

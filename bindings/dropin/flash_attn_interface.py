@@ -155,8 +155,8 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
     """softmax(q k^T) v of [batch, seq, heads, dim] tensors; (out, softmax_lse) with return_attn_probs."""
     # A plain call; what a compiler traces is the operator. Without FP8 scales mean nothing.
     if eager is not None and qv is s_aux is None and deterministic is False and not (
-            torch.compiler.is_compiling() or attention_chunk or sm_margin < 0 or return_attn_probs or dropout_p):
-        out = eager(q, k, v, causal, window_size, softmax_scale, softcap)
+            torch.compiler.is_compiling() or attention_chunk or return_attn_probs or dropout_p):
+        out = eager(q, k, v, causal, window_size, softmax_scale, softcap, sm_margin)
         if out is not None:
             return out
     if dropout_p:

@@ -14,22 +14,6 @@ void check_torch(AOTITorchError error, const char* what) {
     fail(FLASH3_INTERNAL_ERROR, std::string(what) + " failed inside torch");
 }
 
-flash3_dtype dtype_of(const char* name, const Tensor& t) {
-  const int32_t dtype = torch_dtype_of(t);
-  if (dtype == aoti_torch_dtype_bfloat16()) return FLASH3_BFLOAT16;
-  if (dtype == aoti_torch_dtype_float16()) return FLASH3_FLOAT16;
-  if (dtype == aoti_torch_dtype_float32()) return FLASH3_FLOAT32;
-  if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
-  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
-  const char* known = dtype == aoti_torch_dtype_float64()       ? "float64"
-                      : dtype == aoti_torch_dtype_int64()       ? "int64"
-                      : dtype == aoti_torch_dtype_float8_e5m2() ? "float8_e5m2"
-                                                                : "another one";
-  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + known +
-                                    " but it must be float16, bfloat16, float32 or float8_e4m3fn; "
-                                    "int32 for lengths, and float32 for scales");
-}
-
 Tensor empty_strided(const Sizes& sizes, const Sizes& strides, int32_t dtype,
                      const Device& device) {
   AtenTensorHandle handle = nullptr;
@@ -59,6 +43,13 @@ void check(flash3_status status) {
   if (status != FLASH3_OK) fail(status, flash3_last_error());
 }
 
+int32_t int32_of(const char* name, int64_t value) {
+  if (value < INT32_MIN || value > INT32_MAX)
+    fail(FLASH3_INVALID_ARGUMENT,
+         std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
+  return static_cast<int32_t>(value);
+}
+
 std::string Device::name() const {
   if (is_cuda()) return "cuda:" + std::to_string(index);
   return type == aoti_torch_device_type_cpu() ? "cpu" : "device type " + std::to_string(type);
@@ -79,6 +70,21 @@ int32_t torch_dtype_of(const Tensor& t) {
   int32_t dtype = 0;
   check_torch(aoti_torch_get_dtype(t.get(), &dtype), "get_dtype");
   return dtype;
+}
+
+flash3_dtype dtype_of(const char* name, int32_t dtype) {
+  if (dtype == aoti_torch_dtype_bfloat16()) return FLASH3_BFLOAT16;
+  if (dtype == aoti_torch_dtype_float16()) return FLASH3_FLOAT16;
+  if (dtype == aoti_torch_dtype_float32()) return FLASH3_FLOAT32;
+  if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
+  const char* known = dtype == aoti_torch_dtype_float64()       ? "float64"
+                      : dtype == aoti_torch_dtype_int64()       ? "int64"
+                      : dtype == aoti_torch_dtype_float8_e5m2() ? "float8_e5m2"
+                                                                : "another one";
+  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + known +
+                                    " but it must be float16, bfloat16, float32 or float8_e4m3fn; "
+                                    "int32 for lengths, and float32 for scales");
 }
 
 bool is_fp8(const Tensor& t) { return torch_dtype_of(t) == aoti_torch_dtype_float8_e4m3fn(); }
@@ -160,7 +166,7 @@ void describe(const char* name, const Tensor& t, const char* first_name, const D
     fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".ndim = " + std::to_string(sizes.size()) +
                                       " but a tensor has at most 4 dimensions");
   field->data = t.data_ptr();
-  field->dtype = dtype_of(name, t);
+  field->dtype = dtype_of(name, torch_dtype_of(t));
   field->ndim = static_cast<int32_t>(sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
     field->shape[d] = sizes[d];

@@ -27,6 +27,7 @@ using Sizes = std::vector<int64_t>;
 // "flash3: invalid argument: q.shape[2] = …": flash3/_torch.py makes the Python exception of it.
 [[noreturn]] void fail(flash3_status status, const std::string& sentence);
 void check(flash3_status status);
+int32_t int32_of(const char* name, int64_t value);
 
 struct Device {
   int32_t type = 0, index = 0;
@@ -37,6 +38,8 @@ struct Device {
 
 Device device_of(const char* name, const Tensor& t);
 int32_t torch_dtype_of(const Tensor& t);
+// A dtype in torch's numbering as the library's; name is the argument's, for messages.
+flash3_dtype dtype_of(const char* name, int32_t dtype);
 bool is_fp8(const Tensor& t);
 void check_dims(const char* name, const Tensor& t);
 
@@ -156,11 +159,17 @@ class Call {
     params.max_seqlen_k = s.max_seqlen_k;
   }
 
+  // As long as what it returns lives, the call's GPU is the current one.
+  std::optional<torch::stable::accelerator::DeviceGuard> on_device() const {
+    std::optional<torch::stable::accelerator::DeviceGuard> guard;
+    if (device_.is_cuda()) guard.emplace(device_.index);
+    return guard;
+  }
+
   // make_plan, run_plan: flash3_forward_plan and flash3_forward_run, or those of another call.
   template <class MakePlan, class RunPlan>
   void run(const MakePlan& make_plan, const RunPlan& run_plan) {
-    std::optional<torch::stable::accelerator::DeviceGuard> guard;
-    if (device_.is_cuda()) guard.emplace(device_.index);
+    const auto guard = on_device();
     flash3_plan* made = nullptr;
     check(make_plan(&params, &made));
     const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
@@ -191,10 +200,12 @@ void quantize(StableIValue* stack, uint64_t, uint64_t);
 void quantize_out(StableIValue* stack, uint64_t, uint64_t);
 
 // Those for a KV cache and for merging (kv_cache.cpp).
-extern const char* const kCacheSchemas[5];
+extern const char* const kCacheSchemas[7];
 void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t);
+void kv_cache_schedule(StableIValue* stack, uint64_t, uint64_t);
+void kv_cache_schedule_out(StableIValue* stack, uint64_t, uint64_t);
 void merge(StableIValue* stack, uint64_t, uint64_t);
 void merge_out(StableIValue* stack, uint64_t, uint64_t);
 

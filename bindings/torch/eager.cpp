@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "flash3/plan.h"
+#include "flash3/schedule.h"
 #include "workspace.hpp"
 
 namespace {
@@ -128,6 +129,16 @@ bool is_same(DLDevice a, DLDevice b) {
   return a.device_type == b.device_type && a.device_id == b.device_id;
 }
 
+// False for what is no schedule's memory: bytes one behind the other, of this device.
+bool describe_schedule(PyObject* x, DLDevice device, flash3_schedule* schedule) {
+  DLTensor t{};
+  if (!is_plain(x) || torch.dlpack->dltensor_from_py_object_no_sync(x, &t) != 0) return false;
+  schedule->data = static_cast<char*>(t.data) + t.byte_offset;
+  schedule->size = t.ndim == 1 ? static_cast<size_t>(t.shape[0]) : 0;
+  return t.ndim == 1 && t.dtype.code == kDLUInt && t.dtype.bits == 8 && t.dtype.lanes == 1 &&
+         (schedule->size <= 1 || t.strides[0] == 1) && is_same(t.device, device);
+}
+
 // False unless all are plain tensors of the device of the first one.
 bool describe(const Inputs& inputs, DLDevice* device) {
   for (const Input& in : inputs)
@@ -173,6 +184,13 @@ bool set_integer(PyObject* given, int64_t* field) {
   if (!PyLong_CheckExact(given)) return false;
   *field = PyLong_AsLongLong(given);
   return *field != -1 || !PyErr_Occurred();  // more than 64 bits
+}
+
+bool set_margin(PyObject* given, flash3_forward_params* params) {
+  int64_t margin = 0;
+  const bool is_set = set_integer(given, &margin) && margin >= 0 && margin <= INT32_MAX;
+  params->sm_margin = static_cast<int32_t>(margin);
+  return is_set;
 }
 
 bool set_flag(PyObject* given, int32_t* field) {
@@ -271,8 +289,8 @@ Owned attend(PyObject* const* arguments) {
   PyObject* q = arguments[0];
   const Inputs inputs = {{q, &params.q}, {arguments[1], &params.k}, {arguments[2], &params.v}};
   if (!set_options(arguments[3], arguments[4], arguments[5], arguments[6], &params) ||
-      !describe(inputs, &device) || params.q.ndim != 4 || params.v.ndim != 4 ||
-      !set_device(device, &params))
+      !set_margin(arguments[7], &params) || !describe(inputs, &device) || params.q.ndim != 4 ||
+      params.v.ndim != 4 || !set_device(device, &params))
     return nullptr;
   Owned out = empty_out(q, params);
   if (!out || !describe(out.get(), &params.out, &device_out) || !run_without_lock(&params, device))
@@ -304,19 +322,21 @@ Owned attend_to_cache(PyObject* const* arguments) {
                                 {o[11], &p->cu_seqlens_q},
                                 {o[12], &p->seqused_q}})
     if (optional.tensor != Py_None) inputs.push_back(optional);
-  int64_t sm_margin = 0;
+  int64_t schedule_key = 0;
   if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
       !set_flag(o[1], &p->causal) || !set_integer(o[4], &p->window_left) ||
       !set_integer(o[5], &p->window_right) || !set_number(o[6], &p->softcap) ||
       !set_integer(o[7], &p->chunk) || !set_integer(o[13], &p->max_seqlen_q) ||
-      !set_integer(o[14], &p->max_seqlen_k) || !set_integer(o[15], &sm_margin) || sm_margin < 0 ||
-      sm_margin > INT32_MAX)
+      !set_integer(o[14], &p->max_seqlen_k) || !set_margin(o[15], p) ||
+      !set_integer(o[17], &schedule_key))
     return nullptr;
   p->window = p->window_left >= 0 || p->window_right >= 0;
-  p->sm_margin = static_cast<int32_t>(sm_margin);
   DLDevice device{}, device_out{};
   if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p))
     return nullptr;
+  flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
+  if (o[16] != Py_None && !describe_schedule(o[16], device, &schedule)) return nullptr;
+  if (o[16] != Py_None) p->schedule = &schedule;
   // Rows that no sequence has are the operator's to fill, where it does.
   if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
   Owned out = empty_out(q, params);
@@ -406,13 +426,12 @@ PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t))
 }
 
 PyMethodDef methods[] = {
-    {"attention", fast(call<7, attend>), METH_FASTCALL,
-     "attention(q, k, v, causal, window, softmax_scale, softcap): the result, or None for a call "
-     "that is the operator's"},
-    {"attention_with_kv_cache", fast(call<27, attend_to_cache>), METH_FASTCALL,
-     "attention_with_kv_cache(with_lse, and what the operator attention_with_kv_cache_append "
-     "takes): "
-     "(out, lse or None), or None for a call that is the operator's"},
+    {"attention", fast(call<8, attend>), METH_FASTCALL,
+     "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
+     "for a call that is the operator's"},
+    {"attention_with_kv_cache", fast(call<29, attend_to_cache>), METH_FASTCALL,
+     "attention_with_kv_cache(with_lse, and what attention_with_kv_cache_append takes): (out, lse "
+     "or None), or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

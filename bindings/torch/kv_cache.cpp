@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch.ops.flash3.attention_with_kv_cache and its forms that write: _append into the cache, _out
 // into memory for the results too. torch must know what an operator writes from its schema, so that
-// a call that appends is an operator of its own. merge makes one result of attention over parts.
+// a call that appends is an operator of its own. kv_cache_schedule makes what calls may share, and
+// merge one result of attention over parts.
+#include <algorithm>
+
 #include "call.hpp"
+#include "flash3/schedule.h"
 
 namespace flash3_torch {
 namespace {
@@ -43,6 +47,15 @@ struct CacheOptions {
   "Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, "                   \
   "SymInt max_seqlen_k=0, SymInt sm_margin=0"
 
+// A schedule that was made before, and what it is for.
+struct GivenSchedule {
+  MaybeTensor data;
+  int64_t key;
+
+  explicit GivenSchedule(Arguments& a) : data(a.maybe_tensor()), key(a.next<int64_t>()) {}
+};
+#define FLASH3_GIVEN_SCHEDULE "Tensor? schedule=None, SymInt schedule_key=0"
+
 // What is written into the cache first. The library says which of these need which.
 struct Append {
   MaybeTensor k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets;
@@ -62,29 +75,22 @@ struct Append {
   "Tensor? k_new, Tensor? v_new, Tensor? cu_seqlens_k_new=None, Tensor? rotary_cos" \
   "=None, Tensor? rotary_sin=None, Tensor? rotary_offsets=None, bool rotary_interleaved=False"
 
-int32_t int32_of(const char* name, int64_t value) {
-  if (value < INT32_MIN || value > INT32_MAX)
-    fail(FLASH3_INVALID_ARGUMENT,
-         std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
-  return static_cast<int32_t>(value);
-}
-
 struct Tensors {
   Tensor q, k_cache, v_cache;
 
   explicit Tensors(Arguments& a) : q(a.tensor()), k_cache(a.tensor()), v_cache(a.tensor()) {}
 };
 
-void run(const Tensors& t, const Tensor& out, const MaybeTensor& lse, const Append& append,
-         const CacheOptions& o, const Device& device) {
-  Call<flash3_forward_params> call("q", device);
+using CacheCall = Call<flash3_forward_params>;
+
+// All but out and lse.
+void set(const Tensors& t, const Append& append, const CacheOptions& o, CacheCall* made) {
+  CacheCall& call = *made;
   flash3_forward_params& p = call.params;
   call.scores(o.softmax_scale, o.causal, o.window_left, o.window_right, o.softcap);
   call.input("q", &p.q, t.q);
   call.output("k_cache", &p.k, t.k_cache);  // a cache is never copied, also where it is only read
   call.output("v_cache", &p.v, t.v_cache);
-  call.output("out", &p.out, out);
-  call.optional_output("lse", &p.lse, lse);
   call.optional_input("seqused_k", &p.seqused_k, o.seqused_k);
   call.optional_input("page_table", &p.page_table, o.page_table);
   call.optional_input("sink", &p.sink, o.sink);
@@ -103,21 +109,68 @@ void run(const Tensors& t, const Tensor& out, const MaybeTensor& lse, const Appe
   p.max_seqlen_q = o.max_seqlen_q;
   p.max_seqlen_k = o.max_seqlen_k;
   p.sm_margin = int32_of("sm_margin", o.sm_margin);
+}
+
+// The bytes of a schedule's tensor, as they are.
+flash3_schedule schedule_of(const Tensor& t, int64_t key, const Device& device) {
+  const Device own = device_of("schedule.data", t);
+  if (own != device)
+    fail(FLASH3_INVALID_ARGUMENT, "schedule.data.device = " + own.name() + " but q.device = " +
+                                      device.name() + "; all tensors must be on one device");
+  if (torch_dtype_of(t) != aoti_torch_dtype_uint8() || t.dim() != 1 || !t.is_contiguous())
+    fail(FLASH3_INVALID_ARGUMENT,
+         "schedule.data is no contiguous uint8 tensor of 1 dimension but it must be as "
+         "kv_cache_schedule gives it");
+  return {t.data_ptr(), static_cast<size_t>(t.numel()), static_cast<uint64_t>(key)};
+}
+
+void run(const Tensors& t, const Tensor& out, const MaybeTensor& lse, const Append& append,
+         const CacheOptions& o, const GivenSchedule& given, const Device& device) {
+  CacheCall call("q", device);
+  set(t, append, o, &call);
+  call.output("out", &call.params.out, out);
+  call.optional_output("lse", &call.params.lse, lse);
+  flash3_schedule schedule{};
+  if (given.data) {
+    schedule = schedule_of(*given.data, given.key, device);
+    call.params.schedule = &schedule;
+  }
   call.run(flash3_forward_plan, flash3_forward_run);
 }
 
+void check_cache_dims(const Tensor& v_cache) {
+  if (v_cache.dim() == 4) return;
+  fail(FLASH3_INVALID_ARGUMENT, "v_cache.ndim = " + std::to_string(v_cache.dim()) +
+                                    " but it must be 4, [batch, rows, heads, dim] or [pages, "
+                                    "page_size, heads, dim]");
+}
+
 void return_results(StableIValue* stack, const Tensors& t, const Append& append,
-                    const CacheOptions& o) {
+                    const CacheOptions& o, const GivenSchedule& schedule) {
   const Device device = device_of("q", t.q);
-  if (t.v_cache.dim() != 4)
-    fail(FLASH3_INVALID_ARGUMENT, "v_cache.ndim = " + std::to_string(t.v_cache.dim()) +
-                                      " but it must be 4, [batch, rows, heads, dim] or [pages, "
-                                      "page_size, heads, dim]");
+  check_cache_dims(t.v_cache);
   const Attended made = empty_results(t.q, t.v_cache, false, {}, device);
   if (may_leave_rows(o.cu_seqlens_q, o.seqused_q, device)) made.fill();
-  run(t, made.out, made.lse, append, o, device);
+  run(t, made.out, made.lse, append, o, schedule, device);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
+}
+
+// A call whose schedule is made. Its result is described, and there is none.
+void set_for_schedule(const Tensors& t, Arguments& a, CacheCall* call) {
+  const Append append(a);
+  set(t, append, CacheOptions(a), call);
+  const std::optional<int32_t> out_dtype = a.maybe_dtype();
+  check_dims("q", t.q);
+  check_cache_dims(t.v_cache);
+  flash3_tensor& out = call->params.out;
+  out = call->params.q;
+  out.data = nullptr;
+  out.shape[out.ndim - 1] = t.v_cache.size(3);
+  if (out_dtype) out.dtype = dtype_of("out", *out_dtype);
+  int64_t step = 1;
+  for (int32_t d = out.ndim; d-- > 0; step *= std::max<int64_t>(out.shape[d], 1))
+    out.stride[d] = step;
 }
 
 void run_merge(const Tensor& out_parts, const Tensor& lse_parts, const Tensor& out,
@@ -138,7 +191,8 @@ void run_merge(const Tensor& out_parts, const Tensor& lse_parts, const Tensor& o
 void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensors t(a);
-  return_results(stack, t, {}, CacheOptions(a));
+  const CacheOptions o(a);
+  return_results(stack, t, {}, o, GivenSchedule(a));
 }
 
 // attention_with_kv_cache_append(q, k_cache, v_cache, append, options) -> (out, lse)
@@ -146,7 +200,8 @@ void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensors t(a);
   const Append append(a);
-  return_results(stack, t, append, CacheOptions(a));
+  const CacheOptions o(a);
+  return_results(stack, t, append, o, GivenSchedule(a));
 }
 
 // attention_with_kv_cache_out(q, k_cache, v_cache, out, lse, append, options) -> ()
@@ -156,7 +211,45 @@ void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor out = a.tensor();
   const MaybeTensor lse = a.maybe_tensor();
   const Append append(a);
-  run(t, out, lse, append, CacheOptions(a), device_of("q", t.q));
+  const CacheOptions o(a);
+  run(t, out, lse, append, o, GivenSchedule(a), device_of("q", t.q));
+}
+
+// kv_cache_schedule(q, k_cache, v_cache, append, options, out_dtype) -> (schedule, its key)
+void kv_cache_schedule(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments a(stack);
+  const Tensors t(a);
+  const Device device = device_of("q", t.q);
+  CacheCall call("q", device);
+  set_for_schedule(t, a, &call);
+  const auto guard = call.on_device();
+  size_t bytes = 0;
+  check(flash3_forward_schedule_size(&call.params, &bytes));
+  // Only what is aligned is returned: a copy that lies otherwise is refused, and never misread.
+  const auto size = static_cast<int64_t>(bytes);
+  Tensor memory = empty({bytes > 0 ? static_cast<int64_t>(workspace_allocation(bytes)) : 0},
+                        aoti_torch_dtype_uint8(), device);
+  const auto* begin = static_cast<const char*>(memory.data_ptr());
+  const auto* aligned = static_cast<const char*>(align_workspace(memory.data_ptr()));
+  const Tensor made = torch::stable::narrow(memory, 0, bytes > 0 ? aligned - begin : 0, size);
+  flash3_schedule schedule = schedule_of(made, 0, device);
+  check(flash3_forward_schedule(&call.params, &schedule));
+  stack[0] = torch::stable::detail::from(made);
+  stack[1] = torch::stable::detail::from(static_cast<int64_t>(schedule.key));
+}
+
+// kv_cache_schedule_out(q, k_cache, v_cache, schedule, its key, append, options, out_dtype) -> ()
+void kv_cache_schedule_out(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments a(stack);
+  const Tensors t(a);
+  const Tensor memory = a.tensor();
+  const auto key = a.next<int64_t>();
+  const Device device = device_of("q", t.q);
+  CacheCall call("q", device);
+  set_for_schedule(t, a, &call);
+  flash3_schedule schedule = schedule_of(memory, key, device);
+  const auto guard = call.on_device();
+  check(flash3_forward_schedule(&call.params, &schedule));
 }
 
 // merge(out_parts, lse_parts, sink, out_dtype) -> (out, lse)
@@ -186,13 +279,20 @@ void merge_out(StableIValue* stack, uint64_t, uint64_t) {
   run_merge(out_parts, lse_parts, out, lse, a.maybe_tensor());
 }
 
-const char* const kCacheSchemas[5] = {
+const char* const kCacheSchemas[7] = {
     "attention_with_kv_cache(Tensor q, Tensor k_cache, Tensor v_cache, " FLASH3_CACHE_OPTIONS
-    ") -> (Tensor, Tensor)",
+    ", " FLASH3_GIVEN_SCHEDULE ") -> (Tensor, Tensor)",
     "attention_with_kv_cache_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) "
-    "v_cache, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ") -> (Tensor, Tensor)",
+    "v_cache, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE
+    ") -> (Tensor, Tensor)",
     "attention_with_kv_cache_out(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, "
-    "Tensor(d!)? lse, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ") -> ()",
+    "Tensor(d!)? lse, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE
+    ") -> ()",
+    "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, " FLASH3_APPEND
+    ", " FLASH3_CACHE_OPTIONS ", ScalarType? out_dtype=None) -> (Tensor, SymInt)",
+    "kv_cache_schedule_out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) schedule, "
+    "SymInt schedule_key, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS
+    ", ScalarType? out_dtype=None) -> ()",
     "merge(Tensor out_parts, Tensor lse_parts, Tensor? sink=None, ScalarType? out_dtype=None) -> "
     "(Tensor, Tensor)",
     "merge_out(Tensor out_parts, Tensor lse_parts, Tensor(a!) out, Tensor(b!)? lse, Tensor? "

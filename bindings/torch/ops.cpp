@@ -50,21 +50,22 @@ struct Options : PlainOptions {
                        ", bool deterministic=False"
 
 // What a forward call alone has.
-struct Fp8Options {
+struct ForwardOptions {
   MaybeTensor q_scale, k_scale, v_scale;
   bool compute_fp8;
-  int64_t rotation_seed;
+  int64_t rotation_seed, sm_margin;
 
-  explicit Fp8Options(Arguments& a)
+  explicit ForwardOptions(Arguments& a)
       : q_scale(a.maybe_tensor()),
         k_scale(a.maybe_tensor()),
         v_scale(a.maybe_tensor()),
         compute_fp8(a.next<bool>()),
-        rotation_seed(a.next<int64_t>()) {}
+        rotation_seed(a.next<int64_t>()),
+        sm_margin(a.next<int64_t>()) {}
 };
-#define FLASH3_FP8_OPTIONS                                             \
+#define FLASH3_FORWARD_OPTIONS                                         \
   "Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, " \
-  "bool compute_fp8=False, SymInt rotation_seed=0"
+  "bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0"
 
 // A call of forward or backward.
 template <class Params>
@@ -115,15 +116,16 @@ void run_forward(ForwardCall& call, const Tensor& q, const Tensor& k, const Tens
 }
 
 void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                 const MaybeTensor& lse, const Options& o, const Fp8Options& fp8) {
+                 const MaybeTensor& lse, const Options& o, const ForwardOptions& f) {
   ForwardCall call(device_of("q", q), o);
   flash3_forward_params& p = call.params;
   call.optional_output("lse", &p.lse, lse);
-  call.optional_input("q_scale", &p.q_scale, fp8.q_scale);
-  call.optional_input("k_scale", &p.k_scale, fp8.k_scale);
-  call.optional_input("v_scale", &p.v_scale, fp8.v_scale);
-  p.compute = fp8.compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
-  p.rotation_seed = static_cast<uint64_t>(fp8.rotation_seed);
+  call.optional_input("q_scale", &p.q_scale, f.q_scale);
+  call.optional_input("k_scale", &p.k_scale, f.k_scale);
+  call.optional_input("v_scale", &p.v_scale, f.v_scale);
+  p.compute = f.compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
+  p.rotation_seed = static_cast<uint64_t>(f.rotation_seed);
+  p.sm_margin = int32_of("sm_margin", f.sm_margin);
   run_forward(call, q, k, v, out);
 }
 
@@ -170,17 +172,17 @@ Tensor empty_of_shape(const Tensor& like, const Device& device) {
   return empty(Sizes(sizes.begin(), sizes.end()), torch_dtype_of(like), device);
 }
 
-// forward(q, k, v, options, FP8's options, out_dtype) -> (out, lse)
+// forward(q, k, v, options, a forward's options, out_dtype) -> (out, lse)
 void forward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor();
   const Options o(a);
-  const Fp8Options fp8(a);
+  const ForwardOptions f(a);
   const std::optional<int32_t> out_dtype = a.maybe_dtype();
   const Device device = device_of("q", q);
   const Attended made = empty_results(q, v, o.heads_first, out_dtype, device);
   if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) made.fill();
-  run_forward(q, k, v, made.out, made.lse, o, fp8);
+  run_forward(q, k, v, made.out, made.lse, o, f);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -198,13 +200,13 @@ void inference(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(out);
 }
 
-// forward_out(q, k, v, out, lse, options, FP8's options) -> ()
+// forward_out(q, k, v, out, lse, options, a forward's options) -> ()
 void forward_out(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor(), out = a.tensor();
   const MaybeTensor lse = a.maybe_tensor();
   const Options o(a);
-  run_forward(q, k, v, out, lse, o, Fp8Options(a));
+  run_forward(q, k, v, out, lse, o, ForwardOptions(a));
 }
 
 // backward(dout, dlse, q, k, v, out, lse, options) -> (dq, dk, dv, dsink); no sink: dsink is empty
@@ -240,11 +242,11 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace flash3_torch
 
 STABLE_TORCH_LIBRARY(flash3, m) {
-  m.def("forward(Tensor q, Tensor k, Tensor v, " FLASH3_OPTIONS ", " FLASH3_FP8_OPTIONS
+  m.def("forward(Tensor q, Tensor k, Tensor v, " FLASH3_OPTIONS ", " FLASH3_FORWARD_OPTIONS
         ", ScalarType? out_dtype=None) -> (Tensor, Tensor)");
   m.def("inference(Tensor q, Tensor k, Tensor v, " FLASH3_PLAIN_OPTIONS ") -> Tensor");
   m.def("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASH3_OPTIONS
-        ", " FLASH3_FP8_OPTIONS ") -> ()");
+        ", " FLASH3_FORWARD_OPTIONS ") -> ()");
   m.def(
       "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, " FLASH3_OPTIONS ") -> (Tensor, Tensor, Tensor, Tensor)");
@@ -270,6 +272,8 @@ void add_kernels(auto& library) {
   library.impl("attention_with_kv_cache", flash3_torch::attention_with_kv_cache);
   library.impl("attention_with_kv_cache_append", flash3_torch::attention_with_kv_cache_append);
   library.impl("attention_with_kv_cache_out", flash3_torch::attention_with_kv_cache_out);
+  library.impl("kv_cache_schedule", flash3_torch::kv_cache_schedule);
+  library.impl("kv_cache_schedule_out", flash3_torch::kv_cache_schedule_out);
   library.impl("merge", flash3_torch::merge);
   library.impl("merge_out", flash3_torch::merge_out);
 }

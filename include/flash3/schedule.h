@@ -25,7 +25,7 @@ struct flash3_schedule {
   void* data;   /**< the caller's, in the tensors' kind of memory, a multiple of 256; may be NULL
                    where no bytes are needed */
   size_t size;  /**< bytes of it */
-  uint64_t key; /**< set by flash3_forward_schedule; never 0 */
+  uint64_t key; /**< 0 until flash3_forward_schedule has set it; then from 1 to INT64_MAX */
 };
 
 /** @{ @name Making a schedule */
@@ -33,9 +33,10 @@ struct flash3_schedule {
 FLASH3_API flash3_status flash3_forward_schedule_size(const flash3_forward_params* params,
                                                       size_t* bytes);
 
-/** Enqueues the listing on params.stream, into schedule->data, and sets schedule->key. Of the
- * params' addresses only those of tensors that tell lengths are needed. It can be captured in a
- * CUDA graph. */
+/** Enqueues the listing on params.stream, into schedule->data, and sets schedule->key. One that has
+ * a key is made again, for other lengths: a call that needs another key is refused, so that a graph
+ * which reads the schedule is never given another call's. Of the params' addresses only those of
+ * tensors that tell lengths are needed. It can be captured in a CUDA graph. */
 FLASH3_API flash3_status flash3_forward_schedule(const flash3_forward_params* params,
                                                  flash3_schedule* schedule);
 /** @} */

@@ -2,6 +2,7 @@
 #include "core/schedule.hpp"
 
 #include <concepts>
+#include <cstdint>
 
 #include "core/message.hpp"
 
@@ -15,8 +16,8 @@ class Hash {
   void add(Words... words) {
     ((hash_ = (hash_ ^ static_cast<uint64_t>(words)) * 0x100000001B3ull), ...);
   }
-  // Never 0, which stands for no key.
-  uint64_t key() const { return hash_ | 1; }
+  // Never 0, which stands for no key; bindings have it in signed integers.
+  uint64_t key() const { return (hash_ & INT64_MAX) | 1; }
 
  private:
   uint64_t hash_ = 0xCBF29CE484222325ull;
@@ -64,27 +65,32 @@ Status check_room(const flash3_schedule& schedule, const PlannedCall<ForwardProb
                        call.plan->schedule_needs().bytes, "flash3_forward_schedule_size");
 }
 
+Status check_key(const flash3_schedule& schedule, uint64_t key) {
+  if (schedule.key == key) return {};
+  return invalid_argument(message(
+      "schedule->key = ", schedule.key, " but this call needs ", key,
+      "; flash3_forward_schedule sets it, for calls with the sizes, fields, mask, sm_margin, "
+      "backend and device of its params"));
+}
+
 }  // namespace
 
 Status check_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call) {
   if (!problem.schedule) return {};
-  const uint64_t given = problem.schedule->key, key = key_of(problem, call);
-  if (given != key)
-    return invalid_argument(message(
-        "schedule->key = ", given, " but this call needs ", key,
-        "; flash3_forward_schedule sets it, for calls with the sizes, fields, mask, sm_margin, "
-        "backend and device of its params"));
+  FLASH3_CHECK(check_key(*problem.schedule, key_of(problem, call)));
   return call.plan ? check_room(*problem.schedule, call) : Status();
 }
 
 Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,
                      flash3_schedule* schedule) {
+  const uint64_t key = key_of(problem, call);
+  if (schedule->key != 0) FLASH3_CHECK(check_key(*schedule, key));
   if (call.plan) {
     FLASH3_CHECK(check_lengths_are_there(problem));
     FLASH3_CHECK(check_room(*schedule, call));
     FLASH3_CHECK(call.plan->make_schedule(problem, schedule->data));
   }
-  schedule->key = key_of(problem, call);
+  schedule->key = key;
   return {};
 }
 

@@ -6,6 +6,7 @@ import torch
 import flash3
 import flash_attn_interface as fa
 from cache_cases import Case
+from flash_attn_3 import _C
 from test_attention import make, pack
 
 OPS = torch.ops.flash_attn_3
@@ -56,6 +57,31 @@ def test_hints_change_no_result(device, hints):
     assert torch.equal(torch.compile(lambda: fa.flash_attn_func(q, k, v, **hints), backend="aot_eager", fullgraph=True)(),
                        fa.flash_attn_func(q, k, v))
     torch._dynamo.reset()
+
+
+def test_a_margin_reaches_flash3s_calls(monkeypatch):
+    """In the operator of each call, and on the way that needs none."""
+    seen = []
+
+    def watched(name, function, operator, options):
+        def call(*args, **named):
+            names = [a.name for a in (operator or args[0])._schema.arguments]
+            seen.append((name, dict(zip(names[names.index("softmax_scale"):], options(args)))["sm_margin"]))
+            return function(*args, **named)
+        return call
+
+    forward = torch.ops.flash3.forward.default
+    monkeypatch.setattr(fa, "run_forward", watched("function", fa.run_forward, forward, lambda args: args[3]))
+    monkeypatch.setattr(_C, "flash3_call", watched("operator", _C.flash3_call, None, lambda args: args[
+        1 + [a.name for a in args[0]._schema.arguments].index("softmax_scale"):]))
+    q, k, v = make("cpu", torch.bfloat16)
+    packed, codes = pack("cpu", torch.bfloat16), [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    fa.flash_attn_func(q, k, v, sm_margin=3, return_attn_probs=True)
+    fa.flash_attn_varlen_func(*packed, 64, 100, sm_margin=4)
+    fa.flash_attn_func(*codes, sm_margin=5)
+    OPS.fwd(q, k, v, sm_margin=6)
+    OPS.fwd(q, k, v, out=torch.empty(2, 33, 4, 32, dtype=torch.bfloat16), sm_margin=7)
+    assert seen == [("function", 3), ("function", 4), ("function", 5), ("operator", 6), ("operator", 7)]
 
 
 def test_a_margin_below_none():

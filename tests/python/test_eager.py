@@ -39,7 +39,10 @@ def taken(monkeypatch):
     return answers
 
 
-def by_operator(q, k, v, causal=False, window=None, softmax_scale=None, softcap=0.0):
+def by_operator(q, k, v, causal=False, window=None, softmax_scale=None, softcap=0.0, sm_margin=0):
+    if sm_margin:
+        assert not window and not softcap
+        return torch.ops.flash3.forward(q, k, v, softmax_scale or 0.0, causal, sm_margin=sm_margin)[0]
     left, right = (-1, -1) if window is None else window
     return torch.ops.flash3.inference(q, k, v, softmax_scale or 0.0, causal, False, left, right, softcap)
 
@@ -50,7 +53,8 @@ def heads_first(x):
 
 
 OPTIONS = [{}, {"causal": True}, {"causal": True, "softmax_scale": 0.2, "softcap": 3.0}, {"softmax_scale": 2, "softcap": 3},
-           {"window": (5, 2)}, {"window": (-1, 3)}, {"window": (0, -5), "causal": True}, {"window": (2**62, 0)}]
+           {"window": (5, 2)}, {"window": (-1, 3)}, {"window": (0, -5), "causal": True}, {"window": (2**62, 0)},
+           {"sm_margin": 3, "causal": True}, {"sm_margin": 2**31 - 1}]
 SHAPES = {"gqa": {}, "mqa": {"heads_k": 1}, "mha": {"heads_k": 4}, "decode": {"seq_q": 1}, "long": {"seq_q": 300, "seq_k": 700},
           "head dims": {"dim": 48, "dim_v": 72}, "more queries than keys": {"seq_q": 50, "seq_k": 33}}
 LAYOUTS = {"dense": lambda q, k, v: (q, k, v), "heads first": lambda q, k, v: tuple(map(heads_first, (q, k, v))),
@@ -195,11 +199,11 @@ def test_left_to_the_operator(case, taken, monkeypatch):
 def test_one_tensor_is_enough_to_leave_it(which, change):
     tensors = list(make("cpu", torch.float32))
     tensors[which] = change(tensors[which])
-    assert _eager.attention(*tensors, False, None, None, 0.0) is None
+    assert _eager.attention(*tensors, False, None, None, 0.0, 0) is None
 
 
-def test_takes_nothing_but_seven_arguments():
-    with pytest.raises(TypeError, match="takes 7 arguments but 1 are given"):
+def test_takes_nothing_but_eight_arguments():
+    with pytest.raises(TypeError, match="takes 8 arguments but 1 are given"):
         _eager.attention(None)
 
 
@@ -272,7 +276,7 @@ def test_other_threads_run_meanwhile(one_thread):  # so that it takes long on an
     def compute():
         started.set()
         begin = time.perf_counter()
-        assert _eager.attention(q, k, v, False, None, None, 0.0) is not None
+        assert _eager.attention(q, k, v, False, None, None, 0.0, 0) is not None
         spans.append((begin, time.perf_counter()))
 
     worker, ticks = threading.Thread(target=compute), []
@@ -318,7 +322,7 @@ def test_nothing_leaks(change):
     window, keep = (400, 300), (q, k, v, torch.empty_like, torch.contiguous_format, torch._C.is_grad_enabled)
     references, shared = [sys.getrefcount(x) for x in (*keep, window)], sys.getrefcount(False)
     count = 100 if k.is_meta else 10_000  # torch takes milliseconds to say that it cannot export a tensor
-    growth, out = grown(lambda: _eager.attention(q, k, v, True, window, 0.5, 1.0), count, resident=False)
+    growth, out = grown(lambda: _eager.attention(q, k, v, True, window, 0.5, 1.0, 0), count, resident=False)
     assert [sys.getrefcount(x) for x in (*keep, window)] == references
     assert abs(sys.getrefcount(False) - shared) < count // 2  # the answer to what a call asks of torch
     assert growth < 256 << 20  # a leaked result each time: 640 MiB
@@ -334,7 +338,7 @@ def test_no_workspace_leaks(threads):
     tensors = make("cpu", torch.float32, **SPLIT)
     text = flash3.explain(*tensors, num_threads=threads)
     size = int(re.search(r"\nworkspace: (\d+) bytes", text)[1])
-    growth, _ = grown(lambda: _eager.attention(*tensors, False, None, None, 0.0), (24 << 20) // size, resident=True)
+    growth, _ = grown(lambda: _eager.attention(*tensors, False, None, None, 0.0, 0), (24 << 20) // size, resident=True)
     assert growth < 12 << 20
 
 
@@ -390,7 +394,7 @@ def test_device_memory_is_freed(taken):
 def test_mixed_devices_are_left_to_the_operator(which):
     tensors = list(make("cuda", HALF))
     tensors[which] = tensors[which].cpu()
-    assert _eager.attention(*tensors, False, None, None, 0.0) is None
+    assert _eager.attention(*tensors, False, None, None, 0.0, 0) is None
 
 
 @pytest.mark.gpu

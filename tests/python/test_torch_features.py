@@ -22,7 +22,7 @@ def cases(device, dtype):
     pq, pk, pv, cu_q, cu_k = pack(device, dtype)
     pq, pk, pv = (x.requires_grad_() for x in (pq, pk, pv))
     yield "plain", (q, k, v), {}
-    yield "causal", (q, k, v), {"causal": True, "softmax_scale": 0.2, "softcap": 3.0}
+    yield "causal", (q, k, v), {"causal": True, "softmax_scale": 0.2, "softcap": 3.0, "sm_margin": 2}
     yield "sink", (q, k, v), {"sink": sink, "window_left": 5, "window_right": 2}
     yield "used", (q, k, v), {"seqused_q": used, "seqused_k": used}
     yield "packed", (pq, pk, pv), {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 64}
@@ -83,6 +83,36 @@ def test_who_calls_inference(device):
     assert flash3.attention(q, k, v).requires_grad
     with pytest.raises(NotImplementedError, match="torch.ops.flash3.inference has no gradients"):
         torch.ops.flash3.inference(q, k, v).sum().backward()
+
+
+def test_sm_margin(device):
+    """It reaches the operator of each call, and changes neither results nor gradients."""
+    class Margins(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator is torch.ops.flash3.forward.default:
+                arguments = operator._schema.arguments
+                seen.append(dict(zip((a.name for a in arguments), args))["sm_margin"])
+            return operator(*args, **(kwargs or {}))
+
+    seen = []
+    q, k, v = make(device, torch.bfloat16, grad=True)
+    packed = [x.requires_grad_() for x in pack(device, torch.bfloat16)[:3]]
+    ends = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), pack(device, torch.bfloat16)[3:]))
+    sink = torch.randn(4, device=device)
+    for tensors, options in (((q, k, v), {}), ((q, k, v), {"causal": True, "sink": sink, "return_lse": True}), (packed, ends),
+                             ((q, k, v), {"compute": "fp8", "rotation_seed": 5})):
+        given = flash3.attention(*tensors, **options, sm_margin=3), flash3.attention(*tensors, **options)
+        results = [x if isinstance(x, tuple) else (x,) for x in given]
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+        for a, b in zip(*(torch.autograd.grad(x[0].float().sum(), tensors) for x in results)):
+            torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
+        with torch.no_grad(), Margins():
+            flash3.attention(*tensors, **options, sm_margin=3)
+    assert seen == [3] * 4
+    assert flash3.supported(q, k, v, sm_margin=3) and flash3.supported(q, k, v, sm_margin=3, backward=True)
+    compiled = torch.compile(lambda margin: flash3.attention(q, k, v, sm_margin=margin), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(3), flash3.attention(q, k, v))
+    torch._dynamo.reset()
 
 
 def test_gradcheck_in_float32():

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 import torch
-from flash3._torch import FP8, all_options, translated, with_scales
+from flash3._torch import FP8, all_options, translated, with_more
 
 # flash3's names of what upstream's private functions and operators call otherwise.
 NAMES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale", "cache_batch_idx": "kv_batch_idx",
@@ -52,7 +52,7 @@ def checked_softcap(softcap):
 
 
 def check_margin(sm_margin):
-    """It, num_splits and pack_gqa are hints, on which no result depends."""
+    """It, num_splits and pack_gqa are hints, on which no result depends; flash3's forwards take it."""
     if sm_margin < 0:
         raise ValueError(f"sm_margin = {sm_margin} but it must be at least 0")
 
@@ -81,8 +81,8 @@ def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
     options = options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                          causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
-        return with_scales(options, q_descale, k_descale, v_descale)
-    return options
+        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin)
+    return with_more(options, None, None, None, False, 0, sm_margin) if sm_margin else options
 
 
 class Forward(NamedTuple):

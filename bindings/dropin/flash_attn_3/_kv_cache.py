@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forwards on a KV cache, scheduler metadata, and the merging of parts."""
 import torch
-from flash3._torch_kv_cache import NO_GRADIENTS, recorded, run, run_now
+from flash3._torch_kv_cache import NO_GRADIENTS, NO_SCHEDULE, recorded, run, run_now
 
 from ._arguments import NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
@@ -20,7 +20,7 @@ def _flash3s(f, names):
     max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
     return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, f.page_table, f.window_size_left, f.window_size_right,
                  checked_softcap(f.softcap), f.attention_chunk, f.s_aux, f.kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
-                 max_seqlen_q, 0, f.sm_margin)
+                 max_seqlen_q, 0, f.sm_margin, *NO_SCHEDULE)
 
 
 def _run(f, names, new, options):

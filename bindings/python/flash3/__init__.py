@@ -8,6 +8,7 @@ It holds::
     attention_backward   the gradients without autograd
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
+    kv_cache_schedule    what its calls with the same lengths can share
     merge                parts of the keys, each with its out and lse, to one result
     quantize             16-bit tensors to FP8, which attention takes with their scales
     supported, explain   whether a call would run here, and which kernel it takes
@@ -15,21 +16,21 @@ It holds::
     arrays               the C calls as they are, with memory for results from the caller
     distributed          attention over tokens that are dealt to many processes; a package that is imported by its name
 
-torch.ops.flash3 holds the operators forward, backward, quantize, merge, and attention_with_kv_cache, each with a form for results in
-given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a plain forward without lse and
-gradients.
+torch.ops.flash3 holds the operators forward, backward, quantize, merge, attention_with_kv_cache and kv_cache_schedule, each with a
+form for results in given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a
+plain forward without lse and gradients.
 """
 from . import arrays
 from ._attention import Gradients, attention, attention_backward, explain, supported
 from ._attention import _torch as _torch_operators
-from ._kv_cache import attention_with_kv_cache, merge
+from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge
 from ._library import backends, version
 from ._quantize import Quantized, quantize
-from .arrays import Support
+from .arrays import Schedule, Support
 
 __version__ = version()
-__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "merge", "quantize", "supported", "explain", "backends",
-           "version", "arrays", "Gradients", "Quantized", "Support"]
+__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "supported",
+           "explain", "backends", "version", "arrays", "Gradients", "Quantized", "Schedule", "Support"]
 
 if _torch_operators is not None:
     from ._sdpa import sdpa, sdpa_override

@@ -42,7 +42,7 @@ class Gradients(NamedTuple):
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
               deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
-              return_lse=False):
+              sm_margin=0, return_lse=False):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
     Computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608).
@@ -80,6 +80,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         compute: "fp8": 16-bit q, k and v (CPU: float32 too) are brought to FP8 on the way, with scales for blocks and a rotation.
             Gradients are then computed in q's dtype, from q, k and v as they are. None: in q's dtype.
         rotation_seed: with compute: of the rotation's signs, from 0 to 2**64 - 1.
+        sm_margin: on a GPU, the multiprocessors that the forward's kernels leave to others, as a collective's; those for gradients
+            leave none. No result depends on it.
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
 
     Returns:
@@ -97,19 +99,20 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         return other(q, k, v, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
                      cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
                      seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, q_scale=q_scale, k_scale=k_scale,
-                     v_scale=v_scale, out_dtype=out_dtype, compute=compute, rotation_seed=rotation_seed, return_lse=return_lse)
+                     v_scale=v_scale, out_dtype=out_dtype, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin,
+                     return_lse=return_lse)
     # A plain call; what a compiler traces is the operator.
     if _eager is not None and deterministic is False and not (
             torch.compiler.is_compiling() or chunk or rotation_seed or return_lse) and \
             sink is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is seqused_q is seqused_k is q_scale is k_scale \
             is v_scale is out_dtype is compute is None:
-        out = _eager(q, k, v, causal, window, softmax_scale, softcap)
+        out = _eager(q, k, v, causal, window, softmax_scale, softcap, sm_margin)
         if out is not None:
             return out
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed, return_lse)
+                                    out_dtype, compute, rotation_seed, sm_margin, return_lse)
         return (out, lse) if return_lse else out
     q, k, v = (_contiguous_last(x) for x in (q, k, v))
     about_q, about_v = _host("q", q), _host("v", v)
@@ -121,7 +124,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     arrays.forward(q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk,
                    sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                    max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed)
+                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin)
     return (out, lse) if return_lse else out
 
 
@@ -186,6 +189,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), dtype), _Shape((*batch, heads, seq), "float32")
     if not backward:
         return ask_forward(q, k, v, out, lse, **options)
+    options.pop("sm_margin", None)
     gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
     return ask_backward(out, q, k, v, out, lse, *gradients, deterministic=deterministic, **options)
 

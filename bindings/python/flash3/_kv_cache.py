@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention_with_kv_cache() and merge(), for torch tensors and for arrays: no autograd, as nobody trains through a cache."""
+"""attention_with_kv_cache(), its schedules, and merge(), for torch tensors and for arrays: no autograd, as nobody trains through a
+cache."""
 import re
 
 from . import arrays
-from ._attention import _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _torch, _zeros
+from ._attention import _as_computed, _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _Shape, _torch, _zeros
 
 if _torch is not None:
     from . import _torch_kv_cache
 
-# The C interface says k and v, of a cache too.
-_C_NAME = re.compile(r"\b[kv]\b")
+# The C interface's names, which says k and v of a cache too.
+_NAMES = {"k": "k_cache", "v": "v_cache", "schedule->size": "schedule.data.numel()", "schedule->": "schedule.",
+          "flash3_forward_schedule": "kv_cache_schedule"}
+_C_NAME = re.compile(r"\b[kv]\b|schedule->size|schedule->|flash3_forward_schedule\b")
 
 
 def _renamed(error):
-    return type(error)(_C_NAME.sub(lambda name: name[0] + "_cache", str(error)))
+    return type(error)(_C_NAME.sub(lambda name: _NAMES[name[0]], str(error)))
 
 
 def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=None, cache_batch_idx=None, leftpad_k=None,
                             k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, sm_margin=0, out_dtype=None, return_lse=False):
+                            seqused_q=None, sm_margin=0, schedule=None, out_dtype=None, return_lse=False):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -46,6 +49,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         rotary_interleaved: dimensions 2i and 2i + 1 belong together. False: i and i + rotary_dim / 2.
         max_seqlen_k: with page_table, no sequence has more keys. Not needed.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
+        schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
+            its own. No result depends on it.
         out_dtype: q's, or float32 (CPU): the result as it is before it is rounded, for merge(). None: q's.
 
     Returns:
@@ -55,7 +60,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
     try:
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
-                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, return_lse)
+                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype, return_lse)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -63,16 +68,10 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, with_lse):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype, with_lse):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
     q = _contiguous_last(q)
-    about_q, about_v = _host("q", q), _host("v_cache", v_cache)
-    if len(about_q.shape) not in (3, 4):
-        raise ValueError(f"q.ndim = {len(about_q.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, "
-                         "dim]")
-    if len(about_v.shape) != 4:
-        raise ValueError(f"v_cache.ndim = {len(about_v.shape)} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, "
-                         "heads, dim]")
+    about_q, about_v = _checked(q, v_cache)
     *batch, seq, heads = about_q.shape[:-1]
     out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
     lse = _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
@@ -80,8 +79,58 @@ def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpa
                    leftpad_k=leftpad_k, k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
                    rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
                    window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
-                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, sm_margin=sm_margin)
+                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, sm_margin=sm_margin,
+                   schedule=schedule)
     return out, lse
+
+
+def _checked(q, v_cache):
+    """What of q and v_cache tells the result's shape."""
+    about_q, about_v = _host("q", q), _host("v_cache", v_cache)
+    if len(about_q.shape) not in (3, 4):
+        raise ValueError(f"q.ndim = {len(about_q.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, "
+                         "dim]")
+    if len(about_v.shape) != 4:
+        raise ValueError(f"v_cache.ndim = {len(about_v.shape)} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, "
+                         "heads, dim]")
+    return about_q, about_v
+
+
+def kv_cache_schedule(q, k_cache, v_cache, *, out=None, **options):
+    """A schedule for attention_with_kv_cache() calls that have the same lengths, as the layers of a model have.
+
+    On a GPU each call first lists, from the lengths, which block computes what. With schedule= it does not: the list is made once
+    a step. On a CPU there is nothing to list, and the same calls work.
+
+    Calls may share it that have the same sizes, dtypes, mask and sm_margin, and the same arguments given, on one device; others
+    raise ValueError. Where the tensors that tell lengths (seqused_k, cu_seqlens_q, seqused_q, leftpad_k, cu_seqlens_k_new) hold
+    something else than when it was made, what the calls write is undefined: make it again, by out= or inside the CUDA graph that
+    uses it. Pages, other contents and strides may differ.
+
+    Args:
+        q, k_cache, v_cache: those of one of the calls.
+        options: the other arguments of that call, but schedule and return_lse. What tensors hold that tell no lengths is not
+            looked at.
+        out: a Schedule of calls like this one, which is made again in its memory. A call for which it is not raises ValueError.
+
+    Returns:
+        A Schedule, for schedule=; with out, that one.
+    """
+    if out is not None and not isinstance(out, arrays.Schedule):
+        raise TypeError(f"out is a {type(out).__name__} but it must be a flash3.Schedule")
+    make = _schedule_on_host if not _is_torch(q) else _torch_kv_cache.kv_cache_schedule
+    try:
+        return make(q, k_cache, v_cache, out, options)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise _renamed(error) from None
+
+
+def _schedule_on_host(q, k_cache, v_cache, out, options):
+    about_q, about_v = _checked(q, v_cache)
+    options = dict(options)
+    dtype = _dtype_of_out(about_q.dtype, options.pop("out_dtype", None))
+    result = _Shape((*about_q.shape[:-1], about_v.shape[-1]), dtype)
+    return arrays.forward_schedule(_as_computed(q), k_cache, v_cache, result, key=0 if out is None else out.key, **options)
 
 
 def merge(out_parts, lse_parts, *, sink=None, out_dtype=None, return_lse=False):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from . import arrays
 from ._attention import _check_dims, _contiguous_last, _host, _is_torch, _torch, _zeros
+from ._options import rotation_seed as seed_of, scale_shape
 
 _SCALES = {"tensor": 1, "heads": 2, "blocks": 3}
 
@@ -59,7 +60,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
         raise ValueError(f"scales = {scales!r} but it must be one of {', '.join(map(repr, _SCALES))}")
     if heads_k is not None and heads_k < 1:
         raise ValueError(f"heads_k = {heads_k} but it must be at least 1")
-    ndim, seed = _SCALES[scales], arrays.rotation_seed(rotation_seed)
+    ndim, seed = _SCALES[scales], seed_of(rotation_seed)
     if _is_torch(next(iter(given.values()))):
         made = _torch.quantize(tensors, ndim, heads_k or 0, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
                                rotary_offset_k, rotate, seed, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
@@ -77,7 +78,7 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
         lengths, cu_seqlens = ("cu_seqlens_q", cu_seqlens_q) if name == "q" else ("cu_seqlens_k", cu_seqlens_k)
         sequences = None if cu_seqlens is None else max(math.prod(_host(lengths, cu_seqlens).shape) - 1, 0)
         results[f"{name}_out"] = _zeros(one.shape, "float8_e4m3fn")
-        results[f"{name}_scale"] = _zeros(arrays.scale_shape(one.shape, sequences, ndim, heads_k), "float32") + 1
+        results[f"{name}_scale"] = _zeros(scale_shape(one.shape, sequences, ndim, heads_k), "float32") + 1
     arrays.quantize(**given, **results, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
                     rotary_offset_q=rotary_offset_q, rotary_offset_k=rotary_offset_k, rotate=rotate, rotation_seed=seed,
                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,

@@ -4,7 +4,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ._torch import check_companions, register_fake, translated
-from .arrays import scale_or_default, window_sides
+from ._options import scale_or_default, window_sides
+from .arrays import Schedule, check_schedule
 
 try:
     # (out, lse or None) of a call, at half of what the operator costs; None: this one is for the operator.
@@ -15,6 +16,8 @@ except ImportError:  # as in _torch.py
 _read = torch.ops.flash3.attention_with_kv_cache.default
 _append = torch.ops.flash3.attention_with_kv_cache_append.default
 _out = torch.ops.flash3.attention_with_kv_cache_out.default
+_schedule = torch.ops.flash3.kv_cache_schedule.default
+_schedule_out = torch.ops.flash3.kv_cache_schedule_out.default
 _merge = torch.ops.flash3.merge.default
 
 
@@ -31,8 +34,14 @@ def _fake_merge(out_parts, lse_parts, sink=None, out_dtype=None):
 
 
 register_fake("attention_with_kv_cache_append")(_fake_attention)
-for _name in ("attention_with_kv_cache_out", "merge_out"):
+for _name in ("attention_with_kv_cache_out", "kv_cache_schedule_out", "merge_out"):
     register_fake(_name)(lambda *args, **named: None)
+
+
+@register_fake("kv_cache_schedule")
+def _(q, *args, **named):
+    context = torch.library.get_ctx()  # the device and what the library plans for it decide about both
+    return q.new_empty((context.new_dynamic_size(),), dtype=torch.uint8), context.new_dynamic_size()
 
 
 NO_GRADIENTS = ("there are no gradients through this call; call it under torch.no_grad(), or flash3.attention on tensors without "
@@ -63,17 +72,18 @@ def _check_not_recorded(**tensors):
         raise NotImplementedError(f"{name}.requires_grad is True but {NO_GRADIENTS}")
 
 
-def _run(operator, *arguments):
+def _run(operator, *arguments, **named):
     try:
         if torch.compiler.is_compiling():
-            return operator(*arguments)
+            return operator(*arguments, **named)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-            return operator(*arguments)
+            return operator(*arguments, **named)
     except RuntimeError as error:
         raise translated(error) from None
 
 
 _NOTHING_NEW = (None,) * 6 + (False,)
+NO_SCHEDULE = None, 0
 
 
 def run_now(with_lse, q, k_cache, v_cache, new, options):
@@ -96,7 +106,7 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
     """(out, lse) of the operators, in given memory or new.
 
     new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or None of a call that
-    appends nothing. options: the rest, in the order of the operators' schemas.
+    appends nothing. options: the rest, in the order of the operators' schemas, NO_SCHEDULE or parts of one at the end.
     """
     if out is not None:
         _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options)
@@ -111,7 +121,8 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
 
 def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                             rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
-                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, out_dtype, with_lse):
+                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype,
+                            with_lse):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
     new = None
@@ -119,7 +130,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
             rotary_offsets is None):
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
     options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
-               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin)
+               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin,
+               *(NO_SCHEDULE if schedule is None else _parts(schedule)))
     is_unrounded = out_dtype is not None and out_dtype != q.dtype
     results = None if is_unrounded else run_now(with_lse, q, k_cache, v_cache, new, options)
     if results is not None:
@@ -128,6 +140,33 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, sink=sink)
     given = _results(q, v_cache, out_dtype) if is_unrounded else (None, None)
     return run(q, k_cache, v_cache, new, options, *given)
+
+
+def _parts(schedule):
+    """(data, key) as the operators take them."""
+    data, key = check_schedule(schedule)
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"schedule.data is a {type(data).__name__} but it must be a torch tensor, as q is")
+    return data, key
+
+
+_OF_SCHEDULES = {a.name for a in _schedule._schema.arguments[3:]} - {"window_left", "window_right"} | {"window"}
+
+
+def kv_cache_schedule(q, k_cache, v_cache, out, options):
+    """flash3.kv_cache_schedule for torch tensors."""
+    for unknown in sorted(set(options) - _OF_SCHEDULES):
+        raise TypeError(f"unexpected argument {unknown!r}")
+    check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
+    named = dict(options, softmax_scale=scale_or_default(options.get("softmax_scale")))
+    named["window_left"], named["window_right"] = window_sides(named.pop("window", None)) or (-1, -1)
+    for name in ("chunk", "max_seqlen_q", "max_seqlen_k"):
+        named[name] = named.get(name) or 0
+    new = named.pop("k_new", None), named.pop("v_new", None)
+    if out is None:
+        return Schedule(*_run(_schedule, q, k_cache, v_cache, *new, **named))
+    _run(_schedule_out, q, k_cache, v_cache, *_parts(out), *new, **named)
+    return out
 
 
 def _results(q, v_cache, out_dtype):

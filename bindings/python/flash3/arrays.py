@@ -30,18 +30,19 @@ Of forward alone::
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
+    schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
 """
 import ctypes
-import operator
 from typing import NamedTuple
 
 from . import _library as _c
+from ._options import computes_fp8, int32_of, int64_of, number_of, rotation_seed, scale_or_default, window_sides
 from ._tensors import E4M3, describe
 
 __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
            "merge_workspace", "forward_supported", "backward_supported", "quantize_supported", "merge_supported",
            "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
-           "quantize_plan", "merge_plan", "Plan", "E4M3", "Support"]
+           "quantize_plan", "merge_plan", "forward_schedule", "forward_schedule_size", "Plan", "E4M3", "Schedule", "Support"]
 
 _ALIGNMENT = 256
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -59,78 +60,30 @@ class Support(NamedTuple):
         return self.supported
 
 
-def _integer(name, value):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is a {type(value).__name__} but it must be an integer") from None
-    if not -2**63 <= value < 2**63:  # ctypes would cut it off
-        raise ValueError(f"{name} = {value} but it must fit into 64 bits")
-    return value
+class Schedule(NamedTuple):
+    """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
+    data: object  #: a torch tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
+    key: int  #: says which calls it is for, those of the same sizes, mask and other options on the same device
 
 
-def _int32(name, value):
-    value = _integer(name, value)
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} = {value} but it must fit into 32 bits")
-    return value
+def _memory(name, given):
+    """(address, bytes)."""
+    if isinstance(given, tuple):
+        return given
+    if hasattr(given, "data_ptr"):
+        return given.data_ptr(), given.numel() * given.element_size()
+    raise TypeError(f"{name} is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
 
 
-def _number(name, value):
-    try:
-        return float(value)
-    except TypeError:
-        raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
+def check_schedule(schedule):
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule is a {type(schedule).__name__} but it must be a flash3.Schedule")
+    return schedule
 
 
-def window_sides(window):
-    """(left, right) of a window as the C interface has it; None: no window."""
-    if window is None:
-        return None
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ValueError(f"window = {window!r} but it must be a pair (left, right), or None") from None
-    return tuple(-1 if side is None else _integer(f"window[{i}]", side) for i, side in enumerate((left, right)))
-
-
-def scale_or_default(softmax_scale):
-    """softmax_scale as the C interface has it, where 0 asks for the default."""
-    if softmax_scale is None:
-        return 0.0
-    scale = _number("softmax_scale", softmax_scale)
-    if scale == 0.0:
-        raise ValueError("softmax_scale = 0 but it must be greater than 0 (None: 1/sqrt(head_dim))")
-    return scale
-
-
-def computes_fp8(compute):
-    if compute is None or isinstance(compute, str) and compute == "fp8":
-        return compute is not None
-    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
-
-
-def rotation_seed(seed):
-    """A seed as an unsigned integer of 64 bits."""
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"rotation_seed is a {type(seed).__name__} but it must be an integer") from None
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
-    return seed
-
-
-def scale_shape(shape, sequences, ndim, heads_k):
-    """The shape of the scales with so many dimensions for a tensor of this shape; sequences: of a packed one."""
-    *batch, rows, heads, _ = shape
-    if ndim == 1:
-        return (1,)
-    if ndim == 2:
-        return (batch[0] if batch else sequences or 0, heads_k)
-    if batch:
-        return (batch[0], heads, (rows + _c.FP8_BLOCK - 1) // _c.FP8_BLOCK)
-    return (1, heads, rows // _c.FP8_BLOCK + (sequences or 0))
+def _as_c(data, key):
+    """A schedule as the C interface has it."""
+    return _c.Schedule(*((None, 0) if data is None else _memory("schedule.data", data)), int64_of("schedule.key", key))
 
 
 class _Call:
@@ -148,10 +101,10 @@ class _Call:
         for name_of_one, x in outputs.items():
             self._set(name_of_one, x, True, stream)
         if hasattr(p, "max_seqlen_q"):
-            p.max_seqlen_q = _integer("max_seqlen_q", max_seqlen_q or 0)
-            p.max_seqlen_k = _integer("max_seqlen_k", max_seqlen_k or 0)
+            p.max_seqlen_q = int64_of("max_seqlen_q", max_seqlen_q or 0)
+            p.max_seqlen_k = int64_of("max_seqlen_k", max_seqlen_k or 0)
         p.backend = _c.backend_id(backend)
-        p.num_threads = min(_integer("num_threads", num_threads), 2**31 - 1)
+        p.num_threads = min(int64_of("num_threads", num_threads), 2**31 - 1)
         p.stream = stream
         self._name, self._workspace = name, workspace
 
@@ -195,20 +148,12 @@ class _Call:
         """Gives the call its workspace; returns what must live until the call returns."""
         p, memory = self.params, None
         if self._workspace is not None:
-            p.workspace, p.workspace_size = self._given_workspace()
+            p.workspace, p.workspace_size = _memory("workspace", self._workspace)
         elif needed and next(iter(self.tensors.values())).on_host:
             memory = ctypes.create_string_buffer(needed + _ALIGNMENT)
             p.workspace = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
             p.workspace_size = needed
         return memory
-
-    def _given_workspace(self):
-        given = self._workspace
-        if isinstance(given, tuple):
-            return given
-        if hasattr(given, "data_ptr"):
-            return given.data_ptr(), given.numel() * given.element_size()
-        raise TypeError(f"workspace is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
 
 
 class Plan:
@@ -259,8 +204,8 @@ def _attention_call(name, params_type, inputs, outputs, own, options):
     if sides is not None:
         p.window, p.window_left, p.window_right = 1, *sides
     p.softmax_scale = scale_or_default(options.get("softmax_scale"))
-    p.softcap = _number("softcap", options.get("softcap", 0.0))
-    p.chunk = _integer("chunk", options.get("chunk") or 0)
+    p.softcap = number_of("softcap", options.get("softcap", 0.0))
+    p.chunk = int64_of("chunk", options.get("chunk") or 0)
     return call
 
 
@@ -269,11 +214,13 @@ def _forward(q, k, v, out, lse, options):
     grows = options.get("k_new") is not None
     inputs = {"q": q, **({} if grows else cache), **{name: options.get(name) for name in (*_SCALES, *_CACHE)}}
     call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
-                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed"), options)
+                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "rotation_seed", "schedule"), options)
     call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
-    call.params.sm_margin = _int32("sm_margin", options.get("sm_margin", 0))
+    call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
     call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
+    if (schedule := options.get("schedule")) is not None:
+        call.params.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))
     return call
 
 
@@ -294,8 +241,8 @@ def _quantize(tensors, results, options):
     call = _Call("flash3_quantize", _c.QuantizeParams, inputs, results, _QUANTIZE, **options)
     p = call.params
     p.rotary_interleaved, p.rotate = bool(options.get("rotary_interleaved", False)), bool(options.get("rotate", False))
-    p.rotary_offset_q = _integer("rotary_offset_q", options.get("rotary_offset_q", 0))
-    p.rotary_offset_k = _integer("rotary_offset_k", options.get("rotary_offset_k", 0))
+    p.rotary_offset_q = int64_of("rotary_offset_q", options.get("rotary_offset_q", 0))
+    p.rotary_offset_k = int64_of("rotary_offset_k", options.get("rotary_offset_k", 0))
     p.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     return call
 
@@ -329,6 +276,26 @@ def forward_explain(q, k, v, out, lse=None, **options):
 def forward_plan(q, k, v, out, lse=None, **options):
     """A Plan of forward() for these tensors: plan.run(q, k, v, out, lse)."""
     return Plan(_forward, (q, k, v, out, lse), options)
+
+
+def forward_schedule_size(q, k, v, out, lse=None, **options):
+    """The bytes that forward_schedule() needs for this call; 0 where there is nothing to list, as on a CPU."""
+    size = ctypes.c_size_t()
+    _c.check(_c.lib.flash3_forward_schedule_size(_forward(q, k, v, out, lse, options).params, ctypes.byref(size)))
+    return size.value
+
+
+def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
+    """A Schedule for this forward() and those that differ from it in nothing but addresses and strides, made in given memory.
+
+    Args:
+        data: GPU: a torch tensor, or (address, bytes), of at least forward_schedule_size() bytes. The schedule is there when
+            the stream comes to it, from what the tensors that tell lengths hold by then.
+        key: 0, or that of the schedule that is there, which is made again: a call that needs another one raises ValueError.
+    """
+    made = _as_c(data, key)
+    _c.check(_c.lib.flash3_forward_schedule(_forward(q, k, v, out, lse, options).params, made))
+    return Schedule(data, made.key)
 
 
 def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):

@@ -157,6 +157,24 @@ TEST(Schedule, MayChangeFromRunToRunOfAPlan) {
   flash3_plan_destroy(plan);
 }
 
+TEST(Schedule, IsMadeAgainForTheSameCallAlone) {
+  CacheCall call;
+  Schedule made = schedule(call.args(), nullptr, 0);
+  const uint64_t key = made.key;
+  EXPECT_LE(key, uint64_t{INT64_MAX});
+  auto p = call.args().params();
+  EXPECT_EQ(flash3_forward_schedule(&p, &made), FLASH3_OK) << flash3_last_error();
+  EXPECT_EQ(made.key, key);
+  p.sm_margin = 8;
+  EXPECT_EQ(flash3_forward_schedule(&p, &made), FLASH3_INVALID_ARGUMENT);
+  const std::string refusal = "schedule->key = " + std::to_string(key) + " but this call needs ";
+  EXPECT_EQ(std::string(flash3_last_error()).rfind(refusal, 0), 0u) << flash3_last_error();
+  EXPECT_EQ(made.key, key);
+  made.key = 0;
+  EXPECT_EQ(flash3_forward_schedule(&p, &made), FLASH3_OK) << flash3_last_error();
+  EXPECT_NE(made.key, key);
+}
+
 // A backend whose plans have schedules.
 class ListingBackend : public Backend {
  public:
@@ -208,6 +226,9 @@ TEST(Schedule, RulesOfItsMemory) {
   made = {memory, 512, 0};
   EXPECT_EQ(sentence(), "");
   EXPECT_EQ(memory[511], 7);
+  memory[511] = 0;
+  EXPECT_EQ(make_schedule(problem, of_other_device, &made).code(), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(memory[511], 0);
 
   problem.schedule = &made;
   EXPECT_TRUE(check_workspace(problem, call).ok());

@@ -3,6 +3,7 @@
 import torch
 
 from .. import arrays
+from .._options import computes_fp8, rotation_seed as seed_of, scale_or_default, window_sides
 from .._torch import autocast, _signed
 from . import _cost
 from ._layout import make_spec, mask_of
@@ -49,10 +50,10 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
     method = _chosen(method, groups.sizes, q, k, v, causal, group.mean_tokens if isinstance(group, Plan) else q.shape[1])
     rows_q, rows_k = rows(method)
     ring, heads = _names(groups.names, method)
-    left, right = arrays.window_sides(window) or (-1, -1)
+    left, right = window_sides(window) or (-1, -1)
     out, lse, *_ = forward(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype or q.dtype, bool(causal), left,
-                           right, chunk or 0, arrays.scale_or_default(softmax_scale), float(softcap), bool(deterministic),
-                           arrays.computes_fp8(compute), _signed(arrays.rotation_seed(rotation_seed)), sm_margin)
+                           right, chunk or 0, scale_or_default(softmax_scale), float(softcap), bool(deterministic),
+                           computes_fp8(compute), _signed(seed_of(rotation_seed)), sm_margin)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out

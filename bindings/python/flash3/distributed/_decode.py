@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
-from .. import arrays
+from .._options import window_sides
 from ._exchange import AllToAll, Field, compare, explained, packed, unpacked
 
 
@@ -26,7 +26,7 @@ def cache_rows(positions, ranks, interleave=1):
 
 def _visible(seqlens, seq_q, causal, window, chunk):
     """(low, high) [batch, seq_q]: from which key of its sequence a query sees up to before which."""
-    left, right = arrays.window_sides(window) or (-1, -1)
+    left, right = window_sides(window) or (-1, -1)
     place = seqlens[:, None] - seq_q + torch.arange(seq_q, device=seqlens.device)
     low, high = torch.zeros_like(place), seqlens[:, None].expand_as(place)
     if causal or right >= 0:

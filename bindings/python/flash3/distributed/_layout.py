@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .. import arrays
+from .._options import window_sides
 from . import _balance
 from ._calls import Call, Rows
 from ._geometry import Mask, Range, count, documents_of, grouped, joined, joined_ranges, pieces, rows_of, seen, segments
@@ -15,7 +15,7 @@ from ._geometry import Mask, Range, count, documents_of, grouped, joined, joined
 
 def mask_of(causal, window, chunk):
     """A Mask of attention()'s options."""
-    left, right = (None if side < 0 else side for side in arrays.window_sides(window) or (-1, -1))
+    left, right = (None if side < 0 else side for side in window_sides(window) or (-1, -1))
     return Mask(left, 0 if causal else right, chunk or 0)
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import arrays
+from .._options import window_sides
 from ._exchange import explained
 from ._layout import layout_of, make_spec
 
@@ -139,7 +139,7 @@ def plan(group=None, *, seqlen=None, cu_seqlens=None, seqlen_k=None, cu_seqlens_
     if len(cu_k) != len(cu_q):
         raise ValueError(f"cu_seqlens_k has {len(cu_k)} elements but cu_seqlens has {len(cu_q)}; both must have one for each "
                          "document, and one more")
-    return Plan(Groups(group), make_spec(cu_q, cu_k, causal, arrays.window_sides(window), chunk))
+    return Plan(Groups(group), make_spec(cu_q, cu_k, causal, window_sides(window), chunk))
 
 
 def shard(x, group=None, dim=1):

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
+import operator
+
+from . import _library as _c
+
+
+def int64_of(name, value):
+    """value as an integer of 64 bits; name is the argument's, for messages."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__} but it must be an integer") from None
+    if not -2**63 <= value < 2**63:  # ctypes would cut it off
+        raise ValueError(f"{name} = {value} but it must fit into 64 bits")
+    return value
+
+
+def int32_of(name, value):
+    value = int64_of(name, value)
+    if not -2**31 <= value < 2**31:
+        raise ValueError(f"{name} = {value} but it must fit into 32 bits")
+    return value
+
+
+def number_of(name, value):
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
+
+
+def window_sides(window):
+    """(left, right) of a window as the C interface has it; None: no window."""
+    if window is None:
+        return None
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window = {window!r} but it must be a pair (left, right), or None") from None
+    return tuple(-1 if side is None else int64_of(f"window[{i}]", side) for i, side in enumerate((left, right)))
+
+
+def scale_or_default(softmax_scale):
+    """softmax_scale as the C interface has it, where 0 asks for the default."""
+    if softmax_scale is None:
+        return 0.0
+    scale = number_of("softmax_scale", softmax_scale)
+    if scale == 0.0:
+        raise ValueError("softmax_scale = 0 but it must be greater than 0 (None: 1/sqrt(head_dim))")
+    return scale
+
+
+def computes_fp8(compute):
+    if compute is None or isinstance(compute, str) and compute == "fp8":
+        return compute is not None
+    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
+
+
+def rotation_seed(seed):
+    """A seed as an unsigned integer of 64 bits."""
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"rotation_seed is a {type(seed).__name__} but it must be an integer") from None
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
+    return seed
+
+
+def scale_shape(shape, sequences, ndim, heads_k):
+    """The shape of the scales with so many dimensions for a tensor of this shape; sequences: of a packed one."""
+    *batch, rows, heads, _ = shape
+    if ndim == 1:
+        return (1,)
+    if ndim == 2:
+        return (batch[0] if batch else sequences or 0, heads_k)
+    if batch:
+        return (batch[0], heads, (rows + _c.FP8_BLOCK - 1) // _c.FP8_BLOCK)
+    return (1, heads, rows // _c.FP8_BLOCK + (sequences or 0))

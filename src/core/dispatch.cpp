@@ -24,8 +24,7 @@ Status not_built_in(flash3_backend id) {
 }
 
 Status can_access(const Backend& backend, const void* address, bool* accessible) {
-  *accessible = address == nullptr;
-  if (*accessible) return {};
+  *accessible = false;
   for (const Backend* other : backends()) {
     bool owned = false;
     if (other->id() != backend.id()) FLASH3_CHECK(other->owns(address, &owned));
@@ -96,10 +95,10 @@ Status available_backend(flash3_backend id, const Backend** backend) {
 
 template <AnyProblem P>
 Status check_memory(const Backend& backend, const P& problem) {
-  return visit_pointers(problem,
-                        [&](const char* name, auto, const void* address, const char* access) {
-                          return check_access(backend, name, ".data", address, access);
-                        });
+  return visit_pointers(
+      problem, [&](const char* name, auto, const void* address, const char* access) {
+        return address ? check_access(backend, name, ".data", address, access) : Status();
+      });
 }
 
 template <AnyProblem P>

@@ -2,6 +2,7 @@
 // flash3_plan: a plan that its caller keeps, and runs with other addresses.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -44,10 +45,17 @@ class KeptPlan final : public flash3_plan {
   Status run(const Params* params) const;
 
  private:
+  // visit_pointers() over the tensors that the call has: a run of every step asks for no others.
+  template <class Problem, class Visit>
+  Status visit_given(Problem& problem, const Visit& visit) const;
+
+  bool differs_in_addresses_alone(const Params& given) const;
+  Status check_same_call(const Params& given) const;
   Status take_addresses(const Params& given, P* problem) const;
 
   Params params_;
   P problem_;
+  uint32_t given_ = 0;  // tensors, a bit each in the order of visit_pointers()
   PlannedCall<P> call_;
 };
 

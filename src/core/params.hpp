@@ -97,8 +97,10 @@ Status read_params(const Params* given, Params* params) {
                                  " bytes, and byte ", i,
                                  " is set; the call was made for a newer flash3 than this one, ",
                                  FLASH3_VERSION_STRING));
-  *params = {};  // fields that an older header has not ask for nothing
-  std::memcpy(params, given, std::min(size, sizeof *params));
+  const size_t known = std::min(size, sizeof *params);
+  std::memcpy(params, given, known);
+  // Fields that an older header has not ask for nothing.
+  std::memset(reinterpret_cast<char*>(params) + known, 0, sizeof *params - known);
   return {};
 }
 

@@ -129,6 +129,22 @@ TEST_F(KeptPlanTest, MayBeMadeWithoutAddresses) {
   flash3_plan_destroy(plan);
 }
 
+TEST_F(KeptPlanTest, RefusesAnAddressOfATensorThatThePlanDoesNotHave) {
+  auto more = params_;
+  more.sink.data = memory_.lse.data();
+  EXPECT_EQ(flash3_forward_run(plan_, &more), FLASH3_INVALID_ARGUMENT);
+  const std::string sentence = flash3_last_error();
+  EXPECT_EQ(sentence.find("sink.data = 0x"), 0u) << sentence;
+  EXPECT_NE(sentence.find(" but the plan was made for null"), std::string::npos) << sentence;
+}
+
+// What lies behind the sizes of a tensor of fewer dimensions may be anything.
+TEST_F(KeptPlanTest, TakesParamsThatDifferInBytesWithoutMeaning) {
+  auto same = params_;
+  same.lse.shape[3] = 77, same.lse.stride[3] = -1;
+  EXPECT_EQ(flash3_forward_run(plan_, &same), FLASH3_OK) << flash3_last_error();
+}
+
 TEST_F(KeptPlanTest, TakesAnyAddressWhereThePlansWasUnaligned) {
   auto unaligned = params_;
   unaligned.q.data = memory_.q.data() + 1;

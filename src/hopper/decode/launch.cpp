@@ -117,7 +117,7 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
   params.blocks = plan.grid;
   params.slots = plan.slots;
   params.schedule = schedule_at(data, plan);
-  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, false},
+  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, true},
                        &params, problem.stream, "launching the schedule of a decode call");
 }
 

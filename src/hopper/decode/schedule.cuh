@@ -8,6 +8,7 @@
 #include "hopper/decode/config.hpp"
 #include "hopper/decode/params.h"
 #include "hopper/device/ptx/arithmetic.cuh"
+#include "hopper/device/ptx/sync.cuh"
 
 namespace flash3::hopper {
 
@@ -325,6 +326,8 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
   __shared__ BlockPlaces places;
   __shared__ ItemRun item;
   __shared__ short starts[kMaxDecodeBlocks + 1];
+  launch_dependents();
+  wait_for_previous_kernel();
   find_work(params, places);
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;

@@ -11,7 +11,7 @@ struct KernelLaunch {
   const void* function;
   int blocks, threads;
   int shared_bytes;   // dynamic shared memory of a block
-  bool after_kernel;  // the kernel waits itself for the one before it, which this call launched
+  bool after_kernel;  // it waits itself for the kernel before, and may begin while that one ends
 };
 
 // Enqueues the kernel with these params, its only argument, on the stream. `what`: as in "launching

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a forward call costs the host: CPU time of the calling thread, in nanoseconds, of the call
-// with its launch, of a run of a plan that is kept, and of what is asked before a call. On a GPU
+// with its launch, of a run of a plan that is kept, for calls that have one with a schedule that is
+// kept too, and of what is asked before a call. On a GPU
 // when there is one, else with one CPU thread, which then computes too. Prints JSON.
 //
 //   flash3_bench_calls [case …]
@@ -16,6 +17,7 @@
 #include "cases/normal_tensors.hpp"
 #include "device/device.hpp"
 #include "flash3/plan.hpp"
+#include "flash3/schedule.h"
 
 namespace flash3 {
 namespace {
@@ -55,9 +57,20 @@ void bench(const cases::Case& c, cases::Memory& memory, bool on_gpu) {
   Result(flash3_forward_plan(&params, &kept)).or_throw();
   const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> owner(kept, flash3_plan_destroy);
 
+  flash3_schedule schedule{};
+  Result(flash3_forward_schedule_size(&params, &schedule.size)).or_throw();
+  const std::shared_ptr<void> listed = memory.allocate(schedule.size);
+  schedule.data = listed.get();
+  Result(flash3_forward_schedule(&params, &schedule)).or_throw();
+  flash3_forward_params scheduled = params;
+  scheduled.schedule = &schedule;
+
   std::vector<Way> ways;
   ways.push_back({"forward", [&] { return flash3_forward(&params); }});
   ways.push_back({"run of a kept plan", [&] { return flash3_forward_run(kept, &params); }});
+  if (schedule.size > 0)
+    ways.push_back(
+        {"the same with a kept schedule", [&] { return flash3_forward_run(kept, &scheduled); }});
   ways.push_back({"workspace", [&] { return flash3_forward_workspace(&params, &bytes); }});
   ways.push_back({"plan, made and destroyed", [&] {
                     flash3_plan* made = nullptr;

@@ -38,7 +38,8 @@ def as_numpy(arguments):
 def test_same_bits(device, case, taken):  # noqa: F811
     schedule = flash3.kv_cache_schedule(**made(case, device))
     assert schedule.data.device.type == device and schedule.data.dtype == torch.uint8 and 0 < schedule.key < 2**63
-    assert (schedule.data.numel() > 0) == (device == "cuda")
+    # A dense cache as short as this one is read by the forward's kernels, which need none.
+    assert (schedule.data.numel() > 0) == (device == "cuda" and case != {})
     assert_same(results(made(case, device), schedule=schedule), results(made(case, device)))
     assert taken[0] == taken[1]  # a schedule does not change the way
 
@@ -260,7 +261,7 @@ def test_a_graph_replays_with_other_lengths(is_inside):
 
 @pytest.mark.gpu
 def test_rules_of_its_memory():
-    arguments = made({}, "cuda")
+    arguments = made({"page_size": 16}, "cuda")
     data, key = flash3.kv_cache_schedule(**arguments)
     size = data.numel()
     wide = torch.zeros(size + 512, dtype=torch.uint8, device="cuda")

@@ -94,13 +94,13 @@ struct OnlineSoftmax {
     return raise;
   }
 
-  // Makes p of scores, for elements [kBegin, kEnd) of this thread.
-  template <int kBegin, int kEnd, int N>
+  // Makes p of scores.
+  template <int N>
   __device__ __forceinline__ void exponentiate(float (&r_s)[N]) {
     // Four independent chains: one warp has little else to hide latency with.
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int j = kBegin; j < kEnd; ++j) {
+    for (int j = 0; j < N; ++j) {
       r_s[j] = exp2_approx(score.log2_above(r_s[j], row_shift[j / 2 % 2]));
       sum[j % 4] += r_s[j];
     }

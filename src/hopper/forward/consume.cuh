@@ -3,8 +3,8 @@
 //
 //   S_j = Q·K_jᵀ             asynchronous
 //   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j (two-stage overlap)
-//   wait S_j; mask; maximum; 16 bits: the first half of P_j = 2^(S_j − m)
-//   wait O; O ·= α_j; the rest of P_j; rounding
+//   wait S_j; mask; maximum
+//   wait O; O ·= α_j; P_j = 2^(S_j − m); rounding
 //
 // and the warpgroups issue in ping-pong order: one's softmax runs under the other's products.
 // FlashAttention-3, §3.1–3.2.
@@ -40,7 +40,6 @@ struct Consumer {
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
-  static constexpr int kEarly = Operands::kEarly;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
   // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
@@ -125,7 +124,7 @@ struct Consumer {
   __device__ __forceinline__ void first_key_tile(Tile& tile) {
     first_scores(tile);
     begin_softmax(tile);
-    tile.operands.template make_probabilities<0>(tile);
+    tile.operands.make_probabilities(tile);
   }
   __device__ __forceinline__ void first_scores(Tile& tile) {
     wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
@@ -151,7 +150,6 @@ struct Consumer {
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     wait_for_scores(tile, stage);
     const bool raised = begin_softmax(tile);
-    if constexpr (kEarly > 0) tile.softmax.template exponentiate<0, kEarly>(tile.scores);
     wait_for_output(tile, v_stage_at(stage));
     finish_softmax(tile, raised, stage);
   }
@@ -166,7 +164,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
     tile.operands.follow_v_scale(tile, rescale, v_state_at(stage));
     if (Operands::kAlwaysRescale || rescale) Softmax::scale_rows(tile.output, tile.alpha);
-    tile.operands.template make_probabilities<kEarly>(tile);
+    tile.operands.make_probabilities(tile);
   }
 
   // The last key tile's part of O, the normalisation, the store.

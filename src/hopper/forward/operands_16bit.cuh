@@ -14,9 +14,6 @@ struct Operands16Bit {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 4;
   static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
-  // So many of a thread's scores become probabilities before the wait for O, whose product still
-  // runs then; these are rounded while the others follow.
-  static constexpr int kEarly = kTileN / 4 / 8 * 8;
   // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
   // apart.
   static constexpr bool kAlwaysRescale = Traits::kHeadDimV <= 64;
@@ -41,10 +38,9 @@ struct Operands16Bit {
     issue_pv<Traits::kElement, typename Traits::VTile>(r_o, r_p, v);
   }
 
-  // Scores from kFirst on become probabilities, and all of them are rounded.
-  template <int kFirst, class Tile>
+  template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+    tile.softmax.exponentiate(tile.scores);
     pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
   }
 

@@ -118,7 +118,6 @@ class OperandsFp8 {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 8;
   static constexpr Descriptor kVLayout = VTile::kMajorK;
-  static constexpr int kEarly = 0;
   static constexpr bool kAlwaysRescale = false;
   // One warpgroup's exponentials then fall into the other's products.
   static constexpr bool kArriveLate = true;
@@ -177,13 +176,13 @@ class OperandsFp8 {
 
   // Rounding stands beside the exponentials on either side: behind a branch it would come after all
   // of them.
-  template <int kFirst, class Tile>
+  template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
     if (!scales_->differ()) {
-      tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+      tile.softmax.exponentiate(tile.scores);
       pack_fp8_probabilities(tile.scores, tile.probabilities);
     } else {
-      tile.softmax.template exponentiate<kFirst, kTileN / 2>(tile.scores);
+      tile.softmax.exponentiate(tile.scores);
       scale_columns(tile.scores, scales_->v, keys_in_first_block(tile.n));
       pack_fp8_probabilities(tile.scores, tile.probabilities);
     }

@@ -30,7 +30,7 @@ struct NoOverlapConsumer : Base {
     bool rescale = this->begin_softmax(tile);
     tile.operands.follow_v_scale(tile, rescale, this->v_state_at(stage));
     if (rescale) Softmax::scale_rows(tile.output, tile.alpha);
-    tile.operands.template make_probabilities<0>(tile);
+    tile.operands.make_probabilities(tile);
   }
 };
 

@@ -114,14 +114,13 @@ struct LoadingConsumer : Base {
     loads.load_k();
     if (this->previous_q_is_held) loads.load_q(1 - this->q_state.stage);
     this->begin_softmax(tile);
-    tile.operands.template make_probabilities<0>(tile);
+    tile.operands.make_probabilities(tile);
   }
 
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     this->wait_for_scores(tile, stage);
     loads.load_k();
     const bool rescale = this->begin_softmax(tile);
-    tile.softmax.template exponentiate<0, Base::kEarly>(tile.scores);
     this->wait_for_output(tile, this->v_stage_at(stage));
     loads.load_v();
     this->finish_softmax(tile, rescale, stage);

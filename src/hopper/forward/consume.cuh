@@ -163,7 +163,7 @@ struct Consumer {
   }
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
     tile.operands.follow_v_scale(tile, rescale, v_state_at(stage));
-    if (Operands::kAlwaysRescale || rescale) Softmax::scale_rows(tile.output, tile.alpha);
+    if (rescale) Softmax::scale_rows(tile.output, tile.alpha);
     tile.operands.make_probabilities(tile);
   }
 

@@ -14,9 +14,6 @@ struct Operands16Bit {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 4;
   static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
-  // Rescaling a narrow O is cheaper than a branch that keeps the instructions on its two sides
-  // apart.
-  static constexpr bool kAlwaysRescale = Traits::kHeadDimV <= 64;
   // Two warpgroups fall further apart where the next one may issue once the scores are there, three
   // and four issue sooner where it may once the products are issued.
   static constexpr bool kArriveLate = Traits::kWarpgroups == 2;

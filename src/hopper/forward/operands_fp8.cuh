@@ -118,7 +118,6 @@ class OperandsFp8 {
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 8;
   static constexpr Descriptor kVLayout = VTile::kMajorK;
-  static constexpr bool kAlwaysRescale = false;
   // One warpgroup's exponentials then fall into the other's products.
   static constexpr bool kArriveLate = true;
   // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups have

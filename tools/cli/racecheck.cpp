@@ -22,9 +22,14 @@ bool is_known(std::string_view report) {
     const size_t at = report.find(start);
     return at == report.npos ? std::string_view() : report.substr(at, report.find('\n', at) - at);
   };
+  const auto is_at = [&](std::string_view start, std::string_view function) {
+    return line(start).find(function) != std::string_view::npos;
+  };
   return has("Potential WAR hazard detected at __shared__") &&
-         line("Read Thread").find(" at flash3::hopper::KeyScales<") != std::string_view::npos &&
-         line("Write Thread").find(" at flash3::hopper::copy_async(") != std::string_view::npos;
+         (is_at("Read Thread", " at flash3::hopper::KeyScales<") ||
+          is_at("Read Thread",
+                " at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<")) &&
+         is_at("Write Thread", " at flash3::hopper::copy_async(float *, ");
 }
 
 // What the summary counts; −1 without one.

@@ -37,6 +37,17 @@ TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
   EXPECT_EQ(judge_races(output("", 0)).unknown, "");
 }
 
+TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
+  const std::string read =
+      "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<X>>"
+      "(flash3::hopper::ForwardParams)+0xa050";
+  EXPECT_EQ(judge_races(output(hazard("WAR", read, kWrite), 1)).known, 1);
+  const std::string of_16_bits =
+      "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::ForwardTraits<X>>"
+      "(flash3::hopper::ForwardParams)+0xa050";
+  EXPECT_EQ(judge_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
+}
+
 TEST(Racecheck, KnowsNothingElse) {
   const std::string known = hazard("WAR", kRead, kWrite);
   const std::string elsewhere =

@@ -134,8 +134,8 @@ TEST(Backward, ManyBlocks) {
 
 // Also for more threads than cores, where they wait for each other most.
 TEST(Backward, SameBitsOnAnyNumberOfThreads) {
-  for (const char* id : {"fp32/b2/q300/k900/h4x2/d64/causal", "bf16/b1/q700/k1300/h1/d128/full",
-                         "fp16/b1/q500/k500/h1/d96/w200:0"}) {
+  for (const char* id : {"fp32/b2/q150/k600/h4x2/d64/causal", "bf16/b1/q300/k1100/h1/d128/full",
+                         "fp16/b1/q300/k500/h1/d96/w150:0"}) {
     Backward backward(id);
     for (const CpuTarget target : targets()) {
       const int keys = backward.run(target, 1).tile.keys;
@@ -143,6 +143,7 @@ TEST(Backward, SameBitsOnAnyNumberOfThreads) {
       const auto dq = t.dq.bytes, dk = t.dk.bytes, dv = t.dv.bytes;
       for (const int threads : {1, 2, 3, 7, 16}) {
         const BackwardPlan plan = backward.run(target, threads);
+        EXPECT_EQ(plan.threads, std::min<int64_t>(threads, plan.tasks)) << id;
         if (threads == 16) {
           EXPECT_LT(plan.tile.keys, keys) << id;
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kept_plan.hpp"
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -121,7 +121,8 @@ bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
   take(&Params::workspace);
   take(&Params::workspace_size);
   if constexpr (std::same_as<P, ForwardProblem>) take(&Params::schedule);
-  return std::memcmp(&planned, &given, sizeof given) == 0;
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(&planned);
+  return std::equal(bytes, bytes + sizeof planned, reinterpret_cast<const unsigned char*>(&given));
 }
 
 template <AnyProblem P>

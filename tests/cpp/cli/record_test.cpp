@@ -148,7 +148,8 @@ TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"
       "=========     Read Thread (383,0,0) at flash3::hopper::KeyScales<(int)2>::largest()+0x2590\n"
-      "=========     Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float *)+0xec80\n"
+      "=========     Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float "
+      "*)+0xec80\n"
       "========= \n"
       "10 passed, 0 failed\n"
       "========= RACECHECK SUMMARY: 1 hazards displayed (1 errors, 0 warnings)";

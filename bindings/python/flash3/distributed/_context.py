@@ -23,7 +23,7 @@ class context_parallel(sdpa_override):
         buffers: tensors of the whole batch, as inputs, labels and position ids, which hold this rank's tokens inside, in place,
             and what they held before from then on. Not those that need gradients.
         buffer_seq_dims: the dimension of tokens of each. None: 1 for all.
-        method, sm_margin: as in attention().
+        method, sm_margin: as in attention(); a call's own sm_margin goes before this one.
     """
 
     def __init__(self, group=None, *, buffers=(), buffer_seq_dims=None, method="auto", sm_margin=0):
@@ -70,7 +70,7 @@ class context_parallel(sdpa_override):
         return attention(q, k, v, self._group, causal=is_causal, softmax_scale=scale, **self._options).transpose(1, 2)
 
     def _attention(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, q_scale, k_scale,
-                   v_scale, **options):
+                   v_scale, sm_margin, **options):
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k), ("q_scale", q_scale), ("k_scale", k_scale),
                         ("v_scale", v_scale)):
             if x is not None:
@@ -78,4 +78,5 @@ class context_parallel(sdpa_override):
                                           "of documents, and FP8 is compute=\"fp8\"")
         if not isinstance(q, torch.Tensor):
             raise TypeError(f"q is a {type(q).__name__} but context_parallel takes torch tensors")
-        return attention(q, k, v, self._group, **options, **self._options)
+        own = {**self._options, "sm_margin": sm_margin} if sm_margin else self._options
+        return attention(q, k, v, self._group, **options, **own)

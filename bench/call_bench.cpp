@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a forward call costs the host: CPU time of the calling thread, in nanoseconds, of the call
-// with its launch, of a run of a plan that is kept, for calls that have one with a schedule that is
-// kept too, and of what is asked before a call. On a GPU
-// when there is one, else with one CPU thread, which then computes too. Prints JSON.
+// with its launch, of a run of a kept plan, with a kept schedule too where the call has one, and of
+// what is asked before a call. On a GPU when there is one, else with one CPU thread, which then
+// computes too. Prints JSON.
 //
 //   flash3_bench_calls [case …]
 #include <algorithm>

@@ -17,17 +17,17 @@ from tables import NAMES, RESULTS, ROOT, mask
 
 IMAGES = ROOT / "docs/images"
 FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
-# What is not drawn: a GEMM is no attention.
+# What is not drawn: a GEMM is no attention, and the figure of the forward has cuDNN's bf16.
 LEFT_OUT = {"fp8_gemm"}
-FP8_TITLES = {"flash3": "flash3, FP8", "flash3_from_bf16": "flash3, FP8 with quantise", "flash3_bf16": "flash3, bf16",
-              "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "cudnn": "cuDNN, bf16"}
+FP8_TITLES = {"flash3": "flash3", "flash3_from_bf16": "flash3 with quantise", "flash3_bf16": "flash3, bf16",
+              "cudnn_fp8": "cuDNN (out in e4m3)", "fa3_fp8": "FlashAttention-3"}
 THEMES = {
     "light": {"page": "#ffffff", "text": "#1f2328", "faint": "#59636e", "grid": "#d1d9e0",
               "lines": {"flash3": "#cf222e", "flash3_bf16": "#953800", "flash3_from_bf16": "#cf222e", "cudnn": "#1a7f37",
-                        "cudnn_fp8": "#1a7f37", "fa2": "#6e7781", "fa4": "#8250df"}},
+                        "cudnn_fp8": "#1a7f37", "fa2": "#6e7781", "fa3": "#0969da", "fa3_fp8": "#0969da", "fa4": "#8250df"}},
     "dark": {"page": "#0d1117", "text": "#f0f6fc", "faint": "#9198a1", "grid": "#3d444d",
              "lines": {"flash3": "#ff7b72", "flash3_bf16": "#f0883e", "flash3_from_bf16": "#ff7b72", "cudnn": "#3fb950",
-                       "cudnn_fp8": "#3fb950", "fa2": "#8b949e", "fa4": "#bc8cff"}},
+                       "cudnn_fp8": "#3fb950", "fa2": "#8b949e", "fa3": "#58a6ff", "fa3_fp8": "#58a6ff", "fa4": "#bc8cff"}},
 }
 # Dashes and marks tell the lines apart without their colours.
 DASHES = {"flash3_from_bf16": "2 3", "fa4": "7 3", "cudnn": "5 2 1 2", "fa2": "1 3"}

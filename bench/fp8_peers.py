@@ -3,13 +3,14 @@
 
 Each library has its own way to FP8. flash3: e4m3 with scales for blocks from flash3_quantize, rotated, out in bf16. cuDNN: e4m3 with
 a scale for each tensor, and out in e4m3, the only one that it has on Hopper; all of its scales are powers of two that the
-caller must choose beforehand, and making its tensors is not timed.
+caller must choose beforehand, and making its tensors is not timed. FlashAttention-3: e4m3 without scales, out in bf16.
 """
 import importlib.metadata
 import math
 
 import torch
 
+import fa3_peers
 import gpu_peers
 from flash3_torch import AUTO
 
@@ -108,7 +109,8 @@ def make_calls(shape, libs, peers):
         call = gpu_peers.sdpa(gpu_peers.SDPBackend.CUDNN_ATTENTION, qkv, shape.causal)
         return call, lambda: call().transpose(1, 2).float()
 
-    makers = {"cudnn": cudnn, "cudnn_fp8": lambda: cudnn_fp8(qkv, shape.causal, reference), "fp8_gemm": lambda: (gemm(), None)}
+    makers = {"cudnn": cudnn, "cudnn_fp8": lambda: cudnn_fp8(qkv, shape.causal, reference),
+              "fa3_fp8": lambda: fa3_peers.fp8_forward(qkv, shape.causal), "fp8_gemm": lambda: (gemm(), None)}
     for name in peers:
         try:
             call, result = makers[name]()

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fa3_peers
+
 SAMPLE_MS = 12.0
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage is the mean of the last second
 
@@ -161,7 +163,7 @@ def fa4(qkv, causal):
 
 def peers(qkv, causal, names):
     makers = {"cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, qkv, causal), "fa2": lambda: fa2(qkv, causal),
-              "fa4": lambda: fa4(qkv, causal)}
+              "fa3": lambda: fa3_peers.forward(qkv, causal), "fa4": lambda: fa4(qkv, causal)}
     return {name: makers[name]() for name in names}
 
 
@@ -203,7 +205,9 @@ def fa4_backward(qkv, dout, causal, deterministic):
 def backward_peers(qkv, dout, causal, names, deterministic):
     """(callables, why the others refuse this shape), each by name: not every library has every head_dim deterministic."""
     makers = {"cudnn": no_deterministic_cudnn if deterministic else lambda: cudnn_backward(qkv, dout, causal),
-              "fa2": lambda: fa2_backward(qkv, dout, causal), "fa4": lambda: fa4_backward(qkv, dout, causal, deterministic)}
+              "fa2": lambda: fa2_backward(qkv, dout, causal),
+              "fa3": lambda: fa3_peers.backward(qkv, dout, causal, deterministic),
+              "fa4": lambda: fa4_backward(qkv, dout, causal, deterministic)}
     calls, refused = {}, {}
     for name in names:
         try:

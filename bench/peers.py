@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, FA4 if installed, and for
-ragged batches FlexAttention.
+"""flash3 beside its peers on one GPU, interleaved in one process: torch SDPA's cuDNN and FA2 backends, FA3 and FA4 where they are,
+and for ragged batches FlexAttention.
 
     python3 bench/peers.py --lib build/release/libflash3.so --json bench/results/forward_h200.json
     python3 bench/peers.py --lib build/release/libflash3.so --backward --json bench/results/backward_h200.json
@@ -17,8 +17,8 @@ call with the same cost per token, thousands of short sequences, sinks and softc
 runs through torch's nested tensors, FlexAttention compiled with a mask of documents. TFLOP/s count what the mask leaves.
 
 --fp8 times FP8 forwards beside those of 16 bits: flash3's on e4m3 tensors with scales for blocks and from bf16 tensors in one call,
-flash3_quantize alone, cuDNN's FP8 (out in e4m3) where the package nvidia-cudnn-frontend is found, and torch's FP8 GEMM, 8192
-rows, columns and reduction, interleaved with them: what FP8 reaches in a large product.
+flash3_quantize alone, cuDNN's FP8 (out in e4m3) where the package nvidia-cudnn-frontend is found, FA3's where fa3_fwd
+is, and torch's FP8 GEMM, 8192 rows, columns and reduction, interleaved with them: what FP8 reaches in a large product.
 
 Clocks and watts are those that NVML reports while the samples run. Needs torch with CUDA, pynvml, and a Hopper GPU.
 
@@ -37,9 +37,9 @@ import time
 from ragged_points import beside_of, ragged_suite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PEERS = ("cudnn", "fa2", "fa4")
+PEERS = ("cudnn", "fa2", "fa3", "fa4")
 RAGGED_PEERS = ("fa2", "fa4", "flex")
-FP8_PEERS = ("cudnn", "cudnn_fp8", "fp8_gemm")
+FP8_PEERS = ("cudnn", "cudnn_fp8", "fa3_fp8", "fp8_gemm")
 
 
 def numbers(text):
@@ -61,9 +61,12 @@ def parse_args(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", action="append", required=True, metavar="[NAME=]PATH",
                         help="libflash3.so; several to compare builds")
-    parser.add_argument("--peers", help="any of cudnn,fa2,fa4 (default: cudnn,fa2); with --ragged of fa2,fa4,flex (default: all); "
-                                        "with --fp8 of cudnn,cudnn_fp8,fp8_gemm (default: all)")
-    parser.add_argument("--site", metavar="DIR", help="a folder of Python packages, e.g. one that holds FA4 or cudnn")
+    parser.add_argument("--peers", help="any of cudnn,fa2,fa3,fa4 (default: cudnn,fa2); with --ragged of fa2,fa4,flex (default: all); "
+                                        "with --fp8 of cudnn,cudnn_fp8,fa3_fp8,fp8_gemm (default: all)")
+    parser.add_argument("--site", metavar="DIR", action="append", default=[],
+                        help="a folder of Python packages, e.g. one that holds FA4 or cudnn; may be given again")
+    parser.add_argument("--fa3", metavar="FILE", help="the library of FlashAttention-3's operators (fa3_peers.py says which); for the peer fa3")
+    parser.add_argument("--fa3-build", metavar="TEXT", help='the build that --fa3 or fa3_fp8 is, e.g. "PyPI xformers 0.0.34, CUDA 12.8"')
     parser.add_argument("--dims", type=numbers, default="64,128,256")
     parser.add_argument("--seqs", type=numbers, default="512,1024,2048,4096,8192,16384", help="not with --ragged")
     parser.add_argument("--ragged", action="store_true", help="ragged batches, sinks, softcaps and a window")
@@ -96,8 +99,15 @@ def parse_args(arguments=None):
         if not pathlib.Path(path).is_file():
             parser.error(f"--lib {text}: there is no file {path}")
         args.libs[name] = path
-    if args.site and not pathlib.Path(args.site).is_dir():
-        parser.error(f"--site {args.site}: there is no such folder")
+    for folder in args.site:
+        if not pathlib.Path(folder).is_dir():
+            parser.error(f"--site {folder}: there is no such folder")
+    if args.fa3 and not pathlib.Path(args.fa3).is_file():
+        parser.error(f"--fa3 {args.fa3}: there is no such file")
+    if "fa3" in args.peers and not args.fa3:
+        parser.error("--peers names fa3: give --fa3, the library of its operators")
+    if args.fa3 and not args.fa3_build:
+        parser.error("--fa3 needs --fa3-build: a result without the peer's build is worth nothing")
     if args.ceiling and not pathlib.Path(args.ceiling).is_file():
         parser.error(f"--ceiling {args.ceiling}: there is no such program")
     if args.deterministic and not args.backward:
@@ -235,7 +245,7 @@ def measure_fp8_point(gpu, fp8, shape, libs, args, top):
              "spread_p10_p90": {name: round((ms[2] - ms[1]) / ms[0], 4) for name, ms in times.items()},
              "sm_mhz": sensors.mhz, "watts": sensors.watts,
              "error_to_fa2": {name: float(f"{fp8_error(out(), reference):.3g}") for name, out in results.items()}}
-    in_fp8 = [name for name in tflops if name in libs or name in ("cudnn_fp8", "fp8_gemm")]
+    in_fp8 = [name for name in tflops if name in libs or name in ("cudnn_fp8", "fa3_fp8", "fp8_gemm")]
     if top:
         point["share_of_ceiling"] = {name: round(tflops[name] / top, 4) for name in in_fp8}
     if refused:
@@ -248,7 +258,7 @@ def fp8_line(point, ours):
     values = "  ".join(f"{name} {value:.1f}" for name, value in point["tflops"].items())
     mine = point["tflops"][ours]
     text = f"d {point['dim']:3} {'causal' if point['causal'] else 'full  '} {point['seq']:6}  {values}"
-    text += "".join(f"  /{name} {mine / point['tflops'][name]:.3f}" for name in (f"{ours}_bf16", "cudnn_fp8", "fp8_gemm")
+    text += "".join(f"  /{name} {mine / point['tflops'][name]:.3f}" for name in (f"{ours}_bf16", "cudnn_fp8", "fa3_fp8", "fp8_gemm")
                     if name in point["tflops"])
     if "share_of_ceiling" in point:
         text += f"  /ceiling {point['share_of_ceiling'][ours]:.3f}"
@@ -289,8 +299,10 @@ def main():
     # Only now what takes seconds to load, or is not there.
     import gpu_peers as gpu
     from flash3_torch import Flash3
-    if args.site:
-        site.addsitedir(args.site)
+    for folder in args.site:
+        site.addsitedir(folder)
+    if args.fa3:
+        gpu.fa3_peers.load(args.fa3)
     libs = {name: Flash3(path) for name, path in args.libs.items()}
     ours = next(iter(libs))
     if args.ragged:
@@ -298,6 +310,8 @@ def main():
 
     result = {**gpu.describe(), "commit": args.commit, "date": time.strftime("%Y-%m-%d"),
               "dtype": "e4m3" if args.fp8 else "bf16", "pass": "backward" if args.backward else "forward", "sample_ms": gpu.SAMPLE_MS, "samples": args.samples}
+    if args.fa3_build:
+        result["fa3"] = args.fa3_build
     if args.backward:
         result["deterministic"] = args.deterministic
     if args.deterministic:

@@ -20,9 +20,10 @@ from generated_block import update  # noqa: E402
 
 RESULTS = ROOT / "bench/results"
 NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
-NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
-SPEED_PEERS = ("cudnn", "fa2", "fa4")
-FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fp8_gemm": "FP8 GEMM"}
+NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
+SPEED_PEERS = ("cudnn", "fa2", "fa3", "fa4")
+FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fa3_fp8": "FlashAttention-3, FP8 without scales",
+             "fp8_gemm": "FP8 GEMM"}
 
 
 def load():
@@ -82,6 +83,12 @@ def ratio(point, peer):
     return value(point, ours(point)) / theirs if theirs else None
 
 
+def ratio_to_best(point):
+    """To the fastest of the peers at this point."""
+    ratios = [r for peer in NAMES if (r := ratio(point, peer))]
+    return min(ratios) if ratios else None
+
+
 def median_range(values):
     return f"{min(values):.2f} … {max(values):.2f}, median {statistics.median(values):.2f}"
 
@@ -97,6 +104,13 @@ def ceiling_heading(report):
         return ""
     runs = "; ".join(f"{when} the samples {ceiling_text(c)}" for when, c in report["ceiling"].items())
     return f" Ceiling (WGMMA alone on operands in shared memory): {runs}; shares are of the first."
+
+
+def libraries(report):
+    """The GPU and the versions of what was measured on it."""
+    frontend = f", its frontend {report['cudnn_frontend']}" if report.get("cudnn_frontend") else ""
+    fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
+    return f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}{frontend}{fa3}"
 
 
 def is_backward(report):
@@ -122,8 +136,7 @@ def gpu_heading(report):
     points = report["points"]
     tokens, hidden = {p["batch"] * p["seq"] for p in points}, {p["heads"] * p["dim"] for p in points}
     clocks, watts = [p["sm_mhz"] for p in points], [p["watts"] for p in points]
-    return (f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}; "
-            f"{report['dtype']}, {what(report)}, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
+    return (f"{libraries(report)}; {report['dtype']}, {what(report)}, batch · seq = {', '.join(map(str, sorted(tokens)))}, heads · head_dim = "
             f"{', '.join(map(str, sorted(hidden)))}{'' if is_backward(report) else ', flash3 without LSE'}; median of {report['samples']} "
             f"samples of {report['sample_ms']:g} ms, interleaved in one process; the GPU ran at {min(clocks)} to "
             f"{max(clocks)} MHz and {min(watts)} to {max(watts)} W."
@@ -143,16 +156,20 @@ def gpu_summary(path, report, up="../"):
             cells = []
             for seq in lengths:
                 p = at.get(seq)
-                r = ratio(p, "cudnn") if p else None
+                r = ratio_to_best(p) if p else None
                 cells.append("" if not p else f"{value(p, ours(p)):.0f}" + (f" ({r:.2f})" if r else ""))
             rows.append([f"{dim} {'causal' if causal else 'full'}", *cells])
     lines = [gpu_heading(report), "",
-             "TFLOP/s of flash3; in brackets its ratio to cuDNN's, both measured interleaved in one run:", "",
+             "TFLOP/s of flash3; in brackets its ratio to the fastest of the others at that point, all interleaved in one run:", "",
              table(["head_dim, mask \\ seq", *lengths], rows), ""]
     for peer, name in NAMES.items():
         ratios = [r for p in points if (r := ratio(p, peer))]
         if ratios:
             lines.append(f"- flash3 / {name}, over these {len(ratios)} points: {median_range(ratios)}")
+    best = [r for p in points if (r := ratio_to_best(p))]
+    if best:
+        lines.append(f"- flash3 / the fastest of the others, over these {len(best)} points: {median_range(best)}; flash3 leads at "
+                     f"{sum(r >= 1 for r in best)}")
     shares = [(p["share_of_ceiling"][ours(p)], p["seq"]) for p in points if "share_of_ceiling" in p]
     if shares:
         longest = [share for share, seq in shares if seq == lengths[-1]]
@@ -235,7 +252,7 @@ def fp8_points(path, report, up="../"):
     mine = names[0]
     titles = {mine: f"{mine}, FP8", f"{mine}_bf16": f"{mine}, bf16", f"{mine}_from_bf16": f"{mine}, FP8 with quantise", **FP8_NAMES}
     # What the FP8 forward is divided by, and what it is with quantise.
-    beside = [name for name in names if name in (f"{mine}_bf16", "cudnn", "cudnn_fp8", "fp8_gemm")]
+    beside = [name for name in names if name in (f"{mine}_bf16", *FP8_NAMES)]
     with_quantize = f"{mine}_from_bf16", f"{mine}_bf16"
 
     def quotient(p, above, below):
@@ -259,8 +276,7 @@ def fp8_points(path, report, up="../"):
               *(f"/ {titles[n]}" for n in beside), f"with quantise / {titles[with_quantize[1]]}",
               *(["share of the ceiling"] if with_ceiling else []), *(f"{titles.get(n, n)}: error" for n in errors),
               "widest spread, p10 to p90", "MHz", "W"]
-    frontend = f", its frontend {report['cudnn_frontend']}" if report.get("cudnn_frontend") else ""
-    lines = [f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}{frontend}; FP8 forward; "
+    lines = [f"{libraries(report)}; FP8 forward; "
              f"median of {report['samples']} samples of {report['sample_ms']:g} ms, interleaved in one process. FP8 GEMM: "
              f"torch._scaled_mm, 8192 rows, columns and reduction. Errors: RMS of the difference to FlashAttention-2 in bf16, of its "
              f"out's own RMS.{ceiling_heading(report)}", table(header, rows)]

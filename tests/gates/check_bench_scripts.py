@@ -43,20 +43,23 @@ class Arguments(unittest.TestCase):
         self.expect_error(["--lib", "/nonexistent/lib.so", "--commit", "abc"], "there is no file /nonexistent/lib.so")
         self.expect_error([*good, "--lib", LIB], "the name 'flash3' is taken")
         self.expect_error([*good, "--lib", f"cudnn={LIB}"], "the name 'cudnn' is taken")
-        self.expect_error([*good, "--peers", "cudnn,fa5"], "--peers names 'fa5'; there are cudnn, fa2, fa4")
+        self.expect_error([*good, "--peers", "cudnn,fa5"], "--peers names 'fa5'; there are cudnn, fa2, fa3, fa4")
         self.expect_error([*good, "--site", "/nonexistent"], "--site /nonexistent: there is no such folder")
+        self.expect_error([*good, "--fa3", "/nonexistent"], "--fa3 /nonexistent: there is no such file")
+        self.expect_error([*good, "--fa3", LIB], "--fa3 needs --fa3-build")
+        self.expect_error([*good, "--peers", "fa3"], "--peers names fa3: give --fa3")
         self.expect_error([*good, "--ceiling", "/nonexistent"], "--ceiling /nonexistent: there is no such program")
         self.expect_error([*good, "--samples", "1"], "--samples 1: at least 2")
         self.expect_error([*good, "--energy", "-1"], "--energy")
         self.expect_error([*good, "--dims", "64,x"], "--dims")
         self.expect_error([*good, "--deterministic"], "--deterministic is for --backward")
-        self.expect_error([*good, "--peers", "flex"], "--peers names 'flex'; there are cudnn, fa2, fa4")
+        self.expect_error([*good, "--peers", "flex"], "--peers names 'flex'; there are cudnn, fa2, fa3, fa4")
         self.expect_error([*good, "--ragged", "--peers", "cudnn"], "--peers names 'cudnn'; there are fa2, fa4, flex")
         self.expect_error([*good, "--ragged", "--energy"], "not for --ragged")
         self.expect_error([*good, "--filter", "/d64/"], "--filter is for --ragged")
         self.expect_error(["--lib", f"flex={LIB}", "--commit", "abc"], "the name 'flex' is taken")
         self.expect_error(["--lib", f"fp8_gemm={LIB}", "--commit", "abc"], "the name 'fp8_gemm' is taken")
-        self.expect_error([*good, "--fp8", "--peers", "fa2"], "--peers names 'fa2'; there are cudnn, cudnn_fp8, fp8_gemm")
+        self.expect_error([*good, "--fp8", "--peers", "fa2"], "--peers names 'fa2'; there are cudnn, cudnn_fp8, fa3_fp8, fp8_gemm")
         for other in ("--ragged", "--backward", "--energy"):
             self.expect_error([*good, "--fp8", other], "--fp8 is by itself: not with --ragged, --backward or --energy")
 
@@ -80,10 +83,12 @@ class Arguments(unittest.TestCase):
         args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--ragged", "--dims", "64", "--filter", "/sink/"])
         self.assertEqual(args.peers, ["fa2", "fa4", "flex"])
         self.assertEqual([point.case for point in peers.ragged_points(args)], ["bf16/b1/q16384/k16384/h32/d64/causal/sink"])
-        self.assertEqual(peers.parse_args(["--lib", LIB, "--commit", "abc", "--fp8"]).peers, ["cudnn", "cudnn_fp8", "fp8_gemm"])
+        self.assertEqual(peers.parse_args(["--lib", LIB, "--commit", "abc", "--fp8"]).peers, ["cudnn", "cudnn_fp8", "fa3_fp8", "fp8_gemm"])
         args.filter = ["/d96/"]
         with self.assertRaisesRegex(SystemExit, "no case matches the filter"):
             peers.ragged_points(args)
+        args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--peers", "fa3", "--fa3", LIB, "--fa3-build", "a wheel"])
+        self.assertEqual((args.peers, args.fa3_build), (["fa3"], "a wheel"))
 
 
 class FakeTensor:
@@ -275,7 +280,7 @@ class FakeFp8:
 
     def make_calls(self, shape, libs, names):
         found = [name for name in names if name != "cudnn_fp8" or not self.missing]
-        values = {"flash3": 2.2, "flash3_bf16": 2.0, "flash3_from_bf16": 2.2, "cudnn": 2.0, "cudnn_fp8": 1.0}
+        values = {"flash3": 2.2, "flash3_bf16": 2.0, "flash3_from_bf16": 2.2, "cudnn": 2.0, "cudnn_fp8": 1.0, "fa3_fp8": 2.1}
         results = {name: lambda value=value: FakeTensor(value) for name, value in values.items()
                    if name.startswith("flash3") or name in found}
         calls = dict.fromkeys(["flash3", "flash3_bf16", "flash3_from_bf16", "flash3_quantize", *found])
@@ -286,7 +291,8 @@ class Fp8Point(unittest.TestCase):
     def point(self, top=None, missing=False):
         gpu, fp8 = FakeGpu(), FakeFp8()
         gpu.MS = {"flash3": [1.0, 0.9, 1.1], "flash3_bf16": [2.0, 2.0, 2.0], "flash3_from_bf16": [1.25, 1.25, 1.25],
-                  "flash3_quantize": [0.2, 0.2, 0.2], "cudnn": [2.5, 2.5, 2.5], "cudnn_fp8": [1.6, 1.6, 1.6], "fp8_gemm": [2.0, 2.0, 2.0]}
+                  "flash3_quantize": [0.2, 0.2, 0.2], "cudnn": [2.5, 2.5, 2.5], "cudnn_fp8": [1.6, 1.6, 1.6],
+                  "fa3_fp8": [1.25, 1.25, 1.25], "fp8_gemm": [2.0, 2.0, 2.0]}
         fp8.missing = missing
         args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--fp8"])
         return peers.measure_fp8_point(gpu, fp8, FakeShape(), {"flash3": None}, args, top)
@@ -304,13 +310,13 @@ class Fp8Point(unittest.TestCase):
     def test_counts_attention_and_the_gemm_each_by_its_own_operations(self):
         point = self.point(top=16)
         self.assertEqual(point["tflops"], {"flash3": 4.0, "flash3_bf16": 2.0, "flash3_from_bf16": 3.2, "cudnn": 1.6, "cudnn_fp8": 2.5,
-                                           "fp8_gemm": 8.0})
+                                           "fa3_fp8": 3.2, "fp8_gemm": 8.0})
         self.assertEqual(point["ms"]["flash3_quantize"], 0.2)
-        self.assertEqual(point["share_of_ceiling"], {"flash3": 0.25, "cudnn_fp8": 0.1562, "fp8_gemm": 0.5})
+        self.assertEqual(point["share_of_ceiling"], {"flash3": 0.25, "cudnn_fp8": 0.1562, "fa3_fp8": 0.2, "fp8_gemm": 0.5})
         self.assertEqual(point["error_to_fa2"]["flash3"], 0.1)
         self.assertEqual(point["error_to_fa2"]["cudnn_fp8"], 0.5)
         line = peers.fp8_line(point, "flash3")
-        self.assertIn("/flash3_bf16 2.000  /cudnn_fp8 1.600  /fp8_gemm 0.500  /ceiling 0.250  quantize 0.2000 ms", line)
+        self.assertIn("/flash3_bf16 2.000  /cudnn_fp8 1.600  /fa3_fp8 1.250  /fp8_gemm 0.500  /ceiling 0.250  quantize 0.2000 ms", line)
 
     def test_table(self):
         text, cells = self.cells(self.report(self.point()))

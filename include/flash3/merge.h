@@ -22,7 +22,7 @@ typedef struct flash3_merge_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
   /** @{ @name Tensors */
-  flash3_tensor out_parts; /**< [parts, rows, heads, head_dim_v] float32 */
+  flash3_tensor out_parts; /**< [parts, rows, heads, head_dim_v] float32, head_dim_v ≤ 512 */
   flash3_tensor lse_parts; /**< [parts, heads, rows] float32, natural log */
   flash3_tensor out;       /**< [rows, heads, head_dim_v] float16, bfloat16 or float32 */
   flash3_tensor lse;       /**< [heads, rows] float32; all zero: not wanted */

@@ -36,9 +36,9 @@ Status check_shapes(const Fields& f) {
   FLASH3_CHECK(check_same({f.out, 0}, rows, "rows"));
   FLASH3_CHECK(check_same({f.out, 1}, heads, "heads"));
   FLASH3_CHECK(check_same({f.out, 2}, dim, "head_dim_v"));
-  if (dim.size() < 1 || dim.size() > kMaxHeadDim)
-    return invalid_argument(
-        message(dim.name(), " = ", dim.size(), " but head_dim_v must be from 1 to ", kMaxHeadDim));
+  if (dim.size() < 1 || dim.size() > kMaxMergedDim)
+    return invalid_argument(message(dim.name(), " = ", dim.size(),
+                                    " but head_dim_v must be from 1 to ", kMaxMergedDim));
   if (rows.size() * heads.size() > kMaxSize)  // both are below 2^31
     return invalid_argument(message(rows.name(), " = ", rows.size(), " and ", heads.name(), " = ",
                                     heads.size(), "; rows * heads must be at most ", kMaxSize));

@@ -19,6 +19,7 @@
 namespace flash3 {
 
 inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxMergedDim = 512;  // of the parts that flash3_merge takes
 
 // [batch, seq, head, dim], strides in elements, the last one is 1. The stride of a dimension with
 // fewer than two elements is 0, whatever the caller gave. Packed tensors [total, head, dim] have

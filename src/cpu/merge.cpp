@@ -24,7 +24,7 @@ void merge_row(const MergeProblem& p, Index row, Index head) {
   for (Index s = 0; s < p.parts; ++s) max = std::max(max, lse[s * p.lse_parts.stride_batch]);
   const float origin = max == -kInfinity ? 0.f : max;
 
-  float out[kMaxHeadDim] = {};
+  float out[kMaxMergedDim] = {};
   float sum = std::exp(sink - origin);
   for (Index s = 0; s < p.parts; ++s) {
     const float part = lse[s * p.lse_parts.stride_batch];

@@ -131,7 +131,12 @@ ERRORS = {
     "k.shape[3] = 8 but k_cache.shape[3] = 32": lambda a: {"k": a["k"][..., :8]},
     "cache_seqlens[0] = 80": lambda a: {"cache_seqlens": a["cache_seqlens"] + 43},
     "page_table[0][0] = 1000000000": lambda a: {"page_table": torch.full_like(a["page_table"], 10**9)},
-    "cache_batch_idx is given and page_table is given": lambda a: {"cache_batch_idx": a["cache_seqlens"]},
+    "cache_batch_idx = [0, 1, 2, 4] but page_table.shape[0] = 4": lambda a: {"cache_batch_idx": torch.tensor([0, 1, 2, 4], dtype=torch.int32)},
+    "cache_batch_idx = [0, 1, -1, 2] but page_table.shape[0]": lambda a: {"cache_batch_idx": torch.tensor([0, 1, -1, 2], dtype=torch.int32)},
+    "cache_batch_idx.shape = (3,) but the batch size is 4": lambda a: {"cache_batch_idx": a["cache_seqlens"][:3]},
+    "cache_batch_idx.dtype = torch.int64 but": lambda a: {"cache_batch_idx": torch.arange(4)},
+    "page_table.shape = (0, 5) but cache_batch_idx is given": lambda a: {"cache_batch_idx": a["cache_seqlens"],
+                                                                        "page_table": a["page_table"][:0, :1].expand(0, 5)},
     "attention_chunk = -4 but": lambda a: {"attention_chunk": -4},
     "page_table and block_table are both given": lambda a: {"block_table": a["page_table"]},
 }
@@ -268,6 +273,8 @@ def test_combine(device):
     for other in (out_partial.transpose(2, 3).contiguous().transpose(2, 3), out_partial[..., :24]):  # heads first; gaps
         got = fa.flash_attn_combine(other, lse_partial)[0]
         torch.testing.assert_close(got, out[..., :other.shape[-1]])
+    wide = torch.cat([out_partial] * 16, -1)  # as of MLA: 512
+    torch.testing.assert_close(fa.flash_attn_combine(wide, lse_partial)[0], torch.cat([out] * 16, -1))
     given = torch.empty(2, 4, 33, 32, dtype=torch.bfloat16, device=device).transpose(1, 2)
     assert fa.flash_attn_combine(out_partial, lse_partial, given)[0].data_ptr() == given.data_ptr()
     assert torch.equal(given, out.bfloat16())

@@ -65,8 +65,8 @@ std::vector<Rule<M>> merge_rules() {
       {"HeadDim", [](M& p) { p.out.shape[2] = 16; },
        "out.shape[2] = 16 but out_parts.shape[3] = 8; out_parts and out must have the same "
        "head_dim_v"},
-      {"HeadDimRange", [](M& p) { p.out.shape[2] = p.out_parts.shape[3] = 257; },
-       "out_parts.shape[3] = 257 but head_dim_v must be from 1 to 256"},
+      {"HeadDimRange", [](M& p) { p.out.shape[2] = p.out_parts.shape[3] = 513; },
+       "out_parts.shape[3] = 513 but head_dim_v must be from 1 to 512"},
       {"LseShape", [](M& p) { p.lse.shape[1] = 3; },
        "lse.shape[1] = 3 but out_parts.shape[1] = 2; out_parts and lse must have the same rows"},
       {"SinkHeads", [](M& p) { p.sink.shape[0] = 3; },

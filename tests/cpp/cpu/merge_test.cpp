@@ -88,6 +88,7 @@ TEST(Merge, IsTheFormula) {
       check({.parts = 1, .rows = 1, .dtype = dtype, .sink = sink});
       check({.parts = 70, .rows = 40, .heads = 3, .dim = 1, .dtype = dtype, .sink = sink});
       check({.rows = 33, .heads = 9, .dim = 256, .dtype = dtype, .sink = sink, .lse = false});
+      check({.parts = 3, .rows = 5, .heads = 2, .dim = 512, .dtype = dtype, .sink = sink});
     }
 }
 

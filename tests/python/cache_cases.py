@@ -35,9 +35,14 @@ class Case:
         if elements:
             order = torch.randperm(self.batch + 2, generator=self.g)[:self.batch]
             a["cache_batch_idx"] = self.int32(order)
-            cache, self.at = (self.batch + 2, rows), [[(int(order[b]), j) for _, j in at] for b, at in enumerate(self.at)]
+            if not page_size:
+                cache, self.at = (self.batch + 2, rows), [[(int(order[b]), j) for _, j in at] for b, at in enumerate(self.at)]
         if page_size:
             cache = (self._make_pages(page_size, shares_pages), page_size)
+            if elements:  # of the table: rows that no sequence has name no page
+                table = torch.full((self.batch + 2, a["page_table"].shape[1]), 10**9, dtype=torch.int32, device=device)
+                table[order.to(device)] = a["page_table"]
+                a["page_table"] = table
         self.padding = [min(length, b + 1) if leftpad else 0 for b, length in enumerate(lengths)]
         if leftpad:
             a["cache_leftpad"] = self.int32(self.padding)

@@ -25,7 +25,8 @@ PLACES = {"dense": {}, "elements": {"elements": True}, "padded": {"leftpad": Tru
           "elements, padded": {"elements": True, "leftpad": True},
           **{f"pages of {size}": {"page_size": size} for size in (1, 2, 3, 16, 64)},
           **{f"shared pages of {size}": {"page_size": size, "shares_pages": True} for size in (1, 3, 16)},
-          "padded pages": {"page_size": 16, "leftpad": True}}
+          "padded pages": {"page_size": 16, "leftpad": True},
+          **{f"rows of a table of pages of {size}": {"page_size": size, "elements": True, "leftpad": True} for size in (1, 16)}}
 
 
 @pytest.mark.parametrize("new", [None, "dense", "packed"])

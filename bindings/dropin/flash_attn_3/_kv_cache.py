@@ -6,6 +6,32 @@ from flash3._torch_kv_cache import NO_GRADIENTS, NO_SCHEDULE, recorded, run, run
 from ._arguments import NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
 
+def _pages(f, names):
+    """(page_table, kv_batch_idx) as flash3 takes them, which is one or the other.
+
+    Upstream takes both: sequence b has row kv_batch_idx[b] of the table. On a GPU, where numbers are not looked at before the launch,
+    one that is outside of the table stands for its nearest row.
+    """
+    table, rows = f.page_table, f.kv_batch_idx
+    if table is None or rows is None:
+        return table, rows
+    check_tensors(page_table=table, **{names["cache_batch_idx"]: rows})
+    if table.dim() != 2 or table.shape[0] == 0:
+        raise ValueError(f"page_table.shape = {tuple(table.shape)} but {names['cache_batch_idx']} is given; it must be [rows, max_pages], "
+                         "of a row at least")
+    if rows.dtype != torch.int32:
+        raise TypeError(f"{names['cache_batch_idx']}.dtype = {rows.dtype} but it must be torch.int32")
+    if rows.shape != (f.batch(),):
+        raise ValueError(f"{names['cache_batch_idx']}.shape = {tuple(rows.shape)} but the batch size is {f.batch()}; it must be [batch]")
+    if rows.device != table.device:
+        raise ValueError(f"{names['cache_batch_idx']}.device = {rows.device} but page_table.device = {table.device}; all tensors must be "
+                         "on one device")
+    last = table.shape[0] - 1
+    if rows.device.type == "cpu" and bool(((rows < 0) | (rows > last)).any()):
+        raise ValueError(f"{names['cache_batch_idx']} = {rows.tolist()} but page_table.shape[0] = {last + 1}; its rows are 0 to {last}")
+    return table.index_select(0, rows.clamp(0, last)), None
+
+
 def _flash3s(f, names):
     """What a Forward on a cache appends, and flash3's options."""
     check_margin(f.sm_margin)
@@ -16,10 +42,11 @@ def _flash3s(f, names):
     if f.appends():  # what comes without these is ignored, as upstream does
         new = (f.k_new, f.v_new, None if f.k_new is None else f.cu_seqlens_k_new, f.rotary_cos, f.rotary_sin,
                None if f.rotary_cos is None else f.seqlens_rotary, f.rotary_interleaved)
+    page_table, kv_batch_idx = _pages(f, names)
     # max_seqlen_k is not looked at, as upstream does not: keys count by seqused_k, or all that the cache has room for.
     max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
-    return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, f.page_table, f.window_size_left, f.window_size_right,
-                 checked_softcap(f.softcap), f.attention_chunk, f.s_aux, f.kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
+    return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, page_table, f.window_size_left, f.window_size_right,
+                 checked_softcap(f.softcap), f.attention_chunk, f.s_aux, kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
                  max_seqlen_q, 0, f.sm_margin, *NO_SCHEDULE)
 
 

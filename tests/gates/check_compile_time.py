@@ -23,7 +23,7 @@ def cpu_seconds(log):
 
 
 def main():
-    args = parse_args(__doc__, cuobjdump=False)
+    args = parse_args(__doc__)
     seconds = {obj: cpu_seconds(log_of(obj)) for obj in args.objects}
     for obj, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         print(f"{spent:6.1f} s  {obj.name}{'   over ' + str(SECONDS_A_FILE) + ' s' if spent > SECONDS_A_FILE else ''}")

@@ -7,7 +7,8 @@ import re
 import sys
 from collections import Counter
 
-from cuda_objects import cuobjdump, demangle, is_attention, parse_args, sass_by_kernel
+from cubin import instructions_of
+from cuda_objects import demangle, is_attention, parse_args
 
 NEEDED = ("HGMMA", "UTMALDG")
 FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # the last two transpose V
@@ -36,10 +37,9 @@ def needed(obj):
 
 
 def main():
-    args = parse_args(__doc__)
+    args = parse_args(__doc__, ("cuobjdump", "nvdisasm"))
     bad, seen = [], 0
-    for obj in args.objects:
-        kernels = sass_by_kernel(cuobjdump(args.cuobjdump, "-sass", obj))
+    for obj, kernels in instructions_of(args.objects, args.cuobjdump, args.nvdisasm).items():
         if (is_attention(obj) or "ceiling" in obj.name) and not kernels:
             bad.append(f"{obj.name}: no kernel in it")
         for kernel, instructions in kernels.items():

@@ -7,25 +7,12 @@ Reads the report that nvcc printed when it compiled the file, and the launch bou
 import re
 import sys
 
-from cuda_objects import cuobjdump, demangle, is_attention, log_of, parse_args
+from cubin import launch_bounds, sections_of
+from cuda_objects import demangle, is_attention, log_of, parse_args
 
 REGISTERS_PER_SM = 65536
 # Anything of the sort costs a multiple of its own time: C7510 and C7514 are "wgmma serialized".
 BAD_LINES = re.compile(r"Potential Performance Loss|\(C75\d\d\)|\bwarning\b|local memory used|Local memory", re.I)
-
-
-def launch_bounds(elf):
-    """{kernel: threads}, from EIATTR_MAX_THREADS in each kernel's .nv.info section."""
-    bounds, kernel, attribute = {}, None, None
-    for line in elf.splitlines():
-        if match := re.match(r"\.nv\.info(?:\.(\S+))?", line):
-            kernel = match[1]
-        elif match := re.match(r"\s*Attribute:\s*(\S+)", line):
-            attribute = match[1]
-        elif kernel and attribute == "EIATTR_MAX_THREADS" and (match := re.match(r"\s*Value:\s*(.*)", line)):
-            x, y, z = (int(number, 16) for number in match[1].split()[:3])
-            bounds[kernel] = x * y * z
-    return bounds
 
 
 def register_limit(threads):
@@ -46,11 +33,11 @@ def reports(log):
     return [(name, *map(int, sizes)) for name, *sizes in frames], registers
 
 
-def check(obj, elf):
+def check(obj, cuobjdump):
     """(complaints, lines of the table) for one object."""
     log = log_of(obj)
     frames, registers = reports(log)
-    bounds = launch_bounds(elf)
+    bounds = launch_bounds(sections_of(obj, cuobjdump))
     bad = [f"{obj.name}: ptxas says: {line.strip()}" for line in log.splitlines() if BAD_LINES.search(line)]
     if is_attention(obj) and not registers:
         bad.append(f"{obj.name}: no kernel in its ptxas report")
@@ -72,10 +59,10 @@ def check(obj, elf):
 
 
 def main():
-    args = parse_args(__doc__)
+    args = parse_args(__doc__, ("cuobjdump",))
     bad, table = [], []
     for obj in args.objects:
-        more_bad, more_table = check(obj, cuobjdump(args.cuobjdump, "-elf", obj))
+        more_bad, more_table = check(obj, args.cuobjdump)
         bad += more_bad
         table += more_table
     print("\n".join(sorted(table)))

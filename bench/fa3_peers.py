@@ -43,3 +43,10 @@ def fp8_forward(qkv, causal):
         return torch.ops.fa3_fwd.fwd(*tensors, is_causal=causal)[0]
 
     return call, lambda: call().float()
+
+
+def fp8_scaled(made):
+    """out in bf16 of e4m3 tensors with scales for KV heads, [batch, heads_k], by the names of flash3_forward_params; its keys are not split."""
+    import fa3_fwd._C  # noqa: F401
+    scales = {f"{name}_descale": made[f"{name}_scale"] for name in "qkv"}
+    return torch.ops.fa3_fwd.fwd(made["q"], made["k"], made["v"], num_splits=1, **scales)[0]

@@ -6,6 +6,7 @@ import torch
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4, torch.float8_e4m3fn: 5}
 AUTO, HOPPER, CPU = 0, 1, 2
+FP8_BLOCK = 128  # tokens of a block of scales
 
 
 class Tensor(ctypes.Structure):
@@ -139,6 +140,19 @@ class Flash3:
     def quantize(self, tensors, **options):
         """A callable that runs flash3_quantize; tensors and options by the names of flash3_quantize_params."""
         return self.prepared("flash3_quantize", QuantizeParams, tensors, **options)
+
+    def to_fp8(self, q, k, v, *, scales="blocks", backend=AUTO):
+        """(a callable that makes FP8 of [batch, seq, heads, dim] tensors, rotated; what fp8_forward takes of it, by name).
+
+        scales: what shares one: 128 tokens of a head, "blocks", or a KV head of a sequence, "heads".
+        """
+        given = {"q": q, "k": k, "v": v}
+        made = {name: torch.empty_like(x, dtype=torch.float8_e4m3fn) for name, x in given.items()}
+        for name, x in given.items():
+            shape = (x.shape[0], k.shape[2]) if scales == "heads" else (x.shape[0], x.shape[2], -(-x.shape[1] // FP8_BLOCK))
+            made[f"{name}_scale"] = torch.empty(shape, device=x.device)
+        results = {name if name.endswith("_scale") else f"{name}_out": x for name, x in made.items()}
+        return self.quantize(given | results, rotate=1, backend=backend), made
 
     def ragged_backward(self, tensors, **options):
         """As backward, likewise."""

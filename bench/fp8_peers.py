@@ -14,7 +14,6 @@ import fa3_peers
 import gpu_peers
 from flash3_torch import AUTO
 
-BLOCK = 128  # FLASH3_FP8_BLOCK
 GEMM = 8192  # rows, columns and reduction
 GEMM_FLOPS = 2 * GEMM**3
 LARGEST = 448  # of e4m3
@@ -24,14 +23,11 @@ def flash3(lib, qkv, causal, backend=AUTO):
     """(calls, outs): "", FP8; "bf16", the same tensors as they are; "from_bf16", one call that makes FP8 of them first. And
     "quantize", only that, which has no out."""
     tensors = dict(zip("qkv", qkv))
-    fp8 = {name: torch.empty_like(x, dtype=torch.float8_e4m3fn) for name, x in tensors.items()}
-    scales = {f"{name}_scale": torch.empty(x.shape[0], x.shape[2], -(-x.shape[1] // BLOCK), device=x.device)
-              for name, x in tensors.items()}
-    outs = {way: torch.full_like(qkv[0], float("nan")) for way in ("", "bf16", "from_bf16")}
-    quantize = lib.quantize(tensors | {f"{name}_out": x for name, x in fp8.items()} | scales, rotate=1, backend=backend)
+    quantize, fp8 = lib.to_fp8(*qkv, backend=backend)
     quantize()
+    outs = {way: torch.full_like(qkv[0], float("nan")) for way in ("", "bf16", "from_bf16")}
     options = {"causal": int(causal), "backend": backend}
-    calls = {"": lib.fp8_forward(fp8 | scales | {"out": outs[""]}, **options),
+    calls = {"": lib.fp8_forward(fp8 | {"out": outs[""]}, **options),
              "bf16": lib.forward(*qkv, outs["bf16"], causal, backend),
              "from_bf16": lib.fp8_forward(tensors | {"out": outs["from_bf16"]}, **options, compute=lib.COMPUTE_FP8),
              "quantize": quantize}

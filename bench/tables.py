@@ -1,26 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/figures.md, and README.md's of speed, from the committed measurements in bench/results.
+"""Writes the tables of docs/figures.md, of docs/fp8.md, and README.md's of speed, from the committed measurements in bench/results.
 
     python3 bench/tables.py [--check]
 
-Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py and
-examples/07_train_gpt.py wrote, newest first.
+Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py,
+bench/needle.py and examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
 import json
-import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from needle_table import needle_tables
+from table_parts import NAMES, NOT_MEASURED, RESULTS, ROOT, libraries, median_range, source, table
+
 sys.path.insert(0, str(ROOT / "tools/codegen"))
 from generated_block import update  # noqa: E402
 
-RESULTS = ROOT / "bench/results"
-NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
-NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
 SPEED_PEERS = ("cudnn", "fa2", "fa3", "fa4")
 FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fa3_fp8": "FlashAttention-3, FP8 without scales",
              "fp8_gemm": "FP8 GEMM"}
@@ -28,8 +26,8 @@ FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "f
 
 def load():
     """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone, of calls from Python,
-    of trainings), each as (path, report), newest first; and the paths of other files."""
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, other = [], [], [], [], [], [], [], [], []
+    of trainings, of needles), each as (path, report), newest first; and the paths of other files."""
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, other = [], [], [], [], [], [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
@@ -46,23 +44,14 @@ def load():
             calls.append((path, report))
         elif report.get("example") == "train_gpt":
             trained.append((path, report))
+        elif "needle_points" in report:
+            needle.append((path, report))
         else:
             other.append(path)
     # The one with the most points of a day.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
     return *(sorted(reports, key=newest, reverse=True) for reports in
-             (gpu, backward, ragged, fp8, cpu, alone, calls, trained)), other
-
-
-def table(header, rows):
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-def source(path, report, up=""):
-    file, about = path.relative_to(ROOT), report.get("metadata", report)
-    commit = f", commit {about['commit']}" if about.get("commit") else ""
-    return f"[`{file}`]({up}{file}){commit}, {about['date'][:10]}"
+             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle)), other
 
 
 def mask(point):
@@ -89,10 +78,6 @@ def ratio_to_best(point):
     return min(ratios) if ratios else None
 
 
-def median_range(values):
-    return f"{min(values):.2f} … {max(values):.2f}, median {statistics.median(values):.2f}"
-
-
 def ceiling_text(c):
     """One measurement of `flash3 bench --ceiling` in words."""
     text = f"{c['tflops']:.0f} TFLOP/s at {c['sm_clock_mhz']:.0f} MHz"
@@ -104,13 +89,6 @@ def ceiling_heading(report):
         return ""
     runs = "; ".join(f"{when} the samples {ceiling_text(c)}" for when, c in report["ceiling"].items())
     return f" Ceiling (WGMMA alone on operands in shared memory): {runs}; shares are of the first."
-
-
-def libraries(report):
-    """The GPU and the versions of what was measured on it."""
-    frontend = f", its frontend {report['cudnn_frontend']}" if report.get("cudnn_frontend") else ""
-    fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
-    return f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}{frontend}{fa3}"
 
 
 def is_backward(report):
@@ -422,7 +400,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     summary = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -446,6 +424,7 @@ def main():
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
+    status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
     status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
     status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
     if status:

@@ -9,6 +9,7 @@ from check_bench_scripts import CEILING
 from sources import ROOT
 
 import draw  # noqa: E402, from bench/
+import needle_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
 
@@ -128,6 +129,29 @@ class Tables(unittest.TestCase):
         for line in ("| 0 … 9 | 5.0000 | 5.0000 |", "| 10 … 19 | 3.0000 | 2.0000 |", "| 15 … 24 | 3.0000 | 2.0000 |",
                      "| tokens/s | 12,345 | 9,999 |"):
             self.assertIn(line, text)
+
+    def test_needles(self):
+        path = ROOT / "bench/results/x.json"
+
+        def point(data, level, dim, found, gain):
+            got = {"found": found, "found_unquantised": 0.0, "near_unquantised": 0.75, "error": 0.03 - found / 100, "error_unquantised": 0.05,
+                   "gain": gain} | ({"retrieved": 1.0} if data != "one sign" else {})
+            libraries = {"flash3_bf16": got, "flash3_fp8": got} | ({"fa3_fp8": got} if dim == 64 else {})
+            return {"keys": 131072, "dim": dim, "data": data, "level": level, "weight": 0.5, "libraries": libraries,
+                    "refused": {} if dim == 64 else {"fa3_fp8": "no such head dim"}}
+
+        report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-22", "commit": "abc", "fa3": "a wheel", "rows": 256, "heads": 2,
+                  "seed": 1, "needle_points": [point("normal", "noise", 64, 1.0, 1.0), point("normal", "noise", 128, 0.5, 1.0),
+                                               point("one sign", "equal", 64, 1.0, 0.85), point("one sign", "equal", 128, 1.0, 0.9)]}
+        text = needle_table.needle_tables((path, report))
+        # Of the head dims the worst; bf16 is not compared with itself.
+        for line in ("| normal, just above noise | 131,072 | 100 %, 50 %, 2.5 % | 100 %, 50 %, 2.5 % | 100 %, 100 %, 2.0 % | 75 %, 5.0 % | 75 %, 5.0 % |",
+                     "| equal weights | 131,072 | 85.00 %, 2.00 % | 85.00 %, 2.00 % | 85.00 %, 2.00 % |", "512 rows a point", "head dims 64, 128.",
+                     "FlashAttention-3 of a wheel", "FlashAttention-3, FP8 at 131,072 keys, d 128: no such head dim", "commit abc, 2026-11-22"):
+            self.assertIn(line, text)
+        for table in text.split("\n\n")[1:3]:
+            self.assertEqual(len({row.count("|") for row in table.splitlines()}), 1)
+        self.assertEqual(needle_table.needle_tables(None), tables.NOT_MEASURED)
 
     def test_drawing(self):
         report = self.report()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/fp8.md from what bench/needle.py wrote."""
+from table_parts import NOT_MEASURED, source, table
+
+LIBRARIES = {"flash3_bf16": "flash3, bf16", "flash3_fp8": "flash3, FP8", "fa3_fp8": "FlashAttention-3, FP8",
+             "exact_sums": "exact sums of FP8"}
+WITHOUT_FP8 = ("flash3_bf16",)
+LEVELS = {"noise": "just above noise"}
+
+
+def percent(value, digits=0):
+    return f"{100 * value:.{digits}f} %"
+
+
+def worst(points, name, field):
+    """Of the head dims: the least share or gain, the largest error. None where the library has no result at any."""
+    values = [point["libraries"][name][field] for point in points if field in point["libraries"].get(name, {})]
+    if not values:
+        return None
+    return max(values) if field.startswith("error") else min(values)
+
+
+def cell(points, name, fields):
+    """fields: (field, digits of its percentage)."""
+    values = [(worst(points, name, field), digits) for field, digits in fields]
+    return ", ".join(percent(value, digits) for value, digits in values if value is not None)
+
+
+def grouped(points):
+    """Those that differ in their head dim alone, together: {(data, level, keys): points}."""
+    groups = {}
+    for point in points:
+        groups.setdefault((point["data"], point["level"], point["keys"]), []).append(point)
+    return groups
+
+
+def needles(points, names):
+    columns = [(f"{LIBRARIES[name]}: retrieved, found, error", name, (("retrieved", 0), ("found", 0), ("error", 1))) for name in names]
+    columns += [(f"{LIBRARIES[name]}, of 16 bits: near, error", name, (("near_unquantised", 0), ("error_unquantised", 1)))
+                for name in names if name not in WITHOUT_FP8]
+    rows = [[f"{data}, {LEVELS.get(level, level)}", f"{keys:,}", *(cell(of, name, fields) for _, name, fields in columns)]
+            for (data, level, keys), of in grouped(points).items()]
+    return table(["data, needle's weight", "keys", *(title for title, *_ in columns)], rows)
+
+
+def long_sums(points, names):
+    fields = ("gain", 2), ("error", 2)
+    rows = [[f"{level} weights", f"{keys:,}", *(cell(of, name, fields) for name in names)]
+            for (_, level, keys), of in grouped(points).items()]
+    return table(["values of one sign", "keys", *(f"{LIBRARIES[name]}: gain, error" for name in names)], rows)
+
+
+def needle_tables(found, up="../"):
+    """found: (path, report), or None."""
+    if found is None:
+        return NOT_MEASURED
+    path, report = found
+    points = report["needle_points"]
+    names = [name for name in LIBRARIES if any(name in point["libraries"] for point in points)]
+    dims = sorted({point["dim"] for point in points})
+    with_needle = [point for point in points if point["data"] != "one sign"]
+    without = [point for point in points if point["data"] == "one sign"]
+    fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
+    lines = [f"{report['device']}, torch {report['torch']}{fa3}; {report['rows'] * report['heads']} rows a point, seed {report['seed']}. Each figure is "
+             f"the worst of head dims {', '.join(map(str, dims))}."]
+    lines += [needles(with_needle, names)] if with_needle else []
+    lines += [long_sums(without, names)] if without else []
+    refusals = dict.fromkeys(f"{LIBRARIES.get(name, name)} at {point['keys']:,} keys, d {point['dim']}: {why}" for point in points
+                             for name, why in point["refused"].items())
+    if refusals:
+        lines.append("Without a result, in the libraries' own words: " + "; ".join(refusals) + ".")
+    return "\n\n".join([*lines, f"From {source(path, report, up)}."])

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the modules share that write tables of measurements: bench/tables.py and those behind it."""
+import pathlib
+import statistics
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
+NOT_MEASURED = "Not measured in this release: there is no file for it in `bench/results/`."
+NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "flex": "FlexAttention"}
+
+
+def table(header, rows):
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def source(path, report, up=""):
+    file, about = path.relative_to(ROOT), report.get("metadata", report)
+    commit = f", commit {about['commit']}" if about.get("commit") else ""
+    return f"[`{file}`]({up}{file}){commit}, {about['date'][:10]}"
+
+
+def median_range(values):
+    return f"{min(values):.2f} … {max(values):.2f}, median {statistics.median(values):.2f}"
+
+
+def libraries(report):
+    """The GPU and the versions of what was measured on it."""
+    frontend = f", its frontend {report['cudnn_frontend']}" if report.get("cudnn_frontend") else ""
+    fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
+    return f"{report['device']}, driver {report['driver']}, torch {report['torch']}, cuDNN {report['cudnn']}{frontend}{fa3}"

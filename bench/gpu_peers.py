@@ -104,15 +104,15 @@ def span(call, count):
     return start.elapsed_time(end) / count
 
 
-def calls_per_sample(call):
+def calls_per_sample(call, sample_ms=SAMPLE_MS):
     call()
     torch.cuda.synchronize()
-    return max(2, math.ceil(SAMPLE_MS / span(call, 3)))
+    return max(2, math.ceil(sample_ms / span(call, 3)))
 
 
-def measure(calls, samples):
+def measure(calls, samples, sample_ms=SAMPLE_MS):
     """Milliseconds of each call: [median, 10th percentile, 90th percentile]."""
-    count = {name: calls_per_sample(call) for name, call in calls.items()}
+    count = {name: calls_per_sample(call, sample_ms) for name, call in calls.items()}
     times, names = {name: [] for name in calls}, list(calls)
     for i in range(samples):
         for name in names[i % len(names):] + names[: i % len(names)]:

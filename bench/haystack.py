@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-FP8_BLOCK = 128
+from flash3_torch import FP8_BLOCK
+
 # What a needle weighs in the exact softmax; "noise": twice the root of the sum of the other weights' squares, so that of its row's
 # out the needle is four fifths of the energy on random values.
 LEVELS = ("noise", "0.5", "0.9", "0.99")

@@ -18,6 +18,8 @@ import unittest
 from sources import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
+import decode_peers  # noqa: E402
+import decode_points  # noqa: E402
 import peers  # noqa: E402
 import ragged_points  # noqa: E402
 import tables  # noqa: E402
@@ -89,6 +91,76 @@ class Arguments(unittest.TestCase):
             peers.ragged_points(args)
         args = peers.parse_args(["--lib", LIB, "--commit", "abc", "--peers", "fa3", "--fa3", LIB, "--fa3-build", "a wheel"])
         self.assertEqual((args.peers, args.fa3_build), (["fa3"], "a wheel"))
+
+
+class CachePoints(unittest.TestCase):
+    def said(self, arguments):
+        """(exit code, what is written) of decode_peers."""
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            try:
+                code = decode_peers.main(arguments)
+            except SystemExit as left:
+                code = left.code
+        return code, text.getvalue()
+
+    def test_list_names_each_once(self):
+        code, text = self.said(["--list"])
+        names = [line.split()[0] for line in text.splitlines()]
+        self.assertEqual((code, len(set(names))), (0, len(decode_points.cache_suite())))
+        for name in ("decode/b1/128k/h32x8/d128/dense", "decode/b64/4k/h32x8/d128/p1", "decode/b16/16k/q4/h32x8/d128/p64",
+                     "ragged/b256/8k/h32x8/d128/dense", "chunked/b4/16k/q512/h32x8/d128/p64", "mixed/b16/16k/q512/h32x8/d128/dense",
+                     "decode/b1/16k/h8x1/d128/p64", "decode/b16/16k/h32x8/d256/dense"):
+            self.assertIn(name, names)
+        some = self.said(["--list", "--filter", "^mixed.*p64$"])[1].splitlines()
+        self.assertEqual(len(some), 3)
+        self.assertTrue(all("mixed/" in line and "/p64" in line for line in some))
+
+    def test_counts(self):
+        point = decode_points.CachePoint(3, 100, 8, 2, 64, queries=5, page=16, kind="mixed")
+        self.assertEqual((point.lengths_q, point.cu_seqlens_q, point.pages_per_sequence, point.rows), ([1, 5, 5], [0, 1, 6, 11], 7, 3 * 112))
+        seen = sum(sum(1 for j in range(100) if j <= i + 100 - q) for q in point.lengths_q for i in range(q))
+        self.assertEqual(point.flops, 4 * 8 * 64 * seen)
+        self.assertEqual(point.kv_bytes, 3 * 100 * 2 * 2 * 64 * 2)
+        for point in decode_points.cache_suite():
+            self.assertGreaterEqual(point.buffers * point.kv_bytes, 640e6)
+            self.assertLessEqual(point.buffers * point.rows * point.row_bytes, 18e9)
+            self.assertTrue(point.calls >= 4 and point.calls % point.buffers == 0)
+
+    def test_ragged_lengths(self):
+        for point in decode_points.cache_suite():
+            lengths = point.lengths_k
+            self.assertEqual((len(lengths), max(lengths), lengths[0]), (point.batch, point.ctx, point.ctx))
+            if point.kind == "ragged":
+                self.assertGreaterEqual(min(lengths), point.ctx // 64)
+                below = sum(n < point.ctx / 8 for n in lengths) / len(lengths)  # half of them, by their logarithms
+                self.assertTrue(0.25 < below < 0.75, below)
+                self.assertEqual(lengths, point.lengths_k)
+
+    def test_errors(self):
+        good = ["--commit", "abc"]
+        for arguments, part in ((["--commit", ""], "--commit is empty"), ([*good, "--filter", "("], "--filter (:"),
+                                ([*good, "--filter", "zzz"], "--filter zzz: no point's name has a match"),
+                                ([*good, "--peers", "fa9"], "--peers names 'fa9'; there are fa3, cudnn"),
+                                ([*good, "--peers", "fa3"], "--peers names fa3: give --fa3"),
+                                ([*good, "--fa3", "/nonexistent", "--fa3-build", "x"], "there is no such file"),
+                                ([*good, "--fa3", LIB], "--fa3 needs --fa3-build"), ([*good, "--site", "/nonexistent"], "no such folder"),
+                                ([*good, "--samples", "1"], "--samples 1: at least 2"), ([*good, "--seconds", "-1"], "--seconds -1: not below 0"),
+                                ([*good, "--resume"], "--resume: there is no file of --json to go on with")):
+            code, text = self.said(arguments)
+            self.assertEqual(code, 2, arguments)
+            self.assertIn(part, text)
+        self.assertEqual(decode_peers.parse_args(good).peers, ["cudnn"])
+        self.assertEqual(decode_peers.parse_args([*good, "--fa3", LIB, "--fa3-build", "x"]).peers, ["fa3", "cudnn"])
+
+    def test_figures_are_of_a_call(self):
+        point = decode_points.CachePoint(1, 1024)
+        record = decode_peers.figures(point, {"flash3": [1.0, 0.9, 1.2]}, 4800)
+        self.assertEqual(record["us"], {"flash3": round(1000 / point.calls, 2)})
+        self.assertEqual(record["gbps"], {"flash3": round(point.kv_bytes * point.calls / 1e-3 / 1e9, 1)})
+        self.assertEqual(record["share_of_peak"], {"flash3": round(record["gbps"]["flash3"] / 4800, 4)})
+        self.assertAlmostEqual(record["spread_p10_p90"]["flash3"], 0.3)
+        self.assertNotIn("share_of_peak", decode_peers.figures(point, {}, None))
 
 
 class FakeTensor:

@@ -8,7 +8,8 @@ import xml.etree.ElementTree
 from check_bench_scripts import CEILING
 from sources import ROOT
 
-import draw  # noqa: E402, from bench/
+import decode_table  # noqa: E402, from bench/
+import draw  # noqa: E402
 import needle_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
@@ -152,6 +153,29 @@ class Tables(unittest.TestCase):
         for table in text.split("\n\n")[1:3]:
             self.assertEqual(len({row.count("|") for row in table.splitlines()}), 1)
         self.assertEqual(needle_table.needle_tables(None), tables.NOT_MEASURED)
+
+    def test_calls_on_a_cache(self):
+        path = ROOT / "bench/results/x.json"
+        about = {"kv_bytes": 1073741824, "sm_mhz": 1980, "watts": 400, "refused": {}, "kind": "decode", "tflops": {"flash3": 18.0, "fa3": 17.0},
+                 "spread_p10_p90": {"flash3": 0.004, "fa3": 0.011}}
+        points = [{**about, "case": "a", "us": {"flash3": 240.0, "fa3": 252.0, "cudnn": 228.0},
+                   "share_of_peak": {"flash3": 0.932, "fa3": 0.888, "cudnn": 0.981}},
+                  {**about, "case": "b", "kind": "mixed", "us": {"flash3": 500.04, "fa3": 450.0}, "tflops": {"flash3": 512.4, "fa3": 570.0},
+                   "refused": {"cudnn": "no such call"}},
+                  {**about, "case": "c", "us": {"fa3": 10.0}, "share_of_peak": {"fa3": 0.5}, "refused": {"flash3": "out errs by 1", "cudnn": "no such call"}}]
+        report = {"device": "NVIDIA H200", "driver": "1", "torch": "2.11", "cudnn": 91900, "cudnn_frontend": "1.32", "fa3": "a wheel", "commit": "abc",
+                  "date": "2026-11-24", "dtype": "bf16", "sample_ms": 5.0, "samples": 11, "missing": {}, "lost": {}, "failed": {"d": "no memory"},
+                  "cache_points": points}
+        text = decode_table.decode_points(path, report)
+        for line in ("| case | K and V, MB | flash3 µs | cuDNN µs | FlashAttention-3 µs | / cuDNN | / FlashAttention-3 | / the fastest | widest",
+                     "| `a` | 1074 | 240.0 (93 %) | 228.0 (98 %) | 252.0 (89 %) | 0.950 | 1.050 | 0.950 | 1.1 % | 1980 | 400 |",
+                     "| `b` | 1074 | 500.0 (512 TFLOP/s) |  | 450.0 (570 TFLOP/s) |  | 0.900 | 0.900 | 1.1 % | 1980 | 400 |",
+                     "| `c` | 1074 |  |  | 10.0 (50 %) |  |  |  | 1.1 %", "- flash3 / FlashAttention-3, over these 2 points: 0.90 … 1.05, median 0.97",
+                     "- flash3 / the fastest peer, decode: 0.95 … 0.95, median 0.95; flash3 leads at 0 of 1", "FlashAttention-3 of a wheel; bf16",
+                     "cuDNN: no such call (`b` and 1 more); flash3: out errs by 1 (`c`); `d`: no memory.", "commit abc, 2026-11-24"):
+            self.assertIn(line, text)
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        self.assertEqual(len({row.count("|") for row in rows}), 1)
 
     def test_drawing(self):
         report = self.report()

@@ -243,10 +243,10 @@ typedef struct flash3_forward_params {
    * These lie in the tensors' kind of memory; the CPU refuses what lies outside, Hopper clamps it,
    * as it does lengths. For float16, bfloat16 and (CPU) float32.
    *
-   * On Hopper, where no sequence can have more than 16 queries (seq_q, or max_seqlen_q of packed
-   * ones), a sequence's out and lse are the same bits with any of these, or with seqused_k and room
-   * for 256 keys or more alone, whatever that number is. Where one can have more they depend on
-   * max_seqlen_q and on how the cache is stored too, but not on other sequences.
+   * On Hopper a sequence of at most 16 queries has the same bits in out and lse with any of these,
+   * whatever that number is; or with seqused_k and room for 256 keys or more alone, where no
+   * sequence has more queries or they are packed. The bits of a sequence of more queries depend on
+   * max_seqlen_q and on how the cache is stored too. Those of other sequences never count.
    * @{ */
   flash3_tensor page_table;      /**< [batch, max_pages] int32 */
   flash3_tensor cache_batch_idx; /**< [batch] int32 */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, decode,
+// The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, decode, mixed,
 // backward, quantize and merge.
 #include <memory>
 #include <utility>
@@ -10,6 +10,7 @@
 #include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/device_info.hpp"
+#include "hopper/mixed/plan.hpp"
 #include "hopper/quantize/plan.hpp"
 
 namespace flash3 {
@@ -37,17 +38,19 @@ class HopperPlan final : public Plan<P> {
   }
 
   ScheduleNeeds schedule_needs() const override {
-    if constexpr (std::same_as<Decisions, DecodePlan>) return hopper::schedule_needs(decisions_);
+    if constexpr (kHasSchedule) return hopper::schedule_needs(decisions_);
     return {};
   }
   Status make_schedule(const P& problem, void* data) const override {
     FLASH3_CHECK(check_is_current(device_));
-    if constexpr (std::same_as<Decisions, DecodePlan>)
-      return hopper::make_schedule(problem, decisions_, data);
+    if constexpr (kHasSchedule) return hopper::make_schedule(problem, decisions_, data);
     return {};
   }
 
  private:
+  static constexpr bool kHasSchedule =
+      requires(const Decisions& decisions) { hopper::schedule_needs(decisions); };
+
   Device device_;
   Decisions decisions_;
 };
@@ -86,6 +89,7 @@ class HopperBackend final : public Backend {
 
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
     if (is_decode(problem)) return make_plan<DecodePlan>(problem, plan);
+    if (is_mixed(problem)) return make_plan<MixedPlan>(problem, plan);
     return make_plan<ForwardPlan>(problem, plan);
   }
   Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {

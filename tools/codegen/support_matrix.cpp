@@ -92,7 +92,7 @@ Answer ask_hopper(const Case& c) {
     const Status status = hopper::plan(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
-  ForwardPlan plan;
+  ForwardPlan plan;  // of a mixed call, too, whose prompts need it
   const Status status = hopper::plan(*problem, kDevice, &plan);
   return answer_of(plan, status);
 }

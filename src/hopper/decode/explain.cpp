@@ -55,10 +55,14 @@ void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation*
     out->add("why", "no query: all that there is to do is to append");
     return explain_append(problem, plan.append, out);
   }
-  const DecodeConfig& c = plan.kernel->config;
   out->add("kernel", plan.kernel->id);
   out->add("why", why_decode(problem));
   explain_append(problem, plan.append, out);
+  explain_attention(problem, plan, out);
+}
+
+void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
+  const DecodeConfig& c = plan.kernel->config;
   explain_scores(plan.kernel->capped ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
   out->add("tile", message(c.rows, " rows x ", c.tile_n, " keys"));
   out->add("rows", describe_rows(problem, plan));

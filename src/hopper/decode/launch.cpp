@@ -38,7 +38,7 @@ void* schedule_data(const ForwardProblem& problem, const DecodePlan& plan) {
   return static_cast<char*>(problem.workspace) + plan.schedule_offset;
 }
 
-Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan) {
+Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   const DecodeConfig& config = plan.kernel->config;
   DecodeParams params{};
   const TensorView q = rotated_q(problem, plan.append);
@@ -123,9 +123,12 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
 
 Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
   if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  if (!problem.has_output()) return {};
+  return problem.has_output() ? launch_attention(problem, plan) : Status();
+}
+
+Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan) {
   if (!problem.schedule) FLASH3_CHECK(make_schedule(problem, plan, schedule_data(problem, plan)));
-  return launch_attention(problem, plan);
+  return run_kernel(problem, plan);
 }
 
 }  // namespace flash3::hopper

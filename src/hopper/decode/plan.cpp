@@ -22,10 +22,6 @@ namespace {
 constexpr int64_t kSplitsOfSequence = 132;
 constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
 
-// What these kernels are for: no sequence has more queries. Fewer keys than that, where they are no
-// cache, the forward kernels read faster.
-constexpr int64_t kMostQueries = 16, kLeastKeys = 256;
-
 template <Element kElement, bool kCapped, int kRow>
 DecodeKernel kernel_of_row() {
   constexpr DecodeConfig c = kDecodeConfigs[kRow];
@@ -41,15 +37,11 @@ void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRo
   (list.push_back(kernel_of_row<kElement, kCapped, kRows>()), ...);
 }
 
-int64_t query_rows(const ForwardProblem& problem) {
-  return problem.seq_q * problem.queries_per_kv_head();
-}
-
 // The kernel of the narrowest head dims that has enough rows for all queries of a KV head, or else
 // the most.
-const DecodeKernel* find_kernel(const ForwardProblem& problem) {
+const DecodeKernel* find_kernel(const ForwardProblem& problem, Index most_queries) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
-  const int64_t rows = query_rows(problem);
+  const int64_t rows = most_queries * problem.queries_per_kv_head();
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel& kernel : decode_kernels()) {
     const DecodeConfig& c = kernel.config;
@@ -80,8 +72,10 @@ int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   return rows < kLeastBoxRows ? 0 : rows;
 }
 
-DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, int heads) {
+DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, Index most_queries,
+                   int heads) {
   DecodeRule rule{};
+  rule.most_queries = int(std::min<Index>(most_queries, kMaxLength));
   rule.mask = tile_mask_rule(problem.mask_rule);
   rule.tile_n = config.tile_n;
   rule.tile_queries = config.rows / heads;
@@ -96,7 +90,8 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, in
 // No more items than this, whatever the lengths.
 Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   const Sequences& q = problem.sequences_q;
-  const Index tile = rule.tile_queries, of_each = problem.batch * ceil_div(problem.seq_q, tile);
+  const Index tile = rule.tile_queries,
+              of_each = problem.batch * ceil_div(Index{rule.most_queries}, tile);
   return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
 }
 
@@ -120,7 +115,7 @@ Status check_sizes(const ForwardProblem& problem, Index items) {
 }
 
 bool has_few_queries(const ForwardProblem& problem) {
-  return problem.sequences_q.bounded && problem.seq_q <= kMostQueries;
+  return problem.sequences_q.bounded && problem.seq_q <= kMostDecodeQueries;
 }
 
 }  // namespace
@@ -143,12 +138,12 @@ bool is_decode(const ForwardProblem& problem) {
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
   return check_dtype(problem).ok() && has_few_queries(problem) &&
-         (!problem.sequences_k.bounded || problem.seq_k >= kLeastKeys);
+         (!problem.sequences_k.bounded || problem.seq_k >= kLeastDecodeKeys);
 }
 
 std::string why_decode(const ForwardProblem& problem) {
-  const std::string few = message("at most ", kMostQueries, " queries a sequence");
-  if (!problem.has_cache()) return message(few, ", and ", kLeastKeys, " keys or more");
+  const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
+  if (!problem.has_cache()) return message(few, ", and ", kLeastDecodeKeys, " keys or more");
   if (has_few_queries(problem)) return message(few, ", and k and v are a cache");
   return "k and v are a cache, and the forward kernels cannot read it: " +
          why_not_from_cache(problem);
@@ -160,8 +155,13 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   FLASH3_CHECK(check_softcap(problem));
   plan->append = plan_append(problem, &plan->workspace_bytes);
   if (!problem.has_output()) return check_sizes(problem, 0);
+  return plan_attention(problem, device, problem.seq_q, plan);
+}
+
+Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
+                      DecodePlan* plan) {
   FLASH3_CHECK(check_out_dtype(problem));
-  plan->kernel = find_kernel(problem);
+  plan->kernel = find_kernel(problem, most_queries);
   if (!plan->kernel)
     return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
@@ -169,7 +169,7 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   const int64_t group = problem.queries_per_kv_head();
   plan->heads = largest_divisor(group, config.rows);
   plan->groups_per_kv = int(group) / plan->heads;
-  plan->rule = rule_of(problem, config, plan->heads);
+  plan->rule = rule_of(problem, config, most_queries, plan->heads);
   plan->box_rows = box_rows(problem, config);
   plan->most_items = most_items(problem, plan->rule);
   FLASH3_CHECK(check_sizes(problem, plan->most_items));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which decode kernel runs a forward call of few queries, and with what: the one place that
-// decides, what it says of itself, and the launch.
+// Which decode kernel runs a forward call of few queries, or those sequences of a call that have
+// few, and with what: the one place that decides, what it says of itself, and the launch.
 #pragma once
 
 #include <span>
@@ -13,6 +13,10 @@
 #include "hopper/host/device_info.hpp"
 
 namespace flash3::hopper {
+
+// What these kernels are for: no sequence has more queries. Fewer keys than kLeastDecodeKeys, where
+// they are no cache, the forward kernels read faster.
+inline constexpr Index kMostDecodeQueries = 16, kLeastDecodeKeys = 256;
 
 struct DecodeKernel {
   std::string id;  // "decode_bf16_d128_8x64"
@@ -49,9 +53,18 @@ bool is_decode(const ForwardProblem& problem);
 std::string why_decode(const ForwardProblem& problem);
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan);
+// The attention alone, of the sequences that have at most so many queries. Of *plan the append and
+// the workspace in front of what is planned here are given.
+Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
+                      DecodePlan* plan);
+
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
 // What is appended, then the schedule, unless the caller has one, and then the attention.
 Status launch(const ForwardProblem& problem, const DecodePlan& plan);
+
+// Likewise without what is appended.
+void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
+Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan);
 
 // The schedule alone, which depends on the lengths.
 ScheduleNeeds schedule_needs(const DecodePlan& plan);

@@ -51,6 +51,7 @@ struct DecodeRule {
   DecodeLengths added;  // rows that the call appends
   const int* leftpad;   // or null
   TileMaskRule mask;
+  int most_queries;  // a sequence of more is not this call's: it counts as one of none
   int tile_n;        // keys of a tile
   int tile_queries;  // of an item
   int head_groups;   // heads that share an item, and so on for the next ones
@@ -108,7 +109,7 @@ FLASH3_HOST_DEVICE constexpr DecodeSequence decode_sequence(const DecodeRule& ru
   const int pad = rule.leftpad != nullptr ? clamped(rule.leftpad[b], 0, k.length) : 0;
   DecodeSequence s{};
   s.q_first = q.first;
-  s.q_length = q.length;
+  s.q_length = q.length > rule.most_queries ? 0 : q.length;
   s.k_first = k.first + pad;
   s.k_length = k.length - pad;
   if (rule.added.rows > 0)

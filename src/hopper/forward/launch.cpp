@@ -68,10 +68,14 @@ Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
 }  // namespace
 
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
+  return launch_attention(problem, plan);
+}
+
+Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) {
   const ForwardConfig& config = plan.kernel->config;
   ForwardParams params{};
 
-  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
   FLASH3_CHECK(encode_maps(problem, plan, &params));
 
   params.out_data = static_cast<unsigned short*>(problem.out.data);

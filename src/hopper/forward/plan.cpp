@@ -93,8 +93,7 @@ Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
 
 // To choose by: of a ragged call the batch does not count, so that each sequence has the same bits
 // whatever is beside it. Of a cache the bound of the keys does not either: a page table is often as
-// wide as the longest sequence needs. Its sequences are prompts and, where queries are ragged too,
-// as many that decode.
+// wide as the longest sequence needs.
 Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
                              const ForwardChoice& choice) {
   if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
@@ -105,14 +104,7 @@ Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
   typical.seq_k =
       problem.sequences_q.bounded ? std::max(kTypicalKeys, problem.seq_q) : kTypicalKeys;
   typical.sequences_k.bounded = true;
-  Estimate e = estimate_choice(typical, multiprocessors, choice);
-  if (!problem.sequences_q.packed && !problem.sequences_q.has_used) return e;
-  typical.seq_q = 1;
-  typical.sequences_q.bounded = true;
-  const Estimate decoding = estimate_choice(typical, multiprocessors, choice);
-  e.tiles += decoding.tiles;
-  e.us += decoding.us;
-  return e;
+  return estimate_choice(typical, multiprocessors, choice);
 }
 
 // The largest size that kernels count in 32 bits, besides lengths, heads and tiles.
@@ -349,6 +341,7 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   list.cache = problem.cache;
   if (problem.append.given) list.added = problem.append.sequences;
   list.batch = int(problem.batch);
+  list.least_queries = plan.least_queries;
   list.in_order = plan.slot_rows > 0;
   list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
   list.groups = int(problem.heads_q) / plan.pack.heads;

@@ -52,7 +52,8 @@ struct ForwardPlan {
   Estimate estimate;        // what it is expected to cost
   int multiprocessors = 0;  // of the device that it is for
 
-  AppendPlan append;  // what happens before
+  AppendPlan append;      // what happens before
+  int least_queries = 0;  // shorter sequences of a ragged batch are left out
   RowIndexing rows = RowIndexing::kBySequence;
   int box_keys = 0;  // rows of K and V that TMA loads at once
   PackedCopy q, k, v;
@@ -88,6 +89,8 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
 // Enqueues the call on the problem's stream: what is appended, the copies that the plan asks for,
 // the list of a ragged batch, the kernel.
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
+// Likewise without what is appended.
+Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // The best other way that shares tiles if the plan does not, or the reverse, and what it would
 // cost. No kernel: there is none.

@@ -35,7 +35,7 @@ __device__ ListedSequence make_rows(const VarlenScheduleParams& params, int b) {
 
   const int tiled = params.tiles_of_keys ? s.k_capacity : s.q_length,
             walked = params.tiles_of_keys ? s.q_length : s.k_length;
-  s.tiles = ceil_div(tiled, params.tile_rows);
+  s.tiles = s.q_length < params.least_queries ? 0 : ceil_div(tiled, params.tile_rows);
   long long groups = 1;
   if (params.bytes_per_row > 0)
     groups = max(1ll, params.bytes_at_a_time / max(1ll, walked * params.bytes_per_row)) *

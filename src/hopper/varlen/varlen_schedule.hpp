@@ -15,6 +15,7 @@ struct VarlenScheduleParams {
   KvCache cache;    // that k and v are, if any
   Sequences added;  // keys that the call has appended to it
   int batch;
+  int least_queries;  // shorter sequences have no tiles
   bool in_order;  // as they come, and not cut into tiles: first_tile and what follows are not used
 
   // The forward's tiles are of tile_rows queries, the backward's of so many keys.

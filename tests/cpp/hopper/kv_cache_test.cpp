@@ -72,6 +72,7 @@ struct Batch {
   int page_size = 16;          // 0: not paged
   uint64_t shuffle = 1;        // of the pages
   bool shares_first_page = false;
+  std::vector<int> queries = {};  // of each sequence, packed; empty: the shape's
 };
 
 struct Shape {
@@ -105,14 +106,17 @@ class CacheCall {
     for (int64_t b = 1; b < count && batch.shares_first_page; ++b)
       table[size_t(b * of_sequence)] = table[0];
     const int64_t row_k = s_.heads_k * s_.dim, row_q = s_.heads_q * s_.dim;
-    Bytes q(size_t(count * s_.queries * row_q) * 2),
+    std::vector<int> first_query{0};
+    for (size_t b = 0; b < batch.sequences.size(); ++b)
+      first_query.push_back(first_query[b] +
+                            (batch.queries.empty() ? s_.queries : batch.queries[b]));
+    Bytes q(size_t(first_query.back() * row_q) * 2),
         k(order.size() * size_t(size * row_k) * 2, kUnwritten), v = k;
     for (size_t b = 0; b < batch.sequences.size(); ++b) {
       const int sequence = batch.sequences[b], length = length_of(sequence);
       used.push_back(length);
-      const size_t of_q = q.size() / size_t(count);
-      cases::fill_normal(q.data() + b * of_q, FLASH3_BFLOAT16, int64_t(of_q / 2),
-                         uint64_t(3 * sequence));
+      cases::fill_normal(q.data() + first_query[b] * row_q * 2, FLASH3_BFLOAT16,
+                         (first_query[b + 1] - first_query[b]) * row_q, uint64_t(3 * sequence));
       for (Bytes* const to : {&k, &v}) {
         Bytes rows(size_t(length * row_k) * 2);
         cases::fill_normal(rows.data(), FLASH3_BFLOAT16, length * row_k,
@@ -128,7 +132,7 @@ class CacheCall {
         }
       }
     }
-    return run(batch, q, k, v, used, table, of_sequence);
+    return run(batch, first_query, q, k, v, used, table, of_sequence);
   }
 
  private:
@@ -138,9 +142,9 @@ class CacheCall {
     return static_cast<std::byte*>(buffers_.back().get());
   }
 
-  std::map<int, Bytes> run(const Batch& batch, const Bytes& q, const Bytes& k, const Bytes& v,
-                           const std::vector<int>& used, const std::vector<int>& table,
-                           int64_t of_sequence) {
+  std::map<int, Bytes> run(const Batch& batch, const std::vector<int>& first_query, const Bytes& q,
+                           const Bytes& k, const Bytes& v, const std::vector<int>& used,
+                           const std::vector<int>& table, int64_t of_sequence) {
     buffers_.clear();
     const auto count = int64_t(used.size());
     const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
@@ -153,8 +157,8 @@ class CacheCall {
     };
     const auto elements = int64_t(k.size()) / (size * s_.heads_k * s_.dim * 2);
     const Bytes out(q.size(), kUnwritten);
-    const int64_t rows = s_.heads_q * s_.queries;
-    const Bytes lse(size_t(count * rows) * 4, kUnwritten);
+    const int64_t total = first_query.back(), rows = s_.heads_q * s_.queries;
+    const Bytes lse(size_t(total * s_.heads_q) * 4, kUnwritten);
     flash3_forward_params p{};
     p.struct_size = sizeof p;
     p.q = tensor(place(q.data(), q.size()), count, s_.queries, s_.heads_q);
@@ -173,6 +177,18 @@ class CacheCall {
                       2,
                       {count, of_sequence},
                       {of_sequence, 1}};
+    if (!batch.queries.empty()) {
+      for (flash3_tensor* const t : {&p.q, &p.out})
+        *t = {t->data,
+              FLASH3_BFLOAT16,
+              3,
+              {total, s_.heads_q, s_.dim},
+              {s_.heads_q * s_.dim, s_.dim, 1}};
+      p.lse = {p.lse.data, FLASH3_FLOAT32, 2, {s_.heads_q, total}, {total, 1}};
+      p.cu_seqlens_q = {
+          place(first_query.data(), first_query.size() * 4), FLASH3_INT32, 1, {count + 1}, {1}};
+      p.max_seqlen_q = s_.queries;
+    }
     p.causal = s_.causal;
     p.softcap = s_.softcap;
     p.backend = FLASH3_BACKEND_HOPPER;
@@ -186,11 +202,15 @@ class CacheCall {
     memory_.copy_out(got_out.data(), p.out.data, got_out.size());
     memory_.copy_out(got_lse.data(), p.lse.data, got_lse.size());
     std::map<int, Bytes> results;
-    const auto of_out = int64_t(out.size()) / count, of_lse = int64_t(lse.size()) / count;
-    for (int64_t b = 0; b < count; ++b) {
-      Bytes& all = results[batch.sequences[size_t(b)]];
-      all.assign(got_out.begin() + b * of_out, got_out.begin() + (b + 1) * of_out);
-      all.insert(all.end(), got_lse.begin() + b * of_lse, got_lse.begin() + (b + 1) * of_lse);
+    for (size_t b = 0; b < batch.sequences.size(); ++b) {
+      const int64_t first = first_query[b], end = first_query[b + 1], row = s_.heads_q * s_.dim * 2;
+      Bytes& all = results[batch.sequences[b]];
+      all.assign(got_out.begin() + first * row, got_out.begin() + end * row);
+      for (int64_t h = 0; h < s_.heads_q; ++h) {
+        const int64_t at =
+            batch.queries.empty() ? int64_t(b) * rows + h * s_.queries : h * total + first;
+        all.insert(all.end(), got_lse.begin() + at * 4, got_lse.begin() + (at + end - first) * 4);
+      }
     }
     return results;
   }
@@ -289,6 +309,31 @@ TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
         }
       }
   }
+}
+
+// A sequence beside others that have more queries or fewer has the bits that it has alone.
+TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
+  for (const Shape& most : {Shape{.queries = 150}, Shape{.queries = 17, .heads_q = 2, .dim = 256},
+                            Shape{.queries = 40, .heads_k = 8, .dim = 64, .softcap = 20}})
+    for (const int page_size : {16, 128, 0}) {
+      SCOPED_TRACE(testing::Message()
+                   << most.queries << " queries of " << most.dim << ", pages of " << page_size);
+      Batch batch{.sequences = first_sequences(40), .page_size = page_size};
+      for (const int sequence : batch.sequences)
+        batch.queries.push_back(sequence % 3 == 0 ? most.queries - sequence % 2
+                                                  : sequence * 5 % 17);
+      const auto mixed = CacheCall(most, *memory_).run(batch);
+      for (const int sequence : batch.sequences) {
+        Shape alone = most;
+        const int queries = batch.queries[size_t(sequence)];
+        if (queries <= 16) alone.queries = queries;  // a prompt's bits depend on max_seqlen_q
+        const auto results =
+            CacheCall(alone, *memory_)
+                .run({.sequences = {sequence}, .page_size = page_size, .queries = {queries}});
+        ASSERT_TRUE(mixed.at(sequence) == results.at(sequence))
+            << "sequence " << sequence << ", " << queries << " queries";
+      }
+    }
 }
 
 // Sequences with one page in common, as of one prompt, give what copies of it give.

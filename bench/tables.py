@@ -27,7 +27,8 @@ FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "f
 
 def load():
     """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone, of calls from Python,
-    of trainings, of needles, of calls on a KV cache), each as (path, report), newest first; and the paths of other files."""
+    of trainings, of needles, of calls on a KV cache), each as (path, report), newest first, of the CPU the one of most cases; and the paths of
+    other files."""
     gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, other = [], [], [], [], [], [], [], [], [], [], []
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -53,8 +54,10 @@ def load():
             other.append(path)
     # The one with the most points of a day.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
-    return *(sorted(reports, key=newest, reverse=True) for reports in
-             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache)), other
+    cpu.sort(key=lambda item: len(item[1]["results"]), reverse=True)
+    lists = [reports if reports is cpu else sorted(reports, key=newest, reverse=True) for reports in
+             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache)]
+    return *lists, other
 
 
 def mask(point):
@@ -408,7 +411,7 @@ def main():
     summary = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
         summary.append(section("On the GPU, backward", newest_backward, gpu_summary))
-    summary += [section("On the CPU", cpu[:1], cpu_summary)]
+    summary += [section("On the CPU", cpu, cpu_summary)]
     everything = [section("Hopper, forward", gpu, gpu_points)]
     if backward:
         everything.append(section("Hopper, backward", backward, gpu_points))

@@ -18,13 +18,25 @@ constexpr size_t kCacheLine = 64;
 
 size_t whole_lines(size_t bytes) { return round_up(bytes, kCacheLine); }
 
-CpuTarget float_target(CpuTarget target) { return std::min(target, CpuTarget::kAvx3); }
+// What comes after kAvx3 are products of bfloat16.
+CpuTarget target_of(flash3_dtype dtype, CpuTarget target) {
+  return dtype == FLASH3_BFLOAT16 ? target : std::min(target, CpuTarget::kAvx3);
+}
+
+// The fastest. Nothing but products, the backward is as fast as these are, so that dot products pay
+// only where they are issued often enough.
+CpuTarget fastest_target(flash3_dtype dtype) {
+  const CpuTarget best = target_of(dtype, best_target(dtype));
+  return best == CpuTarget::kAvx3Zen4 && !has_fast_dot_products() ? CpuTarget::kAvx3 : best;
+}
 
 const BackwardKernel* kernel_of(CpuTarget target) {
   switch (target) {
 #if defined(__x86_64__)
     case CpuTarget::kAvx2: return &kAvx2Backward;
     case CpuTarget::kAvx3: return &kAvx3Backward;
+    case CpuTarget::kAvx3Zen4: return &kAvx3Zen4Backward;
+    case CpuTarget::kAmx: return &kAmxBackward;
 #endif
     default: return &kBaselineBackward;
   }
@@ -200,7 +212,7 @@ void sum_sink_terms(const BackwardProblem& p, const Space& space) {
 
 BackwardPlan plan_backward(const BackwardProblem& p, std::optional<CpuTarget> target) {
   BackwardPlan plan;
-  plan.target = float_target(target.value_or(best_target(FLASH3_FLOAT32)));
+  plan.target = target ? target_of(p.dtype, *target) : fastest_target(p.dtype);
   plan.kernel = kernel_of(plan.target);
   plan.tile = largest_tile(p);
   if (p.is_empty()) {

@@ -23,8 +23,8 @@ struct BackwardPlan {
   std::string why;
 };
 
-// target: the best that this machine has, unless a test asks for another. The arithmetic is
-// float32, for which nothing behind kAvx3 has more to offer: what comes after it counts as kAvx3.
+// target: the fastest that this machine has, unless a test asks for another. What comes after kAvx3
+// is for bfloat16 alone and counts as kAvx3 for other dtypes.
 BackwardPlan plan_backward(const BackwardProblem& problem,
                            std::optional<CpuTarget> target = std::nullopt);
 

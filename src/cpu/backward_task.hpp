@@ -96,6 +96,7 @@ struct BackwardKernel {
 extern const BackwardKernel kBaselineBackward;
 #if defined(__x86_64__)
 extern const BackwardKernel kAvx2Backward, kAvx3Backward;
+extern const BackwardKernel kAvx3Zen4Backward, kAmxBackward;  // bfloat16 only
 #endif
 
 }  // namespace flash3::cpu

@@ -35,17 +35,13 @@ std::string kernel_id(const char* direction, flash3_dtype dtype, CpuTarget cpu_t
   return message("cpu_", direction, "_", short_dtype(dtype), "_", target);
 }
 
-const char* float_arithmetic(flash3_dtype dtype) {
-  return dtype == FLASH3_FLOAT32 ? "float32" : "converted to float32";
-}
-
-const char* arithmetic(const ForwardProblem& problem, const AttentionPlan& plan) {
-  if (problem.dtype == FLASH3_BFLOAT16 && plan.target >= CpuTarget::kAvx3Zen4)
-    return plan.target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
-                                          : "bfloat16 dot products, summed in float32";
-  if (problem.dtype == FLASH3_FLOAT8_E4M3)
+const char* arithmetic(flash3_dtype dtype, CpuTarget target) {
+  if (dtype == FLASH3_BFLOAT16 && target >= CpuTarget::kAvx3Zen4)
+    return target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
+                                     : "bfloat16 dot products, summed in float32";
+  if (dtype == FLASH3_FLOAT8_E4M3)
     return "e4m3 values in float32 products; weights rounded to e4m3 times 256";
-  return float_arithmetic(problem.dtype);
+  return dtype == FLASH3_FLOAT32 ? "float32" : "converted to float32";
 }
 
 // A ragged batch has its lengths read when it runs: this is the most that there can be.
@@ -67,7 +63,7 @@ void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanati
   out->add("kernel", kernel_id("fwd", problem.dtype, plan.target));
   out->add("why", plan.why);
   out->add("instructions", target_name(plan.target));
-  out->add("arithmetic", arithmetic(problem, plan));
+  out->add("arithmetic", arithmetic(problem.dtype, plan.target));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
   if (problem.append.given)
@@ -84,7 +80,7 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
   out->add("kernel", kernel_id("bwd", problem.dtype, plan.target));
   out->add("why", plan.why);
   out->add("instructions", target_name(plan.target));
-  out->add("arithmetic", float_arithmetic(problem.dtype));
+  out->add("arithmetic", arithmetic(problem.dtype, plan.target));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
   out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));

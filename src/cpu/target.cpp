@@ -96,6 +96,15 @@ CpuTarget best_target(flash3_dtype dtype) {
   return best == CpuTarget::kAmx && dtype != FLASH3_BFLOAT16 ? CpuTarget::kAvx3Zen4 : best;
 }
 
+bool has_fast_dot_products() {
+#if defined(__x86_64__)
+  static const bool is_amd = (__builtin_cpu_init(), __builtin_cpu_is("amd") != 0);
+  return is_amd && supported().targets[supported().count - 1] >= CpuTarget::kAvx3Zen4;
+#else
+  return false;
+#endif
+}
+
 const std::string& why_no_amx() { return supported().why_no_amx; }
 
 }  // namespace flash3::cpu

@@ -26,6 +26,11 @@ std::span<const CpuTarget> supported_targets();
 // The fastest of them for this dtype: kAmx is for bfloat16 alone.
 CpuTarget best_target(flash3_dtype dtype);
 
+// Whether one of kAvx3Zen4's dot products, which does the work of two float32 multiply-adds, is
+// issued more than half as often as they are: on AMD's processors. On Intel's, which have AMX for
+// this, four multiply-adds take the time of one.
+bool has_fast_dot_products();
+
 // Why kAmx is not among them; "" if it is.
 const std::string& why_no_amx();
 

@@ -98,6 +98,31 @@ void packed_values<AmxWords>(const float* weights, int64_t weights_stride, const
   }
 }
 
+// c += a·b for the first `rows` rows.
+template <int kColumnTiles>
+HWY_INLINE void add_rows(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                         int64_t depth, int rows, float* c, int64_t c_stride) {
+  constexpr int kColumns = kColumnTiles * kTileWords;
+  alignas(64) float product[AmxWords::kStripRows][kColumns];
+  multiply_tiles<kColumnTiles>(a, a_stride, b, b_stride, depth);
+  store_tiles<kColumnTiles>(product[0], kColumns);
+  for (int r = 0; r < std::min(rows, AmxWords::kStripRows); ++r, c += c_stride)
+    for (int i = 0; i < kColumns; i += kLanes)
+      hn::Store(hn::Add(hn::Load(F32(), c + i), hn::Load(F32(), product[r] + i)), F32(), c + i);
+}
+
+template <>
+void packed_sum<AmxWords>(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                          int64_t depth, int vectors, int rows, float* c, int64_t c_stride) {
+  for (int i = 0; i < vectors; i += 2) {
+    const float* columns = b + i * kLanes;
+    if (i + 1 < vectors)
+      add_rows<2>(a, a_stride, columns, b_stride, depth, rows, c + i * kLanes, c_stride);
+    else
+      add_rows<1>(a, a_stride, columns, b_stride, depth, rows, c + i * kLanes, c_stride);
+  }
+}
+
 static_assert(kLanes == kTileWords && kPanelVectors % 2 == 0);
 
 }  // namespace

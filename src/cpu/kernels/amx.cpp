@@ -9,13 +9,19 @@
 #define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16,amx-tile,amx-bf16"
 #define FLASH3_NATIVE_BF16 1
 #define FLASH3_AMX 1
+// clang-format off: the second needs the first
 #include "cpu/kernels/attention-inl.hpp"
+#include "cpu/kernels/backward_pairs-inl.hpp"
+// clang-format on
 
 namespace flash3::cpu {
 #if defined(FLASH3_EMULATE_AMX)
 extern const AttentionKernel kEmulatedAmxKernel;
 const AttentionKernel kEmulatedAmxKernel{scratch_bytes, run_task};
+extern const BackwardKernel kEmulatedAmxBackward;
+const BackwardKernel kEmulatedAmxBackward{pair_scratch_bytes, run_pair_task};
 #else
 const AttentionKernel kAmxKernel{scratch_bytes, run_task};
+const BackwardKernel kAmxBackward{pair_scratch_bytes, run_pair_task};
 #endif
 }  // namespace flash3::cpu

@@ -8,8 +8,12 @@
 #undef HWY_TARGET_STR
 #define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
 #define FLASH3_NATIVE_BF16 1
+// clang-format off: the second needs the first
 #include "cpu/kernels/attention-inl.hpp"
+#include "cpu/kernels/backward_pairs-inl.hpp"
+// clang-format on
 
 namespace flash3::cpu {
 const AttentionKernel kAvx3Zen4Kernel{scratch_bytes, run_task};
+const BackwardKernel kAvx3Zen4Backward{pair_scratch_bytes, run_pair_task};
 }  // namespace flash3::cpu

@@ -124,6 +124,15 @@ void packed_values(const float* weights, int64_t weights_stride, const float* v,
   }
 }
 
+// c += a·b for one strip of packed rows and at most a panel of packed columns. Not more than `rows`
+// rows of c are written if the strip is longer than kVectorRows.
+template <class Words>
+void packed_sum(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth,
+                int vectors, [[maybe_unused]] int rows, float* c, int64_t c_stride) {
+  multiply_columns<Words, Into::kAdded, Words::kStripRows>(
+      PackedRows{a, a_stride}, PackedColumns{b, b_stride}, depth, vectors, nullptr, c, c_stride);
+}
+
 #if HWY_TARGET != HWY_SCALAR
 // Adds the 128-bit blocks of a vector.
 template <class D>

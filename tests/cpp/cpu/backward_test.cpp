@@ -51,11 +51,11 @@ struct Backward {
   }
 
   // Fills the results with the pattern, then computes them.
-  BackwardPlan run(CpuTarget target, int threads) {
+  BackwardPlan run(const TestTarget& target, int threads) {
     for (auto* t : {&tensors.dq, &tensors.dk, &tensors.dv})
       std::fill(t->bytes.begin(), t->bytes.end(), std::byte{0xFF});
     problem.num_threads = threads;
-    const BackwardPlan plan = plan_backward(problem, target);
+    const BackwardPlan plan = plan_backward_on(target, problem);
     Workspace workspace(plan.workspace_size + 64);
     BackwardProblem with_workspace = problem;
     const auto address = reinterpret_cast<uintptr_t>(workspace.data());
@@ -74,16 +74,9 @@ struct Backward {
   }
 };
 
-std::vector<CpuTarget> targets() {
-  std::vector<CpuTarget> all;
-  for (const CpuTarget target : supported_targets())
-    if (target <= CpuTarget::kAvx3) all.push_back(target);
-  return all;
-}
-
 void check(Backward& backward, int threads) {
-  for (const CpuTarget target : targets()) {
-    SCOPED_TRACE(target_name(target));
+  for (const TestTarget& target : backward_targets(backward.problem.dtype)) {
+    SCOPED_TRACE(target.name());
     backward.run(target, threads);
     EXPECT_EQ(backward.error(), "");
   }
@@ -137,7 +130,7 @@ TEST(Backward, SameBitsOnAnyNumberOfThreads) {
   for (const char* id : {"fp32/b2/q150/k600/h4x2/d64/causal", "bf16/b1/q300/k1100/h1/d128/full",
                          "fp16/b1/q300/k500/h1/d96/w150:0"}) {
     Backward backward(id);
-    for (const CpuTarget target : targets()) {
+    for (const TestTarget& target : backward_targets(backward.problem.dtype)) {
       const int keys = backward.run(target, 1).tile.keys;
       const auto& t = backward.tensors;
       const auto dq = t.dq.bytes, dk = t.dk.bytes, dv = t.dv.bytes;
@@ -147,9 +140,9 @@ TEST(Backward, SameBitsOnAnyNumberOfThreads) {
         if (threads == 16) {
           EXPECT_LT(plan.tile.keys, keys) << id;
         }
-        EXPECT_EQ(dq, t.dq.bytes) << id << " " << target_name(target) << " " << threads;
-        EXPECT_EQ(dk, t.dk.bytes) << id << " " << target_name(target) << " " << threads;
-        EXPECT_EQ(dv, t.dv.bytes) << id << " " << target_name(target) << " " << threads;
+        EXPECT_EQ(dq, t.dq.bytes) << id << " " << target.name() << " " << threads;
+        EXPECT_EQ(dk, t.dk.bytes) << id << " " << target.name() << " " << threads;
+        EXPECT_EQ(dv, t.dv.bytes) << id << " " << target.name() << " " << threads;
       }
     }
   }
@@ -196,17 +189,17 @@ TEST(Backward, AllScoresMinusInfinity) {
     for (int64_t i = 0; i < 10; ++i) set(t.q.view, i, 0, 1.f);
     for (int64_t j = 0; j < 30; ++j) set(t.k.view, j, 0, -kInf);
   });
-  for (const CpuTarget target : targets()) {
+  for (const TestTarget& target : backward_targets(backward.problem.dtype)) {
     backward.run(target, 1);
     const auto& t = backward.tensors;
     for (const auto* gradient : {&t.dq, &t.dk, &t.dv})
       for (int64_t s = 0; s < gradient->view.shape[1]; ++s)
-        EXPECT_EQ(static_cast<float*>(gradient->view.data)[s], 0.f) << target_name(target);
+        EXPECT_EQ(static_cast<float*>(gradient->view.data)[s], 0.f) << target.name();
   }
 }
 
 TEST(BackwardPlan, SmallCallsStayOnOneThreadAndLongOnesFillAll) {
-  EXPECT_EQ(Backward("fp32/b1/q16/k16/h4/d64/full").run(CpuTarget::kBaseline, 64).threads, 1);
+  EXPECT_EQ(Backward("fp32/b1/q16/k16/h4/d64/full").run({CpuTarget::kBaseline}, 64).threads, 1);
   Backward backward("bf16/b1/q1/k1/h1/d64/causal");
   BackwardProblem& p = backward.problem;
   p.seq_q = p.seq_k = 4096;
@@ -218,6 +211,26 @@ TEST(BackwardPlan, SmallCallsStayOnOneThreadAndLongOnesFillAll) {
     EXPECT_EQ(plan.tile.keys % kKeyAlignment, 0);
     EXPECT_EQ(plan.tile.rows % kBackwardStrip, 0);
   }
+}
+
+// Dot products where they are fast, tiles where there are some, and float32 for all other dtypes.
+TEST(BackwardPlan, TakesTheFastestTargetOfTheDtype) {
+  const auto target_for = [](const char* id) { return plan_backward(Backward(id).problem).target; };
+  const CpuTarget best = best_target(FLASH3_BFLOAT16);
+  const CpuTarget floats = std::min(best, CpuTarget::kAvx3);
+  EXPECT_EQ(target_for("fp32/b1/q9/k9/h1/d64/full"), floats);
+  EXPECT_EQ(target_for("fp16/b1/q9/k9/h1/d64/full"), floats);
+  const bool slow = best == CpuTarget::kAvx3Zen4 && !has_fast_dot_products();
+  EXPECT_EQ(target_for("bf16/b1/q9/k9/h1/d64/full"), slow ? floats : best);
+}
+
+// Rows, keys and head dims around the edges of tiles, strips and pairs.
+TEST(Backward, EdgesOfTiles) {
+  for (const char* queries : {"q9", "q31", "q32", "q33", "q49", "q95", "q97", "q193"})
+    for (const char* rest :
+         {"/k31/h1/d31x15/causal", "/k33/h1/d33x17/w5:9", "/k257/h2x1/d65x47/causal",
+          "/k300/h1/d96x49/w:3", "/k449/h3x1/d1x130/w40:"})
+      check(std::string("bf16/b1/") + queries + rest, 2);
 }
 
 // Far below the score matrix, and linear in the length.

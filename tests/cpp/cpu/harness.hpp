@@ -10,12 +10,14 @@
 #include "cases/check.hpp"
 #include "cases/tensors.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/backward.hpp"
 #include "oracle/attention_ref.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
 namespace flash3::cpu {
 #if defined(__x86_64__)
-extern const AttentionKernel kEmulatedAmxKernel;  // needs what kAvx3Zen4 needs
+extern const AttentionKernel kEmulatedAmxKernel;  // these need what kAvx3Zen4 needs
+extern const BackwardKernel kEmulatedAmxBackward;
 #endif
 }  // namespace flash3::cpu
 
@@ -41,6 +43,22 @@ inline std::vector<TestTarget> test_targets(flash3_dtype dtype) {
       all.push_back({CpuTarget::kAmx, true});
   }
   return all;
+}
+
+// The same for the backward: what comes after kAvx3 is for bfloat16 alone.
+inline std::vector<TestTarget> backward_targets(flash3_dtype dtype) {
+  std::vector<TestTarget> all;
+  for (const TestTarget& target : test_targets(dtype))
+    if (dtype == FLASH3_BFLOAT16 || target.target <= CpuTarget::kAvx3) all.push_back(target);
+  return all;
+}
+
+inline BackwardPlan plan_backward_on(const TestTarget& on, const BackwardProblem& problem) {
+  BackwardPlan plan = plan_backward(problem, on.target);
+#if defined(__x86_64__)
+  if (on.emulated) plan.kernel = &kEmulatedAmxBackward;
+#endif
+  return plan;
 }
 
 inline ForwardProblem to_problem(const flash3_forward_params& params) {

@@ -9,15 +9,8 @@
 namespace flash3::test {
 namespace {
 
-std::vector<CpuTarget> backward_targets() {
-  std::vector<CpuTarget> all;
-  for (const CpuTarget target : supported_targets())
-    if (target <= CpuTarget::kAvx3) all.push_back(target);
-  return all;
-}
-
-void run(BackwardProblem p, CpuTarget target) {
-  const BackwardPlan plan = plan_backward(p, target);
+void run(BackwardProblem p, const TestTarget& target) {
+  const BackwardPlan plan = plan_backward_on(target, p);
   Workspace workspace(plan.workspace_size + 64);
   const auto address = reinterpret_cast<uintptr_t>(workspace.data());
   p.workspace = reinterpret_cast<void*>((address + 63) / 64 * 64);
@@ -55,8 +48,9 @@ std::string find_error(const RaggedSpec& spec, const BackwardProblem& p, const G
 
 // The gradients are those of the sequences alone; unused tokens have 0, and nothing else was
 // written.
-void check_against_alone(RaggedBatch& batch, CpuTarget target, int threads, bool against_oracle) {
-  SCOPED_TRACE(target_name(target));
+void check_against_alone(RaggedBatch& batch, const TestTarget& target, int threads,
+                         bool against_oracle) {
+  SCOPED_TRACE(target.name());
   for (auto* t : {&batch.dq, &batch.dk, &batch.dv}) t->fill_pattern();
   BackwardProblem p = batch.backward();
   p.num_threads = threads;
@@ -95,14 +89,14 @@ TEST(RaggedBackward, EachSequenceIsAsAlone) {
   for_each_spec([](const RaggedSpec& spec, int threads) {
     RaggedBatch batch(spec);
     run_forward(batch);
-    for (const CpuTarget target : backward_targets()) {
+    for (const TestTarget& target : backward_targets(batch.spec.dtype)) {
       check_against_alone(batch, target, threads, true);
       if (spec.sink == FLASH3_DTYPE_NONE) continue;
       const ReferenceBackward ref = attention_backward_ref(batch.backward(), 1);
       const std::vector<float> dsink = batch.dsink();
       for (size_t h = 0; h < dsink.size(); ++h)
         EXPECT_NEAR(dsink[h], ref.dsink[h], ref.dsink_bound[h])
-            << "dsink of head " << h << " on " << target_name(target);
+            << "dsink of head " << h << " on " << target.name();
     }
   });
 }
@@ -121,7 +115,7 @@ TEST(RaggedBackward, OneGiantAmongManySmallOnes) {
   RaggedBatch batch(spec);
   run_forward(batch);
   for (const int threads : {1, 3, 16})
-    check_against_alone(batch, backward_targets().back(), threads, false);
+    check_against_alone(batch, backward_targets(batch.spec.dtype).back(), threads, false);
 }
 
 // Bits do not depend on threads, and the sink's sum over all sequences is among them.
@@ -137,7 +131,7 @@ TEST(RaggedBackward, SinkGradientHasTheSameBitsOnAnyNumberOfThreads) {
     RaggedBatch batch(spec);
     run_forward(batch);
     BackwardProblem p = batch.backward();
-    for (const CpuTarget target : backward_targets()) {
+    for (const TestTarget& target : backward_targets(p.dtype)) {
       p.num_threads = 1;
       run(p, target);
       const std::vector<float> once = batch.dsink();
@@ -145,7 +139,7 @@ TEST(RaggedBackward, SinkGradientHasTheSameBitsOnAnyNumberOfThreads) {
       for (const int threads : {1, 2, 3, 7, 16}) {
         p.num_threads = threads;
         run(p, target);
-        EXPECT_EQ(once, batch.dsink()) << threads << " on " << target_name(target);
+        EXPECT_EQ(once, batch.dsink()) << threads << " on " << target.name();
       }
     }
   }
@@ -164,9 +158,9 @@ TEST(RaggedBackward, SinkOfBlindRowsByHand) {
   for (int64_t b = 0; b < 2; ++b)
     for (Index i = 0; i < p.sequence(b).q.length; ++i)
       want += double{p.dlse.data[p.sequence(b).q.first + i]};
-  for (const CpuTarget target : backward_targets()) {
+  for (const TestTarget& target : backward_targets(p.dtype)) {
     run(p, target);
-    EXPECT_NEAR(batch.dsink()[0], want, 1e-6) << target_name(target);
+    EXPECT_NEAR(batch.dsink()[0], want, 1e-6) << target.name();
   }
 }
 
@@ -177,7 +171,7 @@ TEST(RaggedBackward, NoSequencesLeaveAZeroSinkGradient) {
   RaggedBatch batch(spec);
   BackwardProblem p = batch.backward();
   store_float(p.dsink.data, p.dsink.dtype, 0, 7.f);
-  run(p, CpuTarget::kBaseline);
+  run(p, {CpuTarget::kBaseline});
   EXPECT_EQ(batch.dsink(), (std::vector<float>{0.f, 0.f}));
 }
 

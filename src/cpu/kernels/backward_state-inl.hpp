@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a task of the backward knows whatever its products are made of: where rows lie, what they
+// see, the softmax of a row, and the order in which dQ is summed up. Included by backward-inl.hpp.
+
+#include <hwy/cache_control.h>
+
+#include "cpu/backward_task.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace flash3::cpu {
+namespace {
+
+// Floats from row to row of an array that is read down its columns: an odd number of cache lines,
+// so that neighbours do not compete for the same sets.
+constexpr int spread_stride(int columns) { return (ceil_div(columns, 16) | 1) * 16; }
+
+// Keys that dQ sums up before they join what is there. Blocks of keys are whole multiples of it, so
+// that their size does not change the sums; and that much of K stays in the first-level cache.
+constexpr int kDepth = kKeyAlignment;
+
+// S and dP of a row become P and dS for the keys that it sees, and 0 for all others.
+HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
+                                 float row_delta, int columns, float* p, float* ds) {
+  if (!own.empty()) {
+    // Base 2 only behind the difference: scale · log2 e, rounded, would be an error of the
+    // score's size, which lse, unlike the sum that the forward divides by, does not share.
+    const VecF scale = set(problem.softmax_scale), lse = set(row_lse), log2_e = set(float(kLog2E));
+    const VecF delta = set(row_delta);
+    const Index begin = own.begin / kLanes * kLanes;
+    if (problem.softcap > 0) {
+      const VecF cap = set(problem.softcap);
+      const VecF scale_over_cap = set(problem.softmax_scale / problem.softcap);
+      for (Index j = begin; j < own.end; j += kLanes) {
+        const Tanh t = tanh(hn::Mul(load(p + j), scale_over_cap));
+        const VecF weight = exp2(hn::Mul(hn::MulSub(t.value, cap, lse), log2_e));
+        store(weight, p + j);
+        store(hn::Mul(hn::Mul(weight, t.slope), hn::Sub(load(ds + j), delta)), ds + j);
+      }
+    } else {
+      for (Index j = begin; j < own.end; j += kLanes) {
+        const VecF weight = exp2(hn::Mul(hn::MulSub(load(p + j), scale, lse), log2_e));
+        store(weight, p + j);
+        store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
+      }
+    }
+  }
+  for (float* row : {p, ds}) {
+    std::fill(row, row + own.begin, 0.f);
+    std::fill(row + own.end, row + columns, 0.f);
+  }
+}
+
+template <class T>
+class BackwardState {
+ protected:
+  explicit BackwardState(const BackwardTask& task)
+      : task_(task),
+        p_(*task.problem),
+        blocks_(task.blocks),
+        keys_(blocks_.keys_of(task.key_block)) {}
+
+  const BackwardTask& task_;
+  const BackwardProblem& p_;
+  const BackwardBlocks& blocks_;
+  const Range keys_;
+
+  // The current block of rows, counted from its first row, and from the first key of the task.
+  Range rows_;
+  PackedRow row_[kMaxBackwardRows];
+  Range row_keys_[kMaxBackwardRows];  // keys that the row sees
+  float lse_[kMaxBackwardRows] = {}, delta_[kMaxBackwardRows] = {};
+
+  int64_t key_offset(const TensorView& t, Index j) const {
+    return row_offset(t, blocks_.sequence.batch, blocks_.sequence.k, j, task_.kv_head);
+  }
+  int64_t query_offset(const TensorView& t, PackedRow row) const {
+    return row_offset(t, blocks_.sequence.batch, blocks_.sequence.q, row.query, row.head);
+  }
+  const T* row_of_keys(const TensorView& t, Index j) const {
+    return static_cast<const T*>(t.data) + key_offset(t, j);
+  }
+  const T* row_of_queries(const TensorView& t, PackedRow row) const {
+    return static_cast<const T*>(t.data) + query_offset(t, row);
+  }
+  float value_of(const LseView& t, PackedRow row) const {
+    return t.data[row_offset(t, blocks_.sequence, row.query, row.head)];
+  }
+
+  template <class Out>
+  static void store_scaled(const float* row, float scale, int dim, Out* out) {
+    for (int d = 0; d < dim; d += kLanes)
+      store_first(hn::Mul(load(row + d), set(scale)), out + d, dim - d);
+  }
+  // A row of a gradient, T or float32.
+  void store_row(const float* row, float scale, int dim, const TensorView& t,
+                 int64_t offset) const {
+    if (p_.gradient_dtype == p_.dtype)
+      store_scaled(row, scale, dim, static_cast<T*>(t.data) + offset);
+    else
+      store_scaled(row, scale, dim, static_cast<float*>(t.data) + offset);
+  }
+
+  static void prefetch(const T* row, int dim) {
+    for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) hwy::Prefetch(row + d);
+  }
+
+  // Calls what(block of rows, the blocks of keys that it sees) for those that see this task's keys.
+  template <class What>
+  void for_each_row_block(const What& what) {
+    for (Index i = blocks_.row_blocks() - 1; i >= 0; --i) {
+      const Range seen = blocks_.key_blocks_of(i);
+      if (seen.begin > task_.key_block || task_.key_block >= seen.end) continue;
+      rows_ = blocks_.rows_of(i);
+      // Once for each row: a division takes as long as a load that misses a cache.
+      for (Index r = 0; r < rows_.size(); ++r)
+        row_[r] = packed_row(blocks_.group, task_.kv_head, rows_.begin + r);
+      what(i, seen);
+    }
+  }
+
+  // Rows of a head may be pages apart, where no hardware looks ahead.
+  void prefetch_behind(Index i) const {
+    constexpr int kAhead = 6;
+    if (i + kAhead >= rows_.size()) return;
+    prefetch(row_of_queries(p_.q, row_[i + kAhead]), p_.head_dim);
+    prefetch(row_of_queries(p_.dout, row_[i + kAhead]), p_.head_dim_v);
+    prefetch(row_of_queries(p_.out, row_[i + kAhead]), p_.head_dim_v);
+  }
+
+  // lse and delta = dout·out − dlse of row i.
+  void load_sums(Index i) {
+    const PackedRow row = row_[i];
+    const T *dout = row_of_queries(p_.dout, row), *out = row_of_queries(p_.out, row);
+    VecF sum = set(0.f);
+    for (int d = 0; d < p_.head_dim_v; d += kLanes)
+      sum = hn::MulAdd(load_first(dout + d, p_.head_dim_v - d),
+                       load_first(out + d, p_.head_dim_v - d), sum);
+    delta_[i] = hn::GetLane(hn::SumOfLanes(F32(), sum));
+    if (p_.dlse.data) delta_[i] -= value_of(p_.dlse, row);
+    lse_[i] = value_of(p_.lse, row);
+  }
+
+  // What rows first … last of the block see of the task's keys.
+  Range keys_seen_by(Index first, Index last) const {
+    const Range seen =
+        blocks_.sequence.mask.keys({row_[first].query, row_[last].query + 1}, blocks_.keys());
+    const Index begin = std::clamp(seen.begin, keys_.begin, keys_.end);
+    return {begin - keys_.begin, std::clamp(seen.end, begin, keys_.end) - keys_.begin};
+  }
+
+  // What rows of the block see some of the task's keys [first, last), counted from its first.
+  Range rows_that_see(Index first, Index last) const {
+    const Range seen =
+        blocks_.rows_that_see({keys_.begin + first, std::min(keys_.begin + last, keys_.end)});
+    const Index begin = std::clamp(seen.begin, rows_.begin, rows_.end);
+    return {begin - rows_.begin, std::clamp(seen.end, begin, rows_.end) - rows_.begin};
+  }
+
+  // Fills row_keys_; true if every row sees every key.
+  bool find_keys_of_rows() {
+    bool all = true;
+    std::fill_n(row_keys_, kMaxBackwardRows, Range{});
+    for (Index i = 0; i < rows_.size(); ++i) {
+      // Gradients of a row that saw nothing are zero, even if it was the scores that hid all keys.
+      if (lse_[i] != -kInfinity) row_keys_[i] = keys_seen_by(i, i);
+      all = all && row_keys_[i].size() == keys_.size();
+    }
+    return all;
+  }
+
+  // Calls add(dq, stride) for the sums of the block of rows once all keys before the task's have
+  // been added. seen: the blocks of keys that these rows see.
+  template <class Add>
+  void add_in_order(Index row_block, Range seen, const Add& add) {
+    std::atomic<int>& next_keys = task_.next_keys[row_block];
+    const int own = static_cast<int>(task_.key_block);
+    for (int now; (now = next_keys.load(std::memory_order_acquire)) != own;) next_keys.wait(now);
+    const int stride = dq_stride(p_.head_dim);
+    float* dq = task_.dq + rows_.begin * stride;
+    if (seen.begin == task_.key_block) {
+      std::fill_n(dq, round_up(rows_.size(), kBackwardStrip) * stride, 0.f);
+      if (task_.sink_terms)
+        for (Index i = 0; i < rows_.size(); ++i)
+          task_.sink_terms[rows_.begin + i] = sink_term(p_, row_[i].head, lse_[i], delta_[i]);
+    }
+    add(dq, stride);
+    if (seen.end - 1 == task_.key_block)
+      for (Index i = 0; i < rows_.size(); ++i)
+        store_row(dq + i * stride, p_.softmax_scale, p_.head_dim, p_.dq,
+                  query_offset(p_.dq, row_[i]));
+    next_keys.store(own + 1, std::memory_order_release);
+    next_keys.notify_all();
+  }
+};
+
+}  // namespace
+}  // namespace flash3::cpu
+HWY_AFTER_NAMESPACE();

@@ -123,6 +123,25 @@ TEST_F(RecordTest, RandomProblemsAddUp) {
   EXPECT_GT(noted()["parts"]["random"]["passed"], before["parts"]["random"]["passed"]);
 }
 
+// A slow machine does not reach the counts in one run: the next one has the next seed.
+TEST_F(RecordTest, GoesOnWithTheNextSeed) {
+  ASSERT_EQ(record("--part random --random 0.3").exit_code, 0);
+  json file = noted();
+  for (const char* part : {"full", "backward", "ragged", "ragged-backward", "quantize", "decode",
+                           "accuracy", "repeat", "sanitizer"})
+    file["parts"][part] = {{"passed", 1}, {"failed", 0}};
+  json& random = file["parts"]["random"];
+  random["forward"] = 100'000 - 3 * random["forward"].get<int64_t>();
+  random["backward"] = 50'000;
+  std::ofstream(path("record.json")) << file;
+  const Outcome o = record("--random 0.3 --seed 50");
+  ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("all parts are there"), std::string::npos) << o.out;
+  const json runs = noted()["parts"]["random"]["runs"];
+  ASSERT_GE(runs.size(), 3u) << runs;
+  for (size_t i = 1; i < runs.size(); ++i) EXPECT_EQ(runs[i]["seed"], 49 + i);
+}
+
 TEST_F(RecordTest, RefusesWhatIsNoRecordOfThisBackend) {
   const std::string arguments = "verify --backend cpu --record " + path("record.json");
   std::ofstream(path("record.json")) << "{}";

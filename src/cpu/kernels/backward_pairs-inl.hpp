@@ -245,6 +245,8 @@ class PairRunner : BackwardState<Bf16> {
   void add_to_queries(float* dq, int stride) {
     const PairBuffers& b = buffers_;
     const int depth = blocks_.tile.keys / 2;
+    // Rows behind these are the next block's, which another thread may be at.
+    const Index own_rows = round_up(rows_.size(), kBackwardStrip);
     for (Index first = 0; first < keys_.size(); first += kDepth)
       for (int column = 0; column < p_.head_dim; column += kPanel) {
         const int vectors = std::min(kPanelVectors, ceil_div(p_.head_dim - column, kLanes));
@@ -256,8 +258,7 @@ class PairRunner : BackwardState<Bf16> {
           if (seen.empty() || begin >= end) continue;
           packed_sum<Words>(b.ds_rows + row * b.ds_stride + begin, b.ds_stride,
                             k + begin * vectors * kLanes, vectors * kLanes, end - begin, vectors,
-                            static_cast<int>(round_up(rows_.size() - row, kBackwardStrip)),
-                            dq + row * stride + column, stride);
+                            static_cast<int>(own_rows - row), dq + row * stride + column, stride);
         }
       }
   }

@@ -19,8 +19,11 @@ struct DecodeConfig {
   int stages = 0;
 
   FLASH3_HOST_DEVICE constexpr int threads() const { return 256; }  // producers, consumers
+  FLASH3_HOST_DEVICE constexpr int tile_bytes() const {             // of K and V
+    return tile_n * (head_dim + head_dim_v) * 2;
+  }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int tiles = stages * tile_n * (head_dim + head_dim_v) * 2;
+    const int tiles = stages * tile_bytes();
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
     return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes;
@@ -49,8 +52,9 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
 };
 // clang-format on
 
-// Of an item: merging more takes longer than one KV head's keys.
-inline constexpr int kMostDecodeSplits = 64;
+// Of an item, and what they are merged into first (work.hpp).
+inline constexpr int kMostDecodeSplits = 128, kSplitsPerFold = 8;
+inline constexpr int kMostDecodeFolds = kMostDecodeSplits / kSplitsPerFold;
 inline constexpr int kMaxDecodeBlocks = 192;  // of a launch
 
 inline constexpr int kMaxDecodeShared = 227 * 1024;

@@ -390,7 +390,9 @@ class DecodeConsumer {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       if (!parts.no_all)
-        store(parts.all, run.rows, run.has_first ? params_.slots - 2 + i : parts.slot);
+        store(parts.all, run.rows,
+              run.has_first ? params_.slots - (i == 0 ? kFirstFoldsSlot : kBegunFoldSlot)
+                            : parts.slot);
       parts.all = parts.fold;
       parts.no_all = parts.no_fold;
     }

@@ -3,7 +3,7 @@
 //
 //   warpgroup 0   brings K and V into shared memory (load.cuh), and the runs (work.cuh)
 //   warpgroup 1   products, softmax (consume.cuh)
-//   all           merging of an item that blocks share (share.cuh)
+//   all           merging of what blocks share (share.cuh)
 #pragma once
 
 #include "hopper/decode/consume.cuh"
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     load_keys<Traits>(params, shared);
   // Behind all that other blocks may wait for: who looked for parts before would be in the way.
   wait(&shared.runs.ended, 0, "runs_ended");
-  if (shared.runs.merged.merges) merge_item<Traits>(params, shared.runs.merged, shared.runs.list);
+  if (shared.runs.merged.exists) merge_parts<Traits>(params, shared.runs.merged, shared.runs.lists);
 }
 
 }  // namespace flash3::hopper

@@ -29,7 +29,8 @@ CacheView cache_view(const TensorView& t) {
 
 DecodeSchedule schedule_at(void* data, const DecodePlan& plan) {
   char* const begin = static_cast<char*>(data);
-  return {reinterpret_cast<DecodeRun*>(begin), reinterpret_cast<int*>(begin + plan.lists_offset)};
+  return {reinterpret_cast<DecodeRun*>(begin),
+          reinterpret_cast<MergeLists*>(begin + plan.lists_offset)};
 }
 
 // Where the call's own schedule lies, or the caller's.

@@ -111,7 +111,8 @@ struct GatheredRows {
   static constexpr int kAtOnce = 32 / kPieces;
   static constexpr int kCount = Tile::kRows / kLoaderWarps;
   static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows where one row of each is
-  static_assert(kAtOnce >= 1 && kCount % kAtOnce == 0);
+  static constexpr int kSteps = 8 / kAtOnce;            // then the swizzle repeats
+  static_assert(kAtOnce >= 1 && 8 % kAtOnce == 0 && kCount % 32 == 0);
 
   static __device__ __forceinline__ int first() { return warp_in_warpgroup() * kCount; }
 };
@@ -123,26 +124,35 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
-  const int in_step = lane / Rows::kPieces, row = Rows::first() + in_step;
+  const int in_step = lane / Rows::kPieces;
   const bool copies = in_step < Rows::kAtOnce;  // lanes too many do not
-  const auto source_of = [&](int i) {
-    return of_lane(kGroups == 1 || i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
-  };
   if (view.by_pieces) {
     const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
-    // Without a branch inside, copies leave one behind the other; more code takes long to fetch.
-#pragma unroll 4
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
-      const unsigned short* const source = source_of(i);  // by all lanes
-      if (copies) copy_async_16(tile + Tile::offset(row + i, col), source + from_col, bytes);
-    }
+    uint8_t* to[Rows::kSteps];
+#pragma unroll
+    for (int s = 0; s < Rows::kSteps; ++s)
+      to[s] = tile + Tile::offset(Rows::first() + s * Rows::kAtOnce + in_step, col);
+      // A warp leaves a copy about as fast as it has its address: without a branch, and with what
+      // repeats computed before. More than eight rows in a row take long to fetch.
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+#pragma unroll 1
+      for (int i = 0; i < 32; i += 8)
+#pragma unroll
+        for (int s = 0; s < Rows::kSteps; ++s) {
+          const unsigned short* const source =
+              of_lane(sources[g], i + s * Rows::kAtOnce + in_step);  // by all lanes
+          if (copies)
+            copy_async_16(to[s] + (32 * g + i) * Tile::kRowBytes, source + from_col, bytes);
+        }
     arrive_behind_copies(full);
   } else {
 #pragma unroll 1
     for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
-      const unsigned short* const source = source_of(i);
+      const unsigned short* const source =
+          of_lane(i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
       if (copies)
-        *reinterpret_cast<uint4*>(tile + Tile::offset(row + i, col)) =
+        *reinterpret_cast<uint4*>(tile + Tile::offset(Rows::first() + i + in_step, col)) =
             load_piece(source, col, view.dim);
     }
     arrive(full);

@@ -3,6 +3,7 @@
 // and device, so no <cstdint>.
 #pragma once
 
+#include "hopper/decode/config.hpp"
 #include "hopper/decode/work.hpp"
 #include "hopper/device/views.h"
 
@@ -30,20 +31,23 @@ struct alignas(128) DecodeRun {
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  int merges;  // this block merges the item, of so many parts
-  int parts;
-  int next;  // the block's next run
+  short merges, folds;          // the block merges the item, of so many parts: its folds
+  short fold_parts, ends_item;  // it merges a shared fold, of so many parts; the item's last one
+  int next;                     // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 
-// What a schedule kernel has made of a call's lengths (schedule.cuh).
-struct DecodeSchedule {
-  DecodeRun* runs;  // the first of each block, then all others
-  int* lists;       // of each block, the parts of the item that it merges
+// The parts that a block merges, in order: numbers among all slots.
+struct MergeLists {
+  int fold[kSplitsPerFold];  // of the fold that it shares with blocks in front of it
+  int folds[kMostDecodeFolds];
 };
 
-// A part on a list is its number among all slots, plus this where it ends a fold.
-inline constexpr int kEndsFold = 1 << 30;
+// What a schedule kernel has made of a call's lengths (schedule.cuh).
+struct DecodeSchedule {
+  DecodeRun* runs;    // the first of each block, then all others
+  MergeLists* lists;  // of each block
+};
 
 struct DecodeParams {
   TensorMap k, v;  // boxes of box_rows rows; unless rows are gathered

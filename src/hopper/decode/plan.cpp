@@ -8,6 +8,7 @@
 #include "core/message.hpp"
 #include "hopper/decode/instances.hpp"
 #include "hopper/decode/params.h"
+#include "hopper/decode/shares.hpp"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/tensor_map.hpp"
@@ -15,12 +16,13 @@
 namespace flash3::hopper {
 namespace {
 
-// Splits of a sequence, over all KV heads: one for each multiprocessor of an H100, so that a single
-// sequence keeps them busy; twice as many of a long one, so that lengths that differ share them
-// evenly. One KV head has kMostDecodeSplits at most. Fixed, so that results are the same on every
-// device.
-constexpr int64_t kSplitsOfSequence = 132;
-constexpr int kLeastSplitKeys = 128, kLongSequence = 32768;
+// Splits of a sequence, over all KV heads. Half of the multiprocessors of an H100 read nearly as
+// fast as all, and merging takes longer the more splits there are; a tile of 32 KB takes as long as
+// one of 64, so that there are twice as many. Fixed, so that results are the same on every device.
+constexpr int64_t kSplitsOfSequence = 64;
+constexpr int64_t kMostShortSplits = 32, kLeastSplitTiles = 2;
+// Longer splits, times the KV heads, would leave lengths that differ shared unevenly.
+constexpr int64_t kTilesOfSplits = 8;
 
 template <Element kElement, bool kCapped, int kRow>
 DecodeKernel kernel_of_row() {
@@ -80,10 +82,11 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   rule.tile_n = config.tile_n;
   rule.tile_queries = config.rows / heads;
   rule.head_groups = int(problem.heads_q) / heads;
-  rule.splits =
-      int(std::clamp<int64_t>(kSplitsOfSequence / problem.heads_k, 1, kMostDecodeSplits / 2));
-  rule.least_tiles = ceil_div(kLeastSplitKeys, config.tile_n);
-  rule.long_tiles = kLongSequence / config.tile_n;
+  const int64_t heads_k = problem.heads_k,
+                splits = kSplitsOfSequence * (config.tile_bytes() > 32768 ? 1 : 2);
+  rule.splits = int(std::clamp<int64_t>(splits / heads_k, 1, kMostShortSplits));
+  rule.least_tiles = kLeastSplitTiles;
+  rule.most_tiles = int(std::min(kTilesOfSplits * heads_k, 8 * kTilesOfSplits));
   return rule;
 }
 
@@ -175,12 +178,11 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   FLASH3_CHECK(check_sizes(problem, plan->most_items));
 
   const int tiles = int(ceil_div(std::max<int64_t>(problem.seq_k, 1), int64_t{config.tile_n}));
-  // A shorter sequence may have more splits than the longest.
-  plan->most_splits = std::min(2 * plan->rule.splits, ceil_div(tiles, plan->rule.least_tiles));
+  plan->most_splits = std::min(kMostDecodeSplits, ceil_div(tiles, plan->rule.least_tiles));
   const int64_t items = plan->most_items;
   const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
-  plan->grid = int(
-      std::min({items * plan->most_splits, int64_t{multiprocessors}, int64_t{kMaxDecodeBlocks}}));
+  // More blocks than splits: where they are few, even shares of the cost are not one each.
+  plan->grid = int(std::min({items * tiles, int64_t{multiprocessors}, int64_t{kMaxDecodeBlocks}}));
   const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;
@@ -188,12 +190,11 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   reserve_workspace((size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun),
                     &plan->schedule_bytes);
   if (plan->most_splits > 1)
-    plan->lists_offset = reserve_workspace(size_t(plan->grid) * kMostDecodeSplits * sizeof(int),
-                                           &plan->schedule_bytes);
+    plan->lists_offset =
+        reserve_workspace(size_t(plan->grid) * sizeof(MergeLists), &plan->schedule_bytes);
   plan->schedule_offset = reserve_workspace(plan->schedule_bytes, &plan->workspace_bytes);
   if (plan->most_splits == 1) return {};
-  const int folds = ceil_div(plan->most_splits, kSplitsPerFold) + 1;
-  plan->slots = kSplitsPerFold - 1 + folds + 2;
+  plan->slots = slots_of_block(plan->most_splits);
   const size_t part_bytes = size_t(config.part_units()) * 16;
   plan->parts_offset = reserve_workspace(size_t(plan->grid) * size_t(plan->slots) * part_bytes,
                                          &plan->workspace_bytes);

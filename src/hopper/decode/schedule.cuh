@@ -7,6 +7,7 @@
 
 #include "hopper/decode/config.hpp"
 #include "hopper/decode/params.h"
+#include "hopper/decode/shares.hpp"
 #include "hopper/device/ptx/arithmetic.cuh"
 #include "hopper/device/ptx/sync.cuh"
 
@@ -215,6 +216,7 @@ class RunWalk {
     run.has_first = from == s.split_begin;
     run.is_whole = run.has_first && to == s.split_end;
     run.merges = !run.has_first && to == s.split_end;
+    run.folds = run.fold_parts = run.ends_item = 0;
     of_item.cost = item_cost(rule, s);
     of_item.at = at_.head_group * of_group_ + at_.before + DecodeCost(item) * of_item.cost;
     of_item.split_begin = s.split_begin;
@@ -228,30 +230,6 @@ class RunWalk {
   int split_;
   bool is_new_ = true;
   DecodeSequence sequence_{};
-};
-
-// Counts the parts that a block leaves of an item, and numbers them: those of whoever has the first
-// split are its last two slots, finished folds and the one begun; those of another are single
-// splits up to the next fold, and then folds, from slot 0 on.
-struct PartCount {
-  int singles, folds;  // of one that begins inside the item
-  bool has_folds, has_begun;
-
-  // Of the run of a block that has the splits from `from` to `to` of the sequence.
-  __device__ __forceinline__ static PartCount of(const ItemRun& item, int from, int to) {
-    const TileMask::Range splits = item.run.splits;
-    const int begin = max(from, splits.begin) - splits.begin,
-              end = min(to, splits.end) - splits.begin;
-    if (begin >= end) return {};
-    if (from == item.split_begin) {
-      const bool is_all = end == splits.size();
-      return {0, 0, is_all || end >= kSplitsPerFold, !is_all && end % kSplitsPerFold != 0};
-    }
-    const int head = (kSplitsPerFold - begin % kSplitsPerFold) % kSplitsPerFold;
-    const int singles = min(head, end - begin);
-    return {singles, ceil_div(end - begin - singles, kSplitsPerFold), false, false};
-  }
-  __device__ __forceinline__ int count() const { return singles + folds + has_folds + has_begun; }
 };
 
 // Where the blocks that share the item begin in it, from the first of the returned blocks to the
@@ -276,48 +254,70 @@ __device__ __forceinline__ TileMask::Range find_sharers(const DecodeSchedulePara
   return {first, last};
 }
 
-// Which parts make up an item, in order. By one warp, each lane for one block at a time. A part is
-// its number among all slots, plus kEndsFold where it ends a fold.
-__device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, ItemRun& item,
-                                           const TileMask::Range& blocks, const short* starts) {
+// Of a block that has the splits from `from` to `to` of the sequence.
+__device__ __forceinline__ BlockShare share_of(const ItemRun& item, int from, int to) {
+  return BlockShare::of(item.run.splits, from == item.split_begin, from, to);
+}
+
+// Lists slots of the blocks that share an item, in order, and returns how many; slots_of: of a
+// block's share. By one warp, each lane for one block at a time.
+template <class SlotsOf>
+__device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, const ItemRun& item,
+                                          const TileMask::Range& blocks, const short* starts,
+                                          int* list, const SlotsOf& slots_of) {
   const int lane = threadIdx.x % 32;
-  DecodeRun& run = item.run;
-  int* const list = params.schedule.lists + blockIdx.x * kMostDecodeSplits;
   int count = 0;
 #pragma unroll 1
   for (int i0 = 0; blocks.begin + i0 < blocks.end; i0 += 32) {
     const int i = i0 + lane, block = blocks.begin + i;
-    const int from = block < blocks.end ? starts[i] : 0,
-              to = block < blocks.end ? starts[i + 1] : 0;
-    const PartCount parts = from < to ? PartCount::of(item, from, to) : PartCount{};
-    int at = parts.count();
+    BlockSlots own;
+    if (block < blocks.end && starts[i] < starts[i + 1])
+      own = slots_of(share_of(item, starts[i], starts[i + 1]));
+    int at = own.size();
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, at, step);
       if (lane >= step) at += other;
     }
     const int all = __shfl_sync(~0u, at, 31);
-    at += count - parts.count();
+    at += count - own.size();
     const int slot = block * params.slots;
-    if (parts.has_folds) list[at++] = (slot + params.slots - 2) | kEndsFold;
-    const bool reaches_end = to >= run.splits.end;
-    if (parts.has_begun) list[at++] = (slot + params.slots - 1) | (reaches_end ? kEndsFold : 0);
-    const int begin = max(from, run.splits.begin) - run.splits.begin;
+    if (own.lone >= 0) list[at++] = slot + own.lone;
 #pragma unroll 1
-    for (int n = 0; n < parts.singles; ++n) {
-      const int next = begin + n + 1;
-      const bool ends = next % kSplitsPerFold == 0 || next == run.splits.size();
-      list[at++] = (slot + n) | (ends ? kEndsFold : 0);
-    }
-#pragma unroll 1
-    for (int n = 0; n < parts.folds; ++n) {
-      const int next = begin + parts.singles + (n + 1) * kSplitsPerFold;
-      const bool ends = next <= to - run.splits.begin || reaches_end;
-      list[at++] = (slot + parts.singles + n) | (ends ? kEndsFold : 0);
-    }
+    for (int n = 0; n < own.count; ++n) list[at++] = slot + own.first + n;
     count += all;
   }
-  if (lane == 0) run.parts = count;
+  return count;
+}
+
+// What the block merges of an item that it does not begin: the fold that it ends, if blocks in
+// front of it begin that, and the item, if it has its last split. By one warp.
+__device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, const DecodeCut& cut,
+                                           ItemRun& item, short* starts) {
+  DecodeRun& run = item.run;
+  MergeLists& lists = params.schedule.lists[blockIdx.x];
+  const TileMask::Range blocks = find_sharers(params, cut, item, starts);
+  const int index = int(blockIdx.x) - blocks.begin, splits = run.splits.size(),
+            folds = ceil_div(splits, kSplitsPerFold), slots = params.slots;
+  const BlockShare own = share_of(item, starts[index], starts[index + 1]);
+  const bool shares_fold = own.ends_shared_fold(splits), merges = run.merges != 0;
+  const int fold = own.begin / kSplitsPerFold;
+  const bool ends_item = merges && shares_fold && fold + 1 == folds;
+  int fold_parts = 0, parts = 0;
+  if (shares_fold)
+    fold_parts = list_slots(params, item, blocks, starts, lists.fold, [&](const BlockShare& share) {
+      return share.slots_of_fold(fold, slots);
+    });
+  if (merges)
+    parts = list_slots(params, item, blocks, starts, lists.folds, [&](const BlockShare& share) {
+      return share.slots_of_folds(ends_item ? folds - 1 : folds, splits, slots);
+    });
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    run.fold_parts = short(fold_parts);
+    run.ends_item = ends_item;
+    run.folds = short(parts);
+  }
   __syncwarp();
 }
 
@@ -337,10 +337,7 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     const bool exists = __any_sync(~0u, lane == 0 && walk.next(item));
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
-    if (exists && item.run.merges) {
-      const TileMask::Range blocks = find_sharers(params, places.cut, item, starts);
-      list_parts(params, item, blocks, starts);
-    }
+    if (exists && !item.run.has_first) list_parts(params, places.cut, item, starts);
     // Behind the first run of each block, no two runs have one place: blocks have consecutive
     // items, and share the last one.
     const int own = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);

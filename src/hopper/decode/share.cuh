@@ -11,6 +11,7 @@
 #pragma once
 
 #include "hopper/decode/fold.cuh"
+#include "hopper/decode/shares.hpp"
 #include "hopper/device/ptx/memory.cuh"
 
 namespace flash3::hopper {
@@ -59,37 +60,42 @@ struct RowParts {
   static constexpr int kAtOnce = Traits::kDimBlocks > 2 ? 4 : 8;
   Bits128 out[kAtOnce][Traits::kDimBlocks], sum;
 
-  // Waits for parts first… of a list and takes their tickets away.
-  __device__ __forceinline__ void take(const DecodeParams& params, const int* list, int first,
-                                       int count, int row, int lane) {
-    Bits128* of_row[kAtOnce];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n)
-      of_row[n] = row_at(params, list[min(first + n, count - 1)], row);
-    Bits128* const of_sum = row_at(params, list[min(first + lane / 4 % kAtOnce, count - 1)], row) +
+  // Waits for the first parts of a list, `count` of them at most, and takes their tickets away.
+  __device__ __forceinline__ void take(const DecodeParams& params, const int* list, int count,
+                                       int row, int lane) {
+    Bits128* const of_sum = row_at(params, list[min(lane / 4 % kAtOnce, count - 1)], row) +
                             Traits::kHeadDimV / 2 + lane % 4;
+    // In place of parts that are not there a unit that is: loads that hang on predicates leave one
+    // behind the other.
+    Bits128* at[kAtOnce][Traits::kDimBlocks];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      Bits128* const of_row = row_at(params, list[min(n, count - 1)], row);
+#pragma unroll
+      for (int b = 0; b < Traits::kDimBlocks; ++b)
+        at[n][b] = n < count ? of_row + 32 * b + lane : of_sum;
+    }
     wait_until(
         [&] {
           sum = load_relaxed(of_sum);
-          bool is_there = true;
+          bool is_there = sum.high == params.ticket;
 #pragma unroll
           for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
-            for (int b = 0; b < Traits::kDimBlocks; ++b)
-              out[n][b] = load_relaxed(of_row[n] + 32 * b + lane);
+            for (int b = 0; b < Traits::kDimBlocks; ++b) out[n][b] = load_relaxed(at[n][b]);
 #pragma unroll
           for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
             for (int b = 0; b < Traits::kDimBlocks; ++b)
               is_there &= out[n][b].high == params.ticket;
-          return __all_sync(~0u, is_there && sum.high == params.ticket);
+          return __all_sync(~0u, is_there);
         },
-        "part_stored", first);
+        "part_stored", list[0]);
     of_sum->high = 0;
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
-      for (int b = 0; b < Traits::kDimBlocks; ++b) of_row[n][32 * b + lane].high = 0;
+      for (int b = 0; b < Traits::kDimBlocks; ++b) at[n][b]->high = 0;
   }
 
   // The row's sum of warp lane % 4 in part n, and its max.
@@ -101,7 +107,7 @@ struct RowParts {
  private:
   static __device__ __forceinline__ Bits128* row_at(const DecodeParams& params, int entry,
                                                     int row) {
-    return part_at<Traits>(params, entry & ~kEndsFold) + row * Traits::kConfig.units_of_row();
+    return part_at<Traits>(params, entry) + row * Traits::kConfig.units_of_row();
   }
 };
 
@@ -126,57 +132,91 @@ struct MergedRow {
   }
 };
 
+// Merges a row of the parts on a list, from the first to the last.
 template <class Traits>
 __device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& params, const int* list,
                                                        int count, int row, int lane) {
   constexpr int kAtOnce = RowParts<Traits>::kAtOnce;
-  MergedRow<Traits> fold, all;
+  MergedRow<Traits> all;
 #pragma unroll 1
-  for (int n0 = 0; n0 < count; n0 += kAtOnce) {
+  for (; count > 0; list += kAtOnce, count -= kAtOnce) {
     RowParts<Traits> parts;
-    parts.take(params, list, n0, count, row, lane);
+    parts.take(params, list, count, row, lane);
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (n0 + n >= count) break;
+      if (n >= count) break;
       MergedRow<Traits> x;
       const float2 sum_and_max = parts.sum_and_max(n, lane);
       x.sum = sum_and_max.x, x.max = sum_and_max.y;
       x.is_empty = false;
 #pragma unroll
       for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
-      fold.add(x);
-      if ((list[n0 + n] & kEndsFold) == 0) continue;
-      all.add(fold);
-      fold.is_empty = true;
+      all.add(x);
     }
   }
   return all;
 }
 
-// Merges the parts on the list and stores the item, by all warps of the block, a row each.
+// Leaves a merged fold as a part: another block merges the item.
 template <class Traits>
-__device__ __forceinline__ void merge_item(const DecodeParams& params, const DecodeRun& run,
-                                           const int* list) {
+__device__ __forceinline__ void store_fold(const DecodeParams& params,
+                                           const MergedRow<Traits>& fold, int row, int lane) {
+  const int slot = int(blockIdx.x + 1) * params.slots - kMergedFoldSlot;
+  Bits128* const of_row = part_at<Traits>(params, slot) + row * Traits::kConfig.units_of_row();
+#pragma unroll
+  for (int b = 0; b < Traits::kDimBlocks; ++b)
+    store_relaxed(of_row + 32 * b + lane, part_unit(fold.out[b].x, fold.out[b].y, params.ticket));
+  if (lane < 4)
+    store_relaxed(of_row + Traits::kHeadDimV / 2 + lane,
+                  part_unit(fold.sum, fold.max, params.ticket));
+}
+
+template <class Traits>
+__device__ __forceinline__ void store_row(const DecodeParams& params, const DecodeRun& run,
+                                          const MergedRow<Traits>& all, int row, int lane) {
+  float sums[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
+  const QueryRow at = query_row(params, run, row);
+  const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
+  unsigned short* out = out_row(params, run, at);
+#pragma unroll
+  for (int b = 0; b < Traits::kDimBlocks; ++b) {
+    const int dim = 64 * b + lane / 8 * 16 + lane % 8;
+    if (dim < params.head_dim_v)
+      out[dim] = rounded<Traits::kElement>(all.out[b].x * result.inverse_sum);
+    if (dim + 8 < params.head_dim_v)
+      out[dim + 8] = rounded<Traits::kElement>(all.out[b].y * result.inverse_sum);
+  }
+  if (lane == 0) store_row_lse(params, run, at, result.lse);
+}
+
+// Merges the fold that the block shares with others, if there is one, and the item, if it has the
+// item's last split: by all warps of the block, a row each. An item's last fold stays in registers.
+template <class Traits>
+__device__ __forceinline__ void merge_parts(const DecodeParams& params, const DecodeRun& run,
+                                            const MergeLists& lists) {
   constexpr int kWarps = Traits::kConfig.threads() / 32;
-  const int lane = threadIdx.x % 32, count = uniform(run.parts), rows = uniform(run.rows);
+  const int lane = threadIdx.x % 32, rows = uniform(run.rows);
+  const int fold_parts = uniform(run.fold_parts), folds = uniform(run.folds);
+  const bool merges = uniform(run.merges) != 0, ends_item = uniform(run.ends_item) != 0;
 #pragma unroll 1
   for (int row = uniform(threadIdx.x / 32); row < rows; row += kWarps) {
-    const MergedRow<Traits> all = merge_row<Traits>(params, list, count, row, lane);
-    float sums[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
-    const QueryRow at = query_row(params, run, row);
-    const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
-    unsigned short* out = out_row(params, run, at);
-#pragma unroll
-    for (int b = 0; b < Traits::kDimBlocks; ++b) {
-      const int dim = 64 * b + lane / 8 * 16 + lane % 8;
-      if (dim < params.head_dim_v)
-        out[dim] = rounded<Traits::kElement>(all.out[b].x * result.inverse_sum);
-      if (dim + 8 < params.head_dim_v)
-        out[dim + 8] = rounded<Traits::kElement>(all.out[b].y * result.inverse_sum);
+    MergedRow<Traits> fold;
+    // The shared fold, then the item: one copy of the code.
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {
+      MergedRow<Traits> merged = merge_row<Traits>(params, step == 0 ? lists.fold : lists.folds,
+                                                   step == 0 ? fold_parts : folds, row, lane);
+      if (step == 0) {
+        fold = merged;
+        if (fold_parts > 0 && !ends_item) store_fold(params, fold, row, lane);
+        if (!merges) break;
+      } else {
+        if (ends_item) merged.add(fold);
+        store_row(params, run, merged, row, lane);
+      }
     }
-    if (lane == 0) store_row_lse(params, run, at, result.lse);
   }
 }
 

@@ -26,8 +26,8 @@ __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, 
 // The runs that the block has come to, and what it merges behind them: one item at most.
 struct RunRing {
   DecodeRun runs[2];
-  DecodeRun merged;             // if it is a run that merges
-  int list[kMostDecodeSplits];  // its parts
+  DecodeRun merged;  // if it is a run that merges
+  MergeLists lists;
   RingBarriers<2> barriers;
   uint64_t ended;  // the two above are there, and the consumers have computed all runs
 };
@@ -48,10 +48,12 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     __syncwarp();
     exists = run.exists;
     next = run.next;
-    if (!exists || !run.merges) continue;
+    if (!exists || !(run.merges || run.fold_parts > 0)) continue;
     reinterpret_cast<int*>(&ring.merged)[lane] = word;
-    for (int i = lane; i < run.parts; i += 32)
-      ring.list[i] = __ldcg(schedule.lists + blockIdx.x * kMostDecodeSplits + i);
+    static_assert(sizeof(MergeLists) <= 32 * sizeof(int));
+    if (lane < int(sizeof(MergeLists) / sizeof(int)))
+      reinterpret_cast<int*>(&ring.lists)[lane] =
+          __ldcg(reinterpret_cast<const int*>(schedule.lists + blockIdx.x) + lane);
   }
   arrive(&ring.ended);
 }

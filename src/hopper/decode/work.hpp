@@ -13,11 +13,10 @@
 // whole items where those are near: at most two of its items are shared with others.
 #pragma once
 
+#include "hopper/decode/config.hpp"
 #include "hopper/device/sequence.hpp"
 
 namespace flash3::hopper {
-
-inline constexpr int kSplitsPerFold = 8;
 
 // Where the sequences lie, as core/seq_info.hpp and core/kv_cache.hpp have it, in 32 bits.
 struct DecodeLengths {
@@ -55,9 +54,9 @@ struct DecodeRule {
   int tile_n;        // keys of a tile
   int tile_queries;  // of an item
   int head_groups;   // heads that share an item, and so on for the next ones
-  int splits;        // of a sequence, by the head counts; twice as many of a long one
+  int splits;        // of a sequence, by the head counts; of a long one more
   int least_tiles;   // of a split
-  int long_tiles;    // a long sequence has more
+  int most_tiles;    // of a split, as long as that leaves kMostDecodeSplits
   int cost_shift;    // of costs, so that all of them together, times the blocks, stay below 2^32
 };
 
@@ -79,8 +78,9 @@ struct DecodeSequence {
 
 FLASH3_HOST_DEVICE constexpr int split_tiles_of(const DecodeRule& rule, int k_length) {
   const int tiles = ceil_div(k_length, rule.tile_n);
-  const int share = ceil_div(tiles, tiles > rule.long_tiles ? 2 * rule.splits : rule.splits);
-  return share > rule.least_tiles ? share : rule.least_tiles;
+  const int share = clamped(ceil_div(tiles, rule.splits), rule.least_tiles, rule.most_tiles);
+  const int least = ceil_div(tiles, kMostDecodeSplits);
+  return share > least ? share : least;
 }
 
 FLASH3_HOST_DEVICE constexpr TileMask mask_of(const DecodeRule& rule, const DecodeSequence& s) {

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
 #include "forward_problem.hpp"
 #include "hopper/decode/lengths.hpp"
 #include "hopper/decode/plan.hpp"
+#include "hopper/decode/shares.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -200,7 +203,7 @@ TEST(DecodeWork, SequencesAreThoseOfTheCore) {
     rule.leftpad = p.cache.leftpad;
     if (p.append.given) rule.added = decode_lengths(p.append.sequences);
     rule.tile_n = 128, rule.tile_queries = 1, rule.head_groups = 1, rule.splits = 8;
-    rule.least_tiles = 1, rule.long_tiles = 256;
+    rule.least_tiles = 1, rule.most_tiles = 64;
     rule.mask = {-1, -1, 0};
     const DecodeSequence s = decode_sequence(rule, 0);
     const CacheKeys keys = p.keys_in_cache(0);
@@ -209,7 +212,6 @@ TEST(DecodeWork, SequencesAreThoseOfTheCore) {
   }
 }
 
-// So that `flash3 verify --decode` on a GPU runs them.
 // Sixteen sequences of eight KV heads, eight tiles each: 128 blocks have one item, none is shared.
 TEST(DecodeWork, BlocksHaveWholeItemsWhereThatIsNearlyEven) {
   constexpr DecodeRule kRule{};
@@ -254,6 +256,95 @@ TEST(DecodeWork, CutsAreEven) {
   }
 }
 
+// What blocks leave in their slots, as the consumers do it (consume.cuh): which splits of the item.
+std::map<int, std::pair<int, int>> stored_slots(const BlockShare& share, int splits, int slots) {
+  std::map<int, std::pair<int, int>> stored;
+  if (share.begin == share.end) return stored;
+  const int last = share.end == splits ? share.end : share.end / kSplitsPerFold * kSplitsPerFold;
+  if (share.is_first) {
+    if (last > 0) stored[slots - kFirstFoldsSlot] = {0, last};
+    if (last < share.end) stored[slots - kBegunFoldSlot] = {last, share.end};
+    return stored;
+  }
+  int slot = 0, at = share.begin;
+  for (; at < share.end && at % kSplitsPerFold != 0; ++at) stored[slot++] = {at, at + 1};
+  for (; at < share.end; at += kSplitsPerFold)
+    stored[slot++] = {at, std::min(at + kSplitsPerFold, share.end)};
+  return stored;
+}
+
+// However blocks cut an item: each merges what lies in order one behind the other, what is stored
+// is read once, by a block that does not lie in front, and the item is the whole of it.
+TEST(DecodeWork, BlocksMergeAllPartsInOrder) {
+  std::mt19937 random(9);
+  const auto draw = [&](int least, int most) {
+    return std::uniform_int_distribution<int>(least, most)(random);
+  };
+  for (int i = 0; i < 20000; ++i) {
+    // The sequence has splits around those of the item.
+    const int before = draw(0, 3), splits = draw(1, kMostDecodeSplits), behind = draw(0, 3),
+              all = before + splits + behind, slots = slots_of_block(splits);
+    std::vector<int> cuts{0, all};
+    for (int n = draw(1, draw(0, 1) ? 3 : 40); n > 0; --n) cuts.push_back(draw(0, all));
+    std::ranges::sort(cuts);
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    std::vector<BlockShare> shares;
+    std::map<int, std::pair<int, int>> stored;  // number among all slots
+    for (size_t b = 0; b + 1 < cuts.size(); ++b) {
+      shares.push_back(BlockShare::of({before, before + splits}, b == 0, cuts[b], cuts[b + 1]));
+      for (const auto& [slot, of] : stored_slots(shares.back(), splits, slots))
+        EXPECT_TRUE(stored.emplace(int(b) * slots + slot, of).second);
+    }
+    if (shares.size() == 1) continue;
+    // Takes the slots that a block merges, and returns what they hold together.
+    const auto take = [&](int reader, const auto& slots_of) {
+      std::pair<int, int> whole{-1, -1};
+      for (int b = 0; b < int(shares.size()); ++b) {
+        const BlockSlots own = slots_of(shares[size_t(b)]);
+        std::vector<int> list;
+        if (own.lone >= 0) list.push_back(own.lone);
+        for (int n = 0; n < own.count; ++n) list.push_back(own.first + n);
+        for (const int slot : list) {
+          EXPECT_LE(b, reader);
+          const auto found = stored.extract(b * slots + slot);
+          if (found.empty()) {
+            ADD_FAILURE() << "block " << b << " leaves nothing in slot " << slot;
+            continue;
+          }
+          const auto [first, end] = found.mapped();
+          if (whole.first < 0) whole = {first, first};
+          EXPECT_EQ(whole.second, first);
+          whole.second = end;
+        }
+      }
+      return whole;
+    };
+    const int folds = ceil_div(splits, kSplitsPerFold), last = int(shares.size()) - 1;
+    int merged_folds = folds;
+    for (int b = 0; b <= last; ++b) {
+      const BlockShare& share = shares[size_t(b)];
+      if (share.is_first || !share.ends_shared_fold(splits)) continue;
+      const int fold = share.begin / kSplitsPerFold, begin = fold * kSplitsPerFold;
+      const std::pair<int, int> whole{begin, std::min(begin + kSplitsPerFold, splits)};
+      EXPECT_EQ(take(b, [&](const BlockShare& s) { return s.slots_of_fold(fold, slots); }), whole);
+      if (b == last && fold + 1 == folds)
+        merged_folds = fold;
+      else
+        stored[b * slots + slots - kMergedFoldSlot] = whole;
+    }
+    const std::pair<int, int> item =
+        merged_folds == 0 ? std::pair{-1, -1}
+                          : std::pair{0, std::min(merged_folds * kSplitsPerFold, splits)};
+    EXPECT_EQ(
+        take(last,
+             [&](const BlockShare& s) { return s.slots_of_folds(merged_folds, splits, slots); }),
+        item);
+    EXPECT_TRUE(stored.empty()) << stored.size() << " parts are left";
+    if (HasFailure()) break;
+  }
+}
+
+// So that `flash3 verify --decode` on a GPU runs them.
 TEST(DecodePlan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;
   for (const cases::Case& c :

@@ -136,6 +136,8 @@ __device__ __forceinline__ void load_v(const ForwardParams& params,
 template <class Traits>
 struct TmaProducer {
   static constexpr int kTileReaders = 3;
+  // Under a softcap ptxas then names the consumers' registers anew, and spills some at d 128.
+  static constexpr bool kElects = Traits::kScore == ScoreKind::kPlain;
 
   static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
     for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
@@ -148,7 +150,7 @@ struct TmaProducer {
     const ProducerWarp role{warp_in_warpgroup()};
     if (role == ProducerWarp::kSchedule) {
       schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
-    } else if (threadIdx.x % 32 == 0) {
+    } else if (kElects ? elect_one() : threadIdx.x % 32 == 0) {
       if (role == ProducerWarp::kLoadQ) load_q<Traits>(params, shared);
       if (role == ProducerWarp::kLoadK) load_k<Traits>(params, shared);
       if (role == ProducerWarp::kLoadV) load_v<Traits>(params, shared);

@@ -148,7 +148,7 @@ struct Fp8Producer {
       schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
-    } else if (threadIdx.x == 0) {
+    } else if (elect_one()) {
       load_fp8<Traits>(params, shared);
     }
   }

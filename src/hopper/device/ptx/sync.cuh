@@ -52,6 +52,20 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint
   return completed != 0;
 }
 
+// True for one lane of a warp, by all of them. What it then does needs no loop over the lanes that
+// might do it too, as it would behind a comparison of thread numbers.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // ---- the hardware's sixteen barriers of a block; __syncthreads uses id 0 ----
 
 // Waits until `threads` threads in all, waiting and arriving, have come.

@@ -60,11 +60,13 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   float r_dv[Traits::kHeadDimV / 2] = {};
   float r_s[Traits::kTileM / 2];
   uint32_t r_p[Traits::kTileM / 4];
+  float2 r_lse[Traits::kTileM / 8];  // loaded while S is under way
   const auto wait_for_q = [&](QueryState at) {
     wait(&shared.q_barriers.full[at.stage], at.phase, "q_full");
   };
   const auto issue_s = [&](QueryState at) {
     issue_transposed_scores<kElement, KTile, QTile>(r_s, k_rows, q_rows + at.stage * QTile::kBytes);
+    load_query_pairs(r_lse, shared.lse[at.stage], thread);
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
@@ -81,8 +83,6 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const auto [stage, phase] = QueryState::at(tile);
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
-    float2 r_lse[Traits::kTileM / 8];
-    load_query_pairs(r_lse, shared.lse[stage], thread);
     Probabilities<Traits>::compute(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
     store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
@@ -148,21 +148,21 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
     const DsState ds = DsState::at(tile);
+    float2 r_delta[Traits::kTileM / 8];
+    load_query_pairs(r_delta, shared.delta[stage], thread);  // there since dOut is
     float r_p[Traits::kTileM / 2];
     load_p<Traits>(shared, r_p, tile, thread);
-    float2 r_delta[Traits::kTileM / 8];
-    load_query_pairs(r_delta, shared.delta[stage], thread);
     subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
-    const QueryState next = QueryState::at(tile + 1);
-    if (tile + 1 < tiles) wait_for_dout(next);
-    issue_dp(next);  // behind the last tile as S in accumulate_dv
-
+    // Before the next dP: the producer, and dK, wait for it.
     wait(&shared.ds_barriers.empty[ds.stage], ds.phase ^ 1, "ds_empty");
     store_ds<typename Traits::DsTile>(shared.ds[ds.stage], r_ds, 0, thread);
     fence_shared_for_async_proxy();
     arrive(&shared.ds_barriers.full[ds.stage]);
+    const QueryState next = QueryState::at(tile + 1);
+    if (tile + 1 < tiles) wait_for_dout(next);
+    issue_dp(next);  // behind the last tile as S in accumulate_dv
     wait(&shared.q_barriers.full[stage], phase, "q_full");
     issue_gradient<kElement, QTile>(r_dk, r_ds, q_columns + stage * QTile::kBytes);
     wgmma_wait<0>();

@@ -19,16 +19,17 @@ struct Piece {
   uint32_t pairs[4];
 };
 
-__device__ __forceinline__ Piece load_piece(const unsigned short* row, int col, int columns,
-                                            bool aligned) {
+template <bool kAligned>
+__device__ __forceinline__ Piece load_piece(const unsigned short* row, int col, int columns) {
   Piece piece{};
-  if (aligned && col + 8 <= columns) {
-    const uint4 x = *reinterpret_cast<const uint4*>(row + col);
-    return {{x.x, x.y, x.z, x.w}};
-  }
+  if constexpr (kAligned) {
+    uint4 x{};
+    if (col < columns) x = *reinterpret_cast<const uint4*>(row + col);
+    piece = {{x.x, x.y, x.z, x.w}};
+  } else {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (col + i < columns) piece.pairs[i / 2] |= uint32_t(row[col + i]) << (i % 2 * 16);
+    for (int i = 0; i < 8; ++i)
+      if (col + i < columns) piece.pairs[i / 2] |= uint32_t(row[col + i]) << (i % 2 * 16);
   }
   return piece;
 }
@@ -42,62 +43,98 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
   }
 }
 
-// A block has a query tile of kRows queries; kLanes threads share one, eight elements each.
-template <Element kElement, int kLanes, int kRows>
-__global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
-  static_assert(kRows % (32 / kLanes) == 0, "the lanes of a warp all have a row, or none has");
-  launch_dependents();
+// What a thread has of some rows, every kStep-th from `first` on: eight elements of each, and of
+// the first of a row's lanes its lse and dlse.
+template <int kRows>
+struct OwnRows {
+  Piece dout[kRows], out[kRows];
+  float lse[kRows], dlse[kRows];
+
+  template <int kStep, bool kAligned>
+  __device__ __forceinline__ void load(const PreprocessParams& params, const SequenceTile& tile,
+                                       int first, int count, int lane) {
+    const int64_t row_in_tensor = tile.rows.first + tile.query;
+    const auto row_of = [&](const ElementView& view, int row) {
+      return view.data + tile.batch * view.stride_batch + tile.head * view.stride_head +
+             (row_in_tensor + row) * view.stride_seq;
+    };
+    const auto float_of = [&](const RowView& view, int row) {
+      return view.data[tile.batch * view.stride_batch + tile.head * view.stride_head +
+                       row_in_tensor + row];
+    };
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + i * kStep;
+      dout[i] = out[i] = {};
+      lse[i] = -kInfinity, dlse[i] = 0.f;
+      if (row >= count) continue;
+      dout[i] = load_piece<kAligned>(row_of(params.dout, row), lane * 8, params.head_dim_v);
+      out[i] = load_piece<kAligned>(row_of(params.out, row), lane * 8, params.head_dim_v);
+      if (lane != 0) continue;
+      lse[i] = float_of(params.lse, row);
+      if (params.dlse.data != nullptr) dlse[i] = float_of(params.dlse, row);
+    }
+  }
+
+  // Of the i-th row, this thread's part.
+  template <Element kElement>
+  __device__ __forceinline__ float product(int i) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = to_floats<kElement>(dout[i].pairs[j]),
+                   y = to_floats<kElement>(out[i].pairs[j]);
+      sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+    }
+    return sum;
+  }
+};
+
+// Clears what the main kernel counts in or adds to.
+template <int kRows>
+__device__ __forceinline__ void clear_workspace(const PreprocessParams& params,
+                                                const SequenceTile& tile) {
   const BackwardWorkspace& workspace = params.workspace;
-  const int64_t first_row = int64_t(blockIdx.x) * kRows;
   if (workspace.dq_semaphores != nullptr && threadIdx.x < kDqParts)
     workspace.dq_semaphores[int64_t(blockIdx.x) * kDqParts + threadIdx.x] = 0;
   if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
-
-  const SequenceTile tile = find_tile(workspace, int(blockIdx.x));
   // Nothing reads the sums of a tile without rows.
-  if (workspace.zeroed && tile.rows.capacity > 0) {
-    float4* const dq = reinterpret_cast<float4*>(workspace.dq + first_row * workspace.dq_columns);
-    for (int i = threadIdx.x; i < kRows * workspace.dq_columns / 4; i += kThreads) dq[i] = {};
-  }
-  const int count = int(tile.rows.length) - tile.query;
-  const int64_t row_in_tensor = tile.rows.first + tile.query;
-  const unsigned short* dout = params.dout.data + tile.batch * params.dout.stride_batch +
-                               tile.head * params.dout.stride_head +
-                               row_in_tensor * params.dout.stride_seq;
-  const unsigned short* out = params.out.data + tile.batch * params.out.stride_batch +
-                              tile.head * params.out.stride_head +
-                              row_in_tensor * params.out.stride_seq;
-  const int lane = threadIdx.x % kLanes;
-#pragma unroll
-  for (int r = threadIdx.x / kLanes; r < kRows; r += kThreads / kLanes) {
-    float sum = 0.f;
-    if (r < count) {
-      const Piece a = load_piece(dout + r * params.dout.stride_seq, lane * 8, params.head_dim_v,
-                                 params.dout.aligned);
-      const Piece b = load_piece(out + r * params.out.stride_seq, lane * 8, params.head_dim_v,
-                                 params.out.aligned);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 x = to_floats<kElement>(a.pairs[i]), y = to_floats<kElement>(b.pairs[i]);
-        sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
-      }
-    }
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (lane != 0) continue;
+  if (!workspace.zeroed || tile.rows.capacity <= 0) return;
+  const int quads = kRows * workspace.dq_columns / 4;
+  float4* const dq = reinterpret_cast<float4*>(workspace.dq) + int64_t(blockIdx.x) * quads;
+  for (int i = threadIdx.x; i < quads; i += kThreads) dq[i] = {};
+}
 
-    float lse = -kInfinity;
-    if (r < count) {
-      const auto of_row = [&](const RowView& view) {
-        return view.data[tile.batch * view.stride_batch + tile.head * view.stride_head +
-                         row_in_tensor + r];
-      };
-      lse = of_row(params.lse);
-      if (params.dlse.data != nullptr) sum -= of_row(params.dlse);
+// A block has a query tile of kRows queries; kLanes threads share one. kAligned: rows are pieces of
+// 16 bytes, and all of a thread's loads are under way before it does anything else.
+template <Element kElement, int kLanes, int kRows, bool kAligned>
+__global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
+  constexpr int kStep = kThreads / kLanes;  // rows that the block has at once
+  constexpr int kAtOnce = kAligned ? ceil_div(kRows, kStep) : 1;
+  static_assert(kRows % (32 / kLanes) == 0, "the lanes of a warp all have a row, or none has");
+  launch_dependents();
+  const BackwardWorkspace& workspace = params.workspace;
+  const SequenceTile tile = find_tile(workspace, int(blockIdx.x));
+  const int count = min(int(tile.rows.length) - tile.query, kRows);
+  const int lane = threadIdx.x % kLanes;
+  const int64_t first_row = int64_t(blockIdx.x) * kRows;
+#pragma unroll 1
+  for (int first = threadIdx.x / kLanes; first < kRows; first += kAtOnce * kStep) {
+    OwnRows<kAtOnce> own;
+    own.template load<kStep, kAligned>(params, tile, first, count, lane);
+    if (first < kStep) clear_workspace<kRows>(params, tile);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = first + i * kStep;
+      if (row >= kRows) break;
+      float sum = own.template product<kElement>(i);
+#pragma unroll
+      for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (lane != 0) continue;
+      const bool sees_nothing = own.lse[i] == -kInfinity;
+      workspace.lse_log2[first_row + row] = sees_nothing ? kInfinity : own.lse[i] * float(kLog2E);
+      workspace.delta[first_row + row] = sees_nothing ? 0.f : sum - own.dlse[i];
     }
-    const bool sees_nothing = lse == -kInfinity;
-    workspace.lse_log2[first_row + r] = sees_nothing ? kInfinity : lse * float(kLog2E);
-    workspace.delta[first_row + r] = sees_nothing ? 0.f : sum;
   }
   // This kernel does not read the list of sequences. But the kernels that wait for it, and not for
   // the one that writes the list, do.
@@ -106,15 +143,17 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
 
 using PreprocessKernel = void (*)(PreprocessParams);
 
-// Instantiated for the head dims that the tile table has with this height.
+// Instantiated for the head dims that the tile table has with this height. Rows that are no pieces
+// of 16 bytes have one kernel for all of them.
 template <Element kElement, int kRows>
-PreprocessKernel kernel_of(int head_dim_v) {
+PreprocessKernel kernel_of(int head_dim_v, bool aligned) {
   constexpr int kWidest = widest_head_dim_v(kRows);
-  PreprocessKernel kernel = preprocess_kernel<kElement, 8, kRows>;
+  if (!aligned) return preprocess_kernel<kElement, 32, kRows, false>;
+  PreprocessKernel kernel = preprocess_kernel<kElement, 8, kRows, true>;
   if constexpr (kWidest > 64)
-    if (head_dim_v > 64) kernel = preprocess_kernel<kElement, 16, kRows>;
+    if (head_dim_v > 64) kernel = preprocess_kernel<kElement, 16, kRows, true>;
   if constexpr (kWidest > 128)
-    if (head_dim_v > 128) kernel = preprocess_kernel<kElement, 32, kRows>;
+    if (head_dim_v > 128) kernel = preprocess_kernel<kElement, 32, kRows, true>;
   return kernel;
 }
 
@@ -128,8 +167,9 @@ cudaError_t launch(const PreprocessParams& params, cudaStream_t stream) {
   launch.attrs = &overlap;
   launch.numAttrs = params.behind_list ? 1 : 0;
   PreprocessKernel kernel = nullptr;
+  const bool aligned = params.dout.aligned && params.out.aligned && params.head_dim_v % 8 == 0;
   with_tile_height(params.workspace.tiles.tile_m, [&](auto tile_m) {
-    kernel = kernel_of<kElement, tile_m.value>(params.head_dim_v);
+    kernel = kernel_of<kElement, tile_m.value>(params.head_dim_v, aligned);
   });
   return cudaLaunchKernelEx(&launch, kernel, params);
 }

@@ -94,7 +94,7 @@ template <class Traits>
 __device__ __forceinline__ void produce(const BackwardParams& params,
                                         typename Traits::Shared& shared, const KeyTile& work) {
   const BackwardProducerWarp role{warp_in_warpgroup()};
-  if (threadIdx.x % 32 != 0) return;
+  if (!elect_one()) return;
   if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
   if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
   if (role >= BackwardProducerWarp::kAddDq)

@@ -65,6 +65,8 @@ struct WideProducer {
   const int thread, tiles;
   const Descriptor k_columns, ds_rows;
 
+  __device__ __forceinline__ bool is_loader() const { return warp_in_warpgroup() == 0; }
+
   __device__ __forceinline__ void load_tile(int i) const {
     if (i >= tiles) return;
     load_q<Traits>(params, shared, work, i);
@@ -72,7 +74,7 @@ struct WideProducer {
   }
 
   __device__ __forceinline__ void load_first() const {
-    if (thread == 0) {
+    if (is_loader() && elect_one()) {
       load_k<Traits>(params, shared, work);
       load_tile(0);
       load_v<Traits>(params, shared, work);
@@ -111,7 +113,7 @@ struct WideProducer {
       to += 64 * 64;
     }
     // Behind the first block the tile's stages are free, or soon will be.
-    if (thread == 0) load_tile(tile + 2);
+    if (is_loader() && elect_one()) load_tile(tile + 2);
     __syncwarp();
 #pragma unroll 1
     for (int block = 1; block < kBlocks; ++block) {

@@ -19,6 +19,11 @@ FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
 // Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
 FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
 
+// A period of flushes (output_sums.cuh) that no row is long enough for.
+inline constexpr int kNeverFlush = 1 << 30;
+
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+
 // What Q, K and V are: float16 or bfloat16, or FP8.
 enum class Operands { k16Bit, kE4m3 };
 
@@ -48,8 +53,9 @@ struct ForwardConfig {
   int tile_n = 0;
   int warpgroups = 0;
   int stages = 0;
-  int q_stages = 0;      // 2: Q of the next work tile loads while this one runs
-  int raw_v_stages = 0;  // FP8: V as it comes, before it is transposed
+  int q_stages = 0;        // 2: Q of the next work tile loads while this one runs
+  int raw_v_stages = 0;    // FP8: V as it comes, before it is transposed
+  bool two_level = false;  // FP8: O is summed up in float32 too (output_sums.cuh)
   // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
   // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
   // key tiles that warpgroups skip).
@@ -88,14 +94,23 @@ struct ForwardConfig {
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
     return 8 * barriers + tile_ring + rows + scales;
   }
-  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+  FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
            stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
            raw_v_stages * v_bytes() + control_bytes();
   }
+  // The second level of sums, and what each thread's are multiplied by: where there is room for
+  // them in shared memory.
+  FLASH3_HOST_DEVICE constexpr int sums_bytes() const { return tile_m() * head_dim_v * 4; }
+  FLASH3_HOST_DEVICE constexpr int factors_bytes() const { return tile_m() * 16; }
+  FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
+    return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMaxSharedBytes;
+  }
+  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
+           (sums_in_shared() ? sums_bytes() : 0);
+  }
 };
-
-inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int score_registers = c.tile_n / 2,

@@ -4,7 +4,7 @@
 //   S_j = Q·K_jᵀ             asynchronous
 //   O += P_{j−1}·V_{j−1}     asynchronous: runs under the softmax of S_j (two-stage overlap)
 //   wait S_j; mask; maximum
-//   wait O; O ·= α_j; P_j = 2^(S_j − m); rounding
+//   wait O; O ·= α_j; P_j = 2^(S_j − m); rounding       (FP8: O is flushed here: output_sums.cuh)
 //
 // and the warpgroups issue in ping-pong order: one's softmax runs under the other's products.
 // FlashAttention-3, §3.1–3.2.
@@ -163,7 +163,11 @@ struct Consumer {
   }
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
     tile.operands.follow_v_scale(tile, rescale, v_state_at(stage));
-    if (rescale) Softmax::scale_rows(tile.output, tile.alpha);
+    if (rescale) {
+      Softmax::scale_rows(tile.output, tile.alpha);
+      tile.operands.scale_sums(tile);
+    }
+    tile.operands.flush_output(tile);
     tile.operands.make_probabilities(tile);
   }
 
@@ -182,6 +186,7 @@ struct Consumer {
     wgmma_wait<0>();
     fence_operand(tile.output);
     release(&shared.v_barriers.empty[v_state.stage], thread);
+    tile.operands.complete_output(tile);
     skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
     Softmax::scale_rows(tile.output, inverse_sum);

@@ -58,6 +58,10 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                                  c.fp8() ? "; two warps of the producer transpose V" : ""));
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V",
                              c.fp8() ? message(", ", c.raw_v_stages, " of V as it comes") : ""));
+  if (plan.flush_tiles != kNeverFlush)
+    out->add("sums", message("of O in two levels: float32 sums in ",
+                             c.sums_in_shared() ? "shared memory" : "the workspace",
+                             " take over every ", plan.flush_tiles * c.tile_n, " keys"));
   if (problem.is_ragged())
     out->add("sequences",
              message(problem.batch, plan.slot_rows > 0 ? " in order" : ", longest first",

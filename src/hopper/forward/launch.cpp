@@ -50,7 +50,7 @@ KeyPages key_pages(const ForwardProblem& problem, const ForwardPlan& plan) {
   return {cache.batch_idx, 1, std::max(1, int(problem.k.seq)), elements, plan.box_keys};
 }
 
-Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
+Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, float scale_log2) {
   Fp8Params fp8{};
   fp8.q_scale = problem.q_scale;
   fp8.k_scale = problem.k_scale;
@@ -58,6 +58,8 @@ Fp8Params fp8_params(const ForwardProblem& problem, float scale_log2) {
   fp8.q_factor = problem.softcap > 0.f ? 1.f : scale_log2;
   fp8.q_packed = problem.sequences_q.packed;
   fp8.k_packed = problem.sequences_k.packed;
+  fp8.flush_tiles = plan.flush_tiles;
+  fp8.sums = static_cast<char*>(problem.workspace) + plan.sums_offset;
   fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;
   const TensorView& out = problem.out;
   fp8.out_vec4_aligned = reinterpret_cast<uintptr_t>(out.data) % 8 == 0 &&
@@ -96,7 +98,7 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
 
   if (config.paged) params.pages = key_pages(problem, plan);
-  if (config.fp8()) params.fp8 = fp8_params(problem, params.scale_log2);
+  if (config.fp8()) params.fp8 = fp8_params(problem, plan, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);

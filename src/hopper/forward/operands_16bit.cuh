@@ -51,6 +51,12 @@ struct Operands16Bit {
   template <class Tile>
   __device__ __forceinline__ void follow_v_scale(Tile&, bool&,
                                                  const typename Traits::KvState&) const {}
+  template <class Tile>
+  __device__ __forceinline__ void scale_sums(Tile&) const {}
+  template <class Tile>
+  __device__ __forceinline__ void flush_output(Tile&) const {}
+  template <class Tile>
+  __device__ __forceinline__ void complete_output(Tile&) const {}
   __device__ __forceinline__ void scale_normalisation(float (&)[2],
                                                       const typename Traits::KvState&) const {}
 };

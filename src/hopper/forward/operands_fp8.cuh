@@ -8,7 +8,7 @@
 
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/device/tile/mma.cuh"
-#include "hopper/forward/traits_fp8.cuh"
+#include "hopper/forward/output_sums.cuh"
 
 namespace flash3::hopper {
 
@@ -125,9 +125,12 @@ class OperandsFp8 {
   static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
 
   __device__ __forceinline__ OperandsFp8(const ForwardParams& params,
-                                         const typename Traits::Shared& shared, int q_stage,
+                                         typename Traits::Shared& shared, int q_stage,
                                          int warpgroup)
-      : params_(params), shared_(shared), q_scale_(shared.q_scales[q_stage][warpgroup]) {}
+      : params_(params),
+        shared_(shared),
+        sums_(params, shared),
+        q_scale_(shared.q_scales[q_stage][warpgroup]) {}
 
   static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
                                                       Descriptor k) {
@@ -173,6 +176,20 @@ class OperandsFp8 {
     }
   }
 
+  // O is all that has been summed up, but for what has been flushed.
+  template <class Tile>
+  __device__ __forceinline__ void scale_sums(Tile& tile) const {
+    sums_.scale(tile.alpha);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void flush_output(Tile& tile) const {
+    sums_.flush(tile.output, tile.n, tile.keys.seen.end);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void complete_output(Tile& tile) const {
+    sums_.take(tile.output, tile.keys.seen);
+  }
+
   // Rounding stands beside the exponentials on either side: behind a branch it would come after all
   // of them.
   template <class Tile>
@@ -202,6 +219,7 @@ class OperandsFp8 {
 
   const ForwardParams& params_;
   const typename Traits::Shared& shared_;
+  const OutputSums<Traits> sums_;
   const float& q_scale_;            // read again for each key tile: it needs no register in between
   const Scales* scales_ = nullptr;  // the present key tile's
 };

@@ -17,6 +17,8 @@ struct Fp8Params {
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
   bool out_float16;         // otherwise bfloat16
   bool out_vec4_aligned;    // each four columns of the output lie in 8 aligned bytes
+  int flush_tiles;          // key tiles between two flushes of O, a power of two (output_sums.cuh)
+  void* sums;               // where they go, if there is no room in shared memory
 };
 
 struct ForwardParams {

@@ -68,6 +68,29 @@ bool holds_slots(const ForwardConfig& c, int slot_rows) {
          c.tile_m() / slot_rows <= kMaxSlots;
 }
 
+// FP8: a row of more keys is summed up in two levels, flushed when so many have been added: one
+// level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md).
+// Sums in the workspace take longer to reach, and are flushed to less often.
+constexpr int64_t kLongRow = 2048, kFlushedKeys = 512, kFlushedFarKeys = 2048;
+
+// Whether a query may see so many keys.
+bool has_long_rows(const ForwardProblem& problem) {
+  const auto& mask = problem.mask_rule;
+  int64_t keys = problem.seq_k;
+  if (mask.window_left >= 0 && mask.window_right >= 0)
+    keys = std::min<int64_t>(keys, mask.window_left + mask.window_right + 1);
+  if (mask.chunk > 0) keys = std::min<int64_t>(keys, mask.chunk);
+  return keys > kLongRow;
+}
+
+// Whether another row of the tile table runs the same with sums in two levels.
+bool has_two_level_rival(const ForwardConfig& c) {
+  return !c.two_level && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
+    return other.two_level && other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
+           other.band == c.band && other.score == c.score;
+  });
+}
+
 // No more tiles than this, whatever the lengths.
 int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
   const Sequences& q = problem.sequences_q;
@@ -165,6 +188,13 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   }
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
+  if (config.two_level && has_long_rows(problem)) {
+    const bool is_far = !config.sums_in_shared();
+    plan->flush_tiles = int(is_far ? kFlushedFarKeys : kFlushedKeys) / config.tile_n;
+    if (is_far)
+      plan->sums_offset =
+          reserve_workspace(size_t(plan->grid) * config.sums_bytes(), &plan->workspace_bytes);
+  }
   plan->groups_at_a_time = 1;
   if (problem.is_ragged()) plan_ragged(problem, plan);
   if (choice.slot_rows > 0) {
@@ -195,6 +225,7 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
   if (!element_of(problem.dtype, &element)) return;
   const ScoreKind score = score_kind(problem);
   const bool band = needs_band(problem), paged = has_table(problem);
+  const bool long_rows = has_long_rows(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
@@ -206,6 +237,7 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
     }
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
+    if (c.fp8() && long_rows && has_two_level_rival(c)) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
     if (paged ? cache_box_rows(problem.cache, c.tile_n) == 0 : c.band != band) continue;
     visit(ForwardChoice{&kernel, HeadPack{}});

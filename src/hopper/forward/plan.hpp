@@ -58,7 +58,9 @@ struct ForwardPlan {
   int box_keys = 0;  // rows of K and V that TMA loads at once
   PackedCopy q, k, v;
   bool out_by_tma = false;
-  bool dynamic = false;  // blocks take tiles from a counter in the workspace
+  int flush_tiles = kNeverFlush;  // FP8: key tiles between two flushes of O (output_sums.cuh)
+  size_t sums_offset = 0;         // of where they go, unless that is shared memory
+  bool dynamic = false;           // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;

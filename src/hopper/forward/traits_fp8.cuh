@@ -27,6 +27,21 @@ struct KeyScales {
   }
 };
 
+// Float32 sums of O and what they are to be multiplied by, of each thread (output_sums.cuh); or
+// what of it a kernel has in shared memory.
+template <int kWarpgroups, bool kHas>
+struct SharedFactors {
+  float2 factors[kWarpgroups][kWarpgroupThreads];
+};
+template <int kWarpgroups>
+struct SharedFactors<kWarpgroups, false> {};
+template <int kWarpgroups, int kHeadDimV, bool kHas>
+struct SharedSums {
+  float4 quads[kWarpgroups][kHeadDimV / 8][kWarpgroupThreads];
+};
+template <int kWarpgroups, int kHeadDimV>
+struct SharedSums<kWarpgroups, kHeadDimV, false> {};
+
 template <class Row>
 struct Fp8Traits : ForwardConstants<Row> {
   using Constants = ForwardConstants<Row>;
@@ -41,7 +56,11 @@ struct Fp8Traits : ForwardConstants<Row> {
   using Scales = KeyScales<blocks_of_scales(kTileN)>;
   using RawState = PipelineState<kRawStages>;
 
-  struct Shared {
+  static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = kConfig.sums_in_shared();
+
+  // The sums come first: they keep the tiles' alignment of 1024 bytes, and may be empty.
+  struct Shared : SharedFactors<kWarpgroups, kTwoLevel>,
+                  SharedSums<kWarpgroups, kConfig.head_dim_v, kSharedSums> {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];

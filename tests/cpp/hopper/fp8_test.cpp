@@ -3,8 +3,14 @@
 // cores, and bit by bit. Skipped without a Hopper GPU.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
 #include "cases/table.hpp"
-#include "fixture.hpp"
+#include "core/scales.hpp"
+#include "device_call.hpp"
 
 namespace flash3 {
 namespace {
@@ -51,6 +57,54 @@ TEST_F(HopperFp8, LongSums) {
        {"bf16/b1/q64/k131072/h1/d64/full/fp8", "bf16/b1/q64/k131072/h1/d128/full/fp8",
         "bf16/b1/q64/k131072/h1/d256/full/fp8"})
     verify(id);
+}
+
+// Where O is flushed to float32 sums and where it is not: masks that begin and end anywhere, scales
+// of V that change in between.
+TEST_F(HopperFp8, TwoLevelSums) {
+  for (const char* id :
+       {"e4m3/b1/q300/k2049/h2/d64/full", "e4m3/b1/q200/k2560/h2/d128/full/blockscales",
+        "e4m3/b1/q700/k4500/h2/d64/causal/blockscales", "e4m3/b1/q300/k5000/h2/d128/causal",
+        "e4m3/b1/q900/k6000/h1/d128/w2500:200/blockscales", "e4m3/b1/q500/k9000/h1/d64/w4000:1",
+        "e4m3/b1/q400/k5000/h1/d128/causal/softcap30/blockscales",
+        "e4m3/b1/q400/k5000/h1/d64/full/softcap30/headscales",
+        "e4m3/b3/q600/k6000/h2x1/d128/causal/random/packed/used/blockscales",
+        "e4m3/b1/q300/k9000/h2/d256/causal/blockscales",
+        "e4m3/b1/q900/k5000/h2/d192x128/full/blockscales",
+        "e4m3/b1/q300/k9000/h1/d192/w7000:100/blockscales", "bf16/b1/q300/k4000/h2/d64/causal/fp8"})
+    verify(id, 3);
+}
+
+// Every key weighs the same, and values have one sign: a sum in the tensor cores alone loses 13 %
+// at this length (docs/fp8.md).
+TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
+  constexpr int64_t kKeys = 8192;
+  for (const char* id :
+       {"e4m3/b1/q70/k8192/h1/d64/full", "e4m3/b1/q70/k8192/h1/d128/full/blockscales",
+        "e4m3/b1/q70/k8192/h1/d128/full/softcap30", "e4m3/b1/q70/k8192/h1/d64/full/softcap30"}) {
+    DeviceCall call(id, *memory_);
+    std::mt19937 random(5);
+    for (std::byte& q : call.part("q").host) q = std::byte{0};
+    for (std::byte& v : call.part("v").host) v = std::byte(0x30 + random() % 9);  // 0.5 … 1
+    call.reset();
+    call.run();
+    const int64_t dim = call.the_case().head_dim;
+    const auto* params = std::get_if<flash3_forward_params>(&call.params);
+    const bool scaled = params->v_scale.dtype != FLASH3_DTYPE_NONE;
+    const Bytes out = call.download(call.part("out"));
+    for (int64_t d = 0; d < dim; ++d) {
+      double exact = 0;
+      for (int64_t key = 0; key < kKeys; ++key)
+        exact += load_float(call.part("v").host.data(), FLASH3_FLOAT8_E4M3, key * dim + d) *
+                 (scaled ? load_float(call.part("v_scale").host.data(), FLASH3_FLOAT32,
+                                      key / kScaleBlock)
+                         : 1.f);
+      exact /= double(kKeys);
+      for (int64_t row = 0; row < 70; ++row)
+        ASSERT_NEAR(load_float(out.data(), params->out.dtype, row * dim + d), exact, 0.01 * exact)
+            << id << " row " << row << " column " << d;
+    }
+  }
 }
 
 }  // namespace

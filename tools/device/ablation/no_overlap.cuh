@@ -29,7 +29,11 @@ struct NoOverlapConsumer : Base {
     release(&this->shared.k_barriers.empty[stage], this->thread);
     bool rescale = this->begin_softmax(tile);
     tile.operands.follow_v_scale(tile, rescale, this->v_state_at(stage));
-    if (rescale) Softmax::scale_rows(tile.output, tile.alpha);
+    if (rescale) {
+      Softmax::scale_rows(tile.output, tile.alpha);
+      tile.operands.scale_sums(tile);
+    }
+    tile.operands.flush_output(tile);
     tile.operands.make_probabilities(tile);
   }
 };

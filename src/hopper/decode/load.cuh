@@ -128,12 +128,12 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
   const bool copies = in_step < Rows::kAtOnce;  // lanes too many do not
   if (view.by_pieces) {
     const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
+    // A warp leaves a copy about as fast as it has its address: without a branch, and with what
+    // repeats computed before. More than eight rows in a row take long to fetch.
     uint8_t* to[Rows::kSteps];
 #pragma unroll
     for (int s = 0; s < Rows::kSteps; ++s)
       to[s] = tile + Tile::offset(Rows::first() + s * Rows::kAtOnce + in_step, col);
-      // A warp leaves a copy about as fast as it has its address: without a branch, and with what
-      // repeats computed before. More than eight rows in a row take long to fetch.
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll 1

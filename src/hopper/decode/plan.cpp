@@ -16,10 +16,13 @@
 namespace flash3::hopper {
 namespace {
 
-// Splits of a sequence, over all KV heads. Half of the multiprocessors of an H100 read nearly as
-// fast as all, and merging takes longer the more splits there are; a tile of 32 KB takes as long as
-// one of 64, so that there are twice as many. Fixed, so that results are the same on every device.
-constexpr int64_t kSplitsOfSequence = 64;
+// Splits of a sequence, over all KV heads. Half of the multiprocessors of an H100 read boxes nearly
+// as fast as all, and merging takes longer the more splits there are; a tile of 32 KB takes as long
+// as one of 64, so that it gets twice as many. A long sequence gets more: blocks that gather rows
+// read at two thirds of that speed, and lengths that differ are shared more evenly. Fixed, so that
+// results are the same on every device.
+constexpr int64_t kSplitsOfSequence = 64, kSplitsOfLongSequence = 128;
+constexpr int kLongSequence = 8192;
 constexpr int64_t kMostShortSplits = 32, kLeastSplitTiles = 2;
 // Longer splits, times the KV heads, would leave lengths that differ shared unevenly.
 constexpr int64_t kTilesOfSplits = 8;
@@ -85,6 +88,9 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   const int64_t heads_k = problem.heads_k,
                 splits = kSplitsOfSequence * (config.tile_bytes() > 32768 ? 1 : 2);
   rule.splits = int(std::clamp<int64_t>(splits / heads_k, 1, kMostShortSplits));
+  rule.long_splits =
+      int(std::clamp<int64_t>(kSplitsOfLongSequence / heads_k, rule.splits, kMostShortSplits));
+  rule.long_tiles = kLongSequence / config.tile_n;
   rule.least_tiles = kLeastSplitTiles;
   rule.most_tiles = int(std::min(kTilesOfSplits * heads_k, 8 * kTilesOfSplits));
   return rule;

@@ -54,7 +54,9 @@ struct DecodeRule {
   int tile_n;        // keys of a tile
   int tile_queries;  // of an item
   int head_groups;   // heads that share an item, and so on for the next ones
-  int splits;        // of a sequence, by the head counts; of a long one more
+  int splits;        // of a sequence, by the head counts
+  int long_splits;   // of a sequence of more than long_tiles
+  int long_tiles;
   int least_tiles;   // of a split
   int most_tiles;    // of a split, as long as that leaves kMostDecodeSplits
   int cost_shift;    // of costs, so that all of them together, times the blocks, stay below 2^32
@@ -78,7 +80,8 @@ struct DecodeSequence {
 
 FLASH3_HOST_DEVICE constexpr int split_tiles_of(const DecodeRule& rule, int k_length) {
   const int tiles = ceil_div(k_length, rule.tile_n);
-  const int share = clamped(ceil_div(tiles, rule.splits), rule.least_tiles, rule.most_tiles);
+  const int splits = tiles > rule.long_tiles ? rule.long_splits : rule.splits;
+  const int share = clamped(ceil_div(tiles, splits), rule.least_tiles, rule.most_tiles);
   const int least = ceil_div(tiles, kMostDecodeSplits);
   return share > least ? share : least;
 }

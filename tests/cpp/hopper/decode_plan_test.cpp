@@ -155,12 +155,28 @@ TEST(DecodePlan, CutsASequenceTheSameWayInAnyBatch) {
     ForwardProblem problem = problem_of("bf16/b2/q1/k5000/h8x2/d128/causal/usedk/paged16");
     problem.batch = batch;
     EXPECT_TRUE(hopper::plan(problem, {0, multiprocessors}, &plan).ok());
-    return std::tuple(plan.kernel, plan.rule.tile_n, plan.rule.least_tiles, plan.rule.splits,
-                      plan.heads);
+    const DecodeRule& r = plan.rule;
+    return std::tuple(plan.kernel, r.tile_n, r.least_tiles, r.splits, r.long_splits, r.long_tiles,
+                      r.most_tiles, plan.heads);
   };
   for (const int batch : {2, 64, 1000})
     for (const int multiprocessors : {1, 114, 132})
       EXPECT_EQ(rule(batch, multiprocessors), rule(1, 132));
+}
+
+TEST(DecodePlan, LongSequencesHaveMoreSplits) {
+  const auto splits_of = [](const char* heads, int keys) {
+    DecodePlan plan;
+    const std::string id = "bf16/b1/q1/k" + std::to_string(keys) + "/" + heads + "/d128/causal";
+    EXPECT_TRUE(hopper::plan(problem_of(id), {0, 132}, &plan).ok());
+    return ceil_div(ceil_div(keys, plan.rule.tile_n), split_tiles_of(plan.rule, keys));
+  };
+  EXPECT_EQ(splits_of("h32x8", 1024), 4) << "of two key tiles each";
+  EXPECT_EQ(splits_of("h32x8", 8192), 8);
+  EXPECT_EQ(splits_of("h32x8", 16384), 16);
+  EXPECT_EQ(splits_of("h32x8", 65536), 16);
+  EXPECT_EQ(splits_of("h8x1", 8192), 32);
+  EXPECT_EQ(splits_of("h8x1", 16384), 32) << "merging takes longer the more there are";
 }
 
 TEST(DecodePlan, AMarginLeavesMultiprocessorsFree) {
@@ -203,7 +219,7 @@ TEST(DecodeWork, SequencesAreThoseOfTheCore) {
     rule.leftpad = p.cache.leftpad;
     if (p.append.given) rule.added = decode_lengths(p.append.sequences);
     rule.tile_n = 128, rule.tile_queries = 1, rule.head_groups = 1, rule.splits = 8;
-    rule.least_tiles = 1, rule.most_tiles = 64;
+    rule.long_splits = 16, rule.long_tiles = 100, rule.least_tiles = 1, rule.most_tiles = 64;
     rule.mask = {-1, -1, 0};
     const DecodeSequence s = decode_sequence(rule, 0);
     const CacheKeys keys = p.keys_in_cache(0);

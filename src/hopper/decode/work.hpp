@@ -57,9 +57,9 @@ struct DecodeRule {
   int splits;        // of a sequence, by the head counts
   int long_splits;   // of a sequence of more than long_tiles
   int long_tiles;
-  int least_tiles;   // of a split
-  int most_tiles;    // of a split, as long as that leaves kMostDecodeSplits
-  int cost_shift;    // of costs, so that all of them together, times the blocks, stay below 2^32
+  int least_tiles;  // of a split
+  int most_tiles;   // of a split, as long as that leaves kMostDecodeSplits
+  int cost_shift;   // of costs, so that all of them together, times the blocks, stay below 2^32
 };
 
 // In key tiles, shifted by cost_shift.

@@ -78,7 +78,8 @@ bool has_long_rows(const ForwardProblem& problem) {
   const auto& mask = problem.mask_rule;
   int64_t keys = problem.seq_k;
   if (mask.window_left >= 0 && mask.window_right >= 0)
-    keys = std::min<int64_t>(keys, mask.window_left + mask.window_right + 1);
+    keys = std::min<int64_t>(keys, std::min<int64_t>(mask.window_left, keys) +
+                                       std::min<int64_t>(mask.window_right, keys) + 1);
   if (mask.chunk > 0) keys = std::min<int64_t>(keys, mask.chunk);
   return keys > kLongRow;
 }

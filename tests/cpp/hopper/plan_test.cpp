@@ -263,6 +263,7 @@ TEST(Plan, SumsUpLongRowsInTwoLevels) {
     }
   EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w2000:47"), 0);
   EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w2000:48"), 512);
+  EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w9223372036854775807:5"), 512);
   EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/causal/chunk1000"), 0);
   for (const std::string id :
        {"e4m3/b1/q5000/k5000/h8/d256/causal", "e4m3/b1/q5000/k5000/h8/d192/full"}) {

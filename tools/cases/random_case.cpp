@@ -119,6 +119,27 @@ void shrink(Draw& d, double most, Case* c) {
   }
 }
 
+// Rows that FP8 sums up in two levels (hopper/forward/plan.cpp): fewer of them, for the same cost.
+void draw_long_rows(Draw& d, Case* c) {
+  c->seq_k = d.between(2049, 5000);
+  const auto cost_without_mask = [&] {
+    Case whole = *c;
+    whole.causal = whole.window = false, whole.chunk = 0;
+    return cost(whole);
+  };
+  while (cost_without_mask() > 1.5e8) {
+    if (c->batch > 1) {
+      c->batch /= 2;
+    } else if (c->heads_k > 1) {
+      c->heads_q /= c->heads_k, c->heads_k = 1;
+    } else if (c->heads_q > 1) {
+      c->heads_q /= 2;
+    } else {
+      c->seq_q /= 2;
+    }
+  }
+}
+
 void draw_mask(Draw& d, Case* c) {
   constexpr int64_t kEdge = std::numeric_limits<int64_t>::max();
   const int64_t longest = std::max<int64_t>(1, std::max(c->seq_q, c->seq_k));
@@ -293,7 +314,9 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (d.percent(15)) c.distribution = Distribution::kOutliers;
   if (special && may_be_special(c)) c.distribution = Distribution::kSpecial;
   c.seed = static_cast<uint64_t>(d.between(1, 1'000'000));
-  const bool is_plain = kind < 12 && c.dtype != FLASH3_FLOAT8_E4M3 && !c.fp8;
+  const bool is_fp8 = c.dtype == FLASH3_FLOAT8_E4M3 || c.fp8;
+  if (is_fp8 && d.percent(6)) draw_long_rows(d, &c);
+  const bool is_plain = kind < 12 && !is_fp8;
   if (is_plain && c.distribution != Distribution::kSpecial && d.percent(20)) draw_cache(d, &c);
   return c;
 }

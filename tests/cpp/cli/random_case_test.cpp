@@ -56,7 +56,7 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::tuple<bool, bool, bool>> gradients, left_out;
   std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
-  int64_t quick = 0;
+  int64_t quick = 0, long_fp8 = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
     const Case c = random_case(3, i);
     kinds.insert({c.backward, c.quantize, c.dtype});
@@ -82,6 +82,7 @@ TEST(RandomCase, CoversEveryOption) {
     if (c.quantize) rotations.insert({c.rotate, c.rotary});
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     quick += flops(c) < 1e7;
+    long_fp8 += (c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3) && c.seq_k > 2048 && !c.window;
   }
   EXPECT_EQ(kinds.size(), 4u + 3 + 3);
   EXPECT_EQ(fp8_outs.size(), 3u);
@@ -122,6 +123,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(rotations.size(), 6u);
   EXPECT_GT(flags.size(), 30u);
   EXPECT_GT(quick, int64_t(kDraws) / 2);
+  EXPECT_GT(long_fp8, int64_t(kDraws) / 500);
 }
 
 // Asked without data, as a user may ask.

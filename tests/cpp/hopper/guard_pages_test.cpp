@@ -152,6 +152,7 @@ constexpr const char* kForward[] = {
 // Few queries, and a KV cache: boxes of pages, rows that are gathered, one long sequence, appends.
 constexpr const char* kDecode[] = {
     "bf16/b4/q1/k300/h8x1/d128/causal/random/usedk/paged16",
+    "bf16/b4/q1/k300/h8x1/d128/causal/random/usedk/paged1",
     "bf16/b4/q1/k5000/h4x1/d128/causal/random/usedk/paged128/sink",
     "fp16/b4/q3/k300/h4x2/d64/causal/random/usedk/paged3",
     "bf16/b4/q1/k300/h8x1/d128/w100:/random/usedk/paged64/leftpad",
@@ -178,6 +179,8 @@ constexpr const char* kFp8[] = {
     "e4m3/b4/q100/k300/h2/d192x128/causal/packedk/blockscales",
     "e4m3/b4/q40/k40/h2/d64/causal/packed/used/blockscales",
     "e4m3/b4/q100/k200/h2/d128/full/odd/packed/blockscales/softcap30",
+    "e4m3/b4/q200/k5000/h4x2/d128/causal/usedk/blockscales",
+    "e4m3/b4/q100/k5000/h2x1/d256/full/packed/used/blockscales",
     "bf16/b4/q200/k300/h4x2/d128/causal/packed/used/fp8",
     "fp16/b4/q100/k100/h2/d64/full/packedq/fp8",
 };

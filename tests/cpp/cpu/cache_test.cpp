@@ -215,28 +215,37 @@ TEST(Cache, BitsDependOnTheSequenceAlone) {
       ForwardProblem p = batch.problem();
       p.num_threads = threads;
       run_on(target, p);
-      auto bytes = row_bytes(p.out, dtype, at, 0);
-      const auto of_lse = row_bytes(p.lse, p.heads_q, at, 0);
-      bytes.insert(bytes.end(), of_lse.begin(), of_lse.end());
+      std::vector<std::byte> bytes;
+      for (int64_t i = 0; i < p.seq_q; ++i)
+        for (const auto& row : {row_bytes(p.out, dtype, at, i), row_bytes(p.lse, p.heads_q, at, i)})
+          bytes.insert(bytes.end(), row.begin(), row.end());
       return bytes;
     };
-    const auto spec = [](std::vector<int64_t> used, std::vector<uint64_t> contents,
-                         int64_t page_size, uint64_t shuffle) {
+    int64_t queries = 1;
+    const auto spec = [&](std::vector<int64_t> used, std::vector<uint64_t> contents,
+                          int64_t page_size, uint64_t shuffle) {
       CacheSpec s;
-      s.queries.assign(used.size(), 1), s.added.assign(used.size(), 1);
+      s.queries.assign(used.size(), queries), s.added.assign(used.size(), 1);
       s.used = std::move(used), s.contents = std::move(contents);
       s.page_size = page_size, s.shuffle = shuffle;
       return s;
     };
-    for (const TestTarget& target : test_targets(dtype)) {
-      SCOPED_TRACE(target.name());
-      const auto alone = run(target, spec({900}, {7}, 16, 1), 0, 1);
-      EXPECT_EQ(alone, run(target, spec({900}, {7}, 16, 5), 0, 4));
-      EXPECT_EQ(alone, run(target, spec({900}, {7}, 3, 2), 0, 1));
-      EXPECT_EQ(alone, run(target, spec({900}, {7}, 0, 2), 0, 1));
-      EXPECT_EQ(alone, run(target, spec({31, 900, 500, 0}, {1, 7, 2, 3}, 16, 3), 1, 2));
-      EXPECT_EQ(alone, run(target, spec({1, 1, 5000, 900}, {1, 2, 3, 7}, 64, 4), 3, 3));
-    }
+    std::vector<int64_t> lengths(64);  // of a batch whose sequence 40 is the one that is compared
+    std::vector<uint64_t> contents(64);
+    for (size_t b = 0; b < 64; ++b) lengths[b] = int64_t(b * 7919 % 700), contents[b] = 100 + b;
+    lengths[40] = 900, contents[40] = 7;
+    for (const TestTarget& target : test_targets(dtype))
+      for (queries = 1; queries <= 16; ++queries) {
+        TRACE(target.name() << ", " << queries << " queries");
+        const auto alone = run(target, spec({900}, {7}, 16, 1), 0, 1);
+        EXPECT_EQ(alone, run(target, spec({900}, {7}, 1, 5), 0, 4));
+        EXPECT_EQ(alone, run(target, spec({31, 900, 500, 0}, {1, 7, 2, 3}, 16, 3), 1, 2));
+        if (queries % 5 != 1) continue;
+        for (const int64_t page_size : {0, 3, 16})
+          EXPECT_EQ(alone, run(target, spec({900}, {7}, page_size, 2), 0, 1));
+        EXPECT_EQ(alone, run(target, spec({1, 1, 5000, 900}, {1, 2, 3, 7}, 64, 4), 3, 3));
+        EXPECT_EQ(alone, run(target, spec(lengths, contents, 1, 6), 40, 2));
+      }
   }
 }
 

@@ -74,7 +74,7 @@ class Inputs:
         return out
 
     def references(self, buffer):
-        """Of two sequences, by their numbers."""
+        """The references of two sequences, by their numbers."""
         return {sequence: self.reference(sequence, buffer) for sequence in sorted({0, self.point.batch - 1})}
 
     def error(self, out, references):

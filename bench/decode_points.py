@@ -60,22 +60,22 @@ class CachePoint:
 
     @property
     def rows(self):
-        """Of one buffer's cache."""
+        """The rows of one buffer's cache."""
         return self.batch * (self.pages_per_sequence * self.page if self.page else self.ctx)
 
     @property
     def row_bytes(self):
-        """Of a token's key and value in all heads."""
+        """The bytes of a token's key and value in all heads."""
         return 2 * self.heads_k * self.dim * ELEMENT
 
     @property
     def kv_bytes(self):
-        """Of the keys that count, and their values, each read once."""
+        """The bytes of the keys that count, and of their values, each read once."""
         return sum(self.lengths_k) * self.row_bytes
 
     @property
     def flops(self):
-        """Of the pairs that the causal mask leaves."""
+        """The operations on the pairs that the causal mask leaves."""
         pairs = sum(q * k - q * (q - 1) // 2 for q, k in zip(self.lengths_q, self.lengths_k))
         return 4 * self.heads * self.dim * pairs
 
@@ -85,7 +85,7 @@ class CachePoint:
 
     @property
     def calls(self):
-        """Of a CUDA graph: each buffer as often as any other, and a few, so that the gap between two replays hides."""
+        """The calls of a CUDA graph: each buffer as often as any other, and a few, so that the gap between two replays hides."""
         return self.buffers * math.ceil(FEW_CALLS / self.buffers)
 
 

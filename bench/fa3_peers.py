@@ -3,7 +3,7 @@
 
 The 16-bit ones are `torch.ops.flash_attn_3` of the library that the wheel xformers has as xformers/flash_attn_3/_C.so (--fa3). It
 wants the runtime of CUDA 12; where torch's is another, put libcudart.so.12 beside the file. The drop-in's operators have the same
-names: never load both. Those in FP8 are the package fa3_fwd (--site).
+names: never load both. The FP8 ones are in the package fa3_fwd (--site).
 """
 import ctypes
 import pathlib

@@ -81,7 +81,7 @@ def gemm():
 
 
 def frontend_version():
-    """Of the package through which cuDNN's FP8 is reached; None without it."""
+    """The version of the package through which cuDNN's FP8 is reached; None without it."""
     try:
         return importlib.metadata.version("nvidia-cudnn-frontend")
     except importlib.metadata.PackageNotFoundError:

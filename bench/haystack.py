@@ -44,7 +44,7 @@ class Channels:
 
 
 def channels(data, heads, dim, device, mean):
-    """Of "normal" data N(0, 1). Of "model" data deviations are log-normal, and one channel of 32 is an outlier: six times as wide, and
+    """"normal" data are N(0, 1). In "model" data deviations are log-normal, and one channel of 32 is an outlier: six times as wide, and
     `mean` deviations from zero, on a side of its own."""
     plain = Channels(torch.zeros(heads, dim, device=device), torch.ones(heads, dim, device=device))
     if data == "normal":
@@ -154,7 +154,7 @@ def error_of(out, reference):
 
 
 def share_within(limit, out, reference):
-    """Of rows whose out differs from the reference's by at most this share of its length."""
+    """The share of rows whose out differs from the reference's by at most this share of its length."""
     return ((out - reference).norm(dim=-1) <= limit * reference.norm(dim=-1)).double().mean().item()
 
 
@@ -164,8 +164,8 @@ def gain(out, reference):
 
 
 def share_retrieved(out, stack):
-    """Of rows whose out points to the value of their own needle, rather than to that of another row's: the largest cosine, with
-    each channel less V's mean and in units of its deviation."""
+    """The share of rows whose out points to the value of their own needle, rather than to that of another row's: the largest cosine,
+    with each channel less V's mean and in units of its deviation."""
     got = (out[0].transpose(0, 1).float() - stack.v_mean[:, None]) / stack.v_deviation[:, None]
     wanted = (at_places(stack.v, stack.places) - stack.v_mean[:, None]) / stack.v_deviation[:, None]
     cosines = got @ torch.nn.functional.normalize(wanted, dim=-1).transpose(1, 2)

@@ -13,7 +13,7 @@ def percent(value, digits=0):
 
 
 def worst(points, name, field):
-    """Of the head dims: the least share or gain, the largest error. None where the library has no result at any."""
+    """The worst of the head dims: the least share or gain, the largest error. None where the library has no result at any."""
     values = [point["libraries"][name][field] for point in points if field in point["libraries"].get(name, {})]
     if not values:
         return None
@@ -27,7 +27,7 @@ def cell(points, name, fields):
 
 
 def grouped(points):
-    """Those that differ in their head dim alone, together: {(data, level, keys): points}."""
+    """Points that differ in their head dim alone, together: {(data, level, keys): points}."""
     groups = {}
     for point in points:
         groups.setdefault((point["data"], point["level"], point["keys"]), []).append(point)

@@ -126,7 +126,7 @@ def parse_args(arguments=None):
 
 
 def ragged_points(args):
-    """Those that the arguments ask for."""
+    """The points that the arguments ask for."""
     points = [point for point in ragged_suite(args.backward, dims=args.dims)
               if all(text in f"/{point.case}/" for text in args.filter)]
     if not points:

@@ -77,7 +77,7 @@ class RaggedPoint:
 
     @property
     def bytes(self):
-        """Of q, k, v and out, each moved once, and of lse; backward: of their gradients too."""
+        """The bytes of q, k, v and out, each moved once, and of lse; backward: of their gradients too."""
         tensors = 2 * 2 * self.dim * self.tokens * (self.heads + self.heads_k)
         return (2 * tensors if self.backward else tensors) + 4 * self.tokens * self.heads
 

@@ -199,7 +199,7 @@ extern const char* const kQuantizeOutSchema;
 void quantize(StableIValue* stack, uint64_t, uint64_t);
 void quantize_out(StableIValue* stack, uint64_t, uint64_t);
 
-// Those for a KV cache and for merging (kv_cache.cpp).
+// The operators for a KV cache and for merging (kv_cache.cpp).
 extern const char* const kCacheSchemas[7];
 void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t);

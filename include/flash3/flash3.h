@@ -246,7 +246,7 @@ typedef struct flash3_forward_params {
    * On Hopper a sequence of at most 16 queries has the same bits in out and lse with any of these,
    * whatever that number is; or with seqused_k and room for 256 keys or more alone, where no
    * sequence has more queries or they are packed. The bits of a sequence of more queries depend on
-   * max_seqlen_q and on how the cache is stored too. Those of other sequences never count.
+   * max_seqlen_q and on how the cache is stored too. Other sequences never count.
    * @{ */
   flash3_tensor page_table;      /**< [batch, max_pages] int32 */
   flash3_tensor cache_batch_idx; /**< [batch] int32 */

@@ -35,8 +35,8 @@ FLASH3_API flash3_status flash3_forward_schedule_size(const flash3_forward_param
 
 /** Enqueues the listing on params.stream, into schedule->data, and sets schedule->key. One that has
  * a key is made again, for other lengths: a call that needs another key is refused, so that a graph
- * which reads the schedule is never given another call's. Of the params' addresses only those of
- * tensors that tell lengths are needed. It can be captured in a CUDA graph. */
+ * which reads the schedule is never given another call's. Only the addresses of tensors that tell
+ * lengths are needed in the params. It can be captured in a CUDA graph. */
 FLASH3_API flash3_status flash3_forward_schedule(const flash3_forward_params* params,
                                                  flash3_schedule* schedule);
 /** @} */

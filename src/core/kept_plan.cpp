@@ -105,8 +105,8 @@ Status KeptPlan<P>::run(const Params* params) const {
   return call_.plan ? call_.plan->launch(problem) : Status();
 }
 
-// Of two calls, as a rule: one comparison of all bytes then takes the place of one a field. Where
-// bytes differ that mean nothing, check_same_call() has the answer.
+// Two calls mostly differ in nothing else: one comparison of all bytes then takes the place of one
+// a field. Where bytes differ that mean nothing, check_same_call() has the answer.
 template <AnyProblem P>
 bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
   Params planned = params_;

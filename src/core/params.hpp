@@ -16,7 +16,7 @@ namespace flash3 {
 // Names and dimensions of a call's tensors: packed on the side of q, of k, on both or neither.
 struct Layout {
   bool packed_q, packed_k;
-  // Of k and v that are not packed.
+  // What k and v are that are not packed.
   const char* k_words = "[batch, seq_k, heads_k, head_dim]";
   const char* v_words = "[batch, seq_k, heads_k, head_dim_v]";
 

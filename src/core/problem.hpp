@@ -97,14 +97,14 @@ struct Problem : ExecutionContext {
 
   TensorView q, k, v;  // of a paged cache k and v are [pages, page_size, head, dim]
   TensorView out;      // written by the forward, read by the backward
-  LseView lse;         // likewise
+  LseView lse;         // as out
 
   float softmax_scale = 0.f;  // never the "0 = default" of the C interface
   float softcap = 0.f;        // 0: none
   SinkView sink;
   MaskRule mask_rule;
 
-  // Of forward calls alone. `cache`: where the keys of a sequence lie in k and v.
+  // Forward calls alone have these. `cache`: where the keys of a sequence lie in k and v.
   KvCache cache;
   Append append;
 

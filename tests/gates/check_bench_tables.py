@@ -49,7 +49,7 @@ class Tables(unittest.TestCase):
         self.assertIn("| forward, 2 points | 1.20 (1.00 … 1.40) |  |  | 0.75 (0.75 … 0.75) |", text)
         self.assertIn("2.8 times as fast as torch, the geometric mean of 2 cases", text)
         self.assertNotIn("backward", text)
-        # Of each point the fastest of the others counts.
+        # At each point the fastest of the others counts.
         summary = tables.gpu_summary(path, {**report, "fa3": "a wheel"})
         self.assertIn("the fastest of the others, over these 2 points: 0.75 … 1.40, median 1.07; flash3 leads at 1", summary)
         self.assertIn("cuDNN 91900, FlashAttention-3 of a wheel; bf16", summary)
@@ -145,7 +145,7 @@ class Tables(unittest.TestCase):
                   "seed": 1, "needle_points": [point("normal", "noise", 64, 1.0, 1.0), point("normal", "noise", 128, 0.5, 1.0),
                                                point("one sign", "equal", 64, 1.0, 0.85), point("one sign", "equal", 128, 1.0, 0.9)]}
         text = needle_table.needle_tables((path, report))
-        # Of the head dims the worst; bf16 is not compared with itself.
+        # The worst of the head dims counts; bf16 is not compared with itself.
         for line in ("| normal, just above noise | 131,072 | 100 %, 50 %, 2.5 % | 100 %, 50 %, 2.5 % | 100 %, 100 %, 2.0 % | 75 %, 5.0 % | 75 %, 5.0 % |",
                      "| equal weights | 131,072 | 85.00 %, 2.00 % | 85.00 %, 2.00 % | 85.00 %, 2.00 % |", "512 rows a point", "head dims 64, 128.",
                      "FlashAttention-3 of a wheel", "FlashAttention-3, FP8 at 131,072 keys, d 128: no such head dim", "commit abc, 2026-11-22"):

@@ -34,7 +34,7 @@ def one_process(q, k, v, cu, **options):
 
 
 def farther(exact, a, b):
-    """Of each element that of a or b which is farther from the exact one: what a single call may be off by."""
+    """Each element of a or of b, whichever is farther from the exact one: what a single call may be off by."""
     return torch.where((a.double() - exact).abs() > (b.double() - exact).abs(), a.double(), b.double())
 
 

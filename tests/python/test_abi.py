@@ -30,7 +30,7 @@ class Header:
         self.types = {node.get("id"): node for node in self.root.iter() if node.get("id")}
 
     def structs(self):
-        """Those whose fields the header shows."""
+        """The structs whose fields the header shows."""
         return {node.get("name"): node for node in self.root.iter("class-decl") if node.get("is-declaration-only") != "yes"}
 
     def fields(self, struct):

@@ -46,7 +46,7 @@ def test_calls(scripts, device, sizes, name):
         out = made[buffer]()
         outs.append(out.clone())
         assert x.error(out, x.references(buffer)) < 0.005
-        # Of other heads, and of a row that nobody wrote.
+        # The results of other heads, and of a row that nobody wrote.
         wrong = out.reshape(x.packed_q.shape).roll(1, 1)
         assert x.error(wrong, x.references(buffer)) > 0.02
         wrong[-1] = float("nan")

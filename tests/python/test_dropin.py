@@ -229,7 +229,7 @@ def test_forward_spellings(device):
     given = torch.empty(2, 4, 33, 32, device=device, dtype=torch.bfloat16).transpose(1, 2)
     got = fa._flash_attn_forward(q, k, v, out_=given, causal=True, window_size_left=5)
     assert got[0].data_ptr() == given.data_ptr() and torch.equal(given, wanted[0]) and torch.equal(got[1], wanted[1])
-    # Those of 2.8: out, and window_size, a pair, by position, with what comes behind it.
+    # The spellings of 2.8: out, and window_size, a pair, by position, with what comes behind it.
     nothing = (None,) * 16
     got = fa._flash_attn_forward(q, k, v, None, None, None, given.zero_(), *nothing, None, True, (5, 0), 0, 2.0, False, None, 2, True,
                                  8)

@@ -210,7 +210,7 @@ def test_gradients_through_a_cache_raise(device):
 
 
 def test_lengths_alone_have_gradients(device):
-    """Of the private function: no cache, but keys that do not count."""
+    """The private function's: no cache, but keys that do not count."""
     q, k, v = make(device, torch.bfloat16, grad=True)
     used = torch.tensor([5, 50], dtype=torch.int32, device=device)
     out = fa._flash_attn_forward(q, k, v, seqused_k=used)[0]

@@ -72,7 +72,7 @@ def test_exact_sums_are_those_of_a_naive_computation(scripts, monkeypatch, devic
 
 
 def test_what_fp8_tensors_stand_for(scripts):
-    """Of both kinds of scales; the rotation leaves q·k as it is."""
+    """Both kinds of scales; the rotation leaves q·k as it is."""
     from flash3_torch import CPU, Flash3
     _, haystack = scripts
     torch.manual_seed(7)

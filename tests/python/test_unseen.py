@@ -21,7 +21,7 @@ NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 
 
 def first_seen_key(seq_q, seq_k, options):
-    """Of query 0, which sees the first of all."""
+    """The first key that query 0 sees, which is the first of all."""
     at = seq_k - seq_q
     first = max(0, at - options["window"][0]) if "window" in options else 0
     return max(first, at // options["chunk"] * options["chunk"]) if "chunk" in options else first

@@ -11,8 +11,8 @@
 namespace flash3::cases {
 
 struct CachePlan {
-  // Of each sequence: keys that are as if not there, keys in the cache with those, keys that the
-  // call appends and their sums, and the position of the first of them.
+  // Each sequence has keys that are as if not there, keys in the cache with those, keys that the
+  // call appends (and their sums), and the position of the first of them.
   std::vector<int32_t> padding, used, added, cu_new, offsets;
   int64_t capacity = 0;            // places of a sequence
   int64_t max_pages = 0;           // of a sequence; 0: not paged

@@ -156,9 +156,9 @@ int64_t visible_pairs(const Case& c, const CaseSequences* given = nullptr);
 double flops(const Case& c, const CaseSequences* given = nullptr);
 
 // Bytes of the tokens of q, k, v and out, each moved once, and of lse; backward: of their gradients
-// too. Of a cache the rows that count, with those that the call appends, and k_new and v_new.
+// too. In a cache the rows that count do, with those that the call appends, and k_new and v_new.
 double tensor_bytes(const Case& c, const CaseSequences* given = nullptr);
-// Those of k and v alone, without k_new and v_new.
+// The bytes of k and v alone, without k_new and v_new.
 double kv_bytes(const Case& c, const CaseSequences* given = nullptr);
 
 // About what checking the case takes of the host's memory: all rows of its tensors, of those that a

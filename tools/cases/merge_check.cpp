@@ -43,7 +43,7 @@ class MergeData {
       sink[static_cast<size_t>(h)] = h == 1 ? -kInfinity : normal_value(3, uint64_t(h));
   }
 
-  // Of row i of head h.
+  // The result for row i of head h, and its sum of weights.
   double expected(int64_t i, int64_t h, std::vector<double>* row) const {
     double sum = c_.sink ? std::exp(double{sink[static_cast<size_t>(h)]}) : 0;
     row->assign(static_cast<size_t>(c_.dim), 0);
@@ -188,7 +188,7 @@ std::vector<MergeCase> merge_case_table() {
 std::string check_merge(const MergeCase& c, Memory& memory, flash3_backend backend) {
   MergeData data(c);
   const auto place = [&](const void* from, size_t bytes) {
-    // Of no elements too, and then off 16 bytes, the address must be one of this memory.
+    // Also for no elements, and off 16 bytes then, the address must be one of this memory.
     auto to = memory.allocate(std::max<size_t>(bytes, 256));
     if (bytes > 0) memory.copy_in(to.get(), from, bytes);
     return to;

@@ -36,7 +36,7 @@ int64_t log_uniform_length(int64_t longest, std::mt19937_64* random) {
   return std::min(longest, std::max<int64_t>(1, std::llround(length)));
 }
 
-// Of sequence b of so many.
+// The length of sequence b of so many.
 int64_t length_of(Lengths lengths, int64_t longest, int64_t b, int64_t batch,
                   std::mt19937_64* random) {
   const auto below = [&](int64_t n) { return static_cast<int64_t>((*random)() % uint64_t(n)); };

@@ -15,7 +15,7 @@ struct Timing {
   int samples = 0, calls_per_sample = 0;
 };
 
-// Of one call, where what was timed is so many.
+// The timing of one call, where what was timed is so many.
 Timing per_call(Timing timing, int calls);
 
 // call() enqueues one call on memory's stream. Warms up, finds how many calls fill sample_seconds,

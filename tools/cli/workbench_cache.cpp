@@ -19,7 +19,7 @@
 namespace flash3::cli {
 namespace {
 
-// Bytes of k and v in all buffers: several times what a GPU's second-level cache holds. Of a CPU,
+// Bytes of k and v in all buffers: several times what a GPU's second-level cache holds. For a CPU,
 // whose last level may hold more than is worth filling, twice that but no more than so many.
 constexpr double kGpuBytes = 200e6, kMostCpuBytes = 32e6;
 constexpr double kMostBuffers = 512;

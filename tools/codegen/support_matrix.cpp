@@ -324,7 +324,7 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
   }
 }
 
-// Of the decode kernels, which all have the same roles.
+// The table of the decode kernels, which all have the same roles.
 void print_decode_kernels() {
   std::printf(
       "| kernel | head_dim | tile, query rows × keys | stages of K and V | shared memory |\n"

@@ -109,7 +109,7 @@ for _name in ("forward_out", "backward_out", "quantize_out"):
 
 
 # Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
-# two longest lengths and deterministic. Those at the end that are defaults may be left out. inference has the first six.
+# two longest lengths and deterministic. Defaults at the end may be left out. inference has the first six.
 _PLAIN, _SINK, _LENGTHS, _FP8 = 6, 7, 12, 15
 
 

@@ -58,7 +58,7 @@ torch.library.register_autograd("flash3::merge", _no_gradients)
 
 
 def recorded(**tensors):
-    """The names of those through which autograd would record a call. Of what is no tensor the operator says so."""
+    """The names of those through which autograd would record a call. The operator refuses what is no tensor."""
     given = {name: x for name, x in tensors.items() if isinstance(x, torch.Tensor)}
     if forward_ad._current_level >= 0:
         for name, x in given.items():

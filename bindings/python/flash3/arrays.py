@@ -22,7 +22,7 @@ Options of forward and backward, all by keyword, as in flash3/flash3.h::
     stream=None                   GPU: a cudaStream_t as an integer; None: the default stream
     workspace=None                GPU: a tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made
 
-Of forward alone::
+Forward alone takes::
 
     q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
     compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
@@ -252,7 +252,7 @@ def forward(q, k, v, out, lse=None, **options):
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. Of 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any
+    [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any
     of these. Packed: see flash3.attention.
     """
     _forward(q, k, v, out, lse, options).run()
@@ -337,7 +337,7 @@ def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_sc
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim] and v [batch, seq_k, heads_k, head_dim_v] are float16,
     bfloat16 or (CPU) float32, the results FP8 of the same shape; each scale is float32, and its shape says what it is for: [1],
-    [batch, heads_k] or [batch, heads, blocks], with 128 tokens a block (packed [1, heads, total // 128 + batch]). Those of no
+    [batch, heads_k] or [batch, heads, blocks], with 128 tokens a block (packed [1, heads, total // 128 + batch]). Scales of no
     token are left as they are.
 
     Options: rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k, rotate and rotation_seed, as

@@ -125,7 +125,7 @@ class BackwardRunner : BackwardState<T> {
   BackwardBuffers buffers_;
   bool k_is_finite_ = true;
 
-  // Of the current block of rows.
+  // These are of the current block of rows.
   int row_strips_ = 0, key_strips_ = 0;
   Range strip_keys_[kMaxBackwardRows / kVectorRows];           // that some row of the strip sees
   Range strip_rows_[ceil_div(kMaxBackwardKeys, kVectorRows)];  // rows that see a key of the strip

@@ -31,7 +31,8 @@ std::string device_name(const Device& device);
 // context: the driver then no longer tells device memory from the host's.
 Status is_device_memory(const void* address, bool* answer);
 
-// The device allocations among it, which the host cannot touch. Likewise.
+// Memory that lives on a GPU and that the host cannot touch: device allocations. Errors are as of
+// is_device_memory.
 Status is_device_only_memory(const void* address, bool* answer);
 
 }  // namespace flash3::hopper

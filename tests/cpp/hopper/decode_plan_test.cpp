@@ -57,7 +57,7 @@ TEST(DecodePlan, TheNumberOfQueriesDecidesAlone) {
     }
 }
 
-// Of packed queries without max_seqlen_q nobody knows how many are one sequence's: as if many.
+// Packed queries without max_seqlen_q count as many: nobody knows how many are one sequence's.
 TEST(DecodePlan, UnknownNumbersOfQueriesAreMany) {
   for (const char* id : {"bf16/b2/q1/k300/h8/d128/causal/packedq/nomax/usedk/paged16",
                          "bf16/b2/q1/k300/h8/d128/causal/packedq/nomax"})

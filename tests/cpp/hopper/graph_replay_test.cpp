@@ -38,7 +38,7 @@ struct Side {
   std::vector<std::vector<int>> cus, useds;  // of each set; empty: not in the call
 };
 
-// Of a cache: no sequence has more keys than there are values for.
+// A cache's lengths: no sequence has more keys than there are values for.
 void draw_cache(DeviceCall& call, Random& random, Side* side) {
   const auto values = [&](const char* name) {
     std::vector<int> ints(size_t(call.the_case().batch));

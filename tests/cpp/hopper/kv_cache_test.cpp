@@ -288,7 +288,7 @@ TEST_F(KvCache, BitsOfAQueryDependOnNoOther) {
     }
 }
 
-// Likewise of prompts, as long as boxes can be made of the pages.
+// The same holds for prompts, as long as boxes can be made of the pages.
 TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
   for (const Shape& shape : {Shape{.queries = 40}, Shape{.queries = 150, .heads_k = 8, .dim = 64},
                              Shape{.queries = 17, .heads_q = 2, .dim = 256, .softcap = 20}}) {

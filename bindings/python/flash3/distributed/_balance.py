@@ -2,7 +2,7 @@
 """Tokens dealt to ranks, as many to each, and as much work.
 
 The batch is cut into blocks of as many tokens, a few for each rank, wherever documents end. The block of most work goes to the
-rank with least so far, and no rank gets more blocks than another. Of one causal document cut into two blocks a rank this is zigzag:
+rank with least so far, and no rank gets more blocks than another. For one causal document cut into two blocks a rank this is zigzag:
 rank r of n has the blocks r and 2n - 1 - r.
 """
 import itertools

@@ -47,7 +47,7 @@ class _Attention:
         return heads_of(heads, self.head_ranks, self.head_rank)
 
     def merges(self):
-        """Whether a query's keys come in several parts. Of keys that have been gathered each query sees a rectangle."""
+        """Whether a query's keys come in several parts. A query sees a rectangle of keys that have been gathered."""
         return self.ring_ranks > 1 and self.method != "all_gather"
 
     def check(self, q, k, v, sink, options, out_dtype):

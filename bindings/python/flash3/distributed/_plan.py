@@ -115,7 +115,7 @@ def plan(group=None, *, seqlen=None, cu_seqlens=None, seqlen_k=None, cu_seqlens_
     """How the tokens of a batch are dealt to ranks: made once for a batch, and used by all layers and all helpers.
 
     Each rank gets as many tokens as the others, in a few runs of neighbouring ones, so that each has as much work under the mask
-    given here. Of one causal sequence these are two runs, zigzag: rank r of n has the parts r and 2n - 1 - r of 2n. Layers may have
+    given here. For one causal sequence these are two runs, zigzag: rank r of n has the parts r and 2n - 1 - r of 2n. Layers may have
     other masks. All ranks must give the same; nothing is sent.
 
     Args:

@@ -214,7 +214,7 @@ def _starts(mask_function, batch, length, device):
 
 
 def _padding(attention_mask, kv_length, kv_offset):
-    """Which key slots hold tokens, [batch, kv_length]. Those that attention_mask does not reach hold none."""
+    """Which key slots hold tokens, [batch, kv_length]. Slots that attention_mask does not reach hold none."""
     missing = kv_offset + kv_length - attention_mask.shape[1]
     if missing > 0:
         attention_mask = F.pad(attention_mask, (0, missing))

@@ -15,12 +15,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // A tensor whose rows of heads lie `gap` elements apart, in host memory.
-struct Rows {
+struct GappedRows {
   std::vector<std::byte> bytes;
   int64_t first, stride;  // elements
   int size;               // of an element
 
-  Rows(int64_t count, int64_t dim, int element_bytes, bool odd)
+  GappedRows(int64_t count, int64_t dim, int element_bytes, bool odd)
       : first(odd ? 1 : 0), stride(dim + (odd ? 3 : 0)), size(element_bytes) {
     bytes.assign(static_cast<size_t>((first + count * stride) * size), kFillPattern);
   }
@@ -101,7 +101,7 @@ class MergeData {
   MergeCase c_;
 
  public:
-  Rows parts, out;
+  GappedRows parts, out;
   std::vector<float> lse_parts, sink;
 
   int64_t part_at(int64_t s, int64_t i, int64_t h, int64_t d) const {
@@ -117,7 +117,7 @@ double step_of(flash3_dtype dtype) {
   return dtype == FLASH3_FLOAT32 ? 1e-6 : std::exp2(dtype == FLASH3_BFLOAT16 ? -8 : -11);
 }
 
-std::string compare(const MergeCase& c, const MergeData& data, const Rows& out,
+std::string compare(const MergeCase& c, const MergeData& data, const GappedRows& out,
                     const std::vector<float>& lse) {
   std::vector<std::byte> outside = out.bytes;
   std::vector<double> want;

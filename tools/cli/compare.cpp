@@ -39,8 +39,8 @@ Json read_json(const std::string& path) {
   return report;
 }
 
-const char* word(Verdict verdict) {
-  return verdict == Verdict::kFaster ? "faster" : verdict == Verdict::kSlower ? "slower" : "same";
+const char* word(Change change) {
+  return change == Change::kFaster ? "faster" : change == Change::kSlower ? "slower" : "same";
 }
 
 }  // namespace
@@ -67,9 +67,9 @@ double ComparedCase::noise() const {
   return std::max((a.p90 - a.p10) / a.median, (b.p90 - b.p10) / b.median);
 }
 
-Verdict ComparedCase::verdict() const {
-  if (b.p90 < a.p10) return Verdict::kFaster;
-  return b.p10 > a.p90 ? Verdict::kSlower : Verdict::kSame;
+Change ComparedCase::change() const {
+  if (b.p90 < a.p10) return Change::kFaster;
+  return b.p10 > a.p90 ? Change::kSlower : Change::kSame;
 }
 
 double Comparison::mean_ratio() const {
@@ -78,15 +78,15 @@ double Comparison::mean_ratio() const {
   return std::exp(sum / double(cases.size()));
 }
 
-size_t Comparison::count(Verdict verdict) const {
+size_t Comparison::count(Change change) const {
   return size_t(std::count_if(cases.begin(), cases.end(),
-                              [&](const ComparedCase& c) { return c.verdict() == verdict; }));
+                              [&](const ComparedCase& c) { return c.change() == change; }));
 }
 
 bool Comparison::reaches(double least) const {
   return mean_ratio() >= least &&
          std::none_of(cases.begin(), cases.end(), [&](const ComparedCase& c) {
-           return c.ratio() < least && c.verdict() == Verdict::kSlower;
+           return c.ratio() < least && c.change() == Change::kSlower;
          });
 }
 
@@ -121,14 +121,14 @@ int compare(const CompareOptions& options) {
         "noise");
   for (const ComparedCase& c : all.cases)
     print("{:<{}} {:>12.5f} {:>12.5f} {:>8.3f} {:>6.1f}%  {}\n", c.id, width, c.a.median,
-          c.b.median, c.ratio(), 100 * c.noise(), word(c.verdict()));
+          c.b.median, c.ratio(), 100 * c.noise(), word(c.change()));
   for (const auto& [name, ids] : {std::pair{"A", &all.only_a}, std::pair{"B", &all.only_b}})
     if (!ids->empty()) print("in {} alone: {}\n", name, join(*ids, " "));
   print(
       "\nB has {:.3f} of A's speed, the geometric mean of {} cases: {} faster, {} slower, {} the "
       "same within the noise\n",
-      all.mean_ratio(), all.cases.size(), all.count(Verdict::kFaster), all.count(Verdict::kSlower),
-      all.count(Verdict::kSame));
+      all.mean_ratio(), all.cases.size(), all.count(Change::kFaster), all.count(Change::kSlower),
+      all.count(Change::kSame));
   return all.reaches(options.least) ? 0 : kExitFailure;
 }
 

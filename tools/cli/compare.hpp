@@ -22,7 +22,7 @@ struct BenchFile {
   std::vector<std::pair<std::string, CaseTime>> times;  // by case id, as they stand in the file
 };
 
-enum class Verdict { kFaster, kSlower, kSame };  // B is
+enum class Change { kFaster, kSlower, kSame };  // from A to B
 
 struct ComparedCase {
   std::string id;
@@ -30,7 +30,7 @@ struct ComparedCase {
 
   double ratio() const { return a.median / b.median; }  // of B's speed to A's
   double noise() const;  // width of the middle 80 % of the samples, the wider one, of the median
-  Verdict verdict() const;
+  Change change() const;
 };
 
 struct Comparison {
@@ -38,7 +38,7 @@ struct Comparison {
   std::vector<std::string> only_a, only_b;
 
   double mean_ratio() const;  // geometric
-  size_t count(Verdict verdict) const;
+  size_t count(Change change) const;
   // Whether the mean has so much of A's speed, and no case less that is no noise.
   bool reaches(double least) const;
 };

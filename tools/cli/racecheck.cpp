@@ -44,7 +44,7 @@ int displayed_hazards(std::string_view output) {
 
 }  // namespace
 
-Races judge_races(const std::string& output) {
+Races check_races(const std::string& output) {
   Races races;
   for (const std::string_view start : {kHazard, kWarning}) {
     for (size_t at = output.find(start); at != output.npos; at = output.find(start, at + 1)) {

@@ -102,7 +102,7 @@ bool found_nothing(const Outcome& o) {
 
 // Hazards that are known to be none; 0 if there are others.
 int known_hazards(const Outcome& o) {
-  const Races races = judge_races(o.output);
+  const Races races = check_races(o.output);
   const bool calls_passed = o.output.find(" passed, 0 failed") != std::string::npos;
   return o.exit_code == kFound && calls_passed && races.unknown.empty() ? races.known : 0;
 }

@@ -73,7 +73,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
   if (c.paged)
     out->add("k and v",
              message("TMA, in boxes of ", plan.box_keys, " rows; a warp looks each up in ",
-                     problem.cache.paged ? "page_table" : "cache_batch_idx", " before its turn"));
+                     problem.cache.paged ? "page_table" : "cache_batch_idx", " before it loads"));
   explain_block(c, out);
   explain_copy("q", plan.q, out);
   explain_copy("k", plan.k, out);

@@ -31,21 +31,21 @@ std::string output(const std::string& reports, int count) {
 
 TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
   const std::string known = hazard("WAR", kRead, kWrite);
-  const Races races = judge_races(output(known + known, 2));
+  const Races races = check_races(output(known + known, 2));
   EXPECT_EQ(races.known, 2);
   EXPECT_EQ(races.unknown, "");
-  EXPECT_EQ(judge_races(output("", 0)).unknown, "");
+  EXPECT_EQ(check_races(output("", 0)).unknown, "");
 }
 
 TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   const std::string read =
       "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<X>>"
       "(flash3::hopper::ForwardParams)+0xa050";
-  EXPECT_EQ(judge_races(output(hazard("WAR", read, kWrite), 1)).known, 1);
+  EXPECT_EQ(check_races(output(hazard("WAR", read, kWrite), 1)).known, 1);
   const std::string of_16_bits =
       "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::ForwardTraits<X>>"
       "(flash3::hopper::ForwardParams)+0xa050";
-  EXPECT_EQ(judge_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
+  EXPECT_EQ(check_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
 }
 
 TEST(Racecheck, KnowsNothingElse) {
@@ -57,19 +57,19 @@ TEST(Racecheck, KnowsNothingElse) {
   for (const std::string& wrong :
        {hazard("RAW", kRead, kWrite), hazard("WAW", kWrite, kWrite),
         hazard("WAR", elsewhere, kWrite), hazard("WAR", kRead, other_write)}) {
-    const Races races = judge_races(output(known + wrong + known, 3));
+    const Races races = check_races(output(known + wrong + known, 3));
     EXPECT_EQ(races.known, 2) << wrong;
     EXPECT_NE(races.unknown.find("hazard detected"), std::string::npos) << wrong;
   }
   const std::string warning =
       "========= Warning: Race reported between Write access at f() in c.cuh:1\n";
-  EXPECT_NE(judge_races(output(warning, 1)).unknown, "");
+  EXPECT_NE(check_races(output(warning, 1)).unknown, "");
 }
 
 TEST(Racecheck, MissesNoReport) {
   const std::string known = hazard("WAR", kRead, kWrite);
-  EXPECT_NE(judge_races(output(known, 2)).unknown, "");
-  EXPECT_NE(judge_races(known).unknown, "");  // it ended before its summary
+  EXPECT_NE(check_races(output(known, 2)).unknown, "");
+  EXPECT_NE(check_races(known).unknown, "");  // it ended before its summary
 }
 
 }  // namespace

@@ -231,7 +231,7 @@ TEST(CachePlan, IsExplained) {
        {"kernel: fwd_bf16_d128_paged_128x128",
         "first: a kernel of its own: the new keys and values go into the cache, q with its "
         "embedding goes into the workspace",
-        "k and v: TMA, in boxes of 64 rows; a warp looks each up in page_table before its turn"})
+        "k and v: TMA, in boxes of 64 rows; a warp looks each up in page_table before it loads"})
     EXPECT_NE(pages.find(line), std::string::npos) << line << "\n" << pages;
   const std::string indices = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/batchidx");
   EXPECT_NE(indices.find("in boxes of 128 rows; a warp looks each up in cache_batch_idx"),

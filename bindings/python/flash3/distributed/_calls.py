@@ -23,7 +23,7 @@ def _run(like, call, workspace, tensors, options):
         call(*tensors, **options, workspace=memory)
 
 
-class Rows:
+class TokenRows:
     """Rows of a tensor: ranges of them, in order."""
 
     def __init__(self, ranges):
@@ -72,7 +72,7 @@ class Call:
 
     def __init__(self, members, left, right, fresh):
         """fresh: no call of the same queries before it."""
-        self.q, self.k = (Rows([_range(p.q, p.rows_q) for p in members]), Rows([_range(p.k, p.rows_k) for p in members]))
+        self.q, self.k = (TokenRows([_range(p.q, p.rows_q) for p in members]), TokenRows([_range(p.k, p.rows_k) for p in members]))
         self.fresh, self.members = fresh, members
         self.mask = {"causal": right == 0, "window": None if left is None and right in (None, 0) else (left, right)}
         self._sequences = {}

@@ -20,8 +20,8 @@ def local_seqlens(seqlens, rank, ranks, interleave=1):
 
 def cache_rows(positions, ranks, interleave=1):
     """(rank, row): whose cache holds the tokens at these places of their sequences, and in which of its rows."""
-    turn = ranks * interleave
-    return positions // interleave % ranks, positions // turn * interleave + positions % interleave
+    round_tokens = ranks * interleave
+    return positions // interleave % ranks, positions // round_tokens * interleave + positions % interleave
 
 
 def _visible(seqlens, seq_q, causal, window, chunk):

@@ -9,7 +9,7 @@ import torch
 
 from .._options import window_sides
 from . import _balance
-from ._calls import Call, Rows
+from ._calls import Call, TokenRows
 from ._geometry import Mask, Range, count, documents_of, grouped, joined, joined_ranges, pieces, rows_of, seen, segments
 
 
@@ -24,15 +24,15 @@ class Step(NamedTuple):
     source: int
     destination: int
     received: int  # rows of k
-    sent: object  # Rows of k; what the destination receives
+    sent: object  # TokenRows of k; what the destination receives
     calls: list
 
 
 class Gather(NamedTuple):
     """An exchange of all ranks at once, and the calls on what has come, in the order of its positions."""
     received: list  # rows of k, of each rank
-    sent: list  # Rows of k, for each rank
-    order: object  # Rows: which of the received rows, rank after rank, comes where
+    sent: list  # TokenRows of k, for each rank
+    order: object  # TokenRows: which of the received rows, rank after rank, comes where
     calls: list
 
 
@@ -66,7 +66,7 @@ class Layout:
 
     def positions(self, side, rank, device="cpu"):
         """The places of a rank's tokens in the whole batch, [tokens] int64."""
-        return Rows(self.ranges(side)[rank]).index(torch.device(device))
+        return TokenRows(self.ranges(side)[rank]).index(torch.device(device))
 
     def of_group(self, side, ranks):
         """The positions that these ranks hold together, as sorted ranges."""
@@ -81,7 +81,7 @@ class Layout:
         return self._kept[key]
 
     def order_of_group(self, side, ranks):
-        """Rows: where the rows of these ranks, one rank after the other, come when they are sorted by their positions."""
+        """TokenRows: where the rows of these ranks, one rank after the other, come when they are sorted by their positions."""
         def make():
             return _order([self.ranges(side)[rank] for rank in ranks])
         return self._keep(("order", side, tuple(ranks)), make)
@@ -122,7 +122,7 @@ class Layout:
             source, destination = (rank - distance) % len(rings), (rank + distance) % len(rings)
             come = self._needed(q, rings[source][1], mask)
             go = self._needed(rings[destination][0], k, mask)
-            steps.append(Step(source, destination, count(come), Rows(rows_of(go, k)), self._calls(q, come, mask, touched)))
+            steps.append(Step(source, destination, count(come), TokenRows(rows_of(go, k)), self._calls(q, come, mask, touched)))
         return own, steps
 
     def gather(self, heads, rank, mask):
@@ -134,7 +134,7 @@ class Layout:
         come = [self._needed(q, other, mask) for _, other in rings]
         go = [self._needed(other, k, mask) for other, _ in rings]
         everything = joined_ranges(sorted(r for ranges in come for r in ranges))
-        return Gather([count(ranges) for ranges in come], [Rows(rows_of(ranges, k)) for ranges in go], _order(come),
+        return Gather([count(ranges) for ranges in come], [TokenRows(rows_of(ranges, k)) for ranges in go], _order(come),
                       self._calls(q, everything, mask, []))
 
     def sent_rows(self, method, heads, rank, mask):
@@ -151,7 +151,7 @@ def _order(ranges_of_each):
         for start, stop in ranges:
             found.append((start, first, first + stop - start))
             first += stop - start
-    return Rows([Range(a, b) for _, a, b in sorted(found)])
+    return TokenRows([Range(a, b) for _, a, b in sorted(found)])
 
 
 def make_spec(cu_q, cu_k, causal, window, chunk):

@@ -40,7 +40,8 @@ int main(void) {
     fprintf(stderr, "flash3: %s\n", flash3_last_error());
     return 1;
   }
-  params.workspace = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
+  const size_t unit = FLASH3_WORKSPACE_ALIGNMENT;
+  params.workspace = bytes ? aligned_alloc(unit, (bytes + unit - 1) / unit * unit) : NULL;
   params.workspace_size = bytes;
   const flash3_status status = flash3_forward(&params);
   /* README: end */

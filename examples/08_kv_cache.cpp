@@ -2,7 +2,8 @@
 // Decoding with a KV cache in pages, as a server does it: prompts come and go, each takes pages
 // from one pool as it grows and gives them back when it ends. A call appends the newest keys and
 // values with a rotary embedding and attends over all of its sequence's keys. One program for the
-// prefill, which appends a whole prompt, and for each step, which appends a token.
+// prefill, which appends a whole prompt, and for each step, which appends a token;
+// 09_decode_graph.cpp has such steps in a captured CUDA graph.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -101,11 +102,12 @@ Floats attend(Cache& cache, std::vector<Sequence*> batch, int64_t added) {
   call.rotary_cos = flash3::rotary_tensor(cache.cos.data(), FLASH3_FLOAT32, kMaxTokens, kDim / 2);
   call.rotary_sin = flash3::rotary_tensor(cache.sin.data(), FLASH3_FLOAT32, kMaxTokens, kDim / 2);
 
-  // q with its embedding lies in the workspace, 256-byte aligned.
+  // q with its embedding lies in the workspace.
+  constexpr size_t kAlignment = FLASH3_WORKSPACE_ALIGNMENT;
   const size_t bytes = flash3::workspace(call);
-  std::vector<unsigned char> memory(bytes + 256);
+  std::vector<unsigned char> memory(bytes + kAlignment);
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  call.workspace = memory.data() + (256 - address % 256) % 256;
+  call.workspace = memory.data() + (kAlignment - address % kAlignment) % kAlignment;
   call.workspace_size = bytes;
   flash3::forward(call);
   for (Sequence* s : batch) s->length += int32_t(added);  // seqused_k stays as it is

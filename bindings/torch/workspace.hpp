@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "flash3/flash3.h"
+
 namespace flash3_torch {
 
-constexpr size_t kWorkspaceAlignment =
-    256;  // flash3.h asks for it, and not every allocator gives it
+constexpr size_t kWorkspaceAlignment = FLASH3_WORKSPACE_ALIGNMENT;  // not every allocator gives it
 
 // How much to allocate for a workspace of this size.
 constexpr size_t workspace_allocation(size_t bytes) { return bytes + kWorkspaceAlignment; }

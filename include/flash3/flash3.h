@@ -80,6 +80,9 @@ typedef enum flash3_compute FLASH3_ENUM_INT32 {
 /** Tokens that share a scale where a scale tensor holds blocks. */
 #define FLASH3_FP8_BLOCK 128
 
+/** Bytes that the address of a workspace is a multiple of. */
+#define FLASH3_WORKSPACE_ALIGNMENT 256
+
 /** What a call runs on. */
 typedef enum flash3_backend FLASH3_ENUM_INT32 {
   FLASH3_BACKEND_AUTO = 0,   /**< Hopper for device memory, CPU for host memory; without pointers:
@@ -146,10 +149,12 @@ typedef struct flash3_forward_params {
   /** @{ @name Where it runs */
   int32_t backend;     /**< flash3_backend */
   int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
-  void* stream;    /**< Hopper: a cudaStream_t of the current device; NULL: the default stream */
-  void* workspace; /**< at least flash3_forward_workspace() bytes, 256-byte aligned, in the tensors'
-                      kind of memory; its contents need not be initialised, and no other call may
-                      use it at the same time */
+  void* stream; /**< Hopper: a cudaStream_t of the current device; NULL: the default stream */
+  /* clang-format off */
+  void* workspace; /**< at least flash3_forward_workspace() bytes in the tensors' kind of memory, its
+                      address a multiple of FLASH3_WORKSPACE_ALIGNMENT; its contents need not be
+                      initialised, and no other call may use it at the same time */
+  /* clang-format on */
   size_t workspace_size; /**< bytes of workspace */
   /** @} */
 
@@ -200,6 +205,7 @@ typedef struct flash3_forward_params {
                     floor(i' / chunk), with i' as above, besides what the other masks say */
   /** @} */
 
+  /* clang-format off */
   /** @name FP8
    * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16 or bfloat16 (CPU: float32 too). What
    * an element stands for is its value times its scale. All zero: 1. Each of the three has what its
@@ -208,14 +214,16 @@ typedef struct flash3_forward_params {
    *   - [batch, heads_k]: one for each sequence and KV head; q's too: that of the KV head which the
    *     query head reads;
    *   - [batch, heads, blocks]: one for each FLASH3_FP8_BLOCK tokens of each of the tensor's own
-   *     heads; blocks = ceil(seq / 128). Of packed tensors [1, heads, blocks] with blocks = total /
-   *     128 + batch, rounded down: block j of sequence b is number cu_seqlens[b] / 128 + b + j.
+   *     heads; blocks = ceil(seq / 128);
+   *   - [1, heads, blocks] for packed tensors, with blocks = total / 128 + batch, rounded down:
+   *     block j of sequence b is number cu_seqlens[b] / 128 + b + j.
    *
    * Scales must be finite and above 0, or what they scale is undefined; but a scale of NaN makes
    * what sees its block NaN. Given only with FP8 tensors.
    *
    * Scores are float32 sums of exact products, weights are rounded to e4m3 times 256 before they
    * meet v, and lse comes from those not rounded. @{ */
+  /* clang-format on */
   flash3_tensor q_scale; /**< [1], [batch, heads_k] or [batch, heads_q, blocks] float32 */
   flash3_tensor k_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
   flash3_tensor v_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */

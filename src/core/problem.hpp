@@ -56,7 +56,7 @@ struct ExecutionContext {
 };
 
 // Every part of a workspace begins at a multiple of so many bytes.
-inline constexpr size_t kWorkspaceAlignment = 256;
+inline constexpr size_t kWorkspaceAlignment = FLASH3_WORKSPACE_ALIGNMENT;
 
 // Adds a part of so many bytes to a workspace of *size; returns where in it the part begins.
 inline size_t reserve_workspace(size_t bytes, size_t* size) {

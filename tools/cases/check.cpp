@@ -200,9 +200,7 @@ class Checker {
   };
   int64_t batch() const { return got_.ndim == 4 || blocks_.seq_dim == 2 ? shape_[0] : 1; }
   int64_t heads() const { return shape_[size_t(blocks_.head_dim)]; }
-  int64_t blocks_of_head() const {
-    return (shape_[size_t(blocks_.seq_dim)] + kBlockRows - 1) / kBlockRows;
-  }
+  int64_t blocks_of_head() const { return ceil_div(shape_[size_t(blocks_.seq_dim)], kBlockRows); }
   size_t block() const {
     const int64_t b = batch() > 1 ? place_.at[0] : 0;
     return size_t((b * heads() + place_.at[size_t(blocks_.head_dim)]) * blocks_of_head() +

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "cases/id_text.hpp"
+#include "cases/internals.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -34,7 +35,7 @@ Strides strides_of(flash3_dtype dtype, const TensorLayout& l, int64_t seq, int64
     case Layout::kPadded: {
       // Whole 16-byte units, also for 2-byte elements.
       const int64_t unit = dtype == FLASH3_FLOAT8_E4M3 ? 16 : 8;
-      const int64_t head = (dim + unit - 1) / unit * unit + unit;
+      const int64_t head = round_up(dim, unit) + unit;
       const int64_t row = heads * head + 16 + l.gap;
       return {seq * row + 64, row, head};
     }

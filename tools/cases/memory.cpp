@@ -11,7 +11,7 @@
 namespace flash3::cases {
 
 std::shared_ptr<void> HostMemory::allocate(size_t bytes) {
-  constexpr size_t kAlignment = 256;
+  constexpr size_t kAlignment = FLASH3_WORKSPACE_ALIGNMENT;
   const size_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;  // never 0
   void* p = std::aligned_alloc(kAlignment, rounded);
   if (p == nullptr) throw std::bad_alloc();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 
+#include "cases/internals.hpp"
 #include "cli/suites.hpp"
 
 namespace flash3::cli {
@@ -39,7 +40,7 @@ class DecodeSuite {
     Case c;
     c.dtype = dtype_;
     c.batch = shape.batch, c.seq_k = shape.context / shorter;
-    c.heads_k = (heads.k + fewer - 1) / fewer;
+    c.heads_k = ceil_div(heads.k, fewer);
     c.heads_q = heads.q / heads.k * c.heads_k;
     c.head_dim = c.head_dim_v = head_dim;
     c.causal = c.used_k = true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "core/arithmetic.hpp"
 #include "device/compare.hpp"
 
 namespace flash3::device {
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t note_difference(const void* a, const void* b, size_t bytes, int* differ,
                             cudaStream_t stream) {
-  const size_t blocks = std::min<size_t>((bytes + kThreads - 1) / kThreads, kMostBlocks);
+  const size_t blocks = std::min<size_t>(ceil_div(bytes, kThreads), kMostBlocks);
   compare<<<unsigned(blocks), kThreads, 0, stream>>>(
       static_cast<const unsigned char*>(a), static_cast<const unsigned char*>(b), bytes, differ);
   return cudaGetLastError();

@@ -76,7 +76,7 @@ void expect_exact_ranges(const Mask& mask, Index row_count, Index columns, Index
     }
     const Range tiles = mask.key_tiles(rows, columns, tile_n);
     const Range full = mask.full_tiles(rows, columns, tile_n);
-    const Index tile_count = (columns + tile_n - 1) / tile_n;
+    const Index tile_count = ceil_div(columns, tile_n);
     ASSERT_GE(tiles.begin, 0);
     ASSERT_LE(tiles.end, tile_count);
     for (Index t = 0; t < tile_count; ++t) {

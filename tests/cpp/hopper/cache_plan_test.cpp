@@ -152,7 +152,7 @@ TEST(CachePlan, AppendsFirstAndRotatesQInTheWorkspace) {
   EXPECT_EQ(appends.workspace_bytes, plain.workspace_bytes);
   const ForwardProblem problem = problem_of(id + "/append5/rotary");
   const size_t q = size_t(problem.sequences_q.rows) * 8 * 128 * 2;
-  EXPECT_EQ(rotates.workspace_bytes, plain.workspace_bytes + (q + 255) / 256 * 256);
+  EXPECT_EQ(rotates.workspace_bytes, plain.workspace_bytes + round_up(q, kWorkspaceAlignment));
   EXPECT_FALSE(rotates.q.needed || rotates.k.needed || rotates.v.needed);
 
   // What the device lists: the lengths of the cache, and what is added to them.

@@ -85,8 +85,8 @@ TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
   for (const Place place : {Place::kStart, Place::kEnd}) {
     std::vector<std::unique_ptr<GuardedMemory>> pages;
     const auto allocate = [&](const char* name, size_t bytes) {
-      // A workspace is 256-byte aligned.
-      if (std::string_view(name) == "workspace") bytes = (bytes + 255) / 256 * 256;
+      // Its beginning is aligned wherever the pages end.
+      if (std::string_view(name) == "workspace") bytes = round_up(bytes, kWorkspaceAlignment);
       pages.push_back(std::make_unique<GuardedMemory>(name, bytes, place));
       EXPECT_LE(pages.back()->mapped(), kScratch);
       return pages.back()->data();

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/arithmetic.hpp"
 #include "hopper/host/driver.hpp"
 
 namespace flash3 {
@@ -33,7 +34,7 @@ class GuardedMemory {
     size_t page = 0;
     check(api().granularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS,
           "cuMemGetAllocationGranularity");
-    mapped_ = std::max<size_t>((bytes + page - 1) / page * page, page);
+    mapped_ = std::max<size_t>(round_up(bytes, page), page);
     reserved_ = mapped_ + 2 * page;
     check(api().reserve(&base_, reserved_, page, 0, 0) == CUDA_SUCCESS, "cuMemAddressReserve");
     check(api().create(&handle_, mapped_, &properties, 0) == CUDA_SUCCESS, "cuMemCreate");

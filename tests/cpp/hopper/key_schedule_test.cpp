@@ -52,8 +52,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
       EXPECT_TRUE(work.kv_head >= 0 && work.kv_head < problem.heads_k) << id;
       EXPECT_TRUE(work.key >= 0 && work.key < problem.seq_k && work.key % tile_n == 0) << id;
     }
-    EXPECT_EQ(std::ssize(seen),
-              problem.batch * problem.heads_k * ((problem.seq_k + tile_n - 1) / tile_n))
+    EXPECT_EQ(std::ssize(seen), problem.batch * problem.heads_k * ceil_div(problem.seq_k, tile_n))
         << id;
   }
 }

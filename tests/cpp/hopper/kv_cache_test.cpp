@@ -98,7 +98,7 @@ class CacheCall {
   std::map<int, Bytes> run(const Batch& batch) {
     const auto count = int64_t(batch.sequences.size());
     const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
-    const int64_t of_sequence = (kMostKeys + size - 1) / size;
+    const int64_t of_sequence = ceil_div(kMostKeys, size);
     std::vector<int> table(size_t(count * of_sequence)), used, order(table.size() + 3);
     std::iota(order.begin(), order.end(), 0);
     if (batch.page_size) std::shuffle(order.begin(), order.end(), std::mt19937_64(batch.shuffle));

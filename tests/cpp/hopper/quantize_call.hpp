@@ -293,7 +293,7 @@ class Call {
     if (o_.scale_ndim == 2) shape = {o_.batch, o_.heads_k};
     if (o_.scale_ndim == 3)
       shape = {o_.packed ? 1 : o_.batch, heads,
-               o_.packed ? seq / kScaleBlock + o_.batch : (seq + kScaleBlock - 1) / kScaleBlock};
+               o_.packed ? seq / kScaleBlock + o_.batch : ceil_div(seq, kScaleBlock)};
     made.view.dtype = FLASH3_FLOAT32;
     made.view.ndim = o_.scale_ndim;
     int64_t count = 1;

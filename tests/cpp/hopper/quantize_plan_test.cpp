@@ -35,7 +35,7 @@ struct Sizes {
 flash3_quantize_params padded(const Sizes& s, flash3_dtype dtype = FLASH3_BFLOAT16) {
   flash3_quantize_params p{};
   p.struct_size = sizeof p;
-  const auto blocks = [](int64_t seq) { return (seq + kScaleBlock - 1) / kScaleBlock; };
+  const auto blocks = [](int64_t seq) { return ceil_div(seq, kScaleBlock); };
   const auto give = [&](int64_t seq, int64_t heads, int64_t dim, flash3_tensor* in,
                         flash3_tensor* out, flash3_tensor* scale) {
     *in = tensor(dtype, {s.batch, seq, heads, dim});

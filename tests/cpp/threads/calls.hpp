@@ -51,7 +51,7 @@ inline void through_cpp(const Quantize& args) { quantize(args); }
 // Throws Error, whichever interface it was.
 template <class Args>
 void call(Args args, const How& how) {
-  constexpr size_t kAlignment = 256;
+  constexpr size_t kAlignment = FLASH3_WORKSPACE_ALIGNMENT;
   args.backend = FLASH3_BACKEND_CPU;
   args.num_threads = how.num_threads;
   args.workspace_size = workspace(args);

@@ -39,7 +39,7 @@ struct BackwardConfig {
   // tile and is computed transposed.
   FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
   FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
-  // Columns of dQ in the workspace: whole blocks. Those behind head_dim hold nothing of use.
+  // Columns of dQ in the workspace: whole blocks. Columns behind head_dim hold nothing of use.
   FLASH3_HOST_DEVICE constexpr int dq_columns() const { return (head_dim + 63) / 64 * 64; }
 
   // Staging buffer for float32 fragments, in float4 per thread of a warpgroup: dQ on its way to the
@@ -69,7 +69,7 @@ constexpr bool is_valid(const BackwardConfig& c) {
   // A consumer warpgroup computes half of dQ: one block of 64 × 64, or one transposed block.
   const bool halves = (c.head_dim == 64 || c.dq_columns() == 128) &&
                       (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
-  return c.shared_bytes() <= 227 * 1024 && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
+  return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
          c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
          (c.wide ? c.tile_m == 64 : halves) &&
          128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=

@@ -17,8 +17,6 @@
 namespace flash3::hopper {
 namespace {
 
-constexpr int64_t kMostCounted = kMaxLength - 256;
-
 template <Element kElement, int kRow>
 BackwardKernel kernel_of_row() {
   constexpr BackwardConfig c = kBackwardConfigs[kRow];

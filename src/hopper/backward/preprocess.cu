@@ -43,8 +43,8 @@ __device__ __forceinline__ float2 to_floats(uint32_t pair) {
   }
 }
 
-// What a thread has of some rows, every kStep-th from `first` on: eight elements of each, and of
-// the first of a row's lanes its lse and dlse.
+// A thread's share of kRows rows, every kStep-th from `first` on: eight columns of dOut and Out.
+// The first lane of a row also has its LSE and dLSE.
 template <int kRows>
 struct OwnRows {
   Piece dout[kRows], out[kRows];
@@ -76,7 +76,7 @@ struct OwnRows {
     }
   }
 
-  // Of the i-th row, this thread's part.
+  // This thread's share of Σ dOut · Out of the i-th row.
   template <Element kElement>
   __device__ __forceinline__ float product(int i) const {
     float sum = 0.f;
@@ -90,7 +90,7 @@ struct OwnRows {
   }
 };
 
-// Clears what the main kernel counts in or adds to.
+// Clears the semaphores and the ticket of the main kernel, and the sums that it adds to.
 template <int kRows>
 __device__ __forceinline__ void clear_workspace(const PreprocessParams& params,
                                                 const SequenceTile& tile) {
@@ -105,8 +105,8 @@ __device__ __forceinline__ void clear_workspace(const PreprocessParams& params,
   for (int i = threadIdx.x; i < quads; i += kThreads) dq[i] = {};
 }
 
-// A block has a query tile of kRows queries; kLanes threads share one. kAligned: rows are pieces of
-// 16 bytes, and all of a thread's loads are under way before it does anything else.
+// A block has a query tile of kRows queries; kLanes threads share a query. kAligned: rows are whole
+// pieces of 16 bytes, and a thread issues all of its loads before anything else.
 template <Element kElement, int kLanes, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams params) {
   constexpr int kStep = kThreads / kLanes;  // rows that the block has at once
@@ -136,15 +136,15 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(PreprocessParams p
       workspace.delta[first_row + row] = sees_nothing ? 0.f : sum - own.dlse[i];
     }
   }
-  // This kernel does not read the list of sequences. But the kernels that wait for it, and not for
-  // the one that writes the list, do.
+  // This kernel does not read the list of sequences. The kernels after it do, and they wait for
+  // this one alone: so it must not end before the list is written.
   wait_for_previous_kernel();
 }
 
 using PreprocessKernel = void (*)(PreprocessParams);
 
-// Instantiated for the head dims that the tile table has with this height. Rows that are no pieces
-// of 16 bytes have one kernel for all of them.
+// Instances for the head dims that the tile table has with this height. Rows that are not whole
+// pieces of 16 bytes have one kernel for all head dims.
 template <Element kElement, int kRows>
 PreprocessKernel kernel_of(int head_dim_v, bool aligned) {
   constexpr int kWidest = widest_head_dim_v(kRows);

@@ -14,8 +14,8 @@ struct Probabilities<Traits, true> {
     remap_tile(params.softcap, r_s);
   }
 
-  // Of remapped scores: rounds Pᵀ = exp2(tanh · scale − lse) into r_p, and replaces the scores by
-  // Pᵀ · (1 − tanh²), by which dSᵀ = … ∘ (dP − delta) multiplies. So nothing of tanh has to wait
+  // Takes remapped scores: rounds Pᵀ = exp2(tanh · scale − lse) into r_p, and replaces the scores
+  // by Pᵀ · (1 − tanh²), by which dSᵀ = … ∘ (dP − delta) multiplies. So nothing of tanh has to wait
   // for dP. Both are 0 for hidden pairs: their tanh is −∞ here, and the slope saturates.
   template <int N, class Lse>
   static __device__ __forceinline__ void compute(const BackwardParams& params, float (&r_s)[N],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile table of the decode kernels, and what follows from a row. constexpr and NVRTC-clean: the
-// kernels, the launcher, `explain` and the tests all read this one table, and a row that cannot
-// work fails the build.
+// The tile table of the decode kernels, and what follows from a row. Kernels, launcher, `explain`
+// and tests all read this one table; a row that cannot work fails the build. constexpr and
+// NVRTC-clean.
 #pragma once
 
 #include "core/arithmetic.hpp"
@@ -29,15 +29,16 @@ struct DecodeConfig {
     return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes;
   }
 
-  // What a block leaves of an item that it shares, in units of 16 bytes (share.cuh).
+  // A block leaves a part of an item that it shares. A part has so many units of 16 bytes
+  // (share.cuh).
   FLASH3_HOST_DEVICE constexpr int units_of_row() const { return head_dim_v / 2 + 4; }
   FLASH3_HOST_DEVICE constexpr int part_units() const { return rows * units_of_row(); }
 
   static constexpr int kWorkBytes = 3072;  // work.cuh
 };
 
-// Sequences are cut at multiples of whole key tiles: tile_n of a head dim is part of what a
-// result's bits depend on, rows and stages are not.
+// A split is whole key tiles, so the bits of a result depend on tile_n. They do not depend on rows
+// and stages.
 // clang-format off
 inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6},
@@ -52,12 +53,10 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
 };
 // clang-format on
 
-// Of an item, and what they are merged into first (work.hpp).
+// An item has at most so many splits; so many neighbours make a fold (work.hpp).
 inline constexpr int kMostDecodeSplits = 128, kSplitsPerFold = 8;
 inline constexpr int kMostDecodeFolds = kMostDecodeSplits / kSplitsPerFold;
 inline constexpr int kMaxDecodeBlocks = 192;  // of a launch
-
-inline constexpr int kMaxDecodeShared = 227 * 1024;
 
 FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_dim_v, int rows) {
   for (const DecodeConfig& c : kDecodeConfigs)

@@ -111,11 +111,6 @@ class DecodeConsumer {
     if (params_.box_rows == 0) fence_shared_for_async_proxy();
   }
 
-  static __device__ __forceinline__ void fence_scores(Scores& r_s) {
-#pragma unroll
-    for (int b = 0; b < kKeyBlocks; ++b) fence_operand(r_s[b]);
-  }
-
   // The scores are there: their K goes back.
   __device__ __forceinline__ void end_scores(Scores& r_s, int stage) const {
 #pragma unroll
@@ -235,7 +230,7 @@ class DecodeConsumer {
 
   // ---- the softmax: columns are query rows ----
 
-  // Of the largest score that a maximum serves; both are raw, or capped ones in base 2.
+  // The largest score that this maximum serves; both are raw, or capped ones in base 2.
   __device__ __forceinline__ float limit_of(float max) const {
     return max + kSlack / params_.scale_log2;
   }

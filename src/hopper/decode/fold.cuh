@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging what has been computed of a row over different keys. With the maximum m of its scores in
-// base 2, l = Σ 2^(s − m) and O = Σ 2^(s − m)·v of each part,
+// Merges two parts of a row, computed over different keys. Each has the maximum m of its scores in
+// base 2, l = Σ 2^(s − m) and O = Σ 2^(s − m)·v. Then
 //
 //   m = max(m₁, m₂)    l = l₁·2^(m₁ − m) + l₂·2^(m₂ − m)    O = O₁·2^(m₁ − m) + O₂·2^(m₂ − m)
 //
-// Floating point makes the order count. It is fixed (work.hpp): splits are merged eight to a fold,
-// and an item is its folds merged, both from the first to the last. A block that computes some
-// splits of an item merges what it can and leaves the rest as parts in the workspace (share.cuh);
-// the block that has the last split merges those, with the same arithmetic.
+// Floating point makes the order count, so it is fixed (work.hpp): eight splits are merged into a
+// fold, and an item's folds into the item, both from the first to the last. A block merges what its
+// splits hold whole and leaves the rest as parts in the workspace (share.cuh). Other blocks merge
+// those with the same arithmetic: who ends a fold the fold, who has the last split the item.
 #pragma once
 
 #include "hopper/decode/traits.cuh"
@@ -21,7 +21,7 @@ struct FoldFactors {
   float left, right;
 };
 
-// Merges a row's maximum; −∞: saw no key.
+// Merges a row's maximum. −∞: the part saw no key.
 __device__ __forceinline__ FoldFactors fold_max(float& max, float other_max) {
   const float larger = fmaxf(max, other_max), origin = larger == -kInfinity ? 0.f : larger;
   const FoldFactors factors = {exp2_approx(max - origin), exp2_approx(other_max - origin)};
@@ -33,9 +33,9 @@ __device__ __forceinline__ float fold_element(float x, float other, const FoldFa
   return __fmaf_rn(x, factors.left, __fmul_rn(other, factors.right));
 }
 
-// A thread's share of a part: element 4j + 2h + e of block b of `out` is head dim 64·b + 16·warp +
-// lane / 4 + 8·h of query row 8·j + 2·(lane % 4) + e, whose max and sum are number 2·j + e. The sum
-// is that of the warp's keys: the four are added at the very end.
+// A thread's share of a part. Element 4j + 2h + e of block b of `out` is head dim
+// 64·b + 16·warp + lane / 4 + 8·h of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of `max` and
+// `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the very end.
 template <class Traits>
 struct RowSums {
   static constexpr int kElements = Traits::kRows / 2;
@@ -117,7 +117,7 @@ __device__ __forceinline__ unsigned short rounded(float x) {
   return uint16_t(pack2<kElement>(x, 0.f));
 }
 
-// A whole item; sum: of all warps.
+// Stores the result of a whole item. sums.sum is already that of all warps.
 template <class Traits>
 __device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,
                                              const RowSums<Traits>& sums, int rows, int thread) {

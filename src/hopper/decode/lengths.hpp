@@ -6,7 +6,7 @@
 
 namespace flash3::hopper {
 
-// Of sequences whose sizes have been checked (plan.cpp).
+// The lengths in 32 bits. plan.cpp has checked that they fit.
 inline DecodeLengths decode_lengths(const Sequences& s) {
   return {s.cu, s.used, int(s.rows), int(s.max_length)};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producers: K and V of the block's runs, tile by tile, through a ring each. Where the rows of
-// a tile lie in pieces of params.box_rows (a whole tile, or the boxes of pages) one warp has
-// the copy engine bring them; otherwise two gather them row by row.
+// The producers. They bring K and V of the block's runs, tile by tile, through a ring each. Where a
+// tile consists of boxes of params.box_rows rows (the whole tile, or boxes of pages), one warp lets
+// the copy engine bring them. Otherwise two warps gather them row by row.
 #pragma once
 
 #include "hopper/decode/traits.cuh"
@@ -10,11 +10,11 @@
 
 namespace flash3::hopper {
 
-// Warps of the producers that gather, each half of a tile.
+// So many warps gather; each has half of a tile.
 inline constexpr int kLoaderWarps = 2, kLoaderThreads = 32 * kLoaderWarps;
 
-// Where a key lies: in which element of K and V, as the caller's tables say, and in which of its
-// rows. Tables may say what is no element: whoever loads asks element_of.
+// Where a key lies: in which element of K and V, by the caller's tables, and in which of its rows.
+// Tables may hold what is no element, so whoever loads asks element_of.
 struct KeyPlace {
   int element, row;
 };
@@ -23,7 +23,7 @@ __device__ __forceinline__ int element_of(const DecodeParams& params, const KeyP
   return clamped(place.element, 0, params.elements - 1);
 }
 
-// Keys behind the last one are in no page: they get that one's.
+// Keys behind the last one lie in no page: they get the place of the last one.
 __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, const DecodeRun& run,
                                                  int key) {
   const int place = run.k_first + max(min(key, run.k_length - 1), 0);
@@ -37,7 +37,7 @@ __device__ __forceinline__ KeyPlace place_of_key(const DecodeParams& params, con
           place - number * params.page_size};
 }
 
-// Loads a box of rows of a tile, chunk by chunk, from row 8·n of it on.
+// Loads a box of rows into a tile, chunk by chunk, from the tile's row at_row on, a multiple of 8.
 template <class Tile>
 __device__ __forceinline__ void load_rows(uint8_t* tile, int at_row, const TensorMap* map,
                                           int element, int row, int head, uint64_t* full) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_rows(uint8_t* tile, int at_row, const Tenso
   }
 }
 
-// One warp: each lane has one box of a tile, where there are so many.
+// One warp calls it: each lane has one box of a tile, as far as there are boxes.
 template <class Traits>
 __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
                                               typename Traits::Shared& shared) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
     const DecodeRun& run = runs.run();
     const TileMask::Range tiles = run.tiles;
     const int head = run.kv_head;
-    // Where the next tile's box lies is asked for before this one's copies are issued.
+    // The place of the next tile's box is looked up before this tile's copies are issued.
     const auto place_of_box = [&](int tile) {
       return has_box && tile < tiles.end ? place_of_key(params, run, tile * Traits::kTileN + at_row)
                                          : KeyPlace{};
@@ -91,14 +91,14 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
   }
 }
 
-// Where a row of a cache begins. [elements, rows, heads, dim]
+// Where a row of a cache [elements, rows, heads, dim] begins.
 __device__ __forceinline__ const unsigned short* row_of(const CacheView& view, int element, int row,
                                                         int head) {
   return view.data + element * view.stride_element + row * view.stride_row +
          head * view.stride_head;
 }
 
-// What lane `from` has.
+// The row that lane `from` has.
 __device__ __forceinline__ const unsigned short* of_lane(const unsigned short* row, int from) {
   return reinterpret_cast<const unsigned short*>(
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
@@ -107,29 +107,29 @@ __device__ __forceinline__ const unsigned short* of_lane(const unsigned short* r
 // The rows of a tile that a warp gathers.
 template <class Tile>
 struct GatheredRows {
-  static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // of 16 bytes, a lane each
-  static constexpr int kAtOnce = 32 / kPieces;
+  static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // 16 bytes of a row, a lane each
+  static constexpr int kAtOnce = 32 / kPieces;                // rows
   static constexpr int kCount = Tile::kRows / kLoaderWarps;
-  static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows where one row of each is
-  static constexpr int kSteps = 8 / kAtOnce;            // then the swizzle repeats
+  static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows a row's place in each
+  static constexpr int kSteps = 8 / kAtOnce;            // the swizzle repeats after eight rows
   static_assert(kAtOnce >= 1 && 8 % kAtOnce == 0 && kCount % 32 == 0);
 
   static __device__ __forceinline__ int first() { return warp_in_warpgroup() * kCount; }
 };
 
-// A warp copies rows first… of a tile, as many at once as fill the lanes, and arrives when they are
-// there. sources: of rows first + lane, first + 32 + lane, ….
+// A warp copies its rows of a tile, as many at once as fill the lanes, and arrives when they are
+// there. sources: where the rows first() + lane, first() + 32 + lane, … begin.
 template <class Tile, int kGroups>
 __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups],
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
   const int in_step = lane / Rows::kPieces;
-  const bool copies = in_step < Rows::kAtOnce;  // lanes too many do not
+  const bool copies = in_step < Rows::kAtOnce;  // false for lanes that have no row
   if (view.by_pieces) {
     const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
-    // A warp leaves a copy about as fast as it has its address: without a branch, and with what
-    // repeats computed before. More than eight rows in a row take long to fetch.
+    // Addresses bound the speed: this loop has no branch, and what repeats is computed before it.
+    // Unrolled over more than eight rows it would take long to fetch.
     uint8_t* to[Rows::kSteps];
 #pragma unroll
     for (int s = 0; s < Rows::kSteps; ++s)
@@ -159,7 +159,7 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
   }
 }
 
-// By two warps, each with its rows of every tile.
+// Two warps call it; each has its rows of every tile.
 template <class Traits>
 __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
                                              typename Traits::Shared& shared) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
   }
 }
 
-// By the loaders' warps.
+// The loaders' warps call it.
 template <class Traits>
 __device__ __forceinline__ void load_keys(const DecodeParams& params,
                                           typename Traits::Shared& shared) {

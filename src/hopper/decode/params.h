@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decode kernel is launched with. Plain data: filled by launch.cpp, read by every role; host
-// and device, so no <cstdint>.
+// What a decode kernel is launched with: plain data that launch.cpp fills and every role reads.
+// Host and device, so no <cstdint>.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -17,33 +17,34 @@ struct CacheView {
   bool by_pieces;  // rows begin at multiples of 16 bytes, and dim is a multiple of 8
 };
 
-// Consecutive splits of an item, which one block computes: what a kernel needs to know of it.
+// What a kernel needs to know of a run: consecutive splits of an item that one block computes.
 struct alignas(128) DecodeRun {
   int exists;  // 0: the block has no more work
   int batch, head_group, kv_head;
-  int query, q_row;  // the first one, and its row in Q
+  int query, q_row;  // the item's first query, and its row in Q
   int rows;          // queries · heads
   int k_first, k_length;
   TileMask mask;
-  TileMask::Range keys;             // that the queries see
+  TileMask::Range keys;             // keys that the queries see
   TileMask::Range tiles, unmasked;  // key tiles of the run; those that all queries see whole
   int split_tiles;
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  short merges, folds;          // the block merges the item, of so many parts: its folds
-  short fold_parts, ends_item;  // it merges a shared fold, of so many parts; the item's last one
+  short merges, folds;          // whether the block merges the item; from so many folds
+  short fold_parts, ends_item;  // parts of the shared fold that it merges; whether it is the last
   int next;                     // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 
-// The parts that a block merges, in order: numbers among all slots.
+// The parts that a block merges, in order. A part has the number of its slot among all blocks'
+// slots.
 struct MergeLists {
-  int fold[kSplitsPerFold];  // of the fold that it shares with blocks in front of it
-  int folds[kMostDecodeFolds];
+  int fold[kSplitsPerFold];     // parts of the fold that it shares with blocks before it
+  int folds[kMostDecodeFolds];  // folds of the item
 };
 
-// What a schedule kernel has made of a call's lengths (schedule.cuh).
+// What the schedule kernel makes of a call's lengths (schedule.cuh).
 struct DecodeSchedule {
   DecodeRun* runs;    // the first of each block, then all others
   MergeLists* lists;  // of each block
@@ -91,7 +92,7 @@ struct DecodeScheduleParams {
   DecodeRule rule;
   int batch;
   int heads;          // query heads of an item
-  int groups_per_kv;  // groups of so many heads, of a KV head
+  int groups_per_kv;  // groups of so many heads that a KV head has
   int blocks;         // of the decode kernel
   int slots;
   DecodeSchedule schedule;

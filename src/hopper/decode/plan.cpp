@@ -16,15 +16,16 @@
 namespace flash3::hopper {
 namespace {
 
-// Splits of a sequence, over all KV heads. Half of the multiprocessors of an H100 read boxes nearly
-// as fast as all, and merging takes longer the more splits there are; a tile of 32 KB takes as long
-// as one of 64, so that it gets twice as many. A long sequence gets more: blocks that gather rows
-// read at two thirds of that speed, and lengths that differ are shared more evenly. Fixed, so that
-// results are the same on every device.
+// A sequence is cut into so many splits, over all KV heads. Half of an H100's multiprocessors read
+// boxes nearly as fast as all of them, and more splits take longer to merge. A tile of 32 KB takes
+// as long as one of 64, so it gets twice as many splits. A long sequence gets more: blocks that
+// gather rows read at two thirds of that speed, and unequal lengths are shared more evenly. The
+// numbers are fixed, so that results are the same on every device.
 constexpr int64_t kSplitsOfSequence = 64, kSplitsOfLongSequence = 128;
 constexpr int kLongSequence = 8192;
 constexpr int64_t kMostShortSplits = 32, kLeastSplitTiles = 2;
-// Longer splits, times the KV heads, would leave lengths that differ shared unevenly.
+// A split has at most so many key tiles for each KV head: with longer ones, unequal lengths would
+// be shared unevenly.
 constexpr int64_t kTilesOfSplits = 8;
 
 template <Element kElement, bool kCapped, int kRow>
@@ -42,8 +43,8 @@ void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRo
   (list.push_back(kernel_of_row<kElement, kCapped, kRows>()), ...);
 }
 
-// The kernel of the narrowest head dims that has enough rows for all queries of a KV head, or else
-// the most.
+// Takes the narrowest head dims that hold the call's, and there the fewest rows that hold all query
+// rows of a KV head, or else the most rows.
 const DecodeKernel* find_kernel(const ForwardProblem& problem, Index most_queries) {
   const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
   const int64_t rows = most_queries * problem.queries_per_kv_head();
@@ -68,7 +69,7 @@ int largest_divisor(int64_t n, int64_t most) {
 // Fewer rows than these are copied faster by threads than by TMA.
 constexpr int kLeastBoxRows = 32;
 
-// Rows of K and V that TMA copies at once; 0: none.
+// Rows of K and V that TMA copies at once; 0: TMA copies none.
 int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
@@ -96,7 +97,7 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   return rule;
 }
 
-// No more items than this, whatever the lengths.
+// A call has no more items than this, whatever the lengths.
 Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   const Sequences& q = problem.sequences_q;
   const Index tile = rule.tile_queries,
@@ -116,11 +117,11 @@ Status check_sizes(const ForwardProblem& problem, Index items) {
   const Index most = std::max<Index>({problem.sequences_q.rows, problem.sequences_k.rows,
                                       problem.append.sequences.rows, problem.batch, of_token,
                                       problem.k.batch, items});
-  if (most <= kMaxLength - 256) return {};
+  if (most <= kMostCounted) return {};
   return unsupported(message("a size of ", most,
                              " rows, pages, sequences, elements of a token or tiles of work, but "
                              "the hopper backend counts each up to ",
-                             kMaxLength - 256));
+                             kMostCounted));
 }
 
 bool has_few_queries(const ForwardProblem& problem) {
@@ -187,12 +188,14 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   plan->most_splits = std::min(kMostDecodeSplits, ceil_div(tiles, plan->rule.least_tiles));
   const int64_t items = plan->most_items;
   const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
-  // More blocks than splits: where they are few, even shares of the cost are not one each.
+  // A block for each key tile, not for each split: with few splits, even shares of the cost are not
+  // one split each.
   plan->grid = int(std::min({items * tiles, int64_t{multiprocessors}, int64_t{kMaxDecodeBlocks}}));
   const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;
-  // Of each block the first, the end, and one more for each of its items.
+  // Each block has a record for its first run, one for the end, and one for each of its items; two
+  // blocks may share an item.
   reserve_workspace((size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun),
                     &plan->schedule_bytes);
   if (plan->most_splits > 1)

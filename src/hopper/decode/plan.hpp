@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which decode kernel runs a forward call of few queries, or those sequences of a call that have
-// few, and with what: the one place that decides, what it says of itself, and the launch.
+// The plan of a forward call of few queries, or of those sequences of a call that have few: which
+// decode kernel runs it, and with what. Nothing else decides that. Also its explanation and launch.
 #pragma once
 
 #include <span>
@@ -14,8 +14,8 @@
 
 namespace flash3::hopper {
 
-// What these kernels are for: no sequence has more queries. Fewer keys than kLeastDecodeKeys, where
-// they are no cache, the forward kernels read faster.
+// These kernels are for sequences of at most so many queries. The forward kernels read fewer keys
+// than kLeastDecodeKeys faster, if they are no cache.
 inline constexpr Index kMostDecodeQueries = 16, kLeastDecodeKeys = 256;
 
 struct DecodeKernel {
@@ -31,7 +31,7 @@ std::span<const DecodeKernel> decode_kernels();
 
 struct DecodePlan {
   AppendPlan append;
-  const DecodeKernel* kernel = nullptr;  // null: no query, all that there is to do is to append
+  const DecodeKernel* kernel = nullptr;  // null: there is no query, the call only appends
   DecodeRule rule;                       // without addresses
   int heads = 0;                         // query heads of an item
   int groups_per_kv = 0;
@@ -53,16 +53,16 @@ bool is_decode(const ForwardProblem& problem);
 std::string why_decode(const ForwardProblem& problem);
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan);
-// The attention alone, of the sequences that have at most so many queries. Of *plan the append and
-// the workspace in front of what is planned here are given.
+// Plans the attention alone, of the sequences that have at most so many queries. *plan already
+// holds the append, and the bytes of workspace before what is planned here.
 Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
                       DecodePlan* plan);
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
-// What is appended, then the schedule, unless the caller has one, and then the attention.
+// Enqueues the append, the schedule unless the caller has one, and the attention.
 Status launch(const ForwardProblem& problem, const DecodePlan& plan);
 
-// Likewise without what is appended.
+// The same without the append.
 void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
 Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan);
 

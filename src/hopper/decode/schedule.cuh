@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of a call: which blocks of the decode kernel compute which splits of which items,
-// and what they leave for whom. Made on the device from the lengths that lie there, so that a
-// captured graph replays with others; each block cuts the same axis of cost (work.hpp) and writes
-// its own runs.
+// The schedule kernel: it decides which block of the decode kernel computes which splits of which
+// items, and who merges them. It runs on the device, where the lengths lie, so that a captured
+// graph replays with others. Each block cuts the same axis of cost (work.hpp) and writes its own
+// runs.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -15,10 +15,11 @@ namespace flash3::hopper {
 
 inline constexpr int kScheduleThreads = 256;
 
+// Where a block's work begins and ends.
 struct BlockPlaces {
   DecodePlace at[2];  // begin, end
   DecodeCut cut;
-  int items;  // of a group of heads
+  int items;  // all sequences' items for one group of heads
   uint64_t warp_sums[8];
 };
 
@@ -29,7 +30,7 @@ struct ItemRun {
   int split_begin, split_end;  // the sequence's
 };
 
-// Costs and items are summed up together.
+// Costs and items are summed up together, packed into 64 bits.
 struct CostAndItems {
   DecodeCost cost;
   unsigned items;
@@ -40,7 +41,8 @@ struct CostAndItems {
   __device__ __forceinline__ uint64_t packed() const { return uint64_t(items) << 32 | cost; }
 };
 
-// The sum over the threads in front of this one, and *all: over all of them. By all threads.
+// Returns the sum over the threads before this one; *all is that over all threads. All threads call
+// it.
 __device__ __forceinline__ uint64_t sum_before(uint64_t x, uint64_t (&warp_sums)[8],
                                                uint64_t* all) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -62,18 +64,20 @@ __device__ __forceinline__ uint64_t sum_before(uint64_t x, uint64_t (&warp_sums)
   return before;
 }
 
-// Finds where the block's work begins and ends. By all threads of the block; ends with a barrier.
+// Finds where the block's work begins and ends. All threads of the block call it; it ends with a
+// barrier.
 __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, BlockPlaces& places) {
   const bool one_chunk = params.batch <= kScheduleThreads;
   DecodeSequence s{};
   CostAndItems own{}, before{};
-  DecodeCost of_group = 0;  // all sequences of a group of heads
-  DecodeCost an_item = 0;   // the last one that this thread saw
-  bool differs = false;     // items do
+  DecodeCost of_group = 0;  // cost of all sequences, for one group of heads
+  DecodeCost an_item = 0;   // cost of the last item that this thread saw
+  bool differs = false;     // whether items differ in cost
   DecodeCut cut{};
   DecodeCost at[2] = {};  // where the block begins and ends
   int head_group[2] = {};
-  // Once to sum up the costs, once to look for the places; a small batch stays in registers.
+  // The first pass sums up the costs, the second looks for the two places. A small batch stays in
+  // registers between them.
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     uint64_t base = 0;
@@ -132,7 +136,7 @@ __device__ __forceinline__ void find_work(const DecodeScheduleParams& params, Bl
   __syncthreads();
 }
 
-// Walks through the runs of a block. By one thread.
+// Walks through the runs of a block. One thread does it.
 class RunWalk {
  public:
   __device__ __forceinline__ RunWalk(const DecodeScheduleParams& params, const BlockPlaces& places)
@@ -142,7 +146,7 @@ class RunWalk {
         at_(places.at[0]),
         split_(places.at[0].split) {}
 
-  // The next run; false if there is none.
+  // Fills in the next run; false if there is none.
   __device__ __forceinline__ bool next(ItemRun& run) {
 #pragma unroll 1
     while (at_.head_group < params_.rule.head_groups && !is_behind_end()) {
@@ -232,8 +236,8 @@ class RunWalk {
   DecodeSequence sequence_{};
 };
 
-// Where the blocks that share the item begin in it, from the first of the returned blocks to the
-// end. By one warp.
+// Returns the blocks that share the item. starts: the split that each begins with, and the end of
+// the last one. One warp calls it.
 __device__ __forceinline__ TileMask::Range find_sharers(const DecodeScheduleParams& params,
                                                         const DecodeCut& cut, const ItemRun& item,
                                                         short* starts) {
@@ -254,13 +258,13 @@ __device__ __forceinline__ TileMask::Range find_sharers(const DecodeSchedulePara
   return {first, last};
 }
 
-// Of a block that has the splits from `from` to `to` of the sequence.
+// The share of a block that has the splits from `from` to `to` of the sequence.
 __device__ __forceinline__ BlockShare share_of(const ItemRun& item, int from, int to) {
   return BlockShare::of(item.run.splits, from == item.split_begin, from, to);
 }
 
-// Lists slots of the blocks that share an item, in order, and returns how many; slots_of: of a
-// block's share. By one warp, each lane for one block at a time.
+// Lists slots of the blocks that share an item, in order, and returns how many. slots_of() names
+// those of one block's share. One warp calls it; each lane has one block at a time.
 template <class SlotsOf>
 __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, const ItemRun& item,
                                           const TileMask::Range& blocks, const short* starts,
@@ -290,8 +294,8 @@ __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, co
   return count;
 }
 
-// What the block merges of an item that it does not begin: the fold that it ends, if blocks in
-// front of it begin that, and the item, if it has its last split. By one warp.
+// Lists what the block merges of an item that it does not begin: the fold that it ends, if another
+// block begins it, and the item, if the block has its last split. One warp calls it.
 __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, const DecodeCut& cut,
                                            ItemRun& item, short* starts) {
   DecodeRun& run = item.run;
@@ -338,8 +342,8 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
     if (exists && !item.run.has_first) list_parts(params, places.cut, item, starts);
-    // Behind the first run of each block, no two runs have one place: blocks have consecutive
-    // items, and share the last one.
+    // Runs after a block's first one are written at places that no two have in common: blocks have
+    // consecutive items, and share at most the last one with the next block.
     const int own = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);
     const int place = params.blocks + own + int(blockIdx.x);
     if (lane == 0) item.run.next = place + 1;

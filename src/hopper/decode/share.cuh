@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items that several blocks share: what each leaves of them in the workspace, and how the block
-// that has an item's last split merges it.
+// Items that several blocks share: how a block leaves its parts of an item in the workspace, and
+// how a block merges the parts of a fold, or the folds of an item (shares.hpp says which block).
 //
 // A part is units of 16 bytes: two floats and the launch's ticket, a number that no other launch
-// has and that memory does not hold by chance. A unit is stored and loaded as one, so whoever finds
-// the ticket has the floats too: no fence, no counter. The ticket is taken away when a unit has
-// been read, as a replay of a captured launch has the same. A block waits only
-// for blocks in front of it, which were launched before, and each of its warps when it has no more
-// work of its own: so all of them come to an end however many run at a time.
+// has and that memory does not hold by chance. A unit is stored and loaded as one, so who finds the
+// ticket has the floats too, without a fence or a counter. The reader then overwrites the ticket,
+// because a replay of a captured launch has the same one. A warp waits for parts only after its own
+// work, and only for blocks with lower numbers, which were launched before: so every block ends,
+// however many run at a time.
 #pragma once
 
 #include "hopper/decode/fold.cuh"
@@ -16,8 +16,8 @@
 
 namespace flash3::hopper {
 
-// Units of a query row: of O, unit 32·b + 8·w + l head dims 64·b + 16·w + l and that plus 8; then
-// for each warp w its sum, and the row's max.
+// A query row has units of O, then one for each warp w with its sum and the row's max. Unit
+// 32·b + 8·w + l of O holds the head dims 64·b + 16·w + l and 64·b + 16·w + l + 8.
 template <class Traits>
 __device__ __forceinline__ Bits128* part_at(const DecodeParams& params, int slot) {
   return static_cast<Bits128*>(params.parts) + int64_t(slot) * Traits::kConfig.part_units();
@@ -30,7 +30,7 @@ __device__ __forceinline__ float2 floats_of(const Bits128& unit) {
   return {__uint_as_float(uint32_t(unit.low)), __uint_as_float(uint32_t(unit.low >> 32))};
 }
 
-// The first `rows` rows of a part, by the consumer warpgroup.
+// Stores the first `rows` rows of a part. The consumer warpgroup calls it.
 template <class Traits>
 __device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128* part,
                                            unsigned long long ticket, int rows, int thread) {
@@ -53,20 +53,20 @@ __device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128*
   }
 }
 
-// Some parts of a row, by a warp: each lane has every 32nd unit of O of all of them, and of part
-// lane / 4 the sum of warp lane % 4.
+// Some parts of a row in a warp's registers. Each lane has every 32nd unit of O of all parts, and
+// from part lane / 4 the sum of warp lane % 4.
 template <class Traits>
 struct RowParts {
   static constexpr int kAtOnce = Traits::kDimBlocks > 2 ? 4 : 8;
   Bits128 out[kAtOnce][Traits::kDimBlocks], sum;
 
-  // Waits for the first parts of a list, `count` of them at most, and takes their tickets away.
+  // Waits for the first parts of a list, at most `count`, and overwrites their tickets.
   __device__ __forceinline__ void take(const DecodeParams& params, const int* list, int count,
                                        int row, int lane) {
     Bits128* const of_sum = row_at(params, list[min(lane / 4 % kAtOnce, count - 1)], row) +
                             Traits::kHeadDimV / 2 + lane % 4;
-    // In place of parts that are not there a unit that is: loads that hang on predicates leave one
-    // behind the other.
+    // Where the list has no further part a lane loads a unit again that it has loaded: ptxas would
+    // issue loads with predicates one after the other.
     Bits128* at[kAtOnce][Traits::kDimBlocks];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -111,7 +111,7 @@ struct RowParts {
   }
 };
 
-// The same merged, a lane's share of a row.
+// A row of merged parts: a lane's share of it.
 template <class Traits>
 struct MergedRow {
   float2 out[Traits::kDimBlocks] = {};
@@ -157,7 +157,7 @@ __device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& param
   return all;
 }
 
-// Leaves a merged fold as a part: another block merges the item.
+// Stores a merged fold as a part, for the block that merges the item.
 template <class Traits>
 __device__ __forceinline__ void store_fold(const DecodeParams& params,
                                            const MergedRow<Traits>& fold, int row, int lane) {
@@ -191,8 +191,9 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
   if (lane == 0) store_row_lse(params, run, at, result.lse);
 }
 
-// Merges the fold that the block shares with others, if there is one, and the item, if it has the
-// item's last split: by all warps of the block, a row each. An item's last fold stays in registers.
+// Merges the fold that the block shares with others, if there is one, and the item, if the block
+// has its last split. All warps of the block call it; each has a row at a time. An item's last fold
+// stays in registers.
 template <class Traits>
 __device__ __forceinline__ void merge_parts(const DecodeParams& params, const DecodeRun& run,
                                             const MergeLists& lists) {

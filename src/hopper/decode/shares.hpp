@@ -1,55 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block that shares an item with others leaves of it for whom. Integers only, host and
-// device: the schedule lists it, and the tests try it out.
+// Several blocks may share an item. This file says which parts each leaves in the workspace, and
+// who merges them. Integers only, host and device: the schedule lists it, and the tests try it out.
 //
-// A fold that several blocks compute is merged by the one that ends it, the item by the one that
-// has the sequence's last split: nobody waits for a block behind itself.
+// The block that ends a fold merges that fold; the block that has the item's last split merges the
+// folds. So a block waits for blocks with lower numbers only.
 #pragma once
 
 #include "hopper/decode/work.hpp"
 
 namespace flash3::hopper {
 
-// A block's slots: single splits and then folds from 0 on; at the end, counted from there, the
-// shared fold that it has merged, and of whoever has the sequence's first split the finished folds
-// and the one begun.
+// A part lies in a slot of its block. Slots from 0 on hold single splits and then whole folds. The
+// last three, counted from the end, hold the shared fold that the block has merged, and, of the
+// block with the sequence's first split, the folds that it has finished and the one that it began.
 inline constexpr int kMergedFoldSlot = 3, kFirstFoldsSlot = 2, kBegunFoldSlot = 1;
 
 constexpr int slots_of_block(int most_splits) {
   return kSplitsPerFold - 1 + ceil_div(most_splits, kSplitsPerFold) + 1 + kMergedFoldSlot;
 }
 
-// Some slots of a block: one that stands alone, or none, and then consecutive ones.
+// Some slots of a block, in the order in which they are merged: `lone` if it is not -1, then
+// `count` from `first` on.
 struct BlockSlots {
   int lone = -1, first = 0, count = 0;
 
   FLASH3_HOST_DEVICE constexpr int size() const { return (lone >= 0) + count; }
 };
 
-// What a block computes of an item, in splits from the item's first, and in which slots it leaves
-// what: whoever has the sequence's first split its finished folds as one, and the one begun;
-// another the single splits up to the next fold, and then its folds.
+// The splits of an item that a block computes, counted from the item's first, and the slots that it
+// leaves them in. The block with the sequence's first split leaves its finished folds as one part
+// and the one that it began as another. Any other block leaves single splits up to the next fold,
+// then folds.
 struct BlockShare {
   int begin, end;
   bool is_first;
 
-  // Of an item of these splits, and a block that has those from `from` to `to` of the sequence.
+  // The share in an item of these splits, where the block has the sequence's from `from` to `to`.
   FLASH3_HOST_DEVICE static constexpr BlockShare of(const TileMask::Range& splits, bool is_first,
                                                     int from, int to) {
     const int begin = clamped(from - splits.begin, 0, splits.size());
     return {begin, clamped(to - splits.begin, begin, splits.size()), is_first};
   }
 
-  // Folds that end in front of its end, of an item of so many splits.
+  // How many folds end in this share or before it, if the item has so many splits.
   FLASH3_HOST_DEVICE constexpr int ended(int splits) const {
     return end == splits ? ceil_div(end, kSplitsPerFold) : end / kSplitsPerFold;
   }
-  // Whether it ends a fold that others begin: number begin / kSplitsPerFold.
+  // Whether it ends a fold that another block begins: fold begin / kSplitsPerFold.
   FLASH3_HOST_DEVICE constexpr bool ends_shared_fold(int splits) const {
     return begin < end && begin % kSplitsPerFold != 0 && begin / kSplitsPerFold < ended(splits);
   }
 
-  // Of its part of a fold, or its parts, if no block has the whole.
+  // The slots with its parts of a fold that no block has whole.
   FLASH3_HOST_DEVICE constexpr BlockSlots slots_of_fold(int fold, int slots) const {
     const int fold_begin = fold * kSplitsPerFold, fold_end = fold_begin + kSplitsPerFold;
     if (begin == end || end <= fold_begin || begin >= fold_end) return {};
@@ -57,7 +59,7 @@ struct BlockShare {
     if (begin > fold_begin) return {-1, 0, (end < fold_end ? end : fold_end) - begin};
     return {-1, fold_slot(fold), 1};
   }
-  // Of the folds that it ends, of the first so many of the item.
+  // The slots with the folds that it ends, among the first `folds` of the item.
   FLASH3_HOST_DEVICE constexpr BlockSlots slots_of_folds(int folds, int splits, int slots) const {
     const int all = ended(splits), last = all < folds ? all : folds;
     if (begin == end || last <= begin / kSplitsPerFold) return {};
@@ -68,7 +70,7 @@ struct BlockShare {
   }
 
  private:
-  // Of a fold that begins in it.
+  // The slot of a fold that begins in this share.
   FLASH3_HOST_DEVICE constexpr int fold_slot(int fold) const {
     const int whole = ceil_div(begin, kSplitsPerFold);
     return whole * kSplitsPerFold - begin + fold - whole;

@@ -48,7 +48,7 @@ struct DecodeTraits {
     RunRing runs;
   };
   static_assert(sizeof(Shared) <= kConfig.shared_bytes());
-  static_assert(kConfig.shared_bytes() <= kMaxDecodeShared);
+  static_assert(kConfig.shared_bytes() <= kMostSharedBytes);
 };
 
 }  // namespace flash3::hopper

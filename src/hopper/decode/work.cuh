@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runs of a block, as the schedule lists them (schedule.cuh), and the ring through which one
-// warp hands them to the roles of a decode kernel.
+// The runs of a block, which the schedule lists (schedule.cuh), and the ring through which one warp
+// hands them to the roles of a decode kernel.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -12,7 +12,7 @@
 
 namespace flash3::hopper {
 
-// Elements col… of a row, which begin at a multiple of 8; those outside of the row are 0.
+// Eight elements of a row from col on, a multiple of 8. Elements outside of the row are 0.
 __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, int dim) {
   uint32_t packed[4];
 #pragma unroll
@@ -23,16 +23,16 @@ __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, 
   return {packed[0], packed[1], packed[2], packed[3]};
 }
 
-// The runs that the block has come to, and what it merges behind them: one item at most.
+// The runs that the block is at, and what it merges after all runs: at most one item.
 struct RunRing {
   DecodeRun runs[2];
-  DecodeRun merged;  // if it is a run that merges
-  MergeLists lists;
+  DecodeRun merged;  // the run with a fold or an item to merge, if the block has one
+  MergeLists lists;  // its parts
   RingBarriers<2> barriers;
-  uint64_t ended;  // the two above are there, and the consumers have computed all runs
+  uint64_t ended;  // completes when `merged` and `lists` are there and all runs are computed
 };
 
-// Brings the block's runs into the ring, by a whole warp, every lane of which arrives.
+// Brings the block's runs into the ring. A whole warp calls it, and every lane arrives.
 __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring) {
   const int lane = threadIdx.x % 32;
   const DecodeSchedule& schedule = params.schedule;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
   arrive(&ring.ended);
 }
 
-// Any other role's view of the ring of runs: by one thread, or by whole warps.
+// Any other role's view of the ring. One thread uses it, or whole warps.
 class RunReader {
  public:
   __device__ __forceinline__ explicit RunReader(RunRing& ring) : ring_(ring) {}
@@ -69,7 +69,7 @@ class RunReader {
     return run().exists;
   }
   __device__ __forceinline__ const DecodeRun& run() const { return ring_.runs[state_.stage]; }
-  // Done with the run; by all threads of each warp.
+  // Gives the run's place back. All threads of each warp call it.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(&ring_.barriers.empty[state_.stage]);

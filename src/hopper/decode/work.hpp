@@ -2,15 +2,15 @@
 // How the work of a decode call is cut. Integers only, host and device.
 //
 // An item is one query tile of one group of heads of one sequence. Its keys are cut into splits, at
-// places that depend on the sequence's own length and on the call's head counts alone, never on the
+// places that depend on the sequence's own length, the head counts and the head dims, never on the
 // batch or the multiprocessors: whoever computes a split, its bits are the same. Splits are merged
-// in one fixed order, eight to a fold and then the folds, each from left to right; so it does not
-// matter either which block computes how many of them (fold.cuh).
+// in one fixed order, eight to a fold and then the folds, each from left to right. So it does not
+// matter which block computes how many of them (fold.cuh).
 //
 // Items lie one behind the other on an axis of cost, in key tiles: all sequences of the first group
-// of heads, then those of the next, so that blocks which run at the same time read all heads of the
-// same keys. Block c of n has what lies from c/n to (c+1)/n of it, rounded to whole splits, or to
-// whole items where those are near: at most two of its items are shared with others.
+// of heads, then those of the next. So blocks that run at the same time read all heads of the same
+// keys. Block c of n has what lies from c/n to (c+1)/n of the axis, rounded to whole splits, or to
+// whole items where those are near. It shares at most two of its items with others.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -18,7 +18,7 @@
 
 namespace flash3::hopper {
 
-// Where the sequences lie, as core/seq_info.hpp and core/kv_cache.hpp have it, in 32 bits.
+// Where the sequences lie: core/seq_info.hpp and core/kv_cache.hpp in 32 bits.
 struct DecodeLengths {
   const int* cu;    // or null
   const int* used;  // or null
@@ -50,19 +50,19 @@ struct DecodeRule {
   DecodeLengths added;  // rows that the call appends
   const int* leftpad;   // or null
   TileMaskRule mask;
-  int most_queries;  // a sequence of more is not this call's: it counts as one of none
+  int most_queries;  // a sequence with more counts as one without queries: other kernels have it
   int tile_n;        // keys of a tile
-  int tile_queries;  // of an item
-  int head_groups;   // heads that share an item, and so on for the next ones
-  int splits;        // of a sequence, by the head counts
-  int long_splits;   // of a sequence of more than long_tiles
+  int tile_queries;  // queries of an item
+  int head_groups;   // heads that share an item make a group
+  int splits;        // a sequence is cut into so many
+  int long_splits;   // a sequence of more than long_tiles key tiles is cut into so many
   int long_tiles;
-  int least_tiles;  // of a split
-  int most_tiles;   // of a split, as long as that leaves kMostDecodeSplits
-  int cost_shift;   // of costs, so that all of them together, times the blocks, stay below 2^32
+  int least_tiles;  // a split has at least so many
+  int most_tiles;   // and at most so many, unless that makes more than kMostDecodeSplits
+  int cost_shift;   // costs are shifted right by it, so that their sum times blocks is below 2^32
 };
 
-// In key tiles, shifted by cost_shift.
+// A cost, in key tiles shifted right by cost_shift.
 using DecodeCost = unsigned;
 
 // What an item costs besides its key tiles, in key tiles.
@@ -73,7 +73,7 @@ struct DecodeSequence {
   int q_first, q_length;
   int k_first, k_length;       // k_first: place in the cache of key 0
   int split_tiles;             // key tiles of a split
-  int split_begin, split_end;  // splits that its queries see; one if they see none
+  int split_begin, split_end;  // the splits that its queries see; one split if they see none
 
   FLASH3_HOST_DEVICE constexpr int splits() const { return split_end - split_begin; }
 };
@@ -98,7 +98,7 @@ FLASH3_HOST_DEVICE constexpr TileMask::Range seen_keys(const DecodeRule& rule,
   return keys.empty() ? TileMask::Range{0, 0} : keys;
 }
 
-// The splits that hold keys; one where there are none.
+// The splits that hold these keys; one split if there is no key.
 FLASH3_HOST_DEVICE constexpr TileMask::Range splits_of(const DecodeRule& rule,
                                                        const DecodeSequence& s,
                                                        const TileMask::Range& keys) {
@@ -125,7 +125,7 @@ FLASH3_HOST_DEVICE constexpr DecodeSequence decode_sequence(const DecodeRule& ru
   return s;
 }
 
-// Items of a sequence, of one group of heads.
+// Items that a sequence has for one group of heads.
 FLASH3_HOST_DEVICE constexpr int items_of(const DecodeRule& rule, const DecodeSequence& s) {
   return ceil_div(s.q_length, rule.tile_queries);
 }
@@ -138,33 +138,33 @@ FLASH3_HOST_DEVICE constexpr DecodeCost cost_of(const DecodeRule& rule, const De
   return DecodeCost(items_of(rule, s)) * item_cost(rule, s);
 }
 
-// A place on the axis of cost: in front of split `split` of item `item` of a sequence.
+// A place on the axis of cost: just before split `split` of item `item` of a sequence.
 struct DecodePlace {
   int head_group, batch, item, split;
-  DecodeCost before;  // cost of the sequences in front of this one, in its group of heads
-  int items_before;   // and their items
+  DecodeCost before;  // cost of the sequences before this one, in its group of heads
+  int items_before;   // their items
 };
 
-// How blocks cut the axis: evenly, or each a number of whole items.
+// How blocks share the axis: evenly, or by a number of whole items each.
 struct DecodeCut {
   DecodeCost total;
-  DecodeCost share;  // of each block, as far as there is work; 0: even
+  DecodeCost share;  // each block has so much, as far as there is work; 0: even shares
   unsigned blocks;
-  DecodeCost snap;  // a block that would begin so near to an end of an item begins there
+  DecodeCost snap;  // a block that would begin so near to an item's end begins at that end
 
   FLASH3_HOST_DEVICE constexpr DecodeCost begin_of(int block) const {
     if (share == 0) return total * unsigned(block) / blocks;
     return share * unsigned(block) < total ? share * unsigned(block) : total;
   }
-  // A block that begins there or in front of it; the next one does not begin in front of it.
+  // A block that begins at this place or before it. The next one begins at this place or after it.
   FLASH3_HOST_DEVICE constexpr int block_at(DecodeCost place) const {
     return int(share == 0 ? place * blocks / total : place / share);
   }
 };
 
-// Cuts between whole items spare their merging, which takes as long as some key tiles. Memory is as
-// fast for a few multiprocessors less, so a block may have more than its even share: a little, or
-// kSnap tiles. cost: of every item, or 0 if they differ.
+// A cut between whole items spares a merge, which takes as long as some key tiles. Memory is as
+// fast with a few multiprocessors less, so a block may have a little more than its even share, or
+// kSnap tiles more. cost: what every item costs, or 0 if they differ.
 inline constexpr int kSnap = 4;
 
 FLASH3_HOST_DEVICE constexpr DecodeCut cut_of(const DecodeRule& rule, DecodeCost total,
@@ -175,7 +175,7 @@ FLASH3_HOST_DEVICE constexpr DecodeCut cut_of(const DecodeRule& rule, DecodeCost
   return {total, by_items ? whole : 0, unsigned(blocks), snap < even / 4 ? snap : even / 4};
 }
 
-// The split at which an item is cut so far from its beginning: from split_begin to split_end.
+// The split at which an item is cut that has so much cost before the cut: split_begin to split_end.
 FLASH3_HOST_DEVICE constexpr int split_at(const DecodeRule& rule, const DecodeSequence& s,
                                           const DecodeCut& cut, DecodeCost cost) {
   if (cost <= cut.snap) return s.split_begin;

@@ -4,6 +4,9 @@
 
 namespace flash3::hopper {
 
+// A block can have so much shared memory, in bytes.
+inline constexpr int kMostSharedBytes = 227 * 1024;
+
 // The element types of q, k and v.
 enum class Element { kFloat16, kBFloat16, kE4m3 };
 

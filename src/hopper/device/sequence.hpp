@@ -9,6 +9,8 @@ namespace flash3::hopper {
 
 // Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
 inline constexpr int kMaxLength = 1 << 30;
+// Any size that kernels count in 32 bits is at most this, so that a tile fits behind it.
+inline constexpr int kMostCounted = kMaxLength - 256;
 using TileMask = MaskOf<int>;
 using TileMaskRule = MaskRuleOf<int>;
 

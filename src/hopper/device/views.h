@@ -9,7 +9,7 @@ namespace flash3::hopper {
 // The copy engine's description of a tensor: a CUtensorMap that host and device can hold without
 // the driver's header.
 struct alignas(64) TensorMap {
-  unsigned long long opaque[16];
+  unsigned long long bytes[16];
 };
 
 // Where the rows of a ragged map end; no tensor has so many.

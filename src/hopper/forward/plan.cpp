@@ -44,9 +44,9 @@ bool element_of(flash3_dtype dtype, Element* element) {
   }
 }
 
-// Rows of a slot that holds any sequence of the batch, if the caller says that they are few enough;
-// otherwise 0. Keys that no query of a sequence sees must reach nobody: where there may be some no
-// tile is shared.
+// A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
+// otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
+// since such keys must reach nobody.
 int slot_rows_of(const ForwardProblem& problem) {
   const int64_t longest = std::max(problem.seq_q, problem.seq_k);
   const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
@@ -56,24 +56,24 @@ int slot_rows_of(const ForwardProblem& problem) {
   return std::max(16, int(std::bit_ceil(uint64_t(longest))));
 }
 
-// Whether a table tells where a sequence's keys lie. Otherwise they lie in its own element of K and
-// V, or one behind the other.
+// Whether a table tells where a sequence's keys lie. Otherwise they lie in the sequence's own
+// element of K and V, or packed one behind the other.
 bool has_table(const ForwardProblem& problem) {
   return problem.cache.paged || problem.cache.has_batch_idx;
 }
 
-// A work tile's keys are those of its own slots.
+// Whether slots of so many rows fit the kernel's tiles: a work tile's keys are those of its slots.
 bool holds_slots(const ForwardConfig& c, int slot_rows) {
   return c.band && c.tile_m() % c.tile_n == 0 && c.tile_n % slot_rows == 0 &&
          c.tile_m() / slot_rows <= kMaxSlots;
 }
 
-// FP8: a row of more keys is summed up in two levels, flushed when so many have been added: one
-// level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md).
-// Sums in the workspace take longer to reach, and are flushed to less often.
+// FP8 sums up rows of more than kLongRow keys in two levels: it flushes O to float32 sums whenever
+// so many keys have been added. One level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192
+// (docs/fp8.md). Sums in the workspace take longer to reach, so O is flushed there less often.
 constexpr int64_t kLongRow = 2048, kFlushedKeys = 512, kFlushedFarKeys = 2048;
 
-// Whether a query may see so many keys.
+// Whether a query may see more than kLongRow keys.
 bool has_long_rows(const ForwardProblem& problem) {
   const auto& mask = problem.mask_rule;
   int64_t keys = problem.seq_k;
@@ -84,7 +84,7 @@ bool has_long_rows(const ForwardProblem& problem) {
   return keys > kLongRow;
 }
 
-// Whether another row of the tile table runs the same with sums in two levels.
+// Whether another row of the tile table does the same with sums in two levels.
 bool has_two_level_rival(const ForwardConfig& c) {
   return !c.two_level && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
     return other.two_level && other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
@@ -92,7 +92,7 @@ bool has_two_level_rival(const ForwardConfig& c) {
   });
 }
 
-// No more tiles than this, whatever the lengths.
+// A call has no more tiles than this, whatever the lengths.
 int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
   const Sequences& q = problem.sequences_q;
   const int64_t of_each = problem.batch * ceil_div(problem.seq_q, tile_queries);
@@ -100,7 +100,7 @@ int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t 
          (q.packed ? std::min(of_each, int64_t(q.rows) / tile_queries + problem.batch) : of_each);
 }
 
-// A ragged batch's share of a plan.
+// Plans what a ragged batch needs besides.
 void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
   plan->list_offset =
       reserve_workspace(size_t(problem.batch) * sizeof(ListedSequence), &plan->workspace_bytes);
@@ -115,9 +115,9 @@ Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
                           multiprocessors);
 }
 
-// To choose by: of a ragged call the batch does not count, so that each sequence has the same bits
-// whatever is beside it. Of a cache the bound of the keys does not either: a page table is often as
-// wide as the longest sequence needs.
+// The estimate that choices are compared by. It does not look at the batch of a ragged call, so
+// that a sequence has the same bits whatever is beside it. Nor does it look at the bound of a
+// cache's keys: a page table is often as wide as the longest sequence needs.
 Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
                              const ForwardChoice& choice) {
   if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
@@ -131,7 +131,7 @@ Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
   return estimate_choice(typical, multiprocessors, choice);
 }
 
-// The largest size that kernels count in 32 bits, besides lengths, heads and tiles.
+// Besides lengths, heads and tiles, kernels count sizes up to this one in 32 bits.
 int64_t largest_count(const ForwardProblem& problem) {
   const auto rows_of = [&](const Sequences& s, int64_t rows) {
     return s.packed ? int64_t{s.rows} : problem.batch * rows;
@@ -143,7 +143,7 @@ int64_t largest_count(const ForwardProblem& problem) {
                    problem.heads_q * (problem.append.given ? kMaxHeadDim : 1)});
 }
 
-// Everything else that follows from a choice.
+// Plans everything that follows from a choice.
 Status complete_plan(const ForwardProblem& problem, const Device& device,
                      const ForwardChoice& choice, const Estimate& estimate, ForwardPlan* plan) {
   *plan = {};
@@ -179,13 +179,13 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
                             ? most_tiles(problem, tile_queries, head_groups)
                             : estimate.tiles;
   const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
-  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMaxLength - 256 ||
-      (problem.is_ragged() && rows > kMaxLength - 256)) {
+  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMostCounted ||
+      (problem.is_ragged() && rows > kMostCounted)) {
     return unsupported(
         message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
                 ", heads_q = ", problem.heads_q, ", ", tiles, " tiles of work, and up to ", rows,
                 " rows of a ragged batch or a cache, but the hopper backend counts each up to ",
-                kMaxLength - 256));
+                kMostCounted));
   }
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
@@ -219,7 +219,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   return {};
 }
 
-// Calls visit for each way that gives the right answer: see forward_choices.
+// Calls visit for each way that gives the right answer (forward_choices).
 template <class Visit>
 void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
   Element element;

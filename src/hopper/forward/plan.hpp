@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel runs a forward call, and with what: the one place that decides, what it says of
-// itself, and the launch.
+// The plan of a forward call: which kernel runs it, and with what. Nothing else decides that. Also
+// its explanation and launch.
 #pragma once
 
 #include <span>
@@ -29,8 +29,8 @@ struct ForwardKernel {
 // Every kernel built in, in the order of the tile table.
 std::span<const ForwardKernel> forward_kernels();
 
-// One way to run a problem: in which tiles, and how many query heads of a KV head, or which rows of
-// short ragged sequences, share one.
+// One way to run a problem: which kernel, and how many query heads of a KV head, or how many rows
+// of short ragged sequences, share a tile.
 struct ForwardChoice {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
@@ -39,10 +39,10 @@ struct ForwardChoice {
   bool shares_tiles() const { return pack.heads > 1 || slot_rows > 0; }
 };
 
-// All ways that give the right answer, the plain one first: the kernels of the narrowest row that
-// holds the head dims, one head a tile, and then packed by every divisor of the heads per KV head
-// that fits a warpgroup's rows, and with slots where max_seqlen is small enough. Empty if no kernel
-// takes the dtype or the head dims.
+// All ways that give the right answer. They are the kernels of the narrowest head dims that hold
+// the call's; each with one head a tile, with heads packed by every divisor of the heads per KV
+// head that fits a warpgroup's rows, and with slots where max_seqlen is small enough. Empty if no
+// kernel takes the dtype or the head dims.
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
 
 struct ForwardPlan {
@@ -52,14 +52,14 @@ struct ForwardPlan {
   Estimate estimate;        // what it is expected to cost
   int multiprocessors = 0;  // of the device that it is for
 
-  AppendPlan append;      // what happens before
+  AppendPlan append;      // what is written into the cache first
   int least_queries = 0;  // shorter sequences of a ragged batch are left out
   RowIndexing rows = RowIndexing::kBySequence;
   int box_keys = 0;  // rows of K and V that TMA loads at once
   PackedCopy q, k, v;
   bool out_by_tma = false;
   int flush_tiles = kNeverFlush;  // FP8: key tiles between two flushes of O (output_sums.cuh)
-  size_t sums_offset = 0;         // of where they go, unless that is shared memory
+  size_t sums_offset = 0;         // where O is flushed to in the workspace, if not in shared memory
   bool dynamic = false;           // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
@@ -69,33 +69,33 @@ struct ForwardPlan {
   int m_tiles = 0;
   int groups = 0;
   int groups_at_a_time = 0;
-  int tiles = 0;  // of a ragged batch: no more than so many
+  int tiles = 0;  // a ragged batch has at most so many
   int grid = 0;   // blocks
 };
 
-// The dtypes of out that kernels write, whatever they compute in.
+// Checks that kernels write this dtype of out. It does not depend on what they compute in.
 Status check_out_dtype(const ForwardProblem& problem);
 
-// Why no forward kernel reads the cache that k and v of the problem are; empty: one does.
+// Says why no forward kernel reads the problem's cache; empty if one does.
 std::string why_not_from_cache(const ForwardProblem& problem);
 
-// Takes the choice that is expected to be the fastest.
+// Plans the choice that is expected to be the fastest.
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
 
-// Takes this one of forward_choices(problem).
+// Plans this choice, one of forward_choices(problem).
 Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
                    ForwardPlan* plan);
 
 void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out);
 
-// Enqueues the call on the problem's stream: what is appended, the copies that the plan asks for,
-// the list of a ragged batch, the kernel.
+// Enqueues the call on the problem's stream: the append, the copies that the plan asks for, the
+// list of a ragged batch, the kernel.
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
-// Likewise without what is appended.
+// The same without the append.
 Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan);
 
-// The best other way that shares tiles if the plan does not, or the reverse, and what it would
-// cost. No kernel: there is none.
+// If the plan shares tiles, the best choice that does not; otherwise the best that does. No kernel:
+// there is none.
 struct ForwardRival {
   ForwardChoice choice;
   Estimate estimate;

@@ -52,8 +52,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint
   return completed != 0;
 }
 
-// True for one lane of a warp, by all of them. What it then does needs no loop over the lanes that
-// might do it too, as it would behind a comparison of thread numbers.
+// True in exactly one lane; all lanes of the warp call it. After a comparison of thread numbers the
+// compiler would loop over the lanes; after elect.sync it does not.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(

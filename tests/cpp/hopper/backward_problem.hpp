@@ -9,10 +9,9 @@
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
 #include "hopper/backward/plan.hpp"
+#include "planned_device.hpp"
 
 namespace flash3::hopper {
-
-inline constexpr Device kDevice{0, 132};  // an H100 or H200
 
 inline BackwardProblem problem_of(const std::string& id) {
   const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));

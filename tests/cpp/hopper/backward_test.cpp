@@ -5,9 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
-#include <thread>
 
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
@@ -46,24 +44,8 @@ TEST_F(HopperBackward, TheSameBitsEveryTimeInDeterministicMode) {
 
 TEST_F(HopperBackward, CallsFromManyThreadsOnTheirOwnStreams) {
   for (const char* id :
-       {"bf16/b2/q333/k444/h4x2/d128/causal/dlse", "bf16/b1/q900/k900/h4/d64/full/deterministic"}) {
-    const Case c = parse(id);
-    std::atomic<int> passed{0};
-    {
-      std::vector<std::jthread> threads;
-      for (int i = 0; i < 8; ++i)
-        threads.emplace_back([&, i] {
-          const auto memory = device::make_device_memory();
-          cases::RunOptions options;
-          options.backend = FLASH3_BACKEND_HOPPER;
-          options.repeat = 20;
-          Case mine = c;
-          mine.seed = static_cast<uint64_t>(i) + 1;
-          passed += run_case(mine, *memory, options).passed();
-        });
-    }
-    EXPECT_EQ(passed, 8) << id;
-  }
+       {"bf16/b2/q333/k444/h4x2/d128/causal/dlse", "bf16/b1/q900/k900/h4/d64/full/deterministic"})
+    verify_from_many_threads(parse(id));
 }
 
 // A call on device memory, with its workspace; inputs can be replaced, gradients read.

@@ -6,7 +6,10 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "cases/runner.hpp"
 #include "device/device.hpp"
@@ -33,6 +36,26 @@ class HopperTest : public testing::Test {
     options.repeat = repeat;
     const cases::CheckResult v = run_case(c, *memory_, options);
     EXPECT_TRUE(v.passed()) << to_id(c) << ": " << v.failure;
+  }
+
+  // Calls from eight threads, each on a stream of its own and with inputs of its own.
+  static void verify_from_many_threads(const cases::Case& c) {
+    constexpr int kThreads = 8;
+    std::atomic<int> passed{0};
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < kThreads; ++i)
+        threads.emplace_back([&, i] {
+          const auto memory = device::make_device_memory();
+          cases::RunOptions options;
+          options.backend = FLASH3_BACKEND_HOPPER;
+          options.repeat = 20;
+          cases::Case mine = c;
+          mine.seed = static_cast<uint64_t>(i) + 1;
+          passed += run_case(mine, *memory, options).passed();
+        });
+    }
+    EXPECT_EQ(passed, kThreads) << to_id(c);
   }
 
   static bool has_free_memory(size_t bytes) {

@@ -8,11 +8,9 @@
 
 #include "../parsed.hpp"
 #include "cases/tensors.hpp"
-#include "hopper/host/device_info.hpp"
+#include "planned_device.hpp"
 
 namespace flash3::hopper {
-
-inline constexpr Device kDevice{0, 132};  // an H100 or H200
 
 inline ForwardProblem problem_of(const cases::Case& c) {
   const auto params = cases::make_question(c);

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <thread>
 
 #include "../parsed.hpp"
@@ -40,22 +39,7 @@ TEST_F(HopperForward, TheSameBitsEveryTime) {
 }
 
 TEST_F(HopperForward, CallsFromManyThreadsOnTheirOwnStreams) {
-  const Case c = cases::parsed("bf16/b2/q333/k444/h4x2/d128/causal");
-  std::atomic<int> passed{0};
-  {
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < 8; ++i)
-      threads.emplace_back([&, i] {
-        const auto memory = device::make_device_memory();
-        cases::RunOptions options;
-        options.backend = FLASH3_BACKEND_HOPPER;
-        options.repeat = 20;
-        Case mine = c;
-        mine.seed = static_cast<uint64_t>(i) + 1;
-        passed += run_case(mine, *memory, options).passed();
-      });
-  }
-  EXPECT_EQ(passed, 8);
+  verify_from_many_threads(cases::parsed("bf16/b2/q333/k444/h4x2/d128/causal"));
 }
 
 TEST_F(HopperForward, RefusesHostMemory) {

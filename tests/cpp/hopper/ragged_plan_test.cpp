@@ -9,11 +9,10 @@
 #include "cases/tensors.hpp"
 #include "hopper/forward/plan.hpp"
 #include "hopper/host/kernel_kind.hpp"
+#include "planned_device.hpp"
 
 namespace flash3::hopper {
 namespace {
-
-constexpr Device kDevice{0, 132};
 
 // A packed call with these lengths; the id's q and k are max_seqlen.
 class Batch {

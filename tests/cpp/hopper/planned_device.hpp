@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device that plans without a GPU are made for.
+#pragma once
+
+#include "hopper/host/device_info.hpp"
+
+namespace flash3::hopper {
+
+inline constexpr Device kDevice{0, 132};  // an H100 or H200
+
+}  // namespace flash3::hopper

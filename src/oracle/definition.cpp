@@ -246,6 +246,44 @@ DefinedForward define_forward(const flash3_forward_params& p) {
   return result;
 }
 
+namespace {
+
+// A query of a head, and the keys that it sees with what the forward makes of them.
+struct SeenKeys {
+  std::vector<int64_t> keys;
+  std::vector<double> scores, weights;
+  double lse;
+};
+
+SeenKeys seen_keys(const Call<flash3_backward_params>& call, const flash3_backward_params& p,
+                   int64_t b, int64_t h, int64_t i) {
+  const Tokens queries = call.queries(b), keys = call.keys(b);
+  const VisibleKeys mask = call.visible(b);
+  SeenKeys seen;
+  for (int64_t j = 0; j < keys.count; ++j) {
+    if (!mask.sees(i, j)) continue;
+    const double dot =
+        call.dot(p.q, queries, i, h, p.k, keys, j, call.kv_head(h), b, call.head_dim);
+    seen.keys.push_back(j);
+    seen.scores.push_back(call.capped(call.scale * dot));
+  }
+  seen.lse = log_sum_exp(seen.scores, call.sink(h));
+  for (const double score : seen.scores) seen.weights.push_back(std::exp(score - seen.lse));
+  return seen;
+}
+
+// The gradient of the LSE of query i.
+double dlse_of(const flash3_backward_params& p, int64_t b, int64_t h, const Tokens& queries,
+               int64_t i) {
+  if (!given(p.dlse)) return 0;
+  const int64_t* stride = p.dlse.stride + (p.dlse.ndim - 2);
+  const int64_t first = p.dlse.ndim == 3 ? b * p.dlse.stride[0] : 0;
+  return static_cast<const float*>(
+      p.dlse.data)[first + h * stride[0] + (queries.first + i) * stride[1]];
+}
+
+}  // namespace
+
 // For query i and the keys j that it sees, with p_j = exp(score_j − lse) and dp_j = dout·v_j:
 //
 //   ds_j = p_j · (dp_j − Σ p·dp + dlse) · (1 − tanh² of the softcap)
@@ -268,40 +306,22 @@ DefinedBackward define_backward(const flash3_backward_params& p) {
     for (int64_t h = 0; h < call.heads_q; ++h)
       for (int64_t i = 0; i < call.queries(b).count; ++i) {
         const Tokens queries = call.queries(b), keys = call.keys(b);
-        const VisibleKeys mask = call.visible(b);
         const int64_t kv_head = call.kv_head(h);
-
-        std::vector<int64_t> seen;
-        std::vector<double> scores;
-        for (int64_t j = 0; j < keys.count; ++j) {
-          if (!mask.sees(i, j)) continue;
-          const double dot = call.dot(p.q, queries, i, h, p.k, keys, j, kv_head, b, call.head_dim);
-          seen.push_back(j);
-          scores.push_back(call.capped(call.scale * dot));
-        }
-        const double sink = call.sink(h), lse = log_sum_exp(scores, sink);
-
-        std::vector<double> weights, dp;
+        const SeenKeys seen = seen_keys(call, p, b, h, i);
+        std::vector<double> dp;
         double mean = 0;  // Σ p·dp
-        for (size_t n = 0; n < seen.size(); ++n) {
-          weights.push_back(std::exp(scores[n] - lse));
-          dp.push_back(
-              call.dot(p.dout, queries, i, h, p.v, keys, seen[n], kv_head, b, call.head_dim_v));
-          mean += weights[n] * dp[n];
+        for (size_t n = 0; n < seen.keys.size(); ++n) {
+          dp.push_back(call.dot(p.dout, queries, i, h, p.v, keys, seen.keys[n], kv_head, b,
+                                call.head_dim_v));
+          mean += seen.weights[n] * dp[n];
         }
-        double dlse = 0;
-        if (given(p.dlse)) {
-          const int64_t* stride = p.dlse.stride + (p.dlse.ndim - 2);
-          const int64_t first = p.dlse.ndim == 3 ? b * p.dlse.stride[0] : 0;
-          dlse = static_cast<const float*>(
-              p.dlse.data)[first + h * stride[0] + (queries.first + i) * stride[1]];
-        }
+        const double dlse = dlse_of(p, b, h, queries, i);
 
         const auto q_row = static_cast<size_t>(call.place(p.q, b, queries, i, h));
-        for (size_t n = 0; n < seen.size(); ++n) {
-          const int64_t j = seen[n];
-          const double tanh = p.softcap > 0 ? scores[n] / p.softcap : 0;
-          const double ds = weights[n] * (dp[n] - mean + dlse) * (1 - tanh * tanh);
+        for (size_t n = 0; n < seen.keys.size(); ++n) {
+          const int64_t j = seen.keys[n];
+          const double tanh = p.softcap > 0 ? seen.scores[n] / p.softcap : 0;
+          const double ds = seen.weights[n] * (dp[n] - mean + dlse) * (1 - tanh * tanh);
           const auto k_row = static_cast<size_t>(call.place(p.k, b, keys, j, kv_head));
           const auto v_row = static_cast<size_t>(call.place(p.v, b, keys, j, kv_head));
           for (int64_t d = 0; d < call.head_dim; ++d) {
@@ -311,10 +331,10 @@ DefinedBackward define_backward(const flash3_backward_params& p) {
           }
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.dv[v_row + static_cast<size_t>(d)] +=
-                weights[n] * call.element(p.dout, b, queries, i, h, d);
+                seen.weights[n] * call.element(p.dout, b, queries, i, h, d);
         }
-        if (given(p.sink) && sink != -kInfinity)
-          result.dsink[static_cast<size_t>(h)] += std::exp(sink - lse) * (dlse - mean);
+        if (const double sink = call.sink(h); given(p.sink) && sink != -kInfinity)
+          result.dsink[static_cast<size_t>(h)] += std::exp(sink - seen.lse) * (dlse - mean);
       }
   return result;
 }

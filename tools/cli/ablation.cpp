@@ -74,6 +74,41 @@ class OutputCheck {
   std::vector<uint16_t> expected_;
 };
 
+// Prints the variants' table and returns its rows. flops: of a call.
+Json report(const std::vector<device::AblationVariant>& variants,
+            const std::vector<Timing>& timings, const std::vector<double>& differences,
+            double flops) {
+  constexpr const char* kRow = "{:<26} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}\n";
+  print(kRow, "schedule", "tile", "ms", "TFLOP/s", "spread", "of full", "paper", "of full",
+        "max diff");
+  const auto tflops = [&](size_t i) { return flops / timings[i].median * 1e-12; };
+  Json rows = Json::array();
+  for (size_t i = 0; i < variants.size(); ++i) {
+    const device::AblationVariant& v = variants[i];
+    const Timing& t = timings[i];
+    const bool in_paper = v.paper_tflops > 0;
+    const double share = tflops(i) / tflops(0),
+                 paper_share = in_paper ? v.paper_tflops / variants[0].paper_tflops : 0;
+    print(kRow, v.name, v.tile, format("{:.4f}", 1e3 * t.median), format("{:.1f}", tflops(i)),
+          format("{:.1f}%", 100 * (t.p90 - t.p10) / t.median), format("{:.3f}", share),
+          in_paper ? format("{:.0f}", v.paper_tflops) : "-",
+          in_paper ? format("{:.3f}", paper_share) : "-", format("{:.1e}", differences[i]));
+    Json row{{"schedule", v.name},
+             {"tile", v.tile},
+             {"median_ms", 1e3 * t.median},
+             {"p10_ms", 1e3 * t.p10},
+             {"p90_ms", 1e3 * t.p90},
+             {"samples", t.samples},
+             {"calls_per_sample", t.calls_per_sample},
+             {"tflops", tflops(i)},
+             {"share_of_full", share},
+             {"max_difference", differences[i]}};
+    if (in_paper) row["paper_tflops"] = v.paper_tflops, row["paper_share_of_full"] = paper_share;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
 }  // namespace
 
 int bench_ablation(const BenchOptions& options) {
@@ -111,34 +146,7 @@ int bench_ablation(const BenchOptions& options) {
                           [&] { workbench.monitor()->start(); });
   const device::Reading reading = workbench.monitor()->stop();
 
-  constexpr const char* kRow = "{:<26} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>9}\n";
-  print(kRow, "schedule", "tile", "ms", "TFLOP/s", "spread", "of full", "paper", "of full",
-        "max diff");
-  const auto tflops = [&](size_t i) { return flops(c) / timings[i].median * 1e-12; };
-  Json results = Json::array();
-  for (size_t i = 0; i < variants.size(); ++i) {
-    const device::AblationVariant& v = variants[i];
-    const Timing& t = timings[i];
-    const bool in_paper = v.paper_tflops > 0;
-    const double share = tflops(i) / tflops(0),
-                 paper_share = in_paper ? v.paper_tflops / variants[0].paper_tflops : 0;
-    print(kRow, v.name, v.tile, format("{:.4f}", 1e3 * t.median), format("{:.1f}", tflops(i)),
-          format("{:.1f}%", 100 * (t.p90 - t.p10) / t.median), format("{:.3f}", share),
-          in_paper ? format("{:.0f}", v.paper_tflops) : "-",
-          in_paper ? format("{:.3f}", paper_share) : "-", format("{:.1e}", differences[i]));
-    Json row{{"schedule", v.name},
-             {"tile", v.tile},
-             {"median_ms", 1e3 * t.median},
-             {"p10_ms", 1e3 * t.p10},
-             {"p90_ms", 1e3 * t.p90},
-             {"samples", t.samples},
-             {"calls_per_sample", t.calls_per_sample},
-             {"tflops", tflops(i)},
-             {"share_of_full", share},
-             {"max_difference", differences[i]}};
-    if (in_paper) row["paper_tflops"] = v.paper_tflops, row["paper_share_of_full"] = paper_share;
-    results.push_back(std::move(row));
-  }
+  const Json results = report(variants, timings, differences, flops(c));
   if (!fp8)
     print("{}: small tiles, because two tiles of scores and 96 keys exceed the registers\n",
           "three stages");

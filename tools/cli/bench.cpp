@@ -278,6 +278,77 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
   return 0;
 }
 
+// What a run prints and writes.
+class Report {
+ public:
+  Report(const BenchOptions& options, const BenchTable& table, size_t cases)
+      : options_(options), table_(table), progress_("bench", cases) {}
+
+  void run_ceilings(Bench& bench, const std::vector<flash3_dtype>& dtypes, double seconds,
+                    const std::string& when) {
+    progress_.announce("ceiling");
+    for (const device::CeilingResult& c :
+         bench.measure_ceilings(dtypes, seconds, when != "after")) {
+      ceilings_.push_back(to_json(c, when));
+      throttled_ |= c.reading.throttled;
+      progress_.print(ceiling_line(c));
+      const double drift = 100 * (c.tflops() / bench.ceiling(c.dtype) - 1);
+      if (std::abs(drift) > kDriftPercent)
+        progress_.print(
+            format("the ceiling has moved by {:+.1f} % since the beginning: the "
+                   "shares are uncertain by as much",
+                   drift));
+    }
+  }
+
+  void run_copy(Bench& bench) {
+    progress_.announce("copy");
+    copy_ = bench.measure_copy();
+    progress_.print(copy_line(*copy_));
+  }
+
+  void run_points(Bench& bench, const std::vector<BenchPoint>& list) {
+    progress_.print(table_.header());
+    for (const BenchPoint& point : list) {
+      progress_.announce(to_id(point.c));
+      try {
+        const BenchResult r = bench.run(point);
+        results_.push_back(to_json(r));
+        throttled_ |= r.reading.throttled;
+        progress_.print(table_.row(r));
+      } catch (const UsageError&) {
+        throw;
+      } catch (const std::runtime_error& e) {  // the other cases may still run
+        failed_ = true;
+        progress_.print(table_.failure(point.c, e.what()));
+      }
+      progress_.step();
+    }
+  }
+
+  // Writes the files that were asked for; returns the exit code.
+  int finish(const Json& about) {
+    if (throttled_) progress_.print("* held below its clock by power or heat");
+    if (!options_.json_file.empty()) {
+      Json all{{"metadata", about}};
+      if (options_.ceiling) all["ceiling"] = ceilings_;
+      if (copy_) all["copy"] = to_json(*copy_);
+      all["results"] = results_;
+      write_file(options_.json_file, all.dump(2) + "\n");
+    }
+    if (!options_.csv_file.empty()) write_file(options_.csv_file, to_csv(results_));
+    return failed_ ? kExitFailure : 0;
+  }
+
+ private:
+  const BenchOptions& options_;
+  const BenchTable& table_;
+  Progress progress_;
+  Json ceilings_ = Json::array(), results_ = Json::array();
+  std::optional<CopyResult> copy_;
+  bool failed_ = false, throttled_ = false;
+};
+
 }  // namespace
 
 int bench(const BenchOptions& options) {
@@ -293,62 +364,17 @@ int bench(const BenchOptions& options) {
         list.empty() ? "" : "; ", list.empty() ? "" : how(options));
 
   Bench bench(options, backend);
-  Json ceilings = Json::array(), results = Json::array();
-  bool failed = false, throttled = false;
-  Progress progress("bench", list.size());
+  Report report(options, table, list.size());
   const auto run_ceilings = [&](const std::string& when) {
-    progress.announce("ceiling");
     const double seconds =
         list.empty() && options.sustained > 0 ? options.sustained : kCeilingSeconds;
-    const auto measured =
-        bench.measure_ceilings(ceiling_dtypes(options, list), seconds, when != "after");
-    for (const device::CeilingResult& c : measured) {
-      ceilings.push_back(to_json(c, when));
-      throttled |= c.reading.throttled;
-      progress.print(ceiling_line(c));
-      const double drift = 100 * (c.tflops() / bench.ceiling(c.dtype) - 1);
-      if (std::abs(drift) > kDriftPercent)
-        progress.print(
-            format("the ceiling has moved by {:+.1f} % since the beginning: the "
-                   "shares are uncertain by as much",
-                   drift));
-    }
+    report.run_ceilings(bench, ceiling_dtypes(options, list), seconds, when);
   };
   if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");
-  std::optional<CopyResult> copy;
-  if (table.cache) {
-    progress.announce("copy");
-    copy = bench.measure_copy();
-    progress.print(copy_line(*copy));
-  }
-  if (!list.empty()) progress.print(table.header());
-  for (const BenchPoint& point : list) {
-    const Case& c = point.c;
-    progress.announce(to_id(c));
-    try {
-      const BenchResult r = bench.run(point);
-      results.push_back(to_json(r));
-      throttled |= r.reading.throttled;
-      progress.print(table.row(r));
-    } catch (const UsageError&) {
-      throw;
-    } catch (const std::runtime_error& e) {  // the other cases may still run
-      failed = true;
-      progress.print(table.failure(c, e.what()));
-    }
-    progress.step();
-  }
+  if (table.cache) report.run_copy(bench);
+  if (!list.empty()) report.run_points(bench, list);
   if (options.ceiling && !list.empty()) run_ceilings("after");
-  if (throttled) progress.print("* held below its clock by power or heat");
-  if (!options.json_file.empty()) {
-    Json all{{"metadata", about}};
-    if (options.ceiling) all["ceiling"] = ceilings;
-    if (copy) all["copy"] = to_json(*copy);
-    all["results"] = results;
-    write_file(options.json_file, all.dump(2) + "\n");
-  }
-  if (!options.csv_file.empty()) write_file(options.csv_file, to_csv(results));
-  return failed ? kExitFailure : 0;
+  return report.finish(about);
 }
 
 }  // namespace flash3::cli

@@ -90,6 +90,96 @@ int64_t most_keys(const BackwardProblem& problem) {
   return most;
 }
 
+Status check_dtypes(const BackwardProblem& problem) {
+  if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
+    return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
+                               " but the hopper backend computes in float16 and bfloat16 only"));
+  if (problem.gradient_dtype != problem.dtype)
+    return unsupported(message("dq.dtype = ", dtype_name(problem.gradient_dtype),
+                               " but the hopper backend writes gradients in the dtype of q, ",
+                               dtype_name(problem.dtype), ", only"));
+  return {};
+}
+
+// What there is of the tiles that kernels count.
+struct Counts {
+  int64_t n_tiles;          // tiles of keys of the longest sequence
+  int64_t key_tiles;        // of all KV heads
+  int64_t tiles_of_a_head;  // tiles of queries
+  int64_t query_tiles;      // of all query heads
+  int64_t dq_blocks;        // of all query tiles
+};
+
+Counts counts_of(const BackwardProblem& problem, const BackwardConfig& c) {
+  const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
+  const int64_t query_tiles =
+      (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
+  return {tiles_of(problem.seq_k, c.tile_n), problem.heads_k * most_key_tiles(problem, c.tile_n),
+          tiles_of_a_head, query_tiles,
+          query_tiles * (c.tile_m / c.dq_queries()) * (c.dq_columns() / 64)};
+}
+
+Status check_counts(const BackwardProblem& problem, const Counts& counts) {
+  const int64_t rows_q = all_rows(problem, problem.sequences_q),
+                rows_k = all_rows(problem, problem.sequences_k);
+  const int64_t most =
+      std::max({problem.seq_q, problem.seq_k, problem.heads_q, counts.key_tiles, counts.dq_blocks});
+  if (most <= kMostCounted && !(problem.is_ragged() && std::max(rows_q, rows_k) > kMostCounted))
+    return {};
+  return unsupported(
+      message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
+              ", heads_q = ", problem.heads_q, ", ", counts.key_tiles, " tiles of keys, ",
+              counts.dq_blocks, " blocks of dq, and ", rows_q, " and ", rows_k,
+              " rows of a ragged batch, but the hopper backend counts each up to ", kMostCounted));
+}
+
+// Plans how tensors are read and written, with the copies that TMA needs.
+void plan_tensors(const BackwardProblem& problem, BackwardPlan* plan) {
+  plan->rows = indexing_of(problem);
+  const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
+    return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
+  };
+  plan->q = copy_of(problem.q, problem.sequences_q);
+  plan->k = copy_of(problem.k, problem.sequences_k);
+  plan->v = copy_of(problem.v, problem.sequences_k);
+  plan->dout = copy_of(problem.dout, problem.sequences_q);
+  plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
+  plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
+}
+
+size_t reserve(BackwardPlan* plan, int64_t count, size_t bytes = sizeof(float)) {
+  return reserve_workspace(size_t(count) * bytes, &plan->workspace_bytes);
+}
+
+// Plans in which order blocks run and add to dQ.
+void plan_order(const BackwardProblem& problem, const Device& device, const Counts& counts,
+                BackwardPlan* plan) {
+  const BackwardConfig& c = plan->kernel->config;
+  plan->deterministic = problem.deterministic;
+  const auto at_a_time = [&](int64_t heads) {
+    return int(std::clamp<int64_t>(heads, 1, std::max<int64_t>(plan->kv_heads, 1)));
+  };
+  // The many threads that add a wide tile's dQ would wait to learn who is the first; where many
+  // blocks add to a query tile, or all of a head begin with the same one, waiting costs more than
+  // zeros.
+  constexpr int64_t kFewKeys = 2048;
+  plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
+  plan->counted = plan->deterministic || !plan->zeroed;
+  if (plan->counted)
+    plan->semaphores_offset = reserve(plan, counts.query_tiles * kDqParts, sizeof(int));
+  if (plan->deterministic) {
+    plan->ticket_offset = reserve(plan, 1, sizeof(int));
+    // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
+    // head also begin, and end, one after the other.
+    plan->tiles_at_a_time = device.multiprocessors;
+    plan->kv_heads_at_a_time =
+        at_a_time(plan->tiles_at_a_time / std::max<int64_t>(counts.n_tiles, 1));
+  } else if (c.band) {
+    const int64_t bytes = tiles_of(problem.seq_q, c.tile_m) * c.tile_m * bytes_of_a_query(problem);
+    plan->kv_heads_at_a_time = at_a_time(kL2Budget / std::max<int64_t>(bytes, 1));
+  }
+}
+
 }  // namespace
 
 std::span<const BackwardKernel> backward_kernels() {
@@ -105,86 +195,31 @@ std::span<const BackwardKernel> backward_kernels() {
 
 Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
   *plan = {};
-  if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
-    return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
-                               " but the hopper backend computes in float16 and bfloat16 only"));
-  if (problem.gradient_dtype != problem.dtype)
-    return unsupported(message("dq.dtype = ", dtype_name(problem.gradient_dtype),
-                               " but the hopper backend writes gradients in the dtype of q, ",
-                               dtype_name(problem.dtype), ", only"));
+  FLASH3_CHECK(check_dtypes(problem));
   FLASH3_CHECK(check_softcap(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)
     return unsupported(message("no backward kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   const BackwardConfig& c = plan->kernel->config;
-
-  const bool ragged = problem.is_ragged();
-  const int64_t n_tiles = tiles_of(problem.seq_k, c.tile_n);
-  const int64_t kv_heads = problem.batch * problem.heads_k;
-  const int64_t key_tiles = problem.heads_k * most_key_tiles(problem, c.tile_n);
-  const int64_t tiles_of_a_head = query_tiles_of_a_head(problem, c.tile_m);
-  const int64_t query_tiles =
-      (problem.sequences_q.packed ? 1 : problem.batch) * problem.heads_q * tiles_of_a_head;
-  const int64_t dq_blocks = query_tiles * (c.tile_m / c.dq_queries()) * (c.dq_columns() / 64);
-  const int64_t rows_q = all_rows(problem, problem.sequences_q),
-                rows_k = all_rows(problem, problem.sequences_k);
-  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, key_tiles, dq_blocks}) >
-          kMostCounted ||
-      (ragged && std::max(rows_q, rows_k) > kMostCounted))
-    return unsupported(message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
-                               ", heads_q = ", problem.heads_q, ", ", key_tiles, " tiles of keys, ",
-                               dq_blocks, " blocks of dq, and ", rows_q, " and ", rows_k,
-                               " rows of a ragged batch, but the hopper backend counts each up to ",
-                               kMostCounted));
-
-  plan->rows = indexing_of(problem);
-  const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
-    return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
-  };
-  plan->q = copy_of(problem.q, problem.sequences_q);
-  plan->k = copy_of(problem.k, problem.sequences_k);
-  plan->v = copy_of(problem.v, problem.sequences_k);
-  plan->dout = copy_of(problem.dout, problem.sequences_q);
-  plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
-  plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
-  const auto reserve = [&](int64_t count, size_t bytes = sizeof(float)) {
-    return reserve_workspace(size_t(count) * bytes, &plan->workspace_bytes);
-  };
-  plan->lse_offset = reserve(query_tiles * c.tile_m);
-  plan->delta_offset = reserve(query_tiles * c.tile_m);
-  plan->dq_offset = reserve(query_tiles * c.tile_m * c.dq_columns());
+  const Counts counts = counts_of(problem, c);
+  FLASH3_CHECK(check_counts(problem, counts));
 
   plan->query_tiles = {problem.sequences_q.packed, int(problem.heads_q), c.tile_m,
-                       int(tiles_of_a_head)};
-  plan->n_tiles = int(n_tiles);
-  plan->kv_heads = int(kv_heads);
-  plan->grid = int(key_tiles);
-  if (ragged && plan->grid > 0) {
-    plan->list_offset = reserve(problem.batch, sizeof(ListedSequence));
-    plan->first_tile_offset = reserve(problem.batch + 1, sizeof(int));
+                       int(counts.tiles_of_a_head)};
+  plan->n_tiles = int(counts.n_tiles);
+  plan->kv_heads = int(problem.batch * problem.heads_k);
+  plan->grid = int(counts.key_tiles);
+  plan_tensors(problem, plan);
+  const int64_t rows = counts.query_tiles * c.tile_m;
+  plan->lse_offset = reserve(plan, rows);
+  plan->delta_offset = reserve(plan, rows);
+  plan->dq_offset = reserve(plan, rows * c.dq_columns());
+  if (problem.is_ragged() && plan->grid > 0) {
+    plan->list_offset = reserve(plan, problem.batch, sizeof(ListedSequence));
+    plan->first_tile_offset = reserve(plan, problem.batch + 1, sizeof(int));
   }
-  plan->deterministic = problem.deterministic;
-  const auto at_a_time = [&](int64_t heads) {
-    return int(std::clamp<int64_t>(heads, 1, std::max<int64_t>(kv_heads, 1)));
-  };
-  // The many threads that add a wide tile's dQ would wait to learn who is the first; where many
-  // blocks add to a query tile, or all of a head begin with the same one, waiting costs more than
-  // zeros.
-  constexpr int64_t kFewKeys = 2048;
-  plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
-  plan->counted = plan->deterministic || !plan->zeroed;
-  if (plan->counted) plan->semaphores_offset = reserve(query_tiles * kDqParts, sizeof(int));
-  if (plan->deterministic) {
-    plan->ticket_offset = reserve(1, sizeof(int));
-    // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
-    // head also begin, and end, one after the other.
-    plan->tiles_at_a_time = device.multiprocessors;
-    plan->kv_heads_at_a_time = at_a_time(plan->tiles_at_a_time / std::max<int64_t>(n_tiles, 1));
-  } else if (c.band) {
-    const int64_t bytes = tiles_of(problem.seq_q, c.tile_m) * c.tile_m * bytes_of_a_query(problem);
-    plan->kv_heads_at_a_time = at_a_time(kL2Budget / std::max<int64_t>(bytes, 1));
-  }
+  plan_order(problem, device, counts, plan);
   return {};
 }
 

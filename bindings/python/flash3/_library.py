@@ -11,6 +11,7 @@ BACKENDS = {"auto": 0, "hopper": 1, "cpu": 2}
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5}
 COMPUTE_FP8 = 1
 FP8_BLOCK = 128  # tokens that share a scale
+WORKSPACE_ALIGNMENT = 256
 
 
 class Tensor(ctypes.Structure):

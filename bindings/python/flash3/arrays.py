@@ -44,7 +44,6 @@ __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "bac
            "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
            "quantize_plan", "merge_plan", "forward_schedule", "forward_schedule_size", "Plan", "E4M3", "Schedule", "Support"]
 
-_ALIGNMENT = 256
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _CACHE = ("page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
@@ -150,8 +149,8 @@ class _Call:
         if self._workspace is not None:
             p.workspace, p.workspace_size = _memory("workspace", self._workspace)
         elif needed and next(iter(self.tensors.values())).on_host:
-            memory = ctypes.create_string_buffer(needed + _ALIGNMENT)
-            p.workspace = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
+            memory = ctypes.create_string_buffer(needed + _c.WORKSPACE_ALIGNMENT)
+            p.workspace = -(-ctypes.addressof(memory) // _c.WORKSPACE_ALIGNMENT) * _c.WORKSPACE_ALIGNMENT
             p.workspace_size = needed
         return memory
 

@@ -53,8 +53,8 @@ struct Score<ScoreKind::kPlain> {
     return fmaf(s, scale_log2, -shift);
   }
 
-  // The maximum m of a row is of raw scores, as a tile's scores are. limit: the largest score of a
-  // tile that is within the slack, in base 2, of m. max_of: m, by a tile's largest score.
+  // The maximum m of a row is of raw scores, as a tile's scores are. max_of: m, by a tile's largest
+  // score. limit: the largest of those that is within the slack, in base 2, of m.
   __device__ __forceinline__ float limit(float m, float slack) const {
     return m + slack / scale_log2;
   }
@@ -87,7 +87,8 @@ struct OnlineSoftmax {
     float largest[2];
     find_max_above_limit(r_s, largest);
     // A NaN is not within the limit.
-    const bool within = largest[0] <= limit(0) && largest[1] <= limit(1);
+    const bool within =
+        score.max_of(largest[0]) <= limit(0) && score.max_of(largest[1]) <= limit(1);
     const bool raise = __any_sync(~0u, !within);
     alpha[0] = alpha[1] = 1.f;
     if (raise) raise_max(r_s, alpha);
@@ -128,7 +129,7 @@ struct OnlineSoftmax {
 
   // ---- for begin_tile, and for what takes its place under a softcap ----
 
-  // The largest score that row h's m serves.
+  // The largest maximum that row h's m serves.
   __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h], kSlack); }
 
   // The largest score of each row among this thread's columns; if that is negative, and no row's
@@ -175,9 +176,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Only the rows that demand it, so that no row's bits depend on its neighbours.
-      const float tile_max = quad_max(largest[h]);
-      const float new_max =
-          tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], score.max_of(tile_max));
+      const float tile_max = score.max_of(quad_max(largest[h]));
+      const float new_max = tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], tile_max);
       // 0 in the place of −∞ gives p = 0 instead of NaN.
       const float new_shift = new_max == -kInfinity ? 0.f : score.shift_of(new_max);
       // Exactly 1 where nothing is raised: rounding would make the fma leave a trace.

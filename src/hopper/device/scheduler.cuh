@@ -121,7 +121,6 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
 template <int kTileN, bool kBand, bool kListed = false>
 __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
-  PipelineState<1> wanted;
   const bool leader = threadIdx.x % 32 == 0;
   const TileCounter counter(schedule);
   if (leader) counter.begin();
@@ -137,9 +136,10 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
     slot.advance();
     if (!valid) break;
     if (schedule.counter != nullptr) {
-      if (leader) wait(&ring.wanted, wanted.phase, "tile_wanted");
+      // Each tile is wanted once: the slot of the next one tells the phase.
+      static_assert(kTileSlots % 2 == 0);
+      if (leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
       __syncwarp();
-      wanted.advance();
     }
     index = __shfl_sync(~0u, leader ? counter.next(index) : 0, 0);
   }
@@ -149,20 +149,27 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
 // Any other role's view of the ring: by one thread, or by a whole warp.
 struct TileReader {
   TileRing& ring;
-  PipelineState<kTileSlots> slot = {};
+  int step = 0;  // one register, where a state takes two
 
   // Waits for the next tile. False if there is no more work.
   __device__ __forceinline__ bool next() const {
-    wait(&ring.barriers.full[slot.stage], slot.phase, "tile_full");
+    wait(&ring.barriers.full[slot().stage], slot().phase, "tile_full");
     return tile().valid;
   }
-  __device__ __forceinline__ const WorkTile& tile() const { return ring.tiles[slot.stage]; }
-  __device__ __forceinline__ const ListedSequence* slots() const { return ring.slots[slot.stage]; }
+  __device__ __forceinline__ const WorkTile& tile() const { return ring.tiles[slot().stage]; }
+  __device__ __forceinline__ const ListedSequence* slots() const {
+    return ring.slots[slot().stage];
+  }
 
   // Done with the tile.
   __device__ __forceinline__ void release() {
-    arrive(&ring.barriers.empty[slot.stage]);
-    slot.advance();
+    arrive(&ring.barriers.empty[slot().stage]);
+    ++step;
+  }
+
+ private:
+  __device__ __forceinline__ PipelineState<kTileSlots> slot() const {
+    return PipelineState<kTileSlots>::at(step);
   }
 };
 

@@ -17,12 +17,10 @@ FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
 }
 
 // Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
-FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return (tile_n + 63) / 64 * 64; }
+FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up(tile_n, 64); }
 
-// A period of flushes (output_sums.cuh) that no row is long enough for.
+// flush_tiles of a call that never flushes.
 inline constexpr int kNeverFlush = 1 << 30;
-
-inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 // What Q, K and V are: float16 or bfloat16, or FP8.
 enum class Operands { k16Bit, kE4m3 };
@@ -33,10 +31,12 @@ struct RegisterSplit {
   int producer, consumer;
 };
 
-FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(Operands operands, int warpgroups) {
+// accumulators: of scores and output, a consumer's thread.
+FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(Operands operands, int warpgroups,
+                                                          int accumulators) {
   if (warpgroups == 3) return {32, 160};
   // FP8's producer transposes V as well.
-  if (operands == Operands::kE4m3)
+  if (operands == Operands::kE4m3 && accumulators < 160)
     return warpgroups == 2 ? RegisterSplit{40, 232} : RegisterSplit{32, 112};
   return warpgroups == 2 ? RegisterSplit{24, 240} : RegisterSplit{24, 112};
 }
@@ -54,7 +54,7 @@ struct ForwardConfig {
   int warpgroups = 0;
   int stages = 0;
   int q_stages = 0;        // 2: Q of the next work tile loads while this one runs
-  int raw_v_stages = 0;    // FP8: V as it comes, before it is transposed
+  int raw_v_stages = 0;    // FP8: V as it comes, before it is transposed; one: in two parts
   bool two_level = false;  // FP8: O is summed up in float32 too (output_sums.cuh)
   // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
   // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
@@ -68,13 +68,18 @@ struct ForwardConfig {
   }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
 
+  // Parts in which a tile of V comes: with room for one tile alone, one part of it is loaded while
+  // the other is transposed.
+  FLASH3_HOST_DEVICE constexpr int raw_v_parts() const { return raw_v_stages == 1 ? 2 : 1; }
+
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
+  FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return register_split(operands, warpgroups).producer;
+    return register_split(operands, warpgroups, accumulators()).producer;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
-    return register_split(operands, warpgroups).consumer;
+    return register_split(operands, warpgroups, accumulators()).consumer;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
@@ -88,7 +93,8 @@ struct ForwardConfig {
     return transposed_v_cols(tile_n) * head_dim_v;
   }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
-    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages + 1;
+    const int barriers =
+        2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages * raw_v_parts() + 1;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
@@ -99,12 +105,12 @@ struct ForwardConfig {
            stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
            raw_v_stages * v_bytes() + control_bytes();
   }
-  // The second level of sums, and what each thread's are multiplied by: where there is room for
-  // them in shared memory.
+  // Bytes of the second level of sums, and of the factors that they are multiplied by
+  // (output_sums.cuh). The sums lie in shared memory if they fit.
   FLASH3_HOST_DEVICE constexpr int sums_bytes() const { return tile_m() * head_dim_v * 4; }
   FLASH3_HOST_DEVICE constexpr int factors_bytes() const { return tile_m() * 16; }
   FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
-    return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMaxSharedBytes;
+    return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
@@ -113,15 +119,13 @@ struct ForwardConfig {
 };
 
 constexpr bool is_valid(const ForwardConfig& c) {
-  const int score_registers = c.tile_n / 2,
-            probability_registers = c.tile_n / 8 * c.element_bytes(),
-            output_registers = c.head_dim_v / 2;
-  return (!c.paged || (c.band && !c.fp8())) && c.shared_bytes() <= kMaxSharedBytes &&
+  const int probability_registers = c.tile_n / 8 * c.element_bytes();
+  return (!c.paged || (c.band && !c.fp8())) && c.shared_bytes() <= kMostSharedBytes &&
          c.tile_n % 16 == 0 && c.tile_n <= 256 && c.head_dim_v <= c.head_dim && c.warpgroups >= 2 &&
          c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
-         score_registers + probability_registers + output_registers + 16 <= c.consumer_registers();
+         c.accumulators() + probability_registers + 16 <= c.consumer_registers();
 }
 
 // A kernel's address. Each has a file of its own, written by cmake/kernel_instances.cmake, so that

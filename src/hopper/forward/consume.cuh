@@ -101,8 +101,11 @@ struct Consumer {
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
     const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
-    describe_queries<Traits::kBand>(params, work, source.slots(), warpgroup, warp - 4 * warpgroup,
-                                    thread % 32, shared.warp_queries[warp], shared.row_keys[warp]);
+    // FP8 has no register in which a row could wait for the next work tile.
+    const int lane = Traits::kSlots ? thread % 32 : hide_from_optimizer(thread % 32);
+    describe_queries<Traits::kBand, Traits::kSlots>(
+        params, work, source.slots(), warpgroup, warp - 4 * warpgroup, lane,
+        shared.warp_queries[warp], shared.row_keys[warp]);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     TileMask::Range seen = loaded;
     if constexpr (Traits::kSkipMaskedTiles) seen = seen_tiles(work, queries, loaded, kTileN);
@@ -131,7 +134,7 @@ struct Consumer {
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
-    tile.operands.begin_key_tile(tile, k_state);
+    tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
     fence_operand(tile.scores);
     release(&shared.k_barriers.empty[k_state.stage], thread);
@@ -154,7 +157,7 @@ struct Consumer {
     finish_softmax(tile, raised, stage);
   }
   __device__ __forceinline__ void wait_for_scores(Tile& tile, int stage) {
-    tile.operands.begin_key_tile(tile, {stage, k_state.phase});
+    tile.operands.begin_key_tile(tile, {stage, k_state.phase}, v_state_at(stage));
     if constexpr (!Operands::kArriveLate) ping_pong.arrive();
     wgmma_wait<1>();
     fence_operand(tile.scores);
@@ -162,12 +165,9 @@ struct Consumer {
     release(&shared.k_barriers.empty[stage], thread);
   }
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
-    tile.operands.follow_v_scale(tile, rescale, v_state_at(stage));
-    if (rescale) {
-      Softmax::scale_rows(tile.output, tile.alpha);
-      tile.operands.scale_sums(tile);
-    }
-    tile.operands.flush_output(tile);
+    // One branch for all that seldom happens to O.
+    if (rescale || tile.operands.changes_output(tile))
+      tile.operands.change_output(tile, rescale, v_state_at(stage));
     tile.operands.make_probabilities(tile);
   }
 
@@ -230,7 +230,7 @@ struct Consumer {
   // Starts O += P·V.
   __device__ __forceinline__ void issue_output(Tile& tile, const KvState& v_state) {
     wait(&shared.v_barriers.full[v_state.stage], v_state.phase, "v_full");
-    Operands::issue_output(tile.output, tile.probabilities, v + v_state.stage * VTile::kBytes);
+    tile.operands.issue_output(tile, v + v_state.stage * VTile::kBytes);
   }
   __device__ __forceinline__ void wait_for_output(Tile& tile, int v_stage) {
     wgmma_wait<0>();

@@ -30,8 +30,8 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
                           &params->q_rows));
   FLASH3_CHECK(
       encode_map(k, plan.rows, {plan.box_keys, columns, 1, bytes}, &params->k, &params->k_rows));
-  FLASH3_CHECK(
-      encode_map(v, plan.rows, {plan.box_keys, columns_v, 1, bytes}, &params->v, &params->v_rows));
+  FLASH3_CHECK(encode_map(v, plan.rows, {plan.box_keys / config.raw_v_parts(), columns_v, 1, bytes},
+                          &params->v, &params->v_rows));
   params->out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma) {
     const TensorView out = tensor_rows(problem.out, problem.sequences_q);

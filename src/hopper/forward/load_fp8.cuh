@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
     const RowScales k_scales = scales_of(params.fp8.k_scale),
                     v_scales = scales_of(params.fp8.v_scale);
     const bool hides =
-        Traits::kBand && params.schedule.may_hide_keys && work.hidden_keys(VTile::kRows) > 0;
+        Traits::kBand && params.schedule.may_hide_keys && work.hidden_keys(Traits::kTileN) > 0;
     const int with_hidden_keys = hides ? work.key_tile_begin : -1;
 #pragma unroll 1
     for (int n = first; n >= work.key_tile_begin; --n) {
@@ -105,24 +105,31 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
         q_state.advance();
       }
 
-      full = &shared.raw_v_barriers.full[v_state.stage];
-      wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, "raw_v_empty");
-      uint8_t* const raw_v = shared.raw_v[v_state.stage];
-      const auto load_v = [&](uint64_t* barrier) {
-        arrive_expect_bytes(barrier, VTile::kBytes);
-        load_box<VTile>(
-            raw_v, &params.v,
-            box_at(params.v_rows, s.batch, s.k_first, s.k_length, n * VTile::kRows, head), barrier);
-      };
-      if (!Traits::kBand || n != with_hidden_keys) {
-        load_v(full);
-      } else {
-        load_v(&shared.v_loaded);
-        clear_when_loaded<VTile>(raw_v, work.hidden_keys(VTile::kRows), &shared.v_loaded,
-                                 loaded_phase, full);
-        loaded_phase ^= 1;
+#pragma unroll 1
+      for (int first_key = 0; first_key < Traits::kTileN; first_key += VTile::kRows) {
+        full = &shared.raw_v_barriers.full[v_state.stage];
+        wait(&shared.raw_v_barriers.empty[v_state.stage], v_state.phase ^ 1, "raw_v_empty");
+        uint8_t* const raw_v = shared.raw_v[v_state.stage];
+        const auto load_v = [&](uint64_t* barrier) {
+          arrive_expect_bytes(barrier, VTile::kBytes);
+          load_box<VTile>(raw_v, &params.v,
+                          box_at(params.v_rows, s.batch, s.k_first, s.k_length,
+                                 n * Traits::kTileN + first_key, head),
+                          barrier);
+        };
+        const int hidden = Traits::kBand && n == with_hidden_keys
+                               ? work.hidden_keys(Traits::kTileN) - first_key
+                               : 0;
+        if (hidden <= 0) {
+          load_v(full);
+        } else {
+          load_v(&shared.v_loaded);
+          clear_when_loaded<VTile>(raw_v, min(hidden, VTile::kRows), &shared.v_loaded, loaded_phase,
+                                   full);
+          loaded_phase ^= 1;
+        }
+        v_state.advance();
       }
-      v_state.advance();
       if (n == ask) arrive(&shared.tiles.wanted);
     }
   }

@@ -29,10 +29,9 @@ struct Operands16Bit {
                                                       Descriptor k) {
     issue_qk<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
   }
-  static __device__ __forceinline__ void issue_output(float (&r_o)[Traits::kHeadDimV / 2],
-                                                      uint32_t (&r_p)[kProbabilityRegisters],
-                                                      Descriptor v) {
-    issue_pv<Traits::kElement, typename Traits::VTile>(r_o, r_p, v);
+  template <class Tile>
+  __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
+    issue_pv<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);
   }
 
   template <class Tile>
@@ -45,16 +44,19 @@ struct Operands16Bit {
 
   // 16 bits have no scales.
   template <class Tile>
-  __device__ __forceinline__ void begin_key_tile(Tile&, const typename Traits::KvState&) {}
+  __device__ __forceinline__ void begin_key_tile(Tile&, const typename Traits::KvState&,
+                                                 const typename Traits::KvState&) {}
   template <class Tile>
   __device__ __forceinline__ void scale_scores(Tile&) const {}
   template <class Tile>
-  __device__ __forceinline__ void follow_v_scale(Tile&, bool&,
-                                                 const typename Traits::KvState&) const {}
+  __device__ __forceinline__ bool changes_output(const Tile&) const {
+    return false;
+  }
   template <class Tile>
-  __device__ __forceinline__ void scale_sums(Tile&) const {}
-  template <class Tile>
-  __device__ __forceinline__ void flush_output(Tile&) const {}
+  __device__ __forceinline__ void change_output(Tile& tile, bool,
+                                                const typename Traits::KvState&) const {
+    tile.softmax.scale_rows(tile.output, tile.alpha);
+  }
   template <class Tile>
   __device__ __forceinline__ void complete_output(Tile&) const {}
   __device__ __forceinline__ void scale_normalisation(float (&)[2],

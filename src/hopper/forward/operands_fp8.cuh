@@ -41,7 +41,7 @@ template <>
 struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
   static constexpr bool kCapped = false;
 
-  float scale, inverse;
+  float scale;
 
   template <class Params>
   static __device__ __forceinline__ Fp8Score of(const Params&) {
@@ -51,29 +51,28 @@ struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
   // q_scale: with softmax_scale · log2 e.
   __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
     scale = q_scale * k_scale;
-    inverse = reciprocal_approx(scale);
   }
 
-  // As Score<kPlain>.
+  // As Score<kPlain>, but m is of scaled scores.
   __device__ __forceinline__ float log2_above(float s, float shift) const {
     return fmaf(s, scale, -shift);
   }
-  __device__ __forceinline__ float limit(float m, float slack) const {
-    return (m + slack) * inverse;
-  }
+  __device__ __forceinline__ float limit(float m, float slack) const { return m + slack; }
   __device__ __forceinline__ float max_of(float largest) const { return largest * scale; }
 };
 
-// Issues O += P·V, V transposed by transpose_v.cuh, and commits it as one group.
+// Issues O += P·V, or O = P·V, V transposed by transpose_v.cuh, and commits it as one group.
 template <class VTile, int kTileN>
 __device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
-                                             uint32_t (&r_p)[kTileN / 8], Descriptor v) {
+                                             uint32_t (&r_p)[kTileN / 8], Descriptor v,
+                                             bool accumulate) {
   fence_operand(r_o);
   fence_operand(r_p);
   wgmma_fence();
 #pragma unroll
   for (int key = 0; key < kTileN; key += VTile::kStep)
-    Wgmma<Element::kE4m3, VTile::kRows>::rs(r_o, &r_p[key / 8], v + VTile::k_step(key), true);
+    Wgmma<Element::kE4m3, VTile::kRows>::rs(r_o, &r_p[key / 8], v + VTile::k_step(key),
+                                            key != 0 || accumulate);
   wgmma_commit();
 }
 
@@ -123,6 +122,8 @@ class OperandsFp8 {
   // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups have
   // too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
+  // Sums in the workspace ask shared memory when they are due: once a key tile, and ahead of time.
+  static constexpr bool kKeepsDue = Traits::kTwoLevel && !Traits::kSharedSums;
 
   __device__ __forceinline__ OperandsFp8(const ForwardParams& params,
                                          typename Traits::Shared& shared, int q_stage,
@@ -136,10 +137,10 @@ class OperandsFp8 {
                                                       Descriptor k) {
     issue_qk<Element::kE4m3, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
   }
-  static __device__ __forceinline__ void issue_output(float (&r_o)[Traits::kHeadDimV / 2],
-                                                      uint32_t (&r_p)[kProbabilityRegisters],
-                                                      Descriptor v) {
-    issue_fp8_pv<VTile, kTileN>(r_o, r_p, v);
+  // The product with the key tile before. Where O has been flushed it begins anew.
+  template <class Tile>
+  __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
+    issue_fp8_pv<VTile, kTileN>(tile.output, tile.probabilities, v, !is_flush_due(tile.n + 1));
   }
 
   // In a uniform register: with three warpgroups the softmax needs all others.
@@ -147,68 +148,78 @@ class OperandsFp8 {
     return hopper::warp_in_warpgroup();
   }
 
-  // The scales of the key tile in this stage; its scores are still under way.
+  // What follows from the scales of the key tile in this stage, and of the one before it, with
+  // which O ends. Its scores are still under way: nobody waits for scales.
   template <class Tile>
-  __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k) {
+  __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k,
+                                                 const typename Traits::KvState& previous) {
     scales_ = &shared_.key_scales[k.phase][k.stage];
     tile.softmax.score.begin_tile(q_scale_ * params_.fp8.q_factor, Scales::largest(scales_->k));
+    differ_ = Scales::kMayDiffer && __any_sync(~0u, scales_->differ());
+    changes_v_scale_ = __any_sync(~0u, Scales::largest(scales_->v) != v_scale(previous));
+    if constexpr (kKeepsDue) flush_is_due_ = __any_sync(~0u, sums_.is_due(tile.n));
+    // In front of the wait for the scores, where ptxas would not leave it.
+    if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer)
+      order_before(tile.softmax.score.scale);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 
   template <class Tile>
   __device__ __forceinline__ void scale_scores(Tile& tile) const {
-    if (scales_->differ()) scale_columns(tile.scores, scales_->k, keys_in_first_block(tile.n));
+    if (differ_) scale_columns(tile.scores, scales_->k, keys_in_first_block(tile.n));
     if constexpr (Score::kCapped) tile.softmax.score.scale_scores(tile.scores);
   }
 
-  // Brings O to this key tile's scale of V, by way of alpha. previous: the key tile that O ends
-  // with.
+  // Whether O changes though no maximum is raised.
   template <class Tile>
-  __device__ __forceinline__ void follow_v_scale(Tile& tile, bool& rescale,
-                                                 const typename Traits::KvState& previous) const {
-    const float v_scale = Scales::largest(scales_->v),
-                previous_v_scale =
-                    Scales::largest(shared_.key_scales[previous.phase][previous.stage].v);
-    if (v_scale != previous_v_scale) {
-      const float ratio = previous_v_scale / v_scale;
-      tile.alpha[0] *= ratio, tile.alpha[1] *= ratio;
-      rescale = true;
-    }
+  __device__ __forceinline__ bool changes_output(const Tile& tile) const {
+    return changes_v_scale_ || is_flush_due(tile.n);
   }
 
-  // O is all that has been summed up, but for what has been flushed.
+  // rescale: by alpha. previous: the key tile that O ends with; O comes to the next one's scale of
+  // V by way of alpha.
   template <class Tile>
-  __device__ __forceinline__ void scale_sums(Tile& tile) const {
-    sums_.scale(tile.alpha);
+  __device__ __forceinline__ void change_output(Tile& tile, bool rescale,
+                                                const typename Traits::KvState& previous) const {
+    if (changes_v_scale_) {
+      const float ratio = v_scale(previous) / Scales::largest(scales_->v);
+      tile.alpha[0] *= ratio, tile.alpha[1] *= ratio;
+    }
+    if (rescale || changes_v_scale_) {
+      tile.softmax.scale_rows(tile.output, tile.alpha);
+      sums_.scale(tile.alpha);
+    }
+    if (is_flush_due(tile.n)) sums_.flush(tile.output, tile.n, tile.keys.seen.end);
   }
-  template <class Tile>
-  __device__ __forceinline__ void flush_output(Tile& tile) const {
-    sums_.flush(tile.output, tile.n, tile.keys.seen.end);
-  }
+
+  // O lacks what has been flushed.
   template <class Tile>
   __device__ __forceinline__ void complete_output(Tile& tile) const {
     sums_.take(tile.output, tile.keys.seen);
   }
 
-  // Rounding stands beside the exponentials on either side: behind a branch it would come after all
-  // of them.
+  // Sums and rounding stand beside the exponentials, on either side: what both have in common the
+  // compiler would take out of the branch, did it know the shifts, and did nothing stand at the
+  // end.
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    if (!scales_->differ()) {
+    if (!differ_) {
       tile.softmax.exponentiate(tile.scores);
       pack_fp8_probabilities(tile.scores, tile.probabilities);
     } else {
+      fence_operand(tile.softmax.row_shift);
       tile.softmax.exponentiate(tile.scores);
       scale_columns(tile.scores, scales_->v, keys_in_first_block(tile.n));
       pack_fp8_probabilities(tile.scores, tile.probabilities);
+      fence_operand(tile.probabilities);
     }
   }
 
   // Takes the last key tile's scale of V into what normalises O.
   __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2],
                                                       const typename Traits::KvState& last) const {
-    const float v_scale = Scales::largest(shared_.key_scales[last.phase][last.stage].v);
-    inverse_sum[0] *= v_scale, inverse_sum[1] *= v_scale;
+    const float scale = v_scale(last);
+    inverse_sum[0] *= scale, inverse_sum[1] *= scale;
   }
 
  private:
@@ -216,12 +227,26 @@ class OperandsFp8 {
   static __device__ __forceinline__ int keys_in_first_block(int n) {
     return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
   }
+  // Whether O is flushed at key tile n, the latest that began.
+  __device__ __forceinline__ bool is_flush_due(int n) const {
+    if constexpr (kKeepsDue) {
+      return flush_is_due_;
+    } else {
+      return sums_.is_due(n);
+    }
+  }
+  __device__ __forceinline__ float v_scale(const typename Traits::KvState& state) const {
+    return Scales::largest(shared_.key_scales[state.phase][state.stage].v);
+  }
 
   const ForwardParams& params_;
   const typename Traits::Shared& shared_;
   const OutputSums<Traits> sums_;
   const float& q_scale_;            // read again for each key tile: it needs no register in between
   const Scales* scales_ = nullptr;  // the present key tile's
+  bool differ_ = false;             // its blocks' scales
+  bool changes_v_scale_ = false;    // from the key tile before
+  bool flush_is_due_ = false;       // what the latest begin_key_tile found, if kKeepsDue
 };
 
 }  // namespace flash3::hopper

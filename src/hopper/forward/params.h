@@ -24,7 +24,7 @@ struct Fp8Params {
 struct ForwardParams {
   TensorMap q;    // box [pack.queries, pack.heads, chunk]: one warpgroup's rows
   TensorMap k;    // box [tile_n, chunk]
-  TensorMap v;    // box [tile_n, chunk]
+  TensorMap v;    // box [tile_n / raw_v_parts, chunk]
   TensorMap out;  // box as q's; only if out_by_tma
   // Where work tiles have slots (TileSchedule), boxes have slot_rows rows.
   RowMap q_rows, k_rows, v_rows, out_rows;

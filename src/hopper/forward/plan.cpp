@@ -68,10 +68,10 @@ bool holds_slots(const ForwardConfig& c, int slot_rows) {
          c.tile_m() / slot_rows <= kMaxSlots;
 }
 
-// FP8 sums up rows of more than kLongRow keys in two levels: it flushes O to float32 sums whenever
-// so many keys have been added. One level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192
-// (docs/fp8.md). Sums in the workspace take longer to reach, so O is flushed there less often.
-constexpr int64_t kLongRow = 2048, kFlushedKeys = 512, kFlushedFarKeys = 2048;
+// FP8 sums a row of more than kLongRow keys in two levels, and flushes O every kFlushedKeys keys:
+// one level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md). Wide heads
+// have more sums, in the workspace, and flush them less often.
+constexpr int64_t kLongRow = 2048, kFlushedKeys = 1024, kFlushedWideKeys = 2048;
 
 // Whether a query may see more than kLongRow keys.
 bool has_long_rows(const ForwardProblem& problem) {
@@ -190,9 +190,11 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
   if (config.two_level && has_long_rows(problem)) {
-    const bool is_far = !config.sums_in_shared();
-    plan->flush_tiles = int(is_far ? kFlushedFarKeys : kFlushedKeys) / config.tile_n;
-    if (is_far)
+    const bool is_wide = config.head_dim_v > 128;
+    // A power of two, of tiles of two thirds to four thirds of the keys.
+    plan->flush_tiles = int(std::bit_floor(
+        uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
+    if (!config.sums_in_shared())
       plan->sums_offset =
           reserve_workspace(size_t(plan->grid) * config.sums_bytes(), &plan->workspace_bytes);
   }

@@ -41,6 +41,8 @@ struct ForwardConstants {
   static constexpr int kWarpgroups = kConfig.warpgroups;
   // The band's edge then crosses key tiles that only other warpgroups see.
   static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
+  // Short sequences may share a tile; FP8: a tile's keys have one scale.
+  static constexpr bool kSlots = !kConfig.fp8();
 
   using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
   using KvState = PipelineState<kStages>;

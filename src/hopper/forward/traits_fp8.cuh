@@ -10,6 +10,8 @@ namespace flash3::hopper {
 // What the elements of a key tile stand for: the scales of the blocks that it may lie in.
 template <int kBlocks>
 struct KeyScales {
+  static constexpr bool kMayDiffer = kBlocks > 1;
+
   float k[kBlocks], v[kBlocks];
 
   // The tile's own are the largest of them.
@@ -47,11 +49,12 @@ struct Fp8Traits : ForwardConstants<Row> {
   using Constants = ForwardConstants<Row>;
   using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
       Constants::kWarpgroups;
-  static constexpr int kRawStages = kConfig.raw_v_stages;
+  static constexpr int kRawParts = kConfig.raw_v_parts();  // of a tile of V
+  static constexpr int kRawStages = kConfig.raw_v_stages * kRawParts;
 
   using QTile = SharedTile<kWarpgroupRows, kConfig.head_dim, 1>;  // one warpgroup's
   using KTile = SharedTile<kTileN, kConfig.head_dim, 1>;
-  using RawVTile = SharedTile<kTileN, kConfig.head_dim_v, 1>;  // as it lies in memory
+  using RawVTile = SharedTile<kTileN / kRawParts, kConfig.head_dim_v, 1>;  // as it lies in memory
   using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
   using Scales = KeyScales<blocks_of_scales(kTileN)>;
   using RawState = PipelineState<kRawStages>;

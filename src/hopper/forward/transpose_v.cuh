@@ -37,35 +37,39 @@ __device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4])
               __byte_perm(r[2], r[3], kFirst), __byte_perm(r[2], r[3], kSecond));
 }
 
-// Each warp transposes every other 16 dims. Addresses are those of offset(), without a register for
-// each: the swizzle flips bits of them.
+// A part of a tile, the keys from first_key on. Each warp transposes every other 16 dims. Addresses
+// are those of offset(), without a register for each: the swizzle flips bits of them.
 template <class Traits>
-__device__ __forceinline__ void transpose_tile(uint32_t raw, uint32_t transposed, int thread) {
+__device__ __forceinline__ void transpose_part(uint32_t raw, uint32_t transposed, int first_key,
+                                               int thread) {
   using RawVTile = typename Traits::RawVTile;
   using VTile = typename Traits::VTile;
-  constexpr int kTileN = Traits::kTileN;
+  constexpr int kKeys = RawVTile::kRows;
   constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
-  static_assert(RawVTile::kCols % kBothWarps == 0 && kTileN % 32 == 0);
+  static_assert(RawVTile::kCols % kBothWarps == 0 && kKeys % 32 == 0);
   // Patches on their way together: their loads are all issued before the first is stored.
   constexpr int kRegisters = Traits::kConfig.producer_registers();
-  constexpr int kPatches = kRegisters < 40 ? 1 : kTileN % 96 == 0 ? 3 : kTileN % 64 == 0 ? 2 : 1;
+  constexpr int kPatches = kRegisters == 32 ? 1 : kKeys % 96 == 0 ? 3 : kKeys % 64 == 0 ? 2 : 1;
+  // Few registers do not hold the addresses of several dims, nor of many keys.
+  constexpr int kUnrolledDims =
+      kRegisters < 32 || Traits::kRawParts > 1 ? 1 : RawVTile::kCols / kBothWarps;
   const int lane = thread % 32, first_dim = thread / 32 * 16;
   raw += RawVTile::offset(lane, first_dim);
   // Matrices of stmatrix: the first and second dims of 16 keys, then of the next 16.
   transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
-#pragma unroll
+#pragma unroll kUnrolledDims
   for (int dim = 0; dim < RawVTile::kCols; dim += kBothWarps) {
     const uint32_t from =
         (raw ^ uint32_t(dim % RawVTile::kChunk)) + dim / RawVTile::kChunk * RawVTile::kChunkBytes;
 #pragma unroll
-    for (int key = 0; key < kTileN; key += 32 * kPatches) {
+    for (int key = 0; key < kKeys; key += 32 * kPatches) {
       uint32_t r[kPatches][4];
 #pragma unroll
       for (int i = 0; i < kPatches; ++i)
         ldmatrix_x4_transposed(from + (key + i * 32) * RawVTile::kRowBytes, r[i]);
 #pragma unroll
       for (int i = 0; i < kPatches; ++i) {
-        const int at = key + i * 32;
+        const int at = first_key + key + i * 32;
         store_patch((transposed ^ uint32_t(at % VTile::kChunk)) +
                         at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
                     r[i]);
@@ -82,21 +86,30 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
   const uint32_t raw = uint32_t(__cvta_generic_to_shared(shared.raw_v)),
                  transposed = uint32_t(__cvta_generic_to_shared(shared.v));
   TileReader tiles{shared.tiles};
-  typename Traits::RawState from;
+  // One state for both rings, to spare registers: where tiles come in parts, a part is always in
+  // the same stage, and of two stages of tiles the number is the phase of those.
+  constexpr bool kInParts = Traits::kRawParts > 1;
+  static_assert(kInParts ? Traits::kStages == 2 && Traits::kRawStages == Traits::kRawParts
+                         : Traits::kRawStages == Traits::kStages);
   typename Traits::KvState to;
   while (uniform(tiles.next())) {
     int key_tiles = uniform(tiles.tile().key_tile_end - tiles.tile().key_tile_begin);
     tiles.release();
 #pragma unroll 1
     for (; key_tiles > 0; --key_tiles) {
-      wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
-      wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
-      transpose_tile<Traits>(raw + from.stage * RawVTile::kBytes,
-                             transposed + to.stage * VTile::kBytes, thread);
-      arrive(&shared.raw_v_barriers.empty[from.stage]);
+#pragma unroll
+      for (int part = 0; part < Traits::kRawParts; ++part) {
+        const typename Traits::RawState from{kInParts ? part : to.stage,
+                                             kInParts ? uint32_t(to.stage) : to.phase};
+        wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
+        if (part == 0) wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
+        transpose_part<Traits>(raw + from.stage * RawVTile::kBytes,
+                               transposed + to.stage * VTile::kBytes, part * RawVTile::kRows,
+                               thread);
+        arrive(&shared.raw_v_barriers.empty[from.stage]);
+      }
       fence_shared_for_async_proxy();
       arrive(&shared.v_barriers.full[to.stage]);
-      from.advance();
       to.advance();
     }
   }

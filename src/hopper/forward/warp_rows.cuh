@@ -50,14 +50,15 @@ __device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& p
   return work.mask.full_tiles(queries, work.sequence.k_length, tile_n);
 }
 
-// Notes the rows of warp `warp` of a warpgroup. slots: the short sequences that share the tile.
-template <bool kBand>
+// Notes the rows of warp `warp` of a warpgroup. slots: the short sequences that share the tile, in
+// kernels where some may.
+template <bool kBand, bool kSlots>
 __device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
                                                  const ListedSequence* slots, int warpgroup,
                                                  int warp, int lane, WarpQueries& queries,
                                                  RowKeys (&keys)[kWarpRows]) {
   const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
-  const bool in_slot = kBand && slot_rows != 0;
+  const bool in_slot = kBand && kSlots && slot_rows != 0;
   int query = work.query + warpgroup * params.pack.queries;
   const ListedSequence* sequence = &work.sequence;
   int row_of_slot = 0;  // the slot's first, from the work tile's

@@ -248,29 +248,38 @@ TEST(Plan, TakesTheRowOfTheLength) {
 }
 
 // FP8 sums up long rows in two levels, the second in shared memory where there is room for it; how
-// long they may be counts, not how long they are.
+// long they may be counts, not how long they are. Periods are powers of two, in key tiles.
 TEST(Plan, SumsUpLongRowsInTwoLevels) {
   const auto flushed_keys = [](const std::string& id) {
     const ForwardPlan plan = plan_of(id);
     return plan.flush_tiles == kNeverFlush ? 0 : plan.flush_tiles * plan.kernel->config.tile_n;
   };
+  const auto expect_about = [&](int keys, const std::string& id) {
+    const int flushed = flushed_keys(id);
+    EXPECT_GT(flushed, keys * 3 / 4) << id;
+    EXPECT_LE(flushed, keys * 3 / 2) << id;
+    const ForwardPlan plan = plan_of(id);
+    const size_t far_bytes = size_t(plan.grid) * plan.kernel->config.sums_bytes();
+    if (plan.kernel->config.sums_in_shared()) {
+      EXPECT_LT(plan.workspace_bytes, far_bytes) << id;
+    } else {
+      EXPECT_GE(plan.workspace_bytes, far_bytes) << id;
+    }
+  };
   for (const std::string dim : {"d64", "d128", "d100"})
     for (const std::string mask : {"full", "causal", "causal/softcap30"}) {
       const std::string end = "/h8/" + dim + "/" + mask;
       EXPECT_EQ(flushed_keys("e4m3/b1/q500/k2048" + end), 0) << end;
-      EXPECT_EQ(flushed_keys("e4m3/b1/q500/k2049" + end), 512) << end;
-      EXPECT_EQ(flushed_keys("e4m3/b4/q16384/k16384" + end), 512) << end;
+      expect_about(1024, "e4m3/b1/q500/k2049" + end);
+      expect_about(1024, "e4m3/b4/q16384/k16384" + end);
     }
   EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w2000:47"), 0);
-  EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w2000:48"), 512);
-  EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/w9223372036854775807:5"), 512);
+  expect_about(1024, "e4m3/b1/q5000/k5000/h8/d128/w2000:48");
+  expect_about(1024, "e4m3/b1/q5000/k5000/h8/d128/w9223372036854775807:5");
   EXPECT_EQ(flushed_keys("e4m3/b1/q5000/k5000/h8/d128/causal/chunk1000"), 0);
   for (const std::string id :
-       {"e4m3/b1/q5000/k5000/h8/d256/causal", "e4m3/b1/q5000/k5000/h8/d192/full"}) {
-    EXPECT_EQ(flushed_keys(id), 2048) << id;
-    const ForwardPlan plan = plan_of(id);
-    EXPECT_GE(plan.workspace_bytes, size_t(plan.grid) * plan.kernel->config.sums_bytes()) << id;
-  }
+       {"e4m3/b1/q5000/k5000/h8/d256/causal", "e4m3/b1/q5000/k5000/h8/d192/full"})
+    expect_about(2048, id);
   EXPECT_EQ(flushed_keys("bf16/b1/q5000/k5000/h8/d128/causal"), 0);
 }
 

@@ -29,11 +29,12 @@ __device__ __forceinline__ void mark_undefined(float (&r)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
 }
 
-// Computes x, which is never negative, before anything that follows. ptxas may move arithmetic
-// across a wgmma wait, and does: without this the softmax that should run under a product runs
-// after it.
+// Computes x before anything that follows: ptxas may move arithmetic across a wgmma wait, and does.
+// It does not know that x is never the NaN of these bits.
 __device__ __forceinline__ void order_before(float x) {
-  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7fedcba9;\n@p trap;\n}" ::"r"(__float_as_uint(x))
+      : "memory");
 }
 
 // A number of which the compiler knows nothing: what follows from it is computed where it is

@@ -180,7 +180,7 @@ constexpr const char* kFp8[] = {
     "e4m3/b4/q40/k40/h2/d64/causal/packed/used/blockscales",
     "e4m3/b4/q100/k200/h2/d128/full/odd/packed/blockscales/softcap30",
     "e4m3/b4/q200/k5000/h4x2/d128/causal/usedk/blockscales",
-    "e4m3/b4/q100/k5000/h2x1/d256/full/packed/used/blockscales",
+    "e4m3/b4/q100/k5000/h2x1/d256/full/packedk/blockscales",
     "bf16/b4/q200/k300/h4x2/d128/causal/packed/used/fp8",
     "fp16/b4/q100/k100/h2/d64/full/packedq/fp8",
 };

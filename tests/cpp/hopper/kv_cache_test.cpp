@@ -119,9 +119,7 @@ class CacheCall {
       cases::fill_normal(q.data() + first_query[b] * row_q * 2, FLASH3_BFLOAT16,
                          (first_query[b + 1] - first_query[b]) * row_q, uint64_t(3 * sequence));
       for (Bytes* const to : {&k, &v}) {
-        Bytes rows(size_t(length * row_k) * 2);
-        cases::fill_normal(rows.data(), FLASH3_BFLOAT16, length * row_k,
-                           uint64_t(3 * sequence + (to == &k ? 1 : 2)));
+        Bytes rows = rows_of(sequence, to == &v);
         if (batch.shared_rows < length)  // what all have there
           cases::fill_normal(rows.data(), FLASH3_BFLOAT16, batch.shared_rows * row_k, 77);
         for (int64_t place = 0; place < length; place += size) {
@@ -136,6 +134,18 @@ class CacheCall {
   }
 
  private:
+  // The keys or values of a sequence; made once, since it is in many batches.
+  const Bytes& rows_of(int sequence, bool is_v) {
+    Bytes& rows = rows_[{sequence, is_v}];
+    if (rows.empty()) {
+      const int64_t values = length_of(sequence) * s_.heads_k * s_.dim;
+      rows.resize(size_t(values) * 2);
+      cases::fill_normal(rows.data(), FLASH3_BFLOAT16, values,
+                         uint64_t(3 * sequence + (is_v ? 2 : 1)));
+    }
+    return rows;
+  }
+
   std::byte* place(const void* from, size_t bytes) {
     buffers_.push_back(memory_.allocate(std::max<size_t>(bytes, 256)));
     if (bytes) memory_.copy_in(buffers_.back().get(), from, bytes);
@@ -218,6 +228,7 @@ class CacheCall {
   Shape s_;
   cases::Memory& memory_;
   std::vector<std::shared_ptr<void>> buffers_;
+  std::map<std::pair<int, bool>, Bytes> rows_;
 };
 
 std::vector<int> first_sequences(int count) {

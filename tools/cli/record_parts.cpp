@@ -51,6 +51,7 @@ const std::vector<std::string> kRepeatedCases = {
     "e4m3/b2/q500/k5000/h4x2/d64/causal/blockscales",
     "e4m3/b2/q500/k5000/h4x2/d128/full/blockscales",
     "e4m3/b1/q500/k9000/h4/d256/causal/blockscales",
+    "e4m3/b1/q500/k5000/h4/d192x128/full/blockscales",
     "e4m3/b9/q700/k700/h4x2/d128/causal/random/packed/blockscales",
     "bf16/b2/q500/k700/h4x2/d128/causal/fp8",
     "bf16/b2/q500/k700/h4x2/d128/full/quantize/blockscales/rotate",

@@ -287,6 +287,11 @@ std::string stages(const ForwardKernel& kernel) {
   return c.fp8() ? message(c.stages, ", ", c.raw_v_stages) : message(c.stages);
 }
 std::string stages(const BackwardKernel&) { return message(hopper::kQueryStages); }
+std::string more_registers(const ForwardKernel&) { return {}; }
+std::string more_registers(const BackwardKernel& kernel) {
+  const hopper::BackwardConfig& c = kernel.config;
+  return c.wide ? message(", of dQ ", c.dq_registers()) : "";
+}
 
 // The kernels of these dtypes have the same shapes, dtype by dtype: the table has one row for all,
 // and says so only if it is so. `family` is what ids begin with, `suffix` what a case's id ends in.
@@ -316,11 +321,12 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
         message(dtypes[0], is_paged(first) ? "/b1/q17/k1/h1/d128/" : "/b2/q512/k512/h8/d128/",
                 c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "",
                 c.score == hopper::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
-    std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d |\n", family.c_str(),
+    std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d%s |\n", family.c_str(),
                 names.c_str(), shape.c_str(),
                 head_dims_of({c.head_dim, c.head_dim_v}, calls, is_paged(first) ? 8 : 1).c_str(),
                 tile_m(first), tile_n(first), consumers(first), stages(first).c_str(),
-                c.shared_bytes() / 1024.0, c.producer_registers(), c.consumer_registers());
+                c.shared_bytes() / 1024.0, c.producer_registers(), c.consumer_registers(),
+                more_registers(first).c_str());
   }
 }
 

@@ -21,17 +21,24 @@ struct BackwardConfig {
   ScoreKind score = ScoreKind::kPlain;
   int tile_m = 0;
   int tile_n = 0;
-  // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK. Otherwise each
-  // holds dK and dV of 64 keys. README.md draws both.
+  // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK, and a warpgroup
+  // of its own computes dQ. Otherwise each holds dK and dV of 64 keys. README.md draws both.
   bool wide = false;
   int from_queries = 0;  // the least queries of a call that takes this row
 
-  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (kConsumerWarpgroups + 1); }
+  // The consumers are warpgroups 1 and 2. Warpgroup 0 is the producer; in wide tiles it computes
+  // dQ, and the producer is the last one.
+  FLASH3_HOST_DEVICE constexpr int threads() const {
+    return 128 * (kConsumerWarpgroups + (wide ? 2 : 1));
+  }
+  FLASH3_HOST_DEVICE constexpr int producer_warpgroup() const {
+    return wide ? kConsumerWarpgroups + 1 : 0;
+  }
 
-  // Registers per thread after setmaxnreg (forward/config.hpp). The producer of a wide kernel
-  // computes dQ.
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return wide ? 72 : 24; }
-  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide ? 216 : 240; }
+  // Registers per thread after setmaxnreg (forward/config.hpp).
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return 24; }
+  FLASH3_HOST_DEVICE constexpr int dq_registers() const { return wide ? 72 : 0; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide ? 208 : 240; }
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
   // The kernel computes dQ in blocks of 64 columns, and the workspace holds it so. A block has 64
@@ -72,7 +79,8 @@ constexpr bool is_valid(const BackwardConfig& c) {
   return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
          c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
          (c.wide ? c.tile_m == 64 : halves) &&
-         128 * (c.producer_registers() + kConsumerWarpgroups * c.consumer_registers()) <=
+         128 * (c.producer_registers() + c.dq_registers() +
+                kConsumerWarpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();
 }

@@ -6,12 +6,12 @@
 //   first warpgroup                        second warpgroup
 //   Pᵀ_i = exp2(Sᵀ_i − lse)                wait dPᵀ_i
 //   Pᵀ_i to shared memory ───────────────► dSᵀ_i = Pᵀ_i ∘ (dPᵀ_i − delta)
-//   dV += Pᵀ_i·dOut_i                      dPᵀ_{i+1} = V·dOut_{i+1}ᵀ
-//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dS_i to shared memory, for the producer
-//   (produce_wide.cuh)
+//   dV += Pᵀ_i·dOut_i                      dS_i to shared memory, for dQ (accumulate_dq.cuh)
+//   Sᵀ_{i+1} = K·Q_{i+1}ᵀ                  dPᵀ_{i+1} = V·dOut_{i+1}ᵀ
 //                                          dK += dSᵀ_i·Q_i
 #pragma once
 
+#include "hopper/backward/accumulate_dq.cuh"
 #include "hopper/backward/produce_wide.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/scores.cuh"
@@ -29,17 +29,28 @@ __device__ __forceinline__ void store_p(typename Traits::Shared& shared, const f
   arrive(&shared.p_barriers.full[0]);
 }
 
-// Takes it.
+// Takes it and makes dSᵀ of it, in the place of dPᵀ. In halves: there are no registers for all of P
+// beside dK and dP.
 template <class Traits>
-__device__ __forceinline__ void load_p(typename Traits::Shared& shared, float (&r_p)[32], int tile,
-                                       int thread) {
-  wait(&shared.p_barriers.full[0], SingleState::at(tile).phase, "p_full");
+__device__ __forceinline__ void make_ds(typename Traits::Shared& shared, float (&r_dp)[32],
+                                        int tile, int thread) {
+  const float* const delta = shared.delta[QueryState::at(tile).stage];  // there since dOut is
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 p = shared.fragments[j][thread];
-    r_p[4 * j] = p.x, r_p[4 * j + 1] = p.y, r_p[4 * j + 2] = p.z, r_p[4 * j + 3] = p.w;
+  for (int first = 0; first < 8; first += 4) {
+    float2 r_delta[4];
+    load_query_pairs(r_delta, delta + 8 * first, thread);
+    if (first == 0) wait(&shared.p_barriers.full[0], SingleState::at(tile).phase, "p_full");
+    float4 r_p[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) r_p[j] = shared.fragments[first + j][thread];
+    if (first == 4) arrive(&shared.p_barriers.empty[0]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float* const x = &r_dp[4 * (first + j)];
+      x[0] = r_p[j].x * (x[0] - r_delta[j].x), x[1] = r_p[j].y * (x[1] - r_delta[j].y);
+      x[2] = r_p[j].z * (x[2] - r_delta[j].x), x[3] = r_p[j].w * (x[3] - r_delta[j].y);
+    }
   }
-  arrive(&shared.p_barriers.empty[0]);
 }
 
 template <class Traits>
@@ -81,6 +92,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
+    const QueryState next = QueryState::at(tile + 1);
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     Probabilities<Traits>::compute(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
@@ -92,7 +104,6 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     issue_gradient<kElement, DoutTile>(r_dv, r_p, dout_columns + stage * DoutTile::kBytes);
     // Behind the last tile this computes scores of whatever the stage holds: a branch around the
     // product would make ptxas give the asynchronous pipeline up (C7512).
-    const QueryState next = QueryState::at(tile + 1);
     if (tile + 1 < tiles) wait_for_q(next);
     issue_s(next);
     wgmma_wait<1>();  // dV
@@ -107,7 +118,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   // dV takes the place of V: the other warpgroup must have read it, as this one K.
   arrive(&shared.own_keys_read);
   wait(&shared.own_keys_read, 0, "own_keys_read");
-  finish_gradient<kElement, VTile>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
+  finish_gradient<kElement, VTile, true>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
 template <class Traits>
@@ -148,14 +159,10 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
     const DsState ds = DsState::at(tile);
-    float2 r_delta[Traits::kTileM / 8];
-    load_query_pairs(r_delta, shared.delta[stage], thread);  // there since dOut is
-    float r_p[Traits::kTileM / 2];
-    load_p<Traits>(shared, r_p, tile, thread);
-    subtract_delta(r_dp, r_p, [&](int pair) { return r_delta[pair]; });
+    make_ds<Traits>(shared, r_dp, tile, thread);
     arrive(&shared.dout_barriers.empty[stage]);
     pack_probabilities<kElement>(r_dp, r_ds);
-    // Before the next dP: the producer, and dK, wait for it.
+    // Before the next dP: dQ and dK wait for it.
     wait(&shared.ds_barriers.empty[ds.stage], ds.phase ^ 1, "ds_empty");
     store_ds<typename Traits::DsTile>(shared.ds[ds.stage], r_ds, 0, thread);
     fence_shared_for_async_proxy();
@@ -172,8 +179,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
     arrive(&shared.q_barriers.empty[stage]);
   }
 
-  // dK takes the place of K: the producer, which reads it for dQ, and the other warpgroup must have
-  // done so.
+  // dK takes the place of K: the warpgroups of dQ and of dV must have read it.
   if (tiles > 0) {
     const DsState last = DsState::at(tiles - 1);
     wait(&shared.ds_barriers.empty[last.stage], last.phase, "ds_empty");
@@ -182,7 +188,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   wait(&shared.own_keys_read, 0, "own_keys_read");
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
-  finish_gradient<kElement, KTile>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
+  finish_gradient<kElement, KTile, true>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
 }
 
 template <class Traits>
@@ -193,7 +199,10 @@ struct Roles<Traits, true> {
                                                  const KeyTile& work) {
     produce_wide<Traits>(params, shared, work);
   }
-
+  static __device__ __forceinline__ void accumulate_dq(const BackwardParams& params, Shared& shared,
+                                                       const KeyTile& work) {
+    hopper::accumulate_dq<Traits>(params, shared, work);
+  }
   static __device__ __forceinline__ void consume(const BackwardParams& params, Shared& shared,
                                                  const KeyTile& work, int warpgroup) {
     const int thread = thread_in_warpgroup();

@@ -38,11 +38,10 @@ struct DqSums {
 
   __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
                                     int i)
-      : params(p), work(w), part(which_part) {
-    const QueryPlace at(params, work, i);
-    tile = at.tile;
-    index = at.index;
-  }
+      : DqSums(p, w, which_part, QueryPlace(p, w, i)) {}
+  __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
+                                    const QueryPlace& at)
+      : params(p), work(w), part(which_part), tile(at.tile), index(at.index) {}
 
   __device__ __forceinline__ float* begin() const {
     return params.workspace.dq + int64_t(index) * (Traits::kTileM * Traits::kConfig.dq_columns());

@@ -16,7 +16,9 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
                           explain_mask(problem)));
   explain_scores(c.score, out);
   out->add("tile", message(c.tile_m, " queries x ", c.tile_n, " keys"));
-  out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups, " consumers of 64 keys"));
+  out->add("warpgroups", message("1 producer, ", kConsumerWarpgroups,
+                                 c.wide ? " consumers, of dV and of dK of the same 64 keys, 1 of dQ"
+                                        : " consumers of 64 keys"));
   out->add("stages", message(kQueryStages, " of Q and dOut"));
   if (problem.is_ragged())
     out->add("sequences", message(problem.batch,
@@ -28,7 +30,7 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
               problem.is_ragged() ? "; those that the lengths leave no tile end at once" : ""));
   out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",
                          plan.deterministic ? "in a fixed order" : "in any order"));
-  explain_block(c, out);
+  explain_block(c, out, c.wide ? message(", ", c.dq_registers(), " a thread of dQ") : "");
   explain_copy("q", plan.q, out);
   explain_copy("k", plan.k, out);
   explain_copy("v", plan.v, out);

@@ -64,7 +64,12 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   const KeyTile& work = shared.work;
   if (!work.valid) return;
   const int warpgroup = warpgroup_index();
-  if (warpgroup == 0) {
+  if (Traits::kConfig.wide && warpgroup == 0) {
+    if constexpr (Traits::kConfig.wide) {
+      release_registers<Traits::kConfig.dq_registers()>();
+      Roles<Traits>::accumulate_dq(params, shared, work);
+    }
+  } else if (warpgroup == Traits::kConfig.producer_warpgroup()) {
     release_registers<Traits::kConfig.producer_registers()>();
     Roles<Traits>::produce(params, shared, work);
   } else {

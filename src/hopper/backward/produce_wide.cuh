@@ -1,146 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of wide tiles. One of its threads loads. The whole warpgroup computes dQ = dS·K from
-// the consumers' dS and adds it to the sums in global memory from its registers.
+// The producer of wide tiles. Two of its warps load, one thread of each. In deterministic calls the
+// other two use the semaphores of dQ for the warpgroup that adds it, because both the wait and the
+// release take long.
 #pragma once
 
 #include "hopper/backward/dq_sums.cuh"
 #include "hopper/backward/load.cuh"
-#include "hopper/backward/products.cuh"
-#include "hopper/device/ptx/memory.cuh"
 
 namespace flash3::hopper {
 
-// Orders the warpgroup's additions to a query tile if they are deterministic. A second warp waits
-// for the semaphore and the first one releases it, because both take long.
+enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
+
+// Threads at a hardware barrier: the warpgroup of dQ, and at kDqReady both warps of the semaphores,
+// at kDqAdded the one that releases.
+inline constexpr int kDqReadyThreads = kWarpgroupThreads + 64;
+inline constexpr int kDqAddedThreads = kWarpgroupThreads + 32;
+
+// Loads all query tiles of Q or dOut, and one float a query beside them.
+template <class Tile>
+__device__ __forceinline__ void load_all_queries(const BackwardParams& params, const KeyTile& work,
+                                                 int tiles, const TensorMap* map,
+                                                 const RowMap& map_rows, const float* floats,
+                                                 uint8_t (&tile_stages)[kQueryStages][Tile::kBytes],
+                                                 float (&float_stages)[kQueryStages][Tile::kRows],
+                                                 RingBarriers<kQueryStages>& barriers,
+                                                 const char* empty) {
+  const ListedSequence& s = work.sequence;
+  QueryPlace at(params, work);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    const auto [stage, phase] = QueryState::at(i);
+    const BoxAt box =  // ahead of the wait
+        box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head);
+    wait(&barriers.empty[stage], phase ^ 1, empty);
+    uint64_t* full = &barriers.full[stage];
+    arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
+    load_box<Tile>(tile_stages[stage], map, box, full);
+    bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  }
+}
+
+// Lets the warpgroup of dQ add to one query tile after the other.
 template <class Traits>
-struct WideDqOrder {
-  const DqSums<Traits>& sums;
-  const bool deterministic, waits;
-  int order = 0;
-  bool ready = true;
-
-  __device__ __forceinline__ WideDqOrder(const DqSums<Traits>& own, int thread)
-      : sums(own),
-        deterministic(own.params.schedule.deterministic),
-        waits(deterministic && thread == 32) {
-    if (waits) {
-      order = sums.order();
-      ready = sums.semaphore().is_ready(order);
-    }
+__device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
+                                                    const KeyTile& work, int tiles) {
+  QueryPlace at(params, work);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    const DqSums<Traits> sums(params, work, 0, at);
+    sums.semaphore().wait(sums.order());
     __syncwarp();
+    sync(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
   }
+}
 
-  // Behind the issue of the first block: the thread that waits has found the semaphore ready.
-  __device__ __forceinline__ void wait() const {
-    if (!ready) sums.semaphore().wait(order);
-    __syncwarp();
-  }
-  // All threads: the blocks before have added.
-  __device__ __forceinline__ void meet() const {
-    if (deterministic) sync(BackwardBarrier::kDqReady, 0, kWarpgroupThreads);
-  }
-  // Behind all additions. The barrier orders them before the release.
-  __device__ __forceinline__ void release(int thread) const {
-    if (!deterministic) return;
-    if (thread / 32 == 0) {
-      sync(BackwardBarrier::kDqAdded, 0, kWarpgroupThreads);
-      if (thread == 0) sums.semaphore().release();
-      __syncwarp();
-    } else {
-      arrive(BackwardBarrier::kDqAdded, 0, kWarpgroupThreads);
-    }
-  }
-};
-
+// Releases query tiles that the warpgroup of dQ has added to: the barrier orders its additions
+// before that. It arrives at kDqReady too, so that the warpgroup is never two tiles ahead of it.
 template <class Traits>
-struct WideProducer {
-  using KTile = typename Traits::KTile;
-  using DsTile = typename Traits::DsTile;
-  static constexpr int kBlocks = Traits::kHeadDim / 64;  // of dQ's columns
-  static_assert(kBlocks > 1);
-
-  const BackwardParams& params;
-  typename Traits::Shared& shared;
-  const KeyTile work;  // in registers: the loading thread's warp computes too, and would wait
-  const int thread, tiles;
-  const Descriptor k_columns, ds_rows;
-
-  __device__ __forceinline__ bool is_loader() const { return warp_in_warpgroup() == 0; }
-
-  __device__ __forceinline__ void load_tile(int i) const {
-    if (i >= tiles) return;
-    load_q<Traits>(params, shared, work, i);
-    load_dout<Traits>(params, shared, work, i);
-  }
-
-  __device__ __forceinline__ void load_first() const {
-    if (is_loader() && elect_one()) {
-      load_k<Traits>(params, shared, work);
-      load_tile(0);
-      load_v<Traits>(params, shared, work);
-      load_tile(1);
-    }
+__device__ __forceinline__ void release_semaphores(const BackwardParams& params,
+                                                   const KeyTile& work, int tiles) {
+  QueryPlace at(params, work);
+  if (tiles > 0) arrive(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    sync(BackwardBarrier::kDqAdded, 0, kDqAddedThreads);
+    if (i + 1 < tiles) arrive(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
+    if (elect_one()) DqSums<Traits>(params, work, 0, at).semaphore().release();
     __syncwarp();
   }
-
-  __device__ __forceinline__ void issue_block(int block, int ds_stage, float (&r_dq)[32]) const {
-    issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + ds_stage * DsTile::kBytes,
-                                                    k_columns + block * KTile::kChunkBytes);
-  }
-
-  // Adds a block, and frees dS behind the last one.
-  __device__ __forceinline__ void add_block(int block, int ds_stage, float* to,
-                                            const float (&r_dq)[32]) const {
-    if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[ds_stage]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
-  }
-
-  __device__ __forceinline__ void add_dq(int tile) const {
-    const DsState ds = DsState::at(tile);
-    const DqSums<Traits> sums(params, work, 0, tile);
-    const WideDqOrder<Traits> order(sums, thread);
-    wait(&shared.ds_barriers.full[ds.stage], ds.phase, "ds_full");
-    float* to = sums.begin() + thread * 4;
-    {
-      float r_dq[32];
-      issue_block(0, ds.stage, r_dq);
-      order.wait();
-      wgmma_wait<0>();
-      fence_operand(r_dq);
-      order.meet();
-      add_block(0, ds.stage, to, r_dq);
-      to += 64 * 64;
-    }
-    // Behind the first block the tile's stages are free, or soon will be.
-    if (is_loader() && elect_one()) load_tile(tile + 2);
-    __syncwarp();
-#pragma unroll 1
-    for (int block = 1; block < kBlocks; ++block) {
-      float r_dq[32];
-      issue_block(block, ds.stage, r_dq);
-      wgmma_wait<0>();
-      fence_operand(r_dq);
-      add_block(block, ds.stage, to, r_dq);
-      to += 64 * 64;
-    }
-    order.release(thread);
-  }
-};
+}
 
 template <class Traits>
 __device__ __forceinline__ void produce_wide(const BackwardParams& params,
                                              typename Traits::Shared& shared, const KeyTile& work) {
-  const WideProducer<Traits> producer{params,
-                                      shared,
-                                      work,
-                                      thread_in_warpgroup(),
-                                      work.query_tiles() * params.heads_per_kv_head,
-                                      descriptor(Traits::KTile::kMajorMN, shared.k),
-                                      descriptor(Traits::DsTile::kMajorK, shared.ds)};
-  producer.load_first();
-#pragma unroll 1
-  for (int tile = 0; tile < producer.tiles; ++tile) producer.add_dq(tile);
+  const WideProducerWarp role{warp_in_warpgroup()};
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  if (role == WideProducerWarp::kLoadQ && elect_one()) {
+    load_k<Traits>(params, shared, work);
+    load_all_queries<typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
+                                             params.workspace.lse_log2, shared.q, shared.lse,
+                                             shared.q_barriers, "q_empty");
+  }
+  if (role == WideProducerWarp::kLoadDout && elect_one()) {
+    load_v<Traits>(params, shared, work);
+    load_all_queries<typename Traits::DoutTile>(params, work, tiles, &params.dout, params.dout_rows,
+                                                params.workspace.delta, shared.dout, shared.delta,
+                                                shared.dout_barriers, "dout_empty");
+  }
+  if (!params.schedule.deterministic) return;
+  if (role == WideProducerWarp::kWaitForSemaphore) wait_for_semaphores<Traits>(params, work, tiles);
+  if (role == WideProducerWarp::kReleaseSemaphore) release_semaphores<Traits>(params, work, tiles);
 }
 
 }  // namespace flash3::hopper

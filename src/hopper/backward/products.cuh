@@ -21,16 +21,24 @@ __device__ __forceinline__ void issue_transposed_scores(float (&r)[N], Descripto
   wgmma_commit();
 }
 
-// dV += Pᵀ·dOut or dK += dSᵀ·Q: A [64, 4 · N] is in registers, B is 4 · N rows of BTile.
+// dV += Pᵀ·dOut or dK += dSᵀ·Q: A [64, 4 · N] is in registers, B is 4 · N rows of BTile. 256
+// columns take two products: their kernels have 512 threads, which are compiled for 128 registers,
+// and the sums of one product would be as many.
 template <Element T, class BTile, int N>
 __device__ __forceinline__ void issue_gradient(float (&r)[BTile::kCols / 2], uint32_t (&a)[N],
                                                Descriptor b) {
+  constexpr int kCols = BTile::kCols == 256 ? 128 : BTile::kCols;
+  using Sums = float(&)[kCols / 2];
   fence_operand(r);
   fence_operand(a);
   wgmma_fence();
 #pragma unroll
   for (int row = 0; row < 4 * N; row += 16) {
-    Wgmma<T, BTile::kCols>::rs(r, &a[row / 4], b + BTile::mn_step(row), true);
+#pragma unroll
+    for (int col = 0; col < BTile::kCols; col += kCols) {
+      Wgmma<T, kCols>::rs(reinterpret_cast<Sums>(r[col / 2]), &a[row / 4],
+                          b + BTile::mn_step(row) + col / BTile::kChunk * BTile::kChunkBytes, true);
+    }
   }
   wgmma_commit();
 }

@@ -40,8 +40,10 @@ __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[T
   }
 }
 
-// Stores the gradients of 64 keys from first_key on. Unused keys get zeros.
-template <class Tile>
+// Stores the gradients of 64 keys from first_key on. Unused keys get zeros. kLast: the warpgroup
+// ends behind it, so that the thread waits where it stores; ptxas makes a loop of each store if it
+// waits elsewhere.
+template <class Tile, bool kLast = false>
 __device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,
                                                int first_key, const uint8_t* tile, int row_block,
                                                int thread) {
@@ -58,6 +60,7 @@ __device__ __forceinline__ void store_gradient(const GradientOut& out, const Key
         tma_store(out.map, at, tile + c * Tile::kChunkBytes + first_row * Tile::kRowBytes);
       }
       tma_store_commit();
+      if constexpr (kLast) tma_store_wait_read();
     }
     return;
   }
@@ -73,15 +76,16 @@ __device__ __forceinline__ void store_gradient(const GradientOut& out, const Key
 }
 
 // Takes one warpgroup's 64 keys from its registers to global memory, through the tile.
-template <Element kElement, class Tile>
+template <Element kElement, class Tile, bool kLast = false>
 __device__ __forceinline__ void finish_gradient(const GradientOut& out, const KeyTile& work,
                                                 uint8_t* tile, const float (&r)[Tile::kCols / 2],
                                                 int row_block, int warpgroup, int thread) {
   stage_gradient<kElement, Tile>(tile, r, row_block, thread);
   fence_shared_for_async_proxy();
   sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-  store_gradient<Tile>(out, work, work.key + row_block * kWarpgroupRows, tile, row_block, thread);
-  if (thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
+  store_gradient<Tile, kLast>(out, work, work.key + row_block * kWarpgroupRows, tile, row_block,
+                              thread);
+  if (!kLast && thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
 // The end of a consumer that holds dK and dV of 64 keys.

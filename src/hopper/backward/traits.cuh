@@ -17,7 +17,7 @@ inline constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
 enum class BackwardBarrier : int {
   kOutputStaged = 1,  // one for each consumer warpgroup: its gradient is in shared memory
   kDqReady = kOutputStaged + kConsumerWarpgroups,  // wide: the block may add its dQ
-  kDqAdded,                                        // wide: the producer has added it
+  kDqAdded,                                        // wide: the block has added it
   kDsStored,     // dS of both consumer warpgroups is in shared memory
   kOwnKeysRead,  // no consumer reads the block's K and V any more
 };
@@ -77,7 +77,7 @@ struct BackwardTraits {
 };
 
 // What the producer warpgroup and a consumer warpgroup do: produce.cuh and consume.cuh, or for wide
-// tiles produce_wide.cuh and consume_wide.cuh.
+// tiles produce_wide.cuh and consume_wide.cuh, and accumulate_dq.cuh what the warpgroup of dQ does.
 template <class Traits, bool kWide = Traits::kConfig.wide>
 struct Roles;
 

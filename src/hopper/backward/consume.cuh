@@ -16,6 +16,9 @@
 //   wait dQ_i; stage it for the thread that adds it to the sums in global memory (produce.cuh)
 //   wait dK
 //
+// At d 64 dQ is last (Traits::kDqLast): dK is issued in front of the meeting, and dQ is handed over
+// under Sᵀ and dPᵀ of the next tile.
+//
 // FlashAttention-2, alg. 2; FlashAttention-3, §3.1.
 #pragma once
 
@@ -69,12 +72,14 @@ __device__ __forceinline__ void issue_dq(float (&r_dq)[Traits::kOwnQuads * 4], D
 // Makes Pᵀ and dSᵀ of masked scores, once dPᵀ is there.
 template <class Traits, int N>
 __device__ __forceinline__ void compute_ds(const BackwardParams& params,
-                                           const typename Traits::Shared& shared, int stage,
-                                           int thread, float (&r_s)[N], float (&r_dp)[N],
+                                           typename Traits::Shared& shared, int stage, int thread,
+                                           float (&r_s)[N], float (&r_dp)[N],
                                            uint32_t (&r_p)[N / 2], uint32_t (&r_ds)[N / 2]) {
   // Registers do not hold all of the LSE: it is loaded pair by pair.
   Probabilities<Traits>::compute(
       params, r_s, r_p, [&](int pair) { return load_query_pair(shared.lse[stage], pair, thread); });
+  // ptxas would move most exponentials behind the wait, where dP does not cover them.
+  if constexpr (Traits::kDqLast) order_before<N / 2>(r_s, &shared.never_written);
   // They hold half of delta, but not under a softcap: that half is loaded while dP runs.
   constexpr int kPairs = N / 4, kAhead = Traits::kCapped ? 0 : kPairs / 2;
   float2 r_delta[kAhead + 1];
@@ -90,19 +95,40 @@ __device__ __forceinline__ void compute_ds(const BackwardParams& params,
   pack_probabilities<Traits::kElement>(r_dp, r_ds);
 }
 
-// Hands dQ of the tile-th query tile to the thread that adds it to the sums.
+// Waits until at most kPending products are under way, so that dV or dK is complete, and frees the
+// stage of dOut or Q that it read. r_a: its operand in registers.
+template <int kPending, int N, int M>
+__device__ __forceinline__ void finish_gradient(float (&r)[N], uint32_t (&r_a)[M],
+                                                uint64_t* empty) {
+  wgmma_wait<kPending>();
+  fence_operand(r);
+  fence_operand(r_a);
+  arrive(empty);
+}
+
+// Hands the staged dQ, where dQ is last that of the tile before, to the thread that adds it.
 template <class Traits>
-__device__ __forceinline__ void stage_dq(typename Traits::Shared& shared,
-                                         const float (&r_dq)[Traits::kOwnQuads * 4], int tile,
-                                         int warpgroup, int late_warpgroup, int late_thread) {
-  wait(&shared.dq_empty[late_warpgroup], SingleState::at(tile).phase ^ 1, "dq_empty");
+__device__ __forceinline__ void hand_over_dq(typename Traits::Shared& shared, int warpgroup) {
+  fence_shared_for_async_proxy();
+  arrive(&shared.dq_full[warpgroup]);
+}
+
+// Waits for dQ of the tile-th query tile, and stages it. Where dQ is last, dq_full and dq_empty
+// have been completed once before the first tile.
+template <class Traits, int kPending>
+__device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
+                                          float (&r_dq)[Traits::kOwnQuads * 4], int tile,
+                                          int warpgroup, int late_warpgroup, int late_thread) {
+  wgmma_wait<kPending>();
+  fence_operand(r_dq);
+  wait(&shared.dq_empty[late_warpgroup], SingleState::at(tile).phase ^ !Traits::kDqLast,
+       "dq_empty");
 #pragma unroll
   for (int quad = 0; quad < Traits::kOwnQuads; ++quad) {
     store_shared(&shared.fragments[late_warpgroup * Traits::kOwnQuads + quad][late_thread],
                  &r_dq[4 * quad]);
   }
-  fence_shared_for_async_proxy();
-  arrive(&shared.dq_full[warpgroup]);
+  if constexpr (!Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
 }
 
 template <class Traits>
@@ -136,6 +162,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_transposed_scores<kElement, VTile, DoutTile>(
         r_dp, operand.v_rows, operand.dout_rows + stage * DoutTile::kBytes);
+    if constexpr (Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     Probabilities<Traits>::remap(params, r_s);
@@ -146,28 +173,31 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,
               late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
     store_ds<DsTile>(shared.ds[ds_stage], r_ds, late_warpgroup, late_thread);
-    // dV runs under the fence and the meeting; issued earlier it would hold the stores up.
+    const auto issue_dk = [&]() __attribute__((always_inline)) {
+      issue_gradient<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
+    };
+    // dV, and dK where dQ is last, run under the fence and the meeting; issued earlier they would
+    // hold the stores up.
     issue_gradient<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
+    if constexpr (Traits::kDqLast) issue_dk();
     fence_shared_for_async_proxy();
     sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);
 
     float r_dq[Traits::kOwnQuads * 4];
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,
                      warpgroup);
-    issue_gradient<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
-    wgmma_wait<2>();  // dV
-    fence_operand(r_dv);
-    fence_operand(r_p);
-    arrive(&shared.dout_barriers.empty[stage]);
-    wgmma_wait<1>();  // dQ
-    fence_operand(r_dq);
-    stage_dq<Traits>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
-    wgmma_wait<0>();  // dK
-    fence_operand(r_dk);
-    fence_operand(r_ds);
-    arrive(&shared.q_barriers.empty[stage]);
+    if constexpr (!Traits::kDqLast) issue_dk();
+    finish_gradient<2>(r_dv, r_p, &shared.dout_barriers.empty[stage]);
+    if constexpr (Traits::kDqLast) {
+      finish_gradient<1>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
+      finish_dq<Traits, 0>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
+    } else {
+      finish_dq<Traits, 1>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
+      finish_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
+    }
     m = work.next(m);
   }
+  if constexpr (Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
 
   finish_own_keys<Traits>(params, shared, work, r_dk, r_dv, warpgroup, thread);
 }

@@ -25,9 +25,16 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        int consumer) {
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  if constexpr (Traits::kDqLast) {  // handed over under the first tile: nothing to add yet
+    wait(&shared.dq_full[consumer], 0, "dq_full");
+    arrive(&shared.dq_empty[consumer]);
+  }
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = hide_from_optimizer(consumer);  // a producer has few registers
     const DqSums<Traits> sums(params, work, warpgroup, i);
+    const auto wait_for_dq = [&]() __attribute__((always_inline)) {
+      wait(&shared.dq_full[warpgroup], SingleState::at(i + Traits::kDqLast).phase, "dq_full");
+    };
     bool stores = false;
     if constexpr (kAddition == DqAddition::kOrdered) {
       const int order = sums.order();
@@ -36,11 +43,11 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
     }
     if constexpr (kAddition == DqAddition::kFirstStores) {
       const bool stored = sums.semaphore().is_ready(DqSemaphore::kStored);
-      wait(&shared.dq_full[warpgroup], SingleState::at(i).phase, "dq_full");
+      wait_for_dq();
       stores = !stored && sums.semaphore().claim();
       if (!stored && !stores) sums.semaphore().wait(DqSemaphore::kStored);
     } else {
-      wait(&shared.dq_full[warpgroup], SingleState::at(i).phase, "dq_full");
+      wait_for_dq();
     }
     float* const to = sums.begin() + warpgroup * kOwnFloats;
     const void* const from = shared.fragments[warpgroup * Traits::kOwnQuads];

@@ -46,6 +46,9 @@ struct BackwardTraits {
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;  // staged dQ
+  // dQ is a query tile's last product, not dK, and half of the exponentials are held under dP. At
+  // d 64 products are half as long beside as many exponentials; d 128 is 2 to 5 % slower with it.
+  static constexpr bool kDqLast = kHeadDim == 64 && !kCapped;
 
   using KTile = SharedTile<kTileN, kHeadDim>;
   using VTile = SharedTile<kTileN, kHeadDimV>;
@@ -71,6 +74,7 @@ struct BackwardTraits {
     uint64_t own_keys_read;               // wide: the consumers have read K and V
     KeyTile work;
     RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
+    uint32_t never_written;                // the address of a store that never happens
     uint64_t k_loaded, v_loaded;           // TMA has written K, V; hidden keys are not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());

@@ -37,6 +37,19 @@ __device__ __forceinline__ void order_before(float x) {
       : "memory");
 }
 
+// The same for the first kCount of x, none of them negative, by a store that never happens: ptxas
+// moves no store across a wait, and a trap over many values costs the pipeline (C7512).
+template <int kCount, int N>
+__device__ __forceinline__ void order_before(const float (&x)[N], uint32_t* never_written) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(x[i]);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(bits),
+      "r"(uint32_t(__cvta_generic_to_shared(never_written)))
+      : "memory");
+}
+
 // A number of which the compiler knows nothing: what follows from it is computed where it is
 // needed, and not ahead of a loop that has no registers for it.
 __device__ __forceinline__ int hide_from_optimizer(int x) {

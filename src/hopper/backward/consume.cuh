@@ -98,8 +98,8 @@ __device__ __forceinline__ void compute_ds(const BackwardParams& params,
 // Waits until at most kPending products are under way, so that dV or dK is complete, and frees the
 // stage of dOut or Q that it read. r_a: its operand in registers.
 template <int kPending, int N, int M>
-__device__ __forceinline__ void finish_gradient(float (&r)[N], uint32_t (&r_a)[M],
-                                                uint64_t* empty) {
+__device__ __forceinline__ void complete_gradient(float (&r)[N], uint32_t (&r_a)[M],
+                                                  uint64_t* empty) {
   wgmma_wait<kPending>();
   fence_operand(r);
   fence_operand(r_a);
@@ -187,13 +187,13 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     issue_dq<Traits>(r_dq, operand.k_columns, operand.ds_rows + ds_stage * DsTile::kBytes,
                      warpgroup);
     if constexpr (!Traits::kDqLast) issue_dk();
-    finish_gradient<2>(r_dv, r_p, &shared.dout_barriers.empty[stage]);
+    complete_gradient<2>(r_dv, r_p, &shared.dout_barriers.empty[stage]);
     if constexpr (Traits::kDqLast) {
-      finish_gradient<1>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
+      complete_gradient<1>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
       finish_dq<Traits, 0>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
     } else {
       finish_dq<Traits, 1>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
-      finish_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
+      complete_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
     }
     m = work.next(m);
   }

@@ -122,8 +122,6 @@ class OperandsFp8 {
   // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups have
   // too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
-  // Sums in the workspace ask shared memory when they are due: once a key tile, and ahead of time.
-  static constexpr bool kKeepsDue = Traits::kTwoLevel && !Traits::kSharedSums;
 
   __device__ __forceinline__ OperandsFp8(const ForwardParams& params,
                                          typename Traits::Shared& shared, int q_stage,
@@ -140,7 +138,7 @@ class OperandsFp8 {
   // The product with the key tile before. Where O has been flushed it begins anew.
   template <class Tile>
   __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
-    issue_fp8_pv<VTile, kTileN>(tile.output, tile.probabilities, v, !is_flush_due(tile.n + 1));
+    issue_fp8_pv<VTile, kTileN>(tile.output, tile.probabilities, v, !sums_.is_due(tile.n + 1));
   }
 
   // In a uniform register: with three warpgroups the softmax needs all others.
@@ -157,7 +155,6 @@ class OperandsFp8 {
     tile.softmax.score.begin_tile(q_scale_ * params_.fp8.q_factor, Scales::largest(scales_->k));
     differ_ = Scales::kMayDiffer && __any_sync(~0u, scales_->differ());
     changes_v_scale_ = __any_sync(~0u, Scales::largest(scales_->v) != v_scale(previous));
-    if constexpr (kKeepsDue) flush_is_due_ = __any_sync(~0u, sums_.is_due(tile.n));
     // In front of the wait for the scores, where ptxas would not leave it.
     if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer)
       order_before(tile.softmax.score.scale);
@@ -173,7 +170,7 @@ class OperandsFp8 {
   // Whether O changes though no maximum is raised.
   template <class Tile>
   __device__ __forceinline__ bool changes_output(const Tile& tile) const {
-    return changes_v_scale_ || is_flush_due(tile.n);
+    return changes_v_scale_ || sums_.is_due(tile.n);
   }
 
   // rescale: by alpha. previous: the key tile that O ends with; O comes to the next one's scale of
@@ -189,7 +186,7 @@ class OperandsFp8 {
       tile.softmax.scale_rows(tile.output, tile.alpha);
       sums_.scale(tile.alpha);
     }
-    if (is_flush_due(tile.n)) sums_.flush(tile.output, tile.n, tile.keys.seen.end);
+    if (sums_.is_due(tile.n)) sums_.flush(tile.output, tile.n, tile.keys.seen.end);
   }
 
   // O lacks what has been flushed.
@@ -227,14 +224,6 @@ class OperandsFp8 {
   static __device__ __forceinline__ int keys_in_first_block(int n) {
     return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
   }
-  // Whether O is flushed at key tile n, the latest that began.
-  __device__ __forceinline__ bool is_flush_due(int n) const {
-    if constexpr (kKeepsDue) {
-      return flush_is_due_;
-    } else {
-      return sums_.is_due(n);
-    }
-  }
   __device__ __forceinline__ float v_scale(const typename Traits::KvState& state) const {
     return Scales::largest(shared_.key_scales[state.phase][state.stage].v);
   }
@@ -246,7 +235,6 @@ class OperandsFp8 {
   const Scales* scales_ = nullptr;  // the present key tile's
   bool differ_ = false;             // its blocks' scales
   bool changes_v_scale_ = false;    // from the key tile before
-  bool flush_is_due_ = false;       // what the latest begin_key_tile found, if kKeepsDue
 };
 
 }  // namespace flash3::hopper

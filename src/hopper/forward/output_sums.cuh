@@ -31,7 +31,6 @@ class OutputSums {
   // Whether O is flushed behind the product with key tile n + 1; tiles run from the last one down.
   // The next product, with key tile n, begins O anew.
   __device__ __forceinline__ bool is_due(int n) const {
-    if constexpr (!Traits::kSharedSums) n += phase();
     return ((n + 1) & (params_.fp8.flush_tiles - 1)) == 0;
   }
 
@@ -62,9 +61,7 @@ class OutputSums {
   // Call this after the last product. Adds the flushed sums to O, which is then complete.
   __device__ __forceinline__ void take(Output& r_o, const TileMask::Range& seen) const {
     const int period = params_.fp8.flush_tiles;
-    int last_flushed = ((seen.end - 1) & -period) - 1;  // the first one in time
-    if constexpr (!Traits::kSharedSums)
-      last_flushed = ((seen.end - 1 + phase()) & -period) - 1 - phase();
+    const int last_flushed = ((seen.end - 1) & -period) - 1;  // the first one in time
     const float2 factor = factors();
     float4* const sums = first_quad();
     // A branch at each step: ptxas would load all sums at once.
@@ -82,11 +79,6 @@ class OutputSums {
                                                                                    : 8;
   static constexpr int kAtEnd = Traits::kWarpgroups > 2 ? 2 : 8;  // scores are gone then
 
-  // Warpgroups flush to the workspace at different tiles: all at once they would wait for the L2
-  // cache. It depends on the queries alone, so that a result's bits do too.
-  __device__ __forceinline__ int phase() const {
-    return shared_.warp_queries[threadIdx.x / 32 - 4].query / 64;
-  }
   // This thread's; the others are kStride further each.
   static constexpr int kStride = kWarpgroupThreads;
   __device__ __forceinline__ float4* first_quad() const {

@@ -65,7 +65,7 @@ struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
 template <class VTile, int kTileN>
 __device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
                                              uint32_t (&r_p)[kTileN / 8], Descriptor v,
-                                             bool accumulate) {
+                                             bool accumulate = true) {
   fence_operand(r_o);
   fence_operand(r_p);
   wgmma_fence();
@@ -157,7 +157,7 @@ class OperandsFp8 {
     changes_v_scale_ = __any_sync(~0u, Scales::largest(scales_->v) != v_scale(previous));
     // In front of the wait for the scores, where ptxas would not leave it.
     if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer)
-      order_before(tile.softmax.score.scale);
+      order_positive_before(tile.softmax.score.scale);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 

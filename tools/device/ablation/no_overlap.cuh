@@ -10,7 +10,7 @@ namespace flash3::device {
 template <class Base>
 struct NoOverlapConsumer : Base {
   using Base::Base;
-  using typename Base::Softmax, typename Base::Tile;
+  using typename Base::Tile;
 
   // O of the key tile before this one to its end, and then S of this one.
   __device__ __forceinline__ void issue_products(Tile& tile, int stage) {
@@ -22,19 +22,13 @@ struct NoOverlapConsumer : Base {
   }
 
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
-    tile.operands.begin_key_tile(tile, {stage, this->k_state.phase});
+    tile.operands.begin_key_tile(tile, {stage, this->k_state.phase}, this->v_state_at(stage));
     this->ping_pong.arrive();
     wgmma_wait<0>();
     fence_operand(tile.scores);
     release(&this->shared.k_barriers.empty[stage], this->thread);
-    bool rescale = this->begin_softmax(tile);
-    tile.operands.follow_v_scale(tile, rescale, this->v_state_at(stage));
-    if (rescale) {
-      Softmax::scale_rows(tile.output, tile.alpha);
-      tile.operands.scale_sums(tile);
-    }
-    tile.operands.flush_output(tile);
-    tile.operands.make_probabilities(tile);
+    const bool raised = this->begin_softmax(tile);
+    this->finish_softmax(tile, raised, stage);
   }
 };
 

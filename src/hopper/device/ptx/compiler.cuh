@@ -29,9 +29,16 @@ __device__ __forceinline__ void mark_undefined(float (&r)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
 }
 
-// Computes x before anything that follows: ptxas may move arithmetic across a wgmma wait, and does.
-// It does not know that x is never the NaN of these bits.
+// Computes x, which is never negative, before anything that follows. ptxas may move arithmetic
+// across a wgmma wait, and does: without this the softmax that should run under a product runs
+// after it.
 __device__ __forceinline__ void order_before(float x) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
+}
+
+// The same for an x that ptxas knows not to be negative: it does not know that x is never the NaN
+// of these bits.
+__device__ __forceinline__ void order_positive_before(float x) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7fedcba9;\n@p trap;\n}" ::"r"(__float_as_uint(x))
       : "memory");

@@ -114,7 +114,15 @@ struct GatheredRows {
   static constexpr int kSteps = 8 / kAtOnce;            // the swizzle repeats after eight rows
   static_assert(kAtOnce >= 1 && 8 % kAtOnce == 0 && kCount % 32 == 0);
 
-  static __device__ __forceinline__ int first() { return warp_in_warpgroup() * kCount; }
+  // The warp's first row. Where some lanes have no row of a step, a branch leaves them out: no
+  // shuffle, which takes all lanes, may tell the warp's number there.
+  static __device__ __forceinline__ int first() {
+    if constexpr (kAtOnce * kPieces == 32) {
+      return warp_in_warpgroup() * kCount;
+    } else {
+      return int(threadIdx.x) / 32 % 4 * kCount;
+    }
+  }
 };
 
 // A warp copies its rows of a tile, as many at once as fill the lanes, and arrives when they are

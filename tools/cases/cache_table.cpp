@@ -7,15 +7,17 @@ namespace flash3::cases {
 namespace {
 
 // Few queries of every head dim for which kernels are made, with so many query rows a KV head that
-// each of them runs, with a softcap and without.
+// each of them runs, with a softcap and without; rows that lie aligned and others.
 void add_every_kernel(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (const flash3_dtype dtype : dtypes)
     for (const auto& [dim, dim_v] : kDims)
       for (const int64_t heads : {4, 8, 16})
-        for (const float softcap : {0.f, 20.f}) {
+        for (const auto& [softcap, layout] :
+             {std::pair{0.f, Layout::kBatchSeq}, std::pair{20.f, Layout::kBatchSeq},
+              std::pair{0.f, Layout::kOdd}, std::pair{20.f, Layout::kOdd}}) {
           Case c;
-          c.dtype = dtype, c.batch = 3, c.seq_q = 2, c.seq_k = 300;
+          c.dtype = dtype, c.layout = layout, c.batch = 3, c.seq_q = 2, c.seq_k = 300;
           c.heads_q = heads, c.heads_k = 1, c.head_dim = dim, c.head_dim_v = dim_v;
           c.causal = true, c.softcap = softcap;
           c.lengths = Lengths::kRandom, c.used_k = true, c.page_size = 16;

@@ -11,6 +11,8 @@
 #include "cases/table.hpp"
 #include "core/scales.hpp"
 #include "device_call.hpp"
+#include "forward_problem.hpp"
+#include "hopper/forward/plan.hpp"
 
 namespace flash3 {
 namespace {
@@ -75,13 +77,18 @@ TEST_F(HopperFp8, TwoLevelSums) {
     verify(id, 3);
 }
 
+// What a sum of n equal products of one sign may lose in the tensor cores: half a unit each, 13
+// bits below the leading one of a sum that is half of the whole on average.
+double largest_loss(int64_t n) { return double(n) / (1 << 15); }
+
 // Every key weighs the same, and values have one sign: a sum in the tensor cores alone loses 13 %
-// at this length (docs/fp8.md).
+// at this length (docs/fp8.md), more than one that is flushed may lose.
 TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
   constexpr int64_t kKeys = 8192;
   for (const char* id :
        {"e4m3/b1/q70/k8192/h1/d64/full", "e4m3/b1/q70/k8192/h1/d128/full/blockscales",
-        "e4m3/b1/q70/k8192/h1/d128/full/softcap30", "e4m3/b1/q70/k8192/h1/d64/full/softcap30"}) {
+        "e4m3/b1/q70/k8192/h1/d128/full/softcap30", "e4m3/b1/q70/k8192/h1/d64/full/softcap30",
+        "e4m3/b1/q70/k8192/h1/d256/full/blockscales"}) {
     DeviceCall call(id, *memory_);
     std::mt19937 random(5);
     for (std::byte& q : call.part("q").host) q = std::byte{0};
@@ -92,6 +99,10 @@ TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
     const auto* params = std::get_if<flash3_forward_params>(&call.params);
     const bool scaled = params->v_scale.dtype != FLASH3_DTYPE_NONE;
     const Bytes out = call.download(call.part("out"));
+    hopper::ForwardPlan plan;
+    ASSERT_TRUE(hopper::plan(hopper::problem_of(id), hopper::kDevice, &plan).ok()) << id;
+    const double loss = largest_loss(int64_t{plan.flush_tiles} * plan.kernel->config.tile_n);
+    ASSERT_LT(loss, 0.13) << id << ": a single sum would pass";
     for (int64_t d = 0; d < dim; ++d) {
       double exact = 0;
       for (int64_t key = 0; key < kKeys; ++key)
@@ -101,7 +112,7 @@ TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
                          : 1.f);
       exact /= double(kKeys);
       for (int64_t row = 0; row < 70; ++row)
-        ASSERT_NEAR(load_float(out.data(), params->out.dtype, row * dim + d), exact, 0.01 * exact)
+        ASSERT_NEAR(load_float(out.data(), params->out.dtype, row * dim + d), exact, loss * exact)
             << id << " row " << row << " column " << d;
     }
   }

@@ -157,6 +157,7 @@ constexpr const char* kDecode[] = {
     "fp16/b4/q3/k300/h4x2/d64/causal/random/usedk/paged3",
     "bf16/b4/q1/k300/h8x1/d128/w100:/random/usedk/paged64/leftpad",
     "bf16/b4/q2/k300/h4/d192x128/causal/random/usedk/batchidx/leftpad",
+    "fp16/b3/q1/k257/h4x2/d192x128/causal/odd",
     "bf16/b4/q20/k300/h4x2/d256/full/random/usedk/paged256/softcap20",
     "bf16/b4/q1/k300/h4x1/d128/causal/random/usedk/paged16/append1/rotary",
     "fp16/b4/q5/k300/h4x2/d96/causal/random/usedk/paged2/append5/offsets/rotary2",

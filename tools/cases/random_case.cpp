@@ -100,22 +100,29 @@ void draw_ragged(Draw& d, Case* c) {
 // About what the oracle computes, and what it takes to fill and compare the tensors.
 double cost(const Case& c) { return flops(c) / 2 + 8 * tensor_bytes(c); }
 
+// Takes sequences away, or heads; false if there is one of each.
+bool take_sequences_or_heads(Case* c) {
+  if (c->batch > 1) {
+    c->batch /= 2;
+  } else if (c->heads_k > 1) {
+    c->heads_q /= c->heads_k, c->heads_k = 1;
+  } else if (c->heads_q > 1) {
+    c->heads_q /= 2;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Fewer sequences first, then heads, then shorter ones: lengths at the edge of a tile are worth
 // keeping.
 void shrink(Draw& d, double most, Case* c) {
   while (cost(*c) > most) {
-    if (c->batch > 1) {
-      c->batch /= 2;
-    } else if (c->heads_k > 1) {
-      c->heads_q /= c->heads_k, c->heads_k = 1;
-    } else if (c->heads_q > 1) {
-      c->heads_q /= 2;
-    } else {
-      int64_t& longer = c->seq_q > c->seq_k ? c->seq_q : c->seq_k;
-      const bool same = c->seq_q == c->seq_k;
-      longer = draw_length(d, std::max<int64_t>(1, longer / 2));
-      if (same) c->seq_q = c->seq_k = longer;
-    }
+    if (take_sequences_or_heads(c)) continue;
+    int64_t& longer = c->seq_q > c->seq_k ? c->seq_q : c->seq_k;
+    const bool same = c->seq_q == c->seq_k;
+    longer = draw_length(d, std::max<int64_t>(1, longer / 2));
+    if (same) c->seq_q = c->seq_k = longer;
   }
 }
 
@@ -127,17 +134,8 @@ void draw_long_rows(Draw& d, Case* c) {
     whole.causal = whole.window = false, whole.chunk = 0;
     return cost(whole);
   };
-  while (cost_without_mask() > 1.5e8) {
-    if (c->batch > 1) {
-      c->batch /= 2;
-    } else if (c->heads_k > 1) {
-      c->heads_q /= c->heads_k, c->heads_k = 1;
-    } else if (c->heads_q > 1) {
-      c->heads_q /= 2;
-    } else {
-      c->seq_q /= 2;
-    }
-  }
+  while (cost_without_mask() > 1.5e8)
+    if (!take_sequences_or_heads(c)) c->seq_q /= 2;
 }
 
 void draw_mask(Draw& d, Case* c) {

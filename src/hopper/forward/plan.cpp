@@ -70,7 +70,7 @@ bool holds_slots(const ForwardConfig& c, int slot_rows) {
 
 // FP8 sums a row of more than kLongRow keys in two levels, and flushes O every kFlushedKeys keys:
 // one level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md). Wide heads
-// have more sums, in the workspace: a flush takes as long as four key tiles, and comes less often.
+// have more sums, in the workspace: a flush takes as long as several key tiles, and is rarer.
 constexpr int64_t kLongRow = 2048, kFlushedKeys = 1024, kFlushedWideKeys = 4096;
 
 // Whether a query may see more than kLongRow keys.

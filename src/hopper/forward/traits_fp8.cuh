@@ -29,8 +29,8 @@ struct KeyScales {
   }
 };
 
-// Float32 sums of O and what they are to be multiplied by, of each thread (output_sums.cuh); or
-// what of it a kernel has in shared memory.
+// Each thread's factors and float32 sums of O (output_sums.cuh). Either is empty in a kernel that
+// does not keep it in shared memory.
 template <int kWarpgroups, bool kHas>
 struct SharedFactors {
   float2 factors[kWarpgroups][kWarpgroupThreads];

@@ -113,22 +113,12 @@ struct GatheredRows {
   static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows a row's place in each
   static constexpr int kSteps = 8 / kAtOnce;            // the swizzle repeats after eight rows
   static_assert(kAtOnce >= 1 && 8 % kAtOnce == 0 && kCount % 32 == 0);
-
-  // The warp's first row. Where some lanes have no row of a step, a branch leaves them out: no
-  // shuffle, which takes all lanes, may tell the warp's number there.
-  static __device__ __forceinline__ int first() {
-    if constexpr (kAtOnce * kPieces == 32) {
-      return warp_in_warpgroup() * kCount;
-    } else {
-      return int(threadIdx.x) / 32 % 4 * kCount;
-    }
-  }
 };
 
 // A warp copies its rows of a tile, as many at once as fill the lanes, and arrives when they are
-// there. sources: where the rows first() + lane, first() + 32 + lane, … begin.
+// there. sources: where the rows first + lane, first + 32 + lane, … begin.
 template <class Tile, int kGroups>
-__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups],
+__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups], int first,
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
@@ -141,7 +131,7 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
     uint8_t* to[Rows::kSteps];
 #pragma unroll
     for (int s = 0; s < Rows::kSteps; ++s)
-      to[s] = tile + Tile::offset(Rows::first() + s * Rows::kAtOnce + in_step, col);
+      to[s] = tile + Tile::offset(first + s * Rows::kAtOnce + in_step, col);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll 1
@@ -160,7 +150,7 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
       const unsigned short* const source =
           of_lane(i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
       if (copies)
-        *reinterpret_cast<uint4*>(tile + Tile::offset(Rows::first() + i + in_step, col)) =
+        *reinterpret_cast<uint4*>(tile + Tile::offset(first + i + in_step, col)) =
             load_piece(source, col, view.dim);
     }
     arrive(full);
@@ -175,7 +165,7 @@ __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
   using VRows = GatheredRows<typename Traits::VTile>;
   constexpr int kGroups = KRows::kGroups;
   static_assert(KRows::kCount == VRows::kCount);
-  const int at_row = KRows::first() + threadIdx.x % 32;
+  const int first = warp_in_warpgroup() * KRows::kCount, at_row = first + threadIdx.x % 32;
   typename Traits::KvState state;
   for (RunReader runs(shared.runs); runs.next(); runs.release()) {
     const DecodeRun& run = runs.run();
@@ -200,10 +190,10 @@ __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
       find_rows(tile + 1);
       const int stage = state.stage;
       wait(&shared.k_barriers.empty[stage], state.phase ^ 1, "k_empty");
-      gather<typename Traits::KTile>(k, params.k_rows, shared.k[stage],
+      gather<typename Traits::KTile>(k, first, params.k_rows, shared.k[stage],
                                      &shared.k_barriers.full[stage]);
       wait(&shared.v_barriers.empty[stage], state.phase ^ 1, "v_empty");
-      gather<typename Traits::VTile>(v, params.v_rows, shared.v[stage],
+      gather<typename Traits::VTile>(v, first, params.v_rows, shared.v[stage],
                                      &shared.v_barriers.full[stage]);
     }
   }

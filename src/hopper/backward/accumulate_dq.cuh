@@ -23,15 +23,17 @@ struct DqAccumulator {
   const int thread;
   const Descriptor k_columns, ds_rows;
 
-  // Computes a block and adds it; the last one frees dS. meets: deterministic calls wait there
-  // until the blocks before have added (produce_wide.cuh).
-  __device__ __forceinline__ void add_block(int block, int ds_stage, float* to, bool meets) const {
+  // Computes a block and adds it, if deterministic when the blocks before have (produce_wide.cuh).
+  // The last one frees dS.
+  __device__ __forceinline__ void add_block(int block, int tile, float* to,
+                                            bool deterministic) const {
+    const int ds_stage = DsState::at(tile).stage;
     float r_dq[32];
     issue_dq_block<Traits::kElement, DsTile, KTile>(r_dq, ds_rows + ds_stage * DsTile::kBytes,
                                                     k_columns + block * KTile::kChunkBytes);
     wgmma_wait<0>();
     fence_operand(r_dq);
-    if (meets) sync(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
+    if (deterministic) wait(&shared.dq_ready, SingleState::at(tile).phase, "dq_ready");
     if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[ds_stage]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
@@ -42,10 +44,10 @@ struct DqAccumulator {
     const DsState ds = DsState::at(tile);
     wait(&shared.ds_barriers.full[ds.stage], ds.phase, "ds_full");
     float* to = DqSums<Traits>(params, work, 0, at).begin() + thread * 4;
-    add_block(0, ds.stage, to, deterministic);
+    add_block(0, tile, to, deterministic);
 #pragma unroll 1
-    for (int block = 1; block < kBlocks; ++block) add_block(block, ds.stage, to += 64 * 64, false);
-    if (deterministic) arrive(BackwardBarrier::kDqAdded, 0, kDqAddedThreads);
+    for (int block = 1; block < kBlocks; ++block) add_block(block, tile, to += 64 * 64, false);
+    if (deterministic) arrive(&shared.dq_added);
   }
 };
 

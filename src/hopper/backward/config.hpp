@@ -63,7 +63,7 @@ struct BackwardConfig {
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 5 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
+    const int barriers = 7 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
     return tile_n * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
            ds_bytes() + fragment_quads() * 2048 +
            (8 * barriers + int(sizeof(KeyTile)) + mask_keys() * 8 + 15) / 16 * 16;

@@ -21,6 +21,10 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   mbarrier_init(&shared.k_loaded, 1);
   mbarrier_init(&shared.v_loaded, 1);
   mbarrier_init(&shared.own_keys_read, kConsumerThreads);
+  if constexpr (Traits::kConfig.wide) {
+    mbarrier_init(&shared.dq_ready, 2);  // both threads of the semaphores
+    mbarrier_init(&shared.dq_added, kWarpgroupThreads);
+  }
   for (int w = 0; w < kConsumerWarpgroups; ++w) {
     mbarrier_init(&shared.dq_full[w], kWarpgroupThreads);
     mbarrier_init(&shared.dq_empty[w], 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of wide tiles. Two of its warps load, one thread of each. In deterministic calls the
-// other two use the semaphores of dQ for the warpgroup that adds it, because both the wait and the
+// The producer of wide tiles: one thread of each warp. Two load; in deterministic calls the other
+// two use the semaphores of dQ for the warpgroup that adds it, because both the wait and the
 // release take long.
 #pragma once
 
@@ -10,11 +10,6 @@
 namespace flash3::hopper {
 
 enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
-
-// Threads at a hardware barrier: the warpgroup of dQ, and at kDqReady both warps of the semaphores,
-// at kDqAdded the one that releases.
-inline constexpr int kDqReadyThreads = kWarpgroupThreads + 64;
-inline constexpr int kDqAddedThreads = kWarpgroupThreads + 32;
 
 // Loads all query tiles of Q or dOut, and one float a query beside them.
 template <class Tile>
@@ -42,28 +37,29 @@ __device__ __forceinline__ void load_all_queries(const BackwardParams& params, c
 // Lets the warpgroup of dQ add to one query tile after the other.
 template <class Traits>
 __device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
+                                                    typename Traits::Shared& shared,
                                                     const KeyTile& work, int tiles) {
   QueryPlace at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const DqSums<Traits> sums(params, work, 0, at);
     sums.semaphore().wait(sums.order());
-    __syncwarp();
-    sync(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
+    arrive(&shared.dq_ready);
+    wait(&shared.dq_ready, SingleState::at(i).phase, "dq_ready");
   }
 }
 
-// Releases query tiles that the warpgroup of dQ has added to: the barrier orders its additions
-// before that. It arrives at kDqReady too, so that the warpgroup is never two tiles ahead of it.
+// Releases query tiles that the warpgroup of dQ has added to. It arrives at dq_ready too, so that
+// the warpgroup is never two tiles ahead of it.
 template <class Traits>
 __device__ __forceinline__ void release_semaphores(const BackwardParams& params,
+                                                   typename Traits::Shared& shared,
                                                    const KeyTile& work, int tiles) {
   QueryPlace at(params, work);
-  if (tiles > 0) arrive(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
+  if (tiles > 0) arrive(&shared.dq_ready);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
-    sync(BackwardBarrier::kDqAdded, 0, kDqAddedThreads);
-    if (i + 1 < tiles) arrive(BackwardBarrier::kDqReady, 0, kDqReadyThreads);
-    if (elect_one()) DqSums<Traits>(params, work, 0, at).semaphore().release();
-    __syncwarp();
+    wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
+    if (i + 1 < tiles) arrive(&shared.dq_ready);
+    DqSums<Traits>(params, work, 0, at).semaphore().release();
   }
 }
 
@@ -85,8 +81,10 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
                                                 shared.dout_barriers, "dout_empty");
   }
   if (!params.schedule.deterministic) return;
-  if (role == WideProducerWarp::kWaitForSemaphore) wait_for_semaphores<Traits>(params, work, tiles);
-  if (role == WideProducerWarp::kReleaseSemaphore) release_semaphores<Traits>(params, work, tiles);
+  if (role == WideProducerWarp::kWaitForSemaphore && elect_one())
+    wait_for_semaphores<Traits>(params, shared, work, tiles);
+  if (role == WideProducerWarp::kReleaseSemaphore && elect_one())
+    release_semaphores<Traits>(params, shared, work, tiles);
 }
 
 }  // namespace flash3::hopper

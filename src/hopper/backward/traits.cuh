@@ -16,9 +16,8 @@ inline constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
 // The hardware barriers of a block.
 enum class BackwardBarrier : int {
   kOutputStaged = 1,  // one for each consumer warpgroup: its gradient is in shared memory
-  kDqReady = kOutputStaged + kConsumerWarpgroups,  // wide: the block may add its dQ
-  kDqAdded,                                        // wide: the block has added it
-  kDsStored,     // dS of both consumer warpgroups is in shared memory
+  // dS of both consumer warpgroups is in shared memory.
+  kDsStored = kOutputStaged + kConsumerWarpgroups,
   kOwnKeysRead,  // no consumer reads the block's K and V any more
 };
 
@@ -76,6 +75,7 @@ struct BackwardTraits {
     RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
     uint32_t never_written;                // the address of a store that never happens
     uint64_t k_loaded, v_loaded;           // TMA has written K, V; hidden keys are not cleared yet
+    uint64_t dq_ready, dq_added;  // wide, deterministic: the block may add its dQ, has added
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

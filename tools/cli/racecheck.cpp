@@ -29,7 +29,8 @@ bool is_known(std::string_view report) {
          (is_at("Read Thread", " at flash3::hopper::KeyScales<") ||
           is_at("Read Thread",
                 " at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<")) &&
-         is_at("Write Thread", " at flash3::hopper::copy_async(float *, ");
+         (is_at("Write Thread", " at flash3::hopper::copy_async(float *, ") ||
+          is_at("Write Thread", " at flash3::hopper::copy_scale(float *, "));
 }
 
 // What the summary counts; −1 without one.

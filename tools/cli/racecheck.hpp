@@ -4,11 +4,12 @@
 // One kind of hazard is known to be none, in FP8 kernels of long sequences. All threads of a warp
 // read the scales of a key tile (KeyScales); a __syncwarp later one lane arrives for its warp at
 // the barrier that the loader waits for before it copies the next scales to their place
-// (copy_async). That orders the reads before the write, but where a warp is converged anyway ptxas
-// leaves nothing of the __syncwarp that racecheck could see. Where ptxas merges the reads of two
-// arms, their place in the source is the kernel; copy_async() of floats copies scales alone. Shown
-// by a build in which every lane arrives: racecheck reports nothing there, and FP8 at head dim 128
-// is 2 % slower (src/hopper/forward/EXPERIMENTS.md).
+// (copy_async, or copy_scale, which stores 1 where a tensor has no scales). That orders the reads
+// before the write, but where a warp is converged anyway ptxas leaves nothing of the __syncwarp
+// that racecheck could see. Where ptxas merges the reads of two arms, their place in the source is
+// the kernel; copy_async() of floats copies scales alone. Shown by a build in which every lane
+// arrives: racecheck reports nothing there, and FP8 at head dim 128 is 2 % slower
+// (src/hopper/forward/EXPERIMENTS.md).
 #pragma once
 
 #include <string>

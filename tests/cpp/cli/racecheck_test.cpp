@@ -37,6 +37,13 @@ TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
   EXPECT_EQ(check_races(output("", 0)).unknown, "");
 }
 
+TEST(Racecheck, KnowsThemWhereATensorHasNoScales) {
+  const std::string one =
+      "Write Thread (0,0,0) at flash3::hopper::copy_scale(float *, const flash3::RowScales &, "
+      "int)+0xfd20 in load_fp8.cuh:21";
+  EXPECT_EQ(check_races(output(hazard("WAR", kRead, one), 1)).known, 1);
+}
+
 TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   const std::string read =
       "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<X>>"

@@ -68,12 +68,12 @@ def test_lengths(device, seq_q, seq_k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_float32_of_16_bits(dtype):
+def test_float32_of_16_bits(device, dtype):
     """out_dtype: what would be rounded otherwise, with the same gradients for the same dout; float16 for bfloat16 is refused."""
     results = []
     for out_dtype in (None, torch.float32):
-        tensors = make("cpu", dtype, grad=True)
-        out = flash3.attention(*tensors, causal=True, out_dtype=out_dtype)
+        tensors = make(device, dtype, grad=True)
+        out = flash3.attention(*tensors, causal=True, deterministic=True, out_dtype=out_dtype)
         out.backward(torch.ones_like(out))
         results.append((out.detach(), [x.grad for x in tensors]))
     (rounded, gradients), (wide, same) = results
@@ -81,7 +81,7 @@ def test_float32_of_16_bits(dtype):
     assert all(torch.equal(a, b) for a, b in zip(gradients, same))
     other = DTYPES[3 - DTYPES.index(dtype)]
     with pytest.raises(TypeError, match="q, k, v and out must have the same dtype"):
-        flash3.attention(*make("cpu", dtype), out_dtype=other)
+        flash3.attention(*make(device, dtype), out_dtype=other)
 
 
 def test_gaps_in_tensors_without_elements(device):

@@ -135,6 +135,5 @@ def test_auto_goes_by_cost():
     assert chosen((4,), heads_q=1, heads_k=1)[0] in ("ring", "all_gather")
     assert "heads_q = 1" in chosen((4,), heads_q=1, heads_k=1)[1]["ulysses"][0]
     assert chosen((2, 4))[0] == "ulysses_ring"
-    assert _cost.cheapest(chosen((2,))[1], without=("ring",)) != "ring"
     long, short = chosen((8,), tokens=131072)[1], chosen((8,))[1]
     assert all(long[method][0] > short[method][0] for method in long)

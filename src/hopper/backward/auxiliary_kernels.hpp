@@ -35,10 +35,10 @@ cudaError_t launch_sink_gradient(const SinkGradientParams& params, cudaStream_t 
 // After the main kernel: dq = softmax_scale · the float32 sums.
 struct ConvertParams {
   BackwardWorkspace workspace;
-  ElementView dq;
+  ElementView dq;  // of the type that launch_convert_dq is given
   float softmax_scale;
   int head_dim;
 };
-cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream);
+cudaError_t launch_convert_dq(const ConvertParams& params, FloatType type, cudaStream_t stream);
 
 }  // namespace flash3::hopper

@@ -118,6 +118,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   // dV takes the place of V: the other warpgroup must have read it, as this one K.
   arrive(&shared.own_keys_read);
   wait(&shared.own_keys_read, 0, "own_keys_read");
+  if (params.float32_gradients) return store_float32(dv_out(params), work, work.key, r_dv, thread);
   finish_gradient<kElement, VTile, true>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
 }
 
@@ -188,6 +189,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   wait(&shared.own_keys_read, 0, "own_keys_read");
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
+  if (params.float32_gradients) return store_float32(dk_out(params), work, work.key, r_dk, thread);
   finish_gradient<kElement, KTile, true>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
 }
 

@@ -20,13 +20,40 @@ constexpr int kColumns = 64;
 constexpr int kPaddedRow =
     kColumns + 8;  // keeps the eight rows of a warp's store in different banks
 
+// What dQ is written as: kElement, or float32.
+template <Element kElement>
+struct Rounded {
+  using Type = uint16_t;
+  struct Pair {
+    uint32_t bits;
+    __device__ __forceinline__ Pair(float x, float y) : bits(pack2<kElement>(x, y)) {}
+    __device__ __forceinline__ Type first() const { return Type(bits); }
+    __device__ __forceinline__ Type second() const { return Type(bits >> 16); }
+    __device__ __forceinline__ void store(Type* at) const {
+      *reinterpret_cast<uint32_t*>(at) = bits;
+    }
+  };
+};
+struct Unrounded {
+  using Type = float;
+  struct Pair {
+    float2 pair;
+    __device__ __forceinline__ Pair(float x, float y) : pair(make_float2(x, y)) {}
+    __device__ __forceinline__ Type first() const { return pair.x; }
+    __device__ __forceinline__ Type second() const { return pair.y; }
+    __device__ __forceinline__ void store(Type* at) const { *reinterpret_cast<float2*>(at) = pair; }
+  };
+};
+
 // A block of threads has a block of dQ.
-template <Element kElement, int kTileM>
+template <class Out, int kTileM>
 __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params) {
+  using Type = typename Out::Type;
+  using Pair = typename Out::Pair;
   constexpr BackwardConfig kTile{.tile_m = kTileM};
   constexpr int kQueries = kTile.dq_queries();
   static_assert(kQueries % 8 == 0 && (kTile.dq_transposed() || kQueries == 64));
-  __shared__ __align__(16) uint16_t staged[kQueries][kPaddedRow];
+  __shared__ __align__(16) Type staged[kQueries][kPaddedRow];
   const BackwardWorkspace& workspace = params.workspace;
   const int column_blocks = workspace.dq_columns / kColumns;
   const int blocks_per_tile = kTileM / kQueries * column_blocks;
@@ -50,47 +77,48 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
 #pragma unroll
   for (int i = 0; i < kQueries / 8; ++i) {
     const float4 x = written ? sums[i * kThreads] : float4{};
-    const uint32_t a = pack2<kElement>(x.x * scale, x.y * scale),
-                   b = pack2<kElement>(x.z * scale, x.w * scale);
+    const Pair a(x.x * scale, x.y * scale), b(x.z * scale, x.w * scale);
     if constexpr (kTile.dq_transposed()) {
-      staged[8 * i + col][row] = uint16_t(a);
-      staged[8 * i + col + 1][row] = uint16_t(a >> 16);
-      staged[8 * i + col][row + 8] = uint16_t(b);
-      staged[8 * i + col + 1][row + 8] = uint16_t(b >> 16);
+      staged[8 * i + col][row] = a.first();
+      staged[8 * i + col + 1][row] = a.second();
+      staged[8 * i + col][row + 8] = b.first();
+      staged[8 * i + col + 1][row + 8] = b.second();
     } else {
-      *reinterpret_cast<uint32_t*>(&staged[row][8 * i + col]) = a;
-      *reinterpret_cast<uint32_t*>(&staged[row + 8][8 * i + col]) = b;
+      a.store(&staged[row][8 * i + col]);
+      b.store(&staged[row + 8][8 * i + col]);
     }
   }
   __syncthreads();
 
-  const int piece = thread % 8 * 8;
-  unsigned short* dq = params.dq.data + tile.batch * params.dq.stride_batch +
-                       tile.head * params.dq.stride_head +
-                       (tile.rows.first + first_query) * params.dq.stride_seq + first_col + piece;
+  constexpr int kPiece = 16 / sizeof(Type), kPieces = kColumns / kPiece;
+  const int piece = thread % kPieces * kPiece;
+  Type* dq = static_cast<Type*>(params.dq.data) + tile.batch * params.dq.stride_batch +
+             tile.head * params.dq.stride_head +
+             (tile.rows.first + first_query) * params.dq.stride_seq + first_col + piece;
   const int columns = params.head_dim - first_col - piece;
   if (columns <= 0) return;
-  for (int r = thread / 8; r < kQueries && r < capacity; r += kThreads / 8) {
-    unsigned short* to = dq + r * params.dq.stride_seq;
+  for (int r = thread / kPieces; r < kQueries && r < capacity; r += kThreads / kPieces) {
+    Type* to = dq + r * params.dq.stride_seq;
     uint4 x = *reinterpret_cast<const uint4*>(&staged[r][piece]);
     if (r >= count) x = {};  // unused rows
-    if (params.dq.aligned && columns >= 8) {
+    if (params.dq.aligned && columns >= kPiece) {
       *reinterpret_cast<uint4*>(to) = x;
     } else {
-      for (int c = 0; c < 8 && c < columns; ++c) to[c] = r < count ? staged[r][piece + c] : 0;
+      for (int c = 0; c < kPiece && c < columns; ++c)
+        to[c] = r < count ? staged[r][piece + c] : Type(0);
     }
   }
 }
 
 using ConvertKernel = void (*)(ConvertParams);
 
-template <Element kElement>
+template <class Out>
 cudaError_t launch(const ConvertParams& params, cudaStream_t stream) {
   const BackwardWorkspace& workspace = params.workspace;
   ConvertKernel kernel = nullptr;
   int blocks = workspace.all_tiles() * (workspace.dq_columns / kColumns);
   with_tile_height(workspace.tiles.tile_m, [&](auto tile_m) {
-    kernel = convert_kernel<kElement, tile_m.value>;
+    kernel = convert_kernel<Out, tile_m.value>;
     blocks *= tile_m.value / BackwardConfig{.tile_m = tile_m.value}.dq_queries();
   });
   cudaLaunchConfig_t launch{};
@@ -105,9 +133,12 @@ cudaError_t launch(const ConvertParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_convert_dq(const ConvertParams& params, Element element, cudaStream_t stream) {
-  return element == Element::kFloat16 ? launch<Element::kFloat16>(params, stream)
-                                      : launch<Element::kBFloat16>(params, stream);
+cudaError_t launch_convert_dq(const ConvertParams& params, FloatType type, cudaStream_t stream) {
+  switch (type) {
+    case FloatType::kFloat16: return launch<Rounded<Element::kFloat16>>(params, stream);
+    case FloatType::kBFloat16: return launch<Rounded<Element::kBFloat16>>(params, stream);
+    default: return launch<Unrounded>(params, stream);
+  }
 }
 
 }  // namespace flash3::hopper

@@ -37,8 +37,10 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
   explain_copy("dout", plan.dout, out);
   const auto explain_store = [&](const char* name, bool by_tma) {
     out->add("store", message(name, by_tma ? " by TMA"
-                                           : " element by element: its base, strides or rows are "
-                                             "not multiples of 16 bytes"));
+                                    : problem.gradient_dtype == FLASH3_FLOAT32
+                                        ? " from registers"
+                                        : " element by element: its base, strides or rows are not "
+                                          "multiples of 16 bytes"));
   };
   explain_store("dk", plan.dk_by_tma);
   explain_store("dv", plan.dv_by_tma);

@@ -7,6 +7,7 @@
 #include "hopper/backward/plan.hpp"
 #include "hopper/device/softcap.hpp"
 #include "hopper/host/cuda_status.hpp"
+#include "hopper/host/float_type.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
@@ -15,9 +16,10 @@ namespace flash3::hopper {
 namespace {
 
 // All rows of a packed tensor must be aligned, also where no sequence has more than one.
-ElementView element_view(const TensorView& view, const Sequences& sequences) {
-  return {static_cast<unsigned short*>(view.data), view.stride_batch, view.stride_seq,
-          view.stride_head, tma_can_address(tensor_rows(view, sequences))};
+ElementView element_view(const TensorView& view, const Sequences& sequences, flash3_dtype dtype) {
+  return {
+      view.data, view.stride_batch, view.stride_seq, view.stride_head,
+      tma_can_address(tensor_rows(view, sequences), RowIndexing::kBySequence, dtype_size(dtype))};
 }
 
 RowView row_view(const LseView& view) { return {view.data, view.stride_batch, view.stride_head}; }
@@ -79,8 +81,9 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
     FLASH3_CHECK(store_map(plan, problem.dk, of_k, c.head_dim, &params->dk, &params->dk_rows));
   if (plan.dv_by_tma)
     FLASH3_CHECK(store_map(plan, problem.dv, of_k, c.head_dim_v, &params->dv, &params->dv_rows));
-  params->dk_out = element_view(problem.dk, of_k);
-  params->dv_out = element_view(problem.dv, of_k);
+  params->dk_out = element_view(problem.dk, of_k, problem.gradient_dtype);
+  params->dv_out = element_view(problem.dv, of_k, problem.gradient_dtype);
+  params->float32_gradients = problem.gradient_dtype == FLASH3_FLOAT32;
 
   params->workspace = workspace;
   params->softmax_scale = problem.softmax_scale;
@@ -130,8 +133,8 @@ Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
   FLASH3_CHECK(make_varlen_schedule(problem, plan, &list));
   if (has_rows) {
     const PreprocessParams params{workspace,
-                                  element_view(problem.dout, problem.sequences_q),
-                                  element_view(problem.out, problem.sequences_q),
+                                  element_view(problem.dout, problem.sequences_q, problem.dtype),
+                                  element_view(problem.out, problem.sequences_q, problem.dtype),
                                   row_view(problem.lse),
                                   row_view(problem.dlse),
                                   problem.head_dim_v,
@@ -147,9 +150,11 @@ Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
   }
   if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, workspace, list));
   if (!has_rows) return {};
-  const ConvertParams params{workspace, element_view(problem.dq, problem.sequences_q),
+  const ConvertParams params{workspace,
+                             element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
                              problem.softmax_scale, problem.head_dim};
-  return cuda_status(launch_convert_dq(params, element, stream), "launching dq's conversion");
+  return cuda_status(launch_convert_dq(params, float_type(problem.gradient_dtype), stream),
+                     "launching dq's conversion");
 }
 
 }  // namespace flash3::hopper

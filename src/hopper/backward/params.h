@@ -9,9 +9,9 @@
 
 namespace flash3::hopper {
 
-// A strided view of 16-bit elements, [batch, seq, head, dim].
+// A strided view of 16-bit elements, or of gradients in float32, [batch, seq, head, dim].
 struct ElementView {
-  unsigned short* data;
+  void* data;
   long long stride_batch, stride_seq, stride_head;
   bool aligned;  // base and strides are multiples of 16 bytes
 };
@@ -59,6 +59,7 @@ struct BackwardParams {
   BackwardWorkspace workspace;
   ElementView dk_out, dv_out;
   bool dk_by_tma, dv_by_tma;
+  bool float32_gradients;  // otherwise of q's dtype
 
   float softmax_scale;
   float scale_log2;  // softmax_scale · log2 e; under a softcap softcap · log2 e

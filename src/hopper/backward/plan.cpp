@@ -90,14 +90,10 @@ int64_t most_keys(const BackwardProblem& problem) {
   return most;
 }
 
-Status check_dtypes(const BackwardProblem& problem) {
+Status check_dtype(const BackwardProblem& problem) {
   if (problem.dtype != FLASH3_FLOAT16 && problem.dtype != FLASH3_BFLOAT16)
     return unsupported(message("q.dtype = ", dtype_name(problem.dtype),
                                " but the hopper backend computes in float16 and bfloat16 only"));
-  if (problem.gradient_dtype != problem.dtype)
-    return unsupported(message("dq.dtype = ", dtype_name(problem.gradient_dtype),
-                               " but the hopper backend writes gradients in the dtype of q, ",
-                               dtype_name(problem.dtype), ", only"));
   return {};
 }
 
@@ -143,8 +139,12 @@ void plan_tensors(const BackwardProblem& problem, BackwardPlan* plan) {
   plan->k = copy_of(problem.k, problem.sequences_k);
   plan->v = copy_of(problem.v, problem.sequences_k);
   plan->dout = copy_of(problem.dout, problem.sequences_q);
-  plan->dk_by_tma = stored_by_tma(tensor_rows(problem.dk, problem.sequences_k), plan->rows);
-  plan->dv_by_tma = stored_by_tma(tensor_rows(problem.dv, problem.sequences_k), plan->rows);
+  const auto by_tma = [&](const TensorView& view) {
+    return problem.gradient_dtype == problem.dtype &&
+           stored_by_tma(tensor_rows(view, problem.sequences_k), plan->rows);
+  };
+  plan->dk_by_tma = by_tma(problem.dk);
+  plan->dv_by_tma = by_tma(problem.dv);
 }
 
 size_t reserve(BackwardPlan* plan, int64_t count, size_t bytes = sizeof(float)) {
@@ -195,7 +195,7 @@ std::span<const BackwardKernel> backward_kernels() {
 
 Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
   *plan = {};
-  FLASH3_CHECK(check_dtypes(problem));
+  FLASH3_CHECK(check_dtype(problem));
   FLASH3_CHECK(check_softcap(problem));
   plan->kernel = find_kernel(problem);
   if (!plan->kernel)

@@ -55,8 +55,8 @@ struct OwnRows {
                                        int first, int count, int lane) {
     const int64_t row_in_tensor = tile.rows.first + tile.query;
     const auto row_of = [&](const ElementView& view, int row) {
-      return view.data + tile.batch * view.stride_batch + tile.head * view.stride_head +
-             (row_in_tensor + row) * view.stride_seq;
+      return static_cast<const unsigned short*>(view.data) + tile.batch * view.stride_batch +
+             tile.head * view.stride_head + (row_in_tensor + row) * view.stride_seq;
     };
     const auto float_of = [&](const RowView& view, int row) {
       return view.data[tile.batch * view.stride_batch + tile.head * view.stride_head +

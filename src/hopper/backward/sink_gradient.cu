@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kThreads) sink_gradient_kernel(SinkGradientPar
   }
   if (thread != 0) return;
   void* const dsink = const_cast<void*>(params.dsink.data);
-  if (params.dsink.type == SinkType::kFloat32) {
+  if (params.dsink.type == FloatType::kFloat32) {
     static_cast<float*>(dsink)[head] = sums[0];
   } else {
-    static_cast<uint16_t*>(dsink)[head] =
-        uint16_t(params.dsink.type == SinkType::kFloat16 ? pack2<Element::kFloat16>(sums[0], 0.f)
-                                                         : pack2<Element::kBFloat16>(sums[0], 0.f));
+    static_cast<uint16_t*>(dsink)[head] = uint16_t(params.dsink.type == FloatType::kFloat16
+                                                       ? pack2<Element::kFloat16>(sums[0], 0.f)
+                                                       : pack2<Element::kBFloat16>(sums[0], 0.f));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a consumer warpgroup: gradients go from registers to shared memory, where K and V
-// were, and on to global memory.
+// were, and on to global memory; in float32 straight from registers.
 #pragma once
 
 #include "hopper/backward/traits.cuh"
@@ -22,6 +22,29 @@ __device__ __forceinline__ GradientOut dk_out(const BackwardParams& params) {
 __device__ __forceinline__ GradientOut dv_out(const BackwardParams& params) {
   return {params.dv_by_tma ? &params.dv : nullptr, params.dv_rows, params.dv_out,
           params.head_dim_v};
+}
+
+// Where the gradients of key first_key go, in elements of the tensor.
+__device__ __forceinline__ int64_t first_element(const ElementView& view, const KeyTile& work,
+                                                 int first_key) {
+  const ListedSequence& s = work.sequence;
+  return s.batch * view.stride_batch + work.kv_head * view.stride_head +
+         (int64_t(s.k_first) + first_key) * view.stride_seq;
+}
+
+// Stores the gradients of 64 keys from first_key on in float32, straight from registers: shared
+// memory has no room for them.
+template <int N>
+__device__ __forceinline__ void store_float32(const GradientOut& out, const KeyTile& work,
+                                              int first_key, const float (&r)[N], int thread) {
+  const ElementView& view = out.view;
+  float* const data = static_cast<float*>(view.data) + first_element(view, work, first_key);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * h;
+    if (first_key + row < work.sequence.k_capacity)
+      store_fragment_row(data + row * view.stride_seq, r, h, out.columns, view.aligned, thread);
+  }
 }
 
 // Rounds 64 rows and stores them to rows row_block · 64 … of the tile.
@@ -65,8 +88,7 @@ __device__ __forceinline__ void store_gradient(const GradientOut& out, const Key
     return;
   }
   const ElementView& view = out.view;
-  uint16_t* data = view.data + s.batch * view.stride_batch + work.kv_head * view.stride_head +
-                   (int64_t(s.k_first) + first_key) * view.stride_seq;
+  uint16_t* data = static_cast<uint16_t*>(view.data) + first_element(view, work, first_key);
   for (int r = thread / 32; r < count; r += 4) {
     for (int col = thread % 32; col < out.columns; col += 32) {
       data[r * view.stride_seq + col] = reinterpret_cast<const uint16_t*>(
@@ -80,11 +102,11 @@ template <Element kElement, class Tile, bool kLast = false>
 __device__ __forceinline__ void finish_gradient(const GradientOut& out, const KeyTile& work,
                                                 uint8_t* tile, const float (&r)[Tile::kCols / 2],
                                                 int row_block, int warpgroup, int thread) {
+  const int first_key = work.key + row_block * kWarpgroupRows;
   stage_gradient<kElement, Tile>(tile, r, row_block, thread);
   fence_shared_for_async_proxy();
   sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-  store_gradient<Tile, kLast>(out, work, work.key + row_block * kWarpgroupRows, tile, row_block,
-                              thread);
+  store_gradient<Tile, kLast>(out, work, first_key, tile, row_block, thread);
   if (!kLast && thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
@@ -96,10 +118,17 @@ __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 float (&r_dk)[Traits::kHeadDim / 2],
                                                 const float (&r_dv)[Traits::kHeadDimV / 2],
                                                 int warpgroup, int thread) {
-  // The gradients take the place of K and V: both warpgroups must have read them.
-  sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerThreads);
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
+  if (params.float32_gradients) {
+    const int first_key = work.key + warpgroup * kWarpgroupRows;
+    thread = hide_from_optimizer(thread);  // what follows from it waits in no register
+    store_float32(dv_out(params), work, first_key, r_dv, thread);
+    store_float32(dk_out(params), work, first_key, r_dk, thread);
+    return;
+  }
+  // The gradients take the place of K and V: both warpgroups must have read them.
+  sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerThreads);
   finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,
                                                             warpgroup, warpgroup, thread);
   finish_gradient<Traits::kElement, typename Traits::KTile>(dk_out(params), work, shared.k, r_dk,

@@ -99,22 +99,33 @@ __device__ __forceinline__ QueryRow query_row(const DecodeParams& params, const 
   return {query, run.head_group * params.heads + row - query * params.heads};
 }
 
-__device__ __forceinline__ unsigned short* out_row(const DecodeParams& params, const DecodeRun& run,
-                                                   const QueryRow& row) {
-  return params.out + run.batch * params.out_stride_batch +
-         int64_t(run.q_row + row.query) * params.out_stride_row + row.head * params.out_stride_head;
-}
+// A query row of the output.
+template <Element kElement>
+struct OutRow {
+  const DecodeParams& params;
+  int64_t begin;
+
+  __device__ __forceinline__ OutRow(const DecodeParams& p, const DecodeRun& run,
+                                    const QueryRow& row)
+      : params(p),
+        begin(run.batch * p.out_stride_batch + int64_t(run.q_row + row.query) * p.out_stride_row +
+              row.head * p.out_stride_head) {}
+
+  __device__ __forceinline__ void store(int col, float x) const {
+    if (col >= params.head_dim_v) return;
+    if (params.out_float32) {
+      static_cast<float*>(params.out)[begin + col] = x;
+    } else {
+      static_cast<uint16_t*>(params.out)[begin + col] = uint16_t(pack2<kElement>(x, 0.f));
+    }
+  }
+};
 
 __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const DecodeRun& run,
                                               const QueryRow& row, float lse) {
   if (params.lse == nullptr) return;
   params.lse[run.batch * params.lse_stride_batch + row.head * params.lse_stride_head + run.q_row +
              row.query] = lse;
-}
-
-template <Element kElement>
-__device__ __forceinline__ unsigned short rounded(float x) {
-  return uint16_t(pack2<kElement>(x, 0.f));
 }
 
 // Stores the result of a whole item. sums.sum is already that of all warps.
@@ -128,16 +139,13 @@ __device__ __forceinline__ void store_result(const DecodeParams& params, const D
     if (row >= rows) continue;
     const QueryRow at = query_row(params, run, row);
     const RowResult result = finish_row(params, sums.max[c], sums.sum[c], at.head);
-    unsigned short* out = out_row(params, run, at);
+    const OutRow<Traits::kElement> out(params, run, at);
 #pragma unroll
     for (int b = 0; b < Traits::kDimBlocks; ++b)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int col = 64 * b + dim + 8 * h;
-        if (col < params.head_dim_v)
-          out[col] = rounded<Traits::kElement>(sums.out[b][c / 2 * 4 + 2 * h + c % 2] *
-                                               result.inverse_sum);
-      }
+      for (int h = 0; h < 2; ++h)
+        out.store(64 * b + dim + 8 * h,
+                  sums.out[b][c / 2 * 4 + 2 * h + c % 2] * result.inverse_sum);
     if (thread < 4) store_row_lse(params, run, at, result.lse);
   }
 }

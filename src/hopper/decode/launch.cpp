@@ -64,7 +64,8 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.q_stride_head = q.stride_head;
   params.head_dim = problem.head_dim;
   params.q_by_pieces = in_pieces(q);
-  params.out = static_cast<unsigned short*>(problem.out.data);
+  params.out = problem.out.data;
+  params.out_float32 = problem.out_dtype == FLASH3_FLOAT32;
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_row = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;

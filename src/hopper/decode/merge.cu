@@ -16,8 +16,6 @@ constexpr int kThreads = 128;
 constexpr int kQuad = 4;
 constexpr int kBlocksOfMultiprocessor = 16;
 
-enum class OutType { kFloat32, kFloat16, kBFloat16 };
-
 struct MergeParams {
   const float* parts;
   long long part_stride, part_stride_row, part_stride_head;
@@ -25,7 +23,7 @@ struct MergeParams {
   long long lse_part_stride, lse_part_stride_head;
   void* out;
   long long out_stride_row, out_stride_head;
-  OutType type;
+  FloatType type;
   float* lse;  // or null
   long long lse_stride_head;
   SinkRow sink;
@@ -59,8 +57,8 @@ __device__ __forceinline__ void store_pairs(const MergeParams& p, const float4& 
 
 __device__ __forceinline__ void store_quad(const MergeParams& p, const float4& x, long long row,
                                            int col) {
-  if (p.type == OutType::kFloat16) return store_pairs<Element::kFloat16>(p, x, row, col);
-  if (p.type == OutType::kBFloat16) return store_pairs<Element::kBFloat16>(p, x, row, col);
+  if (p.type == FloatType::kFloat16) return store_pairs<Element::kFloat16>(p, x, row, col);
+  if (p.type == FloatType::kBFloat16) return store_pairs<Element::kBFloat16>(p, x, row, col);
   float* const to = static_cast<float*>(p.out) + row + col;
   if (p.out_in_quads) {
     *reinterpret_cast<float4*>(to) = x;
@@ -110,12 +108,6 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   }
 }
 
-OutType out_type(flash3_dtype dtype) {
-  return dtype == FLASH3_FLOAT32   ? OutType::kFloat32
-         : dtype == FLASH3_FLOAT16 ? OutType::kFloat16
-                                   : OutType::kBFloat16;
-}
-
 const char* out_name(flash3_dtype dtype) {
   return dtype == FLASH3_FLOAT32 ? "fp32" : dtype == FLASH3_FLOAT16 ? "fp16" : "bf16";
 }
@@ -154,7 +146,7 @@ Status launch(const MergeProblem& problem, const MergePlan& plan) {
   params.out = problem.out.data;
   params.out_stride_row = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;
-  params.type = out_type(problem.out_dtype);
+  params.type = float_type(problem.out_dtype);
   params.lse = problem.lse.data;
   params.lse_stride_head = problem.lse.stride_head;
   params.sink = sink_row(problem.sink);

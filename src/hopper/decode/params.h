@@ -60,10 +60,11 @@ struct DecodeParams {
   int head_dim;
   bool q_by_pieces;
 
-  unsigned short* out;
+  void* out;
   long long out_stride_batch, out_stride_row, out_stride_head;
   int head_dim_v;
-  float* lse;  // or null
+  bool out_float32;  // otherwise of q's dtype
+  float* lse;        // or null
   long long lse_stride_batch, lse_stride_head;
   SinkRow sink;
 

@@ -170,7 +170,6 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
 
 Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
                       DecodePlan* plan) {
-  FLASH3_CHECK(check_out_dtype(problem));
   plan->kernel = find_kernel(problem, most_queries);
   if (!plan->kernel)
     return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,

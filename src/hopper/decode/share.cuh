@@ -179,14 +179,12 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
   for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
   const QueryRow at = query_row(params, run, row);
   const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
-  unsigned short* out = out_row(params, run, at);
+  const OutRow<Traits::kElement> out(params, run, at);
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b) {
     const int dim = 64 * b + lane / 8 * 16 + lane % 8;
-    if (dim < params.head_dim_v)
-      out[dim] = rounded<Traits::kElement>(all.out[b].x * result.inverse_sum);
-    if (dim + 8 < params.head_dim_v)
-      out[dim + 8] = rounded<Traits::kElement>(all.out[b].y * result.inverse_sum);
+    out.store(dim, all.out[b].x * result.inverse_sum);
+    out.store(dim + 8, all.out[b].y * result.inverse_sum);
   }
   if (lane == 0) store_row_lse(params, run, at, result.lse);
 }

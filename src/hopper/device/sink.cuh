@@ -10,9 +10,9 @@
 namespace flash3::hopper {
 
 __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
-  if (sink.type == SinkType::kFloat32) return static_cast<const float*>(sink.data)[head];
+  if (sink.type == FloatType::kFloat32) return static_cast<const float*>(sink.data)[head];
   const uint16_t bits = static_cast<const uint16_t*>(sink.data)[head];
-  return sink.type == SinkType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+  return sink.type == FloatType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
 }
 
 // Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are

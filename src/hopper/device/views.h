@@ -22,12 +22,13 @@ struct RowMap {
   int rows_per_batch;  // ragged: from one batch element to the next; 0 if packed
 };
 
-enum class SinkType { kFloat32, kFloat16, kBFloat16 };
+// Of what a kernel reads or writes in any of them.
+enum class FloatType { kFloat32, kFloat16, kBFloat16 };
 
 // The sinks, [heads_q]; data null: none.
 struct SinkRow {
   const void* data;
-  SinkType type;
+  FloatType type;
 };
 
 // What a soft-capped score is computed from, and how (softcap.hpp).

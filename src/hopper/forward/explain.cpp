@@ -79,7 +79,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
   explain_copy("k", plan.k, out);
   explain_copy("v", plan.v, out);
   out->add("store",
-           c.fp8() ? "from registers"
+           c.fp8() || problem.out_dtype == FLASH3_FLOAT32 ? "from registers"
            : plan.out_by_tma
                ? "TMA"
                : "element by element: out's base, strides or rows are not multiples of 16 bytes");

@@ -5,6 +5,7 @@
 #include "hopper/device/softcap.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/forward/plan.hpp"
+#include "hopper/host/float_type.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/packed_copy.hpp"
 #include "hopper/host/sink.hpp"
@@ -60,11 +61,13 @@ Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, flo
   fp8.k_packed = problem.sequences_k.packed;
   fp8.flush_tiles = plan.flush_tiles;
   fp8.sums = static_cast<char*>(problem.workspace) + plan.sums_offset;
-  fp8.out_float16 = problem.out_dtype == FLASH3_FLOAT16;
-  const TensorView& out = problem.out;
-  fp8.out_vec4_aligned = reinterpret_cast<uintptr_t>(out.data) % 8 == 0 &&
-                         (out.stride_batch | out.stride_seq | out.stride_head | out.dim) % 4 == 0;
   return fp8;
+}
+
+// Whether each four columns of all rows lie in as many aligned bytes.
+bool in_quads(const TensorView& t, flash3_dtype dtype) {
+  return reinterpret_cast<uintptr_t>(t.data) % (4 * dtype_size(dtype)) == 0 &&
+         (t.stride_batch | t.stride_seq | t.stride_head | t.dim) % 4 == 0;
 }
 
 }  // namespace
@@ -80,7 +83,9 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
 
   FLASH3_CHECK(encode_maps(problem, plan, &params));
 
-  params.out_data = static_cast<unsigned short*>(problem.out.data);
+  params.out_data = problem.out.data;
+  params.out_type = float_type(problem.out_dtype);
+  params.out_in_quads = in_quads(problem.out, problem.out_dtype);
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_seq = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;

@@ -15,8 +15,6 @@ struct Fp8Params {
   ScaleView q_scale, k_scale, v_scale;
   float q_factor;           // of Q's scales: softmax_scale · log2 e, or 1 under a softcap
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
-  bool out_float16;         // otherwise bfloat16
-  bool out_vec4_aligned;    // each four columns of the output lie in 8 aligned bytes
   int flush_tiles;          // key tiles between two flushes of O, a power of two (output_sums.cuh)
   void* sums;               // where they go, if there is no room in shared memory
 };
@@ -29,7 +27,11 @@ struct ForwardParams {
   // Where work tiles have slots (TileSchedule), boxes have slot_rows rows.
   RowMap q_rows, k_rows, v_rows, out_rows;
 
-  unsigned short* out_data;  // [batch, seq_q, heads_q, head_dim_v], for rows that TMA cannot store
+  // [batch, seq_q, heads_q, head_dim_v], for rows that TMA does not store. out_in_quads: each four
+  // columns of it lie in as many aligned bytes.
+  void* out_data;
+  FloatType out_type;
+  bool out_in_quads;
   long long out_stride_batch, out_stride_seq, out_stride_head;
   float* lse;  // [batch, heads_q, seq_q] or null
   long long lse_stride_batch, lse_stride_head;

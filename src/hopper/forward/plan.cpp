@@ -170,8 +170,8 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->k = plan_input(k);
   plan->v = plan_input(v);
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
-  plan->out_by_tma =
-      !config.fp8() && tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
+  plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
+                     tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
 
   const int64_t head_groups = problem.heads_q / choice.pack.heads;
   const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
@@ -307,12 +307,6 @@ std::string why_not_from_cache(const ForwardProblem& problem) {
              : "pages have too few rows in common with a key tile for TMA to load them at once";
 }
 
-Status check_out_dtype(const ForwardProblem& problem) {
-  if (problem.out_dtype == FLASH3_FLOAT16 || problem.out_dtype == FLASH3_BFLOAT16) return {};
-  return unsupported(message("out.dtype = ", dtype_name(problem.out_dtype),
-                             " but the hopper backend writes float16 and bfloat16 only"));
-}
-
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
   Element element;
   if (!element_of(problem.dtype, &element)) {
@@ -320,7 +314,6 @@ Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* pl
         message("q.dtype = ", dtype_name(problem.dtype),
                 " but the hopper backend computes in float16, bfloat16 and float8_e4m3 only"));
   }
-  FLASH3_CHECK(check_out_dtype(problem));
   FLASH3_CHECK(check_softcap(problem));
   const BestChoices best = best_choices(problem, device.multiprocessors);
   if (!best.plain.choice.kernel) {

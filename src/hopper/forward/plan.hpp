@@ -73,9 +73,6 @@ struct ForwardPlan {
   int grid = 0;   // blocks
 };
 
-// Checks that kernels write this dtype of out. It does not depend on what they compute in.
-Status check_out_dtype(const ForwardProblem& problem);
-
 // Says why no forward kernel reads the problem's cache; empty if one does.
 std::string why_not_from_cache(const ForwardProblem& problem);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of one warpgroup's 64 rows: registers → shared memory, in the place of Q → global
-// memory.
+// memory; in float32, which has no room there, straight from registers.
 #pragma once
 
 #include "hopper/device/ptx/memory.cuh"
@@ -8,6 +8,19 @@
 #include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
+
+// Stores a thread's two rows in float32.
+template <int N>
+__device__ __forceinline__ void store_float32(const ForwardParams& params, const WarpOutput& output,
+                                              const float (&r_o)[N], int thread) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = thread / 32 * kWarpRows + thread % 32 / 4 + 8 * h;
+    if (output.exists(row))
+      store_fragment_row(output.address<float>(row), r_o, h, params.head_dim_v, params.out_in_quads,
+                         thread);
+  }
+}
 
 // Store of 16-bit consumers: the final output, staged in Q's place.
 template <class Traits>
@@ -21,6 +34,10 @@ struct StoreInPlaceOfQ {
                                                const float (&r_o)[Traits::OutTile::kCols / 2],
                                                int warpgroup, int thread) {
     using OutTile = typename Traits::OutTile;
+    if (params.out_type == FloatType::kFloat32) {
+      store_float32(params, output, r_o, thread);
+      return;
+    }
     // All four warps have read Q.
     sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
 
@@ -58,7 +75,7 @@ struct StoreInPlaceOfQ {
       // Row strides or a base address that TMA does not take: element by element.
       for (int r = first_row; r < first_row + kWarpRows; ++r) {
         if (!output.exists(r)) continue;
-        uint16_t* out = output.address(r);
+        uint16_t* out = output.address<uint16_t>(r);
         for (int col = lane; col < params.head_dim_v; col += 32) {
           out[col] =
               reinterpret_cast<const uint16_t*>(staging + OutTile::offset(r, col / 8 * 8))[col % 8];

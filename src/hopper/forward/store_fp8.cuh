@@ -8,6 +8,19 @@
 
 namespace flash3::hopper {
 
+// Stores four columns of a row: together where each four lie in as many aligned bytes.
+template <class T, class Quad>
+__device__ __forceinline__ void store_quad(T* to, const Quad& quad, int columns, bool together) {
+  if (together) {
+    if (columns > 0) *reinterpret_cast<Quad*>(to) = quad;
+  } else {
+    const T(&x)[4] = reinterpret_cast<const T(&)[4]>(quad);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (e < columns) to[e] = x[e];
+  }
+}
+
 // Store of FP8 consumers: the final output.
 template <class Traits>
 struct StoreFp8 {
@@ -19,30 +32,37 @@ struct StoreFp8 {
                                                const WarpOutput& output, uint8_t*,
                                                const float (&r_o)[Traits::kHeadDimV / 2], int,
                                                int thread) {
+    if (params.out_type == FloatType::kFloat32) {
+      store_rows<float>(params, output, r_o, thread, [](const float4& x) { return x; });
+    } else {
+      const auto pack = [&](float low, float high) {
+        return params.out_type == FloatType::kFloat16 ? pack2<Element::kFloat16>(low, high)
+                                                      : pack2<Element::kBFloat16>(low, high);
+      };
+      store_rows<uint16_t>(params, output, r_o, thread,
+                           [&](const float4& x) { return uint2{pack(x.x, x.y), pack(x.z, x.w)}; });
+    }
+  }
+
+ private:
+  // Stores a thread's two rows, each four columns as `quad_of` makes them.
+  template <class T, class QuadOf>
+  static __device__ __forceinline__ void store_rows(const ForwardParams& params,
+                                                    const WarpOutput& output,
+                                                    const float (&r_o)[Traits::kHeadDimV / 2],
+                                                    int thread, const QuadOf& quad_of) {
     const int first_row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = first_row + 8 * h;
       if (!output.exists(row)) continue;
-      uint16_t* out = output.address(row);
+      T* const out = output.address<T>(row);
 #pragma unroll
       for (int i = 0; i < Traits::kHeadDimV / 16; ++i) {
         const float* r = &r_o[8 * i + 2 * h];
-        const float x[4] = {r[0], r[4], r[1], r[5]};
         const int col = 16 * i + thread % 4 * 4;
-        const auto pack = [&](float low, float high) {
-          return params.fp8.out_float16 ? pack2<Element::kFloat16>(low, high)
-                                        : pack2<Element::kBFloat16>(low, high);
-        };
-        const uint2 four = {pack(x[0], x[1]), pack(x[2], x[3])};
-        if (params.fp8.out_vec4_aligned) {
-          if (col < params.head_dim_v) *reinterpret_cast<uint2*>(out + col) = four;
-        } else {
-          const uint32_t words[2] = {four.x, four.y};
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (col + e < params.head_dim_v) out[col + e] = uint16_t(words[e / 2] >> 16 * (e % 2));
-        }
+        store_quad(out + col, quad_of(float4{r[0], r[4], r[1], r[5]}), params.head_dim_v - col,
+                   params.out_in_quads);
       }
     }
   }

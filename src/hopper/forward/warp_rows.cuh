@@ -98,8 +98,9 @@ struct WarpOutput {
   __device__ __forceinline__ int head(int row) const {
     return queries.head_group * params.pack.heads + params.pack.head_of(row);
   }
-  __device__ __forceinline__ uint16_t* address(int row) const {
-    return params.out_data + queries.sequence.batch * params.out_stride_batch +
+  template <class T>
+  __device__ __forceinline__ T* address(int row) const {
+    return static_cast<T*>(params.out_data) + queries.sequence.batch * params.out_stride_batch +
            head(row) * params.out_stride_head +
            (int64_t(queries.sequence.q_first) + token(row)) * params.out_stride_seq;
   }
@@ -142,8 +143,14 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
   const int lane = thread % 32, first_row = thread / 32 * kWarpRows;
   for (int row = first_row; row < first_row + kWarpRows; ++row) {
     if (!output.exists(row)) continue;
-    uint16_t* out = output.address(row);
-    for (int col = lane; col < params.head_dim_v; col += 32) out[col] = 0;
+    const auto clear = [&](auto* out) {
+      for (int col = lane; col < params.head_dim_v; col += 32) out[col] = 0;
+    };
+    if (params.out_type == FloatType::kFloat32) {
+      clear(output.address<float>(row));
+    } else {
+      clear(output.address<uint16_t>(row));
+    }
   }
   const int row = first_row + lane;
   if (params.lse != nullptr && lane < kWarpRows && output.exists(row))

@@ -3,14 +3,10 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "hopper/device/views.h"
+#include "hopper/host/float_type.hpp"
 
 namespace flash3::hopper {
 
-inline SinkRow sink_row(const SinkView& view) {
-  return {view.data, view.dtype == FLASH3_FLOAT32   ? SinkType::kFloat32
-                     : view.dtype == FLASH3_FLOAT16 ? SinkType::kFloat16
-                                                    : SinkType::kBFloat16};
-}
+inline SinkRow sink_row(const SinkView& view) { return {view.data, float_type(view.dtype)}; }
 
 }  // namespace flash3::hopper

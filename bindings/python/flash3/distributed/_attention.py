@@ -2,7 +2,6 @@
 """attention() over tokens that are dealt to ranks, and explain()."""
 import torch
 
-from .. import arrays
 from .._options import computes_fp8, rotation_seed as seed_of, scale_or_default, window_sides
 from .._torch import autocast, _signed
 from . import _cost
@@ -99,22 +98,6 @@ def _shape(q, k, v, causal, tokens):
                        0.5 if causal else 1.0)
 
 
-def _without(sizes, q):
-    """The methods that this backend cannot run: those that merge need float32 results of 16-bit tensors."""
-    return () if _writes_float32(q.device.type, q.dtype) else ("ring",) if len(sizes) == 1 or sizes[0] > 1 else ()
-
-
-def _writes_float32(device, dtype):
-    if device == "cpu" or dtype == torch.float32:
-        return True
-    from .._attention import _Shape
-    row = _Shape((1, 1, 1, 64), str(dtype).removeprefix("torch."))
-    return bool(arrays.forward_supported(row, row, row, _Shape((1, 1, 1, 64), "float32"), backend="hopper"))
-
-
-_writes_float32._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, without importing the compiler
-
-
 def _chosen(method, sizes, q, k, v, causal, tokens):
     """The method, the same on all ranks: tokens are those of a rank on average."""
     if method not in (*METHODS, "auto"):
@@ -126,7 +109,7 @@ def _chosen(method, sizes, q, k, v, causal, tokens):
         return method
     if len(sizes) == 2:
         return "ulysses_ring"
-    return _cost.cheapest(_cost.times(_shape(q, k, v, causal, tokens), sizes, q.device.type), _without(sizes, q))
+    return _cost.cheapest(_cost.times(_shape(q, k, v, causal, tokens), sizes, q.device.type))
 
 
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
@@ -148,8 +131,7 @@ def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, ch
         rows = layout.sent_rows("all_gather" if chosen == "all_gather" else "ring", heads, plan.rank // heads, mask)
         held = layout.rows_of_group("k", range(plan.rank // heads * heads, (plan.rank // heads + 1) * heads))
         lines.append(("keys sent", f"{rows} rows, of {held * (groups.ranks // heads - 1)} if all were seen"))
-    without = _without(groups.sizes, q)
     for name, (seconds, sent) in _cost.times(_shape(q, k, v, causal, plan.mean_tokens), groups.sizes, q.device.type).items():
-        why = seconds if isinstance(seconds, str) else "out would have to be float32" if name in without else None
-        lines.append((name, why or f"{1e6 * seconds:.0f} us, {sent / 1e6:.2f} MB sent, by the model"))
+        why = seconds if isinstance(seconds, str) else f"{1e6 * seconds:.0f} us, {sent / 1e6:.2f} MB sent, by the model"
+        lines.append((name, why))
     return "".join(f"{name}: {value}\n" for name, value in lines)

@@ -128,14 +128,13 @@ class Call:
         return out, lse
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
-        """(dq, dk, dv) of the call's rows, where out and lse are those of all keys; float32, or of q's dtype (_gradient_dtype)."""
+        """(dq, dk, dv) of the call's rows, where out and lse are those of all keys, in float32."""
         batch = q.shape[0]
         q, dout, out = (self.shaped(self.q.of(x)) for x in (q, dout, out))
         k, v = (self.shaped(self.k.of(x)) for x in (k, v))
         lse = self.shaped_lse(self.q.of(lse, 2)).contiguous()
         dlse = None if dlse is None else self.shaped_lse(self.q.of(dlse, 2)).contiguous()
-        dtype = _gradient_dtype(q.device.type, q.dtype)
-        made = [torch.empty(x.shape, dtype=dtype, device=x.device) for x in (q, k, v)]
+        made = [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v)]
         _run(q, functools.partial(arrays.backward, dlse=dlse), functools.partial(arrays.backward_workspace, dlse=dlse),
              (dout, q, k, v, out, lse, *made), {**options, **self.mask, **self.sequences(batch, q.device)})
         return made if len(self.members) == 1 else [x.unflatten(0, (batch, -1)) for x in made]
@@ -147,17 +146,6 @@ def _range(first, rows):
 
 def _starts(lengths, device):
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
-
-
-@functools.lru_cache(maxsize=None)
-def _gradient_dtype(device, dtype):
-    """float32; or dtype, rounded once in each part, where the backend writes nothing else."""
-    if device == "cpu" or dtype == torch.float32:
-        return torch.float32
-    row = torch.empty((1, 1, 1, 64), dtype=dtype, device=device)
-    lse = torch.empty((1, 1, 1), device=device)
-    wide = torch.empty_like(row, dtype=torch.float32)
-    return torch.float32 if arrays.backward_supported(row, row, row, row, row, lse, wide, wide, wide) else dtype
 
 
 class Sums:

@@ -47,6 +47,23 @@ __device__ __forceinline__ void issue_pv(float (&r_o)[VTile::kCols / 2],
   wgmma_commit();
 }
 
+// Stores the first `columns` columns of row r0 + 8h of a fragment in float32; in_pairs: each two of
+// a row lie in 8 aligned bytes.
+template <int N>
+__device__ __forceinline__ void store_fragment_row(float* row, const float (&r)[N], int h,
+                                                   int columns, bool in_pairs, int thread) {
+#pragma unroll
+  for (int i = 2 * h; i < N; i += 4) {
+    const int col = i / 4 * 8 + thread % 4 * 2;
+    if (in_pairs && col + 1 < columns) {
+      *reinterpret_cast<float2*>(row + col) = make_float2(r[i], r[i + 1]);
+    } else {
+      if (col < columns) row[col] = r[i];
+      if (col + 1 < columns) row[col + 1] = r[i + 1];
+    }
+  }
+}
+
 // The score accumulator is, element for element, the A operand of the next product: only rounding
 // is needed.
 template <Element T, int N>

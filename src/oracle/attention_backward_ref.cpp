@@ -269,7 +269,7 @@ struct Store {
              int64_t i, int64_t h, const double* values, const float* bounds) const {
     const int64_t row = row_in_batch(s, sequence < 0 ? b : sequence, i) * t.heads + h;
     std::copy_n(values, t.dim, &gradient.values[row * t.dim]);
-    const Precision precision = precision_of(p.dtype);
+    const Precision precision = precision_of(p.gradient_dtype);
     for (int64_t d = 0; d < t.dim; ++d)
       gradient.bounds[row * t.dim + d] = static_cast<float>(bounds[d] + precision.error(values[d]));
   }

@@ -59,9 +59,9 @@ inline BackwardProblem one_sequence(BackwardProblem p, int64_t b) {
   narrow_to(b, s, &p);
   p.dout = one_sequence(p.dout, p.dtype, b, s.q);
   p.dlse = one_sequence(p.dlse, b, s.q);
-  p.dq = one_sequence(p.dq, p.dtype, b, s.q);
-  p.dk = one_sequence(p.dk, p.dtype, b, s.k);
-  p.dv = one_sequence(p.dv, p.dtype, b, s.k);
+  p.dq = one_sequence(p.dq, p.gradient_dtype, b, s.q);
+  p.dk = one_sequence(p.dk, p.gradient_dtype, b, s.k);
+  p.dv = one_sequence(p.dv, p.gradient_dtype, b, s.k);
   p.dsink = {};
   return p;
 }

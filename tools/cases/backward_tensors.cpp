@@ -55,9 +55,10 @@ BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
   ForwardTensors forward = make_forward_tensors(plain);
   BackwardTensors t;
   const CaseSequences sequences = make_sequences(c);
-  t.dq = make_rows(c, TensorName::kDq, sequences.q, c.heads_q, c.head_dim, c.dtype);
-  t.dk = make_rows(c, TensorName::kDk, sequences.k, c.heads_k, c.head_dim, c.dtype);
-  t.dv = make_rows(c, TensorName::kDv, sequences.k, c.heads_k, c.head_dim_v, c.dtype);
+  t.dq = make_rows(c, TensorName::kDq, sequences.q, c.heads_q, c.head_dim, c.dtype_of_gradients());
+  t.dk = make_rows(c, TensorName::kDk, sequences.k, c.heads_k, c.head_dim, c.dtype_of_gradients());
+  t.dv =
+      make_rows(c, TensorName::kDv, sequences.k, c.heads_k, c.head_dim_v, c.dtype_of_gradients());
   t.dout = make_rows(c, TensorName::kDout, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
   t.q = std::move(forward.q), t.k = std::move(forward.k), t.v = std::move(forward.v);
   t.out = std::move(forward.out), t.lse = std::move(forward.lse);
@@ -104,6 +105,7 @@ flash3_backward_params make_backward_question(const Case& c) {
   BackwardViews views{.q = f.q, .k = f.k, .v = f.v, .out = f.out, .lse = f.lse};
   // As what they are the gradients of, but with layouts of their own.
   Case gradients = c;
+  gradients.dtype = c.dtype_of_gradients(), gradients.out_dtype = c.dtype_of_out();
   const auto lies_as = [&](TensorName name, TensorName other) {
     gradients.own_layouts[static_cast<size_t>(name)] = c.layout_of(other);
   };

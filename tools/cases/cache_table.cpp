@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cases on a KV cache: pages of every size, with what decoding and the parts of a prefill ask.
+#include <utility>
+
 #include "cases/pairwise.hpp"
 #include "cases/table.hpp"
 
@@ -95,7 +97,7 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
   }
   add_every_kernel(dtypes, &table);
   add_prompts(dtypes, &table);
-  return table;
+  return with_unrounded(std::move(table));
 }
 
 }  // namespace flash3::cases

@@ -97,23 +97,26 @@ struct Case {
 
   Scales scales = Scales::kNone;
   std::array<std::optional<Scales>, 3> own_scales{};  // "<q|k|v>:<scales>": of one tensor
-  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // "outfp16" …; none: bf16 for e4m3, else dtype
-  bool fp8 = false;                            // "fp8": compute in FP8
+  // "outfp16" …; none: bf16 for e4m3, else dtype. 16 bits and "outfp32": as it is before rounding.
+  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;
+  bool fp8 = false;  // "fp8": compute in FP8
 
   bool quantize = false;           // "quantize"; the three below are of that call
   std::array<bool, 3> left_out{};  // "noq", "nok", "nov": not brought to FP8
   bool rotate = false;             // "rotate"
   Rotary rotary = Rotary::kNone;   // or of an append
 
-  bool backward = false;   // "bwd"; the two below are of a backward call, and say so by themselves
+  bool backward = false;   // "bwd"; those below are of a backward call, and say so by themselves
   bool want_dlse = false;  // "dlse": a gradient of lse is given
-  bool deterministic = false;  // "deterministic"
-  bool want_dsink = true;      // "nodsink": the sink's gradient is not wanted
+  bool deterministic = false;      // "deterministic"
+  bool want_dsink = true;          // "nodsink": the sink's gradient is not wanted
+  bool float32_gradients = false;  // "gradfp32": dq, dk and dv of 16-bit tensors in float32
 
   flash3_dtype dtype_of_out() const {
     if (out_dtype != FLASH3_DTYPE_NONE) return out_dtype;
     return dtype == FLASH3_FLOAT8_E4M3 ? FLASH3_BFLOAT16 : dtype;
   }
+  flash3_dtype dtype_of_gradients() const { return float32_gradients ? FLASH3_FLOAT32 : dtype; }
   TensorLayout layout_of(TensorName name) const {
     const auto& own = own_layouts[static_cast<size_t>(name)];
     return own ? *own : TensorLayout{.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};

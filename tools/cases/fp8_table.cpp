@@ -27,7 +27,7 @@ constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kHeadsFirst, Layout::k
 
 }  // namespace
 
-std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32) {
+std::vector<Case> fp8_case_table(Level level, bool ragged) {
   constexpr flash3_dtype kFp8[] = {FLASH3_FLOAT8_E4M3}, kHalf[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16};
   const auto table = [&](std::span<const flash3_dtype> dtypes) {
     return ragged ? ragged_case_table(level, dtypes) : case_table(level, dtypes);
@@ -36,7 +36,7 @@ std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32) {
   size_t i = 0;
   for (Case c : table(kFp8)) {
     c.scales = kScales[i % std::size(kScales)];
-    c.out_dtype = kOuts[i / 4 % (float32 ? 3 : 2)];
+    c.out_dtype = kOuts[i / 4 % std::size(kOuts)];
     ++i;
     list.push_back(c);
   }

@@ -2,6 +2,7 @@
 // The part of the case table with sinks, softcaps and chunks, and the table of ragged batches.
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "cases/pairwise.hpp"
 #include "cases/table.hpp"
@@ -163,7 +164,7 @@ std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> d
     }
   for (const Case& c : empty_cases(level == Level::kQuick ? dtypes.first(1) : dtypes))
     cases.push_back(c);
-  return cases;
+  return with_unrounded(std::move(cases));
 }
 
 }  // namespace flash3::cases

@@ -219,7 +219,10 @@ void draw_forward(Draw& d, Case* c) {
                          : FLASH3_FLOAT32;
   c->fp8 = kind >= 4 && d.percent(16);
   c->want_lse = d.percent(80);
-  if (c->dtype != FLASH3_FLOAT8_E4M3 && !c->fp8) return;
+  if (c->dtype != FLASH3_FLOAT8_E4M3 && !c->fp8) {
+    if (c->dtype != FLASH3_FLOAT32 && d.percent(15)) c->out_dtype = FLASH3_FLOAT32;
+    return;
+  }
   c->out_dtype = d.of(kOuts);
   if (c->fp8) return;
   c->scales = d.percent(15) ? Scales::kNone : d.of(kGiven);
@@ -237,6 +240,7 @@ void draw_backward(Draw& d, Case* c) {
   c->want_dlse = d.percent(35);
   c->deterministic = d.percent(40);
   c->want_dsink = c->sink == Sink::kNone || d.percent(80);
+  c->float32_gradients = c->dtype != FLASH3_FLOAT32 && d.percent(20);
 }
 
 void draw_quantize(Draw& d, Case* c) {

@@ -177,6 +177,7 @@ std::vector<Case> backward_of(const std::vector<Case>& cases) {
   Table table;
   size_t i = 0;
   for (Case c : cases) {
+    if (c.out_dtype != FLASH3_DTYPE_NONE) continue;
     const bool full = !c.causal && !c.window;
     if (c.distribution == Distribution::kSpecial && !full) continue;
     c.want_lse = true;
@@ -202,6 +203,21 @@ std::span<const flash3_dtype> dtypes_of(flash3_backend backend) {
   return backend == FLASH3_BACKEND_HOPPER ? std::span(kAll).first(2) : std::span(kAll);
 }
 
+std::vector<Case> with_unrounded(std::vector<Case> cases) {
+  constexpr size_t kEach = 7;
+  for (size_t i = 0, count = cases.size(); i < count; i += kEach) {
+    Case c = cases[i];
+    if (dtype_size(c.dtype) != 2) continue;
+    if (c.backward) {
+      c.float32_gradients = true;
+    } else {
+      c.out_dtype = FLASH3_FLOAT32;
+    }
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) {
   Table table;
   const std::span<const Dims> dims(kDims);
@@ -214,7 +230,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
     add_shapes(dtypes.first(1), false, &table);
     add_packed_heads(dtypes.first(1), 1, &table);
     for (const Case& c : option_cases(level, dtypes)) table.add(c);
-    return table.take();
+    return with_unrounded(table.take());
   }
   add_length_product(main_dtype, {64, 64}, kLengths, kMainMasks, &table);
   add_length_product(main_dtype, {128, 128}, kLengths, kMainMasks.first(2), &table);
@@ -224,7 +240,7 @@ std::vector<Case> case_table(Level level, std::span<const flash3_dtype> dtypes) 
   add_shapes(dtypes, true, &table);
   add_packed_heads(dtypes, 2, &table);
   for (const Case& c : option_cases(level, dtypes)) table.add(c);
-  return table.take();
+  return with_unrounded(table.take());
 }
 
 std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
@@ -237,11 +253,11 @@ std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype>
       c.softcap = softcap;
       cases.push_back(c);
     }
-  return cases;
+  return with_unrounded(std::move(cases));
 }
 
 std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3_dtype> dtypes) {
-  return backward_of(ragged_case_table(level, dtypes));
+  return with_unrounded(backward_of(ragged_case_table(level, dtypes)));
 }
 
 }  // namespace flash3::cases

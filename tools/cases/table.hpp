@@ -34,7 +34,7 @@ std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype>
 // FP8: q, k and v of e4m3 with all kinds of scales and outputs in all that the tables above have,
 // and calls that bring 16-bit tensors to FP8 themselves. ragged: of ragged batches alone, or
 // without.
-std::vector<Case> fp8_case_table(Level level, bool ragged, bool float32);
+std::vector<Case> fp8_case_table(Level level, bool ragged);
 
 // A KV cache: pages of every size, padding, appended keys and rotary embeddings.
 std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes);
@@ -43,6 +43,9 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
 std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
 std::vector<Case> ragged_backward_case_table(Level level, std::span<const flash3_dtype> dtypes);
+
+// Some of the cases of 16 bits once more, with results in float32.
+std::vector<Case> with_unrounded(std::vector<Case> cases);
 
 // What case_table() has of sinks, softcaps and chunks (options_table.cpp).
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes);

@@ -25,7 +25,7 @@ namespace {
 using cases::Case;
 using cases::CheckResult;
 
-// Whether this backend takes FP8 at all; some dtypes of out it may not.
+// Whether this backend takes FP8.
 bool takes_fp8(flash3_backend backend) {
   Case c;
   c.dtype = FLASH3_FLOAT8_E4M3;
@@ -47,8 +47,7 @@ std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
   auto list =
       options.ragged ? cases::ragged_case_table(level, dtypes) : cases::case_table(level, dtypes);
   if (!takes_fp8(backend)) return list;
-  const bool float32 = std::find(dtypes.begin(), dtypes.end(), FLASH3_FLOAT32) != dtypes.end();
-  for (const Case& c : cases::fp8_case_table(level, options.ragged, float32)) list.push_back(c);
+  for (const Case& c : cases::fp8_case_table(level, options.ragged)) list.push_back(c);
   return list;
 }
 

@@ -190,7 +190,7 @@ void attention_backward_naive(const BackwardProblem& p, int num_threads) {
              const float* x) const {
       const int64_t first =
           b * t.stride_batch + (rows_of(s, b).first + i) * t.stride_seq + h * t.stride_head;
-      for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.dtype, first + d, x[d]);
+      for (int64_t d = 0; d < t.dim; ++d) store_float(t.data, p.gradient_dtype, first + d, x[d]);
     }
     void dq(int64_t b, int64_t i, int64_t h, const float* x) const {
       row(p.dq, p.sequences_q, b, i, h, x);

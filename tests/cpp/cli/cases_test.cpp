@@ -112,7 +112,7 @@ TEST(CaseTable, Fp8CasesReadBackAndAreMixed) {
     std::set<Scales> scales;
     std::set<flash3_dtype> outs;
     std::set<bool> computed;
-    for (const Case& c : fp8_case_table(Level::kQuick, ragged, true)) {
+    for (const Case& c : fp8_case_table(Level::kQuick, ragged)) {
       EXPECT_TRUE(parsed(to_id(c)) == c) << to_id(c);
       EXPECT_EQ(c.is_ragged(), ragged) << to_id(c);
       EXPECT_TRUE(c.fp8 != (c.dtype == FLASH3_FLOAT8_E4M3)) << to_id(c);
@@ -124,8 +124,6 @@ TEST(CaseTable, Fp8CasesReadBackAndAreMixed) {
     EXPECT_EQ(outs.size(), 3u);
     EXPECT_EQ(computed.size(), 2u);
   }
-  for (const Case& c : fp8_case_table(Level::kQuick, false, false))
-    EXPECT_NE(c.dtype_of_out(), FLASH3_FLOAT32) << to_id(c);
   std::set<std::tuple<Scales, bool, Rotary>> kinds;
   for (const Case& c : quantize_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU))) {
     EXPECT_TRUE(parsed(to_id(c)) == c && c.quantize) << to_id(c);

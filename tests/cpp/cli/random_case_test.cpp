@@ -38,7 +38,7 @@ TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
             "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/outbf16/fp8");
   EXPECT_EQ(to_id(random_case(1, 1000)),
-            "bf16/b6/q603/k2/h5x1/d64x45/full/odd/outliers/seed228847/edges/packed/bwd");
+            "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/bwd/gradfp32");
 }
 
 TEST(RandomCase, CoversEveryOption) {

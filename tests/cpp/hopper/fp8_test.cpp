@@ -31,12 +31,12 @@ class HopperFp8 : public HopperTest {
 };
 
 TEST_F(HopperFp8, CaseTable) {
-  for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, false, false)) verify(c);
+  for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, false)) verify(c);
 }
 
 // Every row that is no token's holds the fill pattern, before and after.
 TEST_F(HopperFp8, RaggedTable) {
-  for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, true, false)) verify(c);
+  for (const Case& c : cases::fp8_case_table(cases::Level::kQuick, true)) verify(c);
 }
 
 // Every kernel, with key tiles enough to go round its rings several times.

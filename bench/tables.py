@@ -5,7 +5,7 @@
     python3 bench/tables.py [--check]
 
 Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py,
-bench/needle.py, bench/decode_peers.py and examples/07_train_gpt.py wrote, newest first.
+bench/needle.py, bench/decode_peers.py, bench/context_parallel.py and examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 
+from context_table import context_points
 from decode_table import decode_points
 from needle_table import needle_tables
 from table_parts import NAMES, NOT_MEASURED, RESULTS, ROOT, libraries, median_range, source, table
@@ -27,9 +28,9 @@ FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "f
 
 def load():
     """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone, of calls from Python,
-    of trainings, of needles, of calls on a KV cache), each as (path, report), newest first, of the CPU the one of most cases; and the paths of
-    other files."""
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, other = [], [], [], [], [], [], [], [], [], [], []
+    of trainings, of needles, of calls on a KV cache, of several GPUs), each as (path, report), newest first, of the CPU the one of most cases; and
+    the paths of other files."""
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, other = ([] for _ in range(12))
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "points" in report:
@@ -50,13 +51,15 @@ def load():
             needle.append((path, report))
         elif report.get("cache_points"):
             cache.append((path, report))
+        elif report.get("context_points"):
+            context.append((path, report))
         else:
             other.append(path)
     # The one with the most points of a day.
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
     cpu.sort(key=lambda item: len(item[1]["results"]), reverse=True)
     lists = [reports if reports is cpu else sorted(reports, key=newest, reverse=True) for reports in
-             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache)]
+             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context)]
     return *lists, other
 
 
@@ -406,7 +409,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     summary = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -421,6 +424,8 @@ def main():
         everything.append(section("Hopper, FP8 forward", fp8, fp8_points))
     if cache:
         everything.append(section("Hopper, on a KV cache", cache, decode_points))
+    if context:
+        everything.append(section("Hopper, several GPUs", context, context_points))
     everything.append(section("CPU", cpu, cpu_points))
     if alone:
         everything.append(section("flash3 alone", alone, alone_table))

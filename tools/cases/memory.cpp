@@ -42,6 +42,7 @@ double HostMemory::time(const std::function<void()>& work) {
 
 std::shared_ptr<void> PooledMemory::allocate(size_t bytes) {
   constexpr size_t kSmallest = 4096;
+  if (bytes > kLargest) return memory_->allocate(bytes);
   const size_t size = std::bit_ceil(std::max(bytes, kSmallest));
   std::vector<std::shared_ptr<void>>& blocks = free_[size];
   if (blocks.empty()) blocks.push_back(memory_->allocate(size));

@@ -63,8 +63,11 @@ class PooledMemory final : public Memory {
  public:
   explicit PooledMemory(std::unique_ptr<Memory> memory) : memory_(std::move(memory)) {}
 
-  // What lies behind `bytes` in the block holds the fill pattern, so that nothing of an earlier
-  // problem is read.
+  // Blocks of more bytes are freed all the same: the pools of many threads would fill a device.
+  static constexpr size_t kLargest = size_t{64} << 20;
+
+  // What lies behind `bytes` in a pooled block holds the fill pattern, so that nothing of an
+  // earlier problem is read.
   std::shared_ptr<void> allocate(size_t bytes) override;
   void copy_in(void* to, const void* from_host, size_t bytes) override {
     memory_->copy_in(to, from_host, bytes);

@@ -36,6 +36,42 @@ TEST(PooledMemory, UsesABlockAgainAndPoisonsWhatLiesBehindTheBytes) {
   EXPECT_NE(memory.allocate(0).get(), nullptr);
 }
 
+// Counts the blocks that it has given and that live.
+class CountingMemory final : public Memory {
+ public:
+  explicit CountingMemory(int* blocks) : blocks_(blocks) {}
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    const auto block = host_.allocate(bytes);
+    ++*blocks_;
+    return {block.get(), [this, block](void*) { --*blocks_; }};
+  }
+  void copy_in(void* to, const void* from, size_t n) override { host_.copy_in(to, from, n); }
+  void copy_out(void* to, const void* from, size_t n) override { host_.copy_out(to, from, n); }
+  void fill(void* to, std::byte value, size_t n) override { host_.fill(to, value, n); }
+  void copy(void* to, const void* from, size_t n) override { host_.copy(to, from, n); }
+  bool equal(const void* a, const void* b, size_t n) override { return host_.equal(a, b, n); }
+  void finish() override {}
+  double time(const std::function<void()>& work) override { return host_.time(work); }
+  std::function<void()> record(const std::function<void()>& work) override { return work; }
+  void* stream() const override { return nullptr; }
+
+ private:
+  HostMemory host_;
+  int* blocks_;
+};
+
+TEST(PooledMemory, KeepsNoLargeBlock) {
+  int blocks = 0;
+  PooledMemory memory(std::make_unique<CountingMemory>(&blocks));
+  memory.allocate(PooledMemory::kLargest);
+  EXPECT_EQ(blocks, 1);
+  {
+    const auto large = memory.allocate(PooledMemory::kLargest + 1);
+    EXPECT_EQ(blocks, 2);
+  }
+  EXPECT_EQ(blocks, 1);
+}
+
 // Guards, gaps and outputs of a tensor in a used block are as in a new one.
 TEST(PooledMemory, AnUploadRenewsTheGuards) {
   PooledMemory memory(std::make_unique<HostMemory>());

@@ -42,7 +42,8 @@ class HopperUnrounded : public HopperTest {
         uint32_t bits = 0;  // room for any dtype
         store_float(&bits, a.dtype, 0, exact);
         const float wanted = load_float(&bits, a.dtype, 0);
-        if (got != wanted && !(std::isnan(got) && std::isnan(wanted))) {
+        if (std::isnan(got) && std::isnan(wanted)) continue;  // no token's row
+        if (got != wanted) {
           ADD_FAILURE() << name << ", row " << row << ", " << d << ": " << got << " of " << exact;
           return 0;
         }

@@ -63,11 +63,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvrtc", required=True, help="libnvrtc.so")
     parser.add_argument("--toolkit-include", required=True, help="the folder of cuda_runtime_api.h")
-    parser.add_argument("--build", required=True, type=pathlib.Path, help="the folder where CMake wrote the kernels")
+    parser.add_argument("--build", required=True, type=pathlib.Path, help="the folder where CMake wrote the kernels and wgmma's lists")
     args = parser.parse_args()
 
     nvrtc = Nvrtc(args.nvrtc)
-    includes = [SRC, ROOT / "include", args.toolkit_include]
+    includes = [SRC, args.build / "src", ROOT / "include", args.toolkit_include]
     # Host constexpr functions (the tile table) carry no __device__: NVRTC knows no host, so it has to be told.
     options = ["--gpu-architecture=sm_90a", "-std=c++20", "--device-as-default-execution-space"]
     options += [f"-I{path}" for path in includes]

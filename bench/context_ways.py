@@ -12,7 +12,6 @@ import torch.nn.functional as F
 import flash3
 import flash3.distributed
 from flash3.distributed import _methods
-from flash3.distributed._exchange import unpacked
 from flash3.distributed._layout import mask_of
 
 CAUSAL = mask_of(True, None, 0)
@@ -97,16 +96,20 @@ def computing(own):
     there = {}
 
     class Kept:
-        def __init__(self, group, message, destination, shapes, source, like):
-            count = sum(math.prod(shape) for shape in shapes)
-            key = count, like.dtype
+        def __init__(self, group, tensors, destination, shapes, source):
+            self._come = [self._like(x, shape) for x, shape in zip(tensors, shapes)]
+
+        @staticmethod
+        def _like(x, shape):
+            count = math.prod(shape)
+            key = count, x.dtype
             if key not in there:
-                pattern = (message if message.numel() else like).reshape(-1)
-                there[key] = pattern.repeat(-(-count // max(1, pattern.numel())))[:count].clone()
-            self._come = there[key], shapes
+                pattern = x.reshape(-1) if x.numel() else x.new_ones(1)
+                there[key] = pattern.repeat(-(-count // pattern.numel()))[:count].clone()
+            return there[key].view(shape)
 
         def wait(self):
-            return unpacked(*self._come)
+            return self._come
 
     @contextlib.contextmanager
     def around():

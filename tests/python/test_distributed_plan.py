@@ -40,7 +40,8 @@ def pairs_of(calls, rows_q, rows_k):
         for rows in (call.q, call.k):  # or the call could not write, nor add, what belongs to each
             assert len(rows_at(rows.ranges).unique()) == rows.count, "a row twice in a call"
         for p in call.members:
-            window = call.mask["window"]
+            left, right = (None if side < 0 else side for side in (call.mask["window_left"], call.mask["window_right"]))
+            window = None if left is right is None else (left, right)
             pairs[p.q:p.q + p.rows_q, p.k:p.k + p.rows_k] += visible(p.rows_q, p.rows_k, causal=call.mask["causal"], window=window)
     return pairs
 
@@ -109,8 +110,9 @@ def test_one_causal_sequence_is_zigzag():
         assert layout.ranges_q == [geometry.joined_ranges([geometry.Range(20 * r, 20 * r + 20), geometry.Range(
             20 * (last - r), 20 * (last - r) + 20)]) for r in range(ranks)]
         own, steps = layout.ring(1, 0, mask_of(True, None, 0))
-        assert [call.mask for call in own] == [{"causal": True, "window": None}] and len(own[0].members) == 1
-        assert all(len(step.calls) == 1 and step.calls[0].mask == {"causal": False, "window": None} for step in steps)
+        without_window = {"window_left": -1, "window_right": -1}
+        assert [call.mask for call in own] == [{"causal": True, **without_window}] and len(own[0].members) == 1
+        assert all(len(step.calls) == 1 and step.calls[0].mask == {"causal": False, **without_window} for step in steps)
 
 
 def test_packed_documents_are_balanced():

@@ -3,24 +3,22 @@
 
 Tensors are [batch, rows, heads, dim] here, with batch = 1 for packed ones, and lse is [batch, heads, rows].
 """
-import functools
-
 import torch
 
-from .. import arrays
+from .._torch import translated
 from ._geometry import Range
 
+_forward = torch.ops.flash3.forward_out.default
+_backward = torch.ops.flash3.backward_out.default
+_merge = torch.ops.flash3.merge_out.default
+PARTS = 4  # of a query that are kept before they are merged
 
-def _run(like, call, workspace, tensors, options):
-    """Runs a call of arrays; on a GPU on torch's stream, with a workspace of torch's."""
-    if not like.is_cuda:
-        call(*tensors, **options)
-        return
-    with torch.cuda.device(like.device):
-        options = {**options, "stream": torch.cuda.current_stream().cuda_stream}
-        size = workspace(*tensors, **options)
-        memory = torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
-        call(*tensors, **options, workspace=memory)
+
+def _run(operator, *tensors, **options):
+    try:
+        operator(*tensors, **options)
+    except RuntimeError as error:
+        raise translated(error) from None
 
 
 class TokenRows:
@@ -74,7 +72,9 @@ class Call:
         """fresh: no call of the same queries before it."""
         self.q, self.k = (TokenRows([_range(p.q, p.rows_q) for p in members]), TokenRows([_range(p.k, p.rows_k) for p in members]))
         self.fresh, self.members = fresh, members
-        self.mask = {"causal": right == 0, "window": None if left is None and right in (None, 0) else (left, right)}
+        without_right = right is None or right == 0 and left is None
+        self.mask = {"causal": right == 0, "window_left": -1 if left is None else left,
+                     "window_right": -1 if without_right else right}
         self._sequences = {}
 
     @property
@@ -102,30 +102,19 @@ class Call:
         """The same of an lse, [batch, heads, rows] to [heads, batch * rows]."""
         return x if len(self.members) == 1 else x.transpose(0, 1).reshape(x.shape[1], -1)
 
-    def lse_back(self, x, batch):
-        return x if len(self.members) == 1 else x.unflatten(1, (batch, -1)).transpose(0, 1)
-
-    def forward(self, q, k, v, dtype, options, into=None):
-        """(out of this dtype, lse) of the call's queries, [batch, rows, heads, dim_v] and [batch, heads, rows].
-
-        into: the same of all queries, where those of the call are written.
-        """
-        batch, single = q.shape[0], len(self.members) == 1
+    def forward(self, q, k, v, options, into):
+        """Writes out and lse of the call's queries where those of all queries lie: into [batch, rows, heads, dim_v] and
+        [batch, heads, rows]."""
+        batch = q.shape[0]
         q, k, v = self.shaped(self.q.of(q)), self.shaped(self.k.of(k)), self.shaped(self.k.of(v))
-        if single and into is not None:
-            out, lse = self.q.of(into[0]), self.q.of(into[1], 2)
-        else:
-            out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
-            lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
-        _run(q, arrays.forward, arrays.forward_workspace, (q, k, v, out, lse),
-             {**options, **self.mask, **self.sequences(batch, q.device)})
-        if single:
-            return out, lse
-        out, lse = out.unflatten(0, (batch, -1)), self.lse_back(lse, batch)
-        if into is not None:
-            self.q.put(into[0], out)
-            self.q.put(into[1], lse, 2)
-        return out, lse
+        if len(self.members) == 1:
+            _run(_forward, q, k, v, self.q.of(into[0]), self.q.of(into[1], 2), **options, **self.mask)
+            return
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=into[0].dtype)
+        lse = q.new_empty((q.shape[-2], q.shape[-3]), dtype=torch.float32)
+        _run(_forward, q, k, v, out, lse, **options, **self.mask, **self.sequences(batch, q.device))
+        self.q.put(into[0], out.unflatten(0, (batch, -1)))
+        self.q.put(into[1], lse.unflatten(1, (batch, -1)).transpose(0, 1), 2)
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """(dq, dk, dv) of the call's rows, where out and lse are those of all keys, in float32."""
@@ -135,8 +124,7 @@ class Call:
         lse = self.shaped_lse(self.q.of(lse, 2)).contiguous()
         dlse = None if dlse is None else self.shaped_lse(self.q.of(dlse, 2)).contiguous()
         made = [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v)]
-        _run(q, functools.partial(arrays.backward, dlse=dlse), functools.partial(arrays.backward_workspace, dlse=dlse),
-             (dout, q, k, v, out, lse, *made), {**options, **self.mask, **self.sequences(batch, q.device)})
+        _run(_backward, dout, dlse, q, k, v, out, lse, *made, None, **options, **self.mask, **self.sequences(batch, q.device))
         return made if len(self.members) == 1 else [x.unflatten(0, (batch, -1)) for x in made]
 
 
@@ -152,39 +140,61 @@ class Sums:
     """out and lse of a rank's queries over the keys of all calls so far."""
 
     def __init__(self, q, dim_v, dtype, calls, sink, options):
-        """dtype: of the result. In it are the sums already, if no query has two calls; otherwise they are float32."""
+        """dtype: of the result. Calls write it, if no query has two of them; otherwise float32 parts, up to PARTS, which are merged."""
         batch, rows, heads, _ = q.shape
-        self.is_merged = not all(call.fresh for call in calls)
         self._dtype, self._sink, self._options = dtype, sink, options
-        self.out = torch.zeros((batch, rows, heads, dim_v), dtype=torch.float32 if self.is_merged else dtype, device=q.device)
-        self.lse = torch.full((batch, heads, rows), -torch.inf, dtype=torch.float32, device=q.device)
-        if sink is not None and not self.is_merged:
+        self.is_merged = not all(call.fresh for call in calls)
+        if self.is_merged:
+            parts = min(PARTS, 1 + sum(not call.fresh for call in calls))
+            self._outs = torch.empty((parts, batch, rows, heads, dim_v), dtype=torch.float32, device=q.device)
+            # A part of a row that saw no key, or has none, does not count: its out may hold anything.
+            self._lses = torch.full((parts, heads, batch, rows), -torch.inf, dtype=torch.float32, device=q.device)
+            self._count = 1
+            return
+        covered = sum(call.q.count for call in calls) == rows
+        self.out = (torch.empty if covered else torch.zeros)((batch, rows, heads, dim_v), dtype=dtype, device=q.device)
+        self.lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+        if sink is not None:
             self._options = {**options, "sink": sink}
-            self.lse.copy_(sink.float()[:, None].expand(heads, rows))
+        if not covered:
+            self.lse.fill_(-torch.inf) if sink is None else self.lse.copy_(sink.float()[:, None])
 
     def add(self, call, q, k, v):
-        """Makes the call, and merges its results into the sums, as flash3.merge does."""
-        if call.fresh:
-            call.forward(q, k, v, self.out.dtype, self._options, into=(self.out, self.lse))
+        """Makes the call. Calls that are the first of their queries share a part; each other one has its own."""
+        if not self.is_merged:
+            call.forward(q, k, v, self._options, (self.out, self.lse))
             return
-        out, lse = call.forward(q, k, v, self.out.dtype, self._options)
-        before_out, before_lse = call.q.of(self.out), call.q.of(self.lse, 2)
-        both = torch.logaddexp(before_lse, lse)
-        call.q.put(self.out, before_out.mul_(_share(before_lse, both)).addcmul_(out, _share(lse, both)))
-        call.q.put(self.lse, both, 2)
+        part = 0
+        if not call.fresh:
+            if self._count == len(self._outs):
+                self._merge_all()
+            part, self._count = self._count, self._count + 1
+        call.forward(q, k, v, self._options, (self._outs[part], self._lses[part].transpose(0, 1)))
+
+    def _merged(self, dtype, sink):
+        """(out, lse) of all parts so far, as flash3.merge."""
+        parts = slice(0, self._count)
+        outs, lses = self._outs[parts].flatten(1, 2), self._lses[parts].flatten(2)
+        out = torch.empty(outs.shape[1:], dtype=dtype, device=outs.device)
+        lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device)
+        _run(_merge, outs, lses, out, lse, sink)
+        _, batch, rows, *_ = self._outs.shape
+        return out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows))
+
+    def _merge_all(self):
+        """The parts become one."""
+        out, lse = self._merged(torch.float32, None)
+        self._lses.fill_(-torch.inf)
+        self._outs[0].copy_(out)
+        self._lses[0].copy_(lse)
+        self._count = 1
 
     def result(self):
-        """(out, lse), with the sink, and rounded."""
-        if self.is_merged and self._sink is not None:
-            both = torch.logaddexp(self.lse, self._sink.float()[:, None])
-            self.out *= _share(self.lse, both)
-            self.lse = both
-        return self.out.to(self._dtype), self.lse
-
-
-def _share(lse, of):
-    """What part of all weights those behind this lse are, for out [batch, rows, heads, 1]; where there is none, 0."""
-    return torch.where(lse == -torch.inf, 0., torch.exp(lse - of)).transpose(1, 2).unsqueeze(-1)
+        """(out, lse), with the sink, and rounded once."""
+        if not self.is_merged:
+            return self.out, self.lse
+        out, lse = self._merged(self._dtype, self._sink)
+        return out, lse.transpose(0, 1).contiguous()
 
 
 def sink_gradient(sink, dout, dlse, out, lse):

@@ -33,18 +33,20 @@ def unpacked(message, shapes):
 
 
 class Swap:
-    """A message to one rank of a group while another one comes from a third. Empty ones are not sent."""
+    """Tensors that go to one rank of a group while others come from a third. Empty ones are not sent."""
 
-    def __init__(self, group, message, destination, shapes, source, like):
-        """like: of its dtype and device comes what has these shapes."""
-        self._group, self._source, self._shapes = group, source, shapes
-        self._sent, self._come = message, like.new_empty(sum(math.prod(shape) for shape in shapes))
+    def __init__(self, group, tensors, destination, shapes, source):
+        """What comes has these shapes, and the dtypes of the tensors."""
+        self._group, self._source = group, source
+        self._sent = [x.contiguous() for x in tensors]
+        self._come = [x.new_empty(shape) for x, shape in zip(tensors, shapes)]
         swaps = []
         with explained(f"sending to rank {destination}", group):
-            if message.numel():
-                swaps.append(dist.P2POp(dist.isend, message, group=group, group_peer=destination))
-            if self._come.numel():
-                swaps.append(dist.P2POp(dist.irecv, self._come, group=group, group_peer=source))
+            for tag, (sent, come) in enumerate(zip(self._sent, self._come)):
+                if sent.numel():
+                    swaps.append(dist.P2POp(dist.isend, sent, group=group, group_peer=destination, tag=tag))
+                if come.numel():
+                    swaps.append(dist.P2POp(dist.irecv, come, group=group, group_peer=source, tag=tag))
             self._works = dist.batch_isend_irecv(swaps) if swaps else []
 
     def wait(self):
@@ -53,7 +55,7 @@ class Swap:
             for work in self._works:
                 work.wait()
         self._sent = None
-        return unpacked(self._come, self._shapes)
+        return self._come
 
 
 class AllToAll:

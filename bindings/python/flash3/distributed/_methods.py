@@ -25,8 +25,8 @@ class Ring:
     def _swaps(self, k, v):
         """Each Step with the keys that it receives; the next ones are on their way when one is given out."""
         def post(step):
-            return Swap(self._group, packed([step.sent.of(k), step.sent.of(v)]), step.destination,
-                        shapes_of_keys(k, v, step.received), step.source, k)
+            return Swap(self._group, (step.sent.of(k), step.sent.of(v)), step.destination, shapes_of_keys(k, v, step.received),
+                        step.source)
         swap = post(self._steps[0]) if self._steps else None
         yield None, (k, v)
         for i, step in enumerate(self._steps):
@@ -44,27 +44,27 @@ class Ring:
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """dq, dk and dv in float32."""
-        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        dq, dk, dv = (Total(x) for x in (q, k, v))
         on_the_way = []
 
         def collect():
             step, swap = on_the_way.pop()
             for total, come in zip((dk, dv), swap.wait()):
-                step.sent.add(total, come)
+                step.sent.add(total.sum(), come)
 
         for step, keys in self._swaps(k, v):
             if step is None:
                 _add_gradients(self._own, dout, dlse, q, *keys, out, lse, options, dq, dk, dv)
                 continue
-            theirs = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in keys]
+            theirs = [Total(x) for x in keys]
             _add_gradients(step.calls, dout, dlse, q, *keys, out, lse, options, dq, *theirs)
             if on_the_way:
                 collect()
-            on_the_way.append((step, Swap(self._group, packed(theirs), step.source, shapes_of_keys(k, v, step.sent.count),
-                                          step.destination, dk)))
+            on_the_way.append((step, Swap(self._group, [total.sum() for total in theirs], step.source,
+                                          shapes_of_keys(k, v, step.sent.count), step.destination)))
         if on_the_way:
             collect()
-        return dq, dk, dv
+        return tuple(total.sum() for total in (dq, dk, dv))
 
 
 class AllGather:
@@ -108,10 +108,11 @@ class AllGather:
         """dq, dk and dv in float32."""
         dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
         for heads_k, heads, keys in self._gathered(q, k, v):
-            theirs = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in keys]
+            own, *theirs = (Total(x) for x in (q[:, :, heads], *keys))
             _add_gradients(self._gather.calls, dout[:, :, heads], None if dlse is None else dlse[:, heads], q[:, :, heads], *keys,
-                           out[:, :, heads], lse[:, heads], options, dq[:, :, heads], *theirs)
-            self._send_back(theirs, heads_k, dk, dv)
+                           out[:, :, heads], lse[:, heads], options, own, *theirs)
+            dq[:, :, heads] = own.sum()
+            self._send_back([total.sum() for total in theirs], heads_k, dk, dv)
         return dq, dk, dv
 
     def _send_back(self, gradients, heads, dk, dv):
@@ -124,12 +125,31 @@ class AllGather:
                 rows.add(total, x)
 
 
+class Total:
+    """The float32 sum of what is added to rows of a tensor like this one."""
+
+    def __init__(self, like):
+        self._like, self._sum = like, None
+
+    def add(self, rows, x):
+        """x may become the sum: nobody else has it, nor memory beside it."""
+        if self._sum is None and rows.first == 0 and rows.count == self._like.shape[1]:
+            self._sum = x
+        else:
+            rows.add(self.sum(), x)
+
+    def sum(self):
+        if self._sum is None:
+            self._sum = torch.zeros(self._like.shape, dtype=torch.float32, device=self._like.device)
+        return self._sum
+
+
 def _add_gradients(calls, dout, dlse, q, k, v, out, lse, options, dq, dk, dv):
     for call in calls:
         of_q, of_k, of_v = call.backward(dout, dlse, q, k, v, out, lse, options)
-        call.q.add(dq, of_q)
-        call.k.add(dk, of_k)
-        call.k.add(dv, of_v)
+        dq.add(call.q, of_q)
+        dk.add(call.k, of_k)
+        dv.add(call.k, of_v)
 
 
 CORES = {"ring": Ring, "all_gather": AllGather}

@@ -110,6 +110,7 @@ def _number_field(name, value):
 
 
 def _options(scale, softcap, compute_fp8, seed, sm_margin):
+    """What a question of arrays has of a forward's options."""
     return {"softmax_scale": scale or None, "softcap": softcap, "compute": "fp8" if compute_fp8 else None,
             "rotation_seed": seed % 2**64, "sm_margin": sm_margin}
 
@@ -122,8 +123,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tenso
     """out and lse of the own tokens, and what the gradients need instead of the arguments and these where heads are shared:
     q, k, v, out and lse of the own heads, which have rows_q and rows_k rows. Without sharing those are empty."""
     call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
-    options = _options(scale, softcap, compute_fp8, seed, sm_margin)
-    call.check(q, k, v, sink, {**options, "deterministic": deterministic}, out_dtype)
+    call.check(q, k, v, sink, {**_options(scale, softcap, compute_fp8, seed, sm_margin), "deterministic": deterministic}, out_dtype)
+    options = {"softmax_scale": scale, "softcap": softcap, "compute_fp8": compute_fp8, "rotation_seed": seed, "sm_margin": sm_margin}
     if call.heads is None:
         return *call.core().forward(q, k, v, sink, out_dtype, options), *(q.new_empty(0) for _ in range(4)), q.new_empty(
             0, dtype=torch.float32)
@@ -158,7 +159,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
     """dq, dk, dv of the own tokens, and dsink. q, k, v, out and lse: of the own heads where heads are shared; dout and dlse: of the
     own tokens."""
     call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
-    options = {"softmax_scale": scale or None, "softcap": softcap, "deterministic": deterministic}
+    options = {"softmax_scale": scale, "softcap": softcap, "deterministic": deterministic}
     dout, out = dout.to(q.dtype), out.to(q.dtype)  # of another dtype after a forward in FP8
     exchange = None
     if call.heads is not None:

@@ -169,13 +169,14 @@ def gpu_summary(path, report, up="../"):
 
 def speed_over_peers(gpu, backward, cpu):
     """README.md's few numbers: flash3's speed divided by each library's, at the newest points of each pass, and on the CPU."""
+    shown = [(what, reports[0][1]["points"]) for what, reports in (("forward", gpu), ("backward", backward)) if reports]
+    peers = [peer for peer in SPEED_PEERS if any(ratio(p, peer) for _, points in shown for p in points)]
     rows = []
-    for what, reports in (("forward", gpu), ("backward", backward)):
-        for _, report in reports[:1]:
-            ratios = [[r for p in report["points"] if (r := ratio(p, peer))] for peer in SPEED_PEERS]
-            rows.append([f"{what}, {len(report['points'])} points",
-                         *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
-    text = table(["flash3's speed divided by", *(NAMES[peer] for peer in SPEED_PEERS)], rows)
+    for what, points in shown:
+        ratios = [[r for p in points if (r := ratio(p, peer))] for peer in peers]
+        rows.append([f"{what}, {len(points)} points",
+                     *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
+    text = table(["flash3's speed divided by", *(NAMES[peer] for peer in peers)], rows)
     for _, report in cpu[:1]:
         text += (f"\n\nMedian, least and most. On the CPU, {report['device']}, {report['instructions']}, it is {report['geometric_mean_speedup']:.1f} "
                  f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")

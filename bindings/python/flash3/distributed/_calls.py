@@ -11,7 +11,6 @@ from ._geometry import Range
 _forward = torch.ops.flash3.forward_out.default
 _backward = torch.ops.flash3.backward_out.default
 _merge = torch.ops.flash3.merge_out.default
-PARTS = 4  # of a query that are kept before they are merged
 
 
 def _run(operator, *tensors, **options):
@@ -140,16 +139,18 @@ class Sums:
     """out and lse of a rank's queries over the keys of all calls so far."""
 
     def __init__(self, q, dim_v, dtype, calls, sink, options):
-        """dtype: of the result. Calls write it, if no query has two of them; otherwise float32 parts, up to PARTS, which are merged."""
+        """dtype: of the result. Calls write it, if no query has two of them. Otherwise their results are float32: part 0 is a call's,
+        and one of the other two the sums before it, which both are merged into the third."""
         batch, rows, heads, _ = q.shape
         self._dtype, self._sink, self._options = dtype, sink, options
-        self.is_merged = not all(call.fresh for call in calls)
+        merged = sum(not call.fresh for call in calls)
+        self.is_merged = merged > 0
         if self.is_merged:
-            parts = min(PARTS, 1 + sum(not call.fresh for call in calls))
+            parts = min(3, 1 + merged)
             self._outs = torch.empty((parts, batch, rows, heads, dim_v), dtype=torch.float32, device=q.device)
-            # A part of a row that saw no key, or has none, does not count: its out may hold anything.
+            # A row that saw no key, or that no call has, does not count: its out may hold anything.
             self._lses = torch.full((parts, heads, batch, rows), -torch.inf, dtype=torch.float32, device=q.device)
-            self._count = 1
+            self._sums, self._is_pending = 1, False
             return
         covered = sum(call.q.count for call in calls) == rows
         self.out = (torch.empty if covered else torch.zeros)((batch, rows, heads, dim_v), dtype=dtype, device=q.device)
@@ -160,40 +161,32 @@ class Sums:
             self.lse.fill_(-torch.inf) if sink is None else self.lse.copy_(sink.float()[:, None])
 
     def add(self, call, q, k, v):
-        """Makes the call. Calls that are the first of their queries share a part; each other one has its own."""
+        """Makes the call. What is the first of its queries joins the sums as it is."""
         if not self.is_merged:
             call.forward(q, k, v, self._options, (self.out, self.lse))
             return
-        part = 0
+        part = self._sums
         if not call.fresh:
-            if self._count == len(self._outs):
-                self._merge_all()
-            part, self._count = self._count, self._count + 1
+            if self._is_pending:
+                third = 3 - self._sums
+                self._merge_to(self._outs[third], self._lses[third], None)
+                self._sums = third
+                self._lses[0].fill_(-torch.inf)
+            part, self._is_pending = 0, True
         call.forward(q, k, v, self._options, (self._outs[part], self._lses[part].transpose(0, 1)))
 
-    def _merged(self, dtype, sink):
-        """(out, lse) of all parts so far, as flash3.merge."""
-        parts = slice(0, self._count)
-        outs, lses = self._outs[parts].flatten(1, 2), self._lses[parts].flatten(2)
-        out = torch.empty(outs.shape[1:], dtype=dtype, device=outs.device)
-        lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=lses.device)
-        _run(_merge, outs, lses, out, lse, sink)
-        _, batch, rows, *_ = self._outs.shape
-        return out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows))
-
-    def _merge_all(self):
-        """The parts become one."""
-        out, lse = self._merged(torch.float32, None)
-        self._lses.fill_(-torch.inf)
-        self._outs[0].copy_(out)
-        self._lses[0].copy_(lse)
-        self._count = 1
+    def _merge_to(self, out, lse, sink):
+        """Merges part 0 and the sums, as flash3.merge, into out [batch, rows, heads, dim_v] and lse [heads, batch, rows]."""
+        both = slice(0, self._sums + 1, self._sums)
+        _run(_merge, self._outs[both].flatten(1, 2), self._lses[both].flatten(2), out.flatten(0, 1), lse.flatten(1), sink)
 
     def result(self):
         """(out, lse), with the sink, and rounded once."""
         if not self.is_merged:
             return self.out, self.lse
-        out, lse = self._merged(self._dtype, self._sink)
+        out = torch.empty(self._outs.shape[1:], dtype=self._dtype, device=self._outs.device)
+        lse = torch.empty(self._lses.shape[1:], dtype=torch.float32, device=self._lses.device)
+        self._merge_to(out, lse, self._sink)
         return out, lse.transpose(0, 1).contiguous()
 
 

@@ -117,7 +117,7 @@ typedef struct flash3_forward_params {
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype; but out of 16-bit tensors may be float32 (CPU), what is rounded otherwise, for
+   * one dtype; but out of 16-bit tensors may be float32, what is rounded otherwise, for
    * flash3_merge; and where q, k and v are FP8: see q_scale. Packed tensors have other dimensions:
    * see cu_seqlens_q. @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
@@ -207,7 +207,7 @@ typedef struct flash3_forward_params {
 
   /* clang-format off */
   /** @name FP8
-   * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16 or bfloat16 (CPU: float32 too). What
+   * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16, bfloat16 or float32. What
    * an element stands for is its value times its scale. All zero: 1. Each of the three has what its
    * own shape tells, float32:
    *   - [1]: one scale for the tensor;
@@ -344,7 +344,7 @@ typedef struct flash3_backward_params {
   flash3_tensor out;  /**< [batch, seq_q, heads_q, head_dim_v] */
   flash3_tensor lse;  /**< [batch, heads_q, seq_q] float32; required */
 
-  /** The gradients have the dtype of q, or of 16-bit tensors all three float32 (CPU), to be added
+  /** The gradients have the dtype of q, or of 16-bit tensors all three float32, to be added
    * to those of other parts of the keys. With the out and lse of all keys, the gradients of the
    * parts add up to those of all. */
   flash3_tensor dq; /**< [batch, seq_q, heads_q, head_dim]   */

@@ -75,8 +75,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
             [batch, heads, blocks], one for each 128 tokens of each head, with blocks = ceil(seq / 128); of packed tensors
             [1, heads, total // 128 + batch], where block j of sequence b is number cu_seqlens[b] // 128 + b + j. None: 1.
             flash3.quantize makes such tensors.
-        out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16, or on the CPU float32; of 16-bit tensors
-            float32, on the CPU. None: bfloat16 for FP8 tensors, otherwise q's.
+        out_dtype: the result's dtype, with FP8 tensors or compute: float16, bfloat16 or float32; of 16-bit tensors float32,
+            as it is before it is rounded. None: bfloat16 for FP8 tensors, otherwise q's.
         compute: "fp8": 16-bit q, k and v (CPU: float32 too) are brought to FP8 on the way, with scales for blocks and a rotation.
             Gradients are then computed in q's dtype, from q, k and v as they are. None: in q's dtype.
         rotation_seed: with compute: of the rotation's signs, from 0 to 2**64 - 1.

@@ -51,7 +51,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
             its own. No result depends on it.
-        out_dtype: q's, or float32 (CPU): the result as it is before it is rounded, for merge(). None: q's.
+        out_dtype: q's, or float32: the result as it is before it is rounded, for merge(). None: q's.
 
     Returns:
         out, or with return_lse (out, lse), as attention().

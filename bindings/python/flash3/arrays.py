@@ -251,7 +251,7 @@ def forward(q, k, v, out, lse=None, **options):
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
-    [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32 (CPU); if q, k and v are FP8, or with compute="fp8", any
+    [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32; if q, k and v are FP8, or with compute="fp8", any
     of these. Packed: see flash3.attention.
     """
     _forward(q, k, v, out, lse, options).run()
@@ -301,7 +301,7 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **op
     """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0).
 
     q, k, v, out, lse and the options are those of the forward call. dq, dk and dv are of q's dtype, or, of 16-bit tensors, all
-    three float32 (CPU). One more option: deterministic=False; True: the same bits each time.
+    three float32. One more option: deterministic=False; True: the same bits each time.
     """
     _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).run()
 

@@ -57,7 +57,7 @@ class TokenRows:
             total.index_add_(dim, self.index(total.device), x.to(total.dtype))
 
     def put(self, total, x, dim=1):
-        """Writes x to these rows of total; what of() gave may be changed in place before."""
+        """Writes x to these rows of total."""
         if self.first is not None:
             total.narrow(dim, self.first, self.count).copy_(x)
         else:

@@ -17,11 +17,10 @@ constexpr const char* kCaseHelp =
     "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
     "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
     "rotary rotary2 offsets; FP8: fp8, or of e4m3 onescale headscales blockscales outfp16;\n"
-    "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>, "
-    "then .at<n> (elements off an\n"
-    "aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0 (stride 0) .wild (strides "
-    "that\n"
-    "are never used), e.g. k:bhsd.at3.heads0; one tensor's scales, e.g. v:onescale";
+    "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
+    "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
+    "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
+    "e.g. v:onescale";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 
 }  // namespace

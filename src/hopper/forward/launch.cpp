@@ -8,6 +8,7 @@
 #include "hopper/host/float_type.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/packed_copy.hpp"
+#include "hopper/host/row_pieces.hpp"
 #include "hopper/host/sink.hpp"
 #include "hopper/host/tensor_map.hpp"
 #include "hopper/host/ticket.hpp"
@@ -64,12 +65,6 @@ Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, flo
   return fp8;
 }
 
-// Whether each four columns of all rows lie in as many aligned bytes.
-bool in_quads(const TensorView& t, flash3_dtype dtype) {
-  return reinterpret_cast<uintptr_t>(t.data) % (4 * dtype_size(dtype)) == 0 &&
-         (t.stride_batch | t.stride_seq | t.stride_head | t.dim) % 4 == 0;
-}
-
 }  // namespace
 
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
@@ -85,7 +80,8 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
 
   params.out_data = problem.out.data;
   params.out_type = float_type(problem.out_dtype);
-  params.out_in_quads = in_quads(problem.out, problem.out_dtype);
+  const int out_bytes = dtype_size(problem.out_dtype);
+  params.out_in_quads = in_pieces(problem.out, out_bytes, 4 * out_bytes);
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_seq = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;

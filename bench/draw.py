@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws README.md's figures, docs/images/*.svg, from the committed measurements in bench/results: TFLOP/s over the sequence length,
-a panel for each head dim and mask, for a light page and for a dark one.
+"""Draws docs/images/*.svg from the committed measurements in bench/results, for a light page and for a dark one: README.md's figures, TFLOP/s
+over the sequence length, a panel for each head dim and mask; and of docs/fp8.md the losses of trainings with a simulated FP8 backward.
 
     python3 bench/draw.py [--check]
 
@@ -17,6 +17,10 @@ from tables import NAMES, RESULTS, ROOT, mask
 
 IMAGES = ROOT / "docs/images"
 FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
+TRAINING = "fp8_backward_study_cpu.json"
+# The lines that trainings are drawn as.
+ARMS = {"float32": "fa2", "bf16": "flash3_bf16", "fp8_forward": "fa4", "fp8_forward_dequantised": "cudnn", "fp8": "flash3", "fp8_dout_e5m2": "fa3"}
+WINDOW = 20  # steps, of which a mean is drawn
 # What is not drawn: a GEMM is no attention, and the figure of the forward has cuDNN's bf16.
 LEFT_OUT = {"fp8_gemm"}
 FP8_TITLES = {"flash3": "flash3", "flash3_from_bf16": "flash3 with quantise", "flash3_bf16": "flash3, bf16",
@@ -131,15 +135,75 @@ def draw(report, theme):
     return "\n".join([*lines, "</svg>", ""])
 
 
+def windows(training):
+    """{arm: the mean of its seeds' losses over each window of steps}."""
+    found = {}
+    for arm in training["arms"]:
+        runs = [run["loss"] for run in training["runs"] if run["arm"] == arm]
+        means = [sum(step) / len(runs) for step in zip(*runs)]
+        found[arm] = [sum(means[i:i + WINDOW]) / WINDOW for i in range(0, len(means) - WINDOW + 1, WINDOW)]
+    return found
+
+
+def curves(left, title, lines, low, high, step, wide, digits):
+    """A panel of lines {arm: values}, with a scale of its own."""
+    place_y = lambda value: TRAINING_TOP + PANEL_HEIGHT * (1 - (value - low) / (high - low))
+    parts = [text(left, TRAINING_TOP - 8, title, weight="bold")]
+    for i in range(round((high - low) / step) + 1):
+        value = low + i * step
+        parts.append(f'<path d="M{left} {place_y(value):.1f}h{wide}" class="grid"/>')
+        parts.append(text(left - 6, place_y(value) + 4, f"{value:.{digits}f}", 11, "end", "faint"))
+    for arm in reversed(lines):
+        values = lines[arm]
+        places = [(left + wide * (i + 0.5) / len(values), place_y(value)) for i, value in enumerate(values)]
+        parts += line(places, ARMS[arm])
+    count = len(next(iter(lines.values())))
+    parts += [text(left + wide * i / count, TRAINING_TOP + PANEL_HEIGHT + 16, str(i * WINDOW), 11, "middle", "faint") for i in range(0, count + 1, 5)]
+    return parts
+
+
+TRAINING_TOP, TRAINING_WIDTH = 130, 385
+
+
+def draw_training(report, theme):
+    training = report["training"]
+    found, titles = windows(training), {ARMS[arm]: title for arm, title in training["arms"].items()}
+    beyond = {arm: [a - b for a, b in zip(values, found["bf16"])] for arm, values in found.items()}
+    most = max(abs(x) for values in beyond.values() for x in values)
+    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if most <= 3 * s)
+    height = TRAINING_TOP + PANEL_HEIGHT + 60
+    seeds = len({run["seed"] for run in training["runs"]})
+    heading = f"A small GPT by its attention, mean of {seeds} seeds: nats per byte by step"
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
+             'font-family="system-ui,-apple-system,\'Segoe UI\',\'DejaVu Sans\',sans-serif">',
+             f"<title>{escape(heading)}</title>", style(theme, titles), f'<rect width="{WIDTH}" height="{height}" fill="{theme["page"]}"/>',
+             text(LEFT, 22, heading, 15, weight="bold")]
+    for i, (name, title) in enumerate(titles.items()):
+        x, y = LEFT + i % 3 * 285, 48 + i // 3 * 24
+        lines += [*line([(x, y), (x + 26, y)], name), text(x + 34, y + 4, title)]
+    high = -(-max(map(max, found.values())) // 0.5) * 0.5
+    low = min(map(min, found.values())) // 0.5 * 0.5
+    lines += curves(LEFT, f"loss, means of {WINDOW} steps", found, low, high, 0.5, TRAINING_WIDTH, 1)
+    lines += curves(LEFT + TRAINING_WIDTH + 69, "the same beyond bf16's", beyond, -3 * step, 3 * step, step, TRAINING_WIDTH, 3)
+    lines.append(text(LEFT, height - 8, f"simulated on a CPU; torch {report['torch']}; commit {report['commit']}, {report['date']}", 11, kind="faint"))
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def drawings():
+    """(the name of a figure, the file that it is of, a function of a report and a theme)."""
+    found = [(name, file, draw) for name, file in FIGURES.items()]
+    return [*found, ("fp8_backward_training", TRAINING, draw_training)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     status = 0
-    for name, file in FIGURES.items():
+    for name, file, drawn in drawings():
         report = json.loads((RESULTS / file).read_text(encoding="utf-8"))
         for theme, colours in THEMES.items():
-            path, svg = IMAGES / f"{name}_{theme}.svg", draw(report, colours)
+            path, svg = IMAGES / f"{name}_{theme}.svg", drawn(report, colours)
             if path.exists() and path.read_text(encoding="utf-8") == svg:
                 print(f"{path.relative_to(ROOT)} is up to date")
             elif args.check:

@@ -118,7 +118,7 @@ def study_tables():
     seeds = len({run["seed"] for run in training["runs"]})
     about = (f"The GPT of `examples/07_train_gpt.py`, {size['layers']} layers of {size['heads']} heads of {size['dim'] // size['heads']}, "
              f"{size['batch']}×{size['length']} bytes a step, {training['steps']} steps, {seeds} seeds; nats per byte:")
-    parts = [error_table(points, PARTS), cosine_table(points), length_table(points), variant_table(points), error_table(points, FORWARDS), about,
+    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS), cosine_table(points), length_table(points), variant_table(points), error_table(points, FORWARDS), about,
              training_table(training), shared_table(gain["units"]), bound_table(gain["masks"]), forward_text(gain["masks"]),
-             preparing_text(gain["preparing"]), f"From {source(path, report, '../')}; CPU {report['device']}, torch {report['torch']}."]
+             preparing_text(gain["preparing"]), f"From {source(path, report, '../')}; a CPU with {report['device'].split(',')[0]}, torch {report['torch']}."]
     return "\n\n".join(parts)

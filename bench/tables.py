@@ -5,7 +5,7 @@
     python3 bench/tables.py [--check]
 
 Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py,
-bench/needle.py, bench/decode_peers.py, bench/context_parallel.py and examples/07_train_gpt.py wrote, newest first.
+bench/needle.py, bench/fp8_backward_study.py, bench/decode_peers.py, bench/context_parallel.py and examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
 import argparse
@@ -15,6 +15,7 @@ import sys
 
 from context_table import context_points
 from decode_table import decode_points
+from fp8_backward_table import study_tables
 from needle_table import needle_tables
 from table_parts import NAMES, NOT_MEASURED, RESULTS, ROOT, libraries, median_range, source, table
 
@@ -33,6 +34,8 @@ def load():
     gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, other = ([] for _ in range(12))
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
+        if "study" in report:
+            continue  # docs/fp8.md alone
         if "points" in report:
             (backward if report.get("pass") == "backward" else gpu).append((path, report))
         elif "ragged_points" in report:
@@ -439,6 +442,7 @@ def main():
         everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
+    status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)
     status |= update("docs/figures.md", "figures", "\n\n".join(everything), args.check)
     if status:

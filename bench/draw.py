@@ -179,7 +179,7 @@ def draw_training(report, theme):
              f"<title>{escape(heading)}</title>", style(theme, titles), f'<rect width="{WIDTH}" height="{height}" fill="{theme["page"]}"/>',
              text(LEFT, 22, heading, 15, weight="bold")]
     for i, (name, title) in enumerate(titles.items()):
-        x, y = LEFT + i % 3 * 285, 48 + i // 3 * 24
+        x, y = LEFT + i % 3 * 300, 48 + i // 3 * 24
         lines += [*line([(x, y), (x + 26, y)], name), text(x + 34, y + 4, title)]
     high = -(-max(map(max, found.values())) // 0.5) * 0.5
     low = min(map(min, found.values())) // 0.5 * 0.5

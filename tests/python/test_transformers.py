@@ -284,3 +284,10 @@ def test_masks_of_the_models_own_are_refused():
         integration.make_mask(1, 4, 4, use_vmap=True)
     with pytest.raises(NotImplementedError, match="output_attentions"):
         integration.attention_forward(torch.nn.Module(), q, q, q, None, output_attentions=True)
+
+
+def test_head_dims_beyond_the_kernels_are_refused():
+    q, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 512)
+    for name, call in (("query", (v, v, q)), ("value", (q, q, v))):
+        with pytest.raises(NotImplementedError, match=rf"{name}.shape\[-1\] = 512 but flash3's head dims are up to 256"):
+            integration.attention_forward(torch.nn.Module(), *call, None)

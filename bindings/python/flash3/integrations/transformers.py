@@ -38,7 +38,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                       is_causal=None, s_aux=None, cache=None, position_bias=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
                       max_length_q=None, max_length_k=None, **kwargs):
     """An attention function as transformers calls it: query [batch, heads, seq, dim] in, [batch, seq, heads, dim] out."""
-    _refuse(dropout, position_bias, **kwargs)
+    _refuse(query, value, dropout, position_bias, **kwargs)
     if cache is not None:
         raise NotImplementedError("cache is given but this attention is not over a paged cache; continuous batching switches to "
                                   "the one that is, from transformers 5.23 on")
@@ -78,7 +78,7 @@ def paged_attention_forward(module, query, key, value, attention_mask, dropout=0
     Where each sequence has one new token and all layers have pages, the new keys are written by the call for the attention, which
     reads the others where they lie. Otherwise the cache gathers the keys.
     """
-    _refuse(dropout, position_bias, **kwargs)
+    _refuse(query, value, dropout, position_bias, **kwargs)
     if cache is None:
         raise ValueError("cache is not given but this attention is that of continuous batching; take the one that is registered "
                          "without '_paged' for other calls")
@@ -107,7 +107,10 @@ def _append_and_attend(q, k_cache, v_cache, k, v, cu_seqlens_k, table, options):
                                    seqused_k=cu_seqlens_k.diff() - starts.diff(), **options)
 
 
-def _refuse(dropout, position_bias, output_attentions=False, **kwargs):
+def _refuse(query, value, dropout, position_bias, output_attentions=False, **kwargs):
+    for name, x in (("query", query), ("value", value)):
+        if x.shape[-1] > 256:
+            raise NotImplementedError(f"{name}.shape[-1] = {x.shape[-1]} but flash3's head dims are up to 256; {INSTEAD}")
     if dropout:
         raise NotImplementedError(f"dropout = {dropout} but flash3 has no attention dropout; set the config's to 0")
     if output_attentions:

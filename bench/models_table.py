@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/transformers.md, from what bench/transformers_models.py wrote."""
+import collections
+import re
+
+from table_parts import NOT_MEASURED, source
+
+KINDS = {"causal": "causal language models", "base": "other models"}
+ASKED = {"forward": "a call", "padding": "a call with padding", "gradients": "gradients", "generate": "`generate`",
+         "batching": "`generate_batch`"}
+# Beginnings of what came of one, in the order in which a class is told of.
+LEVELS = ("differs", "error", "refused", "unclear", "no attention", "eager")
+
+
+def came_of(result):
+    """{what was asked: what came of it}."""
+    return {name: result[name] for name in ASKED if name in result}
+
+
+def level(text):
+    return text.partition(":")[0]
+
+
+def reason(text):
+    """Without what it begins with and the exception's name: one sentence for all classes that have the same, whatever their sizes."""
+    text = re.sub(r"^[\w' ]+: ", "", text)
+    text = re.sub(r"^\w*(Error|Failed|TooLarge): ", "", text)
+    text = re.sub(r"\d+ million", "… million", re.sub(r"\((\d+, )+\d+\)", "(…)", text))
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+
+
+def summary(results):
+    header = ["", *KINDS.values()]
+    count = lambda kind, test: sum(1 for r in results if r["kind"] == kind and test(r))
+    rows = [["have a flash path", *(count(kind, lambda r: True) for kind in KINDS)],
+            ["were made small, and run with eager attention", *(count(kind, lambda r: "forward" in r) for kind in KINDS)]]
+    for name, words in ASKED.items():
+        can = [count(kind, lambda r: name in r and level(r[name]) != "eager") for kind in KINDS]
+        equal = [count(kind, lambda r: r.get(name) == "equal") for kind in KINDS]
+        rows.append([f"{words}: equal, of those that eager attention can do", *(f"{e} of {c}" if c else "" for e, c in zip(equal, can))])
+    return lines(header, rows)
+
+
+def lines(header, rows):
+    cells = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in cells)
+
+
+def names(classes):
+    return ", ".join(sorted(classes, key=str.lower))
+
+
+def deviations(results):
+    """Rows of what is neither equal nor beyond eager attention: the reason, the classes, what was asked."""
+    groups = collections.defaultdict(lambda: ([], set()))
+    for result in results:
+        for name, text in came_of(result).items():
+            if text != "equal" and level(text) != "eager":
+                classes, asked = groups[level(text), reason(text)]
+                asked.add(name)
+                if result["class"] not in classes:
+                    classes.append(result["class"])
+    order = sorted(groups.items(), key=lambda item: (LEVELS.index(item[0][0]), item[0][1]))
+    return lines(["", "why", "classes", "asked for"],
+                 [[kind, why, names(classes), ", ".join(ASKED[name] for name in ASKED if name in asked)]
+                  for (kind, why), (classes, asked) in order])
+
+
+def not_compared(results):
+    groups = collections.defaultdict(list)
+    for result in results:
+        if "forward" not in result:
+            groups[reason(result.get("model") or result["inputs"])].append(result["class"])
+    return lines(["why", "classes"], [[why, names(classes)] for why, classes in sorted(groups.items(), key=lambda i: (-len(i[1]), i[0]))])
+
+
+def beyond_eager(results):
+    groups = collections.defaultdict(list)
+    for result in results:
+        for name, text in came_of(result).items():
+            if level(text) == "eager":
+                groups[ASKED[name], reason(text)].append(result["class"])
+    return lines(["asked for", "what eager attention says", "classes"],
+                 [[asked, why, names(classes)] for (asked, why), classes in sorted(groups.items())])
+
+
+def models_tables(item):
+    """item: (path, report), or None."""
+    if item is None:
+        return NOT_MEASURED
+    path, report = item
+    results = report["transformers_models"]
+    equal = lambda kind, test: [r["class"] for r in results if r["kind"] == kind and "forward" in r and test(r) and
+                                all(text == "equal" or level(text) == "eager" for text in came_of(r).values())]
+    parts = [f"From {source(path, report, '../')}: transformers {report['transformers']}, torch {report['torch']}, CPU "
+             f"({report['backend']}). {report['without_flash_path']} more classes have no flash path in transformers.",
+             summary(results)]
+    if worst := [r["error"] for r in results if r.get("forward") == "equal"]:
+        parts.append(f"The largest difference of a call that counts as equal: {max(worst):.1e} of the result's largest element.")
+    batched = lambda r: r.get("batching") == "equal"
+    parts += [f"**Causal language models, equal in all, continuous batching too.** {names(equal('causal', batched))}.",
+              f"**Causal language models, equal in all that eager attention does.** "
+              f"{names(equal('causal', lambda r: not batched(r)))}.",
+              f"**With sinks, of these two.** {names(r['class'] for r in results if r.get('sinks') and r['kind'] == 'causal')}.",
+              f"**Other models, equal in all.** {names(equal('base', lambda r: True))}.",
+              "### Refused, or otherwise not equal", deviations(results),
+              "### What eager attention does not do either", beyond_eager(results),
+              "### Not compared", "No small model, or no inputs, by the rules of the tool; or transformers chooses attention by a table in which "
+              "no other name has a place (`KeyError: 'f3'`).", not_compared(results)]
+    return "\n\n".join(parts)

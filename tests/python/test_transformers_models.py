@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/transformers_models.py on a few classes: what it finds equal is, it notices what is not, and its table reads the file."""
+import importlib
+import json
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.23")
+
+from test_needle import BENCH
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A function of a name: the module of bench/."""
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name, kind", [("GptOssForCausalLM", "causal"), ("Gemma2ForCausalLM", "causal"), ("ViTModel", "base"),
+                                        ("CLIPTextModel", "base")])
+def test_a_class(script, name, kind):
+    tool = script("transformers_models")
+    assert tool.classes()[0][name] == kind
+    result = json.loads(json.dumps(tool.try_class(name, kind)))
+    asked = {"forward", "gradients"} | ({"padding"} if name != "ViTModel" else set()) | \
+        ({"generate", "batching"} if kind == "causal" else set())
+    assert {key: result[key] for key in asked} == dict.fromkeys(asked, "equal")
+    assert result["calls"] == 2 and result["difference_of_uniform_attention"] > 100 * result["error"]
+    assert result["sinks"] == (name == "GptOssForCausalLM")
+
+
+def test_what_is_not_equal_is_noticed(script):
+    tool = script("transformers_models")
+    models = tool.Models("LlamaForCausalLM")
+    given = next(iter(script("tiny_configs").inputs(models.eager)))
+    with models.counted(softmax_scale=0.2):
+        found = {"forward": tool.attempt(lambda: models.run(models.eager, given), lambda: models.run(models.flash3, given), tool.close(1e-4)),
+                 "padding": tool.with_padding(models, given), "gradients": tool.gradients(models, given)}
+    assert {text.partition(":")[0] for text in found.values()} == {"differs"}, found
+
+    def fails(error):
+        raise error
+
+    for error, text in ((NotImplementedError("no"), "refused: NotImplementedError: no"), (KeyError("x"), "error: KeyError: 'x'")):
+        assert tool.attempt(lambda: 1, lambda: fails(error), tool.same_tokens) == text
+    assert tool.attempt(lambda: fails(ValueError("so")), lambda: 1, tool.same_tokens) == "eager: ValueError: so"
+    assert tool.attempt(lambda: [1], lambda: [2], tool.same_tokens) == "differs: other tokens"
+
+
+def test_a_class_that_cannot_be_made(script):
+    assert script("transformers_models").try_class("GPTJForCausalLM", "causal") == {
+        "class": "GPTJForCausalLM", "kind": "causal", "model": "KeyError: 'f3'"}
+
+
+def test_run_and_table(script, tmp_path):
+    tool, file = script("transformers_models"), tmp_path / "models.json"
+    with mock.patch.object(sys, "argv", ["tool", "--only", "ViTMSNModel", "GPTNeoForCausalLM", "--json", str(file)]):
+        tool.main()
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["torch"] == torch.__version__ and {r["class"] for r in report["transformers_models"]} == {"ViTMSNModel", "GPTNeoForCausalLM"}
+    text = script("models_table").models_tables((BENCH / "results/x.json", report))
+    assert "| have a flash path | 1 | 1 |" in text and "**Other models, equal in all.** ViTMSNModel." in text
+    assert "| KeyError: 'f3' | GPTNeoForCausalLM |" in text or "| 'f3' | GPTNeoForCausalLM |" in text

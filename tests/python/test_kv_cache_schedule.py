@@ -93,7 +93,7 @@ def test_c_calls():
         with pytest.raises(ValueError, match=f"schedule->key = {other.key} but this call needs {schedule.key}"):
             call()
     for wrong, error, message in ((schedule.key, TypeError, "schedule is a int but it must be a flash3.Schedule"),
-                                  (Schedule([], 1), TypeError, "schedule.data is a list but it must be a torch tensor or"),
+                                  (Schedule([], 1), TypeError, "schedule.data is a list but it must be a tensor or"),
                                   (Schedule(None, 2**63), ValueError, "schedule.key = 9223372036854775808 but it must fit into 64"),
                                   (Schedule(None, "1"), TypeError, "schedule.key is a str but it must be an integer")):
         with pytest.raises(error, match=re.escape(message)):

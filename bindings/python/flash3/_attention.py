@@ -4,6 +4,7 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
+from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
 from ._tensors import E4M3, describe
 
 if importlib.util.find_spec("torch"):
@@ -208,27 +209,11 @@ def explain(q, k, v, *, backward=False, **options):
     return _question(arrays.forward_explain, arrays.backward_explain, q, k, v, backward, options)
 
 
-def _dtype_of_out(dtype, asked):
-    """The name of the result's dtype; asked: out_dtype, as a name, or as torch or numpy have it."""
-    if asked is None:
-        return "bfloat16" if dtype == "float8_e4m3fn" else dtype
-    name = getattr(asked, "__name__", None) or str(asked).removeprefix("torch.")  # a class, as numpy.float16; or a dtype
-    if name not in ("float16", "bfloat16", "float32"):
-        raise TypeError(f"out_dtype = {asked} but it must be float16, bfloat16 or float32")
-    return name
-
-
-def _check_dims(name, about):
-    if len(about.shape) not in (3, 4):
-        raise ValueError(f"{name}.ndim = {len(about.shape)} but it must be 4, [batch, seq, heads, dim], or packed 3, "
-                         "[total, heads, dim]")
-
-
 def _host(name, x):
     about = describe(name, x)
     if not about.on_host:
         raise ValueError(f"{name} is on a GPU, and results are made there for torch tensors alone; flash3.arrays takes memory "
-                         "for them")
+                         "for them, or makes them by like=")
     return about
 
 

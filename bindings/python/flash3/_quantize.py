@@ -6,8 +6,7 @@ from typing import NamedTuple
 from . import arrays
 from ._attention import _check_dims, _contiguous_last, _host, _is_torch, _torch, _zeros
 from ._options import rotation_seed as seed_of, scale_shape
-
-_SCALES = {"tensor": 1, "heads": 2, "blocks": 3}
+from ._results import scales_ndim
 
 
 class Quantized(NamedTuple):
@@ -56,11 +55,10 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
     given = {name: x for name, x in tensors.items() if x is not None}
     if not given:
         raise ValueError("q, k and v are None; at least one of them must be given")
-    if not isinstance(scales, str) or scales not in _SCALES:
-        raise ValueError(f"scales = {scales!r} but it must be one of {', '.join(map(repr, _SCALES))}")
+    ndim = scales_ndim(scales)
     if heads_k is not None and heads_k < 1:
         raise ValueError(f"heads_k = {heads_k} but it must be at least 1")
-    ndim, seed = _SCALES[scales], seed_of(rotation_seed)
+    seed = seed_of(rotation_seed)
     if _is_torch(next(iter(given.values()))):
         made = _torch.quantize(tensors, ndim, heads_k or 0, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
                                rotary_offset_k, rotate, seed, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any tensor as a flash3_tensor: torch tensors, numpy arrays and what else has __array_interface__, and DLPack.
+"""Any tensor as a flash3_tensor: torch tensors, and what has __array_interface__, __dlpack__ or __cuda_array_interface__.
 
 Nothing is copied. What is returned keeps the memory alive that it points to.
 """
 import ctypes
+import math
 
+from . import _streams
 from ._library import DTYPES, Tensor
 
 _NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int32"}
 _DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (1, 8): "uint8",
                  (10, 8): "float8_e4m3fn"}
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)  # CPU and pinned; CUDA and managed
+_DLPACK_READ_ONLY = 1
 
 
 class Described:
     """A flash3_tensor, and what it was made of."""
 
-    def __init__(self, tensor, shape, dtype, on_host, owner):
-        self.tensor, self.shape, self.dtype, self.on_host, self.owner = tensor, shape, dtype, on_host, owner
+    def __init__(self, tensor, shape, dtype, device, owner):
+        self.tensor, self.shape, self.dtype, self.device, self.owner = tensor, shape, dtype, device, owner
+        self.on_host = device == "cpu"  # or "cuda:0"
 
 
 class E4M3:
@@ -27,7 +31,7 @@ class E4M3:
         self.codes = codes
 
 
-def _make(name, data, dtype, shape, strides, on_host, owner):
+def _make(name, data, dtype, shape, strides, device, owner):
     if dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise TypeError(f"{name}.dtype = {dtype} but it must be one of {known}")
@@ -36,7 +40,7 @@ def _make(name, data, dtype, shape, strides, on_host, owner):
     pad = [0] * (4 - len(shape))
     tensor = Tensor(data or None, DTYPES[dtype], len(shape), (ctypes.c_int64 * 4)(*shape, *pad),
                     (ctypes.c_int64 * 4)(*strides, *pad))
-    return Described(tensor, tuple(shape), dtype, on_host, owner)
+    return Described(tensor, tuple(shape), dtype, device, owner)
 
 
 def is_torch(x):
@@ -50,7 +54,7 @@ def _of_torch(name, x):
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"{name}.device = {x.device} but it must be cpu or cuda")
     data = 0 if x.is_meta else x.data_ptr()
-    return data, dtype, x.shape, x.stride(), x.device.type != "cuda", x
+    return data, dtype, x.shape, x.stride(), str(x.device) if x.device.type == "cuda" else "cpu", x
 
 
 def _dense_strides(shape):
@@ -61,8 +65,8 @@ def _dense_strides(shape):
     return strides[::-1]
 
 
-def _of_array(name, x, writable):
-    interface = x.__array_interface__
+def _of_interface(name, x, interface, writable):
+    """What __array_interface__ and __cuda_array_interface__ have in common."""
     typestr, shape = interface["typestr"], interface["shape"]
     dtype = _NUMPY_KINDS.get(typestr)
     if dtype is None:  # ml_dtypes' types are opaque bytes to numpy
@@ -78,7 +82,26 @@ def _of_array(name, x, writable):
         if any(stride % size for stride in strides):
             raise ValueError(f"{name}.strides = {tuple(strides)} bytes but they must be multiples of {size}, the size of a {dtype}")
         strides = [stride // size for stride in strides]
-    return data, dtype, shape, strides, True, x
+    return data, dtype, shape, strides
+
+
+def _of_array(name, x, writable):
+    return *_of_interface(name, x, x.__array_interface__, writable), "cpu", x
+
+
+def _of_cuda_array(name, x, writable, stream):
+    interface = x.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise TypeError(f"{name} has a mask, and a tensor must have none")
+    parts = _of_interface(name, x, interface, writable)
+    device = _streams.device_of(parts[0]) if parts[0] else 0  # an empty one has no address
+    # Version 3 names the stream on which the memory becomes what it is; None: nobody need wait.
+    other, mine = interface.get("stream"), stream or _streams.LEGACY_DEFAULT
+    if other == 0:
+        raise ValueError(f"{name}.__cuda_array_interface__['stream'] = 0 but it must be None, 1, 2 or a cudaStream_t")
+    if other is not None and other != mine and parts[0]:
+        _streams.wait(mine, other, device)
+    return *parts, f"cuda:{device}", x
 
 
 class _DLTensor(ctypes.Structure):
@@ -88,35 +111,67 @@ class _DLTensor(ctypes.Structure):
                 ("byte_offset", ctypes.c_uint64)]
 
 
+class _DLTensorVersioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.argtypes, _capsule_name.restype = [ctypes.py_object], ctypes.c_char_p
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.argtypes, _capsule_pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 
-def _of_dlpack(name, x, stream):
-    device_type = x.__dlpack_device__()[0]
+def _dlpack_capsule(x, **stream):
+    try:
+        return x.__dlpack__(max_version=(1, 0), **stream)
+    except TypeError:  # as the array API standard tells who knows no versions from who does
+        return x.__dlpack__(**stream)
+
+
+def _of_dlpack(name, x, writable, stream):
+    device_type, device = x.__dlpack_device__()
     if device_type not in _DLPACK_HOST + _DLPACK_CUDA:
         raise ValueError(f"{name}: DLPack device type {int(device_type)} but it must be host or CUDA memory")
     on_host = device_type in _DLPACK_HOST
     # A capsule that nobody consumed frees its tensor when it goes: holding it is holding the memory.
-    capsule = x.__dlpack__() if on_host else x.__dlpack__(stream=1 if stream is None else stream)  # 1: the default stream
-    t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    capsule = _dlpack_capsule(x) if on_host else _dlpack_capsule(x, stream=stream or _streams.LEGACY_DEFAULT)
+    kind = _capsule_name(capsule)
+    address, read_only = _capsule_pointer(capsule, kind), False
+    if kind == b"dltensor_versioned":
+        versioned = _DLTensorVersioned.from_address(address)
+        if versioned.major != 1:
+            raise TypeError(f"{name}: DLPack of version {versioned.major} but it must be 1")
+        t, read_only = versioned.tensor, bool(versioned.flags & _DLPACK_READ_ONLY)
+    else:
+        t = _DLTensor.from_address(address)
+    if writable and read_only:
+        raise ValueError(f"{name} is read-only memory, which an output cannot be")
     dtype = _DLPACK_KINDS.get((t.code, t.bits), f"DLPack type (code {t.code}, {t.bits} bits)")
     if t.lanes != 1:
         raise TypeError(f"{name}.dtype has {t.lanes} lanes but it must have 1")
     shape = t.shape[:t.ndim]
     strides = t.strides[:t.ndim] if t.strides else _dense_strides(shape)
-    return (t.data or 0) + t.byte_offset, dtype, shape, strides, on_host, (x, capsule)
+    return (t.data or 0) + t.byte_offset, dtype, shape, strides, "cpu" if on_host else f"cuda:{device}", (x, capsule)
+
+
+def is_jax(x):
+    return type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def _parts(name, x, writable, stream):
     if is_torch(x):
         return _of_torch(name, x)
+    if writable and is_jax(x):
+        raise ValueError(f"{name} is an array of jax, which nobody may write into, and an output is written")
     if hasattr(x, "__array_interface__"):
         return _of_array(name, x, writable)
     if hasattr(x, "__dlpack__"):
-        return _of_dlpack(name, x, stream)
+        return _of_dlpack(name, x, writable, stream)
+    if hasattr(x, "__cuda_array_interface__"):
+        return _of_cuda_array(name, x, writable, stream)
     raise TypeError(f"{name} is a {type(x).__name__} but it must be a torch tensor, a numpy array, or an object with "
-                    "__array_interface__ or __dlpack__")
+                    "__array_interface__, __dlpack__ or __cuda_array_interface__")
 
 
 def describe(name, x, *, writable=False, stream=None):
@@ -127,3 +182,23 @@ def describe(name, x, *, writable=False, stream=None):
     if dtype != "uint8":
         raise TypeError(f"{name}.codes.dtype = {dtype} but what E4M3 marks must be uint8")
     return _make(name, data, "float8_e4m3fn", *rest)
+
+
+_BYTES = {"uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+
+
+def memory_of(name, given, stream=None):
+    """(address, bytes) of memory that a call writes: given as such, or as a tensor without gaps."""
+    if isinstance(given, tuple):
+        return given
+    if is_torch(given):
+        return given.data_ptr(), given.numel() * given.element_size()
+    try:
+        data, dtype, shape, strides, _, _ = _parts(name, given, True, stream)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(given).__name__} but it must be a tensor or (address, bytes)") from None
+    if dtype not in _BYTES:
+        raise TypeError(f"{name}.dtype = {dtype} but it must be one of {', '.join(_BYTES)}")
+    if any(size > 1 and stride != dense for size, stride, dense in zip(shape, strides, _dense_strides(shape))):
+        raise ValueError(f"{name}.strides = {tuple(strides)} but it must have no gaps: {tuple(_dense_strides(shape))}")
+    return data, math.prod(shape) * _BYTES[dtype]

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """flash3's C calls as they are: every tensor, also those for the results, is the caller's.
 
-Tensors are torch tensors, numpy arrays, or anything with __array_interface__ or __dlpack__ (ml_dtypes, CuPy, JAX …), on the
-host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x), with x of uint8. There is
-no autograd here; see flash3.attention for that. Errors are raised as there.
+Tensors are torch tensors, numpy arrays, or anything with __array_interface__, __dlpack__ or __cuda_array_interface__ (ml_dtypes,
+CuPy, Numba, JAX …), on the host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x),
+with x of uint8. There is no autograd here; see flash3.attention for that. Errors are raised as there.
+
+forward, backward, quantize and merge write into the results that they are given. With like= they make those that are None, on the
+device of the inputs, and return all; a GPU's workspace is made too. like is an array of the library that makes them, or that library
+as a module (numpy, cupy, torch, or any with the array API's functions), or a function of (shape, dtype, device), as
+((2, 8), "bfloat16", "cuda:0"), that returns a new array. A library makes them on its current stream, which must be the call's.
+FP8 that the library does not have is E4M3(x), with x of its uint8. Rows of no token are 0, their lse is -inf and their scale 1; what a
+function made stays there as it was.
 
 Options of forward and backward, all by keyword, as in flash3/flash3.h::
 
@@ -20,7 +27,8 @@ Options of forward and backward, all by keyword, as in flash3/flash3.h::
     backend="auto"                "auto", "hopper" or "cpu"
     num_threads=0                 CPU; 0: one per core that the process may run on
     stream=None                   GPU: a cudaStream_t as an integer; None: the default stream
-    workspace=None                GPU: a tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made
+    workspace=None                GPU: a dense tensor, or (address, bytes), of at least workspace_size() bytes; on the CPU it is made, and
+                                  on a GPU with like
 
 Forward alone takes::
 
@@ -37,7 +45,8 @@ from typing import NamedTuple
 
 from . import _library as _c
 from ._options import computes_fp8, int32_of, int64_of, number_of, rotation_seed, scale_or_default, window_sides
-from ._tensors import E4M3, describe
+from ._results import Results, check_given
+from ._tensors import E4M3, describe, memory_of
 
 __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
            "merge_workspace", "forward_supported", "backward_supported", "quantize_supported", "merge_supported",
@@ -61,17 +70,8 @@ class Support(NamedTuple):
 
 class Schedule(NamedTuple):
     """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
-    data: object  #: a torch tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
+    data: object  #: a dense tensor of bytes, or (address, bytes); None where no bytes are needed, as on a CPU
     key: int  #: says which calls it is for, those of the same sizes, mask and other options on the same device
-
-
-def _memory(name, given):
-    """(address, bytes)."""
-    if isinstance(given, tuple):
-        return given
-    if hasattr(given, "data_ptr"):
-        return given.data_ptr(), given.numel() * given.element_size()
-    raise TypeError(f"{name} is a {type(given).__name__} but it must be a torch tensor or (address, bytes)")
 
 
 def check_schedule(schedule):
@@ -82,7 +82,7 @@ def check_schedule(schedule):
 
 def _as_c(data, key):
     """A schedule as the C interface has it."""
-    return _c.Schedule(*((None, 0) if data is None else _memory("schedule.data", data)), int64_of("schedule.key", key))
+    return _c.Schedule(*((None, 0) if data is None else memory_of("schedule.data", data)), int64_of("schedule.key", key))
 
 
 class _Call:
@@ -137,21 +137,23 @@ class _Call:
         _c.check(self._function("_plan")(self.params, ctypes.byref(made)))
         return made
 
-    def run(self, plan=None):
-        """Runs the call, or this plan of it."""
-        memory = self._take_workspace(self.workspace_size() if plan is None else plan.workspace_size())
+    def run(self, plan=None, make_workspace=None):
+        """Runs the call, or this plan of it; make_workspace(bytes) gives a GPU's: (address, bytes) and their owner."""
+        memory = self._take_workspace(self.workspace_size() if plan is None else plan.workspace_size(), make_workspace)
         _c.check(self._function()(self.params) if plan is None else self._function("_run")(plan.address, self.params))
         del memory
 
-    def _take_workspace(self, needed):
+    def _take_workspace(self, needed, make_workspace):
         """Gives the call its workspace; returns what must live until the call returns."""
         p, memory = self.params, None
         if self._workspace is not None:
-            p.workspace, p.workspace_size = _memory("workspace", self._workspace)
+            p.workspace, p.workspace_size = memory_of("workspace", self._workspace)
         elif needed and next(iter(self.tensors.values())).on_host:
             memory = ctypes.create_string_buffer(needed + _c.WORKSPACE_ALIGNMENT)
             p.workspace = -(-ctypes.addressof(memory) // _c.WORKSPACE_ALIGNMENT) * _c.WORKSPACE_ALIGNMENT
             p.workspace_size = needed
+        elif needed and make_workspace is not None:
+            (p.workspace, p.workspace_size), memory = make_workspace(needed)
         return memory
 
 
@@ -246,15 +248,21 @@ def _quantize(tensors, results, options):
     return call
 
 
-def forward(q, k, v, out, lse=None, **options):
-    """Writes out, and lse if given.
+def forward(q, k, v, out=None, lse=None, *, like=None, out_dtype=None, **options):
+    """Writes out, and lse if given; with like, returns (out, lse).
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim], v [batch, seq_k, heads_k, head_dim_v] and
     out [batch, seq_q, heads_q, head_dim_v] have one dtype, float16, bfloat16 or (CPU) float32; lse is
     [batch, heads_q, seq_q] float32. With 16-bit tensors out may be float32; if q, k and v are FP8, or with compute="fp8", any
-    of these. Packed: see flash3.attention.
+    of these, which out_dtype says to like. Packed: see flash3.attention.
     """
-    _forward(q, k, v, out, lse, options).run()
+    check_given(like, out=out)
+    if like is None:
+        return _forward(q, k, v, out, lse, options).run()
+    make = Results(like, "q", q, options)
+    out, lse = make.forward(v, out, lse, out_dtype)
+    _forward(q, k, v, out, lse, options).run(make_workspace=make.workspace)
+    return out, lse
 
 
 def forward_workspace(q, k, v, out, lse=None, **options):
@@ -288,7 +296,7 @@ def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
     """A Schedule for this forward() and those that differ from it in nothing but addresses and strides, made in given memory.
 
     Args:
-        data: GPU: a torch tensor, or (address, bytes), of at least forward_schedule_size() bytes. The schedule is there when
+        data: GPU: a dense tensor, or (address, bytes), of at least forward_schedule_size() bytes. The schedule is there when
             the stream comes to it, from what the tensors that tell lengths hold by then.
         key: 0, or that of the schedule that is there, which is made again: a call that needs another one raises ValueError.
     """
@@ -297,13 +305,20 @@ def forward_schedule(q, k, v, out, lse=None, *, data=None, key=0, **options):
     return Schedule(data, made.key)
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
-    """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0).
+def backward(dout, q, k, v, out, lse, dq=None, dk=None, dv=None, *, dlse=None, dsink=None, like=None, **options):
+    """Writes dq, dk, dv, and dsink if given: the gradients for dout, that of out, and dlse, that of lse (None: 0). With like,
+    returns (dq, dk, dv, dsink); without a sink the last is None.
 
     q, k, v, out, lse and the options are those of the forward call. dq, dk and dv are of q's dtype, or, of 16-bit tensors, all
     three float32. One more option: deterministic=False; True: the same bits each time.
     """
-    _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).run()
+    check_given(like, dq=dq, dk=dk, dv=dv)
+    if like is None:
+        return _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).run()
+    make = Results(like, "q", q, options)
+    made = tuple(make.gradients(dq=(dq, q), dk=(dk, k), dv=(dv, v), dsink=(dsink, options.get("sink"))))
+    _backward(dout, q, k, v, out, lse, *made[:3], dlse, made[3], options).run(make_workspace=make.workspace)
+    return made
 
 
 def backward_workspace(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
@@ -331,8 +346,10 @@ def _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, o
     return _quantize({"q": q, "k": k, "v": v}, results, options)
 
 
-def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None, **options):
-    """Writes q, k and v, or those of them that are given, to q_out, k_out and v_out as FP8, and their scales.
+def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None, like=None,
+             scales="blocks", heads_k=None, **options):
+    """Writes q, k and v, or those of them that are given, to q_out, k_out and v_out as FP8, and their scales. With like, returns
+    (q_out, k_out, v_out, q_scale, k_scale, v_scale), None for what is not given; scales and heads_k are flash3.quantize's.
 
     q [batch, seq_q, heads_q, head_dim], k [batch, seq_k, heads_k, head_dim] and v [batch, seq_k, heads_k, head_dim_v] are float16,
     bfloat16 or (CPU) float32, the results FP8 of the same shape; each scale is float32, and its shape says what it is for: [1],
@@ -342,7 +359,17 @@ def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_sc
     Options: rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k, rotate and rotation_seed, as
     flash3.quantize has them, and cu_seqlens, seqused, max_seqlen, backend, num_threads, stream and workspace, as above.
     """
-    _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).run()
+    if like is None:
+        return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).run()
+    tensors = {"q": q, "k": k, "v": v}
+    first = next((name for name, x in tensors.items() if x is not None), None)
+    if first is None:
+        raise ValueError("q, k and v are None; at least one of them must be given")
+    make, cu_seqlens = Results(like, first, tensors[first], options), options.get("cu_seqlens_k")
+    results = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    make.codes(tensors, results, scales, heads_k, {"q": options.get("cu_seqlens_q"), "k": cu_seqlens, "v": cu_seqlens})
+    _quantize(tensors, results, options).run(make_workspace=make.workspace)
+    return tuple(results.values())
 
 
 def quantize_workspace(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
@@ -376,13 +403,20 @@ def _merge(out_parts, lse_parts, out, lse, options):
     return _Call("flash3_merge", _c.MergeParams, inputs, {"out": out, "lse": lse}, ("sink",), **options)
 
 
-def merge(out_parts, lse_parts, out, lse=None, **options):
-    """Writes out, and lse if given: attention over all keys, of the out and lse of each part of them.
+def merge(out_parts, lse_parts, out=None, lse=None, *, like=None, out_dtype=None, **options):
+    """Writes out, and lse if given: attention over all keys, of the out and lse of each part of them. With like, returns
+    (out, lse).
 
     out_parts [parts, rows, heads, head_dim_v] and lse_parts [parts, heads, rows] are float32; out [rows, heads, head_dim_v] is
     float16, bfloat16 or float32, lse [heads, rows] float32. Options: sink [heads], backend, num_threads, stream and workspace.
     """
-    _merge(out_parts, lse_parts, out, lse, options).run()
+    check_given(like, out=out)
+    if like is None:
+        return _merge(out_parts, lse_parts, out, lse, options).run()
+    make = Results(like, "out_parts", out_parts, options)
+    out, lse = make.merged(out, lse, out_dtype)
+    _merge(out_parts, lse_parts, out, lse, options).run(make_workspace=make.workspace)
+    return out, lse
 
 
 def merge_workspace(out_parts, lse_parts, out, lse=None, **options):

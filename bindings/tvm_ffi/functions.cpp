@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// flash3's calls as functions of TVM-FFI's C ABI: forward, backward, attention_with_kv_cache,
+// quantize, merge, and arguments, which tells the names of a function's arguments. Every result is
+// the caller's; trailing arguments may be left out, and None is what the C interface has for "not
+// given". Nothing of TVM-FFI's C++ is used, and all that is decided is decided behind the C
+// interface.
+#include <flash3/flash3.h>
+#include <flash3/merge.h>
+#include <flash3/quantize.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "arguments.hpp"
+
+namespace flash3_tvm_ffi {
+namespace {
+
+using Forward = flash3_forward_params;
+using Backward = flash3_backward_params;
+using Quantize = flash3_quantize_params;
+using Merge = flash3_merge_params;
+
+// Fields whose argument has their name.
+#define FIELD(Params, name, kind) \
+  Argument { #name, Kind::kind, offsetof(Params, name) }
+#define FIELD_OF_WINDOW(Params, name) \
+  Argument { #name, Kind::window_side, offsetof(Params, name), offsetof(Params, window) }
+#define FIELDS_OF_MASK(Params)                                                     \
+  FIELD(Params, softmax_scale, number), FIELD(Params, causal, flag),               \
+      FIELD_OF_WINDOW(Params, window_left), FIELD_OF_WINDOW(Params, window_right), \
+      FIELD(Params, softcap, number), FIELD(Params, chunk, int64), FIELD(Params, sink, tensor)
+#define FIELDS_OF_LENGTHS(Params)                                           \
+  FIELD(Params, cu_seqlens_q, tensor), FIELD(Params, cu_seqlens_k, tensor), \
+      FIELD(Params, seqused_q, tensor), FIELD(Params, seqused_k, tensor),   \
+      FIELD(Params, max_seqlen_q, int64), FIELD(Params, max_seqlen_k, int64)
+#define FIELDS_OF_RUN(Params)                                                                   \
+  FIELD(Params, backend, backend), FIELD(Params, num_threads, int32), Argument {                \
+    "workspace", Kind::workspace, offsetof(Params, workspace), offsetof(Params, workspace_size) \
+  }
+
+constexpr Argument kForward[] = {
+    FIELD(Forward, q, tensor),        FIELD(Forward, k, tensor),
+    FIELD(Forward, v, tensor),        FIELD(Forward, out, tensor),
+    FIELD(Forward, lse, tensor),      FIELDS_OF_MASK(Forward),
+    FIELDS_OF_LENGTHS(Forward),       FIELD(Forward, q_scale, tensor),
+    FIELD(Forward, k_scale, tensor),  FIELD(Forward, v_scale, tensor),
+    FIELD(Forward, compute, compute), FIELD(Forward, rotation_seed, int64),
+    FIELD(Forward, sm_margin, int32), FIELDS_OF_RUN(Forward)};
+
+constexpr Argument kCache[] = {FIELD(Forward, q, tensor),
+                               FIELD(Forward, k, tensor),
+                               FIELD(Forward, v, tensor),
+                               FIELD(Forward, out, tensor),
+                               FIELD(Forward, lse, tensor),
+                               FIELD(Forward, seqused_k, tensor),
+                               FIELD(Forward, page_table, tensor),
+                               FIELD(Forward, cache_batch_idx, tensor),
+                               FIELD(Forward, leftpad_k, tensor),
+                               FIELD(Forward, k_new, tensor),
+                               FIELD(Forward, v_new, tensor),
+                               FIELD(Forward, cu_seqlens_k_new, tensor),
+                               FIELD(Forward, rotary_cos, tensor),
+                               FIELD(Forward, rotary_sin, tensor),
+                               FIELD(Forward, rotary_offsets, tensor),
+                               FIELD(Forward, rotary_interleaved, flag),
+                               FIELDS_OF_MASK(Forward),
+                               FIELD(Forward, cu_seqlens_q, tensor),
+                               FIELD(Forward, seqused_q, tensor),
+                               FIELD(Forward, max_seqlen_q, int64),
+                               FIELD(Forward, max_seqlen_k, int64),
+                               FIELD(Forward, sm_margin, int32),
+                               FIELDS_OF_RUN(Forward)};
+
+constexpr Argument kBackward[] = {
+    FIELD(Backward, dout, tensor),  FIELD(Backward, q, tensor),
+    FIELD(Backward, k, tensor),     FIELD(Backward, v, tensor),
+    FIELD(Backward, out, tensor),   FIELD(Backward, lse, tensor),
+    FIELD(Backward, dq, tensor),    FIELD(Backward, dk, tensor),
+    FIELD(Backward, dv, tensor),    FIELD(Backward, dlse, tensor),
+    FIELD(Backward, dsink, tensor), FIELDS_OF_MASK(Backward),
+    FIELDS_OF_LENGTHS(Backward),    FIELD(Backward, deterministic, flag),
+    FIELDS_OF_RUN(Backward)};
+
+constexpr Argument kQuantize[] = {FIELD(Quantize, q, tensor),
+                                  FIELD(Quantize, k, tensor),
+                                  FIELD(Quantize, v, tensor),
+                                  FIELD(Quantize, q_out, tensor),
+                                  FIELD(Quantize, k_out, tensor),
+                                  FIELD(Quantize, v_out, tensor),
+                                  FIELD(Quantize, q_scale, tensor),
+                                  FIELD(Quantize, k_scale, tensor),
+                                  FIELD(Quantize, v_scale, tensor),
+                                  FIELD(Quantize, rotate, flag),
+                                  FIELD(Quantize, rotation_seed, int64),
+                                  FIELD(Quantize, rotary_cos, tensor),
+                                  FIELD(Quantize, rotary_sin, tensor),
+                                  FIELD(Quantize, rotary_interleaved, flag),
+                                  FIELD(Quantize, rotary_offset_q, int64),
+                                  FIELD(Quantize, rotary_offset_k, int64),
+                                  FIELDS_OF_LENGTHS(Quantize),
+                                  FIELDS_OF_RUN(Quantize)};
+
+constexpr Argument kMerge[] = {FIELD(Merge, out_parts, tensor), FIELD(Merge, lse_parts, tensor),
+                               FIELD(Merge, out, tensor),       FIELD(Merge, lse, tensor),
+                               FIELD(Merge, sink, tensor),      FIELDS_OF_RUN(Merge)};
+
+#undef FIELD
+#undef FIELD_OF_WINDOW
+#undef FIELDS_OF_MASK
+#undef FIELDS_OF_LENGTHS
+#undef FIELDS_OF_RUN
+
+// What the last failed C call ended with, as the Python package raises it. Python knows the kind
+// NotImplementedError where somebody has told TVM-FFI of it, and has RuntimeError otherwise, its
+// base.
+Refusal refusal(flash3_status status) {
+  const std::string_view message = flash3_last_error();
+  switch (status) {
+    case FLASH3_INVALID_ARGUMENT: {
+      // "q.dtype = …": what an argument is, not its value.
+      size_t name = 0;
+      while (name < message.size() &&
+             (std::isalnum(static_cast<unsigned char>(message[name])) || message[name] == '_')) {
+        ++name;
+      }
+      const bool about_dtype = name > 0 && message.substr(name).starts_with(".dtype");
+      return {about_dtype ? "TypeError" : "ValueError", std::string(message)};
+    }
+    case FLASH3_UNSUPPORTED: return {"NotImplementedError", std::string(message)};
+    case FLASH3_OUT_OF_MEMORY: return {"MemoryError", std::string(message)};
+    default: return {"RuntimeError", std::string(message)};
+  }
+}
+
+void check(flash3_status status) {
+  if (status != FLASH3_OK) throw refusal(status);
+}
+
+// Memory for one call: the process's own for the CPU, and for a GPU that of the allocator which
+// TVM-FFI knows, as torch's where the arguments are torch's.
+class Workspace {
+ public:
+  Workspace(const DLTensor& near, size_t bytes) {
+    constexpr size_t kUnit = FLASH3_WORKSPACE_ALIGNMENT;
+    const size_t size = (bytes + kUnit - 1) / kUnit * kUnit;
+    if (!on_gpu(near)) {
+      host_.reset(std::aligned_alloc(kUnit, size));
+      if (!host_) throw std::bad_alloc();
+      data_ = host_.get();
+      return;
+    }
+    if (!TVMFFIEnvGetDLPackManagedTensorAllocator()) {
+      throw Refusal{"ValueError", "workspace is None but this call needs " + std::to_string(bytes) +
+                                      " bytes on a GPU, and TVM-FFI knows no allocator for them"};
+    }
+    int64_t room = static_cast<int64_t>(size + kUnit);
+    DLTensor wanted{};
+    wanted.device = near.device;
+    wanted.ndim = 1;
+    wanted.dtype = {kDLUInt, 8, 1};
+    wanted.shape = &room;
+    TVMFFIObjectHandle made = nullptr;
+    if (TVMFFIEnvTensorAlloc(&wanted, &made) != 0) {
+      TVMFFIObjectHandle error = nullptr;
+      TVMFFIErrorMoveFromRaised(&error);
+      if (error) TVMFFIObjectDecRef(error);
+      throw Refusal{"MemoryError",
+                    "the allocator that TVM-FFI knows refused " + std::to_string(room) + " bytes"};
+    }
+    device_.reset(made);
+    const auto address = reinterpret_cast<uintptr_t>(address_of(*TVMFFITensorGetDLTensorPtr(made)));
+    data_ = reinterpret_cast<void*>((address + kUnit - 1) / kUnit * kUnit);
+  }
+
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  struct DecRef {
+    void operator()(void* p) const { TVMFFIObjectDecRef(p); }
+  };
+  std::unique_ptr<void, Free> host_;
+  std::unique_ptr<void, DecRef> device_;
+  void* data_ = nullptr;
+};
+
+template <class Params>
+void call(std::span<const Argument> known, std::span<const TVMFFIAny> given,
+          flash3_status (*workspace)(const Params*, size_t*), flash3_status (*run)(const Params*)) {
+  Params p{};
+  p.struct_size = sizeof p;
+  const DLTensor* first = read(known, given, reinterpret_cast<char*>(&p));
+  if (first && on_gpu(*first))
+    p.stream = TVMFFIEnvGetStream(first->device.device_type, first->device.device_id);
+  size_t bytes = 0;
+  check(workspace(&p, &bytes));
+  std::unique_ptr<Workspace> made;
+  if (bytes && !p.workspace && first) {
+    made = std::make_unique<Workspace>(*first, bytes);
+    p.workspace = made->data();
+    p.workspace_size = bytes;
+  }
+  check(run(&p));
+}
+
+struct Function {
+  std::string_view name;
+  std::span<const Argument> arguments;
+};
+
+constexpr Function kFunctions[] = {{"forward", kForward},
+                                   {"attention_with_kv_cache", kCache},
+                                   {"backward", kBackward},
+                                   {"quantize", kQuantize},
+                                   {"merge", kMerge}};
+
+// "q,k,v,…" of the function with this name.
+void arguments(std::span<const TVMFFIAny> given, TVMFFIAny* result) {
+  constexpr Argument kName{"name", Kind::backend, 0};
+  if (given.size() != 1)
+    throw Refusal{"TypeError", "arguments has one argument, the name of a function"};
+  const std::string_view name = text_of(kName, given[0]);
+  std::string text;
+  for (const Function& f : kFunctions) {
+    if (f.name != name) continue;
+    for (const Argument& a : f.arguments) text.append(text.empty() ? "" : ",").append(a.name);
+  }
+  if (text.empty()) {
+    throw Refusal{"ValueError", "name = '" + std::string(name) +
+                                    "' but it must be one of 'forward', 'attention_with_kv_cache', "
+                                    "'backward', 'quantize', 'merge'"};
+  }
+  const TVMFFIByteArray bytes{text.data(), text.size()};
+  TVMFFIStringFromByteArray(&bytes, result);
+}
+
+// No exception leaves: 0, or -1 with the error where TVM-FFI looks for it.
+template <class Body>
+int guarded(const TVMFFIAny* args, int32_t count, TVMFFIAny* result, Body body) {
+  try {
+    result->type_index = kTVMFFINone;
+    result->zero_padding = 0;
+    result->v_int64 = 0;
+    body(std::span(args, static_cast<size_t>(count)));
+    return 0;
+  } catch (const Refusal& refused) {
+    TVMFFIErrorSetRaisedFromCStr(refused.kind, refused.message.c_str());
+  } catch (const std::bad_alloc&) {
+    TVMFFIErrorSetRaisedFromCStr("MemoryError", "host memory ran out");
+  }
+  return -1;
+}
+
+}  // namespace
+}  // namespace flash3_tvm_ffi
+
+// TVM-FFI finds a module's functions by these names.
+// NOLINTBEGIN(bugprone-reserved-identifier)
+#define FLASH3_EXPORT(name, known, workspace, run)                                                \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, \
+                                                     TVMFFIAny* result) {                         \
+    using namespace flash3_tvm_ffi;                                                               \
+    return guarded(args, count, result, [](auto given) { call(known, given, workspace, run); });  \
+  }
+
+FLASH3_EXPORT(forward, kForward, flash3_forward_workspace, flash3_forward)
+FLASH3_EXPORT(attention_with_kv_cache, kCache, flash3_forward_workspace, flash3_forward)
+FLASH3_EXPORT(backward, kBackward, flash3_backward_workspace, flash3_backward)
+FLASH3_EXPORT(quantize, kQuantize, flash3_quantize_workspace, flash3_quantize)
+FLASH3_EXPORT(merge, kMerge, flash3_merge_workspace, flash3_merge)
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_arguments(void*, const TVMFFIAny* args, int32_t count,
+                                                      TVMFFIAny* result) {
+  using namespace flash3_tvm_ffi;
+  return guarded(args, count, result, [&](auto given) { arguments(given, result); });
+}
+// NOLINTEND(bugprone-reserved-identifier)

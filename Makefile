@@ -20,7 +20,7 @@ program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release
 flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install release clean distclean
+.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install hub release clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -31,6 +31,7 @@ help:
 	@echo "make format   clang-format on every source"
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
+	@echo "make hub      the Python package as Hugging Face's hub has kernels, in dist/hub/"
 	@echo "make release  source archive, Python wheels and their SHA-256 sums, in dist/"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
 
@@ -96,11 +97,18 @@ PREFIX ?= /usr/local
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
+hub: setup-gates
+	@cmake --preset release -B build/hub -DFLASH3_CLI=OFF -DFLASH3_EXAMPLES=OFF -DFLASH3_SHARED=OFF $(configure_args) \
+	       -DFLASH3_PYTHON=ON -DFLASH3_HUB=ON
+	@cmake --build build/hub
+	@rm -rf dist/hub
+	@cmake --install build/hub --component hub --prefix dist/hub
+
 release: setup-gates
 	@scripts/release.sh
 
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs
+	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub
 
 distclean:
 	rm -rf build dist

@@ -4,7 +4,7 @@
 include(CMakePackageConfigHelpers)
 
 install(DIRECTORY include/flash3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-flash3_write_sbom(${PROJECT_BINARY_DIR}/package/flash3.cdx.json library program)
+flash3_write_sbom(${PROJECT_BINARY_DIR}/package/flash3.cdx.json library program tvm_ffi)
 install(FILES LICENSE NOTICE ${PROJECT_BINARY_DIR}/package/flash3.cdx.json DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(flash3_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flash3)

@@ -59,24 +59,39 @@ flash3_library(flash3_python)
 flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
 target_link_options(flash3_python PRIVATE LINKER:--no-undefined)
 
-add_library(flash3_torch SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp
-            ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/kv_cache.cpp
-            ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
-target_compile_definitions(flash3_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
-target_include_directories(flash3_torch SYSTEM PRIVATE ${torch_dir}/include)
-target_link_libraries(flash3_torch PRIVATE flash3_python flash3_warnings ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
-set_target_properties(flash3_torch PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
+# What the operators are made of, but for their names in torch.ops (ops.cpp).
+function(flash3_torch_settings target)
+  target_compile_definitions(${target} PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_include_directories(${target} SYSTEM PRIVATE ${torch_dir}/include)
+  target_link_libraries(${target} PRIVATE flash3_warnings)
+endfunction()
+add_library(flash3_torch_objects OBJECT ${PROJECT_SOURCE_DIR}/bindings/torch/call.cpp
+            ${PROJECT_SOURCE_DIR}/bindings/torch/kv_cache.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/quantize.cpp)
+flash3_torch_settings(flash3_torch_objects)
+set_target_properties(flash3_torch_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
+
+function(flash3_torch_library target library)
+  add_library(${target} SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp $<TARGET_OBJECTS:flash3_torch_objects>)
+  flash3_torch_settings(${target})
+  target_link_libraries(${target} PRIVATE ${library} ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
+  set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
+  target_link_options(${target} PRIVATE LINKER:--no-undefined)
+endfunction()
+flash3_torch_library(flash3_torch flash3_python)
 flash3_python_library(flash3_torch ${PROJECT_SOURCE_DIR}/cmake/flash3_torch.map)
-target_link_options(flash3_torch PRIVATE LINKER:--no-undefined)
 
 execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('include'))"
                 OUTPUT_VARIABLE python_include OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(EXISTS "${python_include}/Python.h")
   # A module, whose Python symbols are those of the interpreter that loads it.
-  add_library(flash3_eager MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp)
-  set_target_properties(flash3_eager PROPERTIES PREFIX "" OUTPUT_NAME _eager SUFFIX .abi3.so)
-  target_include_directories(flash3_eager SYSTEM PRIVATE ${python_include} ${torch_dir}/include)
-  target_link_libraries(flash3_eager PRIVATE flash3_python flash3_warnings)
+  function(flash3_eager_module target library)
+    add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp)
+    set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME _eager SUFFIX .abi3.so)
+    target_include_directories(${target} SYSTEM PRIVATE ${python_include} ${torch_dir}/include)
+    target_link_libraries(${target} PRIVATE ${library} flash3_warnings)
+  endfunction()
+  flash3_eager_module(flash3_eager flash3_python)
   flash3_python_library(flash3_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)
   add_dependencies(flash3_torch flash3_eager) # who builds the operators, as pip does, builds this as well
   flash3_header_version(version ${torch_dir}/include/ATen/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)

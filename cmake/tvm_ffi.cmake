@@ -34,7 +34,7 @@ endif()
 
 set(version_macros TVM_FFI_VERSION_MAJOR TVM_FFI_VERSION_MINOR TVM_FFI_VERSION_PATCH)
 flash3_header_version(version ${tvm_ffi_dir}/include/tvm/ffi/c_api.h ${version_macros})
-flash3_contains(library "Apache TVM FFI" "${version}" Apache-2.0
+flash3_contains(tvm_ffi "Apache TVM FFI" "${version}" Apache-2.0
                 "headers, compiled into libflash3_tvm_ffi.so; its library is not shipped" pkg:pypi/apache-tvm-ffi)
 flash3_header_version(version ${tvm_ffi_dir}/include/dlpack/dlpack.h DLPACK_MAJOR_VERSION DLPACK_MINOR_VERSION)
-flash3_contains(library DLPack "${version}" Apache-2.0 "header, compiled into libflash3_tvm_ffi.so" pkg:github/dmlc/dlpack)
+flash3_contains(tvm_ffi DLPack "${version}" Apache-2.0 "header, compiled into libflash3_tvm_ffi.so" pkg:github/dmlc/dlpack)

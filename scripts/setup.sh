@@ -112,6 +112,22 @@ install_python() {
   fi
 }
 
+# What the build for Hugging Face's hub is loaded with, in a folder of its own (scripts/requirements-hub.txt says why).
+install_hub() {
+  local list=scripts/requirements-hub.txt home=$toolchain/hub stamp=$toolchain/hub.stamp wanted
+  wanted=$({ echo "$home"; cat "$list"; } | sha256sum)
+  [ -x "$toolchain/python/bin/pip" ] || return 0
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+  rm -rf "$stamp" "$home"
+  say "installing the packages of $list"
+  if "$toolchain/python/bin/pip" install -q --disable-pip-version-check --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
+    echo "$wanted" >"$stamp"
+  else
+    rm -rf "$home"
+    say "the packages of $list cannot be had here (see $toolchain/hub.log); python.hub is skipped"
+  fi
+}
+
 mkdir -p "$toolchain"
 lists=(scripts/apt-packages.txt)
 case ${1:-} in
@@ -130,4 +146,7 @@ fi
 if [ "${1:-}" = gates ]; then
   if install_wheels gates; then link_wheels gates; fi
 fi
-if [ "${1:-}" = gates ] && [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then install_python; fi
+if [ "${1:-}" = gates ] && [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
+  install_python
+  install_hub
+fi

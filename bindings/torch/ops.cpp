@@ -241,7 +241,15 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 }  // namespace flash3_torch
 
-STABLE_TORCH_LIBRARY(flash3, m) {
+// A build that is loaded beside another one has its own name in torch.ops (cmake/hub.cmake).
+#ifndef FLASH3_TORCH_NAME
+#define FLASH3_TORCH_NAME flash3
+#endif
+// torch's macros make a string of the name as it is given to them.
+#define FLASH3_TORCH_LIBRARY(name, m) STABLE_TORCH_LIBRARY(name, m)
+#define FLASH3_TORCH_LIBRARY_IMPL(name, key, m) STABLE_TORCH_LIBRARY_IMPL(name, key, m)
+
+FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
   m.def("forward(Tensor q, Tensor k, Tensor v, " FLASH3_OPTIONS ", " FLASH3_FORWARD_OPTIONS
         ", ScalarType? out_dtype=None) -> (Tensor, Tensor)");
   m.def("inference(Tensor q, Tensor k, Tensor v, " FLASH3_PLAIN_OPTIONS ") -> Tensor");
@@ -280,6 +288,6 @@ void add_kernels(auto& library) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(flash3, CPU, m) { add_kernels(m); }
+FLASH3_TORCH_LIBRARY_IMPL(FLASH3_TORCH_NAME, CPU, m) { add_kernels(m); }
 
-STABLE_TORCH_LIBRARY_IMPL(flash3, CUDA, m) { add_kernels(m); }
+FLASH3_TORCH_LIBRARY_IMPL(FLASH3_TORCH_NAME, CUDA, m) { add_kernels(m); }

@@ -4,6 +4,8 @@ import ctypes
 import pathlib
 import re
 
+from ._build import NAME
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR = range(6)
@@ -63,7 +65,7 @@ class MergeParams(ctypes.Structure):
 
 
 def _load():
-    lib = ctypes.CDLL(str(FOLDER / "libflash3.so"))
+    lib = ctypes.CDLL(str(FOLDER / f"lib{NAME}.so"))
     text = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
     for name, params in (("forward", ForwardParams), ("backward", BackwardParams), ("quantize", QuantizeParams),
                          ("merge", MergeParams)):

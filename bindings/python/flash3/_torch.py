@@ -6,6 +6,7 @@ import re
 import torch
 from torch.autograd import forward_ad
 
+from ._build import NAME
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._options import computes_fp8, rotation_seed, scale_or_default, scale_shape, window_sides
 
@@ -13,7 +14,8 @@ MINIMUM_TORCH = (2, 10)
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MINIMUM_TORCH:
     raise ImportError(f"torch is {torch.__version__} but flash3's operators need torch >= {'.'.join(map(str, MINIMUM_TORCH))}")
-torch.ops.load_library(str(FOLDER / "libflash3_torch.so"))
+torch.ops.load_library(str(FOLDER / f"lib{NAME}_torch.so"))
+operators = getattr(torch.ops, NAME)
 
 try:
     # The result of a plain call, at half of what the operator costs; None: this one is for the operator.
@@ -21,12 +23,12 @@ try:
 except ImportError:  # built without Python's headers, or not for this Python or torch: operators do all
     eager = None
 
-_forward = torch.ops.flash3.forward.default
-_inference = torch.ops.flash3.inference.default
+_forward = operators.forward.default
+_inference = operators.inference.default
 # The same without a call of Python.
 _forward_now, _inference_now = _forward._op, _inference._op
-_backward = torch.ops.flash3.backward.default
-_quantize = torch.ops.flash3.quantize.default
+_backward = operators.backward.default
+_quantize = operators.quantize.default
 FP8 = torch.float8_e4m3fn
 
 _STATUS = {"invalid argument": INVALID_ARGUMENT, "unsupported": UNSUPPORTED, "cuda error": CUDA_ERROR,
@@ -63,8 +65,8 @@ def on_one_device(names, fake):
 
 def register_fake(name):
     """torch.library.register_fake for an operator of torch.ops.flash3."""
-    names = [a.name for a in getattr(torch.ops.flash3, name).default._schema.arguments]
-    return lambda fake: torch.library.register_fake(f"flash3::{name}", on_one_device(names, fake)) and fake
+    names = [a.name for a in getattr(operators, name).default._schema.arguments]
+    return lambda fake: torch.library.register_fake(f"{NAME}::{name}", on_one_device(names, fake)) and fake
 
 
 @register_fake("forward")
@@ -161,7 +163,7 @@ def _forward_gradient(ctx, dout, dlse):
     return tuple(g if needed else None for g, needed in zip(of_inputs, ctx.needs_input_grad))
 
 
-torch.library.register_autograd("flash3::forward", _forward_gradient, setup_context=_save_forward)
+torch.library.register_autograd(f"{NAME}::forward", _forward_gradient, setup_context=_save_forward)
 
 
 def _no_second_gradient(ctx, *gradients):
@@ -177,9 +179,9 @@ def _no_gradient_of_inference(ctx, *gradients):
 
 
 # Without these torch would warn once and give no gradient at all.
-torch.library.register_autograd("flash3::backward", _no_second_gradient)
-torch.library.register_autograd("flash3::quantize", _no_gradient_of_codes)
-torch.library.register_autograd("flash3::inference", _no_gradient_of_inference)
+torch.library.register_autograd(f"{NAME}::backward", _no_second_gradient)
+torch.library.register_autograd(f"{NAME}::quantize", _no_gradient_of_codes)
+torch.library.register_autograd(f"{NAME}::inference", _no_gradient_of_inference)
 
 
 class _Recorded(torch.autograd.Function):

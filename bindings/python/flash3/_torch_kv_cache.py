@@ -3,7 +3,8 @@
 import torch
 from torch.autograd import forward_ad
 
-from ._torch import check_companions, register_fake, translated
+from ._build import NAME
+from ._torch import check_companions, operators, register_fake, translated
 from ._options import scale_or_default, window_sides
 from .arrays import Schedule, check_schedule
 
@@ -13,12 +14,12 @@ try:
 except ImportError:  # as in _torch.py
     eager = None
 
-_read = torch.ops.flash3.attention_with_kv_cache.default
-_append = torch.ops.flash3.attention_with_kv_cache_append.default
-_out = torch.ops.flash3.attention_with_kv_cache_out.default
-_schedule = torch.ops.flash3.kv_cache_schedule.default
-_schedule_out = torch.ops.flash3.kv_cache_schedule_out.default
-_merge = torch.ops.flash3.merge.default
+_read = operators.attention_with_kv_cache.default
+_append = operators.attention_with_kv_cache_append.default
+_out = operators.attention_with_kv_cache_out.default
+_schedule = operators.kv_cache_schedule.default
+_schedule_out = operators.kv_cache_schedule_out.default
+_merge = operators.merge.default
 
 
 @register_fake("attention_with_kv_cache")
@@ -53,8 +54,8 @@ def _no_gradients(ctx, *gradients):
 
 
 # Without these torch would warn once and give no gradient at all. Operators that write into their arguments can have none.
-torch.library.register_autograd("flash3::attention_with_kv_cache", _no_gradients)
-torch.library.register_autograd("flash3::merge", _no_gradients)
+torch.library.register_autograd(f"{NAME}::attention_with_kv_cache", _no_gradients)
+torch.library.register_autograd(f"{NAME}::merge", _no_gradients)
 
 
 def recorded(**tensors):

@@ -5,12 +5,12 @@ Tensors are [batch, rows, heads, dim] here, with batch = 1 for packed ones, and 
 """
 import torch
 
-from .._torch import translated
+from .._torch import operators, translated
 from ._geometry import Range
 
-_forward = torch.ops.flash3.forward_out.default
-_backward = torch.ops.flash3.backward_out.default
-_merge = torch.ops.flash3.merge_out.default
+_forward = operators.forward_out.default
+_backward = operators.backward_out.default
+_merge = operators.merge_out.default
 
 
 def _run(operator, *tensors, **options):

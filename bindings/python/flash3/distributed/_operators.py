@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import arrays
 from .._attention import _Shape
+from .._build import NAME
 from .._torch import _signed
 from ._calls import sink_gradient
 from ._exchange import Field, compare
@@ -115,7 +116,7 @@ def _options(scale, softcap, compute_fp8, seed, sm_margin):
             "rotation_seed": seed % 2**64, "sm_margin": sm_margin}
 
 
-@torch.library.custom_op("flash3_distributed::forward", mutates_args=())
+@torch.library.custom_op(f"{NAME}_distributed::forward", mutates_args=())
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, rows_q: int,
             rows_k: int, out_dtype: torch.dtype, causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
             deterministic: bool, compute_fp8: bool, seed: int,
@@ -151,7 +152,7 @@ def _(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, *opti
             q.new_empty((batch, own_q, rows_q), dtype=torch.float32))
 
 
-@torch.library.custom_op("flash3_distributed::backward", mutates_args=())
+@torch.library.custom_op(f"{NAME}_distributed::backward", mutates_args=())
 def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
              sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, heads_q: int, heads_k: int, tokens_k: int,
              causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,

@@ -350,3 +350,24 @@ def test_gpu_stream_of_the_interface():
             arrays.forward(shown, k, v, out, stream=mine.cuda_stream)
         mine.synchronize()
         assert (out == wanted).all()
+
+
+@pytest.mark.gpu
+def test_gpu_cupy():
+    """CuPy's own arrays, on a stream of its own that waits for no other."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    on_host = make(np.float16)
+    q, k, v = map(torch.from_numpy, on_host)
+    wanted, wanted_lse = flash3.attention(q.cuda(), k.cuda(), v.cuda(), causal=True, return_lse=True)
+    exact = flash3.attention_backward(wanted, q.cuda(), k.cuda(), v.cuda(), wanted, wanted_lse, causal=True, deterministic=True)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        q, k, v = map(cupy.asarray, on_host)
+        options = dict(causal=True, stream=stream.ptr)
+        out, lse = arrays.forward(q, k, v, like=q, **options)
+        made = arrays.backward(out, q, k, v, out, lse, like=cupy, deterministic=True, **options)
+        used = cupy.asarray([5, 33], dtype=cupy.int32)
+        ragged, _ = arrays.forward(q, k, v, like=q, seqused_q=used, seqused_k=used, **options)
+        assert type(out) is type(q) and out.device == q.device
+        for a, b in zip((out, lse, *made[:3]), (wanted, wanted_lse, *exact[:3])):
+            np.testing.assert_array_equal(cupy.asnumpy(a), b.cpu().numpy())
+        assert not ragged[0, 5:].any() and ragged[0, :5].any()

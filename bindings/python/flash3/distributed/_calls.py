@@ -44,22 +44,22 @@ class TokenRows:
         return self._index["back", device]
 
     def of(self, x, dim=1):
-        """These rows of x: a view if they are one range."""
+        """These rows of x: a view if they are one range, x itself if they are all."""
         if self.first is not None:
-            return x.narrow(dim, self.first, self.count)
+            return x if self.count == x.shape[dim] else x.narrow(dim, self.first, self.count)
         return x.index_select(dim, self.index(x.device))
 
     def add(self, total, x, dim=1):
         """Adds x to these rows of total; no row is among them twice."""
         if self.first is not None:
-            total.narrow(dim, self.first, self.count).add_(x)
+            self.of(total, dim).add_(x)
         else:
             total.index_add_(dim, self.index(total.device), x.to(total.dtype))
 
     def put(self, total, x, dim=1):
         """Writes x to these rows of total."""
         if self.first is not None:
-            total.narrow(dim, self.first, self.count).copy_(x)
+            self.of(total, dim).copy_(x)
         else:
             total.index_copy_(dim, self.index(total.device), x.to(total.dtype))
 
@@ -122,7 +122,7 @@ class Call:
         k, v = (self.shaped(self.k.of(x)) for x in (k, v))
         lse = self.shaped_lse(self.q.of(lse, 2)).contiguous()
         dlse = None if dlse is None else self.shaped_lse(self.q.of(dlse, 2)).contiguous()
-        made = [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v)]
+        made = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k, v)]
         _run(_backward, dout, dlse, q, k, v, out, lse, *made, None, **options, **self.mask, **self.sequences(batch, q.device))
         return made if len(self.members) == 1 else [x.unflatten(0, (batch, -1)) for x in made]
 
@@ -141,20 +141,24 @@ class Sums:
     def __init__(self, q, dim_v, dtype, calls, sink, options):
         """dtype: of the result. Calls write it, if no query has two of them. Otherwise their results are float32: part 0 is a call's,
         and one of the other two the sums before it, which both are merged into the third."""
-        batch, rows, heads, _ = q.shape
+        batch, rows, heads, _ = self._shape = (*q.shape[:3], dim_v)
         self._dtype, self._sink, self._options = dtype, sink, options
         merged = sum(not call.fresh for call in calls)
         self.is_merged = merged > 0
         if self.is_merged:
+            # As flash3.merge takes them: [part, rows of all sequences, heads, dim_v], and lse [part, heads, rows of all sequences].
             parts = min(3, 1 + merged)
-            self._outs = torch.empty((parts, batch, rows, heads, dim_v), dtype=torch.float32, device=q.device)
+            self._outs = q.new_empty((parts, batch * rows, heads, dim_v), dtype=torch.float32)
             # A row that saw no key, or that no call has, does not count: its out may hold anything.
-            self._lses = torch.full((parts, heads, batch, rows), -torch.inf, dtype=torch.float32, device=q.device)
+            self._lses = q.new_full((parts, heads, batch * rows), -torch.inf, dtype=torch.float32)
+            # The same as calls take them: [batch, rows, heads, dim_v], and lse [batch, heads, rows].
+            self._parts = list(zip(self._outs.view(parts, *self._shape).unbind(),
+                                   self._lses.view(parts, heads, batch, rows).transpose(1, 2).unbind()))
             self._sums, self._is_pending = 1, False
             return
         covered = sum(call.q.count for call in calls) == rows
-        self.out = (torch.empty if covered else torch.zeros)((batch, rows, heads, dim_v), dtype=dtype, device=q.device)
-        self.lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+        self.out = (q.new_empty if covered else q.new_zeros)(self._shape, dtype=dtype)
+        self.lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
         if sink is not None:
             self._options = {**options, "sink": sink}
         if not covered:
@@ -173,21 +177,25 @@ class Sums:
                 self._sums = third
                 self._lses[0].fill_(-torch.inf)
             part, self._is_pending = 0, True
-        call.forward(q, k, v, self._options, (self._outs[part], self._lses[part].transpose(0, 1)))
+        call.forward(q, k, v, self._options, self._parts[part])
 
     def _merge_to(self, out, lse, sink):
-        """Merges part 0 and the sums, as flash3.merge, into out [batch, rows, heads, dim_v] and lse [heads, batch, rows]."""
-        both = slice(0, self._sums + 1, self._sums)
-        _run(_merge, self._outs[both].flatten(1, 2), self._lses[both].flatten(2), out.flatten(0, 1), lse.flatten(1), sink)
+        """Merges part 0 and the sums, as flash3.merge, into out [rows, heads, dim_v] and lse [heads, rows]."""
+        outs, lses = self._outs, self._lses
+        if len(outs) > 2:
+            both = slice(0, self._sums + 1, self._sums)
+            outs, lses = outs[both], lses[both]
+        _run(_merge, outs, lses, out, lse, sink)
 
     def result(self):
         """(out, lse), with the sink, and rounded once."""
         if not self.is_merged:
             return self.out, self.lse
-        out = torch.empty(self._outs.shape[1:], dtype=self._dtype, device=self._outs.device)
-        lse = torch.empty(self._lses.shape[1:], dtype=torch.float32, device=self._lses.device)
+        out = self._outs.new_empty(self._outs.shape[1:], dtype=self._dtype)
+        lse = self._lses.new_empty(self._lses.shape[1:])
         self._merge_to(out, lse, self._sink)
-        return out, lse.transpose(0, 1).contiguous()
+        batch, rows, heads, _ = self._shape
+        return out.view(self._shape), lse.view(heads, batch, rows).transpose(0, 1).contiguous()
 
 
 def sink_gradient(sink, dout, dlse, out, lse):

@@ -4,7 +4,6 @@
 NCCL sends on a stream of its own: what is posted here runs under the kernels launched after it, until wait().
 """
 import collections
-import contextlib
 import math
 from typing import Callable, NamedTuple
 
@@ -12,15 +11,21 @@ import torch
 import torch.distributed as dist
 
 
-@contextlib.contextmanager
-def explained(what, group):
-    """Says of torch's error which exchange it was."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(f"flash3.distributed: {what} failed on rank {dist.get_rank(group)} of {dist.get_world_size(group)}: "
-                           f"another rank has ended, has raised, is late by more than the group's time-out, or makes another call; "
-                           f"torch says: {error}") from error
+class explained:
+    """A context that says of torch's error which exchange it was. A class: one made of a generator costs a message more."""
+
+    def __init__(self, what, group):
+        self._what, self._group = what, group
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, RuntimeError):
+            group = self._group
+            raise RuntimeError(f"flash3.distributed: {self._what} failed on rank {dist.get_rank(group)} of "
+                               f"{dist.get_world_size(group)}: another rank has ended, has raised, is late by more than the group's "
+                               f"time-out, or makes another call; torch says: {error}") from error
 
 
 def packed(tensors):

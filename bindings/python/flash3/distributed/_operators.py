@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.flash3_distributed: the exchanges and calls of one attention as an operator, which torch.compile need not look into."""
+"""The exchanges and calls of one attention, and torch.ops.flash3_distributed: the same as operators, which torch.compile need not look
+into. Where nobody looks at operators the functions are called as they are, since torch's wrapper of an operator with gradients costs
+the host about as much as all that is in it."""
 import struct
 from typing import Optional, Tuple
 
@@ -31,8 +33,8 @@ class _Attention:
     def __init__(self, spec, ring, heads, method, causal, left, right, chunk):
         self.ring, self.heads = group_of(ring), group_of(heads)
         self.groups = [group for group in (self.ring, self.heads) if group is not None]
-        self.ring_ranks, self.head_ranks = (1 if g is None else dist.get_world_size(g) for g in (self.ring, self.heads))
-        self.ring_rank, self.head_rank = (0 if g is None else dist.get_rank(g) for g in (self.ring, self.heads))
+        self.ring_ranks, self.head_ranks = (1 if g is None else g.size() for g in (self.ring, self.heads))
+        self.ring_rank, self.head_rank = (0 if g is None else g.rank() for g in (self.ring, self.heads))
         self.rank = self.ring_rank * self.head_ranks + self.head_rank
         self.layout = layout_of(spec, self.ring_ranks * self.head_ranks)
         self.method, self.mask = method, mask_of(causal, (left, right), chunk)
@@ -116,19 +118,15 @@ def _options(scale, softcap, compute_fp8, seed, sm_margin):
             "rotation_seed": seed % 2**64, "sm_margin": sm_margin}
 
 
-@torch.library.custom_op(f"{NAME}_distributed::forward", mutates_args=())
-def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, rows_q: int,
-            rows_k: int, out_dtype: torch.dtype, causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
-            deterministic: bool, compute_fp8: bool, seed: int,
-            sm_margin: int) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """out and lse of the own tokens, and what the gradients need instead of the arguments and these where heads are shared:
-    q, k, v, out and lse of the own heads, which have rows_q and rows_k rows. Without sharing those are empty."""
+def _attend(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, causal, left, right, chunk, scale, softcap,
+            deterministic, compute_fp8, seed, sm_margin):
+    """out and lse of the own tokens, and where heads are shared what the gradients need instead of the arguments and these: q, k, v,
+    out and lse of the own heads, which have rows_q and rows_k rows."""
     call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
     call.check(q, k, v, sink, {**_options(scale, softcap, compute_fp8, seed, sm_margin), "deterministic": deterministic}, out_dtype)
     options = {"softmax_scale": scale, "softcap": softcap, "compute_fp8": compute_fp8, "rotation_seed": seed, "sm_margin": sm_margin}
     if call.heads is None:
-        return *call.core().forward(q, k, v, sink, out_dtype, options), *(q.new_empty(0) for _ in range(4)), q.new_empty(
-            0, dtype=torch.float32)
+        return call.core().forward(q, k, v, sink, out_dtype, options)
     exchange = call.exchange()
     own_sink = None if sink is None else sink[call.own_heads(q.shape[2])]
     own = exchange.to_heads(q=q, k=k, v=v)
@@ -138,7 +136,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tenso
     return out, lse.squeeze(-1).transpose(1, 2).contiguous(), *own, own_out, own_lse
 
 
-@forward.register_fake
+@torch.library.custom_op(f"{NAME}_distributed::forward", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, rows_q: int,
+             rows_k: int, out_dtype: torch.dtype, causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
+             deterministic: bool, compute_fp8: bool, seed: int,
+             sm_margin: int) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """_attend() with seven results, of which those that it does not have are empty."""
+    made = _attend(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, causal, left, right, chunk, scale, softcap,
+                   deterministic, compute_fp8, seed, sm_margin)
+    return made if heads else (*made, *(q.new_empty(0) for _ in range(4)), q.new_empty(0, dtype=torch.float32))
+
+
+@_forward.register_fake
 def _(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, *options):
     batch, tokens, heads_q, _ = q.shape
     made = q.new_empty((batch, tokens, heads_q, v.shape[3]), dtype=out_dtype), q.new_empty((batch, heads_q, tokens),
@@ -152,11 +161,8 @@ def _(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype, *opti
             q.new_empty((batch, own_q, rows_q), dtype=torch.float32))
 
 
-@torch.library.custom_op(f"{NAME}_distributed::backward", mutates_args=())
-def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-             sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, heads_q: int, heads_k: int, tokens_k: int,
-             causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
-             deterministic: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _differentiate(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, method, heads_q, heads_k, tokens_k, causal, left, right,
+                   chunk, scale, softcap, deterministic):
     """dq, dk, dv of the own tokens, and dsink. q, k, v, out and lse: of the own heads where heads are shared; dout and dlse: of the
     own tokens."""
     call = _Attention(spec, ring, heads, method, causal, left, right, chunk)
@@ -180,7 +186,16 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink
 
 
-@backward.register_fake
+@torch.library.custom_op(f"{NAME}_distributed::backward", mutates_args=())
+def _backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+              sink: Optional[Tensor], spec: Tensor, ring: str, heads: str, method: str, heads_q: int, heads_k: int, tokens_k: int,
+              causal: bool, left: int, right: int, chunk: int, scale: float, softcap: float,
+              deterministic: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _differentiate(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, method, heads_q, heads_k, tokens_k, causal, left,
+                          right, chunk, scale, softcap, deterministic)
+
+
+@_backward.register_fake
 def _(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, method, heads_q, heads_k, tokens_k, *options):
     batch, tokens = dout.shape[:2]
     dsink = q.new_empty(0, dtype=torch.float32) if sink is None else torch.empty_like(sink)
@@ -201,15 +216,48 @@ def _gradients(ctx, dout, dlse, *others):
     q, k, v, out, lse, sink, spec = ctx.saved_tensors
     if dout is None:
         dout = q.new_zeros(ctx.shape)
-    dq, dk, dv, dsink = backward(dout.contiguous(), dlse, q, k, v, out, lse, sink, spec, *ctx.options)
+    # Gradients of gradients are the operator's to refuse.
+    run = _differentiate if not torch.is_grad_enabled() and _is_plain(dout, dlse, q, k, v, out, lse, sink) else _backward
+    dq, dk, dv, dsink = run(dout.contiguous(), dlse, q, k, v, out, lse, sink, spec, *ctx.options)
     return dq, dk, dv, None if sink is None else dsink, *(None,) * 17
 
 
-forward.register_autograd(_gradients, setup_context=_save)
+_forward.register_autograd(_gradients, setup_context=_save)
 
 
 def _no_second_gradient(ctx, *gradients):
     raise NotImplementedError("flash3.distributed has no second derivatives: the gradients of its backward are not implemented")
 
 
-backward.register_autograd(_no_second_gradient)
+_backward.register_autograd(_no_second_gradient)
+
+
+class DistributedAttention(torch.autograd.Function):
+    """_attend() with its gradients, without an operator. A profile shows its name."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        made = _attend(*arguments)
+        _save(ctx, arguments, made)
+        return made[:2]
+
+    backward = staticmethod(_gradients)
+
+
+def _is_plain(*tensors):
+    """Whether these are tensors of torch's own, and nothing traces, transforms or watches their operators."""
+    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or
+                torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state()) and \
+        all(x is None or type(x) in _PLAIN for x in tensors)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def forward(q, k, v, sink, *arguments):
+    """(out, lse, …) of torch.ops.flash3_distributed.forward, by the shortest way."""
+    if not _is_plain(q, k, v, sink):
+        return _forward(q, k, v, sink, *arguments)
+    is_recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                               sink is not None and sink.requires_grad)
+    return (DistributedAttention.apply if is_recorded else _attend)(q, k, v, sink, *arguments)

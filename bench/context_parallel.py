@@ -4,6 +4,7 @@
 
     PYTHONPATH=build/ci/python python3 bench/context_parallel.py --json bench/results/context_parallel_h200.json
     python3 bench/context_parallel.py --list [--points REGEX]
+    PYTHONPATH=build/ci/python python3 bench/context_parallel.py --profile bench/results/context_profile_h200.json
 
 Started once, it starts a process for each GPU (NCCL; --device cpu: gloo, a few tokens, for the tests). A point is causal self-attention in bf16 at
 head dim 128, 64 query heads on 8 KV heads or 16 on 16, with as many tokens on each rank: one sequence, or packed documents of log-normal lengths.
@@ -26,6 +27,9 @@ share of the copies under kernels; overlap = 1 - (ring - alone) / copies counts 
 Before, each way's result and gradients are compared with float32 at a small size, and some rows of the result at the point's own: a way that errs by
 more than 2 % has no time, and refused says why. memory is the peak of a step above what was there before it. Clocks and watts are those that NVML
 reports while the samples run.
+
+--profile measures nothing: it writes the timeline of a call of the ring and of one of all-gather, at three points, which bench/draw.py draws
+(bench/context_profile.py says what is in it). --timeout is 60 s then, and --seconds 40.
 
 A process that ends or that is late by 60 s ends all. The ways that took them along are left out, and the rest is measured by new processes, three
 times at most. After --timeout all are ended. Needs the package flash3 and torch; with CUDA, pynvml and Hopper GPUs.
@@ -64,9 +68,10 @@ def parse_args(arguments=None):
                         help="what the peers may compute with: any of cudnn,fa2 (default: both, the first that works)")
     parser.add_argument("--samples", type=int, default=5, help="the most of a way at a point")
     parser.add_argument("--sm-margin", type=int, default=0, help="multiprocessors that flash3's forward kernels leave to NCCL's")
-    parser.add_argument("--seconds", type=float, default=125, help="begin no point later than this; 0: all points")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds, after which all processes are ended")
-    parser.add_argument("--profile", action="store_true", help="note what torch.profiler says of a step of the ring at each point")
+    parser.add_argument("--seconds", type=float, help="begin no point later than this; 0: all points (default: 125)")
+    parser.add_argument("--timeout", type=float, help="seconds, after which all processes are ended (default: 300)")
+    parser.add_argument("--high-priority", action="store_true", help="NCCL's stream goes first: its kernels get the multiprocessors that are next free")
+    parser.add_argument("--profile", metavar="FILE", help="only write the timelines of some calls here")
     parser.add_argument("--json", help="write the results here, after each point")
     parser.add_argument("--commit", help="of the package, where there is no git to ask")
     args = parser.parse_args(arguments)
@@ -91,6 +96,8 @@ def parse_args(arguments=None):
                 parser.error(f"--{option} names '{name}'; there are {', '.join(known)}")
     if args.peers and not args.backends:
         parser.error("--backends names none; the peers need one")
+    args.seconds, args.timeout = (
+        given if given is not None else default for given, default in zip((args.seconds, args.timeout), (40, 60) if args.profile else (125, 300)))
     if args.samples < 1:
         parser.error(f"--samples {args.samples}: at least 1")
     if args.seconds < 0:
@@ -225,6 +232,15 @@ def leave_out(args, working, why):
     return True
 
 
+def run_profile(args):
+    """Starts the processes that profile. Returns what went wrong, or None."""
+    args.began = time.time()
+    pathlib.Path(args.profile).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        children, errors = start(args, folder)
+        return watch(children, time.monotonic() + args.timeout, errors)
+
+
 def run(args):
     """Starts the processes, again where one is lost. Returns what went wrong, or None."""
     args.began, until = time.time(), time.monotonic() + args.timeout
@@ -257,6 +273,11 @@ def main(arguments=None):
         args.ranks = 2 if args.device == "cpu" else count_gpus()
         if args.ranks < 2:
             raise SystemExit(f"there are {args.ranks} GPUs; at least 2 are needed, or --device cpu")
+    if args.profile:
+        why = run_profile(args)
+        if why:
+            print(f"ended: {why}", file=sys.stderr)
+        return 1 if why else 0
     with tempfile.TemporaryDirectory() as folder:
         args.json = args.json or f"{folder}/results.json"
         why = run(args)

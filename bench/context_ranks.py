@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import flash3
 import flash3.distributed
+import context_profile
 from context_check import agreed, error_of, largest, largest_error, reference, refusal, spot_reference, whole_tensors
 from context_parallel import SAMPLE_MS, figures, line, sample_counts, too_long
 from context_points import METHODS, PARTS, PEERS, WAYS, context_suite
@@ -40,7 +41,10 @@ class Rank:
             torch.cuda.set_device(rank)
         else:
             torch.set_num_threads(1)
-        options = {"device_id": torch.device("cuda", rank)} if self.device == "cuda" else {}
+        options = {}
+        if self.device == "cuda":
+            options = {"device_id": torch.device("cuda", rank),
+                       "pg_options": dist.ProcessGroupNCCL.Options(is_high_priority_stream=config.high_priority)}
         dist.init_process_group("nccl" if self.device == "cuda" else "gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                                 world_size=config.ranks, timeout=GROUP_TIMEOUT, **options)
         self.one = torch.ones(1, device=self.device)
@@ -228,18 +232,6 @@ def measured(rank, case, ways, costs, samples):
     return times
 
 
-def profiled(rank, way):
-    """What torch.profiler says of a step: the twelve names that took the device (on the CPU: the host) longest."""
-    from torch.profiler import ProfilerActivity, profile
-    on_gpu = rank.device == "cuda"
-    with way.around(), profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as trace:
-        step(way)
-        rank.synchronize()
-    field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    events = sorted(trace.key_averages(), key=lambda event: -getattr(event, field, 0))[:12]
-    return [{"name": event.key[:100], "calls": event.count, "us": round(getattr(event, field, 0), 1)} for event in events]
-
-
 def explained_method(own):
     """What method="auto" takes."""
     text = flash3.distributed.explain(own.q, own.k, own.v, own.plan, causal=True)
@@ -274,9 +266,6 @@ def measure_point(rank, point, lost, records):
               **figures(times, point.flops, copied), "memory": memory, "own_bytes": point.own_bytes, "two_blocks_bytes": 2 * point.block_bytes,
               "error": errors, "error_at_size": errors_at_size, "notes": notes, "refused": refused,
               "sm_mhz": rank.of_all(sensors.mhz), "watts": rank.of_all(sensors.watts)}
-    if config.profile and "ring" in ways:
-        rank.note(point.case, "profile")
-        record["profile"] = profiled(rank, ways["ring"])
     return record
 
 
@@ -312,7 +301,7 @@ def about(rank):
     config = rank.config
     return {**made, "flash3": flash3.__version__, "commit": config.commit, "date": time.strftime("%Y-%m-%d"), "dtype": "bf16",
             "ranks": config.ranks, "group": dist.get_backend(), "samples": config.samples, "sample_ms": SAMPLE_MS[rank.device],
-            "sm_margin": config.sm_margin, "lost": {}, "failed": {}}
+            "sm_margin": config.sm_margin, "high_priority": config.high_priority}
 
 
 def run(rank):
@@ -321,7 +310,7 @@ def run(rank):
     result, = rank.of_all(json.loads(file.read_text(encoding="utf-8")) if rank.rank == 0 and file.is_file() else None)[:1]
     rank.note("the link")
     if result is None:
-        result = {**about(rank), "link": measure_link(rank), "context_points": []}
+        result = {**about(rank), "lost": {}, "failed": {}, "link": measure_link(rank), "context_points": []}
     done = {record["case"] for record in result["context_points"]} | set(result["failed"])
 
     def write():
@@ -351,12 +340,30 @@ def run(rank):
             torch.cuda.empty_cache()
 
 
+def profile(rank):
+    """Writes the timelines of some calls, after each point."""
+    config, result = rank.config, {**about(rank), "context_profile": []}
+    points = [point for point in context_suite(config.ranks, rank.device) if point.case in config.cases]
+    for point in context_profile.profiled_points(points):
+        late = time.time() - config.began > config.seconds
+        if config.seconds and rank.of_all(late)[0]:
+            if rank.rank == 0:
+                print(f"{config.seconds:g} s are over: {point.case} and what follows is left out", flush=True)
+            return
+        own = Own(point, flash3.distributed.plan(cu_seqlens=point.cu_seqlens), rank.device, sm_margin=config.sm_margin)
+        made = context_profile.record(rank, point, own, MAKERS)
+        if rank.rank == 0:
+            result["context_profile"] += made
+            pathlib.Path(config.profile).write_text(json.dumps(result) + "\n", encoding="utf-8")
+            print("\n".join(map(context_profile.line, made)), flush=True)
+
+
 def main(folder, number):
     folder = pathlib.Path(folder)
     config = types.SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     try:
         rank = Rank(config, folder, number)
-        run(rank)
+        (profile if config.profile else run)(rank)
         rank.note("done")
         dist.barrier()
         rank.synchronize()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/*.svg from the committed measurements in bench/results, for a light page and for a dark one: README.md's figures, TFLOP/s
-over the sequence length, a panel for each head dim and mask; and of docs/fp8.md the losses of trainings with a simulated FP8 backward.
+"""Draws the figures, docs/images/*.svg, from the committed measurements in bench/results, for a light page and for a dark one: README.md's,
+TFLOP/s over the sequence length, a panel for each head dim and mask; of docs/fp8.md the losses of trainings with a simulated FP8 backward; and, of a
+context_profile_*.json if there is one, the timelines of context parallelism (bench/draw_context.py).
 
     python3 bench/draw.py [--check]
 
@@ -13,6 +14,8 @@ import json
 import sys
 from xml.sax.saxutils import escape
 
+import draw_context
+from svg_parts import PAGES, text
 from tables import NAMES, RESULTS, ROOT, mask
 
 IMAGES = ROOT / "docs/images"
@@ -26,10 +29,10 @@ LEFT_OUT = {"fp8_gemm"}
 FP8_TITLES = {"flash3": "flash3", "flash3_from_bf16": "flash3 with quantise", "flash3_bf16": "flash3, bf16",
               "cudnn_fp8": "cuDNN (out in e4m3)", "fa3_fp8": "FlashAttention-3"}
 THEMES = {
-    "light": {"page": "#ffffff", "text": "#1f2328", "faint": "#59636e", "grid": "#d1d9e0",
+    "light": {**PAGES["light"],
               "lines": {"flash3": "#cf222e", "flash3_bf16": "#953800", "flash3_from_bf16": "#cf222e", "cudnn": "#1a7f37",
                         "cudnn_fp8": "#1a7f37", "fa2": "#6e7781", "fa3": "#0969da", "fa3_fp8": "#0969da", "fa4": "#8250df"}},
-    "dark": {"page": "#0d1117", "text": "#f0f6fc", "faint": "#9198a1", "grid": "#3d444d",
+    "dark": {**PAGES["dark"],
              "lines": {"flash3": "#ff7b72", "flash3_bf16": "#f0883e", "flash3_from_bf16": "#ff7b72", "cudnn": "#3fb950",
                        "cudnn_fp8": "#3fb950", "fa2": "#8b949e", "fa3": "#58a6ff", "fa3_fp8": "#58a6ff", "fa4": "#bc8cff"}},
 }
@@ -56,10 +59,6 @@ def series(report):
     found = dict.fromkeys(name for p in points for name in p["tflops"] if name not in LEFT_OUT)
     titles = FP8_TITLES if "fp8_points" in report else {"flash3": "flash3", **NAMES}
     return {name: title for name, title in titles.items() if name in found}
-
-
-def text(x, y, content, size=12, anchor="start", kind="text", weight="normal"):
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}">{escape(content)}</text>'
 
 
 def mark(x, y, name):
@@ -114,6 +113,8 @@ def cudnn_version(number):
 
 
 def draw(report, theme):
+    """The figure of a report of peers, for a page of this theme."""
+    theme = THEMES[theme]
     grid, titles = panels(report), series(report)
     columns = len({dim for dim, _ in grid})
     rows = len(grid) // columns
@@ -166,6 +167,7 @@ TRAINING_TOP, TRAINING_WIDTH = 130, 385
 
 
 def draw_training(report, theme):
+    theme = THEMES[theme]
     training = report["training"]
     found, titles = windows(training), {ARMS[arm]: title for arm, title in training["arms"].items()}
     beyond = {arm: [a - b for a, b in zip(values, found["bf16"])] for arm, values in found.items()}
@@ -189,10 +191,14 @@ def draw_training(report, theme):
     return "\n".join([*lines, "</svg>", ""])
 
 
-def drawings():
-    """(the name of a figure, the file that it is of, a function of a report and a theme)."""
-    found = [(name, file, draw) for name, file in FIGURES.items()]
-    return [*found, ("fp8_backward_training", TRAINING, draw_training)]
+def figures():
+    """{name of a figure: (the file in bench/results, the function of a report and a theme that draws it)}"""
+    found = {name: (file, draw) for name, file in FIGURES.items()}
+    found["fp8_backward_training"] = TRAINING, draw_training
+    profiles = sorted((json.loads(path.read_text(encoding="utf-8"))["date"], path.name) for path in RESULTS.glob("context_profile_*.json"))
+    if profiles:  # the newest
+        found["context_profile"] = profiles[-1][1], draw_context.draw
+    return found
 
 
 def main():
@@ -200,10 +206,10 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     status = 0
-    for name, file, drawn in drawings():
+    for name, (file, drawn) in figures().items():
         report = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-        for theme, colours in THEMES.items():
-            path, svg = IMAGES / f"{name}_{theme}.svg", drawn(report, colours)
+        for theme in PAGES:
+            path, svg = IMAGES / f"{name}_{theme}.svg", drawn(report, theme)
             if path.exists() and path.read_text(encoding="utf-8") == svg:
                 print(f"{path.relative_to(ROOT)} is up to date")
             elif args.check:

@@ -181,7 +181,7 @@ class Tables(unittest.TestCase):
         report = self.report()
         report["points"] = [{**report["points"][0], "seq": seq, "tflops": {"flash3": flash3, "fa4": 100.0, "fp8_gemm": 900.0}}
                             for seq, flash3 in ((1024, 450.0), (512, 300.0))]
-        svg = draw.draw(report, draw.THEMES["light"])
+        svg = draw.draw(report, "light")
         xml.etree.ElementTree.fromstring(svg)
         self.assertIn("head_dim 128, causal", svg)
         self.assertNotIn("fp8_gemm", svg)
@@ -191,7 +191,7 @@ class Tables(unittest.TestCase):
         places = [tuple(map(float, place.split(","))) for place in line.split()]
         self.assertLess(places[0][0], places[1][0])
         self.assertEqual([y for _, y in places], [draw.TOP + draw.PANEL_HEIGHT / 2, draw.TOP + draw.PANEL_HEIGHT / 4])
-        self.assertNotEqual(svg, draw.draw(report, draw.THEMES["dark"]))
+        self.assertNotEqual(svg, draw.draw(report, "dark"))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def script(monkeypatch):
 def measured(tmp_path_factory):
     """(what a run of two processes prints, the file that it writes)."""
     file = tmp_path_factory.mktemp("run") / "context.json"
-    run = subprocess.run([sys.executable, "-B", BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2", "--profile",
+    run = subprocess.run([sys.executable, "-B", BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2",
                           "--commit", "abc", "--json", file, "--timeout", "100"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, file
@@ -52,7 +52,7 @@ def test_run(measured):
                 assert point["tflops"][name][what] == pytest.approx(point["flops"][what] / ms / 1e9, abs=0.01)
         assert set(point["error"]) == set(names[1:]) and max(point["error"].values()) < 0.01
         assert set(point["error_at_size"]) == set(ours[1:]) and max(point["error_at_size"].values()) < 0.01
-        assert point["auto"] in ours and len(point["sm_mhz"]) == len(point["watts"]) == 2 and point["profile"][0]["us"] > 0
+        assert point["auto"] in ours and len(point["sm_mhz"]) == len(point["watts"]) == 2
         ring = point["ring"]
         for what in ("forward", "backward"):
             shown = point["ms"]["ring"][what] - ring["computing_ms"][what]
@@ -75,6 +75,100 @@ def test_model_and_table_read_it(measured, script, capsys):
     text = script("context_table").context_points(parts.RESULTS / "x.json", json.loads(file.read_text(encoding="utf-8")))
     assert "| `documents/256/h8x2/d128`, backward |" in text and "torch, all-gather: takes one sequence" in text
     assert len({row.count("|") for row in text.splitlines() if row.startswith("|")}) == 1
+
+
+@pytest.fixture(scope="session")
+def profiled(tmp_path_factory):
+    """The file that a profile of two processes writes."""
+    file = tmp_path_factory.mktemp("profile") / "profile.json"
+    run = subprocess.run([sys.executable, "-B", BENCH / "context_parallel.py", "--device", "cpu", "--profile", file, "--commit", "abc"],
+                         capture_output=True, text=True, timeout=80)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("causal/256/h8x2/d128 ring") == 2
+    return file
+
+
+def test_profile(profiled, script):
+    report = json.loads(profiled.read_text(encoding="utf-8"))
+    assert (report["ranks"], report["group"], report["commit"], report["high_priority"]) == (2, "gloo", "abc", False)
+    calls = report["context_profile"]
+    assert [(call["method"], call["pass"]) for call in calls] == [(m, p) for m in ("ring", "all_gather") for p in ("forward", "backward")]
+    for call in calls:
+        spans = {kind: [i[:2] for i in call["intervals"] if i[3] == kind] for kind in script("context_profile").KINDS}
+        names = [name for *_, kind, name in call["intervals"] if kind == "attention"]
+        # The ring of two ranks has two calls, and all-gather one or two for each quarter, of two KV heads.
+        assert set(names) == {f"flash3::{call['pass']}_out"} and (len(names) == 2 if call["method"] == "ring" else len(names) >= 2)
+        assert len(spans["merge"]) == (call["method"] == "ring" and call["pass"] == "forward") and spans["nccl"]
+        assert call["busy_us"]["attention"] == pytest.approx(sum(b - a for a, b in spans["attention"]), abs=1)
+        assert 0 <= call["nccl_under_attention_us"] <= call["nccl_under_compute_us"] <= call["busy_us"]["nccl"] + 0.1
+        compute = sum(b - a for a, b, stream, *_ in call["intervals"] if stream == 0)
+        assert compute + sum(call["idle_us"].values()) == pytest.approx(call["span_us"], abs=2) and call["host_us"] > 0
+
+
+def event(category, name, ts, dur, **args):
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "tid": 1, "args": args}
+
+
+def kernel(name, ts, dur, stream, launched, number):
+    """A kernel, and the call on the host that has launched it."""
+    return [event("kernel", name, ts, dur, stream=stream, correlation=number),
+            event("cuda_runtime", "cudaLaunchKernelExC", launched - 2, 2, correlation=number)]
+
+
+FORWARD = "void flash3::hopper::forward_kernel<flash3::hopper::Traits<(flash3::Element)1, 128> >(flash3::ForwardParams)"
+
+
+def made_up_trace():
+    """A forward of a ring: the first call hides half of the message, the second waits for it, and merging is launched late."""
+    return [event("user_annotation", "pass forward", 100, 90),
+            *kernel(FORWARD, 50, 60, 7, 20, 1),  # of the call before
+            *kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 112, 40, 20, 104, 2),
+            *kernel(FORWARD, 112, 20, 7, 106, 3), *kernel(FORWARD, 155, 20, 7, 108, 4),
+            *kernel("void flash3::hopper::(anonymous namespace)::merge_kernel<float>(MergeParams)", 186, 5, 7, 183, 5),
+            event("gpu_memset", "Memset (Device)", 191, 1, stream=7, correlation=6), event("cuda_runtime", "cudaMemsetAsync", 183, 1, correlation=6),
+            event("gpu_user_annotation", "pass forward", 112, 80, stream=7)]
+
+
+def test_reduction(script):
+    profile = script("context_profile")
+    call = profile.reduced(made_up_trace())["forward"]
+    assert call["intervals"] == [[2, 22, 0, "attention", "flash3::hopper::forward_kernel"], [2, 42, 1, "nccl", "ncclDevKernel_SendRecv"],
+                                 [45, 65, 0, "attention", "flash3::hopper::forward_kernel"],
+                                 [76, 81, 0, "merge", "flash3::hopper::merge_kernel"], [81, 82, 0, "memset", "Memset"]]
+    assert (call["span_us"], call["host_us"], call["host"]) == (82, 90, [-10, 80])
+    assert call["busy_us"] == {"attention": 40, "merge": 5, "nccl": 40, "copy": 0, "memset": 1, "other": 0}
+    assert call["nccl_under_attention_us"] == call["nccl_under_compute_us"] == 20
+    # From the call before to the first kernel 2; the message's last 20, and 3 until the next kernel; 8 to the launch of merging, and 3 more.
+    assert call["idle_us"] == {"host": 8, "messages": 20, "device": 8}
+    kinds = {"void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)": "memset",
+             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)": "other",
+             "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(float*)": "copy", "Memcpy DtoD (Device -> Device)": "copy",
+             "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>(int)": "copy", "aten::index_select": "copy",
+             "void flash3::hopper::pack_kernel<2>(TensorView)": "copy", "flash3::hopper::convert_kernel": "attention", "ampere_sgemm": "other"}
+    assert {name: profile.kind_of(name) for name in kinds} == kinds
+    with pytest.raises(ValueError, match="no kernel of attention in pass forward"):
+        profile.reduced(made_up_trace()[:1])
+
+
+def test_drawing(script, profiled, monkeypatch, tmp_path):
+    from xml.etree import ElementTree
+    draw, about = script("draw"), json.loads(profiled.read_text(encoding="utf-8"))
+    monkeypatch.setattr(draw, "RESULTS", tmp_path)
+    assert set(draw.figures()) == set(draw.FIGURES)
+    (tmp_path / "context_profile_x.json").write_text(profiled.read_text(encoding="utf-8"), encoding="utf-8")
+    file, drawn = draw.figures()["context_profile"]
+    assert file == "context_profile_x.json"
+    call = {"case": "causal/8k/h64x8/d128", "tokens": 8192, "method": "ring", "pass": "forward",
+            **script("context_profile").reduced(made_up_trace())["forward"]}
+    for theme in ("light", "dark"):
+        # The whole panel is 82 us, and its lanes 808 wide.
+        found = list(ElementTree.fromstring(drawn({**about, "context_profile": [call]}, theme)).iter("{http://www.w3.org/2000/svg}rect"))
+        bars = [(x.get("class"), float(x.get("width"))) for x in found if x.get("class") and x.get("height") == "13" and float(x.get("y")) > 80]
+        assert bars[:3] == [("lane", 808)] * 3 and bars[3] == ("host", pytest.approx(808 * 80 / 82, abs=0.01))
+        assert bars[5] == ("nccl", pytest.approx(808 * 40 / 82, abs=0.01)) and len(bars) == 9
+        text = drawn({**about, "context_profile": [call, *about["context_profile"]]}, theme)
+        assert "messages 0.04 ms, 50 % under attention" in text and "idle: host 10 %, messages 24 %, device 10 %" in text
+        assert "all-gather, backward, 256 tokens" in text and "commit abc" in text
 
 
 def test_nothing_without_a_file(script, monkeypatch, tmp_path):

@@ -282,8 +282,8 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that Hopper's kernels leave to others, ≥ 0; at least one is used. No result
-   * depends on it. */
+  /** Multiprocessors that the main kernel of a forward or a call on a KV cache leaves to others on
+   * Hopper, ≥ 0; at least one is used. No result depends on it. A backward leaves none. */
   int32_t sm_margin;
 
   /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. No

@@ -171,6 +171,20 @@ def test_drawing(script, profiled, monkeypatch, tmp_path):
         assert "all-gather, backward, 256 tokens" in text and "commit abc" in text
 
 
+def test_host_time(script, tmp_path, capsys):
+    bench, threads = script("context_host_time"), torch.get_num_threads()
+    try:
+        bench.main(["--rounds", "1", "--calls", "2", "--ranks", "4", "--commit", "abc", "--json", str(tmp_path / "a.json")])
+        assert "| us of the host, 4 ranks | inference | forward | backward |" in capsys.readouterr().out
+        bench.main(["--calls", "3", "--hot", "all_gather", "--pass", "backward", "--commit", "abc"])
+    finally:
+        torch.set_num_threads(threads)
+    assert "_methods.py" in capsys.readouterr().out and not dist.is_initialized()
+    found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["context_host_us"]
+    assert list(found) == ["alone", "ring", "all_gather", "ulysses"]
+    assert all(found["alone"][what] < us for name, passes in found.items() for what, us in passes.items() if name != "alone")
+
+
 def test_nothing_without_a_file(script, monkeypatch, tmp_path):
     tables = script("tables")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)

@@ -9,6 +9,7 @@ import torch._dynamo
 from torch.autograd import forward_ad
 
 import flash3
+from flash3 import _library
 from test_attention import make, pack
 
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static",
@@ -109,6 +110,11 @@ def test_sm_margin(device):
         with torch.no_grad(), Margins():
             flash3.attention(*tensors, **options, sm_margin=3)
     assert seen == [3] * 4
+    # The forward's alone: no backward takes it, as flash3.h says.
+    of_forward, of_backward = ({a.name for a in getattr(torch.ops.flash3, name).default._schema.arguments} for name in ("forward", "backward"))
+    assert "sm_margin" in of_forward and "sm_margin" not in of_backward
+    fields = [{name for name, _ in params._fields_} for params in (_library.ForwardParams, _library.BackwardParams)]
+    assert "sm_margin" in fields[0] and "sm_margin" not in fields[1]
     assert flash3.supported(q, k, v, sm_margin=3) and flash3.supported(q, k, v, sm_margin=3, backward=True)
     compiled = torch.compile(lambda margin: flash3.attention(q, k, v, sm_margin=margin), backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(3), flash3.attention(q, k, v))

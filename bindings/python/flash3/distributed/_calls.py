@@ -49,6 +49,10 @@ class TokenRows:
             return x if self.count == x.shape[dim] else x.narrow(dim, self.first, self.count)
         return x.index_select(dim, self.index(x.device))
 
+    def undo(self, x, dim=1):
+        """The tensor of which x has these rows, which must be all of them."""
+        return x if self.first == 0 else x.index_select(dim, self.back(x.device))
+
     def add(self, total, x, dim=1):
         """Adds x to these rows of total; no row is among them twice."""
         if self.first is not None:
@@ -115,16 +119,26 @@ class Call:
         self.q.put(into[0], out.unflatten(0, (batch, -1)))
         self.q.put(into[1], lse.unflatten(1, (batch, -1)).transpose(0, 1), 2)
 
-    def backward(self, dout, dlse, q, k, v, out, lse, options):
-        """(dq, dk, dv) of the call's rows, where out and lse are those of all keys, in float32."""
-        batch = q.shape[0]
+    def backward(self, dout, dlse, q, k, v, out, lse, options, dq, keys):
+        """Adds the gradients of the call's rows, where out and lse are those of all keys, to the float32 dq [batch, rows, heads, dim] and
+        to the KeyGradients. What is the first of its queries takes the place of what dq holds."""
+        batch, is_one = q.shape[0], len(self.members) == 1
+        begins = is_one and keys.begins_with(self.k)
         q, dout, out = (self.shaped(self.q.of(x)) for x in (q, dout, out))
         k, v = (self.shaped(self.k.of(x)) for x in (k, v))
         lse = self.shaped_lse(self.q.of(lse, 2)).contiguous()
         dlse = None if dlse is None else self.shaped_lse(self.q.of(dlse, 2)).contiguous()
-        made = [x.new_empty(x.shape, dtype=torch.float32) for x in (q, k, v)]
+        made = [self.q.of(dq) if self.fresh and is_one else q.new_empty(q.shape, dtype=torch.float32)]
+        made += keys.begin() if begins else (x.new_empty(x.shape, dtype=torch.float32) for x in (k, v))
         _run(_backward, dout, dlse, q, k, v, out, lse, *made, None, **options, **self.mask, **self.sequences(batch, q.device))
-        return made if len(self.members) == 1 else [x.unflatten(0, (batch, -1)) for x in made]
+        if not is_one:
+            made = [x.unflatten(0, (batch, -1)) for x in made]
+        if not self.fresh:
+            self.q.add(dq, made[0])
+        elif not is_one:
+            self.q.put(dq, made[0])
+        if not begins:
+            keys.add(self.k, made[1:])
 
 
 def _range(first, rows):
@@ -135,14 +149,57 @@ def _starts(lengths, device):
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
+class KeyGradients:
+    """The float32 sums of the gradients of some k and v, beside each other, [batch, rows, heads_k, head_dim + head_dim_v]: one message."""
+
+    def __init__(self, k, v):
+        self._like, self._dim, self._sum = k, k.shape[-1], None
+        self._shape = (*k.shape[:-1], k.shape[-1] + v.shape[-1])
+
+    def begins_with(self, rows):
+        """Whether what comes now, of these rows, may be written to begin()."""
+        return self._sum is None and rows.first == 0 and rows.count == self._shape[1]
+
+    def begin(self):
+        """Where gradients of all rows go: those of k, and those of v."""
+        self._sum = self._like.new_empty(self._shape, dtype=torch.float32)
+        return self.split()
+
+    def split(self):
+        """The sums of k, and those of v."""
+        both = self.sum()
+        return both[..., :self._dim], both[..., self._dim:]
+
+    def add(self, rows, gradients):
+        for total, x in zip(self.split(), gradients):
+            rows.add(total, x)
+
+    def sum(self):
+        if self._sum is None:
+            self._sum = self._like.new_zeros(self._shape, dtype=torch.float32)
+        return self._sum
+
+
+def add_gradients(calls, dout, dlse, q, k, v, out, lse, options, dq, keys):
+    for call in calls:
+        call.backward(dout, dlse, q, k, v, out, lse, options, dq, keys)
+
+
+def query_gradients(q, calls):
+    """The dq that calls add to, float32: zeros where they do not write all of it first."""
+    covered = sum(call.q.count for call in calls if call.fresh) == q.shape[1]
+    return (q.new_empty if covered else q.new_zeros)(q.shape, dtype=torch.float32)
+
+
 class Sums:
     """out and lse of a rank's queries over the keys of all calls so far."""
 
-    def __init__(self, q, dim_v, dtype, calls, sink, options):
-        """dtype: of the result. Calls write it, if no query has two of them. Otherwise their results are float32: part 0 is a call's,
-        and one of the other two the sums before it, which both are merged into the third."""
+    def __init__(self, q, dim_v, dtype, calls, sink, options, into=None):
+        """dtype: of the result, which is written to `into`, (out, lse), if it is given. Calls write it, if no query has two of them.
+        Otherwise their results are float32: part 0 is a call's, and one of the other two the sums before it, which both are merged
+        into the third."""
         batch, rows, heads, _ = self._shape = (*q.shape[:3], dim_v)
-        self._dtype, self._sink, self._options = dtype, sink, options
+        self._dtype, self._sink, self._options, self._into = dtype, sink, options, into
         merged = sum(not call.fresh for call in calls)
         self.is_merged = merged > 0
         if self.is_merged:
@@ -157,11 +214,11 @@ class Sums:
             self._sums, self._is_pending = 1, False
             return
         covered = sum(call.q.count for call in calls) == rows
-        self.out = (q.new_empty if covered else q.new_zeros)(self._shape, dtype=dtype)
-        self.lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+        self.out, self.lse = into or (q.new_empty(self._shape, dtype=dtype), q.new_empty((batch, heads, rows), dtype=torch.float32))
         if sink is not None:
             self._options = {**options, "sink": sink}
         if not covered:
+            self.out.zero_()
             self.lse.fill_(-torch.inf) if sink is None else self.lse.copy_(sink.float()[:, None])
 
     def add(self, call, q, k, v):
@@ -195,7 +252,10 @@ class Sums:
         lse = self._lses.new_empty(self._lses.shape[1:])
         self._merge_to(out, lse, self._sink)
         batch, rows, heads, _ = self._shape
-        return out.view(self._shape), lse.view(heads, batch, rows).transpose(0, 1).contiguous()
+        out, lse = out.view(self._shape), lse.view(heads, batch, rows).transpose(0, 1)
+        if self._into is None:
+            return out, lse.contiguous()
+        return self._into[0].copy_(out), self._into[1].copy_(lse)
 
 
 def sink_gradient(sink, dout, dlse, out, lse):

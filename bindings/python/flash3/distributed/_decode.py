@@ -111,7 +111,7 @@ def _exchanged(out, lse, own_heads, heads, group, ranks):
     """(out_parts, lse_parts) for merge(), of this rank's out [rows, heads, dim] and lse [heads, rows]."""
     shapes = [(out.shape[0], own_heads, out.shape[2]), (own_heads, out.shape[0])]
     if heads == "dealt":
-        messages = [packed([x, y]) for x, y in zip(out.split(own_heads, 1), lse.split(own_heads, 0))]
+        messages = [[x, y] for x, y in zip(out.split(own_heads, 1), lse.split(own_heads, 0))]
         come = AllToAll(group, messages, [shapes] * ranks).wait()
     else:
         message = packed([out, lse])

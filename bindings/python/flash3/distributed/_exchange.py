@@ -63,24 +63,36 @@ class Swap:
         return self._come
 
 
-class AllToAll:
-    """A message to each rank of a group, and one from each."""
+class RowsToAll:
+    """Some rows of a tensor to each rank of a group, one rank's behind the other's, and rows from each."""
 
-    def __init__(self, group, messages, shapes):
-        """shapes: of the tensors that come, for each rank."""
-        self._group, self._shapes, self._sent = group, shapes, torch.cat(messages)
-        sizes = [sum(math.prod(shape) for shape in those) for those in shapes]
-        self._sizes, self._come = sizes, self._sent.new_empty(sum(sizes))
+    def __init__(self, group, rows, sent, received):
+        """sent, received: how many rows, for each rank."""
+        self._group, self._sent = group, rows.contiguous()
+        self._come = rows.new_empty((sum(received), *rows.shape[1:]))
         with explained("an all-to-all", group):
-            self._work = dist.all_to_all_single(self._come, self._sent, sizes, [m.numel() for m in messages], group=group,
-                                                async_op=True)
+            self._work = dist.all_to_all_single(self._come, self._sent, received, sent, group=group, async_op=True)
 
     def wait(self):
-        """The tensors of each rank."""
+        """What has come."""
         with explained("an all-to-all", self._group):
             self._work.wait()
         self._sent = None
-        return [unpacked(message, those) for message, those in zip(self._come.split(self._sizes), self._shapes)]
+        return self._come
+
+
+class AllToAll:
+    """Tensors for each rank of a group, and tensors from each."""
+
+    def __init__(self, group, messages, shapes):
+        """messages: the tensors for each rank; shapes: of the tensors that come, for each rank."""
+        self._shapes, self._sizes = shapes, [sum(math.prod(shape) for shape in those) for those in shapes]
+        self._swap = RowsToAll(group, torch.cat([x.reshape(-1) for those in messages for x in those]),
+                               [sum(x.numel() for x in those) for those in messages], self._sizes)
+
+    def wait(self):
+        """The tensors of each rank."""
+        return [unpacked(message, those) for message, those in zip(self._swap.wait().split(self._sizes), self._shapes)]
 
 
 class Field(NamedTuple):

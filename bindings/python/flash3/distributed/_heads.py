@@ -5,7 +5,7 @@ With fewer KV heads than ranks several ranks get the same one, and its gradients
 """
 import torch
 
-from ._exchange import AllToAll, packed
+from ._exchange import AllToAll
 
 
 def heads_of(heads, ranks, rank):
@@ -37,7 +37,7 @@ class HeadExchange:
 
         What belongs to queries but is not q has a name that begins with q.
         """
-        messages = [packed([x[:, :, heads_of(x.shape[2], self._ranks, other)] for x in tensors.values()])
+        messages = [[x[:, :, heads_of(x.shape[2], self._ranks, other)] for x in tensors.values()]
                     for other in range(self._ranks)]
         shapes = [[] for _ in range(self._ranks)]
         for name, x in tensors.items():
@@ -53,9 +53,9 @@ class HeadExchange:
         parts = []
         for name, x in tensors.items():
             order = self._layout.order_of_group(_side(name), self._members)
-            parts.append(x.index_select(1, order.back(x.device)).split(self._tokens(_side(name)), 1))
+            parts.append(order.undo(x).split(self._tokens(_side(name)), 1))
         shapes = [(x.shape[0], self._tokens(_side(name))[self._rank], *x.shape[2:]) for name, x in tensors.items()]
-        come = AllToAll(self._group, [packed(those) for those in zip(*parts)], [shapes] * self._ranks).wait()
+        come = AllToAll(self._group, list(zip(*parts)), [shapes] * self._ranks).wait()
         return [self._all_heads(x, heads) for x in zip(*come)]
 
     def _all_heads(self, parts, heads):

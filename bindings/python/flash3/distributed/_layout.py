@@ -32,6 +32,7 @@ class Gather(NamedTuple):
     """An exchange of all ranks at once, and the calls on what has come, in the order of its positions."""
     received: list  # rows of k, of each rank
     sent: list  # TokenRows of k, for each rank
+    all_sent: object  # TokenRows: those of one rank behind those of the other
     order: object  # TokenRows: which of the received rows, rank after rank, comes where
     calls: list
 
@@ -104,7 +105,9 @@ class Layout:
     def _calls(self, q_ranges, k_ranges, mask, touched):
         """The calls of these queries on these keys. touched: ranges of q's rows that had calls before; those here are added."""
         made = []
-        for left, right, members in grouped(joined(self._pieces(q_ranges, k_ranges, mask))):
+        # Most keys first: gradients of all keys begin their sum.
+        found = sorted(grouped(joined(self._pieces(q_ranges, k_ranges, mask))), key=lambda group: -sum(p.rows_k for p in group[2]))
+        for left, right, members in found:
             rows = joined_ranges([Range(p.q, p.q + p.rows_q) for p in members])
             fresh = not any(a.start < b.stop and b.start < a.stop for a in rows for b in touched)
             touched.extend(rows)
@@ -134,7 +137,8 @@ class Layout:
         come = [self._needed(q, other, mask) for _, other in rings]
         go = [self._needed(other, k, mask) for other, _ in rings]
         everything = joined_ranges(sorted(r for ranges in come for r in ranges))
-        return Gather([count(ranges) for ranges in come], [TokenRows(rows_of(ranges, k)) for ranges in go], _order(come),
+        sent = [TokenRows(rows_of(ranges, k)) for ranges in go]
+        return Gather([count(ranges) for ranges in come], sent, TokenRows([r for rows in sent for r in rows.ranges]), _order(come),
                       self._calls(q, everything, mask, []))
 
     def sent_rows(self, method, heads, rank, mask):

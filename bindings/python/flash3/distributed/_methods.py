@@ -5,8 +5,8 @@ Gradients of k and v are float32 when they go back to the rank that the keys cam
 """
 import torch
 
-from ._calls import Sums
-from ._exchange import AllToAll, Swap, packed
+from ._calls import KeyGradients, Sums, add_gradients, query_gradients
+from ._exchange import RowsToAll, Swap
 
 HEAD_GROUPS = 4  # of K and V, gathered one while the one before is computed
 
@@ -44,27 +44,27 @@ class Ring:
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """dq, dk and dv in float32."""
-        dq, dk, dv = (Total(x) for x in (q, k, v))
+        dq, own = query_gradients(q, [*self._own, *(call for step in self._steps for call in step.calls)]), KeyGradients(k, v)
         on_the_way = []
 
         def collect():
             step, swap = on_the_way.pop()
-            for total, come in zip((dk, dv), swap.wait()):
-                step.sent.add(total.sum(), come)
+            come, = swap.wait()
+            step.sent.add(own.sum(), come)
 
         for step, keys in self._swaps(k, v):
             if step is None:
-                _add_gradients(self._own, dout, dlse, q, *keys, out, lse, options, dq, dk, dv)
+                add_gradients(self._own, dout, dlse, q, *keys, out, lse, options, dq, own)
                 continue
-            theirs = [Total(x) for x in keys]
-            _add_gradients(step.calls, dout, dlse, q, *keys, out, lse, options, dq, *theirs)
+            theirs = KeyGradients(*keys)
+            add_gradients(step.calls, dout, dlse, q, *keys, out, lse, options, dq, theirs)
             if on_the_way:
                 collect()
-            on_the_way.append((step, Swap(self._group, [total.sum() for total in theirs], step.source,
-                                          shapes_of_keys(k, v, step.sent.count), step.destination)))
+            shape = (*k.shape[:1], step.sent.count, *own.sum().shape[2:])
+            on_the_way.append((step, Swap(self._group, [theirs.sum()], step.source, [shape], step.destination)))
         if on_the_way:
             collect()
-        return tuple(total.sum() for total in (dq, dk, dv))
+        return dq, *own.split()
 
 
 class AllGather:
@@ -81,75 +81,55 @@ class AllGather:
 
     def _gathered(self, q, k, v):
         """For each group of heads: heads of k, heads of q, and the keys, sorted; the next ones are on their way by then."""
+        # A message holds k and v of a row beside each other, rows first, so that they are sorted as one tensor, and views of it.
+        both = torch.cat((k, v), -1).transpose(0, 1)
+
         def post(heads):
-            some_k, some_v = k[:, :, heads], v[:, :, heads]
-            messages = [packed([rows.of(some_k), rows.of(some_v)]) for rows in self._gather.sent]
-            return AllToAll(self._group, messages, [shapes_of_keys(some_k, some_v, rows) for rows in self._gather.received])
+            return self._exchange(self._gather.all_sent.of(both[:, :, heads], 0))
         groups = self._heads(k, q.shape[2] // k.shape[2] if k.shape[2] else 1)
         exchange = post(groups[0][0]) if groups else None
         for i, (heads_k, heads_q) in enumerate(groups):
             come = exchange.wait()
             exchange = post(groups[i + 1][0]) if i + 1 < len(groups) else None
-            yield heads_k, heads_q, [self._gather.order.of(torch.cat(x, 1)) for x in zip(*come)]
+            keys = self._gather.order.of(come, 0).transpose(0, 1)
+            yield heads_k, heads_q, (keys[..., :k.shape[3]], keys[..., k.shape[3]:])
+
+    def _exchange(self, rows, back=False):
+        counts = [rows.count for rows in self._gather.sent], self._gather.received
+        return RowsToAll(self._group, rows, *(reversed(counts) if back else counts))
 
     def forward(self, q, k, v, sink, dtype, options):
-        outs, lses = [], []
+        batch, rows, heads_q, _ = q.shape
+        out, lse = q.new_empty((batch, rows, heads_q, v.shape[3]), dtype=dtype), q.new_empty((batch, heads_q, rows), dtype=torch.float32)
         for _, heads, keys in self._gathered(q, k, v):
-            sums = Sums(q[:, :, heads], v.shape[-1], dtype, self._gather.calls, None if sink is None else sink[heads], options)
+            some = q[:, :, heads]
+            sums = Sums(some, v.shape[-1], dtype, self._gather.calls, None if sink is None else sink[heads], options,
+                        (out[:, :, heads], lse[:, heads]))
             for call in self._gather.calls:
-                sums.add(call, q[:, :, heads], *keys)
-            out, lse = sums.result()
-            outs.append(out), lses.append(lse)
-        if not outs:  # no heads
-            return Sums(q, v.shape[-1], dtype, [], sink, options).result()
-        return torch.cat(outs, 2), torch.cat(lses, 1)
+                sums.add(call, some, *keys)
+            sums.result()
+        return out, lse
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """dq, dk and dv in float32."""
-        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        dq, own, on_the_way = query_gradients(q, self._gather.calls), KeyGradients(k, v), []
+
+        def collect():
+            heads, swap = on_the_way.pop()
+            total, parts = own.sum()[:, :, heads], swap.wait().split([rows.count for rows in self._gather.sent])
+            for rows, part in zip(self._gather.sent, parts):
+                rows.add(total, part.transpose(0, 1))
+
         for heads_k, heads, keys in self._gathered(q, k, v):
-            own, *theirs = (Total(x) for x in (q[:, :, heads], *keys))
-            _add_gradients(self._gather.calls, dout[:, :, heads], None if dlse is None else dlse[:, heads], q[:, :, heads], *keys,
-                           out[:, :, heads], lse[:, heads], options, own, *theirs)
-            dq[:, :, heads] = own.sum()
-            self._send_back([total.sum() for total in theirs], heads_k, dk, dv)
-        return dq, dk, dv
-
-    def _send_back(self, gradients, heads, dk, dv):
-        come = [x.index_select(1, self._gather.order.back(x.device)).split(self._gather.received, 1) for x in gradients]
-        some = dk[:, :, heads], dv[:, :, heads]
-        back = AllToAll(self._group, [packed(both) for both in zip(*come)],
-                        [shapes_of_keys(*some, rows.count) for rows in self._gather.sent])
-        for rows, both in zip(self._gather.sent, back.wait()):
-            for total, x in zip(some, both):
-                rows.add(total, x)
-
-
-class Total:
-    """The float32 sum of what is added to rows of a tensor like this one."""
-
-    def __init__(self, like):
-        self._like, self._sum = like, None
-
-    def add(self, rows, x):
-        """x may become the sum: nobody else has it, nor memory beside it."""
-        if self._sum is None and rows.first == 0 and rows.count == self._like.shape[1]:
-            self._sum = x
-        else:
-            rows.add(self.sum(), x)
-
-    def sum(self):
-        if self._sum is None:
-            self._sum = torch.zeros(self._like.shape, dtype=torch.float32, device=self._like.device)
-        return self._sum
-
-
-def _add_gradients(calls, dout, dlse, q, k, v, out, lse, options, dq, dk, dv):
-    for call in calls:
-        of_q, of_k, of_v = call.backward(dout, dlse, q, k, v, out, lse, options)
-        dq.add(call.q, of_q)
-        dk.add(call.k, of_k)
-        dv.add(call.k, of_v)
+            theirs = KeyGradients(*keys)
+            add_gradients(self._gather.calls, dout[:, :, heads], None if dlse is None else dlse[:, heads], q[:, :, heads], *keys,
+                          out[:, :, heads], lse[:, heads], options, dq[:, :, heads], theirs)
+            if on_the_way:  # under these heads' kernels
+                collect()
+            on_the_way.append((heads_k, self._exchange(self._gather.order.undo(theirs.sum().transpose(0, 1), 0), back=True)))
+        if on_the_way:
+            collect()
+        return dq, *own.split()
 
 
 CORES = {"ring": Ring, "all_gather": AllGather}

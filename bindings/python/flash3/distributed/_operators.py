@@ -183,7 +183,7 @@ def _differentiate(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, metho
         dq, = exchange.to_tokens(heads_q, q=dq.to(q.dtype))
         whole = heads_k % call.head_ranks == 0  # each KV head belongs to one rank alone: these are the sums
         dk, dv = exchange.to_tokens(heads_k, k=dk.to(k.dtype) if whole else dk, v=dv.to(v.dtype) if whole else dv)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink
+    return dq.to(q.dtype), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous(), dsink
 
 
 @torch.library.custom_op(f"{NAME}_distributed::backward", mutates_args=())

@@ -356,6 +356,7 @@ def test_torchs_own_check_of_operators(device, dtype):
     (r"value.shape\[2\] = 3 but key.shape\[2\] = 2", {"heads_v": 3}),
     ("query.ndim = 3 but it must be 4", {"ndim": 3})])
 def test_refusals(device, dtype, message, options):
+    options = dict(options)
     dtype = options.pop("dtype", dtype)
     q, = make(device, dtype, (2, 2, 8, 16)[4 - options.pop("ndim", 4):], grad=False)
     v, = make(device, dtype, (2, options.pop("heads_v", 2), 8, 16)[4 - q.dim():], grad=False)

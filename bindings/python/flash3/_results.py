@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results that the caller's library makes: what like= of flash3.arrays may be, and the results of each call."""
 import contextlib
+import sys
 import types
 
 from . import _library as _c
@@ -17,9 +18,8 @@ def _namespace(like):
         return torch
     if hasattr(like, "__array_namespace__"):
         return like.__array_namespace__()
-    if type(like).__module__ == "numpy" and hasattr(like, "shape"):  # numpy 1
-        import numpy
-        return numpy
+    if hasattr(like, "shape") and (home := type(like).__module__.partition(".")[0]) in ("numpy", "cupy"):  # those without the method
+        return sys.modules[home]
     if isinstance(like, types.ModuleType) and hasattr(like, "empty") and hasattr(like, "full"):
         return like
     raise TypeError(f"like is a {type(like).__name__} but it must be an array with __array_namespace__, a module as numpy, cupy or "
@@ -52,7 +52,7 @@ class _Library:
     def _empty(self, shape, dtype, device, fill):
         options = {"device": device} if self.root == "torch" else {} if self.device is None else {"device": self.device}
         on_device = contextlib.nullcontext()
-        if device.startswith("cuda:") and hasattr(getattr(self.module, "cuda", None), "Device"):
+        if self.root != "torch" and device.startswith("cuda:") and hasattr(getattr(self.module, "cuda", None), "Device"):
             on_device = self.module.cuda.Device(int(device.partition(":")[2]))
         with on_device:
             if not fill:

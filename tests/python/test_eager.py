@@ -358,7 +358,7 @@ assert torch.equal(flash_attn_interface.flash_attn_func(x, x, x), flash3.attenti
 @pytest.mark.gpu
 def test_runs_on_the_current_stream(taken):
     q, k, v = make("cuda", HALF, seq_q=1024, seq_k=1024)
-    wanted, stream = by_operator(q, k, v), torch.cuda.Stream()
+    wanted, stream = by_operator(q * 1, k, v), torch.cuda.Stream()  # all kernels are loaded then, for which the device may be waited for
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
         late = q * 1  # only a call on this stream comes behind it

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that stand for others: in the thread that asks for it, and in the threads in which autograd runs its backward calls."""
+import ctypes
 import itertools
+import sys
 import threading
 
 import torch
@@ -22,8 +24,11 @@ def _set_stack(stack):
     # An object left behind would be destroyed with its thread, for which torch waits for the interpreter; older ones cannot remove.
     if not stack and hasattr(torch._C, "_remove_obj_from_tls"):
         torch._C._remove_obj_from_tls(_KEY)
-    else:
-        torch._C._stash_obj_in_tls(_KEY, stack)
+        return
+    count = sys.getrefcount(stack)
+    torch._C._stash_obj_in_tls(_KEY, stack)
+    if sys.getrefcount(stack) == count:  # torch 2.11 takes over the caller's reference instead of one of its own
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack))
 
 
 def push(**functions):

@@ -18,7 +18,7 @@ int nothing() { return 0; }
 // long.
 int list(cli::BenchOptions options) {
   constexpr int64_t kMostQueries = 1 << 20;
-  options.json_file.clear(), options.csv_file.clear();
+  options.json_file.clear(), options.csv_file.clear(), options.share_file.clear();
   for (const std::string& id : options.cases)
     if (const cases::Case c = cli::parse_case(id);
         c.seq_q > kMostQueries || c.batch > kMostQueries / std::max<int64_t>(1, c.seq_q))

@@ -11,6 +11,7 @@
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/progress.hpp"
+#include "cli/share.hpp"
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
@@ -69,8 +70,8 @@ std::vector<BenchPoint> points_of(const BenchOptions& options, flash3_backend ba
   std::vector<BenchPoint> list;
   for (const std::string& id : options.cases) list.push_back({parse_case(id), {}});
   if (list.empty() && options.ceiling && options.suite.empty()) {
-    if (!options.filters.empty() || !options.csv_file.empty())
-      throw UsageError("--filter and --csv are for cases; --ceiling alone runs none");
+    if (!options.filters.empty() || !options.csv_file.empty() || !options.share_file.empty())
+      throw UsageError("--filter, --csv and --share are for cases; --ceiling alone runs none");
     if (dtype == FLASH3_FLOAT32) throw UsageError("--ceiling is for fp16, bf16 and e4m3, not fp32");
     return list;
   }
@@ -171,6 +172,8 @@ class Bench {
   }
 
   double ceiling(flash3_dtype dtype) const { return ceilings_.at(dtype); }
+
+  Json state() { return machine_state(workbench_.monitor()); }
 
   // What the bytes of calls on a KV cache are held against.
   CopyResult measure_copy() {
@@ -308,12 +311,15 @@ class Report {
   }
 
   void run_points(Bench& bench, const std::vector<BenchPoint>& list) {
+    const bool shares = !options_.share_file.empty();
+    if (shares) before_ = bench.state();
     progress_.print(table_.header());
     for (const BenchPoint& point : list) {
       progress_.announce(to_id(point.c));
       try {
         const BenchResult r = bench.run(point);
         results_.push_back(to_json(r));
+        if (!options_.share_file.empty()) shared_.push_back(with_samples(results_.back(), r));
         throttled_ |= r.reading.throttled;
         progress_.print(table_.row(r));
       } catch (const UsageError&) {
@@ -324,6 +330,7 @@ class Report {
       }
       progress_.step();
     }
+    if (shares) after_ = bench.state();
   }
 
   // Writes the files that were asked for; returns the exit code.
@@ -337,6 +344,13 @@ class Report {
       write_file(options_.json_file, all.dump(2) + "\n");
     }
     if (!options_.csv_file.empty()) write_file(options_.csv_file, to_csv(results_));
+    if (!options_.share_file.empty()) {
+      Json all = shared_report(about, before_, after_);
+      if (options_.ceiling) all["ceiling"] = ceilings_;
+      if (copy_) all["copy"] = to_json(*copy_);
+      all["results"] = shared_;
+      write_file(options_.share_file, all.dump(1) + "\n");
+    }
     return failed_ ? kExitFailure : 0;
   }
 
@@ -344,7 +358,8 @@ class Report {
   const BenchOptions& options_;
   const BenchTable& table_;
   Progress progress_;
-  Json ceilings_ = Json::array(), results_ = Json::array();
+  Json ceilings_ = Json::array(), results_ = Json::array(), shared_ = Json::array();
+  Json before_, after_;  // what the machine did when no case ran
   std::optional<CopyResult> copy_;
   bool failed_ = false, throttled_ = false;
 };

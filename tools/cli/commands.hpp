@@ -79,11 +79,11 @@ struct BenchOptions {
   double sample_ms = 12;
   int threads = 0;
   bool naive = false, list = false;
-  std::string json_file, csv_file;
+  std::string json_file, csv_file, share_file;
 };
 
 struct CompareOptions {
-  std::string a, b;  // files of bench --json
+  std::string a, b;  // files of bench --json or --share
   double least = 0;  // of A's speed
 };
 

@@ -5,15 +5,18 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <tuple>
 
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
+#include "cli/share.hpp"
 
 namespace flash3::cli {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw UsageError(path + ": " + why + "; flash3 compare reads what flash3 bench --json writes");
+  throw UsageError(path + ": " + why +
+                   "; flash3 compare reads what flash3 bench --json and --share write");
 }
 
 double number(const Json& result, const char* name, const std::string& path) {
@@ -36,11 +39,37 @@ Json read_json(const std::string& path) {
   if (!report.is_object() || !report.contains("metadata") || !report["metadata"].is_object() ||
       !report.contains("results") || !report["results"].is_array())
     refuse(path, "has no metadata and results");
+  if (report.contains("format") && report["format"] != kShareFormat)
+    refuse(path, format("its format is {} and this flash3 reads {}", report["format"].dump(),
+                        kShareFormat));
   return report;
 }
 
+std::vector<double> samples_of(const Json& result, const std::string& path) {
+  const auto at = result.find("samples_ms");
+  if (at == result.end()) return {};
+  std::vector<double> samples;
+  for (const Json& sample : *at) {
+    if (!sample.is_number() || !(sample.get<double>() > 0))
+      refuse(path, "a case has samples_ms that are no times");
+    samples.push_back(sample.get<double>());
+  }
+  return samples;
+}
+
+Facts facts_of(const Json& report, const char* part) {
+  Facts facts;
+  const auto at = report.find(part);
+  if (at == report.end() || !at->is_object()) return facts;
+  for (const auto& [name, value] : at->items())
+    facts.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  return facts;
+}
+
 const char* word(Change change) {
-  return change == Change::kFaster ? "faster" : change == Change::kSlower ? "slower" : "same";
+  return change == Change::kFaster   ? "faster"
+         : change == Change::kSlower ? "slower"
+                                     : "within noise";
 }
 
 }  // namespace
@@ -49,13 +78,14 @@ BenchFile read_bench_file(const std::string& path) {
   const Json report = read_json(path);
   const Json& about = report["metadata"];
   BenchFile file{
-      path, text_at(about, "commit"), text_at(about, "device"), text_at(about, "date"), {}};
+      path, text_at(about, "commit"),    text_at(about, "device"),    text_at(about, "date"),
+      {},   facts_of(report, "machine"), facts_of(report, "versions")};
   for (const Json& result : report["results"]) {
     if (!result.is_object() || !result.contains("case") || !result["case"].is_string())
       refuse(path, "a result has no case");
     const std::string id = result["case"];
     const CaseTime time{number(result, "median_ms", path), number(result, "p10_ms", path),
-                        number(result, "p90_ms", path)};
+                        number(result, "p90_ms", path), samples_of(result, path)};
     for (const auto& [other, ignored] : file.times)
       if (other == id) refuse(path, id + " occurs twice");
     file.times.emplace_back(id, time);
@@ -63,13 +93,17 @@ BenchFile read_bench_file(const std::string& path) {
   return file;
 }
 
-double ComparedCase::noise() const {
-  return std::max((a.p90 - a.p10) / a.median, (b.p90 - b.p10) / b.median);
+Interval ratio_interval(const CaseTime& a, const CaseTime& b) {
+  if (std::min(a.samples.size(), b.samples.size()) >= kLeastSamples)
+    return median_ratio_interval(a.samples, b.samples);
+  return {a.p10 / b.p90, a.p90 / b.p10};
 }
 
 Change ComparedCase::change() const {
-  if (b.p90 < a.p10) return Change::kFaster;
-  return b.p10 > a.p90 ? Change::kSlower : Change::kSame;
+  const double apart = std::max(ratio(), 1 / ratio()) - 1;
+  if (apart <= std::max({a.noise(), b.noise(), kSmallest})) return Change::kSame;
+  if (interval.low > 1) return Change::kFaster;
+  return interval.high < 1 ? Change::kSlower : Change::kSame;
 }
 
 double Comparison::mean_ratio() const {
@@ -90,6 +124,15 @@ bool Comparison::reaches(double least) const {
          });
 }
 
+std::vector<std::string> differences(const Facts& a, const Facts& b) {
+  std::vector<std::string> found;
+  for (const auto& [name, value] : a)
+    for (const auto& [other_name, other] : b)
+      if (name == other_name && value != other)
+        found.push_back(format("{} ({}, {})", name, value, other));
+  return found;
+}
+
 Comparison compare_files(const BenchFile& a, const BenchFile& b) {
   Comparison made;
   std::map<std::string, CaseTime> of_b(b.times.begin(), b.times.end());
@@ -99,7 +142,7 @@ Comparison compare_files(const BenchFile& a, const BenchFile& b) {
       made.only_a.push_back(id);
       continue;
     }
-    made.cases.push_back({id, time, at->second});
+    made.cases.push_back({id, time, at->second, ratio_interval(time, at->second)});
     of_b.erase(at);
   }
   for (const auto& [id, time] : b.times)
@@ -117,16 +160,22 @@ int compare(const CompareOptions& options) {
   for (const auto& [name, file] : {std::pair{"A", &a}, std::pair{"B", &b}})
     print("{}: {}, commit {}, {}, {}\n", name, file->path, file->commit, file->device, file->date);
   if (a.device != b.device) print("A and B ran on different devices\n");
-  print("\n{:<{}} {:>12} {:>12} {:>8} {:>7}  B is\n", "case", width, "A, ms", "B, ms", "speed",
-        "noise");
-  for (const ComparedCase& c : all.cases)
-    print("{:<{}} {:>12.5f} {:>12.5f} {:>8.3f} {:>6.1f}%  {}\n", c.id, width, c.a.median,
-          c.b.median, c.ratio(), 100 * c.noise(), word(c.change()));
+  for (const auto& [what, of_a, of_b] : {std::tuple{"machines", &a.machine, &b.machine},
+                                         std::tuple{"versions", &a.versions, &b.versions}})
+    if (const auto found = differences(*of_a, *of_b); !found.empty())
+      print("different {}: {}\n", what, join(found, "; "));
+  print("\n{:<{}} {:>12} {:>7} {:>12} {:>7} {:>8} {:>15}  B is\n", "case", width, "A, ms", "noise",
+        "B, ms", "noise", "speed", "interval");
+  for (const ComparedCase& c : all.cases) {
+    print("{:<{}} {:>12.5f} {:>6.1f}% {:>12.5f} {:>6.1f}% {:>8.3f} {:>6.3f} … {:>6.3f}  {}\n", c.id,
+          width, c.a.median, 100 * c.a.noise(), c.b.median, 100 * c.b.noise(), c.ratio(),
+          c.interval.low, c.interval.high, word(c.change()));
+  }
   for (const auto& [name, ids] : {std::pair{"A", &all.only_a}, std::pair{"B", &all.only_b}})
     if (!ids->empty()) print("in {} alone: {}\n", name, join(*ids, " "));
   print(
-      "\nB has {:.3f} of A's speed, the geometric mean of {} cases: {} faster, {} slower, {} the "
-      "same within the noise\n",
+      "\nB has {:.3f} of A's speed, the geometric mean of {} cases: {} faster, {} slower, {} "
+      "within noise\n",
       all.mean_ratio(), all.cases.size(), all.count(Change::kFaster), all.count(Change::kSlower),
       all.count(Change::kSame));
   return all.reaches(options.least) ? 0 : kExitFailure;

@@ -133,21 +133,27 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                                         "bytes (--json too) and run nothing");
   bench_app->add_option("--json", bench_options.json_file, "Write the results to this file");
   bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file");
+  bench_app->add_option("--share", bench_options.share_file,
+                        "Write every sample to this file too, with the machine (but not its name), "
+                        "versions, clocks and watts: for flash3 compare, also by others");
   auto* ablation_flag = bench_app->add_flag(
       "--ablation", bench_options.ablation,
       "Hopper: the FlashAttention-3 paper's ablation instead of cases: the forward kernel with "
       "parts of its schedule switched off, on the paper's shape; --dtype e4m3: the FP8 kernel; "
       "otherwise only with --samples, --sample-ms and --json");
-  for (const char* other : {"--suite", "--case", "--filter", "--ceiling", "--sustained",
-                            "--backward", "--deterministic", "--naive", "--threads", "--csv"})
+  for (const char* other :
+       {"--suite", "--case", "--filter", "--ceiling", "--sustained", "--backward",
+        "--deterministic", "--naive", "--threads", "--csv", "--share"})
     ablation_flag->excludes(bench_app->get_option(other));
-  for (const char* other : {"--ceiling", "--sustained", "--naive", "--csv", "--ablation"})
+  for (const char* other :
+       {"--ceiling", "--sustained", "--naive", "--csv", "--share", "--ablation"})
     list_flag->excludes(bench_app->get_option(other));
+  bench_app->get_option("--share")->excludes("--sustained");
   bench_app->callback([&] { command = [&] { return commands.bench(bench_options); }; });
 
   CompareOptions compare_options;
-  auto* compare_app =
-      app.add_subcommand("compare", "Two files of bench --json: what became faster, what slower");
+  auto* compare_app = app.add_subcommand(
+      "compare", "Two files of bench --json or --share: what became faster, what slower");
   compare_app->add_option("A", compare_options.a, "The file to compare with")->required();
   compare_app->add_option("B", compare_options.b, "The file that is compared")->required();
   compare_app

@@ -47,17 +47,20 @@ class Sampler {
 };
 
 Timing summary(std::vector<double> times, int calls) {
+  std::vector<double> taken = times;
   std::sort(times.begin(), times.end());
   const auto quantile = [&](double q) {
     return times[static_cast<size_t>(std::lround(q * static_cast<double>(times.size() - 1)))];
   };
-  return {quantile(0.5), quantile(0.1), quantile(0.9), static_cast<int>(times.size()), calls};
+  return {quantile(0.5), quantile(0.1),   quantile(0.9), static_cast<int>(times.size()),
+          calls,         std::move(taken)};
 }
 
 }  // namespace
 
 Timing per_call(Timing timing, int calls) {
   for (double* seconds : {&timing.median, &timing.p10, &timing.p90}) *seconds /= calls;
+  for (double& seconds : timing.all) seconds /= calls;
   timing.calls_per_sample *= calls;
   return timing;
 }

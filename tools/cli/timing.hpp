@@ -13,6 +13,7 @@ namespace flash3::cli {
 struct Timing {
   double median = 0, p10 = 0, p90 = 0;  // seconds a call
   int samples = 0, calls_per_sample = 0;
+  std::vector<double> all{};  // seconds a call of each sample, as they were taken
 };
 
 // The timing of one call, where what was timed is so many.

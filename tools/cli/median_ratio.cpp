@@ -37,7 +37,7 @@ void draw(const std::vector<double>& samples, std::mt19937_64& random, std::vect
 Interval median_ratio_interval(const std::vector<double>& a, const std::vector<double>& b) {
   if (std::min(a.size(), b.size()) < kLeastSamples)
     throw std::invalid_argument("a bootstrap of too few samples");
-  std::mt19937_64 random(1);
+  std::mt19937_64 random(1);  // NOLINT(bugprone-random-generator-seed): the same draws each time
   std::vector<double> ratios, drawn_a, drawn_b;
   for (size_t i = 0; i < kDraws; ++i) {
     draw(a, random, &drawn_a);

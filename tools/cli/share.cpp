@@ -63,7 +63,7 @@ double cpu_mhz() {
   int cores = 0;
   for (std::string line; std::getline(file, line);)
     if (line.starts_with("cpu MHz") && line.find(": ") != std::string::npos)
-      sum += std::atof(line.c_str() + line.find(": ") + 2), ++cores;
+      sum += std::strtod(line.c_str() + line.find(": ") + 2, nullptr), ++cores;
   return cores > 0 ? sum / cores : 0;
 }
 

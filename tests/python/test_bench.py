@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import types
+import xml.etree.ElementTree
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_run(tmp_path, device, backward):
     assert all(point["tflops"]["flash3"] > 0 for point in report["points"])
     if device == "cpu":
         assert all(point["tflops"]["torch"] > 0 for point in report["points"])
-    assert (tmp_path / f"{stem}.png").is_file() and (tmp_path / f"{stem}.svg").is_file()
+    assert all("flash3" in (tmp_path / f"{stem}_{theme}.svg").read_text(encoding="utf-8") for theme in ("light", "dark"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -67,7 +68,7 @@ def test_fp8_beside_peers_is_drawn(tmp_path):
     report = tmp_path / "fp8.json"
     report.write_text(json.dumps({"device": "a GPU", "dtype": "e4m3", "pass": "forward", "fp8_points": [point]}), encoding="utf-8")
     assert bench("plot", report, "--out", tmp_path / "out").returncode == 0
-    svg = (tmp_path / "out/fp8.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "out/fp8_dark.svg").read_text(encoding="utf-8")
     assert "flash3, FP8" in svg and "cuDNN, FP8 (out in e4m3)" in svg and "gemm" not in svg
 
 
@@ -75,16 +76,16 @@ def test_plot_of_the_committed_results(tmp_path):
     done = bench("plot", RESULTS, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     for stem in ("forward_h200", "backward_h200", "fp8_h200_alone"):
-        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
-        svg = (tmp_path / f"{stem}.svg").read_text(encoding="utf-8")
-        assert "<svg" in svg
-    assert "holds no points" in done.stderr and "cpu_zen4.json" in done.stderr
+        for theme in ("light", "dark"):
+            xml.etree.ElementTree.parse(tmp_path / f"{stem}_{theme}.svg")
+    assert "holds nothing that is drawn" in done.stderr and "cpu_zen4.json" in done.stderr
 
 
 def test_the_same_bytes_each_time(tmp_path):
     for name in ("a", "b"):
         assert bench("plot", RESULTS / "forward_h200.json", "--out", tmp_path / name).returncode == 0
-    assert (tmp_path / "a/forward_h200.svg").read_bytes() == (tmp_path / "b/forward_h200.svg").read_bytes()
+    assert (tmp_path / "a/forward_h200_dark.svg").read_bytes() == (tmp_path / "b/forward_h200_dark.svg").read_bytes()
+    assert (tmp_path / "a/forward_h200_light.svg").read_bytes() != (tmp_path / "a/forward_h200_dark.svg").read_bytes()
 
 
 def test_a_peer_that_refuses_does_not_stop_the_others():

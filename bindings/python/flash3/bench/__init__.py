@@ -2,6 +2,7 @@
 """flash3 beside the attention of other libraries: `python -m flash3.bench run` measures, `python -m flash3.bench plot` draws.
 
 run: the points of the FlashAttention papers (on a GPU 16k tokens, hidden size 2048, bf16; on a CPU fewer), with all libraries
-that are installed interleaved in one process; the median of the samples counts. plot: TFLOP/s over sequence length, per head dim
-and mask, as PNG and SVG, from what run, bench/peers.py, or `flash3 bench --suite fp8 --json` wrote.
+that are installed interleaved in one process; the median of the samples counts. plot: speed over sequence length, per head dim and
+mask, from what run, bench/peers.py, or `flash3 bench --suite fp8 --json` wrote; error from what bench/cpu_accuracy.py wrote, and
+memory from bench/cpu_memory.py's. As SVG, for a light page and for a dark one.
 """

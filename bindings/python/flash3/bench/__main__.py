@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m flash3.bench run | plot"""
 import argparse
-import importlib.util
 import pathlib
 import sys
 
@@ -16,7 +15,7 @@ def _parser():
     parser = argparse.ArgumentParser(prog="python -m flash3.bench", description=flash3.bench.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure, write JSON, and draw it if matplotlib is there")
+    run = commands.add_parser("run", help="measure, write JSON, and draw it")
     run.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     run.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     run.add_argument("--backward", action="store_true", help="the gradients instead of the forward")
@@ -26,7 +25,7 @@ def _parser():
     run.add_argument("--samples", type=int, default=11)
     run.add_argument("--sample-ms", type=float, default=12.0)
     run.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for the results")
-    plot = commands.add_parser("plot", help="draw measurements as PNG and SVG")
+    plot = commands.add_parser("plot", help="draw measurements as SVG")
     plot.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files, or folders of them")
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for the pictures")
     return parser
@@ -38,12 +37,13 @@ def _plot(args):
     missing = [str(file) for file in files if not file.is_file()]
     if missing or not files:
         raise SystemExit(f"there is no file {', '.join(missing) or 'to draw'}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("plot draws with matplotlib, which is not installed")
-    written, skipped = draw_all(files, args.out)
+    try:
+        written, skipped = draw_all(files, args.out)
+    except ValueError as problem:
+        raise SystemExit(str(problem)) from None
     print("\n".join(str(path) for path in written))
     for path in skipped:
-        print(f"{path} holds no points of sequence lengths", file=sys.stderr)
+        print(f"{path} holds nothing that is drawn: no points of speed, of error or of memory", file=sys.stderr)
     return not written
 
 
@@ -51,6 +51,7 @@ def _run(args):
     import torch
 
     from . import measure, peers
+    from .plot import draw_report
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     seqs = args.seqs or ([512, 1024, 2048, 4096, 8192, 16384] if device == "cuda" else [512, 1024, 2048])
     try:
@@ -64,9 +65,7 @@ def _run(args):
     report = measure.run(functions, measure.suite(device, args.dims, seqs), path, dtype=args.dtype, device=device,
                          backward=args.backward, samples=args.samples, sample_ms=args.sample_ms)
     print(path)
-    if importlib.util.find_spec("matplotlib"):
-        from .plot import draw
-        print("\n".join(str(file) for file in draw(report, path.with_suffix(""))))
+    print("\n".join(str(file) for file in draw_report(report, path.with_suffix(""))))
     return not any("flash3" in point["tflops"] for point in report["points"])
 
 

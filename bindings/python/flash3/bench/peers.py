@@ -10,10 +10,6 @@ import torch.nn.functional as F
 from .._attention import attention
 from .._quantize import quantize
 
-NAMES = {"flash3": "flash3", "flash3_fp8": "flash3, FP8", "flash3_quantize_fp8": "flash3, FP8 with quantise", "cudnn": "cuDNN",
-         "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "fa4": "FlashAttention-4",
-         "flex": "FlexAttention (Triton)", "torch": "torch SDPA"}
-
 
 def _flash3(q, k, v, causal):
     return attention(q, k, v, causal=causal)

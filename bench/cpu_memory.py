@@ -10,7 +10,9 @@ matrix in the inputs' dtype. What flash3 says that it needs, out, lse and the wo
 it. torch's math is left out where it would take more than --most GiB. Needs flash3, torch and Linux.
 """
 import argparse
+import ctypes
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -35,6 +37,7 @@ def run(name, which, seq):
 
     def once(length):
         q, k, v = (torch.randn(1, length, HEADS, DIM).bfloat16().requires_grad_(which != PASSES[0]) for _ in range(3))
+        ctypes.CDLL(None).malloc_trim(0)
         before = status("VmRSS")
         pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins again from here
         out = call(q, k, v)
@@ -58,7 +61,10 @@ def told(which, seq):
 
 
 def in_a_process(name, which, seq):
-    done = subprocess.run([sys.executable, __file__, "--one", name, which, str(seq)], capture_output=True, text=True, check=True)
+    # What is freed goes back at once: otherwise a call would find the memory of earlier tensors, and seem to need none.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, __file__, "--one", name, which, str(seq)], capture_output=True, text=True, check=True,
+                          env=environment)
     return int(done.stdout)
 
 

@@ -7,7 +7,7 @@ context_profile_*.json if there is one, the timelines of context parallelism (be
     python3 bench/draw.py [--check]
 
 Plain SVG text, the same bytes on every machine. `--check` compares instead of writing: the gate that keeps figures and measurements
-together. `python -m flash3.bench plot` draws any file, with matplotlib.
+together. `python -m flash3.bench plot` draws any file.
 """
 import argparse
 import json

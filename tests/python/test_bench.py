@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -81,6 +82,34 @@ def test_plot_of_the_committed_results(tmp_path):
     assert "holds nothing that is drawn" in done.stderr and "cpu_zen4.json" in done.stderr
 
 
+def error_report(**more):
+    rmse = {"flash3": 0.0004, "torch_math": 0.0003, "another": 0.001}
+    return {"device": "a CPU", "date": "2026-01-01", "error_points": [{"dtype": "bf16", "dim": 64, "seq": 512, "rmse": rmse, **more}]}
+
+
+def test_error_and_memory_are_drawn(tmp_path):
+    memory = [{"pass": which, "seq": seq, "bytes": {"flash3": seq << 10, "torch_math": seq << 20} if seq < 2048 else {"flash3": seq << 10}}
+              for which in ("forward", "forward and backward") for seq in (1024, 2048)]
+    for name, report in (("error", error_report()), ("memory", {"device": "a CPU", "memory_points": memory})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
+    done = bench("plot", tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4, done.stderr
+    error, memory = ((tmp_path / f"out/{name}_light.svg").read_text(encoding="utf-8") for name in ("error", "memory"))
+    assert "bf16, head_dim 64" in error and "torch SDPA, math" in error and "another" in error
+    # A name for each line, drawn once in the legend and once in each panel; the point that was not measured is left out.
+    flash3, math = (re.findall(rf'points="([^"]*)" class="{name} line"', memory) for name in ("flash3", "torch_math"))
+    assert [len(line.split()) for line in flash3] == [2, 2, 2] and [len(line.split()) for line in math] == [2, 1, 1]
+
+
+def test_the_scale_of_a_chart():
+    from flash3.bench.chart import Chart, Panel, TOP, HEIGHT, draw, ticks
+    assert ticks([3, 750], "linear") == [0, 200, 400, 600, 800] and ticks([0.2], "linear")[-1] == pytest.approx(0.2)
+    assert ticks([0.7, 8192], "log") == [0.1, 1, 10, 100, 1000, 10000] and ticks([1], "log") == [1, 10]
+    svg = draw(Chart("x", "y", [Panel("p", ["a", "b"], {"flash3": [10, 1000]})], 1, scale="log"), "dark")
+    _, line = re.findall(r'points="([^"]*)" class="flash3 line"', svg)
+    assert [float(place.split(",")[1]) for place in line.split()] == [TOP + HEIGHT, TOP]
+
+
 def test_the_same_bytes_each_time(tmp_path):
     for name in ("a", "b"):
         assert bench("plot", RESULTS / "forward_h200.json", "--out", tmp_path / name).returncode == 0
@@ -143,6 +172,7 @@ def test_fp8_peers_of_the_scripts(scripts):
 
 
 @pytest.mark.parametrize("arguments,message", [(("plot", "nowhere.json"), "there is no file nowhere.json"),
+                                               (("plot", __file__), "is no JSON"),
                                                (("run", "--device", "cpu", "--peers", "fa9"), "peer 'fa9' but on cpu there are"),
                                                ((), "required")])
 def test_errors(arguments, message):

@@ -89,10 +89,8 @@ def ticks(values, scale):
 
 
 def number(value):
-    """A grid line's number: 0, 0.25, 400, 2e-04."""
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.2g}"
-    return f"{value:.4g}"
+    """A grid line's number: 0, 0.25, 400, 10000."""
+    return f"{value:.6g}"
 
 
 def length(seq):
@@ -168,7 +166,7 @@ def draw(chart, theme):
     """The chart for a page of this theme, "light" or "dark"."""
     theme, names = THEMES[theme], chart.names()
     columns = min(chart.columns, len(chart.panels))
-    width = max(LEFT + columns * (WIDTH + GAP_X) - GAP_X + RIGHT, int(LEFT + 8.2 * len(chart.heading)), int(LEFT + 5.7 * len(chart.about)))
+    width = max(LEFT + columns * (WIDTH + GAP_X) - GAP_X + RIGHT, int(LEFT + 9.2 * len(chart.heading)), int(LEFT + 6.4 * len(chart.about)))
     legend, lower = draw_legend(names, width - RIGHT)
     row_grids = grids(chart)
     height = TOP + lower + len(row_grids) * (HEIGHT + GAP_Y) - GAP_Y + BOTTOM

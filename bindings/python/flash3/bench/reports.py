@@ -70,8 +70,8 @@ def error(report):
         for dim in dims:
             these = sorted((p for p in points if (p["dtype"], p["dim"]) == (dtype, dim)), key=lambda p: p["seq"])
             panels.append(Panel(f"{dtype}, head_dim {dim}", [length(p["seq"]) for p in these],
-                                _columns(these, names, lambda p, name: p["rmse"].get(name))))
-    return Chart(f"Error beside float64, {report['device']}: RMSE of out by sequence length", _about(report, report.get("data")), panels,
+                                _columns(these, names, lambda p, name: 1e3 * p["rmse"][name] if name in p["rmse"] else None)))
+    return Chart("Error of out beside float64: RMSE · 1000 by sequence length", _about(report, report["device"], report.get("data")), panels,
                  len(dims), rows_apart=True)
 
 
@@ -86,7 +86,7 @@ def memory(report):
         these = sorted((p for p in points if p["pass"] == which), key=lambda p: p["seq"])
         panels.append(Panel(which, [length(p["seq"]) for p in these],
                             _columns(these, names, lambda p, name: p["bytes"][name] / MIB if p["bytes"].get(name) else None)))
-    return Chart(f"Memory of a call, {report['device']}: MiB beyond its inputs by sequence length", _about(report, report.get("data")), panels,
+    return Chart("Memory of a call beyond its inputs: MiB by sequence length", _about(report, report["device"], report.get("data")), panels,
                  len(panels), scale="log")
 
 

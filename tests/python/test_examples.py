@@ -32,6 +32,28 @@ def test_long_context(tmp_path):
     assert [len(ranks[n]["loss"]) for n in ("1", "2")] == [4, 4]
 
 
+def test_tour():
+    pytest.importorskip("torch")
+    assert run("run_notebook.py", EXAMPLES / "tour.ipynb", "--check").endswith("cells of tour.ipynb in order\n")
+
+
+def test_a_notebook_that_tells_otherwise(tmp_path):
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": ["# x"]},
+             {"cell_type": "code", "metadata": {}, "source": ["x = 2\n", "print(x)"],
+              "outputs": [{"name": "stdout", "output_type": "stream", "text": ["3\n"]}]},
+             {"cell_type": "code", "metadata": {"tags": ["varies"]}, "source": ["print(x + 1)"], "outputs": []}]
+    notebook = tmp_path / "x.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert run("run_notebook.py", notebook) == "2\n3\n"
+    check = lambda: subprocess.run([sys.executable, "-B", EXAMPLES / "run_notebook.py", notebook, "--check"], capture_output=True, text=True)
+    assert check().returncode == 1 and "cell 1 prints\n2\nand the notebook has\n3" in check().stdout
+    run("run_notebook.py", notebook, "--write")
+    assert check().returncode == 0
+    cells[2]["source"] = ["raise ValueError('no')"]
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert check().returncode == 1 and "ValueError: no" in check().stderr
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_train_gpt(device, tmp_path):
     run("07_train_gpt.py", "--device", device, "--steps", 12, "--out", tmp_path)

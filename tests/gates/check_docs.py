@@ -22,7 +22,10 @@ MATHEMATICS = re.compile(r"[a-z]+_(i|j|h|ij)")  # a quantity with its indices: `
 FOREIGN = {
     "snake_case", "PascalCase", "kCamel",  # how names are written
     "arch_prctl",  # Linux
-    "CheckpointError", "mask_mod", "varlen_attn",  # torch
+    "CheckpointError", "mask_mod", "varlen_attn", "torch.nn.attention.bias.causal_lower_right",  # torch
+    "LowerTriangularMask", "make_causal_from_bottomright", "BlockDiagonalCausalWithOffsetPaddedKeysMask",
+    "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask", "memory_efficient_attention_forward_requires_grad",  # xformers
+    "diagonal_band_left_bound", "diagonal_band_right_bound", "sliding_window_length", "sink_token", "use_alibi_mask",  # cuDNN
     "reshape_and_cache_flash", "FLASHMLA", "SGLANG_USE_SGL_FA3_KERNEL",  # vLLM, SGLang
 }
 # These tell of what is gone, too.

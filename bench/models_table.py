@@ -103,8 +103,8 @@ def models_tables(item):
               f"{names(equal('causal', lambda r: not batched(r)))}.",
               f"**With sinks, of these two.** {names(r['class'] for r in results if r.get('sinks') and r['kind'] == 'causal')}.",
               f"**Other models, equal in all.** {names(equal('base', lambda r: True))}.",
-              "### Refused, or otherwise not equal", deviations(results),
-              "### What eager attention does not do either", beyond_eager(results),
-              "### Not compared", "No small model, or no inputs, by the rules of the tool; or transformers chooses attention by a table in which "
+              "## Refused, or otherwise not equal", deviations(results),
+              "## What eager attention does not do either", beyond_eager(results),
+              "## Not compared", "No small model, or no inputs, by the rules of the tool; or transformers chooses attention by a table in which "
               "no other name has a place (`KeyError: 'f3'`).", not_compared(results)]
     return "\n\n".join(parts)

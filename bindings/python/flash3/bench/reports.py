@@ -61,7 +61,7 @@ def speed(report):
 def error(report):
     """The root mean square error of each library by sequence length, a panel for each dtype and head dim."""
     points = report.get("error_points")
-    if not points:
+    if not points or not all("rmse" in point for point in points):
         return None
     names = list(dict.fromkeys(name for p in points for name in p["rmse"]))
     dtypes, dims = list(dict.fromkeys(p["dtype"] for p in points)), sorted({p["dim"] for p in points})

@@ -67,8 +67,8 @@ typedef enum flash3_dtype FLASH3_ENUM_INT32 {
   FLASH3_BFLOAT16 = 2,   /**< 8 bits of exponent, 7 of fraction */
   FLASH3_FLOAT32 = 3,    /**< IEEE 754 binary32 */
   FLASH3_INT32 = 4,      /**< index tensors alone: cu_seqlens_q, seqused_k … */
-  FLASH3_FLOAT8_E4M3 = 5 /**< q, k and v of a forward call: OCP e4m3fn, largest 448, NaN 0x7F and
-                            0xFF, no infinity */
+  FLASH3_FLOAT8_E4M3 = 5 /**< q, k and v of a forward call, or k and v alone: OCP e4m3fn, largest
+                            448, NaN 0x7F and 0xFF, no infinity */
 } flash3_dtype;
 
 /** What a forward call computes in (flash3_forward_params.compute). */
@@ -117,9 +117,9 @@ typedef struct flash3_forward_params {
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
    * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype; but out of 16-bit tensors may be float32, what is rounded otherwise, for
-   * flash3_merge; and where q, k and v are FP8: see q_scale. Packed tensors have other dimensions:
-   * see cu_seqlens_q. @{ */
+   * one dtype; but out of a 16-bit q may be float32, what is rounded otherwise, for flash3_merge;
+   * and where k and v are FP8, or q too: see q_scale. Packed tensors have other dimensions: see
+   * cu_seqlens_q. @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
@@ -207,22 +207,28 @@ typedef struct flash3_forward_params {
 
   /* clang-format off */
   /** @name FP8
-   * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16, bfloat16 or float32. What
-   * an element stands for is its value times its scale. All zero: 1. Each of the three has what its
-   * own shape tells, float32:
+   * q, k and v are FLASH3_FLOAT8_E4M3 and out is float16, bfloat16 or float32; or k and v alone
+   * are, q is float16 or bfloat16, and out has its dtype or is float32. What an element stands for
+   * is its value times its scale. All zero: 1. Each of the three has what its own shape tells,
+   * float32:
    *   - [1]: one scale for the tensor;
-   *   - [batch, heads_k]: one for each sequence and KV head; q's too: that of the KV head which the
-   *     query head reads;
+   *   - [batch, heads_k]: one for each sequence and KV head, wherever in a cache its keys lie; q's
+   *     too: that of the KV head which the query head reads;
    *   - [batch, heads, blocks]: one for each FLASH3_FP8_BLOCK tokens of each of the tensor's own
    *     heads; blocks = ceil(seq / 128);
+   *   - the same of k and v with page_table, [pages, heads_k, ceil(page_size / 128)], or with
+   *     cache_batch_idx, [elements, heads_k, ceil(rows of one / 128)]: those of row r of a page or
+   *     an element are number r / 128, whatever leftpad_k is;
    *   - [1, heads, blocks] for packed tensors, with blocks = total / 128 + batch, rounded down:
    *     block j of sequence b is number cu_seqlens[b] / 128 + b + j.
    *
    * Scales must be finite and above 0, or what they scale is undefined; but a scale of NaN makes
    * what sees its block NaN. Given only with FP8 tensors.
    *
-   * Scores are float32 sums of exact products, weights are rounded to e4m3 times 256 before they
-   * meet v, and lse comes from those not rounded. @{ */
+   * Scores are float32 sums of exact products, and lse comes from weights that are not rounded.
+   * Before they meet v, weights are rounded to e4m3 times 256; where k and v are a cache a backend
+   * may keep more bits (Hopper: float16), and where q is 16-bit it keeps those of float16 at least.
+   * @{ */
   /* clang-format on */
   flash3_tensor q_scale; /**< [1], [batch, heads_k] or [batch, heads_q, blocks] float32 */
   flash3_tensor k_scale; /**< [1], [batch, heads_k] or [batch, heads_k, blocks] float32 */
@@ -249,7 +255,8 @@ typedef struct flash3_forward_params {
    * is the one behind them. seqused_k counts them. Not with cu_seqlens_k.
    *
    * These lie in the tensors' kind of memory; the CPU refuses what lies outside, Hopper clamps it,
-   * as it does lengths. For float16, bfloat16 and (CPU) float32.
+   * as it does lengths. For float16, bfloat16, (CPU) float32, and FP8 under a q of 16 bits or of
+   * FP8; not with FLASH3_COMPUTE_FP8.
    *
    * On Hopper a sequence of at most 16 queries has the same bits in out and lse with any of these,
    * whatever that number is; or with seqused_k and room for 256 keys or more alone, where no
@@ -272,6 +279,12 @@ typedef struct flash3_forward_params {
    * of k_new gets that of position rotary_offsets[b] + n, or, without them, seqused_k[b] + n; query
    * i that of the same position with i for n where causal, a bounded window or chunk is set, and
    * with 0 for n where none is. The tables must reach the last position. q itself stays as it is.
+   *
+   * Into an FP8 cache: k_new and v_new that are FP8 too are copied as they are. Otherwise they are
+   * float16 or bfloat16, q's dtype if that is one of the two; each element, k_new's with its
+   * embedding, which is not rounded to 16 bits then, is divided by the scale of the row where it
+   * goes (k_scale, v_scale; 1 without) and rounded to e4m3, to nearest even, ±448 at most; NaN
+   * stays NaN, as 0x7F. An embedding needs a q and a k_new of 16 bits.
    * @{ */
   flash3_tensor k_new; /**< [batch, seq_new, heads_k, head_dim] or [total_new, heads_k, head_dim] */
   flash3_tensor v_new; /**< the same with head_dim_v */

@@ -98,10 +98,22 @@ Status check_elements(const Params& p, const Field& k) {
   return {};
 }
 
+// What may be written into a cache: its own dtype, or what becomes FP8 on the way.
+Status check_new_dtype(const Params& p, const Field& field, const Field& of) {
+  FLASH3_CHECK(check_form(field, is_fp8(of.tensor) ? Dtypes::kFloatOrFp8 : Dtypes::kFloat));
+  if (!is_fp8(of.tensor)) return check_same_dtype({of, field});
+  const flash3_dtype dtype = field.tensor.dtype;
+  if (is_fp8(field.tensor) || dtype == p.q.dtype || (is_fp8(p.q) && dtype_size(dtype) == 2))
+    return {};
+  return invalid_argument(message(field.name, ".dtype = ", dtype_name(dtype), " but ", of.name,
+                                  ".dtype = ", dtype_name(of.tensor.dtype), " and q.dtype = ",
+                                  dtype_name(p.q.dtype), "; it must be float8_e4m3 or ",
+                                  is_fp8(p.q) ? "16-bit, float16 or bfloat16" : "the dtype of q"));
+}
+
 // k_new against k, or v_new against v.
-Status check_new(const Field& field, const Field& of, const Extent& batch) {
-  FLASH3_CHECK(check_form(field));
-  FLASH3_CHECK(check_same_dtype({of, field}));
+Status check_new(const Params& p, const Field& field, const Field& of, const Extent& batch) {
+  FLASH3_CHECK(check_new_dtype(p, field, of));
   FLASH3_CHECK(check_same({field, field.ndim - 2}, {of, of.ndim - 2}, "heads_k"));
   FLASH3_CHECK(check_same({field, field.ndim - 1}, {of, of.ndim - 1}, "head dim"));
   return field.ndim == 4 ? check_same({field, 0}, batch, "batch size") : Status();
@@ -129,18 +141,14 @@ Status check_cache_fields(const Params& p, Pointers pointers) {
 }
 
 Status check_cache_dtypes(const Params& p) {
-  const bool quantizes = p.compute == FLASH3_COMPUTE_FP8;
-  if (!is_fp8(p.q) && !quantizes) return {};
+  if (p.compute != FLASH3_COMPUTE_FP8) return {};
   for (const Named& field : {Named{"page_table", p.page_table},
                              {"cache_batch_idx", p.cache_batch_idx},
                              {"leftpad_k", p.leftpad_k},
                              {"k_new", p.k_new}})
     if (field.given())
-      return unsupported(message(
-          field.name, " is given but ",
-          quantizes ? std::string("compute = 1 (fp8)")
-                    : message("q.dtype = ", dtype_name(p.q.dtype)),
-          "; a KV cache is of float16, bfloat16 or, on a CPU, float32, and computed in that"));
+      return unsupported(message(field.name, " is given but compute = 1 (fp8); a KV cache is ",
+                                 "computed in the dtype that it has, and may be float8_e4m3"));
   return {};
 }
 
@@ -166,8 +174,9 @@ Status check_append(const Params& p, const Field& q, const Field& k, const Field
   const Extent batch = batch_of(q, sequences);
   const Field k_new = new_field(p, "k_new", false), v_new = new_field(p, "v_new", true);
   const Field cu = cu_new_of(p), offsets = index_field("rotary_offsets", p.rotary_offsets);
-  FLASH3_CHECK(check_new(k_new, k, batch));
-  FLASH3_CHECK(check_new(v_new, v, batch));
+  FLASH3_CHECK(check_new(p, k_new, k, batch));
+  FLASH3_CHECK(check_new(p, v_new, v, batch));
+  FLASH3_CHECK(check_same_dtype({k_new, v_new}));
   FLASH3_CHECK(check_same({v_new, v_new.ndim - 3}, {k_new, k_new.ndim - 3},
                           k_new.ndim == 3 ? "total_new" : "seq_new"));
   if (is_given(p.cu_seqlens_k_new)) FLASH3_CHECK(check_same({cu, 0, 1}, batch, "batch size"));
@@ -177,6 +186,11 @@ Status check_append(const Params& p, const Field& q, const Field& k, const Field
   }
   for (const Field& f : {k, v}) FLASH3_CHECK(check_no_overlap(f));
   if (!is_given(p.rotary_cos)) return {};
+  for (const Field& f : {q, k_new})
+    if (is_fp8(f.tensor))
+      return unsupported(message("rotary_cos is given but ", f.name,
+                                 ".dtype = ", dtype_name(f.tensor.dtype),
+                                 "; what gets the embedding must be ", "of more than 8 bits"));
   FLASH3_CHECK(check_rotary_tables(rotary_field("rotary_cos", p.rotary_cos),
                                    rotary_field("rotary_sin", p.rotary_sin), q, "q and k_new",
                                    pointers));
@@ -302,6 +316,7 @@ void fill_append(const Params& p, Problem* problem) {
   if (!is_given(p.k_new)) return;
   Append& append = problem->append;
   append.given = true;
+  append.dtype = p.k_new.dtype;
   Sequences& s = append.sequences;
   s.packed = is_given(p.cu_seqlens_k_new);
   s.cu = static_cast<const int*>(p.cu_seqlens_k_new.data);

@@ -19,6 +19,7 @@ std::string describe_length(const Sequences& s) {
 
 std::string describe_sizes(const Problem& p) {
   return message(dtype_name(p.dtype),
+                 p.kv_dtype == p.dtype ? "" : message(" on ", dtype_name(p.kv_dtype)),
                  p.out_dtype == p.dtype ? "" : message(" to ", dtype_name(p.out_dtype)), ", batch ",
                  p.batch, ", seq_q ", describe_length(p.sequences_q), ", seq_k ",
                  describe_length(p.sequences_k), ", heads_q ", p.heads_q, ", heads_k ", p.heads_k,
@@ -50,7 +51,9 @@ std::string describe_cache(const ForwardProblem& p) {
   if (cache.has_batch_idx) append(text, message(", of a cache of ", cache.elements));
   if (cache.has_leftpad) append(text, ", padded on the left");
   if (!p.append.given) return text;
-  append(text, message(", appending ", describe_length(p.append.sequences), " keys"));
+  append(text, message(", appending ", describe_length(p.append.sequences),
+                       p.append.dtype == p.kv_dtype ? "" : message(" ", dtype_name(p.append.dtype)),
+                       " keys"));
   const RotaryView& rotary = p.append.rotary;
   if (rotary.given)
     append(text, message(", with rotary embedding of ", rotary.dim, " dimensions, ",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
+#include "core/scales.hpp"
 #include "core/seq_info.hpp"
 
 namespace flash3 {
@@ -62,6 +63,14 @@ FLASH3_HOST_DEVICE constexpr CacheRow cache_row(const KvCache& cache, Index b, I
   }
   if (cache.batch_idx != nullptr) return {clamp_index(cache.batch_idx[b], cache.elements), place};
   return {b, place};
+}
+
+// The scale of a row of an FP8 cache that holds a key of sequence b: those by blocks are the
+// cache's own, those by heads the sequence's.
+FLASH3_HOST_DEVICE constexpr float cache_scale(const ScaleView& scale, Index b, Index head,
+                                               const CacheRow& at) {
+  return scale.kind == ScaleKind::kBlock ? scale.at(at.element, head, at.row / kScaleBlock)
+                                         : scale.at(b, head, 0);
 }
 
 }  // namespace flash3

@@ -59,25 +59,41 @@ bool is_unrounded(const Field& result, const Field& q) {
   return result.tensor.dtype == FLASH3_FLOAT32 && dtype_size(q.tensor.dtype) == 2;
 }
 
+// FP8 keys and values under a q of 16 bits, which tells out's dtype.
+Status check_dtypes_of_16_bit_q(const Field& q, const Field& k, const Field& v, const Field& out) {
+  FLASH3_CHECK(check_same_dtype({k, v}));
+  if (dtype_size(q.tensor.dtype) != 2)
+    return invalid_argument(message(
+        "q.dtype = ", dtype_name(q.tensor.dtype), " but k.dtype = ", dtype_name(k.tensor.dtype),
+        "; FP8 keys and values go with ", "a q of float16, bfloat16 or float8_e4m3"));
+  return is_unrounded(out, q) ? Status() : check_same_dtype({q, out});
+}
+
 // What the dtypes of q, k and v, compute, and out's dtype say of each other.
 Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field& k, const Field& v,
                     const Field& out) {
   if (p.compute != FLASH3_COMPUTE_AS_GIVEN && p.compute != FLASH3_COMPUTE_FP8)
     return invalid_argument(
         message("compute = ", p.compute, " but it must be 0 (the dtype of q) or 1 (fp8)"));
+  for (const Field& f : {q, k})
+    if (is_fp8(f.tensor) && p.compute == FLASH3_COMPUTE_FP8)
+      return invalid_argument(
+          message("compute = 1 (fp8) but ", f.name, ".dtype = ", dtype_name(f.tensor.dtype),
+                  "; it is for q, k and v that ", "are to be brought to FP8 first"));
+  if (!is_fp8(p.q) && is_fp8(p.k)) return check_dtypes_of_16_bit_q(q, k, v, out);
   if (!is_fp8(p.q) && p.compute == FLASH3_COMPUTE_AS_GIVEN && !is_unrounded(out, q))
     return check_same_dtype({q, k, v, out});
-  if (is_fp8(p.q) && p.compute == FLASH3_COMPUTE_FP8)
-    return invalid_argument(message("compute = 1 (fp8) but q.dtype = ", dtype_name(p.q.dtype),
-                                    "; it is for q, k and v that are to be brought to FP8 first"));
   return check_same_dtype({q, k, v});
 }
 
 Status check_scales(const flash3_forward_params& p, const Field& q, const Field& k, const Field& v,
                     Pointers pointers) {
   const SequenceFields sequences = sequences_of_q(p);
-  const ScaleChecks checks{batch_of(q, sequences), {k, k.ndim - 2}, pointers};
+  ScaleChecks checks{batch_of(q, sequences), {k, k.ndim - 2}, pointers};
   FLASH3_CHECK(check_scale_of(p.q_scale, "q_scale", q, checks));
+  // Blocks are of rows, not of keys: pages and elements of a cache have their own.
+  if (is_given(p.page_table)) checks.elements = "number of pages";
+  if (is_given(p.cache_batch_idx)) checks.elements = "number of elements";
   FLASH3_CHECK(check_scale_of(p.k_scale, "k_scale", k, checks));
   return check_scale_of(p.v_scale, "v_scale", v, checks);
 }
@@ -169,6 +185,7 @@ LseView view_lse(const Problem& p, const flash3_tensor& t) {
 template <class Params>
 void fill(const Params& p, Problem* problem) {
   problem->dtype = p.q.dtype;
+  problem->kv_dtype = p.k.dtype;
   problem->out_dtype = p.out.dtype;
   problem->sequences_q = sequences(p.q, sequences_of_q(p));
   problem->sequences_k = sequences(p.k, sequences_of_k(p));

@@ -77,16 +77,18 @@ struct RotaryView {
 // Tokens that a forward call writes into its cache first.
 struct Append {
   bool given = false;
-  TensorView k, v;      // [batch, seq, head, dim], or packed
-  Sequences sequences;  // of k and v
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;  // of k and v: kv_dtype, or 16-bit for an FP8 cache
+  TensorView k, v;                         // [batch, seq, head, dim], or packed
+  Sequences sequences;                     // of k and v
   RotaryView rotary;
   const int* rotary_offsets = nullptr;  // [batch]; null: the cache's lengths
 };
 
 // What forward and backward calls have in common.
 struct Problem : ExecutionContext {
-  flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q, k and v
-  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // another one only if a forward computes in FP8
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q
+  flash3_dtype kv_dtype = FLASH3_DTYPE_NONE;   // of k and v: that of q, or FP8 where q is 16-bit
+  flash3_dtype out_dtype = FLASH3_DTYPE_NONE;  // that of q, float32 too; of FP8 any but FP8
   int64_t batch = 0;
   int64_t seq_q = 0, seq_k = 0;  // of a ragged batch: no sequence is longer, with what it appends
   int64_t heads_q = 0, heads_k = 0;
@@ -110,6 +112,7 @@ struct Problem : ExecutionContext {
 
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
   bool has_cache() const { return cache.given() || append.given; }
+  bool has_fp8_keys() const { return kv_dtype == FLASH3_FLOAT8_E4M3; }
   bool is_ragged() const {
     return sequences_q.packed || sequences_q.has_used || sequences_k.packed ||
            sequences_k.has_used || has_cache();

@@ -114,7 +114,7 @@ QuantizedForward quantized_forward(const ForwardProblem& p) {
 
   ForwardProblem& forward = made.forward = p;
   forward.quantizes = false;
-  forward.dtype = FLASH3_FLOAT8_E4M3;
+  forward.dtype = forward.kv_dtype = FLASH3_FLOAT8_E4M3;
   forward.q = quantize.q.out, forward.k = quantize.k.out, forward.v = quantize.v.out;
   forward.q_scale = quantize.q.scale;
   forward.k_scale = quantize.k.scale;

@@ -8,14 +8,18 @@ namespace flash3 {
 namespace {
 
 // [batch, heads, blocks] against the tensor that it belongs to.
-Status check_blocks(const Field& scale, const Field& of, const Extent& batch) {
+Status check_blocks(const Field& scale, const Field& of, const ScaleChecks& checks) {
+  const Extent& batch = checks.batch;
   const bool packed = of.ndim == 3;
   const int64_t batches = scale.tensor.shape[0], blocks = scale.tensor.shape[2];
   const Extent seq{of, of.ndim - 3};
   if (packed && batches != 1)
     return invalid_argument(message(scale.part("shape", 0), " = ", batches, " but ", of.name,
                                     " is packed; the scales of its blocks are [1, heads, blocks]"));
-  if (!packed) FLASH3_CHECK(check_same({scale, 0}, batch, "batch size"));
+  if (checks.elements)
+    FLASH3_CHECK(check_same({scale, 0}, {of, 0}, checks.elements));
+  else if (!packed)
+    FLASH3_CHECK(check_same({scale, 0}, batch, "batch size"));
   FLASH3_CHECK(check_same({scale, 1}, {of, of.ndim - 2}, "heads"));
   const int64_t needed =
       packed ? seq.size() / kScaleBlock + batch.size() : ceil_div(seq.size(), kScaleBlock);
@@ -24,7 +28,8 @@ Status check_blocks(const Field& scale, const Field& of, const Extent& batch) {
       scale.part("shape", 2), " = ", blocks, " but ", seq.name(), " = ", seq.size(),
       packed ? message(" and ", batch.name(), " = ", batch.size(), "; blocks must be ", needed,
                        ", total / ", kScaleBlock, " + batch, rounded down")
-             : message("; blocks must be ", needed, ", seq / ", kScaleBlock, ", rounded up")));
+             : message("; blocks must be ", needed, checks.elements ? ", rows / " : ", seq / ",
+                       kScaleBlock, ", rounded up")));
 }
 
 }  // namespace
@@ -55,7 +60,7 @@ Status check_scale(const Field& scale, const Field& of, const ScaleChecks& check
     FLASH3_CHECK(check_same({scale, 0}, checks.batch, "batch size"));
     FLASH3_CHECK(check_same({scale, 1}, checks.heads_k, "heads_k"));
   }
-  if (t.ndim == 3) FLASH3_CHECK(check_blocks(scale, of, checks.batch));
+  if (t.ndim == 3) FLASH3_CHECK(check_blocks(scale, of, checks));
   FLASH3_CHECK(check_strides(scale));
   return check_data(scale, checks.pointers);
 }

@@ -13,6 +13,7 @@ struct ScaleChecks {
   Extent batch;
   Extent heads_k;
   Pointers pointers;
+  const char* elements = nullptr;  // what a tensor's first dimension counts if not the batch
 };
 
 // A scale tensor, whose dimensions its ndim tells.

@@ -30,8 +30,8 @@ void add(const Sequences& s, Hash* hash) {
 // Whatever a schedule may depend on beside what the lengths hold.
 uint64_t key_of(const ForwardProblem& p, const PlannedCall<ForwardProblem>& call) {
   Hash hash;
-  hash.add(p.dtype, p.out_dtype, p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.head_dim,
-           p.head_dim_v);
+  hash.add(p.dtype, p.kv_dtype, p.out_dtype, p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k,
+           p.head_dim, p.head_dim_v);
   add(p.sequences_q, &hash);
   add(p.sequences_k, &hash);
   hash.add(p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk, p.softcap > 0.f);

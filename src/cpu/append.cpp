@@ -67,6 +67,31 @@ void rotate_row(const RotaryView& rotary, Index position, const TensorView& from
   for (int d = 0; d < rotary.dim; ++d) store_float(to.data, dtype, to_offset + d, row[d]);
 }
 
+// One row with its embedding, if it gets one, into an FP8 cache: each element over the scale of the
+// row where it goes, rounded once.
+void quantize_row(const ForwardProblem& p, const RotaryView& rotary, Index position,
+                  const TensorView& from, Index from_offset, const TensorView& to, Index to_offset,
+                  float scale) {
+  float row[kMaxHeadDim];
+  for (Index d = 0; d < from.dim; ++d)
+    row[d] = load_float(from.data, p.append.dtype, from_offset + d);
+  if (rotary.given) apply_rope(rotary, position, row);
+  auto* codes = static_cast<unsigned char*>(to.data) + to_offset;
+  for (Index d = 0; d < from.dim; ++d) codes[d] = float_to_e4m3(row[d] / scale);
+}
+
+// One row of a new token into the cache: of k, which may get the embedding of `position`, or of v.
+void append_row(const ForwardProblem& p, const RotaryView& rotary, Index position,
+                const TensorView& from, Index from_offset, const TensorView& to, Index to_offset,
+                float scale) {
+  if (p.append.dtype != p.kv_dtype)
+    quantize_row(p, rotary, position, from, from_offset, to, to_offset, scale);
+  else if (rotary.given)
+    rotate_row(rotary, position, from, from_offset, to, to_offset, p.kv_dtype);
+  else
+    copy_row(from, from_offset, to, to_offset, p.kv_dtype);
+}
+
 // The position of a sequence's first new token.
 Index first_position(const ForwardProblem& p, Index b) {
   return p.append.rotary_offsets ? p.append.rotary_offsets[b] : rows_of(p.sequences_k, b).length;
@@ -86,14 +111,11 @@ void run_append(const ForwardProblem& p) {
     const CacheKeys keys = p.keys_in_cache(b);
     const CacheRow at = cache_row(p.cache, b, keys.first + keys.cached + n);
     for (Index head = 0; head < p.heads_k; ++head) {
-      const Index from_k = row_offset(append.k, b, rows, n, head);
-      const Index to_k = cache_offset(p.k, at, head);
-      if (append.rotary.given)
-        rotate_row(append.rotary, first_position(p, b) + n, append.k, from_k, p.k, to_k, p.dtype);
-      else
-        copy_row(append.k, from_k, p.k, to_k, p.dtype);
-      copy_row(append.v, row_offset(append.v, b, rows, n, head), p.v, cache_offset(p.v, at, head),
-               p.dtype);
+      append_row(p, append.rotary, first_position(p, b) + n, append.k,
+                 row_offset(append.k, b, rows, n, head), p.k, cache_offset(p.k, at, head),
+                 cache_scale(p.k_scale, b, head, at));
+      append_row(p, {}, 0, append.v, row_offset(append.v, b, rows, n, head), p.v,
+                 cache_offset(p.v, at, head), cache_scale(p.v_scale, b, head, at));
     }
   });
 }

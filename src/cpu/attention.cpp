@@ -57,7 +57,7 @@ int tile_keys(const ForwardProblem& p, int64_t keys) {
 double work_of(const ForwardProblem& p, CpuTarget target) {
   const double speed = target == CpuTarget::kAmx ? kAmxSpeed : 1;
   const double rows = static_cast<double>(p.heads_q) * static_cast<double>(most_queries(p)) / speed;
-  const double bytes = static_cast<double>(p.batch * p.heads_k) * dtype_size(p.dtype);
+  const double bytes = static_cast<double>(p.batch * p.heads_k) * dtype_size(p.kv_dtype);
   const double per_key = static_cast<double>(p.seq_k) * (p.head_dim + p.head_dim_v);
   return std::max(rows, 4 * bytes) * per_key;
 }
@@ -170,7 +170,7 @@ struct Free {
 
 AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> target) {
   AttentionPlan plan;
-  plan.target = target.value_or(best_target(p.dtype));
+  plan.target = target.value_or(best_target(p.kv_dtype));
   plan.kernel = kernel_of(plan.target);
   plan.tile.keys = tile_keys(p, p.seq_k);
   plan.split_keys = std::max<int64_t>(p.seq_k, 1);

@@ -28,14 +28,17 @@ const char* short_dtype(flash3_dtype dtype) {
   }
 }
 
-std::string kernel_id(const char* direction, flash3_dtype dtype, CpuTarget cpu_target) {
+std::string kernel_id(const char* direction, const Problem& p, CpuTarget cpu_target) {
   std::string target = target_name(cpu_target);
   std::transform(target.begin(), target.end(), target.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return message("cpu_", direction, "_", short_dtype(dtype), "_", target);
+  return message("cpu_", direction, "_", short_dtype(p.dtype),
+                 p.kv_dtype == p.dtype ? "" : message("_", short_dtype(p.kv_dtype)), "_", target);
 }
 
-const char* arithmetic(flash3_dtype dtype, CpuTarget target) {
+const char* arithmetic(const Problem& p, CpuTarget target) {
+  const flash3_dtype dtype = p.dtype;
+  if (p.kv_dtype != dtype) return "converted to float32, k and v from e4m3 times their scales";
   if (dtype == FLASH3_BFLOAT16 && target >= CpuTarget::kAvx3Zen4)
     return target == CpuTarget::kAmx ? "bfloat16 tiles, summed in float32"
                                      : "bfloat16 dot products, summed in float32";
@@ -60,10 +63,10 @@ void add_packing(const Problem& problem, Explanation* out) {
 std::string tile_name(TileShape tile) { return message(tile.rows, " rows x ", tile.keys, " keys"); }
 
 void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanation* out) {
-  out->add("kernel", kernel_id("fwd", problem.dtype, plan.target));
+  out->add("kernel", kernel_id("fwd", problem, plan.target));
   out->add("why", plan.why);
   out->add("instructions", target_name(plan.target));
-  out->add("arithmetic", arithmetic(problem.dtype, plan.target));
+  out->add("arithmetic", arithmetic(problem, plan.target));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
   if (problem.append.given)
@@ -77,10 +80,10 @@ void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanati
 }
 
 void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanation* out) {
-  out->add("kernel", kernel_id("bwd", problem.dtype, plan.target));
+  out->add("kernel", kernel_id("bwd", problem, plan.target));
   out->add("why", plan.why);
   out->add("instructions", target_name(plan.target));
-  out->add("arithmetic", arithmetic(problem.dtype, plan.target));
+  out->add("arithmetic", arithmetic(problem, plan.target));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
   out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));

@@ -49,7 +49,8 @@ constexpr int kFewRows = 4;
 struct Buffers {
   int q_words, v_words;  // per row; v_words in whole vectors of columns
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
-  void *k_rows, *v_rows;  // of a paged tile: where its rows lie
+  float *k_scales, *v_scales;  // of the rows of an FP8 tile
+  void *k_rows, *v_rows;       // of a paged tile: where its rows lie
 
   // Returns the bytes used; without a base it only measures.
   template <class Words>
@@ -74,6 +75,9 @@ struct Buffers {
     max = take(rows);
     sum = take(rows);
     stage = take(int64_t{kLanes} * round_up(q_words, kBlock));
+    const int64_t scaled = Words::kScaled ? tile.keys : 0;
+    k_scales = take(scaled);
+    v_scales = take(scaled);
     // One more than the tile has: a word of V is read with the row behind it.
     const int64_t listed =
         p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
@@ -87,6 +91,7 @@ template <class Words>
 class TaskRunner {
  public:
   using Element = typename Words::Element;
+  using QueryWords = typename Words::QueryWords;
 
   TaskRunner(const AttentionTask& task, TileShape tile, void* scratch)
       : task_(task),
@@ -94,14 +99,12 @@ class TaskRunner {
         sequence_(task.sequence),
         tile_(tile),
         group_(p_.queries_per_kv_head()),
-        in_place_(!Words::kScaled && sequence_.q.length * group_ <= kInPlaceRows &&
+        in_place_(sequence_.q.length * group_ <= (Words::kScaled ? kFewRows : kInPlaceRows) &&
                   p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
         padded_rows_(round_up(task.rows.size(), strip_rows_)) {
     buffers_.template cut<Words>(p_, tile, static_cast<char*>(scratch));
     if (!in_place_) unit_.emplace();
-    k_scales_ = scales_of(p_.k_scale, p_.sequences_k, sequence_.k, task.kv_head);
-    v_scales_ = scales_of(p_.v_scale, p_.sequences_k, sequence_.k, task.kv_head);
   }
 
   void run() {
@@ -132,7 +135,6 @@ class TaskRunner {
   const Index strip_rows_, padded_rows_;
   Buffers buffers_;
   std::optional<typename Words::Unit> unit_;
-  RowScales k_scales_, v_scales_;
   bool v_is_finite_ = true;  // of the packed tile
 
   // The part of `keys` that some of these packed rows see.
@@ -143,14 +145,11 @@ class TaskRunner {
     const Range seen = sequence_.mask.keys(queries, sequence_.k.length);
     return {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
   }
-  RowScales scales_of(const ScaleView& scale, const Sequences& sequences, const RowRange& rows,
-                      Index head) const {
-    return row_scales(scale, sequences, rows, sequence_.batch, head);
-  }
   float q_scale(Index r) const {
-    if constexpr (!Words::kScaled) return 1.f;
+    if constexpr (!QueryWords::kScaled) return 1.f;
     const PackedRow row = packed_row(group_, task_.kv_head, r);
-    return scales_of(p_.q_scale, p_.sequences_q, sequence_.q, row.head).at(row.query);
+    return row_scales(p_.q_scale, p_.sequences_q, sequence_.q, sequence_.batch, row.head)
+        .at(row.query);
   }
   // Row j of this KV head.
   const Element* kv_row(const TensorView& t, Index j) const {
@@ -162,6 +161,15 @@ class TaskRunner {
     if (p_.cache.paged)
       return what(ListedRows<Element>{static_cast<const Element**>(list), t.stride_seq, tile});
     return what(EvenRows<Element>{kv_row(t, 0), t.stride_seq});
+  }
+  // Looks up the scales of keys [begin, end) of a tile.
+  void list_scales(const ScaleView& scale, Index tile, Index begin, Index end, float* list) {
+    const Index b = sequence_.batch, head = task_.kv_head;
+    const RowScales rows = row_scales(scale, p_.sequences_k, sequence_.k, b, head);
+    for (Index j = begin; j < end; ++j)
+      list[j - tile] = p_.has_cache() ? cache_scale(scale, b, head,
+                                                    cache_row(p_.cache, b, sequence_.k.first + j))
+                                      : rows.at(j);
   }
   // Looks up where rows [begin, end) of a paged tile lie.
   void list_rows(Index tile, Index begin, Index end) {
@@ -181,8 +189,9 @@ class TaskRunner {
     for (Index i = 0; i < padded_rows_; ++i, out += buffers_.q_words) {
       const Index r = task_.rows.begin + i;
       if (r < task_.rows.end)
-        copy_row<Words>(static_cast<const Element*>(p_.q.data) + query_offset(p_.q, r), p_.head_dim,
-                        buffers_.q_words, out, q_scale(r));
+        copy_row<QueryWords>(
+            static_cast<const typename QueryWords::Element*>(p_.q.data) + query_offset(p_.q, r),
+            p_.head_dim, buffers_.q_words, out, q_scale(r));
       else
         std::fill_n(out, buffers_.q_words, 0.f);
     }
@@ -190,10 +199,13 @@ class TaskRunner {
 
   // Keys [seen) of the tile of keys that starts at `tile`.
   void run_tile(Index tile, Range seen) {
-    if (p_.cache.paged) {  // whole panels, as packing takes them, or fours
-      constexpr int kStep = std::max(kPanel, 4);
-      list_rows(tile, tile + (seen.begin - tile) / kStep * kStep,
-                std::min(tile + round_up(seen.end - tile, kPanel) + 1, sequence_.k.length));
+    constexpr int kStep = std::max(kPanel, 4);  // whole panels, as packing takes them, or fours
+    const Index begin = tile + (seen.begin - tile) / kStep * kStep;
+    const Index end = tile + round_up(seen.end - tile, kPanel), length = sequence_.k.length;
+    if (p_.cache.paged) list_rows(tile, begin, std::min(end + 1, length));
+    if constexpr (Words::kScaled) {
+      list_scales(p_.k_scale, tile, begin, std::min(end, length), buffers_.k_scales);
+      list_scales(p_.v_scale, tile, begin, std::min(end, length), buffers_.v_scales);
     }
     if (!in_place_) pack_tile(tile, seen);
     for (Index r = task_.rows.begin; r < task_.rows.end; r += strip_rows_) {
@@ -209,13 +221,14 @@ class TaskRunner {
     const Index length = sequence_.k.length;
     with_rows(p_.k, tile, buffers_.k_rows, [&](auto rows) {
       pack_k<Words>(rows, p_.head_dim, buffers_.q_words, tile + first, tile + last, length,
-                    buffers_.stage, buffers_.k + first * buffers_.q_words, k_scales_);
+                    buffers_.stage, buffers_.k + first * buffers_.q_words,
+                    ListedScales{buffers_.k_scales, tile});
     });
     constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = with_rows(p_.v, tile, buffers_.v_rows, [&](auto rows) {
       return pack_v<Words>(rows, p_.head_dim_v, tile, seen.begin / kStep * kStep,
                            round_up(seen.end, kStep), length, tile_.keys / kPair, buffers_.v,
-                           v_scales_);
+                           ListedScales{buffers_.v_scales, tile});
     });
   }
 
@@ -267,6 +280,16 @@ class TaskRunner {
       in_place(q, buffers_.q_words, keys, tile + first, columns.end - first,
                buffers_.scores + first, tile_.keys);
     });
+    if constexpr (Words::kScaled)
+      for (Index i = 0; i < rows.size(); ++i)
+        multiply_by(buffers_.k_scales, columns, buffers_.scores + i * tile_.keys);
+  }
+
+  // values[j] *= factors[j], for whole vectors that hold the columns.
+  static void multiply_by(const float* factors, Range columns, float* values) {
+    for (Index j = columns.begin / kLanes * kLanes; j < columns.end; j += kLanes)
+      hn::Store(hn::Mul(hn::Load(F32(), values + j), hn::Load(F32(), factors + j)), F32(),
+                values + j);
   }
 
   // out = out · correction + P·V. A key that a row does not see must not be multiplied where V is
@@ -290,6 +313,10 @@ class TaskRunner {
     const Index stride = tile_.keys / kPair, first = common.begin / kPair,
                 depth = common.size() / kPair;
     if (in_place_) {
+      if constexpr (Words::kScaled)
+        for (Index i = 0; i < rows.size(); ++i)
+          multiply_by(buffers_.v_scales, {keys.begin - tile, keys.end - tile},
+                      buffers_.weights + i * tile_.keys);
       with_rows(p_.v, tile, buffers_.v_rows, [&](auto values) {
         using Rows = decltype(values);
         const auto in_place = rows.size() == 1 ? &values_in_place<Words, 1, Rows>
@@ -316,7 +343,8 @@ class TaskRunner {
     out += i * buffers_.v_words;
     for (Index j = keys.begin; j < keys.end; ++j) {
       float of_key = Words::weight(weights, j - tile);
-      if constexpr (Words::kScaled) of_key *= v_scales_.at(j);
+      if constexpr (Words::kScaled)  // in place, weights have been multiplied before
+        if (!in_place_) of_key *= buffers_.v_scales[j - tile];
       const VecF weight = set(of_key);
       const Element* v = kv_row(p_.v, j);
       for (int d = 0; d < p_.head_dim_v; d += kLanes)
@@ -355,13 +383,15 @@ class TaskRunner {
   }
 };
 
-// Calls what(Words) for the words in which this instruction set computes this dtype.
+// Calls what(Words) for the words in which this instruction set computes these dtypes.
 template <class What>
-auto with_words([[maybe_unused]] flash3_dtype dtype, const What& what) {
+auto with_words([[maybe_unused]] const ForwardProblem& p, const What& what) {
 #if defined(FLASH3_AMX)
   return what(AmxWords());
 #else
-  switch (dtype) {
+  if (p.has_fp8_keys() && p.dtype == FLASH3_FLOAT16) return what(Fp8KeyWords<Fp16>());
+  if (p.has_fp8_keys() && p.dtype == FLASH3_BFLOAT16) return what(Fp8KeyWords<Bf16>());
+  switch (p.dtype) {
     case FLASH3_FLOAT16: return what(FloatWords<Fp16>());
 #if defined(FLASH3_NATIVE_BF16)
     case FLASH3_BFLOAT16: return what(Bf16Words());
@@ -375,14 +405,14 @@ auto with_words([[maybe_unused]] flash3_dtype dtype, const What& what) {
 }
 
 size_t scratch_bytes(const ForwardProblem& problem, TileShape tile) {
-  return with_words(problem.dtype, [&](auto words) {
+  return with_words(problem, [&](auto words) {
     Buffers buffers;
     return buffers.cut<decltype(words)>(problem, tile, nullptr);
   });
 }
 
 void run_task(const AttentionTask& task, TileShape tile, void* scratch) {
-  with_words(task.problem->dtype,
+  with_words(*task.problem,
              [&](auto words) { TaskRunner<decltype(words)>(task, tile, scratch).run(); });
 }
 

@@ -95,11 +95,18 @@ struct ListedRows {
   }
 };
 
+// The scales of the rows of K or V of one head, from row `origin` on.
+struct ListedScales {
+  const float* of_rows = nullptr;  // null: 1
+  int64_t origin = 0;
+  HWY_INLINE float at(int64_t j) const { return of_rows ? of_rows[j - origin] : 1.f; }
+};
+
 // Keys [begin, end) of one head, a whole number of panels, as rows of `words`; those from `limit`
 // on are zero. stage: kLanes rows of staging.
 template <class Words, class Rows>
 HWY_NOINLINE void pack_k(Rows k, int dim, int words, int64_t begin, int64_t end, int64_t limit,
-                         float* stage, float* out, const RowScales& scales = {}) {
+                         float* stage, float* out, ListedScales scales = {}) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
   const int stage_stride = round_up(words, kBlock);
@@ -135,7 +142,7 @@ HWY_NOINLINE void pack_k(Rows k, int dim, int words, int64_t begin, int64_t end,
 // `limit` on are zero. True if all values are finite.
 template <class Words, class Rows>
 HWY_NOINLINE bool pack_v(Rows v, int dim, int64_t origin, int64_t begin, int64_t end, int64_t limit,
-                         int64_t depth, float* out, const RowScales& scales = {}) {
+                         int64_t depth, float* out, ListedScales scales = {}) {
   using Element = typename Words::Element;
   static constexpr Element kZeros[kMaxHeadDim] = {};
   VecF not_finite[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite

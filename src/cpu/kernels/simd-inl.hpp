@@ -179,11 +179,12 @@ struct Nothing {};
 // Words of one float.
 template <class T>
 struct FloatWords {
-  using Element = T;  // of q, k, v and out
+  using Element = T;                 // of k and v
+  using QueryWords = FloatWords<T>;  // what q is loaded with
   static constexpr int kElements = 1;
   static constexpr int kStripRows = kVectorRows;  // that the products of packed operands take
   static constexpr int kDepth = 1;                // what their depth must be a multiple of
-  static constexpr bool kScaled = false;          // q, k and v have scales, out another dtype
+  static constexpr bool kScaled = false;          // k and v have scales
   using Unit = Nothing;                           // what they need for as long as a task runs
 
   static HWY_INLINE VecF multiply_add(VecF a, VecF b, VecF sum) { return hn::MulAdd(a, b, sum); }
@@ -202,6 +203,7 @@ struct FloatWords {
 // FP8: words of one float, which holds an e4m3 value, scaled when it is packed. Weights are those
 // that e4m3 has when they are multiplied by kE4m3WeightScale.
 struct Fp8Words : FloatWords<E4m3> {
+  using QueryWords = Fp8Words;
   static constexpr bool kScaled = true;
 
   // For 0 ≤ p, hardly above 1; NaN stays NaN.
@@ -220,10 +222,18 @@ struct Fp8Words : FloatWords<E4m3> {
   }
 };
 
+// FP8 keys and values under a q of 16 bits: weights stay as they are.
+template <class Q>
+struct Fp8KeyWords : FloatWords<E4m3> {
+  using QueryWords = FloatWords<Q>;
+  static constexpr bool kScaled = true;
+};
+
 #if defined(FLASH3_NATIVE_BF16)
 // Words of two bfloat16; products are summed in float32.
 struct Bf16Words {
   using Element = Bf16;
+  using QueryWords = Bf16Words;
   static constexpr int kElements = 2;
   static constexpr int kStripRows = kVectorRows;
   static constexpr int kDepth = 1;

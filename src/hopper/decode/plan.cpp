@@ -105,7 +105,18 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
 }
 
+// FP8 keys and values that the FP8 forward kernels do not take.
+bool has_fp8_cache(const ForwardProblem& problem) {
+  return problem.has_fp8_keys() && (problem.has_cache() || problem.dtype != problem.kv_dtype);
+}
+
 Status check_dtype(const ForwardProblem& problem) {
+  if (has_fp8_cache(problem))
+    return unsupported(
+        message("k.dtype = ", dtype_name(problem.kv_dtype),
+                problem.has_cache() ? " and k and v are a cache"
+                                    : message(" and q.dtype = ", dtype_name(problem.dtype)),
+                " but the hopper backend has a KV cache in float16 and bfloat16 only"));
   if (problem.dtype == FLASH3_FLOAT16 || problem.dtype == FLASH3_BFLOAT16) return {};
   return unsupported(
       message("q.dtype = ", dtype_name(problem.dtype),
@@ -144,6 +155,7 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
+  if (has_fp8_cache(problem)) return true;  // to be refused by check_dtype()
   if (problem.has_cache())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();

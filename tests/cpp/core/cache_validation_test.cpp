@@ -144,17 +144,12 @@ std::vector<Rule<F>> cache_rules() {
 
       // FP8.
       {"Fp8Compute", [](F& p) { p.compute = FLASH3_COMPUTE_FP8; },
-       "page_table is given but compute = 1 (fp8); a KV cache is of float16, bfloat16 or, on a "
-       "CPU, float32, and computed in that",
+       "page_table is given but compute = 1 (fp8); a KV cache is computed in the dtype that it "
+       "has, and may be float8_e4m3",
        FLASH3_UNSUPPORTED},
-      {"Fp8",
-       [](F& p) {
-         p.q.dtype = p.k.dtype = p.v.dtype = FLASH3_FLOAT8_E4M3;
-         p.page_table = p.k_new = p.v_new = p.rotary_cos = p.rotary_sin = p.rotary_offsets = {};
-       },
-       "leftpad_k is given but q.dtype = float8_e4m3; a KV cache is of float16, bfloat16 or, on a "
-       "CPU, float32, and computed in that",
-       FLASH3_UNSUPPORTED},
+      {"Fp8UnderFloat32", [](F& p) { p.k.dtype = p.v.dtype = FLASH3_FLOAT8_E4M3; },
+       "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values go with a q of float16, "
+       "bfloat16 or float8_e4m3"},
   };
 }
 

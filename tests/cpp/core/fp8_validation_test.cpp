@@ -82,7 +82,14 @@ TEST(Fp8Forward, IsRefused) {
       {{"OneNotFp8", [](F& p) { p.k.dtype = FLASH3_FLOAT16; },
         "k.dtype = float16 but q.dtype = float8_e4m3; q, k and v must have the same dtype"},
        {"QNotFp8", [](F& p) { p.q.dtype = FLASH3_FLOAT16; },
-        "k.dtype = float8_e4m3 but q.dtype = float16; q, k, v and out must have the same dtype"},
+        "out.dtype = bfloat16 but q.dtype = float16; q and out must have the same dtype"},
+       {"VNotFp8", [](F& p) { p.q.dtype = p.v.dtype = FLASH3_BFLOAT16; },
+        "v.dtype = bfloat16 but k.dtype = float8_e4m3; k and v must have the same dtype"},
+       {"KNotFp8", [](F& p) { p.q.dtype = p.k.dtype = FLASH3_BFLOAT16; },
+        "v.dtype = float8_e4m3 but q.dtype = bfloat16; q, k, v and out must have the same dtype"},
+       {"QFloat32", [](F& p) { p.q.dtype = p.out.dtype = FLASH3_FLOAT32; },
+        "q.dtype = float32 but k.dtype = float8_e4m3; FP8 keys and values go with a q of float16, "
+        "bfloat16 or float8_e4m3"},
        {"OutFp8", [](F& p) { p.out.dtype = FLASH3_FLOAT8_E4M3; },
         "out.dtype = 5 but it must be 1 (float16), 2 (bfloat16) or 3 (float32)"},
        {"Compute", [](F& p) { p.compute = 2; },
@@ -90,6 +97,13 @@ TEST(Fp8Forward, IsRefused) {
        {"ComputeOfFp8", [](F& p) { p.compute = FLASH3_COMPUTE_FP8; },
         "compute = 1 (fp8) but q.dtype = float8_e4m3; it is for q, k and v that are to be brought "
         "to FP8 first"},
+       {"ComputeOfFp8Keys",
+        [](F& p) { p.q.dtype = FLASH3_BFLOAT16, p.compute = FLASH3_COMPUTE_FP8; },
+        "compute = 1 (fp8) but k.dtype = float8_e4m3; it is for q, k and v that are to be brought "
+        "to FP8 first"},
+       {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
+        "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
+        "not given is all zero"},
        {"SinkOfNoOut", [](F& p) { p.sink = sink_tensor(memory, FLASH3_FLOAT8_E4M3, 4); },
         "sink.dtype = 5 but out.dtype = 2; a sink must be 3 (float32) or have the dtype of out, "
         "and one that is not wanted is all zero"},

@@ -37,6 +37,7 @@ std::string describe_scale(const char* name, const ScaleView& scale) {
     case ScaleKind::kTensor: return message(", one ", name);
     case ScaleKind::kHead: return message(", ", name, " by heads");
     case ScaleKind::kBlock: return message(", ", name, " by blocks");
+    case ScaleKind::kRow: return message(", ", name, " by rows");
   }
   return "";
 }

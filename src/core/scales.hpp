@@ -9,8 +9,8 @@ namespace flash3 {
 
 inline constexpr Index kScaleBlock = 128;  // tokens, FLASH3_FP8_BLOCK
 
-// What a tensor has a scale for.
-enum class ScaleKind : int { kNone, kTensor, kHead, kBlock };
+// What a tensor has a scale for. (kRow: in the oracles alone, which gather a cache's rows.)
+enum class ScaleKind : int { kNone, kTensor, kHead, kBlock, kRow };
 
 // The scales of a tensor: of block j, a number of scale_block(), of head h in batch element b.
 struct ScaleView {
@@ -24,6 +24,10 @@ struct ScaleView {
   }
   FLASH3_HOST_DEVICE constexpr float at(Index b, Index h, Index j) const {
     return data ? data[offset(b, h, j)] : 1.f;
+  }
+  // That of a row, of tensors that are not packed.
+  FLASH3_HOST_DEVICE constexpr float at_row(Index b, Index h, Index row) const {
+    return at(b, h, kind == ScaleKind::kRow ? row : row / kScaleBlock);
   }
 };
 

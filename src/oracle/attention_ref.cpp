@@ -95,8 +95,8 @@ class RowGroup {
   void load_head(int64_t batch, int64_t head) {
     if (batch == batch_ && head == head_) return;
     batch_ = batch, head_ = head;
-    k_.load(p_.k, p_.dtype, batch, head, &p_.k_scale);
-    v_.load(p_.v, p_.dtype, batch, head, &p_.v_scale);
+    k_.load(p_.k, p_.kv_dtype, batch, head, &p_.k_scale);
+    v_.load(p_.v, p_.kv_dtype, batch, head, &p_.v_scale);
     if (!bound_.fp8()) return;
     for (int64_t j = 0; j < p_.seq_k; ++j)
       for (int d = 0; d < p_.head_dim_v; ++d) v_.sizes[j][d] *= v_.sizes[j][d];

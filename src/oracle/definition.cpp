@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "core/convert.hpp"
 #include "oracle/visible.hpp"
@@ -143,40 +144,69 @@ class ForwardTokens {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.k, b, padding(b) + j, head, d);
     const Tokens tokens = tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b);
-    return rotated(p_.k_new, b, tokens, n, head, d, position(b) + n);
+    return appended(rotated(p_.k_new, b, tokens, n, head, d, position(b) + n), p_.k_new,
+                    k_scale(b, j, head));
   }
   double v(int64_t b, int64_t j, int64_t head, int64_t d) const {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.v, b, padding(b) + j, head, d);
     const Tokens tokens = tokens_of(p_.v_new, p_.cu_seqlens_k_new, {}, b);
-    return call_.element(p_.v_new, b, tokens, n, head, d);
+    return appended(static_cast<float>(call_.element(p_.v_new, b, tokens, n, head, d)), p_.v_new,
+                    v_scale(b, j, head));
   }
+  double k_scale(int64_t b, int64_t j, int64_t head) const { return scale(p_.k_scale, b, j, head); }
+  double v_scale(int64_t b, int64_t j, int64_t head) const { return scale(p_.v_scale, b, j, head); }
   double q(int64_t b, int64_t i, int64_t head, int64_t d) const {
     const bool masked =
         p_.causal || p_.chunk > 0 || (p_.window && (p_.window_left >= 0 || p_.window_right >= 0));
-    return rotated(p_.q, b, call_.queries(b), i, head, d, position(b) + (masked ? i : 0));
+    return rounded(rotated(p_.q, b, call_.queries(b), i, head, d, position(b) + (masked ? i : 0)),
+                   p_.q.dtype);
   }
 
  private:
+  // The element of k and v that holds a sequence's place, a page or another, and the row in it.
+  std::pair<int64_t, int64_t> row_of(int64_t b, int64_t place) const {
+    if (given(p_.page_table)) {
+      const int64_t size = p_.k.shape[1];
+      return {static_cast<const int32_t*>(
+                  p_.page_table.data)[b * p_.page_table.stride[0] + place / size],
+              place % size};
+    }
+    return {given(p_.cache_batch_idx) ? entry(p_.cache_batch_idx, b) : b, place};
+  }
   double cached(const flash3_tensor& t, int64_t b, int64_t place, int64_t head, int64_t d) const {
-    const auto page = [&](int64_t i) {
-      return static_cast<const int32_t*>(p_.page_table.data)[b * p_.page_table.stride[0] + i];
-    };
-    if (given(p_.page_table))
-      return call_.element(t, page(place / t.shape[1]), {0, 0}, place % t.shape[1], head, d);
-    const int64_t of = given(p_.cache_batch_idx) ? entry(p_.cache_batch_idx, b) : b;
-    return call_.element(t, of, {call_.packed_k ? call_.keys(b).first : 0, 0}, place, head, d);
+    const auto [of, row] = row_of(b, place);
+    return call_.element(t, of, {call_.packed_k ? call_.keys(b).first : 0, 0}, row, head, d);
+  }
+  // Of key j: blocks are of the cache's rows.
+  double scale(const flash3_tensor& t, int64_t b, int64_t j, int64_t head) const {
+    if (!given(t) || t.ndim < 3 || call_.packed_k)
+      return fp8_scale(t, p_.cu_seqlens_k, b, head, head, j);
+    const auto [of, row] = row_of(b, padding(b) + j);
+    return fp8_scale(t, {}, of, head, head, row);
+  }
+
+  static double rounded(float x, flash3_dtype dtype) {
+    uint32_t element = 0;
+    store_float(&element, dtype, 0, x);
+    return load_float(&element, dtype, 0);
+  }
+  // An element of k_new or v_new as it lies in the cache.
+  double appended(float x, const flash3_tensor& t, double scale) const {
+    const bool becomes_fp8 = t.dtype != p_.k.dtype;
+    return rounded(becomes_fp8 ? x / static_cast<float>(scale) : x, p_.k.dtype);
   }
 
   int64_t position(int64_t b) const {
     return given(p_.rotary_offsets) ? entry(p_.rotary_offsets, b) : used(b);
   }
 
-  // Element d with the rotary embedding, if there is one: in float32, rounded to the dtype once.
-  double rotated(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
-                 int64_t d, int64_t position) const {
+  // Element d with the rotary embedding, if there is one, in float32.
+  float rotated(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
+                int64_t d, int64_t position) const {
     const int64_t pairs = p_.rotary_cos.shape[1];
-    if (!given(p_.rotary_cos) || d >= 2 * pairs) return call_.element(t, b, tokens, i, head, d);
+    if (!given(p_.rotary_cos) || d >= 2 * pairs)
+      return static_cast<float>(call_.element(t, b, tokens, i, head, d));
     const int64_t pair = p_.rotary_interleaved ? d / 2 : d % pairs;
     const bool second = p_.rotary_interleaved ? d % 2 == 1 : d >= pairs;
     const auto x = [&](bool other) {
@@ -187,10 +217,7 @@ class ForwardTokens {
       return load_float(of.data, of.dtype, position * of.stride[0] + pair);
     };
     const float cos = table(p_.rotary_cos), sin = table(p_.rotary_sin);
-    const float exact = second ? x(false) * sin + x(true) * cos : x(false) * cos - x(true) * sin;
-    uint32_t element = 0;
-    store_float(&element, t.dtype, 0, exact);
-    return load_float(&element, t.dtype, 0);
+    return second ? x(false) * sin + x(true) * cos : x(false) * cos - x(true) * sin;
   }
 
   const flash3_forward_params& p_;
@@ -222,7 +249,7 @@ DefinedForward define_forward(const flash3_forward_params& p) {
         std::vector<double> scores;
         for (int64_t j = 0; j < keys; ++j) {
           if (!mask.sees(i, j)) continue;
-          const double k_scale = fp8_scale(p.k_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
+          const double k_scale = tokens.k_scale(b, j, kv_head);
           double dot = 0;
           for (int64_t d = 0; d < call.head_dim; ++d)
             dot += tokens.q(b, i, h, d) * tokens.k(b, j, kv_head, d);
@@ -237,7 +264,7 @@ DefinedForward define_forward(const flash3_forward_params& p) {
         for (size_t n = 0; n < seen.size(); ++n) {
           const int64_t j = seen[n];
           const double weight = std::exp(scores[n] - lse);
-          const double v_scale = fp8_scale(p.v_scale, p.cu_seqlens_k, b, kv_head, kv_head, j);
+          const double v_scale = tokens.v_scale(b, j, kv_head);
           for (int64_t d = 0; d < call.head_dim_v; ++d)
             result.out[out + static_cast<size_t>(d)] +=
                 weight * v_scale * tokens.v(b, j, kv_head, d);

@@ -29,17 +29,32 @@ std::byte* at(const TensorView& t, flash3_dtype dtype, int64_t offset) {
   return static_cast<std::byte*>(t.data) + offset * dtype_size(dtype);
 }
 
-// The row of k or v at one of a sequence's places.
+// Where one of a sequence's places lies in k and v.
+struct Row {
+  int64_t element, row;
+};
+Row row_of(const ForwardProblem& p, int64_t b, int64_t place) {
+  if (p.cache.paged)
+    return {p.cache.page_table[b * p.cache.stride_table + place / p.cache.page_size],
+            place % p.cache.page_size};
+  return {p.cache.batch_idx ? p.cache.batch_idx[b] : b, place};
+}
+
+// The row of k or v there, and its scale.
 std::byte* cache_row_at(const ForwardProblem& p, const TensorView& t, int64_t b, int64_t place,
                         int64_t head) {
-  int64_t element = b, row = place;
-  if (p.cache.paged) {
-    element = p.cache.page_table[b * p.cache.stride_table + place / p.cache.page_size];
-    row = place % p.cache.page_size;
-  } else if (p.cache.batch_idx) {
-    element = p.cache.batch_idx[b];
-  }
-  return at(t, p.dtype, element * t.stride_batch + row * t.stride_seq + head * t.stride_head);
+  const Row r = row_of(p, b, place);
+  return at(t, p.kv_dtype,
+            r.element * t.stride_batch + r.row * t.stride_seq + head * t.stride_head);
+}
+float scale_at(const ForwardProblem& p, const ScaleView& scale, int64_t b, int64_t place,
+               int64_t head) {
+  if (!scale.data) return 1;
+  const Row r = row_of(p, b, place);
+  return scale.kind == ScaleKind::kBlock
+             ? scale.data[r.element * scale.stride_batch + head * scale.stride_head +
+                          r.row / kScaleBlock * scale.stride_block]
+             : scale.data[b * scale.stride_batch + head * scale.stride_head];
 }
 
 // The row of token n of sequence b in k_new or v_new.
@@ -47,20 +62,19 @@ const std::byte* new_row_at(const ForwardProblem& p, const TensorView& t, int64_
                             int64_t head) {
   const Sequences& s = p.append.sequences;
   const int64_t row = (s.packed ? s.cu[b] : 0) + n;
-  return at(t, p.dtype, b * t.stride_batch + row * t.stride_seq + head * t.stride_head);
+  return at(t, p.append.dtype, b * t.stride_batch + row * t.stride_seq + head * t.stride_head);
 }
 
 // A row with the embedding of a position, in float32 and rounded once; what lies behind the
 // dimensions that it is for stays as it is.
-void rotate(const ForwardProblem& p, int64_t position, std::byte* row) {
-  const RotaryView& r = p.append.rotary;
+void rotate(const RotaryView& r, flash3_dtype dtype, int64_t position, void* row) {
   for (int i = 0; i < r.dim / 2; ++i) {
     const int first = r.interleaved ? 2 * i : i, second = r.interleaved ? 2 * i + 1 : i + r.dim / 2;
-    const float x = load_float(row, p.dtype, first), y = load_float(row, p.dtype, second);
+    const float x = load_float(row, dtype, first), y = load_float(row, dtype, second);
     const float cos = load_float(r.cos, r.dtype, position * r.stride_cos + i);
     const float sin = load_float(r.sin, r.dtype, position * r.stride_sin + i);
-    store_float(row, p.dtype, first, x * cos - y * sin);
-    store_float(row, p.dtype, second, x * sin + y * cos);
+    store_float(row, dtype, first, x * cos - y * sin);
+    store_float(row, dtype, second, x * sin + y * cos);
   }
 }
 
@@ -84,6 +98,40 @@ void copy(const std::byte* from, std::byte* to, int64_t elements, flash3_dtype d
   std::memcpy(to, from, static_cast<size_t>(elements * dtype_size(dtype)));
 }
 
+// Token n of sequence b as the cache holds it. `scale`: of k or v, where the token's place is.
+void write_new(const ForwardProblem& p, const TensorView& from, const ScaleView& scale, int64_t b,
+               int64_t n, int64_t head, bool rotates, std::byte* to) {
+  const std::byte* row = new_row_at(p, from, b, n, head);
+  const int64_t position = rotates ? first_position(p, b) + n : 0;
+  const flash3_dtype dtype = p.append.dtype;
+  if (dtype == p.kv_dtype) {
+    copy(row, to, from.dim, dtype);
+    if (rotates) rotate(p.append.rotary, dtype, position, to);
+    return;
+  }
+  std::vector<float> x(static_cast<size_t>(from.dim));
+  for (int64_t d = 0; d < from.dim; ++d) x[static_cast<size_t>(d)] = load_float(row, dtype, d);
+  if (rotates) rotate(p.append.rotary, FLASH3_FLOAT32, position, x.data());
+  const float own = scale_at(p, scale, b, places_of(p, b).used + n, head);
+  for (int64_t d = 0; d < from.dim; ++d)
+    store_float(to, p.kv_dtype, d, x[static_cast<size_t>(d)] / own);
+}
+
+// The scales of all gathered rows, [batch, heads_k, rows]; none if there are none.
+ScaleView gather_scales(const ForwardProblem& p, const ScaleView& scale, int64_t rows,
+                        std::vector<float>* memory) {
+  if (!scale.data) return scale;
+  memory->assign(static_cast<size_t>(p.batch * p.heads_k * rows), 1);
+  ScaleView made{memory->data(), ScaleKind::kRow, 1, p.heads_k * rows, rows, 1};
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Places places = places_of(p, b);
+    for (int64_t h = 0; h < p.heads_k; ++h)
+      for (int64_t j = 0; j < places.keys(); ++j)
+        made.data[made.offset(b, h, j)] = scale_at(p, scale, b, places.first + j, h);
+  }
+  return made;
+}
+
 }  // namespace
 
 GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
@@ -95,9 +143,11 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
   made_.cache = {}, made_.append = {};
   made_.seq_k = most;
   made_.sequences_k = {.has_used = true, .used = lengths_.data(), .rows = most, .max_length = most};
-  made_.k = contiguous(p.k, p.batch, most, p.dtype, &k_);
-  made_.v = contiguous(p.v, p.batch, most, p.dtype, &v_);
+  made_.k = contiguous(p.k, p.batch, most, p.kv_dtype, &k_);
+  made_.v = contiguous(p.v, p.batch, most, p.kv_dtype, &v_);
   for (TensorView* t : {&made_.k, &made_.v}) t->batch = p.batch, t->seq = most;
+  made_.k_scale = gather_scales(p, p.k_scale, most, &k_scales_);
+  made_.v_scale = gather_scales(p, p.v_scale, most, &v_scales_);
 
   for (int64_t b = 0; b < p.batch; ++b) {
     const Places places = places_of(p, b);
@@ -105,14 +155,15 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
       for (int64_t h = 0; h < p.heads_k; ++h) {
         const int64_t place = places.first + j, n = place - places.used;
         const auto to = [&](const TensorView& t) {
-          return at(t, p.dtype, b * t.stride_batch + j * t.stride_seq + h * t.stride_head);
+          return at(t, p.kv_dtype, b * t.stride_batch + j * t.stride_seq + h * t.stride_head);
         };
-        std::byte *k = to(made_.k), *v = to(made_.v);
-        copy(n < 0 ? cache_row_at(p, p.k, b, place, h) : new_row_at(p, p.append.k, b, n, h), k,
-             p.head_dim, p.dtype);
-        copy(n < 0 ? cache_row_at(p, p.v, b, place, h) : new_row_at(p, p.append.v, b, n, h), v,
-             p.head_dim_v, p.dtype);
-        if (n >= 0 && p.append.rotary.given) rotate(p, first_position(p, b) + n, k);
+        if (n < 0) {
+          copy(cache_row_at(p, p.k, b, place, h), to(made_.k), p.head_dim, p.kv_dtype);
+          copy(cache_row_at(p, p.v, b, place, h), to(made_.v), p.head_dim_v, p.kv_dtype);
+        } else {
+          write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given, to(made_.k));
+          write_new(p, p.append.v, p.v_scale, b, n, h, false, to(made_.v));
+        }
       }
   }
   if (!p.append.rotary.given) return;
@@ -130,7 +181,7 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
                     b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head);
         };
         copy(row(p.q), row(made_.q), p.head_dim, p.dtype);
-        rotate(p, first_position(p, b) + (masked ? i : 0), row(made_.q));
+        rotate(p.append.rotary, p.dtype, first_position(p, b) + (masked ? i : 0), row(made_.q));
       }
   }
 }
@@ -141,11 +192,10 @@ void append_ref(const ForwardProblem& p) {
     const Places places = places_of(p, b);
     for (int64_t n = 0; n < places.added; ++n)
       for (int64_t h = 0; h < p.heads_k; ++h) {
-        std::byte* k = cache_row_at(p, p.k, b, places.used + n, h);
-        copy(new_row_at(p, p.append.k, b, n, h), k, p.head_dim, p.dtype);
-        copy(new_row_at(p, p.append.v, b, n, h), cache_row_at(p, p.v, b, places.used + n, h),
-             p.head_dim_v, p.dtype);
-        if (p.append.rotary.given) rotate(p, first_position(p, b) + n, k);
+        const int64_t place = places.used + n;
+        write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given,
+                  cache_row_at(p, p.k, b, place, h));
+        write_new(p, p.append.v, p.v_scale, b, n, h, false, cache_row_at(p, p.v, b, place, h));
       }
   }
 }

@@ -23,6 +23,7 @@ class GatheredCache {
  private:
   ForwardProblem made_;
   std::vector<std::byte> q_, k_, v_;
+  std::vector<float> k_scales_, v_scales_;
   std::vector<int> lengths_;
 };
 

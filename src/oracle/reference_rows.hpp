@@ -56,8 +56,7 @@ struct ReferenceKeys {
     norms.assign(static_cast<size_t>(t.seq), 0);
     finite = true;
     for (int64_t j = 0; j < t.seq; ++j) {
-      load_row(t, dtype, batch, j, head, scale ? scale->at(batch, head, j / kScaleBlock) : 1,
-               rows[j]);
+      load_row(t, dtype, batch, j, head, scale ? scale->at_row(batch, head, j) : 1, rows[j]);
       magnitudes(rows[j], t.dim, sizes[j]);
       norms[static_cast<size_t>(j)] = norm(rows[j], t.dim);
       for (int64_t d = 0; d < t.dim; ++d) {

@@ -54,7 +54,10 @@ void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table)
 
 }  // namespace
 
-std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+namespace {
+
+// Every two levels of every two factors meet.
+std::vector<Case> pairwise_cases(Level level, std::span<const flash3_dtype> dtypes) {
   constexpr int64_t kPageSizes[] = {0, 1, 2, 3, 16, 64, 128, 256};
   constexpr int64_t kDims[][2] = {{64, 64},   {128, 128}, {96, 96}, {192, 128},
                                   {256, 256}, {40, 72},   {80, 80}};
@@ -95,9 +98,51 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
     c.seed = ++seed;
     table.push_back(c);
   }
+  return table;
+}
+
+// FP8 keys and values under every kind of q, with all kinds of scales.
+std::vector<Case> fp8_cases(Level level) {
+  constexpr flash3_dtype kDtypes[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3};
+  constexpr flash3_dtype kHalves[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16};
+  constexpr Scales kScales[] = {Scales::kBlock, Scales::kHead, Scales::kTensor, Scales::kNone};
+  std::vector<Case> list = pairwise_cases(level, kDtypes);
+  add_every_kernel(kHalves, &list);
+  add_prompts(kHalves, &list);
+  const size_t caches = list.size();
+  // Without a cache too: dense, packed and padded.
+  for (size_t i = 0; i < caches; i += 5) {
+    Case c = list[i];
+    if (c.dtype == FLASH3_FLOAT8_E4M3) continue;
+    c.page_size = c.append = 0;
+    c.batch_idx = c.leftpad = c.append_packed = c.rotary_offsets = false;
+    c.rotary = Rotary::kNone;
+    c.packed_q = c.packed_k = i % 3 == 0, c.used_k = i % 3 == 1;
+    if (!c.is_ragged()) c.lengths = Lengths::kAll;
+    list.push_back(c);
+  }
+  size_t i = 0;
+  for (Case& c : list) {
+    c.kv8 = c.dtype != FLASH3_FLOAT8_E4M3;
+    c.scales = kScales[i % std::size(kScales)];
+    if (i % 7 == 0) c.own_scales[2] = kScales[i / 7 % std::size(kScales)];
+    if (c.append > 0 && i % 3 == 0) c.new_dtype = c.kv8 ? FLASH3_FLOAT8_E4M3 : kHalves[i % 2];
+    if (!c.kv8 || c.new_dtype == FLASH3_FLOAT8_E4M3)
+      c.rotary = Rotary::kNone, c.rotary_offsets = false;
+    ++i;
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes) {
+  std::vector<Case> table = pairwise_cases(level, dtypes);
   add_every_kernel(dtypes, &table);
   add_prompts(dtypes, &table);
-  return with_unrounded(std::move(table));
+  table = with_unrounded(std::move(table));
+  for (const Case& c : with_unrounded(fp8_cases(level))) table.push_back(c);
+  return table;
 }
 
 }  // namespace flash3::cases

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cases/internals.hpp"
 #include "cases/memory.hpp"
+#include "cases/sequences.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -39,13 +41,26 @@ TensorLayout layout_of(const Case& c) {
 }
 
 flash3_tensor cache_view(const Case& c, const CachePlan& plan, int64_t dim) {
-  return view_of(c.dtype, plan.elements, plan.rows, c.heads_k, dim, layout_of(c));
+  return view_of(c.dtype_of_kv(), plan.elements, plan.rows, c.heads_k, dim, layout_of(c));
 }
 
 flash3_tensor new_view(const Case& c, const CachePlan& plan, int64_t dim) {
   if (c.append_packed)
-    return packed(view_of(c.dtype, 1, plan.cu_new.back(), c.heads_k, dim, layout_of(c)));
-  return view_of(c.dtype, c.batch, c.append, c.heads_k, dim, layout_of(c));
+    return packed(view_of(c.dtype_of_new(), 1, plan.cu_new.back(), c.heads_k, dim, layout_of(c)));
+  return view_of(c.dtype_of_new(), c.batch, c.append, c.heads_k, dim, layout_of(c));
+}
+
+// The scales of k or v, without data: those by blocks are of the cache's own rows.
+flash3_tensor scales_view(const Case& c, const CachePlan& plan, TensorName name) {
+  if (c.dtype_of_kv() != FLASH3_FLOAT8_E4M3) return {};
+  switch (c.scales_of(name)) {
+    case Scales::kNone: return {};
+    case Scales::kTensor: return {nullptr, FLASH3_FLOAT32, 1, {1, 0, 0, 0}, {1, 0, 0, 0}};
+    case Scales::kHead: return matrix_view(FLASH3_FLOAT32, c.batch, c.heads_k);
+    case Scales::kBlock:
+      return lse_view_of(plan.elements, c.heads_k, ceil_div(plan.rows, kScaleBlock), layout_of(c));
+  }
+  return {};
 }
 
 // Without data; all zero: not given.
@@ -135,6 +150,19 @@ std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, con
   return fields;
 }
 
+ExtraTensors make_cache_extra(const Case& c, const CachePlan& plan) {
+  const Case queries = without_cache(c);
+  ExtraTensors extra = make_extra_tensors(queries, make_sequences(queries));
+  uint64_t next = uint64_t{1} << 43;
+  for (const auto& [name, scales] :
+       {std::pair{TensorName::kK, &extra.k_scale}, {TensorName::kV, &extra.v_scale}}) {
+    const flash3_tensor view = scales_view(c, plan, name);
+    *scales = view.ndim > 0 ? guard(view, offset_of(c.layout)) : GuardedTensor{};
+    if (view.ndim > 0) next = fill_scales(c, next, scales->view);
+  }
+  return extra;
+}
+
 CacheTensors make_cache_tensors(const Case& c) {
   const CachePlan plan = make_cache_plan(c);
   const CachePlaces places = make_cache_places(c, plan);
@@ -142,6 +170,7 @@ CacheTensors make_cache_tensors(const Case& c) {
   queries.seq_k = 0;  // k and v are made here
   queries.distribution = usual_distribution(c);
   CacheTensors t{make_forward_tensors(queries), make_cache_fields(c, plan, places)};
+  t.call.extra = make_cache_extra(c, plan);
   t.call.k = guard(cache_view(c, plan, c.head_dim), offset_of(c.layout));
   t.call.v = guard(cache_view(c, plan, c.head_dim_v), offset_of(c.layout));
   fill_random(t.call.k.view, queries.distribution, 3 * c.seed + 1);
@@ -174,7 +203,14 @@ flash3_forward_params make_cache_question(const Case& c) {
   const CachePlan plan = make_cache_plan(c);
   flash3_forward_params p = make_question(without_cache(c));
   p.k = cache_view(c, plan, c.head_dim), p.v = cache_view(c, plan, c.head_dim_v);
-  const ExtraViews extra{p.sink, p.cu_seqlens_q, {}, p.seqused_q};
+  const ExtraViews extra{p.sink,
+                         p.cu_seqlens_q,
+                         {},
+                         p.seqused_q,
+                         {},
+                         p.q_scale,
+                         scales_view(c, plan, TensorName::kK),
+                         scales_view(c, plan, TensorName::kV)};
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 

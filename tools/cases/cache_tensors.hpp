@@ -39,6 +39,9 @@ CacheTensors make_cache_tensors(const Case& c);
 std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, const CachePlan& plan,
                                                               const CachePlaces& places);
 
+// What else a call has, with the scales of its cache.
+ExtraTensors make_cache_extra(const Case& c, const CachePlan& plan);
+
 // The call on these views, without workspace, stream or backend.
 flash3_forward_params make_cache_params(const Case& c, const flash3_tensor& q,
                                         const flash3_tensor& k, const flash3_tensor& v,

@@ -100,6 +100,11 @@ bool cache_option(std::string_view text, Case* c) {
   if (text == "leftpad") return c->leftpad = true;
   if (text == "packednew") return c->append_packed = true;
   if (text == "offsets") return c->rotary_offsets = true;
+  if (text == "kv8") return c->kv8 = true;
+  if (eat("new", &text)) {
+    const auto dtype = value_in(kDtypes, text);
+    return dtype && (c->new_dtype = *dtype, true);
+  }
   if (eat("paged", &text)) return number(text, &c->page_size);
   return eat("append", &text) && number(text, &c->append);
 }
@@ -207,6 +212,8 @@ std::string to_id(const Case& c) {
   if (c.append != 0) id += "/append" + std::to_string(c.append);
   if (c.append_packed) id += "/packednew";
   if (c.rotary_offsets) id += "/offsets";
+  if (c.new_dtype != FLASH3_DTYPE_NONE) id += std::string("/new") + short_name(c.new_dtype);
+  if (c.kv8) id += "/kv8";
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
@@ -248,7 +255,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
-      "packednew, offsets, sink, sink16, softcap<x>, chunk<n>, onescale, headscales, "
+      "packednew, offsets, new<dtype>, kv8, sink, sink16, softcap<x>, chunk<n>, onescale, "
+      "headscales, "
       "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
@@ -344,7 +352,7 @@ double flops(const Case& c, const CaseSequences* given) {
 double kv_bytes(const Case& c, const CaseSequences* given) {
   const double rows = sum_over_sequences(
       c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
-  return dtype_size(c.dtype) * rows * static_cast<double>(c.head_dim + c.head_dim_v);
+  return dtype_size(c.dtype_of_kv()) * rows * static_cast<double>(c.head_dim + c.head_dim_v);
 }
 
 double tensor_bytes(const Case& c, const CaseSequences* given) {
@@ -353,8 +361,9 @@ double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double dim = static_cast<double>(c.head_dim), dim_v = static_cast<double>(c.head_dim_v);
   const double new_rows =
       c.append > 0 ? static_cast<double>(make_cache_plan(c).cu_new.back() * c.heads_k) : 0;
-  const double tensors = size * (dim * rows_q + (dim + dim_v) * new_rows) + kv_bytes(c, given) +
-                         out_size * dim_v * rows_q;
+  const double tensors = size * dim * rows_q +
+                         dtype_size(c.dtype_of_new()) * (dim + dim_v) * new_rows +
+                         kv_bytes(c, given) + out_size * dim_v * rows_q;
   const double lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }
@@ -370,7 +379,7 @@ double host_bytes(const Case& c) {
   const double size = dtype_size(c.dtype), out_size = dtype_size(c.dtype_of_out());
   constexpr double kWritten = 3, kReference = sizeof(double) + sizeof(float);
   const double checked = kWritten * out_size + kReference;
-  const double inputs = (of_q + of_kv) * size;
+  const double inputs = of_q * size + of_kv * dtype_size(c.dtype_of_kv());
   return c.backward ? inputs + 2 * of_out * out_size + (of_q + of_kv) * checked
                     : inputs + of_out * checked;
 }

@@ -10,6 +10,7 @@
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
+//   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/headscales    an FP8 cache, k and v
 //   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
@@ -87,9 +88,13 @@ struct Case {
   int64_t page_size = 0;        // "paged<n>"
   bool batch_idx = false;       // "batchidx"
   bool leftpad = false;         // "leftpad"
-  int64_t append = 0;           // "append<n>"; the two below, and rotary, go with it
+  int64_t append = 0;           // "append<n>"; those below, and rotary, go with it
   bool append_packed = false;   // "packednew": up to so many, by cu_seqlens_k_new
   bool rotary_offsets = false;  // "offsets"
+  // "newe4m3" …: of what is appended to an FP8 cache; none: q's dtype.
+  flash3_dtype new_dtype = FLASH3_DTYPE_NONE;
+
+  bool kv8 = false;  // "kv8": k and v are e4m3, q is not
 
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
@@ -116,12 +121,15 @@ struct Case {
     if (out_dtype != FLASH3_DTYPE_NONE) return out_dtype;
     return dtype == FLASH3_FLOAT8_E4M3 ? FLASH3_BFLOAT16 : dtype;
   }
+  flash3_dtype dtype_of_kv() const { return kv8 ? FLASH3_FLOAT8_E4M3 : dtype; }
+  flash3_dtype dtype_of_new() const { return new_dtype != FLASH3_DTYPE_NONE ? new_dtype : dtype; }
   flash3_dtype dtype_of_gradients() const { return float32_gradients ? FLASH3_FLOAT32 : dtype; }
   TensorLayout layout_of(TensorName name) const {
     const auto& own = own_layouts[static_cast<size_t>(name)];
     return own ? *own : TensorLayout{.layout = layout, .offset = layout == Layout::kOdd ? 1 : 0};
   }
   Scales scales_of(TensorName name) const {  // of q, k or v
+    if (kv8 && name == TensorName::kQ) return Scales::kNone;
     return own_scales[static_cast<size_t>(name)].value_or(scales);
   }
   bool is_left_out(TensorName name) const { return left_out[static_cast<size_t>(name)]; }

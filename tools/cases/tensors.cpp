@@ -247,6 +247,15 @@ ExtraViews ExtraTensors::views() const {
           seqused_k.view, q_scale.view,      k_scale.view,      v_scale.view};
 }
 
+uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales) {
+  for_each_row(scales, [&](int64_t row) {
+    for (int64_t i = 0; i < scales.shape[scales.ndim - 1]; ++i)
+      store_float(scales.data, FLASH3_FLOAT32, row + i,
+                  std::exp2(normal_value(c.seed, first++) / 2));
+  });
+  return first;
+}
+
 ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   ExtraTensors t;
   if (c.sink != Sink::kNone) {
@@ -265,19 +274,13 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   };
   t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
-  if (c.dtype == FLASH3_FLOAT8_E4M3) {
+  if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     t.q_scale = make_scales(c, TensorName::kQ, sequences.q, c.heads_q);
     t.k_scale = make_scales(c, TensorName::kK, sequences.k, c.heads_k);
     t.v_scale = make_scales(c, TensorName::kV, sequences.k, c.heads_k);
     uint64_t next = uint64_t{1} << 42;
-    for (GuardedTensor* scales : {&t.q_scale, &t.k_scale, &t.v_scale}) {
-      if (scales->bytes.empty()) continue;
-      for_each_row(scales->view, [&](int64_t row) {
-        for (int64_t i = 0; i < scales->view.shape[scales->view.ndim - 1]; ++i)
-          store_float(scales->view.data, FLASH3_FLOAT32, row + i,
-                      std::exp2(normal_value(c.seed, next++) / 2));
-      });
-    }
+    for (GuardedTensor* scales : {&t.q_scale, &t.k_scale, &t.v_scale})
+      if (!scales->bytes.empty()) next = fill_scales(c, next, scales->view);
   }
   return t;
 }
@@ -286,8 +289,8 @@ ForwardTensors make_forward_tensors(const Case& c) {
   const CaseSequences sequences = make_sequences(c);
   ForwardTensors t;
   t.q = make_rows(c, TensorName::kQ, sequences.q, c.heads_q, c.head_dim, c.dtype);
-  t.k = make_rows(c, TensorName::kK, sequences.k, c.heads_k, c.head_dim, c.dtype);
-  t.v = make_rows(c, TensorName::kV, sequences.k, c.heads_k, c.head_dim_v, c.dtype);
+  t.k = make_rows(c, TensorName::kK, sequences.k, c.heads_k, c.head_dim, c.dtype_of_kv());
+  t.v = make_rows(c, TensorName::kV, sequences.k, c.heads_k, c.head_dim_v, c.dtype_of_kv());
   t.out = make_rows(c, TensorName::kOut, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
   if (c.want_lse) t.lse = make_lse(c, TensorName::kLse, sequences.q);
   t.extra = make_extra_tensors(c, sequences);
@@ -324,14 +327,14 @@ flash3_forward_params make_question(const Case& c) {
   if (c.sink != Sink::kNone)
     extra.sink =
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
-  if (c.dtype == FLASH3_FLOAT8_E4M3) {
+  if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     extra.q_scale = scales_view(c, TensorName::kQ, s.q, c.heads_q);
     extra.k_scale = scales_view(c, TensorName::kK, s.k, c.heads_k);
     extra.v_scale = scales_view(c, TensorName::kV, s.k, c.heads_k);
   }
   return make_params(c, rows_view(c, TensorName::kQ, s.q, c.heads_q, c.head_dim, c.dtype),
-                     rows_view(c, TensorName::kK, s.k, c.heads_k, c.head_dim, c.dtype),
-                     rows_view(c, TensorName::kV, s.k, c.heads_k, c.head_dim_v, c.dtype),
+                     rows_view(c, TensorName::kK, s.k, c.heads_k, c.head_dim, c.dtype_of_kv()),
+                     rows_view(c, TensorName::kV, s.k, c.heads_k, c.head_dim_v, c.dtype_of_kv()),
                      rows_view(c, TensorName::kOut, s.q, c.heads_q, c.head_dim_v, c.dtype_of_out()),
                      c.want_lse ? rows_lse_view(c, TensorName::kLse, s.q) : flash3_tensor{}, extra);
 }

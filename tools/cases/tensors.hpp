@@ -95,6 +95,10 @@ struct ExtraTensors {
   ExtraViews views() const;
 };
 
+// Fills scales with values that are no powers of two, from this number of a sequence on; returns
+// the next.
+uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales);
+
 // A sink near the log of the number of keys, so that it matters beside the scores; of three heads
 // or more, one is −∞.
 ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences);

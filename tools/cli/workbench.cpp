@@ -49,7 +49,7 @@ void Workbench::prepare_forward(PreparedCase* p) {
   for (flash3_tensor* t : {&f.q, &f.k, &f.v}) add_normal(seed++, t, &p->buffers);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
-  set_options(p->c, add_extra(p->c, &p->buffers), &f);
+  set_options(p->c, add_extra(make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers), &f);
   f.workspace = add_workspace(p->workspace_bytes, &p->buffers);
   f.workspace_size = p->workspace_bytes;
 }
@@ -81,9 +81,8 @@ void Workbench::prepare_backward(PreparedCase* p) {
   p->kernel = value_of(explanation(b), "kernel");
 }
 
-cases::ExtraViews Workbench::add_extra(const cases::Case& c,
+cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
                                        std::vector<std::shared_ptr<void>>* buffers) {
-  const cases::ExtraTensors host = make_extra_tensors(c, make_sequences(c));
   cases::ExtraViews views = host.views();
   for (flash3_tensor* t : {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q,
                            &views.seqused_k, &views.q_scale, &views.k_scale, &views.v_scale}) {

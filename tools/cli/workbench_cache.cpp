@@ -90,8 +90,9 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   add_normal(3 * c.seed, &f.q, &p->buffers);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
-  const cases::ExtraViews extra =
-      add_extra(c.has_cache() ? cases::without_cache(c) : c, &p->buffers);
+  const cases::ExtraTensors besides = c.has_cache() ? make_cache_extra(c, cases::make_cache_plan(c))
+                                                    : make_extra_tensors(c, make_sequences(c));
+  const cases::ExtraViews extra = add_extra(besides, &p->buffers);
   f.sink = extra.sink;
   f.cu_seqlens_q = extra.cu_seqlens_q, f.seqused_q = extra.seqused_q;
   f.q_scale = extra.q_scale, f.k_scale = extra.k_scale, f.v_scale = extra.v_scale;

@@ -42,12 +42,12 @@ class Head {
     if (batch == batch_ && head == head_) return;
     batch_ = batch, head_ = head;
     const TensorView &k = problem_.k, &v = problem_.v;
-    const flash3_dtype dtype = problem_.dtype;
+    const flash3_dtype dtype = problem_.kv_dtype;
     for (int64_t j = 0; j < problem_.seq_k; ++j) {
       const int64_t k_row = batch * k.stride_batch + j * k.stride_seq + head * k.stride_head;
       const int64_t v_row = batch * v.stride_batch + j * v.stride_seq + head * v.stride_head;
-      const Real k_scale = problem_.k_scale.at(batch, head, j / kScaleBlock);
-      const Real v_scale = problem_.v_scale.at(batch, head, j / kScaleBlock);
+      const Real k_scale = problem_.k_scale.at_row(batch, head, j);
+      const Real v_scale = problem_.v_scale.at_row(batch, head, j);
       for (int64_t d = 0; d < k.dim; ++d)
         k_[j / kLanes * k.dim + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
       for (int64_t d = 0; d < v.dim; ++d)

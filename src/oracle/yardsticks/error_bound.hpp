@@ -53,6 +53,10 @@
 // one that all share, u·|out|: equal weights round alike. u·√(Σ(p·v)² + out²) bounds the root mean
 // square over a block of rows; so do the lse's. (cases/check.hpp has the rule.) Hopper's FP8 sums
 // keep 13 bits of fraction: 2⁻¹³ · T more in E.
+//
+// FP8 keys and values under a q of 16 bits: q, k and v enter the products as they are, and weights
+// round to float16, whatever q is; u and η are those of float16. The scale of a key rounds once
+// more: 2ε · T more in E.
 #pragma once
 
 #include <cmath>
@@ -87,12 +91,15 @@ class ErrorBound {
       : fp8_(fp8),
         hopper_(p.backend == FLASH3_BACKEND_HOPPER),
         tensor_cores_(p.dtype != FLASH3_FLOAT32),
-        of_dtype_(precision_of(fp8 ? FLASH3_FLOAT8_E4M3 : p.dtype)),
+        of_dtype_(precision_of(fp8                     ? FLASH3_FLOAT8_E4M3
+                               : p.kv_dtype != p.dtype ? FLASH3_FLOAT16
+                                                       : p.dtype)),
         tanh_(p.softcap == 0 ? 0
               : hopper_      ? 0x1p-17 * 0.75
                              : 8 * kFloat32Roundoff),
         cap_(p.softcap),
-        of_score_(sum(p.head_dim) + 8 * kFloat32Roundoff + (fp8 && hopper_ ? 0x1p-13 : 0)) {}
+        of_score_(sum(p.head_dim) + (p.kv_dtype != p.dtype ? 10 : 8) * kFloat32Roundoff +
+                  (fp8 && hopper_ ? 0x1p-13 : 0)) {}
 
   bool fp8() const { return fp8_; }
   Precision of_dtype() const { return of_dtype_; }

@@ -142,15 +142,26 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
 
   std::set<int64_t> page_sizes, appends;
   std::set<std::tuple<bool, bool, bool, bool, Rotary>> kinds;
+  std::set<std::tuple<flash3_dtype, bool, Scales, flash3_dtype>> fp8;
   for (const Level level : {Level::kQuick, Level::kFull})
     for (const Case& one : cache_case_table(level, dtypes_of(FLASH3_BACKEND_CPU))) {
-      EXPECT_TRUE(parsed(to_id(one)) == one && one.has_cache()) << to_id(one);
+      EXPECT_TRUE(parsed(to_id(one)) == one && (one.has_cache() || one.kv8)) << to_id(one);
+      if (one.dtype_of_kv() == FLASH3_FLOAT8_E4M3)
+        fp8.insert({one.dtype, one.has_cache(), one.scales,
+                    one.append > 0 ? one.dtype_of_new() : FLASH3_DTYPE_NONE});
       page_sizes.insert(one.page_size), appends.insert(one.append);
       kinds.insert({one.batch_idx, one.leftpad, one.append_packed, one.packed_q, one.rotary});
     }
   EXPECT_EQ(page_sizes.size(), 8u);
   EXPECT_EQ(appends.size(), 4u);
   EXPECT_GE(kinds.size(), 20u);
+  EXPECT_GE(fp8.size(), 40u);  // of 48 with a cache and of 16-bit q without
+  const Case kv8 = parsed("bf16/b9/q1/k300/h8x2/d128/causal/paged16/append3/newe4m3/kv8/onescale");
+  EXPECT_EQ(kv8.dtype_of_kv(), FLASH3_FLOAT8_E4M3);
+  EXPECT_EQ(kv8.dtype_of_new(), FLASH3_FLOAT8_E4M3);
+  EXPECT_EQ(kv8.dtype_of_out(), FLASH3_BFLOAT16);
+  EXPECT_EQ(kv8.scales_of(TensorName::kQ), Scales::kNone);
+  EXPECT_EQ(kv8.scales_of(TensorName::kV), Scales::kTensor);
 }
 
 // Rows that hold no key have the fill pattern before the call, those that it writes too.

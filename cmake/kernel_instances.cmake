@@ -20,7 +20,7 @@
 #   flash3_decode_instances(<list>)
 #
 # does the same for decode/config.hpp, whose rows name head_dim, head_dim_v, rows and tile_n: each makes four kernels, of two
-# element types with and without a softcap.
+# element types with and without a softcap; or, with .e4m3 = true, one.
 
 # Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.
 function(flash3_row_field result row field)
@@ -147,9 +147,16 @@ function(flash3_decode_instances list)
     foreach(field IN ITEMS head_dim head_dim_v rows tile_n)
       flash3_row_field(${field} "${row}" ${field})
     endforeach()
-    foreach(element IN ITEMS kFloat16 kBFloat16)
+    flash3_row_field(e4m3 "${row}" e4m3 false)
+    set(elements kFloat16 kBFloat16)
+    set(softcaps false true)
+    if(e4m3 STREQUAL true)
+      set(elements kE4m3)
+      set(softcaps false)
+    endif()
+    foreach(element IN LISTS elements)
       flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
-      foreach(capped IN ITEMS false true)
+      foreach(capped IN LISTS softcaps)
         string(REPLACE true softcap_ kind ${capped})
         string(REPLACE false "" kind ${kind})
         flash3_write_instance(files ${table} decode decode_${name}_${kind}${rows}x${tile_n}

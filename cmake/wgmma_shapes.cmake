@@ -6,7 +6,7 @@
 # writes device/ptx/wgmma_shapes.inc into the build folder, which src/hopper/device/ptx/wgmma.cuh includes: a row for every N
 # that the hardware has, the multiples of 8 up to 256, so that a row of a tile table needs nothing else. A row here is
 #
-#   FLASH3_WGMMA_N(N, the seven numbers behind the accumulators', "%0, %1, …", "+f"(d[0]), "+f"(d[1]), …)
+#   FLASH3_WGMMA_N(N, the eight numbers behind the accumulators', "%0, %1, …", "+f"(d[0]), "+f"(d[1]), …)
 function(flash3_wgmma_shapes)
   set(registers "")
   set(outputs "")
@@ -20,7 +20,7 @@ function(flash3_wgmma_shapes)
       list(APPEND outputs "\"+f\"(d[${i}])")
     endforeach()
     set(behind "")
-    foreach(i RANGE 6)
+    foreach(i RANGE 7)
       math(EXPR number "${count} + ${i}")
       list(APPEND behind ${number})
     endforeach()

@@ -4,6 +4,7 @@
 #include "core/arithmetic.hpp"
 #include "hopper/decode/append.hpp"
 #include "hopper/decode/lengths.hpp"
+#include "hopper/decode/traits.cuh"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/host/row_pieces.hpp"
 #include "hopper/quantize/rope.cuh"
@@ -18,12 +19,13 @@ constexpr Index kLeastBlocks = 512, kMostBlocks = 1 << 20;
 
 // The rows of k, v or q that are written, and where to.
 struct CopiedRows {
-  const unsigned short* from;
+  const void* from;
   long long from_batch, from_row, from_head;
-  unsigned short* to;
+  void* to;
   long long to_batch, to_row, to_head;
   int heads, dim;
-  bool in_pieces;  // both sides: rows begin at multiples of 16 bytes, and dim is a multiple of 8
+  bool in_pieces;   // both sides: rows begin at multiples of a piece's bytes, and dim is one of 8
+  ScaleView scale;  // of an e4m3 cache
 
   FLASH3_HOST_DEVICE int pieces() const { return ceil_div(dim, kPiece); }
 };
@@ -43,77 +45,120 @@ struct AppendParams {
   int batch, blocks, q_blocks;
 };
 
-// Eight elements of a row.
-struct Piece {
-  uint32_t pairs[kPiece / 2];
+// An element's bits.
+template <Element kElement>
+using Bits = Choice<kElement == Element::kE4m3, unsigned char, unsigned short>;
 
-  __device__ __forceinline__ uint16_t operator[](int i) const {
-    return uint16_t(pairs[i / 2] >> (16 * (i % 2)));
-  }
+// Eight elements of a row.
+template <Element kElement>
+struct alignas(kPiece* element_bytes(kElement)) Piece {
+  Bits<kElement> elements[kPiece];
 };
 
-__device__ __forceinline__ Piece load(const CopiedRows& rows, const unsigned short* row, int col) {
+template <Element kElement>
+__device__ __forceinline__ Piece<kElement> load(const CopiedRows& rows, const Bits<kElement>* row,
+                                                int col) {
+  using Words = Choice<kElement == Element::kE4m3, uint2, uint4>;
+  union {
+    Words words;
+    Piece<kElement> piece;
+  } x{};
   if (rows.in_pieces) {
-    const uint4 x = __ldg(reinterpret_cast<const uint4*>(row + col));
-    return {{x.x, x.y, x.z, x.w}};
+    x.words = __ldg(reinterpret_cast<const Words*>(row + col));
+    return x.piece;
   }
-  Piece piece{};
 #pragma unroll
   for (int i = 0; i < kPiece; ++i)
-    if (col + i < rows.dim) piece.pairs[i / 2] |= uint32_t(__ldg(row + col + i)) << (16 * (i % 2));
-  return piece;
+    if (col + i < rows.dim) x.piece.elements[i] = __ldg(row + col + i);
+  return x.piece;
 }
 
-__device__ __forceinline__ void store(const CopiedRows& rows, const Piece& piece,
-                                      unsigned short* row, int col) {
+template <Element kElement>
+__device__ __forceinline__ void store(const CopiedRows& rows, const Piece<kElement>& piece,
+                                      Bits<kElement>* row, int col) {
   if (rows.in_pieces) {
-    const uint32_t(&x)[4] = piece.pairs;
-    *reinterpret_cast<uint4*>(row + col) = {x[0], x[1], x[2], x[3]};
+    *reinterpret_cast<Piece<kElement>*>(row + col) = piece;
     return;
   }
 #pragma unroll
   for (int i = 0; i < kPiece; ++i)
-    if (col + i < rows.dim) row[col + i] = piece[i];
+    if (col + i < rows.dim) row[col + i] = piece.elements[i];
+}
+
+// Column `at` of a 16-bit row with its embedding, not rounded; one outside of the embedding as it
+// is.
+template <Element kElement>
+__device__ __forceinline__ float embedded(const RotaryTables& tables, long long position,
+                                          const unsigned short* row, int at, uint16_t bits) {
+  const float x = to_float<kElement>(bits);
+  const int half = tables.half;
+  if (at >= 2 * half) return x;
+  const bool first = tables.interleaved ? at % 2 == 0 : at < half;
+  const int pair = tables.interleaved ? at / 2 : first ? at : at - half;
+  const int step = tables.interleaved ? 1 : half;
+  const float y = to_float<kElement>(__ldg(row + (first ? at + step : at - step)));
+  const auto angle = [&](const void* table, long long stride) {
+    return load_angle<kElement>(table, position * stride + pair, tables.is_float);
+  };
+  const float by_cos = __fmul_rn(x, angle(tables.cos, tables.stride_cos)),
+              by_sin = __fmul_rn(y, angle(tables.sin, tables.stride_sin));
+  return first ? __fsub_rn(by_cos, by_sin) : __fadd_rn(by_sin, by_cos);
 }
 
 // Columns outside of the embedding keep their bits.
 template <Element kElement>
-__device__ __forceinline__ Piece rotated(const RotaryTables& tables, long long position,
-                                         const unsigned short* row, int col, const Piece& piece) {
-  Piece result{};
+__device__ __forceinline__ Piece<kElement> rotated(const RotaryTables& tables, long long position,
+                                                   const unsigned short* row, int col,
+                                                   Piece<kElement> piece) {
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    const int at = col + i, half = tables.half;
-    uint32_t bits = piece[i];
-    if (at < 2 * half) {
-      const bool first = tables.interleaved ? at % 2 == 0 : at < half;
-      const int pair = tables.interleaved ? at / 2 : first ? at : at - half;
-      const int step = tables.interleaved ? 1 : half;
-      const float x = to_float<kElement>(uint16_t(bits)),
-                  y = to_float<kElement>(__ldg(row + (first ? at + step : at - step)));
-      const auto angle = [&](const void* table, long long stride) {
-        return load_angle<kElement>(table, position * stride + pair, tables.is_float);
-      };
-      const float by_cos = __fmul_rn(x, angle(tables.cos, tables.stride_cos)),
-                  by_sin = __fmul_rn(y, angle(tables.sin, tables.stride_sin));
-      bits = pack2<kElement>(first ? __fsub_rn(by_cos, by_sin) : __fadd_rn(by_sin, by_cos), 0.f);
+  for (int i = 0; i < kPiece; ++i)
+    if (col + i < 2 * tables.half)
+      piece.elements[i] = uint16_t(pack2<kElement>(
+          embedded<kElement>(tables, position, row, col + i, piece.elements[i]), 0.f));
+  return piece;
+}
+
+// Each element over the scale, rounded once. position < 0: without an embedding.
+template <Element kFrom>
+__device__ __forceinline__ Piece<Element::kE4m3> quantized(const RotaryTables& tables,
+                                                           long long position,
+                                                           const unsigned short* row, int col,
+                                                           const Piece<kFrom>& piece, float scale) {
+  Piece<Element::kE4m3> codes;
+#pragma unroll
+  for (int i = 0; i < kPiece; i += 2) {
+    float x[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const uint16_t bits = piece.elements[i + e];
+      x[e] = __fdiv_rn(position < 0 ? to_float<kFrom>(bits)
+                                    : embedded<kFrom>(tables, position, row, col + i + e, bits),
+                       scale);
     }
-    result.pairs[i / 2] |= bits << (16 * (i % 2));
+    const uint16_t two = pack2_e4m3(x[0], x[1]);
+    codes.elements[i] = uint8_t(two), codes.elements[i + 1] = uint8_t(two >> 8);
   }
-  return result;
+  return codes;
 }
 
 // One piece of a token's rows: number `index` of all heads. position < 0: without an embedding.
-template <Element kElement>
+// scale_of(head): by which an e4m3 cache holds what is not e4m3.
+template <Element kFrom, Element kTo, class ScaleOf>
 __device__ __forceinline__ void copy_piece(const RotaryTables& tables, const CopiedRows& rows,
                                            long long from_token, long long to_token, int index,
-                                           long long position) {
+                                           long long position, const ScaleOf& scale_of) {
   const int head = index / rows.pieces(), col = index % rows.pieces() * kPiece;
-  const unsigned short* const from = rows.from + from_token + head * rows.from_head;
-  Piece piece = load(rows, from, col);
-  if (position >= 0 && col < 2 * tables.half)
-    piece = rotated<kElement>(tables, position, from, col, piece);
-  store(rows, piece, rows.to + to_token + head * rows.to_head, col);
+  const auto* const from =
+      static_cast<const Bits<kFrom>*>(rows.from) + from_token + head * rows.from_head;
+  auto* const to = static_cast<Bits<kTo>*>(rows.to) + to_token + head * rows.to_head;
+  Piece<kFrom> piece = load<kFrom>(rows, from, col);
+  if constexpr (kFrom != kTo) {
+    store<kTo>(rows, quantized<kFrom>(tables, position, from, col, piece, scale_of(head)), to, col);
+  } else {
+    if constexpr (kFrom != Element::kE4m3)
+      if (position >= 0) piece = rotated<kFrom>(tables, position, from, col, piece);
+    store<kTo>(rows, piece, to, col);
+  }
 }
 
 // Whatever the lengths and the offsets hold, the tables have the position.
@@ -125,8 +170,7 @@ __device__ __forceinline__ long long position_of(const AppendParams& p, int b, i
 }
 
 // Whatever table and indices hold, the row is one of the cache.
-__device__ __forceinline__ long long cache_offset(const AppendParams& p, const CopiedRows& rows,
-                                                  int b, int place) {
+__device__ __forceinline__ CacheRow cache_place(const AppendParams& p, int b, int place) {
   int element = b, row = place;
   if (p.page_table != nullptr) {
     const int number = place / p.page_size;
@@ -135,11 +179,11 @@ __device__ __forceinline__ long long cache_offset(const AppendParams& p, const C
   } else if (p.batch_idx != nullptr) {
     element = p.batch_idx[b];
   }
-  return clamped(element, 0, p.elements - 1) * rows.to_batch + row * rows.to_row;
+  return {clamped(element, 0, p.elements - 1), row};
 }
 
 // The new tokens of sequence b that block `index` of it has.
-template <Element kElement>
+template <Element kFrom, Element kTo>
 __device__ __forceinline__ void append_tokens(const AppendParams& p, int b, int index) {
   const DecodeRows added = rows_of(p.added, b);
   const int used = rows_of(p.keys, b).length;
@@ -151,9 +195,12 @@ __device__ __forceinline__ void append_tokens(const AppendParams& p, int b, int 
       const int n = first + i / of_token, piece = i % of_token;
       const bool is_k = piece < of_k;
       const CopiedRows& rows = is_k ? p.k : p.v;
-      copy_piece<kElement>(p.rotary, rows, b * rows.from_batch + (added.first + n) * rows.from_row,
-                           cache_offset(p, rows, b, used + n), is_k ? piece : piece - of_k,
-                           is_k ? position_of(p, b, n) : -1);
+      const CacheRow at = cache_place(p, b, used + n);
+      copy_piece<kFrom, kTo>(p.rotary, rows,
+                             b * rows.from_batch + (added.first + n) * rows.from_row,
+                             at.element * rows.to_batch + at.row * rows.to_row,
+                             is_k ? piece : piece - of_k, is_k ? position_of(p, b, n) : -1,
+                             [&](int head) { return cache_scale(rows.scale, b, head, at); });
     }
   }
 }
@@ -168,23 +215,37 @@ __device__ __forceinline__ void rotate_queries(const AppendParams& p, int b, int
     for (int i = threadIdx.x; i < tokens * of_token; i += kThreads) {
       const int n = first + i / of_token;
       const long long row = queries.first + n;
-      copy_piece<kElement>(p.rotary, p.q, b * p.q.from_batch + row * p.q.from_row,
-                           b * p.q.to_batch + row * p.q.to_row, i % of_token,
-                           position_of(p, b, p.queries_advance ? n : 0));
+      copy_piece<kElement, kElement>(p.rotary, p.q, b * p.q.from_batch + row * p.q.from_row,
+                                     b * p.q.to_batch + row * p.q.to_row, i % of_token,
+                                     position_of(p, b, p.queries_advance ? n : 0),
+                                     [](int) { return 1.f; });
     }
   }
 }
 
-template <Element kElement>
+// Tokens of kFrom into a cache of kTo. Queries that get an embedding are of kFrom too.
+template <Element kFrom, Element kTo>
 __global__ void __launch_bounds__(kThreads)
     append_kernel(const __grid_constant__ AppendParams params) {
   const int of_keys = params.batch * params.blocks;
   const int block = int(blockIdx.x) - of_keys;
   if (block < 0)
-    append_tokens<kElement>(params, int(blockIdx.x) / params.blocks,
-                            int(blockIdx.x) % params.blocks);
-  else
-    rotate_queries<kElement>(params, block / params.q_blocks, block % params.q_blocks);
+    append_tokens<kFrom, kTo>(params, int(blockIdx.x) / params.blocks,
+                              int(blockIdx.x) % params.blocks);
+  else if constexpr (kFrom != Element::kE4m3)
+    rotate_queries<kFrom>(params, block / params.q_blocks, block % params.q_blocks);
+}
+
+using AppendKernel = void (*)(AppendParams);
+
+AppendKernel append_kernel_of(const ForwardProblem& problem) {
+  using enum Element;
+  const flash3_dtype from = problem.append.given ? problem.append.dtype : problem.dtype;
+  if (from == FLASH3_FLOAT8_E4M3) return append_kernel<kE4m3, kE4m3>;
+  const bool is_float16 = from == FLASH3_FLOAT16;
+  if (problem.has_fp8_keys())
+    return is_float16 ? append_kernel<kFloat16, kE4m3> : append_kernel<kBFloat16, kE4m3>;
+  return is_float16 ? append_kernel<kFloat16, kFloat16> : append_kernel<kBFloat16, kBFloat16>;
 }
 
 // Blocks of a sequence: enough for the longest, or of packed ones for the average; a block goes on
@@ -199,18 +260,25 @@ int blocks_of(const Sequences& s, Index batch) {
   return int(blocks < bound ? blocks : bound);
 }
 
-CopiedRows copied_rows(const TensorView& from, const TensorView& to) {
-  return {static_cast<const unsigned short*>(from.data),
+bool in_whole_pieces(const TensorView& t, flash3_dtype dtype) {
+  const int bytes = dtype_size(dtype);
+  return in_pieces(t, bytes, kPiece * bytes);
+}
+
+CopiedRows copied_rows(const TensorView& from, flash3_dtype from_dtype, const TensorView& to,
+                       flash3_dtype to_dtype, const ScaleView& scale = {}) {
+  return {from.data,
           from.stride_batch,
           from.stride_seq,
           from.stride_head,
-          static_cast<unsigned short*>(to.data),
+          to.data,
           to.stride_batch,
           to.stride_seq,
           to.stride_head,
           int(from.heads),
           int(from.dim),
-          in_pieces(from) && in_pieces(to)};
+          in_whole_pieces(from, from_dtype) && in_whole_pieces(to, to_dtype),
+          scale};
 }
 
 }  // namespace
@@ -240,9 +308,11 @@ TensorView rotated_q(const ForwardProblem& problem, const AppendPlan& plan) {
 
 Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
   AppendParams params{};
-  params.k = copied_rows(problem.append.k, problem.k);
-  params.v = copied_rows(problem.append.v, problem.v);
-  params.q = copied_rows(problem.q, rotated_q(problem, plan));
+  const Append& append = problem.append;
+  const flash3_dtype to = problem.kv_dtype;
+  params.k = copied_rows(append.k, append.dtype, problem.k, to, problem.k_scale);
+  params.v = copied_rows(append.v, append.dtype, problem.v, to, problem.v_scale);
+  params.q = copied_rows(problem.q, problem.dtype, rotated_q(problem, plan), problem.dtype);
   params.keys = decode_lengths(problem.sequences_k);
   params.added = decode_lengths(problem.append.sequences);
   params.queries = decode_lengths(problem.sequences_q);
@@ -262,8 +332,7 @@ Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
   params.batch = int(problem.batch);
   params.blocks = plan.blocks;
   params.q_blocks = plan.q_blocks;
-  const auto kernel = problem.dtype == FLASH3_FLOAT16 ? append_kernel<Element::kFloat16>
-                                                      : append_kernel<Element::kBFloat16>;
+  const AppendKernel kernel = append_kernel_of(problem);
   const Index blocks = problem.batch * (plan.blocks + plan.q_blocks);
   kernel<<<unsigned(blocks), kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(params);
   return cuda_status(cudaPeekAtLastError(), "launching the append kernel");

@@ -10,23 +10,32 @@
 namespace flash3::hopper {
 
 // One kernel: `rows` query rows (queries × query heads of one KV head) against key tiles of tile_n
-// keys; K and V each travel through a ring of `stages` tiles.
+// keys; K and V each travel through a ring of `stages` tiles. With e4m3 K and V are e4m3, and the
+// queries of any type that they may have; otherwise all are 16-bit. `blocks` share a
+// multiprocessor: to bring e4m3 to float16 takes the warps of two.
 struct DecodeConfig {
   int head_dim = 0;
   int head_dim_v = 0;
   int rows = 0;
   int tile_n = 0;
   int stages = 0;
+  bool e4m3 = false;
+  int blocks = 1;
 
   FLASH3_HOST_DEVICE constexpr int threads() const { return 256; }  // producers, consumers
-  FLASH3_HOST_DEVICE constexpr int tile_bytes() const {             // of K and V
-    return tile_n * (head_dim + head_dim_v) * 2;
+  // Of a thread, where two blocks share a multiprocessor: 128 on average.
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return head_dim == 192 ? 80 : 64; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return 256 - producer_registers(); }
+  FLASH3_HOST_DEVICE constexpr int element_bytes() const { return e4m3 ? 1 : 2; }  // of K and V
+  FLASH3_HOST_DEVICE constexpr int tile_bytes() const {                            // of both
+    return tile_n * (head_dim + head_dim_v) * element_bytes();
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     const int tiles = stages * tile_bytes();
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
-    return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes;
+    const int fp8 = e4m3 ? rows * 4 + stages * (tile_n * 8 + 8) : 0;
+    return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes + fp8;
   }
 
   // A block leaves a part of an item that it shares. A part has so many units of 16 bytes
@@ -50,17 +59,26 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 5},
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3},
     {.head_dim = 256, .head_dim_v = 256, .rows = 16, .tile_n = 64, .stages = 3},
+    {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6, .e4m3 = true, .blocks = 2},
+    {.head_dim = 64, .head_dim_v = 64, .rows = 16, .tile_n = 128, .stages = 5, .e4m3 = true, .blocks = 2},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 8, .tile_n = 128, .stages = 3, .e4m3 = true, .blocks = 2},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 6, .e4m3 = true, .blocks = 2},
+    {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5, .e4m3 = true, .blocks = 2},
+    {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 4, .e4m3 = true, .blocks = 2},
+    {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3, .e4m3 = true, .blocks = 2},
 };
 // clang-format on
 
 // An item has at most so many splits; so many neighbours make a fold (work.hpp).
 inline constexpr int kMostDecodeSplits = 128, kSplitsPerFold = 8;
 inline constexpr int kMostDecodeFolds = kMostDecodeSplits / kSplitsPerFold;
-inline constexpr int kMaxDecodeBlocks = 192;  // of a launch
+inline constexpr int kMaxDecodeBlocks = 384;  // of a launch
 
-FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_dim_v, int rows) {
+FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_dim_v, int rows,
+                                                        bool e4m3) {
   for (const DecodeConfig& c : kDecodeConfigs)
-    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.rows == rows) return c;
+    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.rows == rows && c.e4m3 == e4m3)
+      return c;
   return {};
 }
 

@@ -37,6 +37,12 @@ std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan
                      : "TMA needs a 16-byte aligned base and strides of 16 bytes");
 }
 
+std::string append_name(const ForwardProblem& problem) {
+  const std::string to = short_name(element_of(problem.kv_dtype)),
+                    from = short_name(element_of(problem.append.dtype));
+  return message("append_", from, from == to ? "" : "_" + to);
+}
+
 }  // namespace
 
 void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out) {
@@ -49,9 +55,7 @@ void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Expla
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
   if (!plan.kernel) {
-    out->add("kernel",
-             message("append_", short_name(problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16
-                                                                           : Element::kBFloat16)));
+    out->add("kernel", append_name(problem));
     out->add("why", "no query: all that there is to do is to append");
     return explain_append(problem, plan.append, out);
   }
@@ -63,7 +67,7 @@ void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation*
 
 void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
   const DecodeConfig& c = plan.kernel->config;
-  explain_scores(plan.kernel->capped ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
+  explain_scores(problem.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
   out->add("tile", message(c.rows, " rows x ", c.tile_n, " keys"));
   out->add("rows", describe_rows(problem, plan));
   out->add("splits", describe_splits(plan));

@@ -34,8 +34,9 @@ __device__ __forceinline__ float fold_element(float x, float other, const FoldFa
 }
 
 // A thread's share of a part. Element 4j + 2h + e of block b of `out` is head dim
-// 64·b + 16·warp + lane / 4 + 8·h of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of `max` and
-// `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the very end.
+// 64·b + 16·warp + dim_of(lane / 4, h) of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of
+// `max` and `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the
+// very end.
 template <class Traits>
 struct RowSums {
   static constexpr int kElements = Traits::kRows / 2;
@@ -44,6 +45,16 @@ struct RowSums {
 
   static __device__ __forceinline__ constexpr int column_of(int element) {
     return element / 4 * 2 + element % 2;
+  }
+
+  // Of no key.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < Traits::kColumns; ++c) max[c] = -kInfinity, sum[c] = 0.f;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) out[b][i] = 0.f;
   }
 };
 
@@ -100,7 +111,7 @@ __device__ __forceinline__ QueryRow query_row(const DecodeParams& params, const 
 }
 
 // A query row of the output.
-template <Element kElement>
+template <class Traits>
 struct OutRow {
   const DecodeParams& params;
   int64_t begin;
@@ -116,7 +127,9 @@ struct OutRow {
     if (params.out_float32) {
       static_cast<float*>(params.out)[begin + col] = x;
     } else {
-      static_cast<uint16_t*>(params.out)[begin + col] = uint16_t(pack2<kElement>(x, 0.f));
+      static_cast<uint16_t*>(params.out)[begin + col] =
+          uint16_t(Traits::kFp8 && params.out_bfloat16 ? pack2<Element::kBFloat16>(x, 0.f)
+                                                       : pack2<Traits::kElement>(x, 0.f));
     }
   }
 };
@@ -132,19 +145,19 @@ __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const 
 template <class Traits>
 __device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,
                                              const RowSums<Traits>& sums, int rows, int thread) {
-  const int lane = thread % 32, dim = thread / 32 * 16 + lane / 4;
+  const int lane = thread % 32, dim = thread / 32 * 16;
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
     const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
     if (row >= rows) continue;
     const QueryRow at = query_row(params, run, row);
     const RowResult result = finish_row(params, sums.max[c], sums.sum[c], at.head);
-    const OutRow<Traits::kElement> out(params, run, at);
+    const OutRow<Traits> out(params, run, at);
 #pragma unroll
     for (int b = 0; b < Traits::kDimBlocks; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        out.store(64 * b + dim + 8 * h,
+        out.store(64 * b + dim + Traits::dim_of(lane / 4, h),
                   sums.out[b][c / 2 * 4 + 2 * h + c % 2] * result.inverse_sum);
     if (thread < 4) store_row_lse(params, run, at, result.lse);
   }

@@ -1,21 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode kernel: few queries, many keys. README.md draws the schedule.
 //
-//   warpgroup 0   brings K and V into shared memory (load.cuh), and the runs (work.cuh)
-//   warpgroup 1   products, softmax (consume.cuh)
+//   warpgroup 0   brings K and V into shared memory (load.cuh), their scales (key_scales.cuh), and
+//                 the runs (work.cuh)
+//   warpgroup 1   products, softmax (consume.cuh, consume_fp8.cuh)
 //   all           merging of what blocks share (share.cuh)
 #pragma once
 
 #include "hopper/decode/consume.cuh"
+#include "hopper/decode/consume_fp8.cuh"
 #include "hopper/decode/load.cuh"
 
 namespace flash3::hopper {
 
 inline constexpr int kRunWarp = 3;  // of the producers: brings the runs
-static_assert(kLoaderWarps <= kRunWarp);
+static_assert(kLoaderWarps <= kScaleWarp && kScaleWarp < kRunWarp);
+
+// The producers' warpgroup.
+template <class Traits>
+__device__ __forceinline__ void produce(const DecodeParams& params,
+                                        typename Traits::Shared& shared) {
+  if (warp_in_warpgroup() == kRunWarp)
+    load_runs(params, shared.runs);
+  else if (warp_in_warpgroup() < kLoaderWarps)
+    load_keys<Traits>(params, shared);
+  else if constexpr (Traits::kFp8)
+    load_scales<Traits>(params, shared);
+}
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+__global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
@@ -24,19 +38,36 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     const int loader_warps = params.box_rows > 0 ? 1 : kLoaderWarps;
     shared.k_barriers.init(4, producers);  // each consumer warp
     shared.v_barriers.init(4, producers);
-    shared.runs.barriers.init(4 + loader_warps, 32);
+    shared.runs.barriers.init(4 + loader_warps + Traits::kFp8, 32);
+    if constexpr (Traits::kFp8)
+      for (uint64_t& full : shared.fp8.scales_full) mbarrier_init(&full, 32);
     mbarrier_init(&shared.runs.ended, 32 + kWarpgroupThreads);
     fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  if (warpgroup_index() == 1)
-    DecodeConsumer<Traits>(params, shared).run();
-  else if (warp_in_warpgroup() == kRunWarp)
-    load_runs(params, shared.runs);
-  else if (warp_in_warpgroup() < kLoaderWarps)
-    load_keys<Traits>(params, shared);
+  // Two blocks of a multiprocessor have 128 registers a thread; consumers borrow from producers,
+  // and give them back for the merging. setmaxnreg wants a barrier between two of it.
+  using Consumer = Choice<Traits::kFp8, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
+  constexpr DecodeConfig kConfig = Traits::kConfig;
+  constexpr bool kBorrows = kConfig.blocks > 1;
+  constexpr int kEach = 128;
+  if (warpgroup_index() == 1) {
+    if constexpr (kBorrows) acquire_registers<kConfig.consumer_registers()>();
+    Consumer(params, shared).run();
+    if constexpr (kBorrows) {
+      sync_consumers();
+      release_registers<kEach>();
+    }
+  } else {
+    if constexpr (kBorrows) release_registers<kConfig.producer_registers()>();
+    produce<Traits>(params, shared);
+    if constexpr (kBorrows) {
+      named_barrier_sync(int(DecodeBarrier::kProducers), kWarpgroupThreads);
+      acquire_registers<kEach>();
+    }
+  }
   // Behind all that other blocks may wait for: who looked for parts before would be in the way.
   wait(&shared.runs.ended, 0, "runs_ended");
   if (shared.runs.merged.exists) merge_parts<Traits>(params, shared.runs.merged, shared.runs.lists);

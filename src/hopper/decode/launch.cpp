@@ -6,6 +6,7 @@
 #include "hopper/decode/plan.hpp"
 #include "hopper/decode/schedule.hpp"
 #include "hopper/device/softcap.hpp"
+#include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/launch_kernel.hpp"
 #include "hopper/host/row_pieces.hpp"
 #include "hopper/host/sink.hpp"
@@ -18,13 +19,9 @@ namespace {
 // Rows of a head are far apart: 256 would bring what other blocks read at another time.
 constexpr int kL2Bytes = 128;
 
-CacheView cache_view(const TensorView& t) {
-  return {static_cast<const unsigned short*>(t.data),
-          t.stride_batch,
-          t.stride_seq,
-          t.stride_head,
-          int(t.dim),
-          in_pieces(t)};
+CacheView cache_view(const TensorView& t, int element_bytes) {
+  return {t.data,        t.stride_batch, t.stride_seq,
+          t.stride_head, int(t.dim),     in_pieces(t, element_bytes)};
 }
 
 DecodeSchedule schedule_at(void* data, const DecodePlan& plan) {
@@ -39,8 +36,19 @@ void* schedule_data(const ForwardProblem& problem, const DecodePlan& plan) {
   return static_cast<char*>(problem.workspace) + plan.schedule_offset;
 }
 
+void fill_fp8(const ForwardProblem& problem, DecodeParams* params) {
+  params->q_type = element_of(problem.dtype);
+  params->out_bfloat16 = problem.out_dtype == FLASH3_BFLOAT16;
+  params->capped = problem.softcap > 0.f;
+  params->q_packed = problem.sequences_q.packed;
+  params->q_scale = problem.q_scale;
+  params->k_scale = problem.k_scale;
+  params->v_scale = problem.v_scale;
+}
+
 Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   const DecodeConfig& config = plan.kernel->config;
+  const int bytes = config.element_bytes();
   DecodeParams params{};
   const TensorView q = rotated_q(problem, plan.append);
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
@@ -48,17 +56,19 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.box_rows = plan.box_rows;
   if (plan.box_rows > 0) {
     RowMap rows;
-    FLASH3_CHECK(encode_map(mappable(k, q.data), RowIndexing::kBySequence,
-                            {plan.box_rows, box_columns(config.head_dim), 1, 2, kL2Bytes},
-                            &params.k, &rows));
-    FLASH3_CHECK(encode_map(mappable(v, q.data), RowIndexing::kBySequence,
-                            {plan.box_rows, box_columns(config.head_dim_v), 1, 2, kL2Bytes},
-                            &params.v, &rows));
+    FLASH3_CHECK(
+        encode_map(mappable(k, q.data), RowIndexing::kBySequence,
+                   {plan.box_rows, box_columns(config.head_dim, bytes), 1, bytes, kL2Bytes},
+                   &params.k, &rows));
+    FLASH3_CHECK(
+        encode_map(mappable(v, q.data), RowIndexing::kBySequence,
+                   {plan.box_rows, box_columns(config.head_dim_v, bytes), 1, bytes, kL2Bytes},
+                   &params.v, &rows));
   }
-  params.k_rows = cache_view(k);
-  params.v_rows = cache_view(v);
+  params.k_rows = cache_view(k, bytes);
+  params.v_rows = cache_view(v, bytes);
 
-  params.q = static_cast<const unsigned short*>(q.data);
+  params.q = q.data;
   params.q_stride_batch = q.stride_batch;
   params.q_stride_row = q.stride_seq;
   params.q_stride_head = q.stride_head;
@@ -93,6 +103,7 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.parts = workspace + plan.parts_offset;
   params.slots = plan.slots;
   params.ticket = new_ticket();
+  if (problem.has_fp8_keys()) fill_fp8(problem, &params);
 
   return launch_kernel(
       {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(), true}, &params,

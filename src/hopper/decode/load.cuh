@@ -91,16 +91,19 @@ __device__ __forceinline__ void load_by_boxes(const DecodeParams& params,
   }
 }
 
-// Where a row of a cache [elements, rows, heads, dim] begins.
-__device__ __forceinline__ const unsigned short* row_of(const CacheView& view, int element, int row,
-                                                        int head) {
-  return view.data + element * view.stride_element + row * view.stride_row +
-         head * view.stride_head;
+// Where a row of a cache [elements, rows, heads, dim] begins. Stored: unsigned integers as wide as
+// an element.
+template <class Stored>
+__device__ __forceinline__ const Stored* row_of(const CacheView& view, int element, int row,
+                                                int head) {
+  return static_cast<const Stored*>(view.data) + element * view.stride_element +
+         row * view.stride_row + head * view.stride_head;
 }
 
 // The row that lane `from` has.
-__device__ __forceinline__ const unsigned short* of_lane(const unsigned short* row, int from) {
-  return reinterpret_cast<const unsigned short*>(
+template <class Stored>
+__device__ __forceinline__ const Stored* of_lane(const Stored* row, int from) {
+  return reinterpret_cast<const Stored*>(
       __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), from));
 }
 
@@ -117,15 +120,15 @@ struct GatheredRows {
 
 // A warp copies its rows of a tile, as many at once as fill the lanes, and arrives when they are
 // there. sources: where the rows first + lane, first + 32 + lane, … begin.
-template <class Tile, int kGroups>
-__device__ __forceinline__ void gather(const unsigned short* const (&sources)[kGroups], int first,
+template <class Tile, class Stored, int kGroups>
+__device__ __forceinline__ void gather(const Stored* const (&sources)[kGroups], int first,
                                        const CacheView& view, uint8_t* tile, uint64_t* full) {
   using Rows = GatheredRows<Tile>;
   const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
   const int in_step = lane / Rows::kPieces;
   const bool copies = in_step < Rows::kAtOnce;  // false for lanes that have no row
   if (view.by_pieces) {
-    const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - 8);
+    const int bytes = col < view.dim ? 16 : 0, from_col = min(col, view.dim - Tile::kPiece);
     // Addresses bound the speed: this loop has no branch, and what repeats is computed before it.
     // Unrolled over more than eight rows it would take long to fetch.
     uint8_t* to[Rows::kSteps];
@@ -138,21 +141,22 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
       for (int i = 0; i < 32; i += 8)
 #pragma unroll
         for (int s = 0; s < Rows::kSteps; ++s) {
-          const unsigned short* const source =
+          const Stored* const source =
               of_lane(sources[g], i + s * Rows::kAtOnce + in_step);  // by all lanes
           if (copies)
             copy_async_16(to[s] + (32 * g + i) * Tile::kRowBytes, source + from_col, bytes);
         }
     arrive_behind_copies(full);
   } else {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
 #pragma unroll 1
-    for (int i = 0; i < Rows::kCount; i += Rows::kAtOnce) {
-      const unsigned short* const source =
-          of_lane(i < 32 ? sources[0] : sources[kGroups - 1], i % 32 + in_step);
-      if (copies)
-        *reinterpret_cast<uint4*>(tile + Tile::offset(first + i + in_step, col)) =
-            load_piece(source, col, view.dim);
-    }
+      for (int i = 0; i < 32; i += Rows::kAtOnce) {
+        const Stored* const source = of_lane(sources[g], i + in_step);
+        if (copies)
+          *reinterpret_cast<uint4*>(tile + Tile::offset(first + 32 * g + i + in_step, col)) =
+              load_piece(source, col, view.dim);
+      }
     arrive(full);
   }
 }
@@ -161,6 +165,7 @@ __device__ __forceinline__ void gather(const unsigned short* const (&sources)[kG
 template <class Traits>
 __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
                                              typename Traits::Shared& shared) {
+  using Stored = typename Traits::Stored;
   using KRows = GatheredRows<typename Traits::KTile>;
   using VRows = GatheredRows<typename Traits::VTile>;
   constexpr int kGroups = KRows::kGroups;
@@ -180,12 +185,12 @@ __device__ __forceinline__ void load_by_rows(const DecodeParams& params,
     };
     find_rows(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile, state.advance()) {
-      const unsigned short *k[kGroups], *v[kGroups];
+      const Stored *k[kGroups], *v[kGroups];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const int element = element_of(params, next[g]);
-        k[g] = row_of(params.k_rows, element, next[g].row, head);
-        v[g] = row_of(params.v_rows, element, next[g].row, head);
+        k[g] = row_of<Stored>(params.k_rows, element, next[g].row, head);
+        v[g] = row_of<Stored>(params.v_rows, element, next[g].row, head);
       }
       find_rows(tile + 1);
       const int stage = state.stage;

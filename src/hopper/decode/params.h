@@ -3,6 +3,7 @@
 // Host and device, so no <cstdint>.
 #pragma once
 
+#include "core/scales.hpp"
 #include "hopper/decode/config.hpp"
 #include "hopper/decode/work.hpp"
 #include "hopper/device/views.h"
@@ -11,10 +12,10 @@ namespace flash3::hopper {
 
 // Where K or V lies, for producers that gather rows themselves.
 struct CacheView {
-  const unsigned short* data;
+  const void* data;
   long long stride_element, stride_row, stride_head;
   int dim;
-  bool by_pieces;  // rows begin at multiples of 16 bytes, and dim is a multiple of 8
+  bool by_pieces;  // rows begin at multiples of 16 bytes, and are whole pieces of 16 bytes
 };
 
 // What a kernel needs to know of a run: consecutive splits of an item that one block computes.
@@ -55,7 +56,7 @@ struct DecodeParams {
   CacheView k_rows, v_rows;
   int box_rows;  // rows of K and V that lie side by side; 0: rows are gathered one by one
 
-  const unsigned short* q;
+  const void* q;
   long long q_stride_batch, q_stride_row, q_stride_head;
   int head_dim;
   bool q_by_pieces;
@@ -86,6 +87,12 @@ struct DecodeParams {
   void* parts;
   int slots;                  // parts of a block
   unsigned long long ticket;  // of this launch
+
+  // Where K and V are e4m3.
+  Element q_type;
+  bool out_bfloat16;  // unless float32; otherwise float16
+  bool capped, q_packed;
+  ScaleView q_scale, k_scale, v_scale;
 };
 
 // What a schedule kernel is launched with.

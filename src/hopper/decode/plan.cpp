@@ -38,21 +38,28 @@ DecodeKernel kernel_of_row() {
           decode_kernel_function<kElement, c.head_dim, c.head_dim_v, c.rows, kCapped>()};
 }
 
+template <Element kElement, bool kCapped, int kRow>
+void add_kernel(std::vector<DecodeKernel>& list) {
+  if constexpr (kDecodeConfigs[kRow].e4m3 == (kElement == Element::kE4m3))
+    list.push_back(kernel_of_row<kElement, kCapped, kRow>());
+}
+
 template <Element kElement, bool kCapped, int... kRows>
 void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRows...>) {
-  (list.push_back(kernel_of_row<kElement, kCapped, kRows>()), ...);
+  (add_kernel<kElement, kCapped, kRows>(list), ...);
 }
 
 // Takes the narrowest head dims that hold the call's, and there the fewest rows that hold all query
 // rows of a KV head, or else the most rows.
 const DecodeKernel* find_kernel(const ForwardProblem& problem, Index most_queries) {
-  const Element element = problem.dtype == FLASH3_FLOAT16 ? Element::kFloat16 : Element::kBFloat16;
+  const Element element = element_of(problem.kv_dtype);
+  const bool capped = problem.softcap > 0.f && element != Element::kE4m3;
   const int64_t rows = most_queries * problem.queries_per_kv_head();
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel& kernel : decode_kernels()) {
     const DecodeConfig& c = kernel.config;
-    if (kernel.element != element || kernel.capped != (problem.softcap > 0.f) ||
-        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v)
+    if (kernel.element != element || kernel.capped != capped || c.head_dim < problem.head_dim ||
+        c.head_dim_v < problem.head_dim_v)
       continue;
     if (found && (c.head_dim != found->config.head_dim || found->config.rows >= rows)) continue;
     found = &kernel;
@@ -73,7 +80,10 @@ constexpr int kLeastBoxRows = 32;
 int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
   const TensorView k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k);
-  if (!tma_can_address(k) || !tma_can_address(v) || k.batch * k.seq == 0) return 0;
+  const auto by_tma = [&](const TensorView& t) {
+    return tma_can_address(t, RowIndexing::kBySequence, config.element_bytes());
+  };
+  if (!by_tma(k) || !by_tma(v) || k.batch * k.seq == 0) return 0;
   const int rows = cache_box_rows(problem.cache, config.tile_n);
   return rows < kLeastBoxRows ? 0 : rows;
 }
@@ -87,10 +97,10 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   rule.tile_queries = config.rows / heads;
   rule.head_groups = int(problem.heads_q) / heads;
   const int64_t heads_k = problem.heads_k,
-                splits = kSplitsOfSequence * (config.tile_bytes() > 32768 ? 1 : 2);
+                splits = kSplitsOfSequence * (config.tile_bytes() > 32768 ? 1 : 2) * config.blocks;
   rule.splits = int(std::clamp<int64_t>(splits / heads_k, 1, kMostShortSplits));
-  rule.long_splits =
-      int(std::clamp<int64_t>(kSplitsOfLongSequence / heads_k, rule.splits, kMostShortSplits));
+  rule.long_splits = int(std::clamp<int64_t>(kSplitsOfLongSequence * config.blocks / heads_k,
+                                             rule.splits, kMostShortSplits));
   rule.long_tiles = kLongSequence / config.tile_n;
   rule.least_tiles = kLeastSplitTiles;
   rule.most_tiles = int(std::min(kTilesOfSplits * heads_k, 8 * kTilesOfSplits));
@@ -111,16 +121,11 @@ bool has_fp8_cache(const ForwardProblem& problem) {
 }
 
 Status check_dtype(const ForwardProblem& problem) {
-  if (has_fp8_cache(problem))
-    return unsupported(
-        message("k.dtype = ", dtype_name(problem.kv_dtype),
-                problem.has_cache() ? " and k and v are a cache"
-                                    : message(" and q.dtype = ", dtype_name(problem.dtype)),
-                " but the hopper backend has a KV cache in float16 and bfloat16 only"));
-  if (problem.dtype == FLASH3_FLOAT16 || problem.dtype == FLASH3_BFLOAT16) return {};
-  return unsupported(
-      message("q.dtype = ", dtype_name(problem.dtype),
-              " but the hopper backend has a KV cache in float16 and bfloat16 only"));
+  const flash3_dtype q = problem.dtype;
+  if (q == FLASH3_FLOAT16 || q == FLASH3_BFLOAT16 || has_fp8_cache(problem)) return {};
+  return unsupported(message("q.dtype = ", dtype_name(q),
+                             " but the hopper backend has a KV cache in float16, bfloat16 and "
+                             "float8_e4m3 only"));
 }
 
 Status check_sizes(const ForwardProblem& problem, Index items) {
@@ -149,13 +154,14 @@ std::span<const DecodeKernel> decode_kernels() {
     add_kernels<Element::kBFloat16, false>(kernels, rows);
     add_kernels<Element::kFloat16, true>(kernels, rows);
     add_kernels<Element::kBFloat16, true>(kernels, rows);
+    add_kernels<Element::kE4m3, false>(kernels, rows);
     return kernels;
   }();
   return list;
 }
 
 bool is_decode(const ForwardProblem& problem) {
-  if (has_fp8_cache(problem)) return true;  // to be refused by check_dtype()
+  if (has_fp8_cache(problem)) return true;
   if (problem.has_cache())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
@@ -165,6 +171,8 @@ bool is_decode(const ForwardProblem& problem) {
 
 std::string why_decode(const ForwardProblem& problem) {
   const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
+  if (has_fp8_cache(problem) && !has_few_queries(problem))
+    return problem.has_cache() ? "k and v are a cache in FP8" : "k and v are FP8, and q is not";
   if (!problem.has_cache()) return message(few, ", and ", kLeastDecodeKeys, " keys or more");
   if (has_few_queries(problem)) return message(few, ", and k and v are a cache");
   return "k and v are a cache, and the forward kernels cannot read it: " +
@@ -201,7 +209,8 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
   // A block for each key tile, not for each split: with few splits, even shares of the cost are not
   // one split each.
-  plan->grid = int(std::min({items * tiles, int64_t{multiprocessors}, int64_t{kMaxDecodeBlocks}}));
+  plan->grid = int(std::min(
+      {items * tiles, int64_t{multiprocessors} * config.blocks, int64_t{kMaxDecodeBlocks}}));
   const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two transposed products of a decode kernel (traits.cuh), of one warpgroup.
+// The two transposed products of a decode kernel (traits.cuh) on 16-bit K and V, of one
+// warpgroup.
 #pragma once
 
 #include "hopper/decode/traits.cuh"

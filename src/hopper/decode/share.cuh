@@ -17,7 +17,7 @@
 namespace flash3::hopper {
 
 // A query row has units of O, then one for each warp w with its sum and the row's max. Unit
-// 32·b + 8·w + l of O holds the head dims 64·b + 16·w + l and 64·b + 16·w + l + 8.
+// 32·b + 8·w + l of O holds the head dims 64·b + 16·w + dim_of(l, 0) and … + dim_of(l, 1).
 template <class Traits>
 __device__ __forceinline__ Bits128* part_at(const DecodeParams& params, int slot) {
   return static_cast<Bits128*>(params.parts) + int64_t(slot) * Traits::kConfig.part_units();
@@ -67,14 +67,9 @@ struct RowParts {
                             Traits::kHeadDimV / 2 + lane % 4;
     // Where the list has no further part a lane loads a unit again that it has loaded: ptxas would
     // issue loads with predicates one after the other.
-    Bits128* at[kAtOnce][Traits::kDimBlocks];
+    Bits128* at[kAtOnce];  // units 32 apart
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      Bits128* const of_row = row_at(params, list[min(n, count - 1)], row);
-#pragma unroll
-      for (int b = 0; b < Traits::kDimBlocks; ++b)
-        at[n][b] = n < count ? of_row + 32 * b + lane : of_sum;
-    }
+    for (int n = 0; n < kAtOnce; ++n) at[n] = row_at(params, list[min(n, count - 1)], row) + lane;
     wait_until(
         [&] {
           sum = load_relaxed(of_sum);
@@ -82,7 +77,7 @@ struct RowParts {
 #pragma unroll
           for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
-            for (int b = 0; b < Traits::kDimBlocks; ++b) out[n][b] = load_relaxed(at[n][b]);
+            for (int b = 0; b < Traits::kDimBlocks; ++b) out[n][b] = load_relaxed(at[n] + 32 * b);
 #pragma unroll
           for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
@@ -95,7 +90,7 @@ struct RowParts {
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n)
 #pragma unroll
-      for (int b = 0; b < Traits::kDimBlocks; ++b) at[n][b]->high = 0;
+      for (int b = 0; b < Traits::kDimBlocks; ++b) at[n][32 * b].high = 0;
   }
 
   // The row's sum of warp lane % 4 in part n, and its max.
@@ -179,12 +174,12 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
   for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
   const QueryRow at = query_row(params, run, row);
   const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
-  const OutRow<Traits::kElement> out(params, run, at);
+  const OutRow<Traits> out(params, run, at);
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b) {
-    const int dim = 64 * b + lane / 8 * 16 + lane % 8;
-    out.store(dim, all.out[b].x * result.inverse_sum);
-    out.store(dim + 8, all.out[b].y * result.inverse_sum);
+    const int dim = 64 * b + lane / 8 * 16;
+    out.store(dim + Traits::dim_of(lane % 8, 0), all.out[b].x * result.inverse_sum);
+    out.store(dim + Traits::dim_of(lane % 8, 1), all.out[b].y * result.inverse_sum);
   }
   if (lane == 0) store_row_lse(params, run, at, result.lse);
 }

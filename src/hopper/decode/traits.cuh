@@ -15,27 +15,63 @@
 
 namespace flash3::hopper {
 
-enum class DecodeBarrier : int { kConsumers = 1 };
+// A type, by a condition: std:: is not for device headers.
+template <bool kFirst, class First, class Second>
+struct ChoiceOf {
+  using Type = First;
+};
+template <class First, class Second>
+struct ChoiceOf<false, First, Second> {
+  using Type = Second;
+};
+template <bool kFirst, class First, class Second>
+using Choice = typename ChoiceOf<kFirst, First, Second>::Type;
 
-template <Element kElement_, int kHeadDim_, int kHeadDimV_, int kRows_, bool kCapped_>
+// What a key's score is multiplied by, and what is added to it (key_scales.cuh).
+struct KeyScales {
+  float k, log2_v;
+};
+
+enum class DecodeBarrier : int { kConsumers = 1, kProducers = 2 };
+
+// kKeys: the type of K and V. e4m3 is brought to float16, exactly, for products in float16; such a
+// kernel has a softcap or not as its call does.
+template <Element kKeys_, int kHeadDim_, int kHeadDimV_, int kRows_, bool kCapped_>
 struct DecodeTraits {
-  static constexpr Element kElement = kElement_;
-  static constexpr DecodeConfig kConfig = decode_config(kHeadDim_, kHeadDimV_, kRows_);
+  static constexpr Element kKeys = kKeys_;
+  static constexpr bool kFp8 = kKeys == Element::kE4m3;
+  static constexpr Element kElement = kFp8 ? Element::kFloat16 : kKeys;  // of the products
+  static constexpr DecodeConfig kConfig = decode_config(kHeadDim_, kHeadDimV_, kRows_, kFp8);
   static_assert(kConfig.rows == kRows_, "the tile table has no such row");
   static constexpr int kRows = kRows_;
   static constexpr bool kCapped = kCapped_;
-  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kKeyBlocks = kTileN / 64;     // of S, 64 keys each
   static constexpr int kDimBlocks = kHeadDimV / 64;  // of O
   static constexpr int kColumns = kRows / 4;         // query rows of which a thread has elements
 
-  using KTile = SharedTile<kTileN, kHeadDim_>;
-  using VTile = SharedTile<kTileN, kHeadDimV_>;
+  // The head dim of element 2h of a thread's accumulators of O, from the first one of its warp:
+  // `group` is the thread's of four, and e4m3 comes in pairs of dims (products_fp8.cuh).
+  static __device__ __forceinline__ constexpr int dim_of(int group, int h) {
+    return kFp8 ? 2 * group + h : group + 8 * h;
+  }
+
+  using KTile = SharedTile<kTileN, kHeadDim_, element_bytes(kKeys)>;
+  using VTile = SharedTile<kTileN, kHeadDimV_, element_bytes(kKeys)>;
   using QTile = SharedTile<kRows, kHeadDim_>;
   using PTile = SharedTile<kRows, kTileN>;
   using KvState = PipelineState<kStages>;
+  using Stored = Choice<kFp8, unsigned char, unsigned short>;  // an element of K and V
+
+  // What e4m3 needs beside that.
+  struct SharedFp8 {
+    float factors[kRows];               // of the scores of each query row
+    KeyScales scales[kStages][kTileN];  // of the tiles of V
+    uint64_t scales_full[kStages];      // 32 arrivals
+  };
+  struct Nothing {};
 
   struct Shared {
     uint8_t k[kStages][KTile::kBytes];
@@ -46,6 +82,7 @@ struct DecodeTraits {
     RowKeys row_keys[kRows];    // what each query row sees
     RingBarriers<kStages> k_barriers, v_barriers;
     RunRing runs;
+    Choice<kFp8, SharedFp8, Nothing> fp8;
   };
   static_assert(sizeof(Shared) <= kConfig.shared_bytes());
   static_assert(kConfig.shared_bytes() <= kMostSharedBytes);

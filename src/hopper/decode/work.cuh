@@ -23,6 +23,15 @@ __device__ __forceinline__ uint4 load_piece(const unsigned short* row, int col, 
   return {packed[0], packed[1], packed[2], packed[3]};
 }
 
+// The same of 16 elements of one byte.
+__device__ __forceinline__ uint4 load_piece(const unsigned char* row, int col, int dim) {
+  uint32_t packed[4] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    if (col + i < dim) packed[i / 4] |= uint32_t(row[col + i]) << (8 * (i % 4));
+  return {packed[0], packed[1], packed[2], packed[3]};
+}
+
 // The runs that the block is at, and what it merges after all runs: at most one item.
 struct RunRing {
   DecodeRun runs[2];

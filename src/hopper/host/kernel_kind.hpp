@@ -51,6 +51,13 @@ inline RowIndexing indexing_of(const Problem& p) {
   return p.is_ragged() ? RowIndexing::kRagged : RowIndexing::kBySequence;
 }
 
+// Of a dtype that kernels take.
+constexpr Element element_of(flash3_dtype dtype) {
+  return dtype == FLASH3_FLOAT16    ? Element::kFloat16
+         : dtype == FLASH3_BFLOAT16 ? Element::kBFloat16
+                                    : Element::kE4m3;
+}
+
 inline const char* short_name(Element element) {
   return element == Element::kFloat16 ? "fp16" : element == Element::kBFloat16 ? "bf16" : "e4m3";
 }

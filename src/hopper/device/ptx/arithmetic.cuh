@@ -40,11 +40,16 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// ln x, within 2^-22 of |log2 x|. PTX ISA 9.7.3.18, lg2.
-__device__ __forceinline__ float log_approx(float x) {
+// log2 x, within 2^-22, or 2^-22 of it. PTX ISA 9.7.3.18, lg2.
+__device__ __forceinline__ float log2_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y * 0.693147180559945309f;
+  return y;
+}
+
+// ln x, as exact.
+__device__ __forceinline__ float log_approx(float x) {
+  return log2_approx(x) * 0.693147180559945309f;
 }
 
 // max(x, y), or NaN if either is. PTX ISA 9.7.3.12, max.
@@ -118,6 +123,13 @@ __device__ __forceinline__ uint16_t pack2_e4m3(float low, float high) {
 __device__ __forceinline__ uint32_t pack2(uint16_t low, uint16_t high) {
   uint32_t packed;
   asm("mov.b32 %0, {%1, %2};" : "=r"(packed) : "h"(low), "h"(high));
+  return packed;
+}
+
+// Two e4m3 values, exactly, to two of float16.
+__device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(packed) : "h"(pair));
   return packed;
 }
 

@@ -57,13 +57,14 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // m64nNk16 of 16-bit operands, with float32 accumulators:
 //   ss   D (+)= A·B, both in shared memory; K-major, or MN-major where a flag says so
-//   rs   D (+)= A·B, A in registers, B in shared memory, MN-major
+//   rs   D (+)= A·B, A in registers, B in shared memory, MN-major unless a flag says otherwise
 // and m64nNk32 of e4m3, whose operands in shared memory are K-major.
 template <Element T, int N>
 struct Wgmma {
   static_assert(N % 8 == 0 && 8 <= N && N <= 256, "wgmma has no such N");
   template <bool kMnMajorA = false, bool kMnMajorB = false>
   static __device__ void ss(float (&d)[N / 2], Descriptor a, Descriptor b, bool accumulate);
+  template <bool kMnMajorB = true>
   static __device__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b, bool accumulate);
 };
 
@@ -73,7 +74,8 @@ struct Wgmma {
 // The compiler's pass over host code needs the declarations alone, and is faster with them.
 #ifdef __CUDA_ARCH__
 // clang-format off
-#define FLASH3_WGMMA(T, TYPE, K, MAJOR_AB, MAJOR_B, N, A0, A1, A2, A3, A4, A5, A6, REGISTERS, ...) \
+#define FLASH3_WGMMA(T, TYPE, K, MAJOR_AB, MAJOR_B, N, A0, A1, A2, A3, A4, A5, A6, A7, REGISTERS,  \
+                     ...)                                                                          \
   template <>                                                                                      \
   struct Wgmma<T, N> {                                                                             \
     template <bool kMnMajorA = false, bool kMnMajorB = false>                                      \
@@ -89,6 +91,7 @@ struct Wgmma {
                    : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(int(accumulate)),       \
                      "n"(int(kMnMajorA)), "n"(int(kMnMajorB)));                                    \
     }                                                                                              \
+    template <bool kMnMajorB = true>                                                               \
     static __device__ __forceinline__ void rs(float (&d)[N / 2], const uint32_t* a, Descriptor b,  \
                                               bool accumulate) {                                   \
       asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n"                                              \
@@ -98,15 +101,15 @@ struct Wgmma {
                    MAJOR_B ";\n}\n"                                                                \
                    : __VA_ARGS__                                                                   \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(b.high),          \
-                     "r"(int(accumulate)));                                                        \
+                     "r"(int(accumulate)), "n"(int(kMnMajorB)));                                   \
     }                                                                                              \
   };
-#define FLASH3_WGMMA_N(N, A0, A1, A2, A3, A4, A5, A6, ...)                                         \
-  FLASH3_WGMMA(Element::kFloat16, "f16", 16, ", %" #A5 ", %" #A6, ", 1",                           \
-               N, A0, A1, A2, A3, A4, A5, A6, __VA_ARGS__)                                         \
-  FLASH3_WGMMA(Element::kBFloat16, "bf16", 16, ", %" #A5 ", %" #A6, ", 1",                         \
-               N, A0, A1, A2, A3, A4, A5, A6, __VA_ARGS__)                                         \
-  FLASH3_WGMMA(Element::kE4m3, "e4m3", 32, "", "", N, A0, A1, A2, A3, A4, A5, A6, __VA_ARGS__)
+#define FLASH3_WGMMA_N(N, A0, A1, A2, A3, A4, A5, A6, A7, ...)                                     \
+  FLASH3_WGMMA(Element::kFloat16, "f16", 16, ", %" #A5 ", %" #A6, ", %" #A7,                       \
+               N, A0, A1, A2, A3, A4, A5, A6, A7, __VA_ARGS__)                                     \
+  FLASH3_WGMMA(Element::kBFloat16, "bf16", 16, ", %" #A5 ", %" #A6, ", %" #A7,                     \
+               N, A0, A1, A2, A3, A4, A5, A6, A7, __VA_ARGS__)                                     \
+  FLASH3_WGMMA(Element::kE4m3, "e4m3", 32, "", "", N, A0, A1, A2, A3, A4, A5, A6, A7, __VA_ARGS__)
 // clang-format on
 #include "hopper/device/ptx/wgmma_shapes.inc"  // by cmake/wgmma_shapes.cmake
 #undef FLASH3_WGMMA

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer does where a split or a run ends: it merges what the block has whole, and leaves
+// the rest as parts for others (share.cuh).
+#pragma once
+
+#include "hopper/decode/share.cuh"
+#include "hopper/decode/softmax.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+class DecodeSplits : protected DecodeSoftmax<Traits> {
+ protected:
+  using Base = DecodeSoftmax<Traits>;
+  using Base::Base;
+  using Base::exchange;
+  using Base::kColumns;
+  using Base::of_warp;
+  using Base::params_;
+  using Base::reduce_lanes;
+  using Base::scale_log2;
+  using Base::thread_;
+  using typename Base::Sums;
+
+  // What a run's splits have been merged into so far.
+  struct Parts {
+    Sums fold, all;
+    bool no_fold = true, no_all = true;  // nothing there yet
+    int slot = 0;                        // of the next part, of a run that begins inside the item
+  };
+
+  __device__ __forceinline__ void store(const Sums& sums, int rows, int slot) const {
+    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x * params_.slots + slot),
+                       params_.ticket, rows, thread_);
+  }
+
+  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2.
+  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, Sums& split,
+                                            Parts& parts) const {
+    reduce_lanes(split.sum, [](float x, float y) { return x + y; });
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (split.max[c] != -kInfinity) split.max[c] *= scale_log2();
+    const int in_item = index - run.splits.begin;
+    const bool ends_fold =
+        in_item % kSplitsPerFold == kSplitsPerFold - 1 || index + 1 == run.splits.end;
+    const bool has_first = run.has_first;
+    // Part of a fold that another block has begun.
+    const bool is_single = !has_first && in_item / kSplitsPerFold * kSplitsPerFold <
+                                             run.first_split - run.splits.begin;
+    fold<Traits>(parts.fold, split, parts.no_fold);
+    parts.no_fold = ends_fold || is_single;
+    if (!parts.no_fold) return;
+    if (has_first) {
+      fold<Traits>(parts.all, parts.fold, parts.no_all);
+      parts.no_all = false;
+    } else {
+      store(parts.fold, run.rows, parts.slot++);
+    }
+  }
+
+  __device__ __forceinline__ void store_whole(const DecodeRun& run, Parts& parts) const {
+    if (parts.no_all) parts.all.clear();
+    exchange(parts.all.sum);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      parts.all.sum[c] = sum_of_warps({of_warp(0, c), of_warp(1, c), of_warp(2, c), of_warp(3, c)});
+    store_result<Traits>(params_, run, parts.all, run.rows, thread_);
+  }
+
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Parts& parts) const {
+    if (run.is_whole)
+      store_whole(run, parts);
+    else
+      store_parts(run, parts);
+  }
+
+ private:
+  // What remains at the end of a run that others share: finished folds and the one begun.
+  __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      if (!parts.no_all)
+        store(parts.all, run.rows,
+              run.has_first ? params_.slots - (i == 0 ? kFirstFoldsSlot : kBegunFoldSlot)
+                            : parts.slot);
+      parts.all = parts.fold;
+      parts.no_all = parts.no_fold;
+    }
+  }
+};
+
+}  // namespace flash3::hopper

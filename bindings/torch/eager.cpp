@@ -320,7 +320,10 @@ Owned attend_to_cache(PyObject* const* arguments) {
                                 {o[9], &p->cache_batch_idx},
                                 {o[10], &p->leftpad_k},
                                 {o[11], &p->cu_seqlens_q},
-                                {o[12], &p->seqused_q}})
+                                {o[12], &p->seqused_q},
+                                {o[16], &p->q_scale},
+                                {o[17], &p->k_scale},
+                                {o[18], &p->v_scale}})
     if (optional.tensor != Py_None) inputs.push_back(optional);
   int64_t schedule_key = 0;
   if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
@@ -328,15 +331,16 @@ Owned attend_to_cache(PyObject* const* arguments) {
       !set_integer(o[5], &p->window_right) || !set_number(o[6], &p->softcap) ||
       !set_integer(o[7], &p->chunk) || !set_integer(o[13], &p->max_seqlen_q) ||
       !set_integer(o[14], &p->max_seqlen_k) || !set_margin(o[15], p) ||
-      !set_integer(o[17], &schedule_key))
+      !set_integer(o[20], &schedule_key))
     return nullptr;
   p->window = p->window_left >= 0 || p->window_right >= 0;
   DLDevice device{}, device_out{};
   if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p))
     return nullptr;
   flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
-  if (o[16] != Py_None && !describe_schedule(o[16], device, &schedule)) return nullptr;
-  if (o[16] != Py_None) p->schedule = &schedule;
+  if (p->q.dtype == FLASH3_FLOAT8_E4M3) return nullptr;  // its result has another dtype
+  if (o[19] != Py_None && !describe_schedule(o[19], device, &schedule)) return nullptr;
+  if (o[19] != Py_None) p->schedule = &schedule;
   // Rows that no sequence has are the operator's to fill, where it does.
   if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
   Owned out = empty_out(q, params);
@@ -429,7 +433,7 @@ PyMethodDef methods[] = {
     {"attention", fast(call<8, attend>), METH_FASTCALL,
      "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
      "for a call that is the operator's"},
-    {"attention_with_kv_cache", fast(call<29, attend_to_cache>), METH_FASTCALL,
+    {"attention_with_kv_cache", fast(call<32, attend_to_cache>), METH_FASTCALL,
      "attention_with_kv_cache(with_lse, and what attention_with_kv_cache_append takes): (out, lse "
      "or None), or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};

@@ -21,6 +21,7 @@ struct CacheOptions {
   int64_t chunk;
   MaybeTensor sink, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q;
   int64_t max_seqlen_q, max_seqlen_k, sm_margin;
+  MaybeTensor q_scale, k_scale, v_scale;
 
   explicit CacheOptions(Arguments& a)
       : softmax_scale(a.next<double>()),
@@ -38,14 +39,18 @@ struct CacheOptions {
         seqused_q(a.maybe_tensor()),
         max_seqlen_q(a.next<int64_t>()),
         max_seqlen_k(a.next<int64_t>()),
-        sm_margin(a.next<int64_t>()) {}
+        sm_margin(a.next<int64_t>()),
+        q_scale(a.maybe_tensor()),
+        k_scale(a.maybe_tensor()),
+        v_scale(a.maybe_tensor()) {}
 };
 #define FLASH3_CACHE_OPTIONS                                                                     \
   "float softmax_scale=0., bool causal=False, Tensor? seqused_k=None, Tensor? page_table=None, " \
   "SymInt window_left=-1, SymInt window_right=-1, float softcap=0., SymInt chunk=0, "            \
   "Tensor? sink=None, Tensor? cache_batch_idx=None, Tensor? leftpad_k=None, "                    \
   "Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, "                   \
-  "SymInt max_seqlen_k=0, SymInt sm_margin=0"
+  "SymInt max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, "      \
+  "Tensor? v_scale=None"
 
 // A schedule that was made before, and what it is for.
 struct GivenSchedule {
@@ -98,6 +103,9 @@ void set(const Tensors& t, const Append& append, const CacheOptions& o, CacheCal
   call.optional_input("leftpad_k", &p.leftpad_k, o.leftpad_k);
   call.optional_input("cu_seqlens_q", &p.cu_seqlens_q, o.cu_seqlens_q);
   call.optional_input("seqused_q", &p.seqused_q, o.seqused_q);
+  call.optional_input("q_scale", &p.q_scale, o.q_scale);
+  call.optional_input("k_scale", &p.k_scale, o.k_scale);
+  call.optional_input("v_scale", &p.v_scale, o.v_scale);
   call.optional_input("k_new", &p.k_new, append.k_new);
   call.optional_input("v_new", &p.v_new, append.v_new);
   call.optional_input("cu_seqlens_k_new", &p.cu_seqlens_k_new, append.cu_seqlens_k_new);

@@ -230,17 +230,23 @@ def test_an_append_is_counted_as_a_write(device):
         product.backward()
 
 
-def test_fp8_caches_are_refused_by_name():
-    case = Case(dtype=torch.bfloat16, page_size=16, new="dense").arguments
-    fp8 = {name: x.to(torch.float8_e4m3fn) if x.dtype == torch.bfloat16 else x for name, x in case.items()}
-    with pytest.raises(NotImplementedError, match="^page_table is given but q.dtype = float8_e4m3"):
-        kvcache(**{**fp8, "k": None, "v": None})
-    dense = Case(dtype=torch.bfloat16, new="dense").arguments
-    fp8 = {name: x.to(torch.float8_e4m3fn) if x.dtype == torch.bfloat16 else x for name, x in dense.items()}
-    with pytest.raises(NotImplementedError, match="^k is given but q.dtype = float8_e4m3"):
-        kvcache(**fp8)
-    with pytest.raises(TypeError, match="must have the same dtype"):
-        kvcache(**{**dense, "k_cache": fp8["k_cache"], "v_cache": fp8["v_cache"]})
+@pytest.mark.parametrize("page_size", (None, 16))
+@pytest.mark.parametrize("q_dtype", (torch.bfloat16, torch.float8_e4m3fn), ids=str)
+def test_fp8_caches(device, q_dtype, page_size):
+    case = Case(device, torch.bfloat16, page_size=page_size, new="dense", causal=True).arguments
+    batch, _, heads_k, _ = case["k"].shape
+    descale = {f"{name}_descale": torch.rand(batch, heads_k, device=device) + 0.5 for name in "qkv"}
+    narrow = ("k_cache", "v_cache", *(("q", "k", "v") if q_dtype == torch.float8_e4m3fn else ()))
+    fp8 = {name: x.to(torch.float8_e4m3fn) if name in narrow else x for name, x in case.items()}
+    own = {name: x.clone() if name in ("k_cache", "v_cache") else x for name, x in fp8.items()}
+    out, lse, *_ = kvcache(**fp8, **descale)
+    scales = {name.replace("descale", "scale"): x for name, x in descale.items() if name[0] != "q" or q_dtype.itemsize == 1}
+    own["k_new"], own["v_new"], own["seqused_k"] = own.pop("k"), own.pop("v"), own.pop("cache_seqlens")
+    wanted = flash3.attention_with_kv_cache(**own, **scales, return_lse=True)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
+    for name in ("k_cache", "v_cache"):  # what was appended
+        assert torch.equal(fp8[name].view(torch.uint8), own[name].view(torch.uint8))
+        assert not torch.equal(fp8[name].float(), case[name].to(torch.float8_e4m3fn).float())
 
 
 def test_first_releases_names(device):

@@ -229,6 +229,31 @@ def vllm_call(**change):
     return vllm.flash_attn_varlen_func(**{**call, **{name: x(a) if callable(x) else x for name, x in change.items()}})
 
 
+@pytest.mark.parametrize("q_is_fp8", (False, True))
+@pytest.mark.parametrize("engine", (vllm, sglang), ids=("vllm", "sglang"))
+def test_fp8_caches(device, engine, q_is_fp8):
+    """Codes and scales of an engine's FP8 cache, against the numbers that they are."""
+    a = Batch(device, torch.bfloat16, *BATCHES["mixed"])
+    batch, heads_k = a.seq_lens.shape[0], a.k.shape[-2]
+    one = {name: torch.tensor(x, device=device).expand(batch, heads_k) for name, x in
+           (("q_descale", 0.5), ("k_descale", 0.75), ("v_descale", 1.25))}
+    codes = [x.to(torch.float8_e4m3fn) for x in (a.q, a.k, a.v)]
+    q = codes[0] if q_is_fp8 else a.q
+    if engine is vllm:
+        def attend(q, k, v, **descales):
+            return vllm.flash_attn_varlen_func(q, k, v, a.max_q, a.cu_q, a.max_k, seqused_k=a.seq_lens, block_table=a.table,
+                                               causal=True, fa_version=3, **descales)
+    else:
+        def attend(q, k, v, **descales):
+            return sglang.flash_attn_with_kvcache(q, k, v, page_table=a.table, cache_seqlens=a.seq_lens, cu_seqlens_q=a.cu_q,
+                                                  max_seqlen_q=a.max_q, causal=True, **descales)
+    out = attend(q, *codes[1:], **one)
+    assert out.dtype == torch.bfloat16
+    wide = q.float() * 0.5 if q_is_fp8 else q.float()
+    wanted = attend(wide.bfloat16(), (codes[1].float() * 0.75).bfloat16(), (codes[2].float() * 1.25).bfloat16())
+    torch.testing.assert_close(out, wanted, atol=0.15 if q_is_fp8 and device == "cpu" else 2e-2, rtol=0)
+
+
 @pytest.mark.parametrize("change,error,message", (
     (dict(q_v=lambda a: a.q), NotImplementedError, "q_v is given but flash3 does not do this"),
     (dict(alibi_slopes=torch.ones(4)), NotImplementedError, "alibi_slopes is given"),
@@ -240,7 +265,7 @@ def vllm_call(**change):
     (dict(block_sparse_tensors=(1,)), NotImplementedError, "block_sparse_tensors = (1,) but"),
     (dict(dynamic_causal=torch.zeros(1)), NotImplementedError, "dynamic_causal is given"),
     (dict(fa_version=4), NotImplementedError, "fa_version = 4 but flash3 is taken for versions 2 and 3"),
-    (dict(k=lambda a: a.k.to(torch.float8_e4m3fn)), NotImplementedError, "k.dtype = torch.float8_e4m3fn but"),
+    (dict(k=lambda a: a.k.to(torch.float8_e5m2)), NotImplementedError, "k.dtype = torch.float8_e5m2 but"),
     (dict(v=lambda a: a.v.to(torch.uint8)), NotImplementedError, "v.dtype = torch.uint8 but"),
     (dict(seqused_k=None), ValueError, "cu_seqlens_k is not given and seqused_k is not given"),
     (dict(cu_seqlens_k=lambda a: a.cu_k), ValueError, "cu_seqlens_k is given and seqused_k is given"),

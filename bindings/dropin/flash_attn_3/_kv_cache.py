@@ -3,7 +3,7 @@
 import torch
 from flash3._torch_kv_cache import NO_GRADIENTS, NO_SCHEDULE, recorded, run, run_now
 
-from ._arguments import NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
+from ._arguments import FP8, NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
 
 def _pages(f, names):
@@ -43,11 +43,13 @@ def _flash3s(f, names):
         new = (f.k_new, f.v_new, None if f.k_new is None else f.cu_seqlens_k_new, f.rotary_cos, f.rotary_sin,
                None if f.rotary_cos is None else f.seqlens_rotary, f.rotary_interleaved)
     page_table, kv_batch_idx = _pages(f, names)
+    # Upstream ignores the scales of 16-bit tensors.
+    scales = (f.q_descale if f.q.dtype == FP8 else None, *((f.k_descale, f.v_descale) if f.k.dtype == FP8 else (None, None)))
     # max_seqlen_k is not looked at, as upstream does not: keys count by seqused_k, or all that the cache has room for.
     max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
     return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, page_table, f.window_size_left, f.window_size_right,
                  checked_softcap(f.softcap), f.attention_chunk, f.s_aux, kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
-                 max_seqlen_q, 0, f.sm_margin, *NO_SCHEDULE)
+                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE)
 
 
 def _run(f, names, new, options):

@@ -23,7 +23,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
                             k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, sm_margin=0, schedule=None, out_dtype=None, return_lse=False):
+                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, sm_margin=0, schedule=None, out_dtype=None,
+                            return_lse=False):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -31,7 +32,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
     Args:
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32; or packed, with cu_seqlens_q.
-        k_cache: [batch, rows, heads_k, head_dim] of the same dtype; with page_table [pages, page_size, heads_k, head_dim].
+        k_cache: [batch, rows, heads_k, head_dim] of the same dtype, or FP8 (float8_e4m3fn) under any q; with page_table [pages,
+            page_size, heads_k, head_dim].
         v_cache: the same with head_dim_v.
         seqused_k: [batch] int32: the rows of each sequence that hold keys, before any are appended. None: all.
         page_table: [batch, max_pages] int32: key j of sequence b is row j % page_size of page page_table[b, j // page_size].
@@ -39,7 +41,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         cache_batch_idx: [batch] int32: sequence b has the keys of element cache_batch_idx[b] of the cache.
         leftpad_k: [batch] int32: the first rows of each sequence that hold no key. seqused_k counts them.
         k_new: [batch, seq_new, heads_k, head_dim], or [total_new, heads_k, head_dim] with cu_seqlens_k_new: written into
-            k_cache behind the keys that are there, and then keys like them. seqused_k is needed, and stays as it is.
+            k_cache behind the keys that are there, and then keys like them. seqused_k is needed, and stays as it is. Into an FP8
+            cache go FP8 or 16-bit keys: these, with their embedding, are divided by k_scale and rounded once.
         v_new: the same with head_dim_v.
         cu_seqlens_k_new: [batch + 1] int32: where each sequence begins in k_new and v_new.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or q's dtype: k_new and q get a rotary position embedding.
@@ -47,11 +50,15 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
             otherwise all queries are at rotary_offsets[b].
         rotary_offsets: [batch] int32. None: seqused_k.
         rotary_interleaved: dimensions 2i and 2i + 1 belong together. False: i and i + rotary_dim / 2.
+        q_scale, k_scale, v_scale: what the elements of an FP8 q, k_cache and v_cache are multiplied by, float32: [1], one for all;
+            [batch, heads_k]; or for blocks of 128 rows, of k_cache [batch, heads_k, blocks], with page_table [pages, heads_k,
+            ceil(page_size / 128)], with cache_batch_idx those of its elements. None: 1.
         max_seqlen_k: with page_table, no sequence has more keys. Not needed.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
             its own. No result depends on it.
-        out_dtype: q's, or float32: the result as it is before it is rounded, for merge(). None: q's.
+        out_dtype: q's, or float32: the result as it is before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
+            float32. None: q's, or bfloat16.
 
     Returns:
         out, or with return_lse (out, lse), as attention().
@@ -60,7 +67,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
     try:
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
-                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype, return_lse)
+                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, (q_scale, k_scale, v_scale),
+                          schedule, out_dtype, return_lse)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -68,19 +76,20 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype, with_lse):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, out_dtype, with_lse):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
     q = _contiguous_last(q)
     about_q, about_v = _checked(q, v_cache)
     *batch, seq, heads = about_q.shape[:-1]
     out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
     lse = _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
+    q_scale, k_scale, v_scale = scales
     arrays.forward(q, k_cache, v_cache, out, lse, seqused_k=seqused_k, page_table=page_table, cache_batch_idx=cache_batch_idx,
                    leftpad_k=leftpad_k, k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
                    rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
                    window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
-                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, sm_margin=sm_margin,
-                   schedule=schedule)
+                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, q_scale=q_scale, k_scale=k_scale,
+                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule)
     return out, lse
 
 

@@ -25,7 +25,8 @@ _merge = operators.merge.default
 @register_fake("attention_with_kv_cache")
 def _fake_attention(q, k_cache, v_cache, *options, **named):
     *batch, rows, heads, _ = q.shape
-    return q.new_empty((*batch, rows, heads, v_cache.shape[-1])), q.new_empty((*batch, heads, rows), dtype=torch.float32)
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return q.new_empty((*batch, rows, heads, v_cache.shape[-1]), dtype=dtype), q.new_empty((*batch, heads, rows), dtype=torch.float32)
 
 
 @register_fake("merge")
@@ -122,18 +123,21 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
 
 def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                             rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
-                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, schedule, out_dtype,
-                            with_lse):
-    """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse."""
+                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule,
+                            out_dtype, with_lse):
+    """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse.
+
+    scales: those of q, k_cache and v_cache, or None each.
+    """
     left, right = (-1, -1) if window is None else window_sides(window)
     new = None
     if not (k_new is None and v_new is None and cu_seqlens_k_new is None and rotary_cos is None and rotary_sin is None and
             rotary_offsets is None):
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
     options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
-               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin,
+               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin, *scales,
                *(NO_SCHEDULE if schedule is None else _parts(schedule)))
-    is_unrounded = out_dtype is not None and out_dtype != q.dtype
+    is_unrounded = out_dtype is not None and out_dtype != q.dtype  # or of an FP8 q
     results = None if is_unrounded else run_now(with_lse, q, k_cache, v_cache, new, options)
     if results is not None:
         return results

@@ -19,12 +19,16 @@ def refuse(**arguments):
             raise NotImplementedError(f"{name} {shown} but flash3 does not do this")
 
 
-def refuse_fp8(**tensors):
-    """FP8 tensors. Scales need no look: engines pass them with 16 bits too, where they mean nothing."""
-    for name, x in tensors.items():
-        if x.dtype.itemsize == 1:
-            raise NotImplementedError(f"{name}.dtype = {x.dtype} but flash3 takes an engine's tensors in float16, bfloat16 or, on "
-                                      "a CPU, float32; let the engine keep its KV cache in the model's dtype")
+def fp8_scales(q, k, v, q_descale, k_descale, v_descale, names=("q", "k", "v")):
+    """The scales of FP8 tensors, as options. Engines pass them with 16 bits too, where they mean nothing."""
+    scales = {}
+    for name, own, x, scale in zip(names, "qkv", (q, k, v), (q_descale, k_descale, v_descale)):
+        if x.dtype == torch.float8_e4m3fn:
+            scales[f"{own}_scale"] = scale
+        elif x.dtype.itemsize == 1:
+            raise NotImplementedError(f"{name}.dtype = {x.dtype} but flash3 takes an engine's tensors in float8_e4m3fn, float16, "
+                                      "bfloat16 or, on a CPU, float32; let the engine keep its KV cache in one of these")
+    return scales
 
 
 def sides(window_size):
@@ -48,6 +52,8 @@ def attend(q, k, v, *, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, 
            return_lse=False, **options):
     """Attention over packed keys, or over those of a cache: (out, lse) with return_lse, as flash3 has them; in out if given."""
     _check_out(out, q, v)
+    if out is not None and q.dtype == torch.float8_e4m3fn:
+        options["out_dtype"] = out.dtype
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=None if cu_seqlens_q is None else length(max_seqlen_q),
                    return_lse=return_lse)
     if cu_seqlens_k is None:
@@ -70,7 +76,7 @@ def _check_out(out, q, v):
     if tuple(out.shape) != (*q.shape[:-1], v.shape[-1]):
         raise ValueError(f"out.shape = {tuple(out.shape)} but q.shape = {tuple(q.shape)} and v.shape[{v.dim() - 1}] = "
                          f"{v.shape[-1]}; out must have q's shape with v's head dim")
-    if out.dtype != q.dtype:
+    if out.dtype != q.dtype and q.dtype != torch.float8_e4m3fn:  # of that it is flash3 that says which there are
         raise TypeError(f"out.dtype = {out.dtype} but q.dtype = {q.dtype}; they must be the same")
 
 

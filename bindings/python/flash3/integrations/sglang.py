@@ -9,7 +9,7 @@ before anything is launched. docs/engines.md says what SGLang does with it, and 
 """
 import torch
 
-from ._engine import attend, refuse, refuse_fp8, sides, stand_in
+from ._engine import attend, fp8_scales, refuse, sides, stand_in
 
 MODULES = ("sgl_kernel.flash_attn",)
 
@@ -40,8 +40,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     """Attention over a KV cache, to which k and v are appended first if given.
 
     Args:
-        q: [batch, seq_q, heads_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float16, bfloat16, or on the CPU
-            float32.
+        q: [batch, seq_q, heads_q, head_dim], or with cu_seqlens_q [total_q, heads_q, head_dim]; float16, bfloat16,
+            float8_e4m3fn, or on the CPU float32.
         k_cache: [batch, rows, heads_k, head_dim]; with page_table [pages, page_size, heads_k, head_dim], of any page size.
         v_cache: the same with head_dim_v.
         k, v: [batch, seq_new, heads_k, dim], or with cu_seqlens_k_new [total_new, heads_k, dim]: written behind the keys there.
@@ -53,7 +53,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q], or [batch, heads_q, seq_q], float32.
         out: the result is written there, and returned.
         scheduler_metadata, num_splits, pack_gqa: not needed, as flash3 decides by itself.
-        q_descale, k_descale, v_descale: for FP8 tensors, which are refused; not looked at otherwise.
+        q_descale, k_descale, v_descale: of FP8 tensors, [batch, heads_k] float32; not looked at otherwise.
 
     The other arguments are those of flash3.attention_with_kv_cache: cache_leftpad is its leftpad_k, rotary_seqlens its
     rotary_offsets, attention_chunk its chunk.
@@ -62,11 +62,11 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.
 
     Raises:
-        NotImplementedError: qv, only_qv, score_mod, aux_tensors, ver = 4, and FP8 tensors.
+        NotImplementedError: qv, only_qv, score_mod, aux_tensors, ver = 4, and 8-bit tensors that are not float8_e4m3fn.
         TypeError, ValueError: an argument breaks a rule; flash3.attention_with_kv_cache says which rules there are.
     """
     _refuse(ver, qv=qv, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors)
-    refuse_fp8(q=q, k_cache=k_cache, v_cache=v_cache)
+    scales = fp8_scales(q, k_cache, v_cache, q_descale, k_descale, v_descale, ("q", "k_cache", "v_cache"))
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
@@ -75,7 +75,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                   rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_offsets=rotary_seqlens,
                   rotary_interleaved=rotary_interleaved, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
                   softmax_scale=softmax_scale, causal=causal, window=sides(window_size), chunk=attention_chunk or 0,
-                  softcap=softcap, sink=sinks, sm_margin=sm_margin, out=out, return_lse=return_softmax_lse)
+                  softcap=softcap, sink=sinks, sm_margin=sm_margin, out=out, return_lse=return_softmax_lse, **scales)
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
@@ -95,11 +95,11 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
     The other arguments, results and errors are those of flash_attn_with_kvcache.
     """
     _refuse(ver, qv=qv, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors, sm_margin=sm_margin)
-    refuse_fp8(q=q, k=k, v=v)
+    scales = fp8_scales(q, k, v, q_descale, k_descale, v_descale)
     return attend(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table,
                   softmax_scale=softmax_scale, causal=causal, window=sides(window_size), chunk=attention_chunk or 0,
-                  softcap=softcap, sink=sinks, out=out, return_lse=return_softmax_lse)
+                  softcap=softcap, sink=sinks, out=out, return_lse=return_softmax_lse, **scales)
 
 
 def _refuse(ver, **arguments):

@@ -10,7 +10,7 @@ argument, before anything is launched. docs/engines.md says what vLLM does with 
 """
 import torch
 
-from ._engine import attend, refuse, refuse_fp8, sides, stand_in
+from ._engine import attend, fp8_scales, refuse, sides, stand_in
 
 MODULES = "vllm.vllm_flash_attn", "vllm.vllm_flash_attn.flash_attn_interface"
 
@@ -38,7 +38,7 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
     """Attention of packed queries over packed keys, or over a KV cache in pages.
 
     Args:
-        q: [total_q, heads_q, head_dim], float16, bfloat16, or on the CPU float32.
+        q: [total_q, heads_q, head_dim], float16, bfloat16, float8_e4m3fn, or on the CPU float32.
         k: [total_k, heads_k, head_dim] with cu_seqlens_k; with block_table [pages, page_size, heads_k, head_dim]; with seqused_k
             alone [batch, rows, heads_k, head_dim].
         v: the same with head_dim_v.
@@ -49,20 +49,20 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         window_size: (left, right), both sides inclusive; None or -1: unbounded.
         block_table: [batch, max_pages] int32: the pages of each sequence.
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q] float32.
-        out: [total_q, heads_q, head_dim_v] of q's dtype, any strides: the result is written there, and returned.
+        out: [total_q, heads_q, head_dim_v] of q's dtype, or of a wider one where q is FP8, any strides: the result is written there, and returned.
         s_aux: [heads_q]: one more logit per head, without a value.
         fa_version: 2 or 3, which compute the same.
         cp_world_size, cp_rank, cp_tot_seqused_k: the keys are those of one rank of several: key j is the sequence's key
             j * cp_world_size + cp_rank, of cp_tot_seqused_k [batch] int32. causal goes by these places.
         deterministic, num_splits, scheduler_metadata: not needed, as flash3 decides by itself; a call repeated has the same bits.
-        q_descale, k_descale, v_descale: for FP8 tensors, which are refused; not looked at otherwise, as in vLLM.
+        q_descale, k_descale, v_descale: of FP8 tensors, [batch, heads_k] float32; not looked at otherwise, as in vLLM.
 
     Returns:
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.
 
     Raises:
         NotImplementedError: q_v, dropout_p, alibi_slopes, return_attn_probs, output_scale, mask_mod, block_sparse_tensors,
-            aux_tensors, dynamic_causal, fa_version = 4, and FP8 tensors.
+            aux_tensors, dynamic_causal, fa_version = 4, and 8-bit tensors that are not float8_e4m3fn.
         TypeError, ValueError: an argument breaks a rule; flash3.attention_with_kv_cache says which rules there are.
     """
     refuse(q_v=q_v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs, output_scale=output_scale,
@@ -70,11 +70,12 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
            aux_tensor_leading_dims=aux_tensor_leading_dims, dynamic_causal=dynamic_causal)
     if fa_version not in (2, 3):
         raise NotImplementedError(f"fa_version = {fa_version} but flash3 is taken for versions 2 and 3")
-    refuse_fp8(q=q, k=k, v=v)
+    scales = fp8_scales(q, k, v, q_descale, k_descale, v_descale)
     if (cu_seqlens_k is None) == (seqused_k is None):
         raise ValueError(f"cu_seqlens_k is {'not ' if cu_seqlens_k is None else ''}given and seqused_k is "
                          f"{'not ' if seqused_k is None else ''}given; one of them must be")
-    options = dict(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_k=seqused_k, page_table=block_table, causal=causal)
+    options = dict(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_k=seqused_k, page_table=block_table, causal=causal,
+                   **scales)
     if cp_world_size != 1:
         options.update(_of_one_rank(q, window_size, cp_world_size, cp_rank, cp_tot_seqused_k, options))
     return attend(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k, window=sides(window_size), softcap=softcap,
@@ -105,7 +106,9 @@ def _of_one_rank(q, window_size, world_size, rank, total, options):
     place = total[sequence] - starts[sequence + 1] + rows  # the last query of a sequence has the place of its last key
     seen = torch.div(place - rank, world_size, rounding_mode="floor") + 1
     seen = seen.minimum(keys[sequence]).clamp(min=0).where(is_one, 0)
-    return dict(cu_seqlens_q=torch.arange(q.shape[0] + 1, dtype=torch.int32, device=starts.device), max_seqlen_q=1,
+    scales = {name: options[name][sequence] for name in ("q_scale", "k_scale", "v_scale")
+              if options.get(name) is not None and options[name].dim() == 2}  # of the sequences
+    return dict(scales, cu_seqlens_q=torch.arange(q.shape[0] + 1, dtype=torch.int32, device=starts.device), max_seqlen_q=1,
                 seqused_k=seen.int(), page_table=pages[sequence], causal=False)
 
 

@@ -275,6 +275,16 @@ void draw_cache(Draw& d, Case* c) {
     c->own_layouts[static_cast<size_t>(name)].reset();
 }
 
+// k and v in FP8, under a q that is or is not, mostly in a cache.
+void draw_fp8_keys(Draw& d, Case* c) {
+  c->kv8 = c->dtype != FLASH3_FLOAT8_E4M3;
+  if (c->kv8) c->scales = d.percent(15) ? Scales::kNone : d.of(kGiven);
+  if (c->append > 0 && d.percent(40))
+    c->new_dtype = c->kv8 ? FLASH3_FLOAT8_E4M3 : d.percent(50) ? FLASH3_FLOAT16 : FLASH3_BFLOAT16;
+  const bool embeds = c->kv8 && c->dtype_of_new() != FLASH3_FLOAT8_E4M3;
+  if (!embeds) c->rotary = Rotary::kNone, c->rotary_offsets = false;
+}
+
 // Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
 // and flash3.h say where).
 bool may_be_special(const Case& c) {
@@ -318,8 +328,11 @@ Case random_case(uint64_t seed, uint64_t index) {
   c.seed = static_cast<uint64_t>(d.between(1, 1'000'000));
   const bool is_fp8 = c.dtype == FLASH3_FLOAT8_E4M3 || c.fp8;
   if (is_fp8 && d.percent(6)) draw_long_rows(d, &c);
-  const bool is_plain = kind < 12 && !is_fp8;
-  if (is_plain && c.distribution != Distribution::kSpecial && d.percent(20)) draw_cache(d, &c);
+  const bool may_be_cache = kind < 12 && !c.fp8 && c.distribution != Distribution::kSpecial;
+  if (may_be_cache && d.percent(is_fp8 ? 12 : 20)) draw_cache(d, &c);
+  const bool is_fp8_cache = is_fp8 && (c.has_cache() || c.append > 0);
+  if (may_be_cache && c.dtype != FLASH3_FLOAT32 && (is_fp8_cache || (!is_fp8 && d.percent(10))))
+    draw_fp8_keys(d, &c);
   return c;
 }
 

@@ -31,6 +31,7 @@ class DecodeSuite {
     add_heads_and_dims();
     add_queries();
     add_lengths();
+    if (dtype_ != FLASH3_FLOAT32) add_fp8_keys();
     return std::move(suite_);
   }
 
@@ -109,6 +110,22 @@ class DecodeSuite {
       equal.seq_k = std::llround(cost_per_token(ragged));
       add(ragged, equal);
     }
+  }
+
+  // Beside the same cache in 16 bits.
+  void add_fp8_keys() {
+    const auto add_one = [&](const Case& wide, cases::Scales scales) {
+      Case narrow = wide;
+      narrow.kv8 = true, narrow.scales = scales;
+      add(narrow, wide);
+    };
+    for (const Shape& shape : {Shape{1, 4}, {1, 16}, {1, 64}, {16, 4}, {16, 16}, {64, 4}})
+      add_one(decode({shape.batch, shape.context * kThousand}), cases::Scales::kHead);
+    Case paged = decode({16, 16 * kThousand});
+    paged.page_size = 64;
+    add_one(paged, cases::Scales::kBlock);
+    for (const int64_t head_dim : {64, 256})
+      add_one(decode({16, 16 * kThousand}, kUsual, head_dim), cases::Scales::kHead);
   }
 
   const bool gpu_;

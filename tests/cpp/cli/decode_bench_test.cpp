@@ -27,14 +27,19 @@ TEST(DecodeSuite, HasEachOfItsCallsOnce) {
       EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c);
       EXPECT_TRUE(c.reads_cache() && c.causal && c.used_k) << to_id(c);
       EXPECT_EQ(parsed(to_id(c)), c) << to_id(c);
-      if (c.page_size > 0) {
+      if (c.kv8) {
+        ASSERT_TRUE(beside) << to_id(c);
+        Case wide = c;
+        wide.kv8 = false, wide.scales = cases::Scales::kNone;
+        EXPECT_EQ(*beside, wide);
+      } else if (c.page_size > 0) {
         ASSERT_TRUE(beside) << to_id(c);
         Case dense = c;
         dense.page_size = 0;
         EXPECT_EQ(*beside, dense);
       }
     }
-    EXPECT_EQ(ids.size(), 16u + 12 + 12 + 5 + 4);
+    EXPECT_EQ(ids.size(), 16u + 12 + 12 + 5 + 4 + 9);
   }
 }
 

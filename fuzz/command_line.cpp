@@ -35,7 +35,8 @@ const cli::Commands& commands() {
       [](const cli::VerifyOptions& options) {
         return options.list && options.inputs.empty() ? cli::verify(options) : nothing();
       },
-      cli::explain};
+      cli::explain,
+      [](const cli::TraceOptions&) { return nothing(); }};
   return all;
 }
 

@@ -100,6 +100,12 @@ struct RunOptions {
   int threads = 0;
 };
 
+struct TraceOptions {
+  std::string id;  // of the case
+  int block = 0;
+  std::string output;  // "": print what the roles do, and write nothing
+};
+
 int info(const InfoOptions& options);
 int explain(const ExplainOptions& options);
 int verify(const VerifyOptions& options);
@@ -112,5 +118,6 @@ int bench(const BenchOptions& options);
 int compare(const CompareOptions& options);
 int bench_ablation(const BenchOptions& options);  // ablation.cpp
 int run(const RunOptions& options);
+int trace(const TraceOptions& options);
 
 }  // namespace flash3::cli

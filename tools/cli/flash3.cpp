@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   using namespace flash3::cli;
   try {
     return parse_and_run(argc, argv, std::string(flash3_version()) + " (" + build_commit() + ")",
-                         {info, run, bench, compare, verify, explain}, std::cout, std::cerr);
+                         {info, run, bench, compare, verify, explain, trace}, std::cout, std::cerr);
   } catch (const flash3::safetensors::FileError& e) {
     return fail(e, kExitUsage);
   } catch (const UsageError& e) {

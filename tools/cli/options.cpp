@@ -264,6 +264,22 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   explain_app->add_flag("--json", explain_options.json, "Print JSON");
   explain_app->callback([&] { command = [&] { return commands.explain(explain_options); }; });
 
+  TraceOptions trace_options;
+  auto* trace_app =
+      app.add_subcommand("trace", "Hopper: what each role of one block of a kernel does, and when");
+  trace_app
+      ->add_option("case,--case", trace_options.id,
+                   "A forward case, e.g. bf16/b1/q2048/k2048/h16/d128/causal; more about "
+                   "cases: flash3 explain --help")
+      ->required();
+  trace_app->add_option("-o,--output", trace_options.output,
+                        "File for the timeline, in Chrome's trace format (chrome://tracing, "
+                        "ui.perfetto.dev)");
+  trace_app->add_option("--block", trace_options.block, "The block, counted from 0")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  trace_app->callback([&] { command = [&] { return commands.trace(trace_options); }; });
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -18,6 +18,7 @@ struct Commands {
   std::function<int(const CompareOptions&)> compare;
   std::function<int(const VerifyOptions&)> verify;
   std::function<int(const ExplainOptions&)> explain;
+  std::function<int(const TraceOptions&)> trace;
 };
 
 // Runs the command that the arguments name, and returns the exit code. Help goes to `out`, and what

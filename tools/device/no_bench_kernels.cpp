@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of ablation.cpp and ceiling.cpp in a build without their kernels.
+// In place of ablation.cpp, ceiling.cpp and trace.cpp in a build without their kernels.
 #include <stdexcept>
 
 #include "device/ablation.hpp"
 #include "device/bench_kernels.hpp"
 #include "device/ceiling.hpp"
+#include "device/trace.hpp"
 
 namespace flash3::device {
 
@@ -22,6 +23,11 @@ CeilingResult measure_ceiling(flash3_dtype, int, double, const Gpu&, Monitor&, c
 
 std::vector<AblationVariant> ablation_variants(const flash3_forward_params&) {
   require_bench_kernels("the ablation");
+  return {};
+}
+
+TracedCall traced_call(const flash3_forward_params&, int, cases::Memory&) {
+  require_bench_kernels("a trace");
   return {};
 }
 

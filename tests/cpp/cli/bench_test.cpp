@@ -13,6 +13,7 @@
 #include "cli/timing.hpp"
 #include "device/ablation.hpp"
 #include "device/bench_kernels.hpp"
+#include "device/trace.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -23,7 +24,7 @@ std::set<std::string> ids(const std::vector<BenchPoint>& suite) {
   return all;
 }
 
-// The answer to --ceiling and --ablation on a GPU, in a build that leaves their kernels out.
+// The answer to --ceiling, --ablation and trace on a GPU, in a build that leaves their kernels out.
 TEST(BenchKernels, WhereTheyAreMissingTheAnswerSaysHowToBuildThem) {
 #ifdef FLASH3_BENCH_KERNELS
   EXPECT_NO_THROW(device::require_bench_kernels("--ceiling"));
@@ -37,6 +38,8 @@ TEST(BenchKernels, WhereTheyAreMissingTheAnswerSaysHowToBuildThem) {
                  "them (-DFLASH3_BENCH_KERNELS=ON, with a CUDA compiler)");
   }
   EXPECT_THROW(device::ablation_variants({}), std::runtime_error);
+  cases::HostMemory memory;
+  EXPECT_THROW(device::traced_call({}, 0, memory), std::runtime_error);
 #endif
 }
 

@@ -165,6 +165,24 @@ TEST_F(Cli, BenchCeiling) {
                 row["tflops"].get<double>(), 1e-6);
 }
 
+// Without a Hopper GPU a clear answer before anything runs.
+TEST_F(Cli, Trace) {
+  const Outcome o = flash3("trace bf16/b1/q256/k512/h2/d128/causal --output " + path("trace.json"));
+  if (!has_hopper()) {
+    EXPECT_EQ(o.exit_code, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(o.err.find("flash3: trace needs a Hopper GPU: "), 0u) << o.err;
+    EXPECT_FALSE(fs::exists(path("trace.json")));
+    return;
+  }
+  ASSERT_EQ(o.exit_code, 0) << o.err;
+  const json r = json::parse(slurp(path("trace.json")));
+  EXPECT_EQ(r["otherData"]["case"], "bf16/b1/q256/k512/h2/d128/causal");
+  EXPECT_EQ(r["otherData"]["stamps_left_out"], 0);
+  EXPECT_GT(r["traceEvents"].size(), 50u);
+  EXPECT_EQ(flash3("trace fp16/b1/q256/k512/h2/d128/causal").exit_code, 1);
+}
+
 // Without a Hopper GPU a clear answer before anything runs, with one all schedules beside the
 // first.
 TEST_F(Cli, BenchAblation) {

@@ -55,6 +55,11 @@ TEST_F(Cli, BadArguments) {
   expect_usage_error("bench --deterministic --case bf16/b1/q1/k1/h1/d8/full",
                      "--deterministic is for backward cases, and bf16/b1/q1/k1/h1/d8/full is a "
                      "forward one: add --backward");
+  expect_usage_error("trace", "required");
+  expect_usage_error("trace nonsense", "expected the dtype");
+  expect_usage_error("trace bf16/b1/q1/k1/h1/d128/full --block -1", "block");
+  expect_usage_error("trace bf16/b1/q1/k1/h1/d128/full/bwd",
+                     "is a backward call but trace is for forward calls");
   expect_usage_error("verify --backward --accuracy", "excludes");
   expect_usage_error("verify --accuracy --case bf16/b1/q1/k1/h1/d8/full/bwd", "a backward case");
   expect_usage_error("explain --backward bf16/b1/q1/k1/h1/d8/full/nolse",

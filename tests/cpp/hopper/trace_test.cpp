@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of flash3 trace on the GPU: the library's output, bit for bit, and stamps that fit
+// together.
+#include "device/trace.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include "cases/normal_tensors.hpp"
+#include "cases/tensors.hpp"
+#include "device/device.hpp"
+
+namespace flash3::device {
+namespace {
+
+cases::NormalTensors tensors_of(const std::string& id, cases::Memory& memory) {
+  std::string error;
+  const auto c = cases::parse_id(id, &error);
+  if (!c) throw std::runtime_error(error);
+  return {*c, memory};
+}
+
+std::vector<uint16_t> output_of(const std::function<void()>& call, const flash3_tensor& out,
+                                cases::Memory& memory) {
+  std::vector<uint16_t> bits(size_t(cases::span_of(out)), 0xFFFF);  // NaN
+  memory.copy_in(out.data, bits.data(), 2 * bits.size());
+  call();
+  memory.copy_out(bits.data(), out.data, 2 * bits.size());
+  return bits;
+}
+
+// Times of one role do not run backwards, and its last stamp is the end.
+void expect_in_order(const RoleTrace& role, const std::string& id) {
+  ASSERT_FALSE(role.stamps.empty()) << id;
+  EXPECT_EQ(role.left_out, 0u) << id;
+  EXPECT_EQ(Phase(role.stamps.back().what & 0xff), Phase::kEnd) << id;
+  for (size_t i = 1; i < role.stamps.size(); ++i)
+    ASSERT_LT(role.stamps[i].clock - role.stamps[i - 1].clock, 1u << 31) << id << ", stamp " << i;
+}
+
+int count(const RoleTrace& role, Phase phase) {
+  int n = 0;
+  for (const Stamp& stamp : role.stamps) n += Phase(stamp.what & 0xff) == phase;
+  return n;
+}
+
+// One key tile and many, several work tiles a block, rows that end inside a tile, warpgroups that
+// skip.
+TEST(Trace, TheTracedKernelComputesWhatTheLibraryDoes) {
+  if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
+    GTEST_SKIP() << flash3_last_error();
+  const auto memory = make_device_memory();
+  for (const char* id : {"bf16/b1/q100/k60/h1/d128/full", "bf16/b1/q200/k1000/h4x2/d128/full",
+                         "bf16/b1/q300/k777/h2/d128/causal", "bf16/b4/q1000/k1111/h16/d128/causal",
+                         "bf16/b2/q4096/k4096/h16/d128/full", "bf16/b2/q4096/k4096/h16/d128/causal",
+                         "bf16/b1/q300/k777/h2/d64/full", "bf16/b4/q1000/k1111/h16/d64/causal"}) {
+    const cases::NormalTensors call = tensors_of(id, *memory);
+    const TracedCall traced = traced_call(call.params, 0, *memory);
+    const auto want = output_of(traced.library, call.params.out, *memory);
+    for (int run = 0; run < 2; ++run) {
+      ASSERT_EQ(output_of(traced.traced, call.params.out, *memory), want) << id << ", run " << run;
+      const Trace trace = traced.read();
+      ASSERT_GE(trace.roles.size(), 6u) << id;
+      EXPECT_GT(trace.clock_hz, 2e8) << id;
+      EXPECT_LT(trace.clock_hz, 3e9) << id;
+      for (const RoleTrace& role : trace.roles) expect_in_order(role, id);
+      // Whatever K brings, V brings, and the products of a warpgroup are those key tiles that it
+      // sees.
+      const int loads = count(trace.roles[int(Role::kLoadK)], Phase::kLoad);
+      EXPECT_GT(loads, 0) << id;
+      EXPECT_EQ(count(trace.roles[int(Role::kLoadV)], Phase::kLoad), loads) << id;
+      for (size_t i = int(Role::kConsumer); i < trace.roles.size(); ++i) {
+        EXPECT_LE(count(trace.roles[i], Phase::kIssue), loads) << id;
+        EXPECT_EQ(count(trace.roles[i], Phase::kExponentiate), count(trace.roles[i], Phase::kIssue))
+            << id;
+      }
+    }
+  }
+}
+
+TEST(Trace, RefusesOtherCallsAndBlocks) {
+  if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
+    GTEST_SKIP() << flash3_last_error();
+  const auto memory = make_device_memory();
+  for (const char* id :
+       {"fp16/b1/q64/k64/h1/d128/full", "bf16/b1/q64/k64/h1/d256/full",
+        "bf16/b1/q300/k300/h1/d128/w64:0", "bf16/b1/q64/k64/h1/d64/full/softcap20"})
+    EXPECT_THROW(traced_call(tensors_of(id, *memory).params, 0, *memory), std::runtime_error) << id;
+  const cases::NormalTensors call = tensors_of("bf16/b1/q64/k64/h1/d128/full", *memory);
+  EXPECT_NO_THROW(traced_call(call.params, 0, *memory));
+  for (const int block : {-1, 1, 1 << 20})
+    EXPECT_THROW(traced_call(call.params, block, *memory), std::runtime_error) << block;
+}
+
+}  // namespace
+}  // namespace flash3::device

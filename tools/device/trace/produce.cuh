@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The roles of the library's 16-bit producer (hopper/forward/load.cuh), with stamps in their loops.
+#pragma once
+
+#include "device/trace/recorder.cuh"
+#include "hopper/forward/load.cuh"
+
+namespace flash3::device {
+
+using namespace hopper;
+
+// As schedule_tiles(), of a batch of sequences of one length.
+template <class Traits>
+__device__ __forceinline__ void schedule_traced(const TileSchedule& schedule, TileRing& ring) {
+  Recorder trace(int(Role::kScheduler), threadIdx.x % 32 == 0);
+  PipelineState<kTileSlots> slot;
+  const bool leader = threadIdx.x % 32 == 0;
+  const TileCounter counter(schedule);
+  if (leader) counter.begin();
+  SequenceWalk walk(schedule.sequences);
+  for (int index = blockIdx.x;;) {
+    trace.begin(Phase::kWaitTile);
+    wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
+    trace.begin(Phase::kWriteTile);
+    WorkTile& work = ring.tiles[slot.stage];
+    write_tile<Traits::kTileN, Traits::kBand, false>(schedule, walk, index, work,
+                                                     ring.slots[slot.stage]);
+    __syncwarp();
+    const bool valid = work.valid;
+    arrive(&ring.barriers.full[slot.stage]);
+    slot.advance();
+    if (!valid) break;
+    trace.begin(Phase::kWaitTile);
+    if (schedule.counter != nullptr) {
+      if (leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
+      __syncwarp();
+    }
+    index = __shfl_sync(~0u, leader ? counter.next(index) : 0, 0);
+  }
+  if (leader) counter.finish();
+  trace.end();
+}
+
+// As load_q().
+template <class Traits>
+__device__ __forceinline__ void load_q_traced(const ForwardParams& params,
+                                              typename Traits::Shared& shared) {
+  Recorder trace(int(Role::kLoadQ), true);
+  trace.begin(Phase::kWaitTile);
+  TileReader tiles{shared.tiles};
+  prefetch(&params.q);
+  typename Traits::QState state;
+  for (; tiles.next(); tiles.release(), trace.begin(Phase::kWaitTile)) {
+    const WorkTile& work = tiles.tile();
+    if (!work.has_keys()) continue;
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      auto& barriers = shared.q_barriers[w];
+      trace.begin(Phase::kWaitRoom, w);
+      wait(&barriers.empty[state.stage], state.phase ^ 1, "q_empty");
+      trace.begin(Phase::kLoad, w);
+      load_query_rows<Traits>(params, work, tiles.slots(), shared.q[state.stage][w], w,
+                              &barriers.full[state.stage]);
+    }
+    state.advance();
+  }
+  trace.end();
+}
+
+// As load_key_tiles(), where no key is hidden.
+template <class Traits, class Tile>
+__device__ __forceinline__ void load_key_tiles_traced(
+    Role role, const ForwardParams& params, const TensorMap* map, const RowMap& rows,
+    uint8_t (&stages)[Traits::kStages][Tile::kBytes], RingBarriers<Traits::kStages>& barriers,
+    const char* empty, TileRing& ring, uint64_t* wanted) {
+  Recorder trace(int(role), true);
+  trace.begin(Phase::kWaitTile);
+  TileReader tiles{ring};
+  prefetch(map);
+  typename Traits::KvState state;
+  for (; tiles.next(); tiles.release(), trace.begin(Phase::kWaitTile)) {
+    const WorkTile& work = tiles.tile();
+    const int begin = work.key_tile_begin, end = work.key_tile_end, ask = ask_at(work);
+    if (wanted != nullptr && !work.has_keys()) arrive(wanted);
+    for (int n = end - 1; n >= begin; --n) {
+      trace.begin(Phase::kWaitRoom, n);
+      wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
+      trace.begin(Phase::kLoad, n);
+      load_key_tile<Traits, Tile>(params, work, tiles.slots(), n, map, rows, stages[state.stage],
+                                  &barriers.full[state.stage]);
+      state.advance();
+      if (wanted != nullptr && n == ask) arrive(wanted);
+    }
+  }
+  trace.end();
+}
+
+template <class Traits>
+struct TracedProducer : TmaProducer<Traits> {
+  static __device__ __forceinline__ void run(const ForwardParams& params,
+                                             typename Traits::Shared& shared) {
+    const ProducerWarp role{warp_in_warpgroup()};
+    if (role == ProducerWarp::kSchedule) {
+      schedule_traced<Traits>(params.schedule, shared.tiles);
+    } else if (elect_one()) {
+      if (role == ProducerWarp::kLoadQ) load_q_traced<Traits>(params, shared);
+      if (role == ProducerWarp::kLoadK)
+        load_key_tiles_traced<Traits, typename Traits::KTile>(
+            Role::kLoadK, params, &params.k, params.k_rows, shared.k, shared.k_barriers, "k_empty",
+            shared.tiles, &shared.tiles.wanted);
+      if (role == ProducerWarp::kLoadV)
+        load_key_tiles_traced<Traits, typename Traits::VTile>(
+            Role::kLoadV, params, &params.v, params.v_rows, shared.v, shared.v_barriers, "v_empty",
+            shared.tiles, nullptr);
+    }
+  }
+};
+
+}  // namespace flash3::device

@@ -26,6 +26,8 @@ constexpr PhaseName kPhaseNames[] = {
     {Phase::kBeginTile, "begin work tile", nullptr},
     {Phase::kWaitRoom, "wait for room", "key_tile"},
     {Phase::kLoad, "load", "key_tile"},
+    {Phase::kWaitV, "wait for V", "key_tile"},
+    {Phase::kTranspose, "transpose", "key_tile"},
     {Phase::kWaitQ, "wait for Q", nullptr},
     {Phase::kWaitK, "wait for K", "key_tile"},
     {Phase::kWaitTurn, "wait for turn", "key_tile"},
@@ -79,6 +81,7 @@ std::string name_of(const device::RoleTrace& role) {
     case Role::kLoadQ: return "Q loader";
     case Role::kLoadK: return "K loader";
     case Role::kLoadV: return "V loader";
+    case Role::kTransposeV: return "V transposer";
     case Role::kConsumer: break;
   }
   return format("consumer {}", role.warpgroup);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -31,16 +32,26 @@ bool is(const ForwardKernel& kernel) {
          c.tile_n == kTileN;
 }
 
+// The kernel's traced one, if it is of this row.
+template <Element kElement, int kHeadDim, bool kBand, int kTileM, int kTileN>
+void find(const ForwardKernel& kernel, TracedKernel* found) {
+  if (is<kElement, kHeadDim, kBand, kTileM, kTileN>(kernel))
+    *found = traced_kernel<kElement, kHeadDim, kBand, kTileM, kTileN>();
+}
+
 // The traced one of a library's kernel; no function if there is none.
 TracedKernel traced_kernel_of(const ForwardKernel& kernel) {
-  constexpr Element kBf16 = Element::kBFloat16;
-  if (is<kBf16, 64, false, 192, 128>(kernel)) return traced_kernel<kBf16, 64, false, 192, 128>();
-  if (is<kBf16, 64, true, 192, 128>(kernel)) return traced_kernel<kBf16, 64, true, 192, 128>();
-  if (is<kBf16, 128, false, 128, 128>(kernel)) return traced_kernel<kBf16, 128, false, 128, 128>();
-  if (is<kBf16, 128, false, 128, 144>(kernel)) return traced_kernel<kBf16, 128, false, 128, 144>();
-  if (is<kBf16, 128, true, 128, 128>(kernel)) return traced_kernel<kBf16, 128, true, 128, 128>();
-  if (is<kBf16, 128, true, 128, 144>(kernel)) return traced_kernel<kBf16, 128, true, 128, 144>();
-  return {};
+  constexpr Element kBf16 = Element::kBFloat16, kFp8 = Element::kE4m3;
+  TracedKernel found{};
+  find<kBf16, 64, false, 192, 128>(kernel, &found);
+  find<kBf16, 64, true, 192, 128>(kernel, &found);
+  find<kBf16, 128, false, 128, 128>(kernel, &found);
+  find<kBf16, 128, false, 128, 144>(kernel, &found);
+  find<kBf16, 128, true, 128, 128>(kernel, &found);
+  find<kBf16, 128, true, 128, 144>(kernel, &found);
+  find<kFp8, 128, false, 128, 128>(kernel, &found);
+  find<kFp8, 128, true, 128, 128>(kernel, &found);
+  return found;
 }
 
 // The fastest plan among those whose kernel can be traced.
@@ -55,7 +66,8 @@ ForwardPlan plan_traced(const ForwardProblem& problem, const Device& device) {
   if (best.kernel == nullptr)
     throw std::runtime_error(
         "no traced kernel runs this call; those that there are take bf16 with head_dim 64 or 128, "
-        "without a softcap or a KV cache");
+        "or "
+        "e4m3 with 128, without a softcap or a KV cache");
   return best;
 }
 
@@ -67,7 +79,7 @@ struct Call {
   ForwardPlan traced_plan;  // of `kernel`
   TracedKernel traced;
   TraceTarget target;
-  std::shared_ptr<void> buffer;
+  std::shared_ptr<void> buffer, workspace;
 };
 
 // Tells the kernel where to write; the lists begin empty.
@@ -94,11 +106,13 @@ TracedCall traced_call(const flash3_forward_params& params, int block, cases::Me
     throw std::runtime_error(
         "no traced kernel runs this call; none takes ragged batches, windows, chunks or new keys "
         "of a KV cache");
-  if (call->plan.workspace_bytes > call->problem.workspace_size)
-    throw std::runtime_error(call->plan.kernel->id + ": the call has no workspace for it");
   if (block < 0 || block >= call->plan.grid)
     throw std::runtime_error("block " + std::to_string(block) + " but the call has " +
                              std::to_string(call->plan.grid) + " blocks, counted from 0");
+  // Another kernel than the one that the library plans may need another workspace.
+  call->workspace = memory.allocate(std::max<size_t>(1, call->plan.workspace_bytes));
+  call->problem.workspace = call->workspace.get();
+  call->problem.workspace_size = call->plan.workspace_bytes;
   call->traced = traced_kernel_of(*call->plan.kernel);
   call->kernel = *call->plan.kernel;
   call->kernel.function = call->traced.function;

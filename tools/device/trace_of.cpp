@@ -17,6 +17,7 @@ Trace trace_of(const TraceBuffer& buffer, int block, int warpgroups) {
   trace.first_clock = uint32_t(buffer.clocks[0]);
   trace.clock_hz = double(buffer.clocks[1] - buffer.clocks[0]) * 1e9 / double(nanoseconds);
   for (int list = 0; list < int(Role::kConsumer) + warpgroups; ++list) {
+    if (buffer.counts[list] == 0) continue;
     const auto kept = std::min<uint32_t>(buffer.counts[list], kMostStamps);
     const Stamp* const first = buffer.stamps[list];
     trace.roles.push_back({Role(std::min(list, int(Role::kConsumer))),

@@ -39,9 +39,11 @@ void expect_in_order(const RoleTrace& role, const std::string& id) {
     ASSERT_LT(role.stamps[i].clock - role.stamps[i - 1].clock, 1u << 31) << id << ", stamp " << i;
 }
 
-int count(const RoleTrace& role, Phase phase) {
+// Of all roles of this kind.
+int count(const Trace& trace, Role role, Phase phase) {
   int n = 0;
-  for (const Stamp& stamp : role.stamps) n += Phase(stamp.what & 0xff) == phase;
+  for (const RoleTrace& r : trace.roles)
+    for (const Stamp& stamp : r.stamps) n += r.role == role && Phase(stamp.what & 0xff) == phase;
   return n;
 }
 
@@ -51,30 +53,34 @@ TEST(Trace, TheTracedKernelComputesWhatTheLibraryDoes) {
   if (flash3_backend_available(FLASH3_BACKEND_HOPPER) != FLASH3_OK)
     GTEST_SKIP() << flash3_last_error();
   const auto memory = make_device_memory();
-  for (const char* id : {"bf16/b1/q100/k60/h1/d128/full", "bf16/b1/q200/k1000/h4x2/d128/full",
-                         "bf16/b1/q300/k777/h2/d128/causal", "bf16/b4/q1000/k1111/h16/d128/causal",
-                         "bf16/b2/q4096/k4096/h16/d128/full", "bf16/b2/q4096/k4096/h16/d128/causal",
-                         "bf16/b1/q300/k777/h2/d64/full", "bf16/b4/q1000/k1111/h16/d64/causal"}) {
+  for (const char* id :
+       {"bf16/b1/q100/k60/h1/d128/full", "bf16/b1/q200/k1000/h4x2/d128/full",
+        "bf16/b1/q300/k777/h2/d128/causal", "bf16/b4/q1000/k1111/h16/d128/causal",
+        "bf16/b2/q4096/k4096/h16/d128/full", "bf16/b2/q4096/k4096/h16/d128/causal",
+        "bf16/b1/q300/k777/h2/d64/full", "bf16/b4/q1000/k1111/h16/d64/causal",
+        "e4m3/b1/q300/k777/h2/d128/full/outfp16", "e4m3/b4/q1000/k1111/h16/d128/causal"}) {
     const cases::NormalTensors call = tensors_of(id, *memory);
     const TracedCall traced = traced_call(call.params, 0, *memory);
     const auto want = output_of(traced.library, call.params.out, *memory);
     for (int run = 0; run < 2; ++run) {
       ASSERT_EQ(output_of(traced.traced, call.params.out, *memory), want) << id << ", run " << run;
       const Trace trace = traced.read();
-      ASSERT_GE(trace.roles.size(), 6u) << id;
       EXPECT_GT(trace.clock_hz, 2e8) << id;
       EXPECT_LT(trace.clock_hz, 3e9) << id;
       for (const RoleTrace& role : trace.roles) expect_in_order(role, id);
-      // Whatever K brings, V brings, and the products of a warpgroup are those key tiles that it
+      const bool fp8 = call.params.q.dtype == FLASH3_FLOAT8_E4M3;
+      const int consumers = call.params.q.shape[3] == 64 ? 3 : 2;
+      ASSERT_EQ(int(trace.roles.size()), consumers + (fp8 ? 2 : 4)) << id;
+      // Whatever K brings, V brings; a warpgroup issues the products of those key tiles that it
       // sees.
-      const int loads = count(trace.roles[int(Role::kLoadK)], Phase::kLoad);
-      EXPECT_GT(loads, 0) << id;
-      EXPECT_EQ(count(trace.roles[int(Role::kLoadV)], Phase::kLoad), loads) << id;
-      for (size_t i = int(Role::kConsumer); i < trace.roles.size(); ++i) {
-        EXPECT_LE(count(trace.roles[i], Phase::kIssue), loads) << id;
-        EXPECT_EQ(count(trace.roles[i], Phase::kExponentiate), count(trace.roles[i], Phase::kIssue))
-            << id;
-      }
+      const int tiles = fp8 ? count(trace, Role::kTransposeV, Phase::kTranspose)
+                            : count(trace, Role::kLoadK, Phase::kLoad);
+      EXPECT_GT(tiles, 0) << id;
+      EXPECT_EQ(count(trace, Role::kLoadV, Phase::kLoad), fp8 ? 0 : tiles) << id;
+      const int products = count(trace, Role::kConsumer, Phase::kIssue);
+      EXPECT_GT(products, 0) << id;
+      EXPECT_LE(products, consumers * tiles) << id;
+      EXPECT_EQ(count(trace, Role::kConsumer, Phase::kExponentiate), products) << id;
     }
   }
 }

@@ -82,16 +82,19 @@ struct TracedConsumer : Base {
     this->finish_softmax(tile, raised, stage);
   }
 
-  // As in Base, of a consumer that stages its output in Q's place.
+  // As in Base.
   __device__ __forceinline__ void finish_output(Tile& tile, float (&inverse_sum)[2],
                                                 float (&lse)[2]) {
-    static_assert(Store::kInPlaceOfQ);
     const KvState v_state = k_state.behind(1);
     trace.begin(Phase::kLastProduct);
     this->issue_output(tile, v_state);
     tile.softmax.finish(inverse_sum, lse);
     add_sinks(this->params, this->output(), this->row, inverse_sum, lse);
     tile.operands.scale_normalisation(inverse_sum, v_state);
+    if constexpr (!Store::kInPlaceOfQ) {
+      this->release_q(q_state.stage);
+      q_state.advance();
+    }
     wgmma_wait<0>();
     fence_operand(tile.output);
     release(&this->shared.v_barriers.empty[v_state.stage], this->thread);
@@ -103,9 +106,11 @@ struct TracedConsumer : Base {
     store_lse(this->params, this->output(), this->row, lse);
     Store::store(this->params, this->output(), this->shared.q[q_state.stage][this->warpgroup],
                  tile.output, this->warpgroup, this->thread);
-    if (!kHoldQ) this->release_q(q_state.stage);
-    previous_q_is_held = kHoldQ;
-    q_state.advance();
+    if constexpr (Store::kInPlaceOfQ) {
+      if (!kHoldQ) this->release_q(q_state.stage);
+      previous_q_is_held = kHoldQ;
+      q_state.advance();
+    }
     trace.begin(Phase::kWaitTile);
   }
 };

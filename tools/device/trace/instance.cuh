@@ -5,9 +5,12 @@
 #include "device/trace/consume.cuh"
 #include "device/trace/kernels.hpp"
 #include "device/trace/produce.cuh"
+#include "device/trace/produce_fp8.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/operands_16bit.cuh"
+#include "hopper/forward/operands_fp8.cuh"
 #include "hopper/forward/store.cuh"
+#include "hopper/forward/store_fp8.cuh"
 
 namespace flash3::device {
 
@@ -18,21 +21,32 @@ struct TracedRow {
       forward_config(kElement, kHeadDim, kHeadDim, kBand, ScoreKind::kPlain, kTileM, kTileN);
 };
 
-template <class Traits>
-using TracedConsumer16Bit =
-    TracedConsumer<Consumer<Traits, Operands16Bit<Traits>, StoreInPlaceOfQ<Traits>>,
-                   StoreInPlaceOfQ<Traits>>;
+// What forward_kernel is put together from.
+template <class Row>
+struct TracedPolicies {
+  using Traits = ForwardTraits<Row>;
+  using Producer = TracedProducer<Traits>;
+  using Store = StoreInPlaceOfQ<Traits>;
+  using Consumer = TracedConsumer<hopper::Consumer<Traits, Operands16Bit<Traits>, Store>, Store>;
+};
+template <class Row>
+  requires(Row::kElement == Element::kE4m3)
+struct TracedPolicies<Row> {
+  using Traits = Fp8Traits<Row>;
+  using Producer = TracedFp8Producer<Traits>;
+  using Store = StoreFp8<Traits>;
+  using Consumer = TracedConsumer<hopper::Consumer<Traits, OperandsFp8<Traits>, Store>, Store>;
+};
 
 }  // namespace flash3::device
 
 // element, head dim, band, tile_m, tile_n: a row of the library's tile table.
-#define FLASH3_TRACED_INSTANCE(ELEMENT, ...)                                                       \
-  template <>                                                                                      \
-  flash3::device::TracedKernel                                                                     \
-  flash3::device::traced_kernel<flash3::hopper::Element::ELEMENT, __VA_ARGS__>() {                 \
-    using Traits = hopper::ForwardTraits<TracedRow<hopper::Element::ELEMENT, __VA_ARGS__>>;        \
-    return {                                                                                       \
-        reinterpret_cast<const void*>(                                                             \
-            &hopper::forward_kernel<Traits, TracedProducer<Traits>, TracedConsumer16Bit<Traits>>), \
-        &trace_target};                                                                            \
+#define FLASH3_TRACED_INSTANCE(ELEMENT, ...)                                       \
+  template <>                                                                      \
+  flash3::device::TracedKernel                                                     \
+  flash3::device::traced_kernel<flash3::hopper::Element::ELEMENT, __VA_ARGS__>() { \
+    using P = TracedPolicies<TracedRow<hopper::Element::ELEMENT, __VA_ARGS__>>;    \
+    return {reinterpret_cast<const void*>(                                         \
+                &hopper::forward_kernel<P::Traits, P::Producer, P::Consumer>),     \
+            &trace_target};                                                        \
   }

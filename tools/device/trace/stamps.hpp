@@ -6,7 +6,7 @@
 namespace flash3::device {
 
 // The roles of a block, in the order of their lists. Consumer warpgroup w has list kConsumer + w.
-enum class Role { kScheduler, kLoadQ, kLoadK, kLoadV, kConsumer };
+enum class Role { kScheduler, kLoadQ, kLoadK, kLoadV, kTransposeV, kConsumer };
 inline constexpr int kMostConsumers = 4;
 inline constexpr int kRoles = int(Role::kConsumer) + kMostConsumers;
 
@@ -18,6 +18,8 @@ enum class Phase {
   kBeginTile,   // consumer: which rows these are, and which keys they see
   kWaitRoom,    // loader: for a stage that the consumers have left
   kLoad,        // loader: asks the copy engine for a tile, and waits for nothing
+  kWaitV,       // transposer: for V as it comes
+  kTranspose,   // transposer: V for the tensor cores
   kWaitQ,       // consumer: for Q
   kWaitK,       // consumer: for a key tile of K
   kWaitTurn,    // consumer: ping-pong; the other warpgroup issues

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/*.svg of error and of memory, from the committed measurements in bench/results, as `python -m flash3.bench plot` does.
+"""Draws docs/images/*.svg of error, of memory and of kernels' timelines, from the committed measurements in bench/results, as `python -m flash3.bench plot` does.
 
     python3 bench/draw_charts.py [--check]
 
@@ -15,28 +15,27 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 IMAGES, RESULTS = ROOT / "docs/images", ROOT / "bench/results"
-FIGURES = ("accuracy_cpu", "memory_cpu")
+FIGURES = ("accuracy_cpu", "memory_cpu", *sorted(path.stem for path in RESULTS.glob("trace_*.json")))
 
 
-def package_parts():
-    """(flash3.bench.chart, flash3.bench.reports), where flash3 itself, which needs its library, is not there."""
+def plot():
+    """flash3.bench.plot, where flash3 itself, which needs its library, is not there."""
     package = types.ModuleType("flash3_bench")
     package.__path__ = [str(ROOT / "bindings/python/flash3/bench")]
     sys.modules[package.__name__] = package
     sys.dont_write_bytecode = True
-    return (importlib.import_module(f"{package.__name__}.{name}") for name in ("chart", "reports"))
+    return importlib.import_module(f"{package.__name__}.plot")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    chart, reports = package_parts()
+    svgs_of = plot().svgs_of
     status = 0
     for name in FIGURES:
-        made = reports.chart_of(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
-        for theme in chart.THEMES:
-            path, svg = IMAGES / f"{name}_{theme}.svg", chart.draw(made, theme)
+        for theme, svg in svgs_of(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))).items():
+            path = IMAGES / f"{name}_{theme}.svg"
             if path.exists() and path.read_text(encoding="utf-8") == svg:
                 print(f"{path.relative_to(ROOT)} is up to date")
             elif args.check:

@@ -101,6 +101,58 @@ def test_error_and_memory_are_drawn(tmp_path):
     assert [len(line.split()) for line in flash3] == [2, 2, 2] and [len(line.split()) for line in math] == [2, 1, 1]
 
 
+def trace(consumers):
+    """What `flash3 trace` writes, of consumers whose phases are [(name, microseconds, key tile)], one behind the other."""
+    events = []
+    for tid, phases in enumerate(consumers):
+        events.append({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": f"consumer {tid}"}})
+        at = 0.0
+        for name, us, key_tile in phases:
+            events.append({"ph": "X", "pid": 0, "tid": tid, "name": name, "cat": "work", "ts": at, "dur": us, "args": {"key_tile": key_tile}})
+            at += us
+    about = {"device": "a GPU", "case": "some case", "kernel": "some_kernel", "block": 0, "blocks": 132, "clock_mhz": 1500.0, "ms": 1.0,
+             "ms_traced": 1.1, "commit": "abc", "date": "2026-01-01"}
+    return {"displayTimeUnit": "ns", "otherData": about, "traceEvents": events}
+
+
+def key_tile(n, first=False):
+    phases = [("wait for turn", 1.0, n), ("issue products", 0.5, n), ("wait for scores", 2.0, n), ("softmax: maxima", 1.0, n),
+              ("wait for output", 1.0, n), ("softmax: exponentials", 2.0, n)]
+    return [phase for phase in phases if not first or phase[0] not in ("wait for turn", "wait for output")]
+
+
+def test_a_timeline_of_a_trace_is_drawn(tmp_path):
+    work = [*key_tile(2, first=True), *key_tile(1), *key_tile(0), ("last product", 1.0, 0), ("store", 1.0, 0)]
+    path = tmp_path / "trace_x.json"
+    path.write_text(json.dumps(trace([work, work])), encoding="utf-8")
+    done = bench("plot", path, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    light, dark = ((tmp_path / f"trace_x_{theme}.svg").read_text(encoding="utf-8") for theme in ("light", "dark"))
+    xml.etree.ElementTree.fromstring(light)
+    assert light != dark and "some_kernel, one block: some case" in light and "with stamps 1.100 ms" in light
+    # All of it and a part of it, for two consumers each: what is written in boxes stands in the part alone.
+    assert light.count(">consumer 1<") == 2 and light.count(">exp<") == 2 and "microseconds" in light
+
+
+def test_a_trace_of_something_else_is_not_drawn(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 0, "dur": 1, "tid": 0}]}), encoding="utf-8")
+    done = bench("plot", path, "--out", tmp_path)
+    assert done.returncode == 1 and "holds nothing that is drawn" in done.stderr
+
+
+def test_the_parts_of_a_timeline():
+    from flash3.bench.timeline import shown_part, timeline_of, under_way
+    one = [*key_tile(3, first=True), *key_tile(2), *key_tile(1), *key_tile(0), ("last product", 1.0, 0)]
+    spans = timeline_of(trace([one])).lanes["consumer 0"]
+    # Products are under way from where they are started until the last of them is waited for.
+    assert under_way(spans) == [(0.0, 2.5), (6.5, 11.0), (14.0, 18.5), (21.5, 26.0), (28.0, 29.0)]
+    # Two key tiles of the middle, without the first one.
+    assert shown_part({"consumer 0": spans}) == (6.5, 21.5)
+    assert shown_part({"consumer 0": spans[:9]}) == (0.0, 6.5)
+    assert shown_part({"consumer 0": spans[:4]}) is None and shown_part({"K loader": spans}) is None
+
+
 def test_the_scale_of_a_chart():
     from flash3.bench.chart import Chart, Panel, TOP, HEIGHT, draw, ticks
     assert ticks([3, 750], "linear") == [0, 200, 400, 600, 800] and ticks([0.2], "linear")[-1] == pytest.approx(0.2)

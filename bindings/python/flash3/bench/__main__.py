@@ -43,7 +43,7 @@ def _plot(args):
         raise SystemExit(str(problem)) from None
     print("\n".join(str(path) for path in written))
     for path in skipped:
-        print(f"{path} holds nothing that is drawn: no points of speed, of error or of memory", file=sys.stderr)
+        print(f"{path} holds nothing that is drawn: no points of speed, of error or of memory, and no trace of a kernel", file=sys.stderr)
     return not written
 
 

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of JSON files of measurements, as SVG: speed, error or memory by sequence length, for a light page and for a dark one."""
+"""The figures of JSON files, as SVG for a light page and for a dark one: speed, error or memory by sequence length, or a kernel's timeline."""
 import json
 
-from .chart import THEMES, draw
+from . import chart, timeline
 from .reports import chart_of
+
+
+def svgs_of(report):
+    """{theme: SVG} of what a report holds; empty if there is nothing to draw."""
+    if not isinstance(report, dict):
+        return {}
+    of, draw = (timeline.timeline_of, timeline.draw) if "traceEvents" in report else (chart_of, chart.draw)
+    drawn = of(report)
+    return {theme: draw(drawn, theme) for theme in chart.THEMES} if drawn else {}
 
 
 def draw_report(report, stem):
     """Writes stem_light.svg and stem_dark.svg, and returns their paths; none if there is nothing to draw."""
-    chart = chart_of(report) if isinstance(report, dict) else None
     written = []
-    for theme in THEMES if chart else ():
+    for theme, svg in svgs_of(report).items():
         written.append(stem.with_name(f"{stem.name}_{theme}.svg"))
-        written[-1].write_text(draw(chart, theme), encoding="utf-8")
+        written[-1].write_text(svg, encoding="utf-8")
     return written
 
 

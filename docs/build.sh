@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the site from docs/: OUT/html, with OUT = build/docs unless given. What Doxygen or Sphinx warns of is an error.
+# Builds the site from docs/: OUT/html, with OUT = build/docs unless given. What Doxygen or Sphinx warns of is an error, and so is a link
+# within the site that leads nowhere (docs/check_site.py).
 #
 #   docs/build.sh [OUT]
 #
@@ -26,4 +27,5 @@ doxygen docs/Doxyfile
 "$python" -m sphinx --fresh-env --quiet --fail-on-warning --conf-dir docs \
   --define "breathe_projects.flash3=$FLASH3_DOCS_OUTPUT/doxygen" --doctree-dir "$FLASH3_DOCS_OUTPUT/doctrees" \
   . "$FLASH3_DOCS_OUTPUT/html"
+"$python" docs/check_site.py "$FLASH3_DOCS_OUTPUT/html"
 echo "the site is $FLASH3_DOCS_OUTPUT/html/index.html"

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation and the tree agree, in every .md file: relative links lead to a file and, with #, to a heading of it;
+"""The documentation and the tree agree, in every .md file: links within the tree lead to a file and, with #, to a heading of it, those of
+notebooks too;
 files and names of the code in backticks exist; README.md's C++ and C examples are the marked parts of the programs that the tests compile."""
+import collections
+import json
 import re
 import sys
 import textwrap
+import urllib.parse
 
 from code_names import project_code
 from sources import ROOT
@@ -49,22 +53,42 @@ def without_generated_blocks(text):
     return re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.S)
 
 
-def anchors(path):
-    """GitHub's names for the headings of a file."""
-    headings = re.findall(r"^#+ +(.+)$", without_code_blocks(path.read_text(encoding="utf-8")), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def anchors(text):
+    """GitHub's names for the headings of a text, and what HTML in it names."""
+    found = set(re.findall(r'<\w+[^>]* (?:id|name)="([^"]+)"', text))
+    times = collections.Counter()
+    for heading in re.findall(r"^#+ +(.+?)(?: +#+)?$", without_code_blocks(text), re.M):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(f"{name}-{times[name]}" if times[name] else name)
+        times[name] += 1
+    return found
+
+
+def links(text):
+    """Where a text's links, pictures and references lead, in Markdown or in HTML."""
+    yield from re.findall(r"\]\(<?([^)\s>]+)>?(?: +[\"'][^)]*)?\)", text)
+    yield from re.findall(r"^ {0,3}\[[^\]\n]+\]: +<?([^\s>]+)", text, re.M)
+    yield from re.findall(r'<\w+[^>]*? (?:href|src|srcset)="([^"]+)"', text)
 
 
 def check_links(path, text):
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    for link in links(text):
         if re.match(r"[a-z]+:", link):
             continue
         file, _, anchor = link.partition("#")
-        target = (path.parent / file).resolve() if file else path
-        if not target.exists():
+        target = (path.parent / urllib.parse.unquote(file)).resolve() if file else path
+        if not target.exists() or target.is_relative_to(ROOT / "build"):
             yield f"link to {link}: there is no such file"
-        elif anchor and anchor not in anchors(target):
+        elif anchor and (target.suffix != ".md" or anchor not in anchors(target.read_text(encoding="utf-8"))):
             yield f"link to {link}: there is no such heading"
+
+
+def notebook_texts():
+    """(path, what its cells of text hold) of each notebook."""
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        yield path, "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 def check_file_names(path, text):
@@ -116,6 +140,7 @@ def check_examples():
 
 def main():
     bad, files = list(check_examples()), markdown_files()
+    bad += [f"{path.relative_to(ROOT)}: {complaint}" for path, text in notebook_texts() for complaint in check_links(path, text)]
     code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
     for path in files:
         text = without_code_blocks(path.read_text(encoding="utf-8"))

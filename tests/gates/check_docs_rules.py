@@ -1,11 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which names in backticks the gate of the documents (check_docs.py) takes for names of the code, and which of these it finds."""
+"""What the gate of the documents (check_docs.py) and the check of the site (docs/check_site.py) find: links that lead nowhere, and names in
+backticks that no code has."""
+import contextlib
+import io
+import json
 import pathlib
+import sys
+import tempfile
 import unittest
 
 import check_docs
 from code_names import Code
+
+sys.path.append(str(check_docs.ROOT / "docs"))
+import check_site
 
 CODE = Code({
     "src/core/mask.hpp": """
@@ -28,6 +37,61 @@ CODE = Code({
 
 def complaints(text, known=frozenset()):
     return list(check_docs.check_identifiers(pathlib.Path("x.md"), text, CODE, known))
+
+
+class Links(unittest.TestCase):
+    def complaints(self, text):
+        """Of a text in docs/, beside docs/figures.md, a page with headings."""
+        return list(check_docs.check_links(check_docs.ROOT / "docs/x.md", text))
+
+    def test_links_that_lead_somewhere(self):
+        for text in ("[a](figures.md)", "[a](figures.md#measurements)", '[a](figures.md "a title")', "[a](<figures.md>)", "![a](images/forward_light.svg)",
+                     "[a](../README.md)", "[a](../examples)", "[a]: figures.md", '<img src="images/forward_light.svg">',
+                     '<source media="(x)" srcset="images/forward_dark.svg">', "[a](https://nowhere.invalid/x)", '<a href="mailto:a@b.c">'):
+            self.assertEqual(self.complaints(text), [], text)
+
+    def test_links_that_do_not(self):
+        for text in ("[a](figure.md)", "[a](figures.md#no-such)", '[a](figure.md "a title")', "[a](<figure.md>)", "![a](images/forward.svg)",
+                     "[a]: figure.md", '<img alt="x" src="images/forward.svg">', '<source srcset="images/forward.svg">', '<a href="figure.md">',
+                     "[a](../build/docs)", "[a](conf.py#L10)"):
+            self.assertEqual(len(self.complaints(text)), 1, text)
+
+    def test_names_of_headings(self):
+        text = "# A `b_c`, d!\n## Same\n## Same\n### [linked](x.md) here\n```\n# no heading\n```\n<a id=\"own\"></a>\n"
+        self.assertEqual(check_docs.anchors(text), {"a-b_c-d", "same", "same-1", "linked-here", "own"})
+
+
+class Site(unittest.TestCase):
+    """docs/check_site.py, on a site of a few pages."""
+
+    def complaints(self, **changes):
+        index = {"docnames": ["docs/index", "docs/page"], "terms": {w: 0 for w, kind in check_site.SEARCHED.items() if kind == "word"},
+                 "titleterms": {w: 0 for w, kind in check_site.SEARCHED.items() if kind == "title"},
+                 "objects": {"": [[0, 0, 1, "", w] for w, kind in check_site.SEARCHED.items() if kind == "object"]}}
+        files = {"index": '<a href="docs/index.html">x</a>', "docs/index": '<a href="page.html#there">x</a><a href="http://nowhere.invalid/">y</a>',
+                 "docs/page": '<h1 id="there">x</h1><a href="#there">x</a><img src="../picture.svg">', "picture.svg": "", **changes}
+        index.update(files.pop("search", {}))
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            (root / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})", encoding="utf-8")
+            for name, text in files.items():
+                (root / (name if "." in name else name + ".html")).write_text(text, encoding="utf-8")
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                failed = check_site.main(folder)
+        return output.getvalue().splitlines() if failed else []
+
+    def test_a_site_in_order(self):
+        self.assertEqual(self.complaints(), [])
+
+    def test_what_is_wrong(self):
+        self.assertEqual(len(self.complaints(**{"docs/page": "<h1>x</h1>"})), 1)  # no place "there"
+        self.assertEqual(len(self.complaints(**{"docs/page": '<h1 id="there">x</h1><a href="none.html">x</a>'})), 1)
+        self.assertEqual(len(self.complaints(**{"docs/page": '<h1 id="there">x</h1><img srcset="none.svg">'})), 1)
+        self.assertEqual(len(self.complaints(**{"docs/other": "x"})), 2)  # nothing leads to it, and the search does not know it
+        self.assertEqual(len(self.complaints(search={"titleterms": {}})), 1)
+        self.assertEqual(len(self.complaints(search={"docnames": ["docs/index"]})), 1)
 
 
 class Identifiers(unittest.TestCase):

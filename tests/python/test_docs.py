@@ -2,19 +2,20 @@
 """The Python examples in the documentation run as they stand, each file's one behind the other."""
 import pathlib
 import re
+import textwrap
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/index.md"])
 def test_python_blocks(name, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
+    blocks = re.findall(r"^( *)```python\n(.*?)^ *```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
     assert blocks
     scope = {}
-    for block in blocks:
-        exec(compile(block, name, "exec"), scope)
+    for _, block in blocks:
+        exec(compile(textwrap.dedent(block), name, "exec"), scope)
 
 
 def migrations():

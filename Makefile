@@ -60,7 +60,7 @@ endif
 run: program
 	$(flash3) run --input $(INPUT) --check
 
-# With a GPU also the kernels of --ablation and --ceiling, which make run and make build leave out.
+# With a GPU also the kernels of --ablation, --ceiling and trace, which make run and make build leave out.
 bench: bench_args = -DFLASH3_BENCH_KERNELS=ON
 bench: program
 	$(flash3) bench

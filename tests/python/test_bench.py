@@ -142,11 +142,15 @@ def test_a_trace_of_something_else_is_not_drawn(tmp_path):
 
 
 def test_the_parts_of_a_timeline():
-    from flash3.bench.timeline import shown_part, timeline_of, under_way
+    from flash3.bench.timeline import share_under_way, shown_part, timeline_of, under_way
     one = [*key_tile(3, first=True), *key_tile(2), *key_tile(1), *key_tile(0), ("last product", 1.0, 0)]
     spans = timeline_of(trace([one])).lanes["consumer 0"]
     # Products are under way from where they are started until the last of them is waited for.
     assert under_way(spans) == [(0.0, 2.5), (6.5, 11.0), (14.0, 18.5), (21.5, 26.0), (28.0, 29.0)]
+    later = timeline_of(trace([[("wait for work", 1.0, -1), *one]])).lanes["consumer 0"]
+    assert share_under_way({"consumer 0": spans}, 0, 29) == pytest.approx((2.5 + 3 * 4.5 + 1) / 29)
+    assert share_under_way({"consumer 0": spans, "consumer 1": later, "K loader": spans}, 0, 29) == pytest.approx((3.5 + 3 * 5.5 + 1) / 29)
+    assert share_under_way({"consumer 0": spans}, 3, 6) == 0 and share_under_way({"consumer 0": spans}, 7, 10) == 1
     # Two key tiles of the middle, without the first one.
     assert shown_part({"consumer 0": spans}) == (6.5, 21.5)
     assert shown_part({"consumer 0": spans[:9]}) == (0.0, 6.5)

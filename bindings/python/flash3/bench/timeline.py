@@ -81,6 +81,16 @@ def under_way(spans):
     return found
 
 
+def share_under_way(lanes, begin, end):
+    """The share of this time in which products of one consumer or another are under way."""
+    bars = sorted((max(b, begin), min(e, end)) for name, spans in lanes.items() if name.startswith("consumer") for b, e in under_way(spans))
+    covered, reached = 0.0, begin
+    for b, e in bars:
+        covered += max(0.0, e - max(b, reached))
+        reached = max(reached, e)
+    return covered / (end - begin)
+
+
 def shown_part(lanes):
     """(begin, end) of up to MOST_SHOWN key tiles in a row, in the middle of what the first consumer does; None where it has no two in a row.
 
@@ -123,17 +133,19 @@ def _lane(name, spans, y, place, inside, labels):
 
 
 def _panel(timeline, y, title, inside, labels, marked=None):
-    """(parts, height) of the lanes between two times; marked: where the larger part lies."""
+    """(parts, height) of the lanes between two times, without those that do nothing then; marked: where the larger part lies."""
     begin, end = inside
     place = lambda us: LEFT + (WIDTH - RIGHT - LEFT) * (us - begin) / (end - begin)
-    height = len(timeline.lanes) * (LANE + LANE_GAP)
-    parts = [text(LEFT, y - 8, title, 12, weight="bold")]
+    lanes = {name: spans for name, spans in timeline.lanes.items() if any(s.phase in KIND_OF and s.begin < end and s.end > begin for s in spans)}
+    height = len(lanes) * (LANE + LANE_GAP)
+    share = share_under_way(timeline.lanes, begin, end)
+    parts = [text(LEFT, y - 8, f"{title}: products are under way for {100 * share:.0f} % of the time", 12, weight="bold")]
     for tick in ticks([end - begin], "linear"):
         if tick <= end - begin:
             x = round(place(begin + tick), 1)
             parts += [f'<path d="M{x} {y}v{height}" class="grid"/>', text(x, y + height + 13, f"{tick:g}", 11, "middle", "faint")]
     parts.append(text(WIDTH - RIGHT, y - 8, "microseconds", 11, "end", "faint"))
-    for i, (name, spans) in enumerate(timeline.lanes.items()):
+    for i, (name, spans) in enumerate(lanes.items()):
         parts += _lane(name, spans, y + i * (LANE + LANE_GAP), place, inside, labels)
     if marked:
         parts.append(f'<path d="M{place(marked[0]):.1f} {y - 3}V{y + height}M{place(marked[1]):.1f} {y - 3}V{y + height}" class="mark"/>')

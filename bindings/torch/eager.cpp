@@ -305,16 +305,13 @@ Owned attend_to_cache(PyObject* const* arguments) {
   flash3_forward_params* p = &params;
   p->struct_size = sizeof params;
   PyObject *with_lse = arguments[0], *q = arguments[1];
-  PyObject* const* new_keys = arguments + 4;
-  PyObject* const* o = arguments + 11;
+  PyObject *const *new_keys = arguments + 4, *const *o = arguments + 11;
   Inputs inputs = {{q, &p->q}, {arguments[2], &p->k}, {arguments[3], &p->v}};
-  for (const Input& optional : {Input{new_keys[0], &p->k_new},
-                                {new_keys[1], &p->v_new},
-                                {new_keys[2], &p->cu_seqlens_k_new},
-                                {new_keys[3], &p->rotary_cos},
-                                {new_keys[4], &p->rotary_sin},
-                                {new_keys[5], &p->rotary_offsets},
-                                {o[2], &p->seqused_k},
+  flash3_tensor* const of_new[] = {&p->k_new,      &p->v_new,      &p->cu_seqlens_k_new,
+                                   &p->rotary_cos, &p->rotary_sin, &p->rotary_offsets};
+  for (size_t i = 0; i < std::size(of_new); ++i)
+    if (new_keys[i] != Py_None) inputs.push_back({new_keys[i], of_new[i]});
+  for (const Input& optional : {Input{o[2], &p->seqused_k},
                                 {o[3], &p->page_table},
                                 {o[8], &p->sink},
                                 {o[9], &p->cache_batch_idx},
@@ -335,12 +332,12 @@ Owned attend_to_cache(PyObject* const* arguments) {
     return nullptr;
   p->window = p->window_left >= 0 || p->window_right >= 0;
   DLDevice device{}, device_out{};
-  if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p))
+  if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p) ||
+      p->q.dtype == FLASH3_FLOAT8_E4M3)  // whose result has another dtype
     return nullptr;
   flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
-  if (p->q.dtype == FLASH3_FLOAT8_E4M3) return nullptr;  // its result has another dtype
   if (o[19] != Py_None && !describe_schedule(o[19], device, &schedule)) return nullptr;
-  if (o[19] != Py_None) p->schedule = &schedule;
+  p->schedule = o[19] != Py_None ? &schedule : nullptr;
   // Rows that no sequence has are the operator's to fill, where it does.
   if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
   Owned out = empty_out(q, params);

@@ -98,7 +98,8 @@ TEST(DecodePlan, HasNoCacheOfFloat32) {
       hopper::plan(problem_of("fp32/b2/q1/k300/h4/d64/causal/usedk/paged16"), kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_EQ(status.message(),
-            "q.dtype = float32 but the hopper backend has a KV cache in float16, bfloat16 and float8_e4m3 only");
+            "q.dtype = float32 but the hopper backend has a KV cache in float16, bfloat16 and "
+            "float8_e4m3 only");
 }
 
 TEST(DecodePlan, WritesFloat32ByTheSameKernel) {

@@ -15,6 +15,7 @@ It holds::
     backends, version    what this machine has, and which library this is
     arrays               the C calls as they are, with memory for results from the caller
     distributed          attention over tokens that are dealt to many processes; a package that is imported by its name
+    jax                  jax.nn.dot_product_attention; a module that is imported by its name
 
 torch.ops.flash3 holds the operators forward, backward, quantize, merge, attention_with_kv_cache and kv_cache_schedule, each with a
 form for results in given memory (forward_out …); attention_with_kv_cache_append, a call that writes its cache; and inference, a

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of libflash3_jax.so (bindings/jax/) as functions of JAX: registration, shapes, gradients and batching."""
+import ctypes
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _library as _c
+
+MINIMUM_JAX = (0, 7)
+DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn")
+
+
+class Options(typing.NamedTuple):
+    """What a call has beside tensors; it is part of what jit keys its compilations by."""
+    softmax_scale: float = 0.0
+    causal: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    chunk: int = 0
+    deterministic: bool = False
+    with_lse: bool = False
+    compute_fp8: bool = False
+    rotation_seed: int = 0
+
+    def scores(self):
+        """What the handlers of forward and backward both have as attributes."""
+        return {"softmax_scale": np.float32(self.softmax_scale), "causal": self.causal, "window_left": np.int64(self.window_left),
+                "window_right": np.int64(self.window_right), "softcap": np.float32(self.softcap), "chunk": np.int64(self.chunk)}
+
+
+def _load():
+    if jax.__version_info__[:2] < MINIMUM_JAX:
+        raise ImportError(f"jax is {jax.__version__} but flash3.jax needs jax >= {'.'.join(map(str, MINIMUM_JAX))}")
+    path = _c.FOLDER / "libflash3_jax.so"
+    if not path.exists():
+        raise ImportError(f"{path} is not there: this flash3 was built without jaxlib's headers. From flash3's sources, "
+                          "FLASH3_JAX=ON pip install . builds it with them")
+    return ctypes.CDLL(str(path))
+
+
+_library = _load()
+
+
+@functools.cache
+def register():
+    """Makes the handlers known to XLA, once and not before a call needs them; those of a platform that is not there wait for it."""
+    for call in ("forward", "backward"):
+        for suffix, platform in (("cpu", "cpu"), ("cuda", "CUDA")):
+            handler = jax.ffi.pycapsule(getattr(_library, f"flash3_jax_{call}_{suffix}"))
+            try:
+                jax.ffi.register_ffi_target(f"flash3_{call}", handler, platform=platform)
+            except Exception as error:  # XLA compares the handler's version of its interface with its own
+                raise ImportError(f"jax {jax.__version__} does not take the handlers of {_c.FOLDER / 'libflash3_jax.so'}, which were "
+                                  f"built with another jaxlib's headers: {error}") from error
+
+
+def _described(name, x):
+    if x.dtype.name not in _c.DTYPES:
+        raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be one of {', '.join(DTYPES)}; int32 for lengths")
+    if x.ndim > 4:
+        raise ValueError(f"{name}.ndim = {x.ndim} but a tensor has at most 4 dimensions")
+    strides = [int(np.prod(x.shape[d + 1:])) for d in range(x.ndim)]
+    pad = [0] * (4 - x.ndim)
+    return _c.Tensor(None, _c.DTYPES[x.dtype.name], x.ndim, (ctypes.c_int64 * 4)(*x.shape, *pad),
+                     (ctypes.c_int64 * 4)(*strides, *pad))
+
+
+def check(tensors, options):
+    """The library's own validation, when a call is traced: of shapes and dtypes, by the backend that takes most."""
+    out = _shape_of_out(tensors)
+    params = _c.ForwardParams(struct_size=ctypes.sizeof(_c.ForwardParams), backend=_c.BACKENDS["cpu"],
+                              softmax_scale=options.softmax_scale, causal=options.causal, window=1,
+                              window_left=options.window_left, window_right=options.window_right, softcap=options.softcap,
+                              chunk=options.chunk, compute=int(options.compute_fp8), rotation_seed=options.rotation_seed)
+    for name, x in {**tensors, "out": out}.items():
+        setattr(params, name, _described(name, x))
+    _c.check(_c.lib.flash3_forward_supported(ctypes.byref(params)))
+
+
+def _axes_of(x):
+    """The manual axes of shard_map over which x varies; JAX has had two names for them."""
+    type_of_x = jax.typeof(x)
+    return type_of_x.manual_axis_type.varying if hasattr(type_of_x, "manual_axis_type") else type_of_x.vma
+
+
+def _varying(x, axes):
+    missing = tuple(sorted(axes - _axes_of(x))) if axes else ()
+    if not missing:
+        return x
+    return jax.lax.pcast(x, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, missing)
+
+
+def _axes(tensors):
+    return frozenset().union(*(_axes_of(x) for x in tensors))
+
+
+def one_vma(tensors):
+    """These named tensors, varying over the same manual axes of shard_map: a handler's result varies over all of them."""
+    axes = _axes(tensors.values())
+    return {name: _varying(x, axes) for name, x in tensors.items()}
+
+
+def _fold(x, batch):
+    return x.reshape(batch, *x.shape[2:])
+
+
+def _call(target, names, results, attributes):
+    """A function of tensors with these names that runs a handler; results: {name: function of the tensors' shapes}.
+
+    Under vmap the mapped axis joins the batch, so that one call does all. A sink has no batch, nor have its gradient and some
+    scales of FP8: such calls are made one after the other.
+    """
+    @jax.custom_batching.custom_vmap
+    def run(*tensors):
+        register()
+        named = dict(zip(names, tensors))
+        shapes = [shape(named) for shape in results.values()]
+        return tuple(jax.ffi.ffi_call(target, shapes)(*tensors, tensors=" ".join([*names, *results]), **attributes))
+
+    @run.def_vmap
+    def rule(size, batched, *tensors):
+        if any(name == "sink" or name.endswith("_scale") for name in names):
+            mapped = [x for x, b in zip(tensors, batched) if b]
+
+            def one(mapped):
+                rest = iter(mapped)
+                return run(*(next(rest) if b else x for x, b in zip(tensors, batched)))
+            return jax.lax.map(one, mapped), (True,) * len(results)
+        full = [x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(tensors, batched)]
+        batch = full[0].shape[1]
+        made = run(*(_fold(x, size * batch) for x in full))
+        return tuple(x.reshape(size, batch, *x.shape[1:]) for x in made), (True,) * len(results)
+
+    def typed(*tensors):  # what a handler makes is typed as varying over no axis
+        axes = _axes(tensors)
+        return tuple(_varying(x, axes) for x in run(*(_varying(x, axes) for x in tensors)))
+    return typed
+
+
+def is_fp8(x):
+    return x.dtype.name == "float8_e4m3fn"
+
+
+def _shape_of_out(t):
+    return jax.ShapeDtypeStruct((*t["q"].shape[:-1], t["v"].shape[-1]), jnp.bfloat16 if is_fp8(t["q"]) else t["q"].dtype)
+
+
+def _shape_of_lse(t):
+    batch, rows, heads, _ = t["q"].shape
+    return jax.ShapeDtypeStruct((batch, heads, rows), np.float32)
+
+
+def _shape_like(name):
+    return lambda t: jax.ShapeDtypeStruct(t[name].shape, t[name].dtype)
+
+
+def given(**tensors):
+    return {name: x for name, x in tensors.items() if x is not None}
+
+
+def _run_forward(inputs, options, with_lse):
+    """out, lse: of rows that seqused_q leaves out, which the library does not write, what a query without keys gets."""
+    results = {"out": _shape_of_out, **({"lse": _shape_of_lse} if with_lse else {})}
+    attributes = {**options.scores(), "compute_fp8": options.compute_fp8,
+                  "rotation_seed": np.uint64(options.rotation_seed).astype(np.int64)}
+    made = _call("flash3_forward", tuple(inputs), results, attributes)(*inputs.values())
+    out, lse = made if with_lse else (*made, None)
+    if "seqused_q" in inputs:
+        counts = jnp.arange(out.shape[1])[None, :] < inputs["seqused_q"][:, None]
+        out = jnp.where(counts[:, :, None, None], out, jnp.zeros((), out.dtype))
+        lse = None if lse is None else jnp.where(counts[:, None, :], lse, -jnp.inf)
+    return out, lse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(options, inputs):
+    """(out, lse), or (out, None) without options.with_lse; inputs: {the C interface's name: tensor}."""
+    return _run_forward(inputs, options, options.with_lse)
+
+
+def _attention_forward(options, inputs):
+    if is_fp8(inputs["q"]):
+        raise NotImplementedError('FP8 has no gradients; compute="fp8" takes 16-bit tensors and has theirs')
+    out, lse = _run_forward(inputs, options, True)
+    return (out, lse if options.with_lse else None), (inputs, out, lse)
+
+
+def _attention_backward(options, saved, cotangents):
+    inputs, out, lse = saved
+    tensors = {**given(dout=cotangents[0], dlse=cotangents[1]), **inputs, "out": out, "lse": lse}
+    wanted = [name for name in ("q", "k", "v", "sink") if name in inputs]
+    results = {f"d{name}": _shape_like(name) for name in wanted}
+    attributes = {**options.scores(), "deterministic": options.deterministic}
+    made = dict(zip(wanted, _call("flash3_backward", tuple(tensors), results, attributes)(*tensors.values())))
+    return ({name: made.get(name) for name in inputs},)
+
+
+attention.defvjp(_attention_forward, _attention_backward)

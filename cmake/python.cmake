@@ -6,6 +6,7 @@
 #   flash3_torch    libflash3_torch.so, bindings/torch/ on torch's stable ABI
 #   flash3_eager    _eager.abi3.so, the short way from Python around torch's dispatcher, on Python's stable
 #                   ABI; only with Python's headers, and the package does without it
+#   flash3_jax      libflash3_jax.so, bindings/jax/ on XLA's FFI; only with jaxlib's headers, for flash3.jax alone
 #
 # pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
 # torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
@@ -103,12 +104,39 @@ else()
   message(STATUS "flash3: without the short way from Python (${FLASH3_PYTHON_EXECUTABLE} has no Python.h: apt install python3-dev)")
 endif()
 
+set(FLASH3_JAX AUTO CACHE STRING "Build the library of flash3.jax: AUTO (if jaxlib is there for its headers), ON or OFF")
+set_property(CACHE FLASH3_JAX PROPERTY STRINGS AUTO ON OFF)
+set(jaxlib_dir "")
+if(NOT FLASH3_JAX STREQUAL "OFF")
+  execute_process(
+    COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c
+            "import importlib.util as u; print(u.find_spec('jaxlib').submodule_search_locations[0])"
+    OUTPUT_VARIABLE jaxlib_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(EXISTS "${jaxlib_dir}/include/xla/ffi/api/ffi.h")
+  add_library(flash3_jax SHARED ${PROJECT_SOURCE_DIR}/bindings/jax/handlers.cpp)
+  target_include_directories(flash3_jax SYSTEM PRIVATE ${jaxlib_dir}/include)
+  target_link_libraries(flash3_jax PRIVATE flash3_python flash3_warnings)
+  set_target_properties(flash3_jax PROPERTIES CXX_VISIBILITY_PRESET default) # XLA's macro leaves that open; the map decides
+  flash3_python_library(flash3_jax ${PROJECT_SOURCE_DIR}/cmake/flash3_jax.map)
+  target_link_options(flash3_jax PRIVATE LINKER:--no-undefined)
+  add_dependencies(flash3_torch flash3_jax) # as _eager
+  file(STRINGS ${jaxlib_dir}/version.py version REGEX "^_version")
+  string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")
+  flash3_contains(jax XLA "${version}" Apache-2.0 "headers of jaxlib, compiled into libflash3_jax.so; jaxlib is not shipped"
+                  pkg:pypi/jaxlib)
+elseif(FLASH3_JAX STREQUAL "ON")
+  message(FATAL_ERROR "FLASH3_JAX=ON, but ${FLASH3_PYTHON_EXECUTABLE} has no jaxlib >= 0.7, whose headers flash3.jax is built with")
+elseif(NOT FLASH3_JAX STREQUAL "OFF")
+  message(STATUS "flash3: without flash3.jax (${FLASH3_PYTHON_EXECUTABLE} has no jaxlib)")
+endif()
+
 file(STRINGS ${torch_dir}/version.py version REGEX "^__version__")
 string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")
 flash3_contains(torch PyTorch "${version}" BSD-3-Clause "headers, compiled into libflash3_torch.so; the libraries are not shipped"
                 pkg:pypi/torch)
 if(SKBUILD)
-  flash3_write_sbom(${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json library torch)
+  flash3_write_sbom(${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json library torch jax)
   install(FILES ${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json DESTINATION ${SKBUILD_METADATA_DIR}/sboms
           COMPONENT python EXCLUDE_FROM_ALL)
 endif()

@@ -4,7 +4,7 @@
 #
 # No time and no serial number: the same build gives the same file.
 
-# flash3_contains(PART NAME VERSION LICENSE HOW PURL): PART is library, program, torch or tvm_ffi; LICENSE an SPDX expression, or
+# flash3_contains(PART NAME VERSION LICENSE HOW PURL): PART is library, program, torch, jax or tvm_ffi; LICENSE an SPDX expression, or
 # a name with an address behind a bar; PURL without the version.
 function(flash3_contains part name version license how purl)
   if(version STREQUAL "")

@@ -3,7 +3,7 @@
 # make release: dist/ gets, of the commit that is checked out,
 #
 #   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes
-#   flash3-….whl              the Python package, with the GPU backend (FLASH3_HOPPER=OFF: without)
+#   flash3-….whl              the Python package, with flash3.jax and the GPU backend (FLASH3_HOPPER=OFF: without)
 #   flash_attn_3-….whl        the drop-in
 #   flash3-VERSION.sha256     their sums, for sha256sum -c
 #
@@ -29,7 +29,7 @@ git archive --format=tar --prefix="flash3-$version/" HEAD | gzip -n -9 >"dist/fl
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 wheel=("$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist)
-"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" .
+"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" -C cmake.define.FLASH3_JAX=ON .
 "${wheel[@]}" ./bindings/dropin
 
 cd dist

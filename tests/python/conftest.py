@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU's memory, which torch's tests need
 
 
 def _hopper():

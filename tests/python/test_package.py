@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two wheels: that they build, what is in them, and that they run from where they are installed."""
+import importlib.util
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+JAX = ["libflash3_jax"] if importlib.util.find_spec("jaxlib") else []
 HAS_HEADERS = pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
@@ -51,7 +53,8 @@ def test_wheels(site):
     assert re.fullmatch(rf"flash3-{re.escape(version)}-py3-none-\w*linux\w*\.whl", wheels["flash3"].name)
     names = zipfile.ZipFile(wheels["flash3"]).namelist()
     eager = ["flash3/_eager.abi3.so"] if HAS_HEADERS else []
-    assert sorted(n for n in names if ".so" in n) == [*eager, "flash3/libflash3.so", "flash3/libflash3_torch.so"]
+    assert sorted(n for n in names if ".so" in n) == [*eager, "flash3/libflash3.so", *(f"flash3/{n}.so" for n in JAX),
+                                                         "flash3/libflash3_torch.so"]
     assert all(n.startswith(("flash3/", f"flash3-{version}.dist-info/")) for n in names)
     assert {f"flash3-{version}.dist-info/{n}" for n in ("licenses/LICENSE", "licenses/NOTICE", "sboms/flash3.cdx.json")} <= set(names)
     assert [n for n in zipfile.ZipFile(wheels["flash_attn_3"]).namelist() if n.endswith("/licenses/LICENSE")]
@@ -66,7 +69,7 @@ def test_links_nothing_of_one_python_or_one_torch(site):
     if not readelf:
         pytest.skip("there is no readelf")
     needed = {}
-    for name in ("libflash3", "libflash3_torch", *(["_eager.abi3"] if HAS_HEADERS else [])):
+    for name in ("libflash3", "libflash3_torch", *JAX, *(["_eager.abi3"] if HAS_HEADERS else [])):
         text = subprocess.run([readelf, "-d", folder / f"flash3/{name}.so"], capture_output=True, text=True, check=True).stdout
         needed[name] = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
         assert re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text) in ([], ["$ORIGIN"])
@@ -74,6 +77,7 @@ def test_links_nothing_of_one_python_or_one_torch(site):
               "ld-linux-x86-64.so.2"}
     assert needed["libflash3"] <= system
     assert needed["libflash3_torch"] - system == {"libflash3.so", "libtorch_cpu.so"}
+    assert needed.get("libflash3_jax", system) - system <= {"libflash3.so"}
     assert needed.get("_eager.abi3", system) - system <= {"libflash3.so"}  # Python's symbols are those of the process
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python examples check themselves; here they run, on the real weights and the real text."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from conftest import DEVICES
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name, *arguments):
-    done = subprocess.run([sys.executable, "-B", EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True)
+def run(name, *arguments, environment=None):
+    done = subprocess.run([sys.executable, "-B", EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, **(environment or {})})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -30,6 +32,18 @@ def test_long_context(tmp_path):
     assert "the losses are apart by" in text
     ranks = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["ranks"]
     assert [len(ranks[n]["loss"]) for n in ("1", "2")] == [4, 4]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_jax(device):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    try:
+        import flash3.jax
+        jax.devices(device)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"no flash3.jax on {device}: {error}")
+    text = run("12_jax.py", environment={"JAX_PLATFORMS": device, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    assert "with jax.nn" in text
 
 
 def test_tour():

@@ -21,13 +21,17 @@ inline uint16_t float_to_bfloat16(float x) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC knows _Float16 here from 13 on
+#else
+using Half = _Float16;
+#endif
+
 inline float float16_to_float(uint16_t bits) {
-  return static_cast<float>(std::bit_cast<_Float16>(bits));
+  return static_cast<float>(std::bit_cast<Half>(bits));
 }
 
-inline uint16_t float_to_float16(float x) {
-  return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
-}
+inline uint16_t float_to_float16(float x) { return std::bit_cast<uint16_t>(static_cast<Half>(x)); }
 
 // Element `index` of an array of `dtype`.
 inline float load_float(const void* data, flash3_dtype dtype, int64_t index) {

@@ -20,7 +20,7 @@ program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release
 flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install hub release clean distclean
+.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install hub release aarch64 clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -33,6 +33,7 @@ help:
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
 	@echo "make hub      the Python package as Hugging Face's hub has kernels, in dist/hub/"
 	@echo "make release  source archive, Python wheels and their SHA-256 sums, in dist/"
+	@echo "make aarch64  the CPU backend and the program for Arm64, tried in qemu"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
 
 setup:
@@ -104,11 +105,16 @@ hub: setup-gates
 	@rm -rf dist/hub
 	@cmake --install build/hub --component hub --prefix dist/hub
 
-release: setup-gates
+release:
+	@scripts/setup.sh release
 	@scripts/release.sh
 
+aarch64:
+	@scripts/setup.sh aarch64
+	@scripts/aarch64.sh
+
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub
+	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub build/aarch64
 
 distclean:
 	rm -rf build dist

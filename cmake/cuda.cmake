@@ -143,9 +143,13 @@ math(EXPR patch "${version} % 1000")
 flash3_contains(library "CUDA C++ Core Libraries (CUB)" ${major}.${minor}.${patch} "BSD-3-Clause AND Apache-2.0 WITH LLVM-exception"
                 "headers, compiled in" pkg:github/nvidia/cccl)
 
+option(FLASH3_LINEINFO "Kernels name their source lines to profilers: three quarters of the library's bytes" ON)
+
 # Any target with CUDA in it, tests included. In the build folder lies what CMake writes for device headers.
 function(flash3_cuda_flags target)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+  if(FLASH3_LINEINFO)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>)
+  endif()
   target_include_directories(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${PROJECT_BINARY_DIR}/src>)
   target_include_directories(${target} SYSTEM PRIVATE
                              $<$<COMPILE_LANGUAGE:CXX>:${FLASH3_CUDA_INCLUDE_DIR}>)

@@ -56,6 +56,7 @@ function(flash3_hub_library target exports)
 endfunction()
 
 add_library(flash3_hub SHARED $<TARGET_OBJECTS:flash3_objects>)
+target_link_libraries(flash3_hub PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_hub)
 set_target_properties(flash3_hub PROPERTIES OUTPUT_NAME ${hub_name})
 flash3_hub_library(flash3_hub ${PROJECT_SOURCE_DIR}/cmake/flash3.map)

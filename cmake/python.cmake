@@ -8,6 +8,8 @@
 #                   ABI; only with Python's headers, and the package does without it
 #   flash3_jax      libflash3_jax.so, bindings/jax/ on XLA's FFI; only with jaxlib's headers, for flash3.jax alone
 #
+# With FLASH3_MANYLINUX they run on systems older than this one, as PyPI's wheels must (cmake/manylinux/stubs.py).
+#
 # pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
 # torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
 # package's sources then lie in python/flash3 of the build folder, so that PYTHONPATH=…/python is the
@@ -20,6 +22,8 @@ if(SKBUILD)
   set(default_python ${Python3_EXECUTABLE})
 endif()
 set(FLASH3_PYTHON_EXECUTABLE ${default_python} CACHE FILEPATH "Interpreter whose torch the Python package is built with")
+
+option(FLASH3_MANYLINUX "Link the Python package for manylinux_2_28: glibc 2.28 or newer (x86-64, GCC)" OFF)
 
 set(FLASH3_WITH_PYTHON FALSE)
 if(NOT FLASH3_PYTHON STREQUAL "OFF" AND PROJECT_IS_TOP_LEVEL AND NOT FLASH3_SANITIZE)
@@ -46,6 +50,33 @@ set(package ${PROJECT_SOURCE_DIR}/bindings/python/flash3)
 set(FLASH3_PYTHONPATH ${PROJECT_BINARY_DIR}/python)
 set(staged ${FLASH3_PYTHONPATH}/flash3)
 
+# What every library of the package links, before anything else that brings a libstdc++: newer symbols than the stubs have come out of
+# GCC's archives.
+add_library(flash3_manylinux INTERFACE)
+if(FLASH3_MANYLINUX)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    message(FATAL_ERROR "FLASH3_MANYLINUX=ON: the compiler is ${CMAKE_CXX_COMPILER_ID} for ${CMAKE_SYSTEM_PROCESSOR}; it must be GNU for x86_64")
+  endif()
+  set(stubs ${PROJECT_BINARY_DIR}/manylinux)
+  execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/manylinux/stubs.py --compiler ${CMAKE_CXX_COMPILER}
+                          --readelf ${CMAKE_READELF} ${stubs} COMMAND_ERROR_IS_FATAL ANY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/manylinux/stubs.py)
+  add_library(flash3_single_threaded STATIC ${PROJECT_SOURCE_DIR}/cmake/manylinux/single_threaded.c)
+  set_target_properties(flash3_single_threaded PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  set(libraries "") # the stubs as options: by their names CMake would make a path to load them from
+  foreach(name IN ITEMS libstdc++.so.6 libm.so.6 libgcc_s.so.1 libc.so.6 ld-linux-x86-64.so.2)
+    list(APPEND libraries -Wl,${stubs}/${name})
+  endforeach()
+  foreach(name IN ITEMS libstdc++.a libgcc.a libc_nonshared.a)
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=${name} OUTPUT_VARIABLE file OUTPUT_STRIP_TRAILING_WHITESPACE)
+    list(APPEND libraries ${file})
+  endforeach()
+  # Threads, dlopen and shm_open are libc's own only since glibc 2.34.
+  target_link_options(flash3_manylinux INTERFACE -nodefaultlibs LINKER:--push-state,--no-as-needed
+                      LINKER:-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1 LINKER:--pop-state)
+  target_link_libraries(flash3_manylinux INTERFACE ${libraries} flash3_single_threaded ${libraries})
+endif()
+
 # Each exports what its users call and no more: who else has loaded a flash3 must not notice.
 function(flash3_python_library target exports)
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${staged} INSTALL_RPATH "$ORIGIN"
@@ -56,6 +87,7 @@ function(flash3_python_library target exports)
 endfunction()
 
 add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)
+target_link_libraries(flash3_python PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_python)
 flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)
 target_link_options(flash3_python PRIVATE LINKER:--no-undefined)
@@ -75,7 +107,7 @@ set_target_properties(flash3_torch_objects PROPERTIES POSITION_INDEPENDENT_CODE 
 function(flash3_torch_library target library)
   add_library(${target} SHARED ${PROJECT_SOURCE_DIR}/bindings/torch/ops.cpp $<TARGET_OBJECTS:flash3_torch_objects>)
   flash3_torch_settings(${target})
-  target_link_libraries(${target} PRIVATE ${library} ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
+  target_link_libraries(${target} PRIVATE flash3_manylinux ${library} ${CMAKE_DL_LIBS} ${torch_dir}/lib/libtorch_cpu.so)
   set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON) # not torch's folder: it is loaded by then
   target_link_options(${target} PRIVATE LINKER:--no-undefined)
 endfunction()
@@ -90,7 +122,7 @@ if(EXISTS "${python_include}/Python.h")
     add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp)
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME _eager SUFFIX .abi3.so)
     target_include_directories(${target} SYSTEM PRIVATE ${python_include} ${torch_dir}/include)
-    target_link_libraries(${target} PRIVATE ${library} flash3_warnings)
+    target_link_libraries(${target} PRIVATE flash3_manylinux ${library} flash3_warnings)
   endfunction()
   flash3_eager_module(flash3_eager flash3_python)
   flash3_python_library(flash3_eager ${PROJECT_SOURCE_DIR}/cmake/flash3_eager.map)

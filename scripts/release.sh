@@ -3,11 +3,12 @@
 # make release: dist/ gets, of the commit that is checked out,
 #
 #   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes
-#   flash3-….whl              the Python package, with flash3.jax and the GPU backend (FLASH3_HOPPER=OFF: without)
+#   flash3-….whl              the Python package, with flash3.jax and the GPU backend (FLASH3_HOPPER=OFF: without), as
+#                             manylinux_2_28: auditwheel fails if it needs newer symbols
 #   flash_attn_3-….whl        the drop-in
 #   flash3-VERSION.sha256     their sums, for sha256sum -c
 #
-# What it needs is there after scripts/setup.sh gates.
+# What it needs is there after scripts/setup.sh release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +20,9 @@ changes=$(git status --porcelain)
 grep -q "^## \[$version\]" CHANGELOG.md || die "CHANGELOG.md has no section [$version]"
 [ -f "abi/flash3-$version.abi" ] || die "abi/flash3-$version.abi is not there: tests/gates/check_abi.py --write"
 python=build/toolchain/python/bin/python
-[ -x $python ] || die "$python is not there: scripts/setup.sh gates"
+[ -x $python ] || die "$python is not there: scripts/setup.sh release"
+tools=$PWD/build/toolchain/venv/bin
+[ -x "$tools/auditwheel" ] || die "$tools/auditwheel is not there: scripts/setup.sh release"
 
 rm -rf dist
 mkdir dist
@@ -29,7 +32,14 @@ git archive --format=tar --prefix="flash3-$version/" HEAD | gzip -n -9 >"dist/fl
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 wheel=("$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist)
-"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" -C cmake.define.FLASH3_JAX=ON .
+"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" -C cmake.define.FLASH3_MANYLINUX=ON \
+  -C cmake.define.FLASH3_JAX=ON .
+# Nothing is put into it: torch brings its own library, and all others are of the system.
+built=(dist/flash3-*linux_x86_64.whl)
+PATH=$tools:$PATH "$tools/auditwheel" repair --only-plat --plat manylinux_2_28_x86_64 --exclude libtorch_cpu.so -w dist "${built[0]}"
+rm "${built[0]}"
+size=$(stat -c %s dist/flash3-*manylinux_2_28_x86_64.whl)
+[ "$size" -le $((15 << 20)) ] || die "the wheel has $size bytes; it must have at most $((15 << 20))"
 "${wheel[@]}" ./bindings/dropin
 
 cd dist

@@ -6,6 +6,8 @@
 #   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
 #   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
+#   scripts/setup.sh release   as gates, and what `make release` checks its wheel with
+#   scripts/setup.sh aarch64   system packages alone, and the cross compiler and qemu of `make aarch64`
 #   scripts/setup.sh fuzz    system packages alone, and the clang of `make fuzz`
 #
 # The wheels go into build/toolchain (CMake looks there first), so two builds of one commit use one
@@ -132,21 +134,24 @@ mkdir -p "$toolchain"
 lists=(scripts/apt-packages.txt)
 case ${1:-} in
   fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
-  docs | gates) lists+=(scripts/apt-packages-docs.txt) ;;
+  aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
+  docs | gates | release) lists+=(scripts/apt-packages-docs.txt) ;;
 esac
 install_system_packages "${lists[@]}"
 case ${1:-} in
-  fuzz) exit ;;
+  fuzz | aarch64) exit ;;
   docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing
-  gates) install_wheels docs || true ;;
+  gates | release) install_wheels docs || true ;;
 esac
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
   if install_wheels cuda; then link_wheels cuda; fi
 fi
-if [ "${1:-}" = gates ]; then
+case ${1:-} in gates | release)
   if install_wheels gates; then link_wheels gates; fi
-fi
-if [ "${1:-}" = gates ] && [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
-  install_python
-  install_hub
-fi
+  if [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
+    install_python
+    install_hub
+  fi
+  ;;
+esac
+if [ "${1:-}" = release ]; then install_wheels release; fi

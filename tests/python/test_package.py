@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 JAX = ["libflash3_jax"] if importlib.util.find_spec("jaxlib") else []
+MANYLINUX = platform.machine() == "x86_64" and "clang" not in os.environ.get("CXX", "")  # as make release builds it
 HAS_HEADERS = pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
@@ -29,7 +31,7 @@ def site(tmp_path_factory):
     """A folder with both wheels installed. The GPU's kernels are left out: nvcc would take minutes."""
     site, wheels = tmp_path_factory.mktemp("site"), {}
     for name, source, options in (
-            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
+            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"cmake.define.FLASH3_MANYLINUX={'ON' if MANYLINUX else 'OFF'}", "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
             ("flash_attn_3", ROOT / "bindings/dropin", [])):
         wheels[name] = build(tmp_path_factory.mktemp(name), source, *options)
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site,
@@ -79,6 +81,18 @@ def test_links_nothing_of_one_python_or_one_torch(site):
     assert needed["libflash3_torch"] - system == {"libflash3.so", "libtorch_cpu.so"}
     assert needed.get("libflash3_jax", system) - system <= {"libflash3.so"}
     assert needed.get("_eager.abi3", system) - system <= {"libflash3.so"}  # Python's symbols are those of the process
+
+
+@pytest.mark.skipif(not MANYLINUX or not shutil.which("readelf"), reason="not x86-64 and GCC, or there is no readelf")
+def test_runs_on_glibc_2_28_and_gcc_8(site):
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+    libraries = list((site[0] / "flash3").glob("*.so"))
+    assert len(libraries) == 2 + HAS_HEADERS
+    for library in libraries:
+        text = subprocess.run(["readelf", "--wide", "--version-info", library], capture_output=True, text=True, check=True).stdout
+        versions = {(family, tuple(map(int, number.split(".")))) for family, number in re.findall(r"Name: ([A-Z]+)_([\d.]+) ", text)}
+        assert {"GLIBC", "GCC"} <= {family for family, _ in versions}
+        assert not {v for v in versions if v[0] not in newest or v[1] > newest[v[0]]}, library.name
 
 
 def test_uses_only_what_torch_2_10_has(site):

@@ -5,7 +5,8 @@
 #   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes
 #   flash3-….whl              the Python package, with flash3.jax and the GPU backend (FLASH3_HOPPER=OFF: without), as
 #                             manylinux_2_28: auditwheel fails if it needs newer symbols
-#   flash_attn_3-….whl        the drop-in
+#   flash3_drop_in-….whl      FlashAttention-3's names over it
+#   flash_attn_3-….whl        the name that transformers asks for; not for an index, where it is another's
 #   flash3-VERSION.sha256     their sums, for sha256sum -c
 #
 # What it needs is there after scripts/setup.sh release.
@@ -41,6 +42,7 @@ rm "${built[0]}"
 size=$(stat -c %s dist/flash3-*manylinux_2_28_x86_64.whl)
 [ "$size" -le $((15 << 20)) ] || die "the wheel has $size bytes; it must have at most $((15 << 20))"
 "${wheel[@]}" ./bindings/dropin
+"${wheel[@]}" ./bindings/dropin/metadata
 
 cd dist
 sha256sum -- *.tar.gz *.whl | tee "flash3-$version.sha256"

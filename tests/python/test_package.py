@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two wheels: that they build, what is in them, and that they run from where they are installed."""
+"""The wheels: that they build, what is in them, and that they run from where they are installed."""
 import importlib.util
 import os
 import pathlib
@@ -28,11 +28,13 @@ def build(folder, source, *options):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with both wheels installed. The GPU's kernels are left out: nvcc would take minutes."""
+    """A folder with all wheels installed. The GPU's kernels are left out: nvcc would take minutes."""
     site, wheels = tmp_path_factory.mktemp("site"), {}
     for name, source, options in (
-            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"cmake.define.FLASH3_MANYLINUX={'ON' if MANYLINUX else 'OFF'}", "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
-            ("flash_attn_3", ROOT / "bindings/dropin", [])):
+            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"cmake.define.FLASH3_MANYLINUX={MANYLINUX}",
+                              "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
+            ("flash3_drop_in", ROOT / "bindings/dropin", []),
+            ("flash_attn_3", ROOT / "bindings/dropin/metadata", [])):
         wheels[name] = build(tmp_path_factory.mktemp(name), source, *options)
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site,
                         wheels[name]], check=True)
@@ -59,10 +61,15 @@ def test_wheels(site):
                                                          "flash3/libflash3_torch.so"]
     assert all(n.startswith(("flash3/", f"flash3-{version}.dist-info/")) for n in names)
     assert {f"flash3-{version}.dist-info/{n}" for n in ("licenses/LICENSE", "licenses/NOTICE", "sboms/flash3.cdx.json")} <= set(names)
-    assert [n for n in zipfile.ZipFile(wheels["flash_attn_3"]).namelist() if n.endswith("/licenses/LICENSE")]
+    drop_in = zipfile.ZipFile(wheels["flash3_drop_in"])
+    assert [n for n in drop_in.namelist() if n.endswith("/licenses/LICENSE")]
+    assert f"Requires-Dist: flash3=={version}" in drop_in.read(f"flash3_drop_in-{version}.dist-info/METADATA").decode().splitlines()
+    assert {n.split("/")[0].split("-")[0] for n in drop_in.namelist()} == {
+        "flash3_drop_in", "flash_attn_3", "flash_attn_interface.py", "flash_attn_config.py"}
+    assert all(".dist-info/" in n for n in zipfile.ZipFile(wheels["flash_attn_3"]).namelist())
     sources = {p.relative_to(ROOT / "bindings/python").as_posix() for p in (ROOT / "bindings/python").rglob("*.py")}
     assert sources <= set(names)
-    assert wheels["flash_attn_3"].name.endswith("-py3-none-any.whl")
+    assert all(wheels[name].name.endswith("-py3-none-any.whl") for name in ("flash3_drop_in", "flash_attn_3"))
 
 
 def test_links_nothing_of_one_python_or_one_torch(site):
@@ -150,7 +157,7 @@ x = torch.randn(1, 5, 2, 16, requires_grad=True)
 flash_attn_interface.flash_attn_func(x, x, x).sum().backward()
 assert x.grad is not None
 assert (flash3._torch.eager is not None) == %s
-assert "flash-attn-3" in [n.replace("_", "-") for n in m.packages_distributions()["flash_attn_interface"]]
+assert {n.replace("_", "-") for n in m.packages_distributions()["flash_attn_interface"]} == {"flash3-drop-in", "flash-attn-3"}
 assert m.version("flash-attn-3").startswith("3.") and m.version("flash3") == flash3.__version__
 """ % HAS_HEADERS)
 
@@ -165,3 +172,64 @@ with mock.patch.object(u, "is_torch_cuda_available", return_value=True), mock.pa
 import transformers.modeling_flash_attention_utils as f
 assert f.FLASH_ATTENTION_COMPATIBILITY_MATRIX[3]["pkg_availability_check"]()
 """)
+
+
+@pytest.fixture
+def pip(tmp_path):
+    """pip, in a Python environment of its own, and where that has its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    packages, = tmp_path.glob("venv/lib/python*/site-packages")
+
+    def call(*arguments):
+        subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", tmp_path / "venv/bin/python",
+                        *arguments], check=True)
+    call.packages, call.install = packages, ("install", "--no-deps", "--no-index", "--no-compile")
+    return call
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    """A wheel with the names of FlashAttention-3's, and nothing behind them."""
+    wheel, info = tmp_path / "flash_attn_3-3.0.0-py3-none-any.whl", "flash_attn_3-3.0.0.dist-info"
+    files = {"flash_attn_interface.py": "NAME = 'upstream'", "flash_attn_config.py": "", "flash_attn_3/__init__.py": "",
+             "flash_attn_3/_C.abi3.so": "", "flash_attn_3/flash_attn_interface.py": "", "flash_attn_3/flash_attn_config.py": "",
+             f"{info}/METADATA": "Metadata-Version: 2.1\nName: flash_attn_3\nVersion: 3.0.0\n",
+             f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in (*files.items(), (f"{info}/RECORD", "".join(f"{n},,\n" for n in [*files, f"{info}/RECORD"]))):
+            archive.writestr(name, text)
+    return wheel
+
+
+def test_the_drop_in_beside_upstreams(site, pip, upstream):
+    _, wheels = site
+    before = set(pip.packages.iterdir())
+    pip(*pip.install, upstream)
+    pip(*pip.install, wheels["flash3_drop_in"])
+    for module in ("flash_attn_interface", "flash_attn_3"):
+        code = f"""
+import sys; sys.path[:0] = [{str(pip.packages)!r}]
+try:
+    import {module}
+except ImportError as error:
+    assert "pip uninstall flash_attn_3 flash3-drop-in" in str(error), error
+else:
+    raise AssertionError
+"""
+        run(site[0], code)
+    pip("uninstall", "--yes", "flash_attn_3", "flash3-drop-in")
+    assert set(pip.packages.iterdir()) == before
+
+
+def test_the_name_takes_the_place_of_upstreams(site, pip, upstream):
+    _, wheels = site
+    before = set(pip.packages.iterdir())
+    pip(*pip.install, upstream)
+    pip(*pip.install, wheels["flash_attn_3"])  # pip exchanges what has one name
+    assert not (pip.packages / "flash_attn_interface.py").exists()
+    pip(*pip.install, wheels["flash3_drop_in"])
+    run(pip.packages, f"import sys; sys.path.append({str(site[0])!r}); import flash_attn_interface as f; assert f.flash_attn_func")
+    pip("uninstall", "--yes", "flash3-drop-in")
+    assert {p.name for p in set(pip.packages.iterdir()) - before} <= {"flash_attn_3-3.0.0+flash3.dist-info", "__pycache__"}
+    pip("uninstall", "--yes", "flash_attn_3")
+    assert {p.name for p in set(pip.packages.iterdir()) - before} <= {"__pycache__"}

@@ -226,7 +226,7 @@ def test_from_config_takes_the_name(device, dtype):
 
 @pytest.fixture
 def installed_dropin(tmp_path, monkeypatch):
-    """What the drop-in's wheel tells of itself, by which transformers knows it; test_package.py looks at the wheel."""
+    """What the distribution of the name tells of itself, by which transformers knows it; test_package.py looks at its wheel."""
     from transformers.utils import import_utils
     info = tmp_path / "flash_attn_3-3.0.0.dist-info"
     info.mkdir()

@@ -143,8 +143,6 @@ math(EXPR patch "${version} % 1000")
 flash3_contains(library "CUDA C++ Core Libraries (CUB)" ${major}.${minor}.${patch} "BSD-3-Clause AND Apache-2.0 WITH LLVM-exception"
                 "headers, compiled in" pkg:github/nvidia/cccl)
 
-option(FLASH3_LINEINFO "Kernels name their source lines to profilers: three quarters of the library's bytes" ON)
-
 # Any target with CUDA in it, tests included. In the build folder lies what CMake writes for device headers.
 function(flash3_cuda_flags target)
   if(FLASH3_LINEINFO)

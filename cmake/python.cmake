@@ -75,6 +75,8 @@ if(FLASH3_MANYLINUX)
   target_link_options(flash3_manylinux INTERFACE -nodefaultlibs LINKER:--push-state,--no-as-needed
                       LINKER:-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1 LINKER:--pop-state)
   target_link_libraries(flash3_manylinux INTERFACE ${libraries} flash3_single_threaded ${libraries})
+  flash3_contains(torch "libstdc++ and libgcc" "${CMAKE_CXX_COMPILER_VERSION}" "GPL-3.0-or-later WITH GCC-exception-3.1"
+                  "static libraries, linked in where manylinux_2_28 has older ones" pkg:generic/gcc)
 endif()
 
 # Each exports what its users call and no more: who else has loaded a flash3 must not notice.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make release: dist/ gets, of the commit that is checked out,
 #
-#   flash3-VERSION.tar.gz     the source archive; the same commit gives the same bytes
+#   flash3-VERSION.tar.gz     the source archive, which pip builds too; the same commit gives the same bytes
 #   flash3-….whl              the Python package, with flash3.jax and the GPU backend (FLASH3_HOPPER=OFF: without), as
 #                             manylinux_2_28: auditwheel fails if it needs newer symbols
 #   flash3_drop_in-….whl      FlashAttention-3's names over it
@@ -25,16 +25,25 @@ python=build/toolchain/python/bin/python
 tools=$PWD/build/toolchain/venv/bin
 [ -x "$tools/auditwheel" ] || die "$tools/auditwheel is not there: scripts/setup.sh release"
 
-rm -rf dist
-mkdir dist
-git archive --format=tar --prefix="flash3-$version/" HEAD | gzip -n -9 >"dist/flash3-$version.tar.gz"
-
-# The times in the wheels are the commit's.
+# The times in the archives are the commit's.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
+rm -rf dist build/sdist
+mkdir dist build/sdist
+
+archive=dist/flash3-$version.tar.gz
+"$python" -c "import scikit_build_core.build as backend; backend.build_sdist('dist')"
+diff <(tar -tzf "$archive" | sed 's,^[^/]*/,,' | sort) <({ git ls-files; echo PKG-INFO; } | sort) >&2 ||
+  die "$archive does not hold what the commit does (<: the archive)"
+
+# The wheel is made of the archive, and so shows that it builds; always in the same folder, so that the wheel is always the same.
+tar -xzf "$archive" -C build/sdist
+if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ -x build/toolchain/cuda/bin/nvcc ]; then
+  export FLASH3_CUDA_ROOT=$PWD/build/toolchain/cuda
+fi
 wheel=("$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist)
 "${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" -C cmake.define.FLASH3_MANYLINUX=ON \
-  -C cmake.define.FLASH3_JAX=ON .
+  -C cmake.define.FLASH3_JAX=ON "build/sdist/flash3-$version"
 # Nothing is put into it: torch brings its own library, and all others are of the system.
 built=(dist/flash3-*linux_x86_64.whl)
 PATH=$tools:$PATH "$tools/auditwheel" repair --only-plat --plat manylinux_2_28_x86_64 --exclude libtorch_cpu.so -w dist "${built[0]}"

@@ -20,7 +20,7 @@ program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release
 flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install hub release aarch64 clean distclean
+.PHONY: help run test fuzz bench docs build program setup setup-gates format tidy install hub deb release aarch64 clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
@@ -32,6 +32,7 @@ help:
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
 	@echo "make hub      the Python package as Hugging Face's hub has kernels, in dist/hub/"
+	@echo "make deb      Debian packages of the library, its headers and the program, in dist/deb/"
 	@echo "make release  source archive, Python wheels and their SHA-256 sums, in dist/"
 	@echo "make aarch64  the CPU backend and the program for Arm64, tried in qemu"
 	@echo "make clean    remove the builds; make distclean: the downloaded compiler too"
@@ -105,6 +106,13 @@ hub: setup-gates
 	@rm -rf dist/hub
 	@cmake --install build/hub --component hub --prefix dist/hub
 
+deb:
+	@scripts/setup.sh deb
+	@cmake --preset release -B build/deb -DCMAKE_INSTALL_PREFIX=/usr -DFLASH3_DEB=ON -DFLASH3_EXAMPLES=OFF -DFLASH3_TVM_FFI=OFF \
+	       -DFLASH3_LINEINFO=OFF $(configure_args)
+	@cmake --build build/deb
+	@scripts/deb.sh
+
 release:
 	@scripts/setup.sh release
 	@scripts/release.sh
@@ -114,7 +122,7 @@ aarch64:
 	@scripts/aarch64.sh
 
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub build/aarch64
+	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub build/aarch64 build/deb build/sdist
 
 distclean:
 	rm -rf build dist

@@ -29,7 +29,7 @@ target_link_options(flash3_tvm_ffi PRIVATE
 set_target_properties(flash3_tvm_ffi PROPERTIES LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/flash3_tvm_ffi.map
                                                 INSTALL_RPATH "$ORIGIN")
 if(FLASH3_INSTALL)
-  install(TARGETS flash3_tvm_ffi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS flash3_tvm_ffi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tvm_ffi)
 endif()
 
 set(version_macros TVM_FFI_VERSION_MAJOR TVM_FFI_VERSION_MINOR TVM_FFI_VERSION_PATCH)

@@ -7,6 +7,7 @@
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
 #   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
 #   scripts/setup.sh release   as gates, and what `make release` checks its wheel with
+#   scripts/setup.sh deb       system packages, the CUDA compiler, and what `make deb` makes and checks packages with
 #   scripts/setup.sh aarch64   system packages alone, and the cross compiler and qemu of `make aarch64`
 #   scripts/setup.sh fuzz    system packages alone, and the clang of `make fuzz`
 #
@@ -135,6 +136,7 @@ lists=(scripts/apt-packages.txt)
 case ${1:-} in
   fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
   aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
+  deb) lists+=(scripts/apt-packages-deb.txt) ;;
   docs | gates | release) lists+=(scripts/apt-packages-docs.txt) ;;
 esac
 install_system_packages "${lists[@]}"

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# install_and_consume.sh BUILD CMAKE CC CXX
+# install_and_consume.sh BUILD CMAKE CC CXX [INSTALLED]
 #
 # Installs BUILD into a fresh prefix, moves that prefix (an installed tree must not know where it was),
 # and builds and runs a C and a C++ program with it: through find_package and through pkg-config, with
-# the shared and with the static library.
+# the shared and with the static library. With INSTALLED, a prefix that something else has filled, a copy of that is used.
 set -eu
-build=$1 cmake=$2 cc=$3 cxx=$4
+build=$1 cmake=$2 cc=$3 cxx=$4 installed=${5:-}
 consumer=$(cd "$(dirname "$0")" && pwd)/consumer
 work=$build/install_consumer
 rm -rf "$work"
@@ -17,8 +17,12 @@ run() {
   "$@"
 }
 
-run "$cmake" --install "$build" --prefix "$work/installed" >"$work/install.log"
-mv "$work/installed" "$work/prefix"
+if [ -n "$installed" ]; then
+  cp -r "$installed" "$work/prefix"
+else
+  run "$cmake" --install "$build" --prefix "$work/installed" >"$work/install.log"
+  mv "$work/installed" "$work/prefix"
+fi
 prefix=$work/prefix
 
 echo "== find_package"

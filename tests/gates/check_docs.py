@@ -92,9 +92,9 @@ def notebook_texts():
 
 
 def check_file_names(path, text):
-    top_level = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith("build")}
+    top_level = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith("build") and entry.name != "dist"}
     for name in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", text):
-        if not FILE.fullmatch(name) or name.startswith("build"):
+        if not FILE.fullmatch(name) or name.startswith(("build", "dist/")):
             continue  # a path of the build, or no path
         if name.split("/")[0] not in top_level | {"..", "."} and not EXTENSIONS.search(name):
             continue

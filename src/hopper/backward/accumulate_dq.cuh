@@ -14,7 +14,6 @@ template <class Traits>
 struct DqAccumulator {
   using KTile = typename Traits::KTile;
   using DsTile = typename Traits::DsTile;
-  using Place = QueryPlace<Traits::kBand>;
   static constexpr int kBlocks = Traits::kHeadDim / 64;  // of dQ's columns
   static_assert(kBlocks > 1);
 
@@ -23,12 +22,6 @@ struct DqAccumulator {
   const KeyTile work;  // in registers, so that the loop does not wait for shared memory
   const int thread;
   const Descriptor k_columns, ds_rows;
-
-  // Clears this thread's share of a query tile's sums.
-  __device__ __forceinline__ void clear(float* sums) const {
-#pragma unroll 1
-    for (int i = 0; i < kBlocks * 8; ++i, sums += 512) *reinterpret_cast<float4*>(sums) = {};
-  }
 
   // Computes a block and adds it, if deterministic when the blocks before have (produce_wide.cuh).
   // The last one frees dS.
@@ -40,16 +33,13 @@ struct DqAccumulator {
                                                     k_columns + block * KTile::kChunkBytes);
     wgmma_wait<0>();
     fence_operand(r_dq);
-    if (deterministic) {
-      wait(&shared.dq_ready, SingleState::at(tile).phase, "dq_ready");
-      if (shared.clears_dq[tile % 2]) clear(to);
-    }
+    if (deterministic) wait(&shared.dq_ready, SingleState::at(tile).phase, "dq_ready");
     if (block == kBlocks - 1) arrive(&shared.ds_barriers.empty[ds_stage]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) add_to_global(to + j * 512, &r_dq[4 * j]);
   }
 
-  __device__ __forceinline__ void add_tile(int tile, const Place& at) const {
+  __device__ __forceinline__ void add_tile(int tile, const QueryPlace& at) const {
     const bool deterministic = params.schedule.deterministic;
     const DsState ds = DsState::at(tile);
     wait(&shared.ds_barriers.full[ds.stage], ds.phase, "ds_full");
@@ -72,7 +62,7 @@ __device__ __forceinline__ void accumulate_dq(const BackwardParams& params,
                                  descriptor(Traits::KTile::kMajorMN, shared.k),
                                  descriptor(Traits::DsTile::kMajorK, shared.ds)};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  QueryPlace<Traits::kBand> at(params, work);
+  QueryPlace at(params, work);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     dq.add_tile(tile, at);

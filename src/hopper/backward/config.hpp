@@ -66,7 +66,7 @@ struct BackwardConfig {
     const int barriers = 7 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
     return tile_n * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
            ds_bytes() + fragment_quads() * 2048 +
-           round_up(8 * barriers + round_up(int(sizeof(KeyTile)) + mask_keys() * 8 + 6, 8), 16);
+           (8 * barriers + int(sizeof(KeyTile)) + mask_keys() * 8 + 15) / 16 * 16;
   }
 };
 

@@ -148,7 +148,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   const Operands<Traits> operand(shared, warpgroup);
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  int place = work.query_tile_begin;  // of the walk
+  int m = work.query_tile_begin;
   wait(&shared.k_full, 0, "k_full");
   wait(&shared.v_full, 0, "v_full");
 #pragma unroll 1
@@ -166,7 +166,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wgmma_wait<1>();  // S
     fence_operand(r_s);
     Probabilities<Traits>::remap(params, r_s);
-    mask.apply(r_s, mask.query_tile(place) * kTileM, thread);
+    mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     compute_ds<Traits>(params, shared, stage, thread, r_s, r_dp, r_p, r_ds);
     // Under a softcap there are no registers for addresses that the compiler would compute early.
@@ -195,7 +195,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       finish_dq<Traits, 1>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
       complete_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
     }
-    place = work.next(place);
+    m = work.next(m);
   }
   if constexpr (Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
 

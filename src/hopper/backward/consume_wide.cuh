@@ -81,7 +81,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   };
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  int place = work.query_tile_begin;  // of the walk
+  int m = work.query_tile_begin;
   wait(&shared.k_full, 0, "k_full");
   if (tiles > 0) {
     wait_for_q({});
@@ -94,7 +94,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const auto [stage, phase] = QueryState::at(tile);
     const QueryState next = QueryState::at(tile + 1);
     Probabilities<Traits>::remap(params, r_s);
-    mask.apply(r_s, mask.query_tile(place) * Traits::kTileM, thread);
+    mask.apply(r_s, m * Traits::kTileM, thread);
     Probabilities<Traits>::compute(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
     store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<0>();
     fence_operand(r_s);
-    place = work.next(place);
+    m = work.next(m);
   }
 
   // dV takes the place of V: the other warpgroup must have read it, as this one K.

@@ -71,22 +71,12 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(ConvertParams params)
   const float4* sums =
       reinterpret_cast<const float4*>(workspace.dq + int64_t(blockIdx.x) * kQueries * kColumns) +
       thread;
-  const float4* const second_sums = sums + int64_t(gridDim.x) * (kQueries * kColumns / 4);
   const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   const float scale = params.softmax_scale;
-  const auto is_written = [&](int64_t tile) {
-    return workspace.dq_semaphores[tile * kDqParts] > 0;
-  };
-  const bool written = workspace.zeroed || is_written(index),
-             second_written =
-                 workspace.second_sums > 0 && is_written(int64_t(workspace.second_sums) + index);
+  const bool written = workspace.zeroed || workspace.dq_semaphores[int64_t(index) * kDqParts] > 0;
 #pragma unroll
   for (int i = 0; i < kQueries / 8; ++i) {
-    float4 x = written ? sums[i * kThreads] : float4{};
-    if (second_written) {
-      const float4 y = second_sums[i * kThreads];
-      x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
-    }
+    const float4 x = written ? sums[i * kThreads] : float4{};
     const Pair a(x.x * scale, x.y * scale), b(x.z * scale, x.w * scale);
     if constexpr (kTile.dq_transposed()) {
       staged[8 * i + col][row] = a.first();

@@ -30,22 +30,18 @@ struct DqSemaphore {
 // warpgroups add their halves of dQ independently.
 template <class Traits>
 struct DqSums {
-  using Place = QueryPlace<Traits::kBand>;
-
   const BackwardParams& params;
   const KeyTile& work;
   int part;
   int tile;   // in the sequence
-  int index;  // among all query tiles in the workspace; of second sums behind all of these
+  int index;  // among all query tiles in the workspace
 
   __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
                                     int i)
-      : DqSums(p, w, which_part, Place(p, w, i)) {}
+      : DqSums(p, w, which_part, QueryPlace(p, w, i)) {}
   __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
-                                    const Place& at)
-      : params(p), work(w), part(which_part), tile(at.tile(w)), index(at.index(w)) {
-    if (!Traits::kBand && work.adds_to_second_sums(tile)) index += params.workspace.second_sums;
-  }
+                                    const QueryPlace& at)
+      : params(p), work(w), part(which_part), tile(at.tile), index(at.index) {}
 
   __device__ __forceinline__ float* begin() const {
     return params.workspace.dq + int64_t(index) * (Traits::kTileM * Traits::kConfig.dq_columns());

@@ -28,15 +28,8 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
       "grid",
       message(plan.grid, " blocks of ", c.threads(), " threads",
               problem.is_ragged() ? "; those that the lengths leave no tile end at once" : ""));
-  out->add("dq",
-           message("float32 sums, added to by one block for each tile of keys, ",
-                   plan.deterministic ? "in a fixed order" : "in any order",
-                   plan.shifted ? "; a sum for walks that come round from the end and one for "
-                                  "the others, so that none waits to begin"
-                                : "",
-                   plan.alternates ? "; heads in turn from the last and from the first key "
-                                     "tile, whose blocks walk backwards"
-                                   : ""));
+  out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",
+                         plan.deterministic ? "in a fixed order" : "in any order"));
   explain_block(c, out, c.wide ? message(", ", c.dq_registers(), " a thread of dQ") : "");
   explain_copy("q", plan.q, out);
   explain_copy("k", plan.k, out);

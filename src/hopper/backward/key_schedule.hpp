@@ -31,11 +31,6 @@ struct KeySchedule {
   // Blocks add to the sums of dQ in a fixed order. They take their index from a ticket then, so
   // that they begin in order, and a block waits only for blocks that have begun.
   bool deterministic;
-  // Deterministic, without a band: each key tile's walk begins ahead of that of the one before, and
-  // what it adds before it comes round to query tile 0 goes to second sums.
-  bool shifted;
-  // Deterministic, under a band: every second few heads go from the first key tile to the last.
-  bool alternates;
   // If all sequences have one length: the first sequence, with the tiles of all kv_heads = batch ·
   // heads_k heads. Otherwise a list holds the sequences, with tiles of keys.
   ListedSequence one_length;
@@ -45,39 +40,19 @@ struct KeySchedule {
 
 // The work of one block.
 struct KeyTile {
-  bool valid;      // false: there are fewer tiles than blocks
-  bool backwards;  // it walks from the last query tile to the first
-  int key;         // the tile's first one
+  bool valid;  // false: there are fewer tiles than blocks
+  int key;     // the tile's first one
   int kv_head;
   int query_tile_begin, query_tile_end;  // query tiles that the mask leaves, half-open
   int first_query_tile;                  // of the sequence, in the workspace
   ListedSequence sequence;
   TileMask queries;  // the transposed mask: which queries see a key
-  int n;             // which of the sequence's tiles
-  // The walk. Shifted: it begins so many query tiles behind the first, and of each query tile there
-  // are so many sixteenths of a key tile whose walks begin with it.
-  int walk_shift, walk_sixteenths;
-  int mirror;  // backwards: the sum of the first query tile and the last; otherwise 0
 
   FLASH3_HOST_DEVICE constexpr int query_tiles() const {
     return query_tile_end > query_tile_begin ? query_tile_end - query_tile_begin : 0;
   }
-  FLASH3_HOST_DEVICE constexpr int next(int place) const {
-    return place + 1 == query_tile_end ? query_tile_begin : place + 1;
-  }
-  // The query tile at a place of the walk, which counts from query_tile_begin.
-  FLASH3_HOST_DEVICE constexpr int query_tile(int place) const {
-    const int distance = place - mirror;
-    return distance < 0 ? -distance : distance;
-  }
-  // The i-th place of the walk, of query_tiles().
-  FLASH3_HOST_DEVICE constexpr int walk_place(bool band, int i) const {
-    if (band) return query_tile_begin + i;
-    const int place = walk_shift + i;
-    return place < query_tile_end ? place : place - query_tile_end;
-  }
-  FLASH3_HOST_DEVICE constexpr bool adds_to_second_sums(int query_tile) const {
-    return walk_shift > 0 && query_tile >= walk_shift;
+  FLASH3_HOST_DEVICE constexpr int next(int query_tile) const {
+    return query_tile + 1 == query_tile_end ? query_tile_begin : query_tile + 1;
   }
 
   // How many keys of the tile no query of the sequence sees, because they lie in front of the first
@@ -90,13 +65,11 @@ struct KeyTile {
 // Makes the work of tile n of a KV head of a sequence.
 FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
                                               const ListedSequence& sequence, int n, int kv_head,
-                                              int tile_n, bool band, bool backwards) {
+                                              int tile_n, bool band) {
   const int tile_m = schedule.query_tiles.tile_m;
   KeyTile work{};
   work.valid = true;
   work.key = n * tile_n;
-  work.n = n;
-  work.backwards = backwards;
   work.kv_head = kv_head;
   work.first_query_tile = schedule.query_tiles.first(sequence.batch, sequence.q_first);
   work.sequence = sequence;
@@ -109,12 +82,7 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
     const TileMask::Range tiles = work.queries.key_tiles(keys, sequence.q_length, tile_m);
     work.query_tile_begin = tiles.begin;
     work.query_tile_end = tiles.end;
-  } else if (schedule.shifted && work.query_tile_end > 0) {
-    work.walk_sixteenths = ceil_div(ceil_div(sequence.k_length, tile_n) * 16, work.query_tile_end);
-    const int ahead = n * 16 / work.walk_sixteenths;
-    work.walk_shift = ahead > 0 ? work.query_tile_end - ahead : 0;
   }
-  if (backwards) work.mirror = work.query_tile_begin + work.query_tile_end - 1;
   return work;
 }
 
@@ -123,26 +91,20 @@ FLASH3_HOST_DEVICE constexpr KeyTile key_tile(const KeySchedule& schedule,
 //   band            the first key tile of each head, then the second of each: under a causal mask
 //                   the longest come first
 //   deterministic   one key tile of each head at a time, from the first, or under a band from the
-//                   last; or there in turn from the last and from the first, so that a
-//                   multiprocessor whose key tile of some heads was short has a long one of others
+//                   last
 struct KeyTilePlace {
   int n, head;
-  bool backwards;  // the walk
 };
 // The place of the index-th tile.
-FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(const KeySchedule& schedule, int n_tiles,
-                                                         int heads, int at_a_time, bool band,
-                                                         int index) {
-  const int turn = index / (at_a_time * n_tiles), first_head = turn * at_a_time;
+FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads, int at_a_time,
+                                                         bool band, bool deterministic, int index) {
+  const int first_head = index / (at_a_time * n_tiles) * at_a_time;
   const int heads_left = heads - first_head;
   const int together = at_a_time < heads_left ? at_a_time : heads_left;
   const int place = index - first_head * n_tiles;
-  if (!band && !schedule.deterministic)
-    return {place % n_tiles, first_head + place / n_tiles, false};
-  const int n = place / together, head = first_head + place % together;
-  if (!band || !schedule.deterministic) return {n, head, false};
-  const bool backwards = schedule.alternates && turn % 2 == 1;
-  return {backwards ? n : n_tiles - 1 - n, head, backwards};
+  if (!band && !deterministic) return {place % n_tiles, first_head + place / n_tiles};
+  const int n = place / together;
+  return {band && deterministic ? n_tiles - 1 - n : n, first_head + place % together};
 }
 
 // Makes the work of the index-th tile: of a listed sequence, whose heads are heads_k, or of all
@@ -151,10 +113,10 @@ FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const KeySchedule& schedule
                                                      ListedSequence sequence, int heads, int tile_n,
                                                      bool band, int index) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
-  const KeyTilePlace at =
-      key_tile_place(schedule, sequence.tiles, heads, sequence.groups_at_a_time, band, index);
+  const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,
+                                         schedule.deterministic, index);
   sequence.batch += at.head / schedule.heads_k;
-  return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band, at.backwards);
+  return key_tile(schedule, sequence, at.n, at.head % schedule.heads_k, tile_n, band);
 }
 
 // The query tiles that need no mask: they begin at a query in [first, first + more].
@@ -175,35 +137,19 @@ FLASH3_HOST_DEVICE constexpr WholeTiles whole_tiles(const KeyTile& work, TileMas
   return keys.end > work.sequence.k_length || tiles.more < 0 ? WholeTiles{} : tiles;
 }
 
-// Deterministic: how many blocks add to this query tile, to its first sums or to its second ones,
-// before the block of this work: those of the key tiles that blocks took before, of which none
-// waits for one that has not begun. That is the key tiles in front, or, under a band and not
-// backwards, those behind.
-//
-// Under a band all blocks begin to walk at once, and the key tile further back, which begins
-// further back, is first at every query tile that both see. Backwards all begin with the last query
-// tile, but one after the other: each on a multiprocessor whose block of the heads before was a
-// query tile longer.
-//
-// Shifted walks come to a query tile in the order of the key tiles twice: first those that begin at
-// it or in front, with the largest n, then those that come round. In one sum the former would be
-// before the latter, hence two.
-//
-// Every key tile from the first to the last that a query tile sees part of has a pair with it, also
-// in chunks: query i sees its own place on the diagonal, so that neither side's tiles leave a gap.
+// Deterministic: how many blocks add to this query tile before the block of this work. Blocks add
+// in the order in which they take the key tiles of a head: without a band from the first, under a
+// band from the last. Under a band all blocks begin to walk at once, and the key tile further back,
+// which begins further back, is first at every query tile that both see. Every key tile from the
+// first to the last that a query tile sees part of has a pair with it, also in chunks: query i sees
+// its own place on the diagonal, so that neither side's tiles leave a gap.
 FLASH3_HOST_DEVICE constexpr int dq_order(const KeySchedule& schedule, const KeyTile& work,
                                           int tile_n, bool band, int query_tile) {
-  const int n = work.n, tile_m = schedule.query_tiles.tile_m;
-  if (!band) {
-    if (!work.adds_to_second_sums(query_tile)) return n;
-    // Behind the first key tile whose walk begins here or in front.
-    return n - ceil_div((work.query_tile_end - query_tile) * work.walk_sixteenths, 16);
-  }
+  const int n = work.key / tile_n, tile_m = schedule.query_tiles.tile_m;
+  if (!band) return n;
   const int query = query_tile * tile_m, end = query + tile_m, seq_q = work.sequence.q_length;
   const TileMask::Range queries = {query, end < seq_q ? end : seq_q};
-  const TileMask::Range keys =
-      work.queries.transposed().key_tiles(queries, work.sequence.k_length, tile_n);
-  return work.backwards ? n - keys.begin : keys.end - 1 - n;
+  return work.queries.transposed().key_tiles(queries, work.sequence.k_length, tile_n).end - 1 - n;
 }
 
 }  // namespace flash3::hopper

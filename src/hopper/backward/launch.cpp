@@ -35,7 +35,6 @@ BackwardWorkspace backward_workspace(const BackwardProblem& problem, const Backw
           at(plan.dq_offset),
           plan.kernel->config.dq_columns(),
           plan.counted ? reinterpret_cast<int*>(workspace + plan.semaphores_offset) : nullptr,
-          plan.second_sums,
           plan.zeroed};
 }
 

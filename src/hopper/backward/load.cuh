@@ -9,46 +9,37 @@
 namespace flash3::hopper {
 
 // A block walks over the query tiles of every query head of its KV head. This is the i-th one.
-template <bool kBand>
 struct QueryPlace {
-  int head;        // among all query heads
-  int place;       // of the walk over this head's query tiles
-  int first_tile;  // of the head, among all query tiles in the workspace
+  int head;   // among all query heads
+  int tile;   // in the sequence
+  int index;  // among all query tiles in the workspace
 
   // The first one.
   __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
-      : QueryPlace(params, work, 0, 0) {}
+      : head(work.kv_head * params.heads_per_kv_head),
+        tile(work.query_tile_begin),
+        index(work.first_query_tile + head * params.schedule.query_tiles.tiles + tile) {}
 
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i)
-      : QueryPlace(params, work, i, i / work.query_tiles()) {}
-
-  // In the sequence.
-  __device__ __forceinline__ int tile(const KeyTile& work) const {
-    return kBand ? work.query_tile(place) : place;
-  }
-  // Among all query tiles in the workspace.
-  __device__ __forceinline__ int index(const KeyTile& work) const {
-    return first_tile + tile(work);
+  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
+    const int tiles = work.query_tiles(), own_head = i / tiles;
+    head = work.kv_head * params.heads_per_kv_head + own_head;
+    tile = work.query_tile_begin + (i - own_head * tiles);
+    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
   }
 
   // Goes on to the next one, without a division.
   __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
-    place = work.next(place);
-    if (place != work.walk_place(kBand, 0)) return;
-    first_tile += params.schedule.query_tiles.tiles;
-    ++head;
+    ++tile, ++index;
+    if (tile == work.query_tile_end) {
+      tile = work.query_tile_begin;
+      index += params.schedule.query_tiles.tiles - work.query_tiles();
+      ++head;
+    }
   }
-
- private:
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i,
-                                        int own_head)
-      : head(work.kv_head * params.heads_per_kv_head + own_head),
-        place(work.walk_place(kBand, i - own_head * work.query_tiles())),
-        first_tile(work.first_query_tile + head * params.schedule.query_tiles.tiles) {}
 };
 
 // Loads the i-th query tile of Q or dOut, and one float a query beside it.
-template <class Traits, class Tile>
+template <class Tile>
 __device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
                                              int i, const TensorMap* map, const RowMap& map_rows,
                                              const float* floats,
@@ -56,17 +47,16 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
                                              float (&float_stages)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
                                              const char* empty) {
-  const QueryPlace<Traits::kBand> at(params, work, i);
+  const QueryPlace at(params, work, i);
   const auto [stage, phase] = QueryState::at(i);
   wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
   const ListedSequence& s = work.sequence;
-  load_box<Tile>(
-      tiles[stage], map,
-      box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile(work) * Tile::kRows, at.head), full);
-  bulk_load(float_stages[stage], floats + int64_t(at.index(work)) * Tile::kRows, Tile::kRows * 4,
-            full);
+  load_box<Tile>(tiles[stage], map,
+                 box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
+                 full);
+  bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
 }
 
 // Loads the block's rows of K or V and clears those that no query sees. `loaded` is a barrier for
@@ -102,18 +92,18 @@ template <class Traits>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
                                        int i) {
-  load_queries<Traits, typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
-                                               params.workspace.lse_log2, shared.q, shared.lse,
-                                               shared.q_barriers, "q_empty");
+  load_queries<typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
+                                       params.workspace.lse_log2, shared.q, shared.lse,
+                                       shared.q_barriers, "q_empty");
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
                                           int i) {
-  load_queries<Traits, typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
-                                                  params.workspace.delta, shared.dout, shared.delta,
-                                                  shared.dout_barriers, "dout_empty");
+  load_queries<typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
+                                          params.workspace.delta, shared.dout, shared.delta,
+                                          shared.dout_barriers, "dout_empty");
 }
 
 }  // namespace flash3::hopper

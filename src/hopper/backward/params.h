@@ -33,9 +33,6 @@ struct BackwardWorkspace {
   int dq_columns;   // whole blocks: BackwardConfig
   // [query tiles, kDqParts]: how many blocks have added to the sums. Null: nothing needs it.
   int* dq_semaphores;
-  // There are as many sums and semaphores again, for second sums, so many query tiles behind; 0 if
-  // there are none.
-  int second_sums;
   // dQ is zero-initialised. Otherwise the first block that reaches a query tile stores its dQ, and
   // the sums of a tile that no block reaches stay unwritten.
   bool zeroed;

@@ -151,37 +151,6 @@ size_t reserve(BackwardPlan* plan, int64_t count, size_t bytes = sizeof(float)) 
   return reserve_workspace(size_t(count) * bytes, &plan->workspace_bytes);
 }
 
-// Decides how blocks of a deterministic call walk (key_schedule.hpp). Not of ragged batches: the
-// bits of a sequence may not depend on the others.
-void plan_walks(const BackwardProblem& problem, const Device& device, const Counts& counts,
-                BackwardPlan* plan) {
-  const BackwardConfig& c = plan->kernel->config;
-  if (!problem.deterministic || problem.is_ragged() || counts.n_tiles <= 1) return;
-  // Without a band blocks wait when the call begins. Where each multiprocessor has more tiles than
-  // these, that is less than second sums cost.
-  constexpr int64_t kFewTilesEach = 8;
-  const bool few = counts.key_tiles <= kFewTilesEach * device.multiprocessors;
-  // Turns of wide tiles take longer than the tiles, so that they wait all the time; but not where
-  // heads are so short that blocks end before, or so long that they have more than run at once.
-  constexpr int64_t kShortHead = 16;
-  const bool wide_turns =
-      c.wide && counts.n_tiles > kShortHead && counts.n_tiles <= device.multiprocessors;
-  plan->shifted = !c.band && (few || wide_turns);
-  plan->alternates = c.band && (!c.wide || wide_turns);
-  if (plan->shifted) plan->second_sums = int(counts.query_tiles);
-}
-
-// How many KV heads of a deterministic call alternate, of n_tiles key tiles each: those whose
-// blocks run at the same time, so that blocks that follow one another in a head also begin, and
-// end, one after the other.
-int64_t ordered_heads(const BackwardPlan& plan, int64_t n_tiles) {
-  const int64_t tiles = plan.tiles_at_a_time, each = std::max<int64_t>(n_tiles, 1);
-  if (!plan.alternates) return tiles / each;
-  // So many that they have a tile for nearly every multiprocessor: what is left over would begin
-  // with the heads that follow. Twice as many leave a wide tile's turn more time.
-  return ceil_div(tiles * (plan.kernel->config.wide ? 38 : 19), 20 * each);
-}
-
 // Plans in which order blocks run and add to dQ.
 void plan_order(const BackwardProblem& problem, const Device& device, const Counts& counts,
                 BackwardPlan* plan) {
@@ -194,15 +163,17 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
   // blocks add to a query tile, or all of a head begin with the same one, waiting costs more than
   // zeros.
   constexpr int64_t kFewKeys = 2048;
-  plan->zeroed = plan->second_sums == 0 && (c.wide || !c.band || most_keys(problem) > kFewKeys);
+  plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
   plan->counted = plan->deterministic || !plan->zeroed;
   if (plan->counted)
-    plan->semaphores_offset =
-        reserve(plan, (counts.query_tiles + plan->second_sums) * kDqParts, sizeof(int));
+    plan->semaphores_offset = reserve(plan, counts.query_tiles * kDqParts, sizeof(int));
   if (plan->deterministic) {
     plan->ticket_offset = reserve(plan, 1, sizeof(int));
+    // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
+    // head also begin, and end, one after the other.
     plan->tiles_at_a_time = device.multiprocessors;
-    plan->kv_heads_at_a_time = at_a_time(ordered_heads(*plan, counts.n_tiles));
+    plan->kv_heads_at_a_time =
+        at_a_time(plan->tiles_at_a_time / std::max<int64_t>(counts.n_tiles, 1));
   } else if (c.band) {
     const int64_t bytes = tiles_of(problem.seq_q, c.tile_m) * c.tile_m * bytes_of_a_query(problem);
     plan->kv_heads_at_a_time = at_a_time(kL2Budget / std::max<int64_t>(bytes, 1));
@@ -243,9 +214,7 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   const int64_t rows = counts.query_tiles * c.tile_m;
   plan->lse_offset = reserve(plan, rows);
   plan->delta_offset = reserve(plan, rows);
-  plan_walks(problem, device, counts, plan);
-  plan->dq_offset =
-      reserve(plan, (counts.query_tiles + plan->second_sums) * c.tile_m * c.dq_columns());
+  plan->dq_offset = reserve(plan, rows * c.dq_columns());
   if (problem.is_ragged() && plan->grid > 0) {
     plan->list_offset = reserve(plan, problem.batch, sizeof(ListedSequence));
     plan->first_tile_offset = reserve(plan, problem.batch + 1, sizeof(int));
@@ -265,8 +234,6 @@ KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& pla
   schedule.one_length.groups_at_a_time = plan.kv_heads_at_a_time;
   schedule.kv_heads = plan.kv_heads;
   schedule.deterministic = plan.deterministic;
-  schedule.shifted = plan.shifted;
-  schedule.alternates = plan.alternates;
   return schedule;
 }
 

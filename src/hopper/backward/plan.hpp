@@ -48,11 +48,9 @@ struct BackwardPlan {
   int tiles_at_a_time = 0;  // deterministic: how many run at the same time
   int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
 
-  bool deterministic = false;                // blocks add to dQ in the order of dq_order()
-  bool shifted = false, alternates = false;  // KeySchedule
-  int second_sums = 0;                       // shifted: as many as query tiles
-  bool zeroed = false;   // dQ is zero-initialised; otherwise the first block stores
-  bool counted = false;  // semaphores count the blocks that add to dQ
+  bool deterministic = false;  // blocks add to dQ in the order of dq_order()
+  bool zeroed = false;         // dQ is zero-initialised; otherwise the first block stores
+  bool counted = false;        // semaphores count the blocks that add to dQ
 };
 
 Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);

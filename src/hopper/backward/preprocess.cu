@@ -95,11 +95,8 @@ template <int kRows>
 __device__ __forceinline__ void clear_workspace(const PreprocessParams& params,
                                                 const SequenceTile& tile) {
   const BackwardWorkspace& workspace = params.workspace;
-  if (workspace.dq_semaphores != nullptr && threadIdx.x < kDqParts) {
-    int* const semaphore = workspace.dq_semaphores + int64_t(blockIdx.x) * kDqParts + threadIdx.x;
-    *semaphore = 0;
-    if (workspace.second_sums > 0) semaphore[int64_t(workspace.second_sums) * kDqParts] = 0;
-  }
+  if (workspace.dq_semaphores != nullptr && threadIdx.x < kDqParts)
+    workspace.dq_semaphores[int64_t(blockIdx.x) * kDqParts + threadIdx.x] = 0;
   if (params.ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *params.ticket = 0;
   // Nothing reads the sums of a tile without rows.
   if (!workspace.zeroed || tile.rows.capacity <= 0) return;

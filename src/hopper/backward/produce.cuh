@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
     if constexpr (kAddition == DqAddition::kOrdered) {
       const int order = sums.order();
       sums.semaphore().wait(order);
-      stores = order == 0 && !params.workspace.zeroed;
+      stores = Traits::kBand && order == 0 && !params.workspace.zeroed;
     }
     if constexpr (kAddition == DqAddition::kFirstStores) {
       const bool stored = sums.semaphore().is_ready(DqSemaphore::kStored);

@@ -12,7 +12,7 @@ namespace flash3::hopper {
 enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
 
 // Loads all query tiles of Q or dOut, and one float a query beside them.
-template <class Traits, class Tile>
+template <class Tile>
 __device__ __forceinline__ void load_all_queries(const BackwardParams& params, const KeyTile& work,
                                                  int tiles, const TensorMap* map,
                                                  const RowMap& map_rows, const float* floats,
@@ -21,17 +21,16 @@ __device__ __forceinline__ void load_all_queries(const BackwardParams& params, c
                                                  RingBarriers<kQueryStages>& barriers,
                                                  const char* empty) {
   const ListedSequence& s = work.sequence;
-  QueryPlace<Traits::kBand> at(params, work);
+  QueryPlace at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const auto [stage, phase] = QueryState::at(i);
     const BoxAt box =  // ahead of the wait
-        box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile(work) * Tile::kRows, at.head);
+        box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head);
     wait(&barriers.empty[stage], phase ^ 1, empty);
     uint64_t* full = &barriers.full[stage];
     arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
     load_box<Tile>(tile_stages[stage], map, box, full);
-    bulk_load(float_stages[stage], floats + int64_t(at.index(work)) * Tile::kRows, Tile::kRows * 4,
-              full);
+    bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
   }
 }
 
@@ -40,12 +39,10 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
                                                     typename Traits::Shared& shared,
                                                     const KeyTile& work, int tiles) {
-  QueryPlace<Traits::kBand> at(params, work);
+  QueryPlace at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const DqSums<Traits> sums(params, work, 0, at);
-    const int order = sums.order();
-    sums.semaphore().wait(order);
-    shared.clears_dq[i % 2] = order == 0 && !params.workspace.zeroed;
+    sums.semaphore().wait(sums.order());
     arrive(&shared.dq_ready);
     wait(&shared.dq_ready, SingleState::at(i).phase, "dq_ready");
   }
@@ -57,7 +54,7 @@ template <class Traits>
 __device__ __forceinline__ void release_semaphores(const BackwardParams& params,
                                                    typename Traits::Shared& shared,
                                                    const KeyTile& work, int tiles) {
-  QueryPlace<Traits::kBand> at(params, work);
+  QueryPlace at(params, work);
   if (tiles > 0) arrive(&shared.dq_ready);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
@@ -73,15 +70,15 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   if (role == WideProducerWarp::kLoadQ && elect_one()) {
     load_k<Traits>(params, shared, work);
-    load_all_queries<Traits, typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
-                                                     params.workspace.lse_log2, shared.q,
-                                                     shared.lse, shared.q_barriers, "q_empty");
+    load_all_queries<typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
+                                             params.workspace.lse_log2, shared.q, shared.lse,
+                                             shared.q_barriers, "q_empty");
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {
     load_v<Traits>(params, shared, work);
-    load_all_queries<Traits, typename Traits::DoutTile>(
-        params, work, tiles, &params.dout, params.dout_rows, params.workspace.delta, shared.dout,
-        shared.delta, shared.dout_barriers, "dout_empty");
+    load_all_queries<typename Traits::DoutTile>(params, work, tiles, &params.dout, params.dout_rows,
+                                                params.workspace.delta, shared.dout, shared.delta,
+                                                shared.dout_barriers, "dout_empty");
   }
   if (!params.schedule.deterministic) return;
   if (role == WideProducerWarp::kWaitForSemaphore && elect_one())

@@ -16,7 +16,6 @@ struct KeysMask {
   int first_row;     // of the 64 keys, in the block's tile
   int keys;          // from the first of the 64 to the end of the sequence
   WholeTiles whole;  // band
-  int mirror;        // KeyTile::mirror, in a register
 
   // The whole warpgroup calls this.
   __device__ __forceinline__ KeysMask(typename Traits::Shared& s, int row, int thread)
@@ -24,7 +23,6 @@ struct KeysMask {
     const KeyTile& work = shared.work;
     const int first_key = work.key + first_row;
     keys = work.sequence.k_length - first_key;
-    mirror = work.mirror;
     if constexpr (Traits::kBand) {
       // Each warp writes the rows that it reads.
       const int own = thread / 32 * 16 + thread % 16, key = first_key + own;
@@ -35,9 +33,6 @@ struct KeysMask {
       __syncwarp();
     }
   }
-
-  // The query tile at a place of the walk; without a band nobody asks.
-  __device__ __forceinline__ int query_tile(int place) const { return abs(place - mirror); }
 
   // Sets the scores of hidden pairs to −∞. query: the tile's first one.
   template <int N>

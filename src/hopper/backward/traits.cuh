@@ -74,7 +74,6 @@ struct BackwardTraits {
     KeyTile work;
     RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
     uint32_t never_written;                // the address of a store that never happens
-    bool clears_dq[2];                     // wide, two sums: the block is the first to add
     uint64_t k_loaded, v_loaded;           // TMA has written K, V; hidden keys are not cleared yet
     uint64_t dq_ready, dq_added;  // wide, deterministic: the block may add its dQ, has added
   };

@@ -104,33 +104,6 @@ TEST(BackwardPlan, BeginsSumsAsZerosButUnderANarrowBand) {
     EXPECT_TRUE(zeroed(id("q16384/k16384", "w4096:0").c_str()));
   }
   EXPECT_TRUE(zeroed("bf16/b1/q512/k512/h2/d256/causal")) << "wide";
-  EXPECT_FALSE(zeroed("bf16/b1/q512/k512/h2/d64/full/deterministic")) << "it is known who is first";
-  EXPECT_FALSE(zeroed("bf16/b1/q512/k512/h2/d256/full/deterministic"));
-}
-
-// Where blocks would wait for their turns, and second sums cost less.
-TEST(BackwardPlan, ShiftsAndAlternatesWalksWhereBlocksWouldWait) {
-  const auto plan_for = [](const char* rest) {
-    return plan_of(message("bf16/", rest, "/deterministic"));
-  };
-  EXPECT_TRUE(plan_for("b1/q16384/k16384/h8/d128/full").shifted) << "128 tiles a head: eight each";
-  EXPECT_FALSE(plan_for("b1/q16384/k16384/h9/d128/full").shifted);
-  EXPECT_FALSE(plan_for("b1/q9000/k128/h1/d128/full").shifted) << "one tile";
-  for (const char* dim : {"64", "256"}) {
-    const std::string ragged = message("b1/q2048/k2048/h1/d", dim, "/full/packed");
-    EXPECT_FALSE(plan_for(ragged.c_str()).shifted) << "whatever else it holds";
-  }
-  EXPECT_TRUE(plan_for("b8/q2048/k2048/h8/d256/full").shifted) << "wide: many too";
-  EXPECT_FALSE(plan_for("b32/q512/k512/h8/d256/full").shifted);
-  EXPECT_FALSE(plan_for("b1/q16384/k16384/h8/d256/full").shifted);
-  EXPECT_FALSE(plan_of("bf16/b1/q2048/k2048/h1/d64/full").shifted) << "in any order";
-
-  EXPECT_TRUE(plan_for("b1/q512/k512/h2/d64/causal").alternates);
-  EXPECT_EQ(plan_for("b1/q512/k512/h2/d64/causal").second_sums, 0);
-  EXPECT_FALSE(plan_for("b1/q512/k512/h2/d64/causal/packed").alternates);
-  EXPECT_TRUE(plan_for("b8/q2048/k2048/h8/d256/causal").alternates);
-  EXPECT_FALSE(plan_for("b32/q512/k512/h8/d256/causal").alternates);
-  EXPECT_FALSE(plan_of("bf16/b1/q2048/k2048/h1/d64/causal").alternates);
 }
 
 TEST(BackwardPlan, RefusesFloat32) {
@@ -175,15 +148,13 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
     EXPECT_GE(padded_q, problem.seq_q) << id;
     EXPECT_LT(padded_q - c.tile_m, problem.seq_q) << id;
 
-    const size_t sums = plan.second_sums > 0 ? 2 : 1;
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
-                                      {plan.dq_offset, sums * 4 * rows * size_t(c.dq_columns())}};
+                                      {plan.dq_offset, 4 * rows * size_t(c.dq_columns())}};
     size_t count = 3;
-    EXPECT_EQ(plan.second_sums, plan.shifted ? int(rows) / c.tile_m : 0) << id;
     EXPECT_EQ(plan.counted, problem.deterministic || !plan.zeroed) << id;
     if (plan.counted) {
-      parts[plan.semaphores_offset] = sums * rows / size_t(c.tile_m) * kDqParts * sizeof(int);
+      parts[plan.semaphores_offset] = rows / size_t(c.tile_m) * kDqParts * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

@@ -75,11 +75,8 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   return all;
 }
 
-// Of a query tile, and whether it is its second sums.
-std::pair<int, bool> place_in_workspace(const BackwardPlan& plan, const KeyTile& work, int head,
-                                        int tile) {
-  return {work.first_query_tile + head * plan.query_tiles.tiles + tile,
-          work.adds_to_second_sums(tile)};
+int place_in_workspace(const BackwardPlan& plan, const KeyTile& work, int head, int tile) {
+  return work.first_query_tile + head * plan.query_tiles.tiles + tile;
 }
 
 // 0s and 1s, unused rows on both sides, more queries than keys and fewer.
@@ -156,23 +153,22 @@ void walk_in_order(const Batch& batch, const BackwardPlan& plan, int multiproces
   const std::vector<KeyTile> all = all_work(batch, plan);
   struct Block {
     const KeyTile* work;
-    int walked;  // query tiles
+    int tile, left;
   };
   std::vector<Block> running;
-  std::map<std::pair<int, bool>, int> added;
+  std::map<int, int> added;
   size_t next = 0;
   while (next < all.size() || !running.empty()) {
     for (; next < all.size() && std::ssize(running) < multiprocessors; ++next)
-      running.push_back({&all[next], 0});
-    const auto ended = [](const Block& b) { return b.walked == b.work->query_tiles(); };
-    bool moved = std::erase_if(running, ended) > 0;
+      running.push_back({&all[next], all[next].query_tile_begin, all[next].query_tiles()});
+    bool moved = std::erase_if(running, [](const Block& b) { return b.left == 0; }) > 0;
     for (Block& b : running) {
-      if (ended(b)) continue;
-      const int tile = b.work->query_tile(b.work->walk_place(c.band, b.walked));
-      int& done = added[place_in_workspace(plan, *b.work, b.work->kv_head, tile)];
-      if (dq_order(schedule, *b.work, c.tile_n, c.band, tile) != done) continue;
+      if (b.left == 0) continue;
+      int& done = added[place_in_workspace(plan, *b.work, b.work->kv_head, b.tile)];
+      if (dq_order(schedule, *b.work, c.tile_n, c.band, b.tile) != done) continue;
       ++done;
-      ++b.walked;
+      b.tile = b.work->next(b.tile);
+      --b.left;
       moved = true;
     }
     ASSERT_TRUE(moved) << "all wait, on " << multiprocessors << " multiprocessors";
@@ -244,16 +240,15 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
     const QueryTiles& t = plan.query_tiles;
     EXPECT_EQ(t.packed, problem.sequences_q.packed);
     const size_t tiles = size_t((t.packed ? 1 : problem.batch) * problem.heads_q * t.tiles),
-                 rows = tiles * size_t(c.tile_m), batch = size_t(problem.batch),
-                 sums = plan.second_sums > 0 ? 2 : 1;
+                 rows = tiles * size_t(c.tile_m), batch = size_t(problem.batch);
     std::map<size_t, size_t> parts = {{plan.lse_offset, 4 * rows},
                                       {plan.delta_offset, 4 * rows},
-                                      {plan.dq_offset, sums * 4 * rows * size_t(c.dq_columns())},
+                                      {plan.dq_offset, 4 * rows * size_t(c.dq_columns())},
                                       {plan.list_offset, batch * sizeof(ListedSequence)},
                                       {plan.first_tile_offset, (batch + 1) * sizeof(int)}};
     size_t count = 5;
     if (plan.counted) {
-      parts[plan.semaphores_offset] = sums * tiles * 2 * sizeof(int);
+      parts[plan.semaphores_offset] = tiles * 2 * sizeof(int);
       ++count;
     }
     if (problem.deterministic) {

@@ -12,6 +12,7 @@ from cuda_objects import demangle, is_attention, parse_args
 
 NEEDED = ("HGMMA", "UTMALDG")
 FP8_NEEDED = ("QGMMA", "UTMALDG", "LDSM", "STSM")  # the last two transpose V
+FP8_CACHE_NEEDED = ("HGMMA", "UTMALDG", "LDSM")  # e4m3 becomes float16 on its way to the tensor cores
 ADDITIONS = ("UBLKRED", "REDG")
 FORBIDDEN = ("LDL", "STL")
 
@@ -33,6 +34,8 @@ def ceiling_products(kernel):
 def needed(obj):
     if not is_attention(obj):
         return ()
+    if obj.name.startswith("decode_e4m3_"):
+        return FP8_CACHE_NEEDED
     return FP8_NEEDED if "_e4m3_" in obj.name or obj.name.startswith("fp8_") else NEEDED
 
 

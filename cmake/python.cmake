@@ -150,7 +150,7 @@ endif()
 if(EXISTS "${jaxlib_dir}/include/xla/ffi/api/ffi.h")
   add_library(flash3_jax SHARED ${PROJECT_SOURCE_DIR}/bindings/jax/handlers.cpp)
   target_include_directories(flash3_jax SYSTEM PRIVATE ${jaxlib_dir}/include)
-  target_link_libraries(flash3_jax PRIVATE flash3_python flash3_warnings)
+  target_link_libraries(flash3_jax PRIVATE flash3_manylinux flash3_python flash3_warnings)
   set_target_properties(flash3_jax PROPERTIES CXX_VISIBILITY_PRESET default) # XLA's macro leaves that open; the map decides
   flash3_python_library(flash3_jax ${PROJECT_SOURCE_DIR}/cmake/flash3_jax.map)
   target_link_options(flash3_jax PRIVATE LINKER:--no-undefined)

@@ -241,8 +241,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     k and v are written into it behind these keys first, and then count as well; rotary_cos and rotary_sin give k and q a rotary
     embedding. flash3.attention_with_kv_cache tells more of each argument: there k is k_new, cache_seqlens is seqused_k,
     cache_leftpad is leftpad_k, and rotary_seqlens is rotary_offsets. FP8 caches, with k_descale and v_descale, take
-    q, k and v in FP8 or in 16 bits. With return_softmax_lse (out, softmax_lse, out_accum, softmax_lse_accum), of which the last two are empty. There are no gradients: a
-    backward raises.
+    q, k and v in FP8 or in 16 bits. With return_softmax_lse (out, softmax_lse, out_accum, softmax_lse_accum), of which the last two
+    are empty. There are no gradients: a backward raises.
 
     The last six are names of FlashAttention-3's first releases: gqa_parallel and max_seqlen_k_hint are hints, which nothing
     depends on, descale_q, descale_k and descale_v, of shape [1], are q_descale, k_descale and v_descale, and block_table is

@@ -116,10 +116,11 @@ typedef struct flash3_forward_params {
   /** @name Tensors
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
-   * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 256, and head_dim_v may differ. All four have
-   * one dtype; but out of a 16-bit q may be float32, what is rounded otherwise, for flash3_merge;
-   * and where k and v are FP8, or q too: see q_scale. Packed tensors have other dimensions: see
-   * cu_seqlens_q. @{ */
+   * KV head h / (heads_q / heads_k). head_dim is from 1 to 576, and head_dim_v, which may differ,
+   * from 1 to 512; of FP8 and of a backward call both are at most 256. All four have one dtype; but
+   * out of a 16-bit q may be float32, what is rounded otherwise, for flash3_merge; and where k and
+   * v are FP8, or q too: see q_scale. Packed tensors have other dimensions: see cu_seqlens_q. v may
+   * be a part of k's memory. @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
@@ -127,7 +128,7 @@ typedef struct flash3_forward_params {
   flash3_tensor lse; /**< [batch, heads_q, seq_q] float32, natural log; all zero: not wanted */
   /** @} */
 
-  float softmax_scale; /**< finite and ≥ 0; 0: 1/√head_dim */
+  float softmax_scale; /**< finite and ≥ 0; 0: 1/√head_dim, with qv 1/√(head_dim + head_dim_v) */
 
   /** @name Mask
    * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
@@ -285,9 +286,13 @@ typedef struct flash3_forward_params {
    * embedding, which is not rounded to 16 bits then, is divided by the scale of the row where it
    * goes (k_scale, v_scale; 1 without) and rounded to e4m3, to nearest even, ±448 at most; NaN
    * stays NaN, as 0x7F. An embedding needs a q and a k_new of 16 bits.
+   *
+   * Where v is a part of k's rows, its elements from some place on (v.data points there, and v has
+   * k's strides), k_new alone is given, which writes both; then no embedding may reach that part.
+   * With v_new, no row of v may share memory with that of k.
    * @{ */
   flash3_tensor k_new; /**< [batch, seq_new, heads_k, head_dim] or [total_new, heads_k, head_dim] */
-  flash3_tensor v_new; /**< the same with head_dim_v */
+  flash3_tensor v_new; /**< the same with head_dim_v; all zero: v is a part of k */
   flash3_tensor cu_seqlens_k_new; /**< [batch + 1] int32: k_new and v_new are packed */
   flash3_tensor rotary_cos;       /**< [positions, rotary_dim / 2] float32 or the dtype of q */
   flash3_tensor rotary_sin;       /**< the same shape and dtype */
@@ -302,6 +307,17 @@ typedef struct flash3_forward_params {
   /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. No
    * result depends on it. */
   const flash3_schedule* schedule;
+
+  /** A second part of the queries, [batch, seq_q, heads_q, head_dim_v] or [total_q, heads_q,
+   * head_dim_v] of the dtype of q, whose keys are the rows of v; all zero: none. With it
+   *
+   *     out = softmax(softmax_scale · (Q·Kᵀ + Qv·Vᵀ) + mask) · V
+   *
+   * as multi-head latent attention decodes (DeepSeek-V2 and V3): k is the part with the position
+   * embedding, v the latent one. It is the same as a call whose k are the rows of v and k side by
+   * side, without copying them. A rotary embedding is for q and k_new alone. head_dim + head_dim_v
+   * ≤ 576; not with FP8. */
+  flash3_tensor qv;
 } flash3_forward_params;
 
 /** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the

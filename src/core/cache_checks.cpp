@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/latent_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/rotary_checks.hpp"
@@ -44,7 +45,6 @@ Status check_company(const Params& p) {
     FLASH3_CHECK(check_without(field, cu_k, "packed keys are no cache"));
   FLASH3_CHECK(check_without(batch_idx, page_table, "a page table tells where the keys lie"));
 
-  FLASH3_CHECK(check_with(k_new, v_new, "keys are appended with their values"));
   FLASH3_CHECK(check_with(v_new, k_new, "values are appended with their keys"));
   FLASH3_CHECK(check_with(k_new, {"seqused_k", p.seqused_k},
                           "it tells how many keys the new ones come behind"));
@@ -157,12 +157,13 @@ Status check_cache_shapes(const Params& p, const Field& q, const Field& k, const
   const Field table = page_table_of(p);
   const Field batch_idx = index_field("cache_batch_idx", p.cache_batch_idx);
   const Field leftpad = index_field("leftpad_k", p.leftpad_k);
+  const DimLimits limits = forward_limits(p);
   if (is_given(p.page_table))
-    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, {table, 0}, "number of pages"));
+    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, {table, 0}, limits, "number of pages"));
   else if (is_given(p.cache_batch_idx))
-    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, {batch_idx, 0}, "number of elements"));
+    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, {batch_idx, 0}, limits, "number of elements"));
   else
-    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
+    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k, limits));
   FLASH3_CHECK(check_elements(p, k));
   return is_given(p.leftpad_k) ? check_same({leftpad, 0}, batch_q, "batch size") : Status();
 }
@@ -174,16 +175,21 @@ Status check_append(const Params& p, const Field& q, const Field& k, const Field
   const Extent batch = batch_of(q, sequences);
   const Field k_new = new_field(p, "k_new", false), v_new = new_field(p, "v_new", true);
   const Field cu = cu_new_of(p), offsets = index_field("rotary_offsets", p.rotary_offsets);
+  const bool has_v = is_given(p.v_new);
   FLASH3_CHECK(check_new(p, k_new, k, batch));
-  FLASH3_CHECK(check_new(p, v_new, v, batch));
-  FLASH3_CHECK(check_same_dtype({k_new, v_new}));
-  FLASH3_CHECK(check_same({v_new, v_new.ndim - 3}, {k_new, k_new.ndim - 3},
-                          k_new.ndim == 3 ? "total_new" : "seq_new"));
+  if (has_v) {
+    FLASH3_CHECK(check_new(p, v_new, v, batch));
+    FLASH3_CHECK(check_same_dtype({k_new, v_new}));
+    FLASH3_CHECK(check_same({v_new, v_new.ndim - 3}, {k_new, k_new.ndim - 3},
+                            k_new.ndim == 3 ? "total_new" : "seq_new"));
+  }
   if (is_given(p.cu_seqlens_k_new)) FLASH3_CHECK(check_same({cu, 0, 1}, batch, "batch size"));
   for (const Field& f : {k_new, v_new}) {
+    if (!is_given(f.tensor)) continue;
     FLASH3_CHECK(check_strides(f));
     FLASH3_CHECK(check_data(f, pointers));
   }
+  if (!has_v) FLASH3_CHECK(check_values_in_keys(k, v));
   for (const Field& f : {k, v}) FLASH3_CHECK(check_no_overlap(f));
   if (!is_given(p.rotary_cos)) return {};
   for (const Field& f : {q, k_new})
@@ -326,7 +332,8 @@ void fill_append(const Params& p, Problem* problem) {
     return s.packed ? packed_view(t, problem->batch, s.max_length) : view(t);
   };
   append.k = view_of(p.k_new);
-  append.v = view_of(p.v_new);
+  append.has_v = is_given(p.v_new);
+  if (append.has_v) append.v = view_of(p.v_new);
   if (!is_given(p.rotary_cos)) return;
   append.rotary = rotary_view(p.rotary_cos, p.rotary_sin, p.rotary_interleaved != 0);
   append.rotary_offsets = static_cast<const int*>(p.rotary_offsets.data);

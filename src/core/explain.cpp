@@ -18,12 +18,12 @@ std::string describe_length(const Sequences& s) {
 }
 
 std::string describe_sizes(const Problem& p) {
-  return message(dtype_name(p.dtype),
-                 p.kv_dtype == p.dtype ? "" : message(" on ", dtype_name(p.kv_dtype)),
-                 p.out_dtype == p.dtype ? "" : message(" to ", dtype_name(p.out_dtype)), ", batch ",
-                 p.batch, ", seq_q ", describe_length(p.sequences_q), ", seq_k ",
-                 describe_length(p.sequences_k), ", heads_q ", p.heads_q, ", heads_k ", p.heads_k,
-                 ", head_dim ", p.head_dim, ", head_dim_v ", p.head_dim_v);
+  return message(
+      dtype_name(p.dtype), p.kv_dtype == p.dtype ? "" : message(" on ", dtype_name(p.kv_dtype)),
+      p.out_dtype == p.dtype ? "" : message(" to ", dtype_name(p.out_dtype)), ", batch ", p.batch,
+      ", seq_q ", describe_length(p.sequences_q), ", seq_k ", describe_length(p.sequences_k),
+      ", heads_q ", p.heads_q, ", heads_k ", p.heads_k, ", head_dim ", p.head_dim, ", head_dim_v ",
+      p.head_dim_v, p.has_qv() ? ", with qv" : "");
 }
 
 std::string describe_sink(const Problem& p) {
@@ -54,7 +54,7 @@ std::string describe_cache(const ForwardProblem& p) {
   if (!p.append.given) return text;
   append(text, message(", appending ", describe_length(p.append.sequences),
                        p.append.dtype == p.kv_dtype ? "" : message(" ", dtype_name(p.append.dtype)),
-                       " keys"));
+                       p.append.has_v ? " keys" : " keys, of which v is a part"));
   const RotaryView& rotary = p.append.rotary;
   if (rotary.given)
     append(text, message(", with rotary embedding of ", rotary.dim, " dimensions, ",

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/explain.hpp"
+#include "core/latent_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
@@ -96,6 +97,7 @@ Status KeptPlan<P>::run(const Params* params) const {
   if (!differs_in_addresses_alone(given)) FLASH3_CHECK(check_same_call(given));
   P problem = problem_;
   FLASH3_CHECK(take_addresses(given, &problem));
+  if constexpr (std::same_as<P, ForwardProblem>) FLASH3_CHECK(check_shared_rows(problem));
   problem.stream = given.stream;
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;

@@ -81,6 +81,7 @@ template <MaybeConst<ForwardProblem> P, class Visit>
 Status visit_pointers(P& p, const Visit& visit) {
   using Params = flash3_forward_params;
   FLASH3_CHECK(visit_attention(p, kWrite, visit));
+  FLASH3_CHECK(visit("qv", &Params::qv, p.qv.data, kRead));
   FLASH3_CHECK(visit_cache(p, visit));
   FLASH3_CHECK(visit("q_scale", &Params::q_scale, p.q_scale.data, kRead));
   FLASH3_CHECK(visit("k_scale", &Params::k_scale, p.k_scale.data, kRead));

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/cache_checks.hpp"
+#include "core/latent_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/scale_checks.hpp"
@@ -39,7 +40,7 @@ Status check_agreement(const Params& p, const Field& q, const Field& k, const Fi
   if constexpr (std::same_as<Params, flash3_forward_params>)
     FLASH3_CHECK(check_cache_shapes(p, q, k, v, out, batch_q, batch_k));
   else
-    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k));
+    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k, {kMaxHeadDim, kMaxHeadDim}));
   FLASH3_CHECK(check_used(sequences_q, batch_q));
   FLASH3_CHECK(check_used(sequences_k, batch_q));
   return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, out, pointers)
@@ -115,6 +116,7 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_scales(p, q, k, v, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_strides(f));
   FLASH3_CHECK(check_no_overlap(out));
+  FLASH3_CHECK(check_qv(p, q, v, pointers));
   FLASH3_CHECK(check_append(p, q, k, v, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
 
@@ -202,9 +204,11 @@ void fill(const Params& p, Problem* problem) {
   problem->heads_k = problem->k.heads;
   problem->head_dim = static_cast<int>(problem->q.dim);
   problem->head_dim_v = static_cast<int>(problem->v.dim);
+  if constexpr (std::same_as<Params, flash3_forward_params>)
+    if (is_given(p.qv)) problem->qv = view_q(*problem, p.qv);
   problem->softmax_scale = p.softmax_scale > 0.f
                                ? p.softmax_scale
-                               : static_cast<float>(1.0 / std::sqrt(double(problem->head_dim)));
+                               : static_cast<float>(1.0 / std::sqrt(double(problem->score_dim())));
   problem->softcap = p.softcap;
   problem->sink = sink_view(p.sink);
   if (p.window) problem->mask_rule = {p.window_left, p.window_right};
@@ -226,6 +230,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   *problem = {};
   fill(p, problem);
   fill_append(p, problem);
+  FLASH3_CHECK(check_shared_rows(*problem));
   problem->sm_margin = p.sm_margin;
   problem->schedule = p.schedule;
   problem->q_scale = scale_view(p.q_scale, problem->queries_per_kv_head());

@@ -18,7 +18,8 @@
 
 namespace flash3 {
 
-inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxHeadDim = 256;  // of both; of forward calls that are not FP8:
+inline constexpr int kMaxScoreDim = 576, kMaxValueDim = 512;
 inline constexpr int kMaxMergedDim = 512;  // of the parts that flash3_merge takes
 
 // [batch, seq, head, dim], strides in elements, the last one is 1. The stride of a dimension with
@@ -77,6 +78,7 @@ struct RotaryView {
 // Tokens that a forward call writes into its cache first.
 struct Append {
   bool given = false;
+  bool has_v = false;                      // false: v is a part of the cache's k
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // of k and v: kv_dtype, or 16-bit for an FP8 cache
   TensorView k, v;                         // [batch, seq, head, dim], or packed
   Sequences sequences;                     // of k and v
@@ -106,11 +108,16 @@ struct Problem : ExecutionContext {
   SinkView sink;
   MaskRule mask_rule;
 
-  // Forward calls alone have these. `cache`: where the keys of a sequence lie in k and v.
+  // Forward calls alone have these. `qv`: what of the queries meets v; without dimensions: none.
+  // `cache`: where the keys of a sequence lie in k and v.
+  TensorView qv;
   KvCache cache;
   Append append;
 
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
+  bool has_qv() const { return qv.dim > 0; }
+  // Products that a score sums up.
+  int score_dim() const { return head_dim + static_cast<int>(qv.dim); }
   bool has_cache() const { return cache.given() || append.given; }
   bool has_fp8_keys() const { return kv_dtype == FLASH3_FLOAT8_E4M3; }
   bool is_ragged() const {

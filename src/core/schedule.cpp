@@ -31,12 +31,12 @@ void add(const Sequences& s, Hash* hash) {
 uint64_t key_of(const ForwardProblem& p, const PlannedCall<ForwardProblem>& call) {
   Hash hash;
   hash.add(p.dtype, p.kv_dtype, p.out_dtype, p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k,
-           p.head_dim, p.head_dim_v);
+           p.head_dim, p.head_dim_v, p.qv.dim);
   add(p.sequences_q, &hash);
   add(p.sequences_k, &hash);
   hash.add(p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk, p.softcap > 0.f);
   hash.add(p.cache.paged, p.cache.page_size, p.cache.has_batch_idx, p.cache.has_leftpad);
-  hash.add(p.append.given, p.append.rotary.given);
+  hash.add(p.append.given, p.append.has_v, p.append.rotary.given);
   if (p.append.given) add(p.append.sequences, &hash);
   hash.add(p.sm_margin, p.quantizes);
   if (call.plan) hash.add(call.backend->id(), call.plan->schedule_needs().variant);

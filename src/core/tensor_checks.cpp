@@ -15,10 +15,10 @@ Extent heads_of(const Field& f) { return {f, f.ndim - 2}; }
 Extent dim_of(const Field& f) { return {f, f.ndim - 1}; }
 bool is_packed(const Field& f) { return f.ndim == 3; }
 
-Status check_head_dim(const Extent& dim, const char* what) {
-  if (dim.size() >= 1 && dim.size() <= kMaxHeadDim) return {};
+Status check_head_dim(const Extent& dim, int64_t most, const char* what) {
+  if (dim.size() >= 1 && dim.size() <= most) return {};
   return invalid_argument(
-      message(dim.name(), " = ", dim.size(), " but ", what, " must be from 1 to ", kMaxHeadDim));
+      message(dim.name(), " = ", dim.size(), " but ", what, " must be from 1 to ", most));
 }
 
 Status check_heads(const Extent& batch, const Extent& heads_q, const Extent& heads_k) {
@@ -114,7 +114,8 @@ Status check_same(const Extent& a, const Extent& b, const char* what) {
 }
 
 Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out,
-                    const Extent& batch_q, const Extent& batch_k, const char* elements) {
+                    const Extent& batch_q, const Extent& batch_k, const DimLimits& limits,
+                    const char* elements) {
   FLASH3_CHECK(check_same(batch_k, batch_q, "batch size"));
   if (elements)
     FLASH3_CHECK(check_same({v, 0}, {k, 0}, elements));
@@ -127,8 +128,8 @@ Status check_shapes(const Field& q, const Field& k, const Field& v, const Field&
   FLASH3_CHECK(check_same(seq_of(out), seq_of(q), is_packed(q) ? "total_q" : "seq_q"));
   FLASH3_CHECK(check_same(heads_of(out), heads_of(q), "heads_q"));
   FLASH3_CHECK(check_same(dim_of(out), dim_of(v), "head_dim_v"));
-  FLASH3_CHECK(check_head_dim(dim_of(q), "head_dim"));
-  FLASH3_CHECK(check_head_dim(dim_of(v), "head_dim_v"));
+  FLASH3_CHECK(check_head_dim(dim_of(q), limits.qk, "head_dim"));
+  FLASH3_CHECK(check_head_dim(dim_of(v), limits.v, "head_dim_v"));
   return check_heads(batch_q, heads_of(q), heads_of(k));
 }
 

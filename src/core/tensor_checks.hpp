@@ -58,8 +58,12 @@ Status check_same(const Extent& a, const Extent& b, const char* what);
 // What q, k, v and out say of each other's shapes, and the limits of head dims and heads. Packed
 // tensors have their batch size elsewhere. `elements`: what the first dimension of k and v counts
 // if it is not the batch ("pages").
+struct DimLimits {
+  int64_t qk, v;
+};
 Status check_shapes(const Field& q, const Field& k, const Field& v, const Field& out,
-                    const Extent& batch_q, const Extent& batch_k, const char* elements = nullptr);
+                    const Extent& batch_q, const Extent& batch_k, const DimLimits& limits,
+                    const char* elements = nullptr);
 
 Status check_same_shape(const Field& field, const Field& other);
 

@@ -61,7 +61,7 @@ void copy_row(const TensorView& from, Index from_offset, const TensorView& to, I
 void rotate_row(const RotaryView& rotary, Index position, const TensorView& from, Index from_offset,
                 const TensorView& to, Index to_offset, flash3_dtype dtype) {
   copy_row(from, from_offset, to, to_offset, dtype);
-  float row[kMaxHeadDim];
+  float row[kMaxScoreDim];
   for (int d = 0; d < rotary.dim; ++d) row[d] = load_float(from.data, dtype, from_offset + d);
   apply_rope(rotary, position, row);
   for (int d = 0; d < rotary.dim; ++d) store_float(to.data, dtype, to_offset + d, row[d]);
@@ -114,6 +114,7 @@ void run_append(const ForwardProblem& p) {
       append_row(p, append.rotary, first_position(p, b) + n, append.k,
                  row_offset(append.k, b, rows, n, head), p.k, cache_offset(p.k, at, head),
                  cache_scale(p.k_scale, b, head, at));
+      if (!append.has_v) continue;  // it has been written with k
       append_row(p, {}, 0, append.v, row_offset(append.v, b, rows, n, head), p.v,
                  cache_offset(p.v, at, head), cache_scale(p.v_scale, b, head, at));
     }

@@ -48,7 +48,8 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 // weights of a strip within the first level. AMX takes the same size; it has been tried there
 // only once, without interleaving.
 int tile_keys(const ForwardProblem& p, int64_t keys) {
-  const int most = std::max(p.head_dim, p.head_dim_v) <= 128 ? 512 : 256;
+  const int widest = std::max(p.score_dim(), p.head_dim_v);
+  const int most = widest <= 128 ? 512 : widest <= kMaxHeadDim ? 256 : 128;
   return static_cast<int>(
       std::min<int64_t>(most, round_up(std::max<int64_t>(keys, 1), kKeyAlignment)));
 }
@@ -58,7 +59,7 @@ double work_of(const ForwardProblem& p, CpuTarget target) {
   const double speed = target == CpuTarget::kAmx ? kAmxSpeed : 1;
   const double rows = static_cast<double>(p.heads_q) * static_cast<double>(most_queries(p)) / speed;
   const double bytes = static_cast<double>(p.batch * p.heads_k) * dtype_size(p.kv_dtype);
-  const double per_key = static_cast<double>(p.seq_k) * (p.head_dim + p.head_dim_v);
+  const double per_key = static_cast<double>(p.seq_k) * (p.score_dim() + p.head_dim_v);
   return std::max(rows, 4 * bytes) * per_key;
 }
 
@@ -100,7 +101,7 @@ WorkList list_blocks(const ForwardProblem& p, const AttentionPlan& plan) {
       const Range own{i * step, std::min((i + 1) * step, rows)};
       const Range keys = s.mask.keys({own.begin / group, (own.end - 1) / group + 1}, s.k.length);
       const double cost = (static_cast<double>(own.size()) + kPackingRows) *
-                          static_cast<double>(keys.size() + 1) * (p.head_dim + p.head_dim_v) /
+                          static_cast<double>(keys.size() + 1) * (p.score_dim() + p.head_dim_v) /
                           static_cast<double>(plan.splits);
       list.add({b, i, cost, cost});
     }
@@ -136,7 +137,7 @@ void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const Attenti
   for (int64_t s = 0; s < plan.splits; ++s) max = std::max(max, part_max[s * next]);
   const float origin = max == -std::numeric_limits<float>::infinity() ? 0.f : max;
 
-  float out[kMaxHeadDim] = {}, sum = 0;
+  float out[kMaxValueDim] = {}, sum = 0;
   for (int64_t s = 0; s < plan.splits; ++s) {
     if (part_sum[s * next] == 0) continue;  // saw nothing
     const float scale = std::exp2(part_max[s * next] - origin);

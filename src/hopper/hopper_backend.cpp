@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/backend.hpp"
+#include "core/message.hpp"
 #include "hopper/backward/plan.hpp"
 #include "hopper/decode/merge.hpp"
 #include "hopper/decode/plan.hpp"
@@ -63,6 +64,19 @@ Status make_plan(const P& problem, PlanPointer<P>* plan) {
   return {};
 }
 
+// What multi-head latent attention needs, and no kernel has.
+Status check_latent(const ForwardProblem& p) {
+  if (p.has_qv())
+    return unsupported("qv is given but the hopper backend has no kernel that takes it");
+  if (p.head_dim > kMaxHeadDim || p.head_dim_v > kMaxHeadDim)
+    return unsupported(message("head_dim = ", p.head_dim, " and head_dim_v = ", p.head_dim_v,
+                               " but the hopper backend has kernels for at most ", kMaxHeadDim));
+  if (p.append.given && !p.append.has_v)
+    return unsupported(
+        "k_new is given but v_new is not; the hopper backend appends both, each to its own rows");
+  return {};
+}
+
 class HopperBackend final : public Backend {
  public:
   flash3_backend id() const override { return FLASH3_BACKEND_HOPPER; }
@@ -88,6 +102,7 @@ class HopperBackend final : public Backend {
   }
 
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
+    FLASH3_CHECK(check_latent(problem));
     if (is_decode(problem)) return make_plan<DecodePlan>(problem, plan);
     if (is_mixed(problem)) return make_plan<MixedPlan>(problem, plan);
     return make_plan<ForwardPlan>(problem, plan);

@@ -36,7 +36,7 @@ class RowGroup {
         mask_(visible_keys(problem)),
         bound_(problem, problem.quantizes || problem.dtype == FLASH3_FLOAT8_E4M3),
         of_out_(precision_of(problem.out_dtype)) {
-    q_.resize(kRows, p_.head_dim);
+    q_.resize(kRows, p_.score_dim());
     scores_.resize(kRows, p_.seq_k);
     sizes_.resize(kRows, p_.seq_k);
   }
@@ -44,11 +44,13 @@ class RowGroup {
   // rows: at most kRows of them.
   void compute(int64_t batch, int64_t head, IndexRange rows) {
     load_head(batch, head / p_.queries_per_kv_head());
-    for (int64_t i = rows.begin; i < rows.end; ++i)
-      load_row(p_.q, p_.dtype, batch, i, head, p_.q_scale.at(batch, head, i / kScaleBlock),
-               q_[i - rows.begin]);
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      double* const q = q_[i - rows.begin];
+      load_row(p_.q, p_.dtype, batch, i, head, p_.q_scale.at(batch, head, i / kScaleBlock), q);
+      if (p_.has_qv()) load_row(p_.qv, p_.dtype, batch, i, head, 1, q + p_.head_dim);
+    }
     const IndexRange any = mask_.keys(rows.begin, rows.end);
-    doubles_.dot_products(q_, k_.panels, p_.head_dim, any, &scores_);
+    doubles_.dot_products(q_, k_.panels, p_.score_dim(), any, &scores_);
 
     RowResult results[kRows];
     IndexRange seen[kRows];
@@ -95,7 +97,7 @@ class RowGroup {
   void load_head(int64_t batch, int64_t head) {
     if (batch == batch_ && head == head_) return;
     batch_ = batch, head_ = head;
-    k_.load(p_.k, p_.kv_dtype, batch, head, &p_.k_scale);
+    k_.load(p_.k, p_.kv_dtype, batch, head, &p_.k_scale, p_.has_qv() ? &p_.v : nullptr);
     v_.load(p_.v, p_.kv_dtype, batch, head, &p_.v_scale);
     if (!bound_.fp8()) return;
     for (int64_t j = 0; j < p_.seq_k; ++j)
@@ -113,7 +115,7 @@ class RowGroup {
 
     const double keys = static_cast<double>(seen.size());
     const double error = bound_.score(
-        p_.softmax_scale * norm(q_[r], p_.head_dim) * k_.largest_norm(seen), keys, sink);
+        p_.softmax_scale * norm(q_[r], p_.score_dim()) * k_.largest_norm(seen), keys, sink);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);

@@ -46,9 +46,15 @@ struct Call {
   const int64_t batch = packed_q ? p.cu_seqlens_q.shape[0] - 1 : p.q.shape[0];
   const int64_t heads_q = p.q.shape[p.q.ndim - 2], heads_k = p.k.shape[p.k.ndim - 2];
   const int64_t head_dim = p.q.shape[p.q.ndim - 1], head_dim_v = p.v.shape[p.v.ndim - 1];
+  // Products of a score: with qv the values are keys too.
+  int64_t products() const {
+    if constexpr (requires { p.qv; })
+      if (given(p.qv)) return head_dim + head_dim_v;
+    return head_dim;
+  }
   const double scale = p.softmax_scale > 0
                            ? double{p.softmax_scale}
-                           : double{static_cast<float>(1 / std::sqrt(double(head_dim)))};
+                           : double{static_cast<float>(1 / std::sqrt(double(products())))};
 
   int64_t kv_head(int64_t head) const { return head / (heads_q / heads_k); }
   Tokens queries(int64_t b) const { return tokens_of(p.q, p.cu_seqlens_q, p.seqused_q, b); }
@@ -150,9 +156,13 @@ class ForwardTokens {
   double v(int64_t b, int64_t j, int64_t head, int64_t d) const {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.v, b, padding(b) + j, head, d);
+    if (!given(p_.v_new)) return k(b, j, head, d + first_of_values());
     const Tokens tokens = tokens_of(p_.v_new, p_.cu_seqlens_k_new, {}, b);
     return appended(static_cast<float>(call_.element(p_.v_new, b, tokens, n, head, d)), p_.v_new,
                     v_scale(b, j, head));
+  }
+  double qv(int64_t b, int64_t i, int64_t head, int64_t d) const {
+    return call_.element(p_.qv, b, call_.queries(b), i, head, d);
   }
   double k_scale(int64_t b, int64_t j, int64_t head) const { return scale(p_.k_scale, b, j, head); }
   double v_scale(int64_t b, int64_t j, int64_t head) const { return scale(p_.v_scale, b, j, head); }
@@ -164,6 +174,11 @@ class ForwardTokens {
   }
 
  private:
+  // Where v begins in the rows of k, if it is a part of them.
+  int64_t first_of_values() const {
+    return (static_cast<const char*>(p_.v.data) - static_cast<const char*>(p_.k.data)) /
+           (p_.k.dtype == FLASH3_FLOAT32 ? 4 : 2);
+  }
   // The element of k and v that holds a sequence's place, a page or another, and the row in it.
   std::pair<int64_t, int64_t> row_of(int64_t b, int64_t place) const {
     if (given(p_.page_table)) {
@@ -253,6 +268,8 @@ DefinedForward define_forward(const flash3_forward_params& p) {
           double dot = 0;
           for (int64_t d = 0; d < call.head_dim; ++d)
             dot += tokens.q(b, i, h, d) * tokens.k(b, j, kv_head, d);
+          for (int64_t d = 0; given(p.qv) && d < call.head_dim_v; ++d)
+            dot += tokens.qv(b, i, h, d) * tokens.v(b, j, kv_head, d);
           seen.push_back(j);
           scores.push_back(call.capped(call.scale * q_scale * k_scale * dot));
         }

@@ -162,7 +162,12 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
           copy(cache_row_at(p, p.v, b, place, h), to(made_.v), p.head_dim_v, p.kv_dtype);
         } else {
           write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given, to(made_.k));
-          write_new(p, p.append.v, p.v_scale, b, n, h, false, to(made_.v));
+          if (p.append.has_v)
+            write_new(p, p.append.v, p.v_scale, b, n, h, false, to(made_.v));
+          else  // v is a part of k's rows
+            copy(to(made_.k) +
+                     (static_cast<std::byte*>(p.v.data) - static_cast<std::byte*>(p.k.data)),
+                 to(made_.v), p.head_dim_v, p.kv_dtype);
         }
       }
   }
@@ -195,7 +200,8 @@ void append_ref(const ForwardProblem& p) {
         const int64_t place = places.used + n;
         write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given,
                   cache_row_at(p, p.k, b, place, h));
-        write_new(p, p.append.v, p.v_scale, b, n, h, false, cache_row_at(p, p.v, b, place, h));
+        if (p.append.has_v)
+          write_new(p, p.append.v, p.v_scale, b, n, h, false, cache_row_at(p, p.v, b, place, h));
       }
   }
 }

@@ -38,6 +38,7 @@ inline void narrow_to(int64_t b, const SeqInfo& s, Problem* p) {
   p->sequences_q = {.rows = s.q.length, .max_length = s.q.length};
   p->sequences_k = {.rows = s.k.length, .max_length = s.k.length};
   p->q = one_sequence(p->q, p->dtype, b, s.q);
+  p->qv = one_sequence(p->qv, p->dtype, b, s.q);
   p->k = one_sequence(p->k, p->kv_dtype, b, s.k);
   p->v = one_sequence(p->v, p->kv_dtype, b, s.k);
   p->out = one_sequence(p->out, p->out_dtype, b, s.q);

@@ -48,19 +48,22 @@ struct ReferenceKeys {
   bool finite = true;
   static constexpr int kLanes = kReferenceLanes<double>;
 
+  // behind: what each row goes on with.
   void load(const TensorView& t, flash3_dtype dtype, int64_t batch, int64_t head,
-            const ScaleView* scale = nullptr) {
-    rows.resize(t.seq, t.dim);
-    panels.resize(ceil_div(t.seq, kLanes) * t.dim, kLanes);
-    sizes.resize(t.seq, t.dim);
+            const ScaleView* scale = nullptr, const TensorView* behind = nullptr) {
+    const int64_t dim = t.dim + (behind ? behind->dim : 0);
+    rows.resize(t.seq, dim);
+    panels.resize(ceil_div(t.seq, kLanes) * dim, kLanes);
+    sizes.resize(t.seq, dim);
     norms.assign(static_cast<size_t>(t.seq), 0);
     finite = true;
     for (int64_t j = 0; j < t.seq; ++j) {
       load_row(t, dtype, batch, j, head, scale ? scale->at_row(batch, head, j) : 1, rows[j]);
-      magnitudes(rows[j], t.dim, sizes[j]);
-      norms[static_cast<size_t>(j)] = norm(rows[j], t.dim);
-      for (int64_t d = 0; d < t.dim; ++d) {
-        panels[j / kLanes * t.dim + d][j % kLanes] = rows[j][d];
+      if (behind) load_row(*behind, dtype, batch, j, head, 1, rows[j] + t.dim);
+      magnitudes(rows[j], dim, sizes[j]);
+      norms[static_cast<size_t>(j)] = norm(rows[j], dim);
+      for (int64_t d = 0; d < dim; ++d) {
+        panels[j / kLanes * dim + d][j % kLanes] = rows[j][d];
         finite = finite && std::isfinite(rows[j][d]);
       }
     }

@@ -135,12 +135,59 @@ std::vector<Case> fp8_cases(Level level) {
   return list;
 }
 
+// Multi-head latent attention, with v a part of k or q in two parts: decoding, drafts, parts of
+// prompts, and without a cache too.
+std::vector<Case> latent_cases(Level level, std::span<const flash3_dtype> dtypes) {
+  constexpr int64_t kPageSizes[] = {64, 1, 16, 0, 256}, kHeads[] = {16, 128, 64, 6, 1};
+  constexpr int64_t kQueries[] = {1, 2, 4, 17, 70}, kAppends[] = {0, 1, 5};
+  constexpr Lengths kLengths[] = {Lengths::kRandom, Lengths::kEdges, Lengths::kGiant};
+  constexpr Layout kLayouts[] = {Layout::kBatchSeq, Layout::kPadded, Layout::kOdd};
+  const std::vector<int64_t> keys = level == Level::kFull ? std::vector<int64_t>{300, 1, 65, 1500}
+                                                          : std::vector<int64_t>{300, 65};
+  const auto n = [](const auto& list) { return static_cast<int>(std::size(list)); };
+  std::vector<Case> table;
+  uint64_t seed = 3000;
+  for (const auto& row : pairwise({n(dtypes), 2, n(kPageSizes), n(kHeads), n(kQueries), n(kAppends),
+                                   n(keys), n(kLengths), n(kLayouts), 6, 2, 2, 3})) {
+    const auto at = [&](int f) { return static_cast<size_t>(row[static_cast<size_t>(f)]); };
+    Case c;
+    c.dtype = dtypes[at(0)];
+    c.latent = at(1) == 0, c.qv = at(1) == 1;
+    c.head_dim = c.qv ? 64 : 576, c.head_dim_v = 512;
+    c.heads_q = kHeads[at(3)], c.heads_k = 1;
+    c.seq_q = kQueries[at(4)], c.seq_k = keys[at(6)];
+    c.batch = c.seq_q * c.heads_q > 500 ? 1 : 3;
+    c.lengths = kLengths[at(7)], c.layout = kLayouts[at(8)];
+    c.causal = at(9) < 4;
+    c.window = at(9) == 2;
+    if (c.window) c.window_left = 33;
+    if (at(9) == 3) c.softcap = 20;
+    if (at(9) == 5) c.sink = Sink::kFloat32;
+    c.packed_q = at(10) == 1;
+    c.seed = ++seed;
+    if (at(12) == 2) {  // no cache
+      c.packed_k = c.packed_q;
+      if (!c.packed_q) c.lengths = Lengths::kAll;
+      table.push_back(c);
+      continue;
+    }
+    c.used_k = true;
+    c.page_size = kPageSizes[at(2)];
+    c.append = kAppends[at(5)], c.append_packed = c.append > 1;
+    c.batch_idx = c.page_size == 0, c.leftpad = at(11) == 1;
+    if (c.append > 0 && c.qv && at(12) == 1) c.rotary = Rotary::kInterleaved;
+    table.push_back(c);
+  }
+  return table;
+}
+
 }  // namespace
 
 std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes) {
   std::vector<Case> table = pairwise_cases(level, dtypes);
   add_every_kernel(dtypes, &table);
   add_prompts(dtypes, &table);
+  for (const Case& c : latent_cases(level, dtypes)) table.push_back(c);
   table = with_unrounded(std::move(table));
   for (const Case& c : with_unrounded(fp8_cases(level))) table.push_back(c);
   return table;

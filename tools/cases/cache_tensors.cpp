@@ -72,7 +72,7 @@ Fields field_views(const Case& c, const CachePlan& plan) {
   if (c.leftpad) views[kLeftpad] = vector_view(c.batch);
   if (c.append == 0) return views;
   views[kKNew] = new_view(c, plan, c.head_dim);
-  views[kVNew] = new_view(c, plan, c.head_dim_v);
+  if (!c.latent) views[kVNew] = new_view(c, plan, c.head_dim_v);
   if (c.append_packed) views[kCuNew] = vector_view(c.batch + 1);
   if (c.rotary == Rotary::kNone) return views;
   const int64_t pairs = std::max<int64_t>(1, c.head_dim / (c.seed % 2 == 0 ? 4 : 2));
@@ -142,7 +142,7 @@ std::array<GuardedTensor, kCacheFieldCount> make_cache_fields(const Case& c, con
   if (c.leftpad) copy_values(plan.padding, fields[kLeftpad]);
   if (c.append == 0) return fields;
   fill_random(fields[kKNew].view, usual_distribution(c), 3 * c.seed + 4);
-  fill_random(fields[kVNew].view, usual_distribution(c), 3 * c.seed + 5);
+  if (!c.latent) fill_random(fields[kVNew].view, usual_distribution(c), 3 * c.seed + 5);
   if (c.append_packed) copy_values(plan.cu_new, fields[kCuNew]);
   if (c.rotary == Rotary::kNone) return fields;
   fill_rotary(fields[kCos], std::cos), fill_rotary(fields[kSin], std::sin);
@@ -172,10 +172,11 @@ CacheTensors make_cache_tensors(const Case& c) {
   CacheTensors t{make_forward_tensors(queries), make_cache_fields(c, plan, places)};
   t.call.extra = make_cache_extra(c, plan);
   t.call.k = guard(cache_view(c, plan, c.head_dim), offset_of(c.layout));
-  t.call.v = guard(cache_view(c, plan, c.head_dim_v), offset_of(c.layout));
+  if (!c.latent) t.call.v = guard(cache_view(c, plan, c.head_dim_v), offset_of(c.layout));
   fill_random(t.call.k.view, queries.distribution, 3 * c.seed + 1);
-  fill_random(t.call.v.view, queries.distribution, 3 * c.seed + 2);
-  for (GuardedTensor* rows : {&t.call.k, &t.call.v}) empty_rows(c, plan, places, rows);
+  if (!c.latent) fill_random(t.call.v.view, queries.distribution, 3 * c.seed + 2);
+  for (GuardedTensor* rows : {&t.call.k, &t.call.v})
+    if (!rows->bytes.empty()) empty_rows(c, plan, places, rows);
   return t;
 }
 
@@ -210,7 +211,8 @@ flash3_forward_params make_cache_question(const Case& c) {
                          {},
                          p.q_scale,
                          scales_view(c, plan, TensorName::kK),
-                         scales_view(c, plan, TensorName::kV)};
+                         scales_view(c, plan, TensorName::kV),
+                         p.qv};
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 

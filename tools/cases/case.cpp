@@ -101,6 +101,8 @@ bool cache_option(std::string_view text, Case* c) {
   if (text == "packednew") return c->append_packed = true;
   if (text == "offsets") return c->rotary_offsets = true;
   if (text == "kv8") return c->kv8 = true;
+  if (text == "latent") return c->latent = true;
+  if (text == "qv") return c->qv = true;
   if (eat("new", &text)) {
     const auto dtype = value_in(kDtypes, text);
     return dtype && (c->new_dtype = *dtype, true);
@@ -214,6 +216,8 @@ std::string to_id(const Case& c) {
   if (c.rotary_offsets) id += "/offsets";
   if (c.new_dtype != FLASH3_DTYPE_NONE) id += std::string("/new") + short_name(c.new_dtype);
   if (c.kv8) id += "/kv8";
+  if (c.latent) id += "/latent";
+  if (c.qv) id += "/qv";
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
@@ -255,7 +259,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
-      "packednew, offsets, new<dtype>, kv8, sink, sink16, softcap<x>, chunk<n>, onescale, "
+      "packednew, offsets, new<dtype>, kv8, latent, qv, sink, sink16, softcap<x>, chunk<n>, "
+      "onescale, "
       "headscales, "
       "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
@@ -344,15 +349,20 @@ double flops(const Case& c, const CaseSequences* given) {
       return static_cast<double>(q) * static_cast<double>(k) / 2;
     return pairs_of_one(c, q, k);
   });
-  const int64_t products =
-      c.backward ? 3 * c.head_dim + 2 * c.head_dim_v : c.head_dim + c.head_dim_v;
+  const int64_t products = c.backward ? 3 * c.head_dim + 2 * c.head_dim_v
+                                      : c.head_dim + c.head_dim_v + (c.qv ? c.head_dim_v : 0);
   return 2 * pairs * static_cast<double>(products * c.heads_q);
+}
+
+// Elements of a key and its value.
+static int64_t dims_of_key(const Case& c) {
+  return c.latent ? c.head_dim : c.head_dim + c.head_dim_v;
 }
 
 double kv_bytes(const Case& c, const CaseSequences* given) {
   const double rows = sum_over_sequences(
       c, given, [&](int64_t, int64_t k) { return static_cast<double>(k * c.heads_k); });
-  return dtype_size(c.dtype_of_kv()) * rows * static_cast<double>(c.head_dim + c.head_dim_v);
+  return dtype_size(c.dtype_of_kv()) * rows * static_cast<double>(dims_of_key(c));
 }
 
 double tensor_bytes(const Case& c, const CaseSequences* given) {
@@ -361,9 +371,10 @@ double tensor_bytes(const Case& c, const CaseSequences* given) {
   const double dim = static_cast<double>(c.head_dim), dim_v = static_cast<double>(c.head_dim_v);
   const double new_rows =
       c.append > 0 ? static_cast<double>(make_cache_plan(c).cu_new.back() * c.heads_k) : 0;
-  const double tensors = size * dim * rows_q +
-                         dtype_size(c.dtype_of_new()) * (dim + dim_v) * new_rows +
-                         kv_bytes(c, given) + out_size * dim_v * rows_q;
+  const double tensors =
+      size * (dim + (c.qv ? dim_v : 0)) * rows_q +
+      dtype_size(c.dtype_of_new()) * static_cast<double>(dims_of_key(c)) * new_rows +
+      kv_bytes(c, given) + out_size * dim_v * rows_q;
   const double lse = 4 * rows_q;
   return (c.backward ? 2 * tensors : tensors) + (c.want_lse ? lse : 0) + (c.want_dlse ? lse : 0);
 }

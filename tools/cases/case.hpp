@@ -12,6 +12,8 @@
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
 //   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/headscales    an FP8 cache, k and v
 //   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
+//   bf16/b9/q1/k300/h16x1/d576x512/full/usedk/paged64/latent    latent attention: v is part of k
+//   bf16/b9/q1/k300/h16x1/d64x512/full/usedk/paged64/qv    the same with q in two parts
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
@@ -95,6 +97,9 @@ struct Case {
   flash3_dtype new_dtype = FLASH3_DTYPE_NONE;
 
   bool kv8 = false;  // "kv8": k and v are e4m3, q is not
+
+  bool latent = false;  // "latent": v is the first head_dim_v elements of the rows of k
+  bool qv = false;      // "qv": a second part of q, which meets v
 
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none

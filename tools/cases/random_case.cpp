@@ -285,6 +285,19 @@ void draw_fp8_keys(Draw& d, Case* c) {
   if (!embeds) c->rotary = Rotary::kNone, c->rotary_offsets = false;
 }
 
+// Multi-head latent attention: v is a part of k, or q has two parts.
+void draw_latent(Draw& d, Case* c) {
+  c->latent = d.percent(50), c->qv = !c->latent;
+  c->head_dim = c->qv ? 64 : 576, c->head_dim_v = 512;
+  if (c->heads_k > 1) c->heads_q /= c->heads_k, c->heads_k = 1;
+  if (c->heads_q > 0 && d.percent(60)) c->heads_q = d.of({16, 32, 64, 128});
+  if (c->softcap == 0) c->softmax_scale = std::min(c->softmax_scale, 0.1f);
+  if (c->latent) c->rotary = Rotary::kNone, c->rotary_offsets = false;
+  c->own_layouts[static_cast<size_t>(TensorName::kV)].reset();
+  while (cost(*c) > 5e7)
+    if (!take_sequences_or_heads(c)) c->seq_q /= 2, c->seq_k /= 2;
+}
+
 // Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
 // and flash3.h say where).
 bool may_be_special(const Case& c) {
@@ -333,6 +346,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   const bool is_fp8_cache = is_fp8 && (c.has_cache() || c.append > 0);
   if (may_be_cache && c.dtype != FLASH3_FLOAT32 && (is_fp8_cache || (!is_fp8 && d.percent(10))))
     draw_fp8_keys(d, &c);
+  if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
   return c;
 }
 

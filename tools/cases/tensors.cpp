@@ -243,8 +243,8 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed) {
 }
 
 ExtraViews ExtraTensors::views() const {
-  return {sink.view,      cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view,
-          seqused_k.view, q_scale.view,      k_scale.view,      v_scale.view};
+  return {sink.view,    cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view, seqused_k.view,
+          q_scale.view, k_scale.view,      v_scale.view,      qv.view};
 }
 
 uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales) {
@@ -282,6 +282,10 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
     for (GuardedTensor* scales : {&t.q_scale, &t.k_scale, &t.v_scale})
       if (!scales->bytes.empty()) next = fill_scales(c, next, scales->view);
   }
+  if (!c.qv) return t;
+  t.qv = make_rows(c, TensorName::kQ, sequences.q, c.heads_q, c.head_dim_v, c.dtype);
+  fill_random(t.qv.view, c.distribution, c.seed + (uint64_t{1} << 44));
+  if (c.is_ragged()) forbid_rows(&t.qv, sequences.q, c.batch, {RowUse::kUnused, RowUse::kOutside});
   return t;
 }
 
@@ -290,20 +294,29 @@ ForwardTensors make_forward_tensors(const Case& c) {
   ForwardTensors t;
   t.q = make_rows(c, TensorName::kQ, sequences.q, c.heads_q, c.head_dim, c.dtype);
   t.k = make_rows(c, TensorName::kK, sequences.k, c.heads_k, c.head_dim, c.dtype_of_kv());
-  t.v = make_rows(c, TensorName::kV, sequences.k, c.heads_k, c.head_dim_v, c.dtype_of_kv());
+  if (!c.latent)
+    t.v = make_rows(c, TensorName::kV, sequences.k, c.heads_k, c.head_dim_v, c.dtype_of_kv());
   t.out = make_rows(c, TensorName::kOut, sequences.q, c.heads_q, c.head_dim_v, c.dtype_of_out());
   if (c.want_lse) t.lse = make_lse(c, TensorName::kLse, sequences.q);
   t.extra = make_extra_tensors(c, sequences);
   fill_random(t.q.view, c.distribution, 3 * c.seed);
   fill_random(t.k.view, c.distribution, 3 * c.seed + 1);
-  fill_random(t.v.view, c.distribution, 3 * c.seed + 2);
-  if (c.distribution == Distribution::kSpecial) place_specials(c, t);
+  if (!c.latent) fill_random(t.v.view, c.distribution, 3 * c.seed + 2);
+  if (c.distribution == Distribution::kSpecial && !c.latent && !c.qv) place_specials(c, t);
   if (!c.is_ragged()) return t;
   const auto dead = {RowUse::kUnused, RowUse::kOutside};
   for (GuardedTensor* rows : {&t.q, &t.out}) forbid_rows(rows, sequences.q, c.batch, dead);
-  for (GuardedTensor* rows : {&t.k, &t.v}) forbid_rows(rows, sequences.k, c.batch, dead);
+  for (GuardedTensor* rows : {&t.k, &t.v})
+    if (!rows->bytes.empty()) forbid_rows(rows, sequences.k, c.batch, dead);
   if (c.want_lse) forbid_rows(&t.lse, sequences.q, c.batch, dead, /*is_lse=*/true);
   return t;
+}
+
+flash3_tensor view_of_v(const Case& c, const flash3_tensor& k, const flash3_tensor& v) {
+  if (!c.latent) return v;
+  flash3_tensor part = k;
+  part.shape[part.ndim - 1] = c.head_dim_v;
+  return part;
 }
 
 flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const flash3_tensor& k,
@@ -311,7 +324,7 @@ flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const f
                                   const flash3_tensor& lse, const ExtraViews& extra) {
   flash3_forward_params p{};
   p.struct_size = sizeof p;
-  p.q = q, p.k = k, p.v = v, p.out = out, p.lse = lse;
+  p.q = q, p.k = k, p.v = view_of_v(c, k, v), p.out = out, p.lse = lse;
   set_options(c, extra, &p);
   return p;
 }
@@ -327,6 +340,7 @@ flash3_forward_params make_question(const Case& c) {
   if (c.sink != Sink::kNone)
     extra.sink =
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
+  if (c.qv) extra.qv = rows_view(c, TensorName::kQ, s.q, c.heads_q, c.head_dim_v, c.dtype);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     extra.q_scale = scales_view(c, TensorName::kQ, s.q, c.heads_q);
     extra.k_scale = scales_view(c, TensorName::kK, s.k, c.heads_k);

@@ -88,10 +88,12 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 struct ExtraViews {
   flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
   flash3_tensor q_scale{}, k_scale{}, v_scale{};
+  flash3_tensor qv{};
 };
 struct ExtraTensors {
   GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   GuardedTensor q_scale, k_scale, v_scale;  // any, not powers of two alone
+  GuardedTensor qv;
   ExtraViews views() const;
 };
 
@@ -103,14 +105,18 @@ uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales)
 // or more, one is −∞.
 ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences);
 
+// v is empty where it is a part of k, and lse if it is not wanted.
 struct ForwardTensors {
-  GuardedTensor q, k, v, out, lse;  // lse is empty if not wanted
+  GuardedTensor q, k, v, out, lse;
   ExtraTensors extra;
 };
 
 // Inputs filled after the case's seed and distribution, outputs with the fill pattern. In ragged
 // batches rows of no token that counts are forbidden.
 ForwardTensors make_forward_tensors(const Case& c);
+
+// The view of v: the one given, or of a latent case a part of k.
+flash3_tensor view_of_v(const Case& c, const flash3_tensor& k, const flash3_tensor& v);
 
 // The call on these views, without workspace, stream or backend.
 flash3_forward_params make_params(const Case& c, const flash3_tensor& q, const flash3_tensor& k,
@@ -134,6 +140,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
     p->q_scale = extra.q_scale, p->k_scale = extra.k_scale, p->v_scale = extra.v_scale;
     p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
     p->rotation_seed = c.seed;
+    p->qv = extra.qv;
   }
   p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
   p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;

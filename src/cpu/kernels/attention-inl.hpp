@@ -48,6 +48,7 @@ constexpr int kFewRows = 4;
 // The buffers of one task, cut from the thread's scratch.
 struct Buffers {
   int q_words, v_words;  // per row; v_words in whole vectors of columns
+  int k_words;           // of q_words those that meet k; the others, those of qv, meet v
   float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
   float *k_scales, *v_scales;  // of the rows of an FP8 tile
   void *k_rows, *v_rows;       // of a paged tile: where its rows lie
@@ -64,7 +65,11 @@ struct Buffers {
     constexpr int kElements = Words::kElements, kStripRows = Words::kStripRows;
     constexpr int kWhole = kStripRows * kFewRows;  // a whole number of either strip
     const int rows = round_up(tile.rows, kWhole);
-    q_words = ceil_div(p.head_dim, kElements * Words::kDepth) * Words::kDepth;
+    const auto words = [](int dim) {
+      return ceil_div(dim, kElements * Words::kDepth) * Words::kDepth;
+    };
+    k_words = words(p.head_dim);
+    q_words = k_words + words(static_cast<int>(p.qv.dim));
     v_words = round_up(p.head_dim_v, kLanes);
     q = take(int64_t{rows} * q_words);
     k = take(int64_t{tile.keys} * q_words);
@@ -100,7 +105,8 @@ class TaskRunner {
         tile_(tile),
         group_(p_.queries_per_kv_head()),
         in_place_(sequence_.q.length * group_ <= (Words::kScaled ? kFewRows : kInPlaceRows) &&
-                  p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0),
+                  p_.head_dim % (kLanes * Words::kElements) == 0 && p_.head_dim_v % kLanes == 0 &&
+                  p_.qv.dim % (kLanes * Words::kElements) == 0),
         strip_rows_(in_place_ ? kFewRows : kStripRows),
         padded_rows_(round_up(task.rows.size(), strip_rows_)) {
     buffers_.template cut<Words>(p_, tile, static_cast<char*>(scratch));
@@ -188,13 +194,18 @@ class TaskRunner {
     float* out = buffers_.q;
     for (Index i = 0; i < padded_rows_; ++i, out += buffers_.q_words) {
       const Index r = task_.rows.begin + i;
-      if (r < task_.rows.end)
-        copy_row<QueryWords>(
-            static_cast<const typename QueryWords::Element*>(p_.q.data) + query_offset(p_.q, r),
-            p_.head_dim, buffers_.q_words, out, q_scale(r));
-      else
+      if (r >= task_.rows.end) {
         std::fill_n(out, buffers_.q_words, 0.f);
+        continue;
+      }
+      copy_row<QueryWords>(query_row(p_.q, r), p_.head_dim, buffers_.k_words, out, q_scale(r));
+      if (p_.has_qv())
+        copy_row<QueryWords>(query_row(p_.qv, r), p_.head_dim_v,
+                             buffers_.q_words - buffers_.k_words, out + buffers_.k_words);
     }
+  }
+  const typename QueryWords::Element* query_row(const TensorView& t, Index r) const {
+    return static_cast<const typename QueryWords::Element*>(t.data) + query_offset(t, r);
   }
 
   // Keys [seen) of the tile of keys that starts at `tile`.
@@ -220,10 +231,16 @@ class TaskRunner {
     const Index last = round_up(seen.end - tile, kPanel);
     const Index length = sequence_.k.length;
     with_rows(p_.k, tile, buffers_.k_rows, [&](auto rows) {
-      pack_k<Words>(rows, p_.head_dim, buffers_.q_words, tile + first, tile + last, length,
-                    buffers_.stage, buffers_.k + first * buffers_.q_words,
+      pack_k<Words>(rows, p_.head_dim, buffers_.k_words, buffers_.q_words, tile + first,
+                    tile + last, length, buffers_.stage, buffers_.k + first * buffers_.q_words,
                     ListedScales{buffers_.k_scales, tile});
     });
+    if (p_.has_qv())
+      with_rows(p_.v, tile, buffers_.v_rows, [&](auto rows) {
+        pack_k<Words>(rows, p_.head_dim_v, buffers_.q_words - buffers_.k_words, buffers_.q_words,
+                      tile + first, tile + last, length, buffers_.stage,
+                      buffers_.k + first * buffers_.q_words + buffers_.k_words * kPanel);
+      });
     constexpr Index kStep = kPair * Words::kDepth;
     v_is_finite_ = with_rows(p_.v, tile, buffers_.v_rows, [&](auto rows) {
       return pack_v<Words>(rows, p_.head_dim_v, tile, seen.begin / kStep * kStep,
@@ -272,17 +289,28 @@ class TaskRunner {
                            static_cast<int>(vectors), buffers_.scores + first, tile_.keys);
       return;
     }
-    const Index first = columns.begin / 4 * 4;
-    with_rows(p_.k, tile, buffers_.k_rows, [&](auto keys) {
-      using Rows = decltype(keys);
-      const auto in_place = rows.size() == 1 ? &scores_in_place<Words, 1, Rows>
-                                             : &scores_in_place<Words, kFewRows, Rows>;
-      in_place(q, buffers_.q_words, keys, tile + first, columns.end - first,
-               buffers_.scores + first, tile_.keys);
-    });
+    multiply_in_place<Into::kFresh>(p_.k, buffers_.k_rows, q, buffers_.k_words, tile, rows,
+                                    columns);
+    if (p_.has_qv())
+      multiply_in_place<Into::kAdded>(p_.v, buffers_.v_rows, q + buffers_.k_words,
+                                      buffers_.q_words - buffers_.k_words, tile, rows, columns);
     if constexpr (Words::kScaled)
       for (Index i = 0; i < rows.size(); ++i)
         multiply_by(buffers_.k_scales, columns, buffers_.scores + i * tile_.keys);
+  }
+
+  // Scores of a strip, or what is added to them: products of `words` of q and rows of K or V.
+  template <Into kInto>
+  void multiply_in_place(const TensorView& t, void* list, const float* q, int words, Index tile,
+                         Range rows, Range columns) {
+    const Index first = columns.begin / 4 * 4;
+    with_rows(t, tile, list, [&](auto keys) {
+      using Rows = decltype(keys);
+      const auto in_place = rows.size() == 1 ? &scores_in_place<Words, kInto, 1, Rows>
+                                             : &scores_in_place<Words, kInto, kFewRows, Rows>;
+      in_place(q, buffers_.q_words, words, keys, tile + first, columns.end - first,
+               buffers_.scores + first, tile_.keys);
+    });
   }
 
   // values[j] *= factors[j], for whole vectors that hold the columns.

@@ -135,10 +135,10 @@ class BackwardRunner : BackwardState<T> {
     const Index end = keys_.begin + round_up(keys_.size(), kPanel);
     const EvenRows<T> k{row_of_keys(p_.k, 0), p_.k.stride_seq};
     const EvenRows<T> v{row_of_keys(p_.v, 0), p_.v.stride_seq};
-    pack_k<Words>(k, p_.head_dim, p_.head_dim, keys_.begin, end, blocks_.keys(), b.stage,
-                  b.k_columns);
-    pack_k<Words>(v, p_.head_dim_v, p_.head_dim_v, keys_.begin, end, blocks_.keys(), b.stage,
-                  b.v_columns);
+    pack_k<Words>(k, p_.head_dim, p_.head_dim, p_.head_dim, keys_.begin, end, blocks_.keys(),
+                  b.stage, b.k_columns);
+    pack_k<Words>(v, p_.head_dim_v, p_.head_dim_v, p_.head_dim_v, keys_.begin, end, blocks_.keys(),
+                  b.stage, b.v_columns);
     const int words = round_up(p_.head_dim, kLanes);
     for (Index j = keys_.begin; j < keys_.end; ++j)
       copy_row<Words>(row_of_keys(p_.k, j), p_.head_dim, words,

@@ -103,9 +103,9 @@ class PairRunner : BackwardState<Bf16> {
     const Index end = keys_.begin + round_up(keys_.size(), kPanel);
     const EvenRows<Bf16> k{row_of_keys(p_.k, 0), p_.k.stride_seq};
     const EvenRows<Bf16> v{row_of_keys(p_.v, 0), p_.v.stride_seq};
-    pack_k<Words>(k, p_.head_dim, b.q_words, keys_.begin, end, blocks_.keys(), b.stage,
+    pack_k<Words>(k, p_.head_dim, b.q_words, b.q_words, keys_.begin, end, blocks_.keys(), b.stage,
                   b.k_columns);
-    pack_k<Words>(v, p_.head_dim_v, b.v_words, keys_.begin, end, blocks_.keys(), b.stage,
+    pack_k<Words>(v, p_.head_dim_v, b.v_words, b.v_words, keys_.begin, end, blocks_.keys(), b.stage,
                   b.v_columns);
     k_is_finite_ = pack_v<Words>(k, p_.head_dim, keys_.begin, keys_.begin, end, blocks_.keys(),
                                  blocks_.tile.keys / 2, b.k);

@@ -159,11 +159,11 @@ HWY_INLINE void store_sums(const VecF (&v)[4], float* out) {
 #endif
 }
 
-// scores[r][j] = q[r]·k[first + j] for kRows rows and `count` keys in place. Whole vectors only.
-// Writes scores in fours.
-template <class Words, int kRows, class Rows>
-HWY_NOINLINE void scores_in_place(const float* q, int q_words, Rows k, int64_t first, int64_t count,
-                                  float* scores, int64_t scores_stride) {
+// scores[r][j] = q[r]·k[first + j], or that more (kAdded), for kRows rows and `count` keys in
+// place, the first `words` of a row of q. Whole vectors only. Writes scores in fours.
+template <class Words, Into kInto, int kRows, class Rows>
+HWY_NOINLINE void scores_in_place(const float* q, int q_stride, int words, Rows k, int64_t first,
+                                  int64_t count, float* scores, int64_t scores_stride) {
   for (int64_t j = 0; j < count; j += 4) {
     const typename Words::Element* key[4];
     for (int i = 0; i < 4; ++i) key[i] = k.row(first + std::min(j + i, count - 1));
@@ -171,20 +171,27 @@ HWY_NOINLINE void scores_in_place(const float* q, int q_words, Rows k, int64_t f
     FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
       FLASH3_UNROLL for (int i = 0; i < 4; ++i) { sum[r][i] = hn::Zero(F32()); }
     }
-    for (int w = 0; w < q_words; w += kLanes) {
-      VecF words[4];
+    for (int w = 0; w < words; w += kLanes) {
+      VecF of_key[4];
       FLASH3_UNROLL for (int i = 0; i < 4; ++i) {
-        words[i] = Words::load_along(key[i] + w * Words::kElements);
+        of_key[i] = Words::load_along(key[i] + w * Words::kElements);
       }
       FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
-        const auto element = hn::LoadU(F32(), q + r * q_words + w);
+        const auto element = hn::LoadU(F32(), q + r * q_stride + w);
         FLASH3_UNROLL for (int i = 0; i < 4; ++i) {
-          sum[r][i] = Words::multiply_add(element, words[i], sum[r][i]);
+          sum[r][i] = Words::multiply_add(element, of_key[i], sum[r][i]);
         }
       }
     }
     FLASH3_UNROLL for (int r = 0; r < kRows; ++r) {
-      store_sums(sum[r], scores + r * scores_stride + j);
+      float* at = scores + r * scores_stride + j;
+      if constexpr (kInto == Into::kAdded) {
+        float sums[4];
+        store_sums(sum[r], sums);
+        for (int i = 0; i < 4; ++i) at[i] += sums[i];
+      } else {
+        store_sums(sum[r], at);
+      }
     }
   }
 }

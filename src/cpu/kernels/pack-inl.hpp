@@ -102,15 +102,15 @@ struct ListedScales {
   HWY_INLINE float at(int64_t j) const { return of_rows ? of_rows[j - origin] : 1.f; }
 };
 
-// Keys [begin, end) of one head, a whole number of panels, as rows of `words`; those from `limit`
-// on are zero. stage: kLanes rows of staging.
+// Keys [begin, end) of one head, a whole number of panels, as rows of `words` of the `all_words` of
+// a key; those from `limit` on are zero. stage: kLanes rows of staging.
 template <class Words, class Rows>
-HWY_NOINLINE void pack_k(Rows k, int dim, int words, int64_t begin, int64_t end, int64_t limit,
-                         float* stage, float* out, ListedScales scales = {}) {
+HWY_NOINLINE void pack_k(Rows k, int dim, int words, int all_words, int64_t begin, int64_t end,
+                         int64_t limit, float* stage, float* out, ListedScales scales = {}) {
   using Element = typename Words::Element;
   constexpr bool kDirect = sizeof(Element) * Words::kElements == sizeof(float);
   const int stage_stride = round_up(words, kBlock);
-  for (int64_t panel = begin; panel < end; panel += kPanel, out += int64_t{words} * kPanel) {
+  for (int64_t panel = begin; panel < end; panel += kPanel, out += int64_t{all_words} * kPanel) {
     for (int first = 0; first < kPanel; first += kLanes) {
       const int64_t key = panel + first;
       const float* rows = stage;
@@ -144,7 +144,7 @@ template <class Words, class Rows>
 HWY_NOINLINE bool pack_v(Rows v, int dim, int64_t origin, int64_t begin, int64_t end, int64_t limit,
                          int64_t depth, float* out, ListedScales scales = {}) {
   using Element = typename Words::Element;
-  static constexpr Element kZeros[kMaxHeadDim] = {};
+  static constexpr Element kZeros[kMaxValueDim] = {};
   VecF not_finite[2] = {set(0.f), set(0.f)};  // NaN once a value was not finite
   for (int column = 0; column < dim; column += kPanel) {
     const int vectors = std::min(kPanelVectors, ceil_div(dim - column, kLanes));

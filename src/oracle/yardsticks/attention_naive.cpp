@@ -35,7 +35,8 @@ class Head {
   Head(const ForwardProblem& problem, bool tensor_cores)
       : problem_(problem),
         tensor_cores_(tensor_cores),
-        k_(ceil_div(problem.seq_k, kLanes) * problem.head_dim),
+        dim_(problem.score_dim()),
+        k_(ceil_div(problem.seq_k, kLanes) * dim_),
         v_(ceil_div(problem.head_dim_v, kLanes) * problem.seq_k) {}
 
   void load(int64_t batch, int64_t head) {
@@ -49,27 +50,29 @@ class Head {
       const Real k_scale = problem_.k_scale.at_row(batch, head, j);
       const Real v_scale = problem_.v_scale.at_row(batch, head, j);
       for (int64_t d = 0; d < k.dim; ++d)
-        k_[j / kLanes * k.dim + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
+        k_[j / kLanes * dim_ + d].x[j % kLanes] = k_scale * load_float(k.data, dtype, k_row + d);
+      for (int64_t d = 0; d < problem_.qv.dim; ++d)  // the values are keys too
+        k_[j / kLanes * dim_ + k.dim + d].x[j % kLanes] = load_float(v.data, dtype, v_row + d);
       for (int64_t d = 0; d < v.dim; ++d)
         v_[d / kLanes * v.seq + j].x[d % kLanes] = v_scale * load_float(v.data, dtype, v_row + d);
     }
   }
 
   // scores[row][key] = Σ_d q[row][d] · k[key][d], for the panels that hold these keys.
-  void dot_products(const Real (&q)[kRows][kMaxHeadDim], IndexRange keys,
+  void dot_products(const Real (&q)[kRows][kMaxScoreDim], IndexRange keys,
                     std::vector<Vector> (&scores)[kRows]) const {
     if (keys.empty()) return;
     for (int64_t panel = keys.begin / kLanes; panel * kLanes < keys.end; ++panel) {
-      const Vector* k = &k_[panel * problem_.head_dim];
+      const Vector* k = &k_[panel * dim_];
       if constexpr (std::is_same_v<Real, float>) {
         if (tensor_cores_) {
           for (int row = 0; row < kRows; ++row)
-            scores[row][panel] = tensor_core_sum({}, 0, problem_.head_dim, q[row], k);
+            scores[row][panel] = tensor_core_sum({}, 0, dim_, q[row], k);
           continue;
         }
       }
       Vector sum[kRows] = {};
-      for (int d = 0; d < problem_.head_dim; ++d)
+      for (int d = 0; d < dim_; ++d)
         for (int row = 0; row < kRows; ++row) sum[row].x += q[row][d] * k[d].x;
       for (int row = 0; row < kRows; ++row) scores[row][panel] = sum[row];
     }
@@ -79,7 +82,7 @@ class Head {
   // these keys: one that a row does not see must not even be multiplied by zero, as V may be NaN.
   template <int kCount>
   void weighted_sum(const Real* const (&weights)[kRows], int first, IndexRange keys,
-                    Vector (&out)[kRows][kMaxHeadDim / kLanes]) const {
+                    Vector (&out)[kRows][kMaxValueDim / kLanes]) const {
     for (int64_t panel = 0; panel * kLanes < problem_.head_dim_v; ++panel) {
       const Vector* v = v_.data() + panel * problem_.seq_k;
       if constexpr (std::is_same_v<Real, float>) {
@@ -114,6 +117,7 @@ class Head {
 
   const ForwardProblem& problem_;
   const bool tensor_cores_;
+  const int dim_;  // of keys, with what qv meets
   std::vector<Vector> k_, v_;
   int64_t batch_ = -1, head_ = -1;
 };
@@ -150,6 +154,9 @@ class RowGroup {
       for (int d = 0; d < p.head_dim; ++d)
         q_[i - rows.begin][d] =
             scale * load_float(p.q.data, p.dtype, q_head + i * p.q.stride_seq + d);
+      const int64_t qv = batch * p.qv.stride_batch + head * p.qv.stride_head + i * p.qv.stride_seq;
+      for (int64_t d = 0; d < p.qv.dim; ++d)
+        q_[i - rows.begin][p.head_dim + d] = load_float(p.qv.data, p.dtype, qv + d);
     }
     kv_.dot_products(q_, mask_.keys(rows.begin, rows.end), scores_);
 
@@ -205,8 +212,8 @@ class RowGroup {
   Kv kv_;
   const VisibleKeys mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
-  Real q_[kRows][kMaxHeadDim] = {};
-  typename Kv::Vector out_[kRows][kMaxHeadDim / Kv::kLanes];
+  Real q_[kRows][kMaxScoreDim] = {};
+  typename Kv::Vector out_[kRows][kMaxValueDim / Kv::kLanes];
 };
 
 void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, int num_threads,

@@ -16,6 +16,7 @@
 //
 //   |Δs| ≤ E = γ(head_dim) · T + 8ε · (T + |sink|) + cap · τ
 //
+// (with qv, q is both parts side by side, and so is k),
 // for the sum, for scale · log₂e, the shift by the row's maximum and the argument of exp2, and for
 // the tanh of a softcap, whose slope is at most 1: it errs by τ. Hopper's polynomial has τ = 2⁻¹⁷·⁵
 // (hopper/device/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
@@ -98,7 +99,7 @@ class ErrorBound {
               : hopper_      ? 0x1p-17 * 0.75
                              : 8 * kFloat32Roundoff),
         cap_(p.softcap),
-        of_score_(sum(p.head_dim) + (p.kv_dtype != p.dtype ? 10 : 8) * kFloat32Roundoff +
+        of_score_(sum(p.score_dim()) + (p.kv_dtype != p.dtype ? 10 : 8) * kFloat32Roundoff +
                   (fp8 && hopper_ ? 0x1p-13 : 0)) {}
 
   bool fp8() const { return fp8_; }

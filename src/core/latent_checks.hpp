@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of flash3.h for what multi-head latent attention needs: a second part of the queries,
+// wide heads, and values that are a part of their keys.
+#pragma once
+
+#include "core/tensor_checks.hpp"
+
+namespace flash3 {
+
+// The largest head dims of a forward call.
+DimLimits forward_limits(const flash3_forward_params& params);
+
+// qv against q, v and what else the call has.
+Status check_qv(const flash3_forward_params& params, const Field& q, const Field& v,
+                Pointers pointers);
+
+// Of an append without v_new: that v may be a part of k's rows, as far as their sizes tell.
+Status check_values_in_keys(const Field& k, const Field& v);
+
+// Of an append: that v is a part of k's rows, or, with v_new, that they share no memory. By their
+// addresses, which a plan's owner may change.
+Status check_shared_rows(const ForwardProblem& problem);
+
+}  // namespace flash3

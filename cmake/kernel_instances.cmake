@@ -20,7 +20,7 @@
 #   flash3_decode_instances(<list>)
 #
 # does the same for decode/config.hpp, whose rows name head_dim, head_dim_v, rows and tile_n: each makes four kernels, of two
-# element types with and without a softcap; or, with .e4m3 = true, one.
+# element types with and without a softcap; or, with .e4m3 = true, one; or, with .latent = true, two, of latent/instance.cuh.
 
 # Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.
 function(flash3_row_field result row field)
@@ -153,6 +153,18 @@ function(flash3_decode_instances list)
     if(e4m3 STREQUAL true)
       set(elements kE4m3)
       set(softcaps false)
+    endif()
+    flash3_row_field(latent "${row}" latent false)
+    if(latent STREQUAL true)
+      foreach(element IN LISTS elements)
+        flash3_kernel_name(name ${element} 0 0)
+        string(REPLACE d0 latent name ${name})
+        flash3_write_instance(files ${table} decode decode_${name}_${rows}x${tile_n}
+"#include \"hopper/decode/latent/instance.cuh\"
+
+FLASH3_LATENT_INSTANCE(${element})")
+      endforeach()
+      continue()
     endif()
     foreach(element IN LISTS elements)
       flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/backend.hpp"
-#include "core/message.hpp"
 #include "hopper/backward/plan.hpp"
+#include "hopper/decode/latent/plan.hpp"
 #include "hopper/decode/merge.hpp"
 #include "hopper/decode/plan.hpp"
 #include "hopper/forward/plan.hpp"
@@ -61,19 +61,6 @@ Status make_plan(const P& problem, PlanPointer<P>* plan) {
   auto made = std::make_unique<HopperPlan<P, Decisions>>();
   FLASH3_CHECK(made->init(problem));
   *plan = std::move(made);
-  return {};
-}
-
-// What multi-head latent attention needs, and no kernel has.
-Status check_latent(const ForwardProblem& p) {
-  if (p.has_qv())
-    return unsupported("qv is given but the hopper backend has no kernel that takes it");
-  if (p.head_dim > kMaxHeadDim || p.head_dim_v > kMaxHeadDim)
-    return unsupported(message("head_dim = ", p.head_dim, " and head_dim_v = ", p.head_dim_v,
-                               " but the hopper backend has kernels for at most ", kMaxHeadDim));
-  if (p.append.given && !p.append.has_v)
-    return unsupported(
-        "k_new is given but v_new is not; the hopper backend appends both, each to its own rows");
   return {};
 }
 

@@ -21,17 +21,26 @@ struct DecodeConfig {
   int stages = 0;
   bool e4m3 = false;
   int blocks = 1;
+  bool latent = false;  // K is the rope parts of the keys, V their latent parts (latent/traits.cuh)
 
-  FLASH3_HOST_DEVICE constexpr int threads() const { return 256; }  // producers, consumers
-  // Of a thread, where two blocks share a multiprocessor: 128 on average.
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return head_dim == 192 ? 80 : 64; }
-  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return 256 - producer_registers(); }
+  // Producers, consumers.
+  FLASH3_HOST_DEVICE constexpr int threads() const { return latent ? 384 : 256; }
+  // Of a thread, where two blocks share a multiprocessor: 128 on average; 168 of three warpgroups.
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const {
+    return latent ? 72 : head_dim == 192 ? 80 : 64;
+  }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    return latent ? 216 : 256 - producer_registers();
+  }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return e4m3 ? 1 : 2; }  // of K and V
   FLASH3_HOST_DEVICE constexpr int tile_bytes() const {                            // of both
     return tile_n * (head_dim + head_dim_v) * element_bytes();
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     const int tiles = stages * tile_bytes();
+    if (latent)  // Q, P once
+      return tiles + rows * (head_dim + head_dim_v) * 2 + rows * tile_n * 2 + 2 * rows * 4 +
+             rows * 8 + 4 * stages * 8 + kLatentWorkBytes;
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
     const int fp8 = e4m3 ? rows * 4 + stages * (tile_n * 8 + 8) : 0;
@@ -44,6 +53,7 @@ struct DecodeConfig {
   FLASH3_HOST_DEVICE constexpr int part_units() const { return rows * units_of_row(); }
 
   static constexpr int kWorkBytes = 3072;  // work.cuh
+  static constexpr int kLatentWorkBytes = 1024;
 };
 
 // A split is whole key tiles, so the bits of a result depend on tile_n. They do not depend on rows
@@ -66,6 +76,7 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5, .e4m3 = true, .blocks = 2},
     {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 4, .e4m3 = true, .blocks = 2},
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3, .e4m3 = true, .blocks = 2},
+    {.head_dim = 64, .head_dim_v = 512, .rows = 64, .tile_n = 64, .stages = 2, .latent = true},
 };
 // clang-format on
 
@@ -81,5 +92,7 @@ FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_d
       return c;
   return {};
 }
+
+inline constexpr DecodeConfig kLatentConfig = decode_config(64, 512, 64, false);
 
 }  // namespace flash3::hopper

@@ -20,6 +20,10 @@ std::string describe_rows(const ForwardProblem& problem, const DecodePlan& plan)
 std::string describe_splits(const DecodePlan& plan) {
   if (plan.most_splits == 1) return "none: no sequence is long enough";
   const DecodeRule& rule = plan.rule;
+  if (plan.kernel->config.latent)
+    return message("of a sequence at most ", plan.most_splits,
+                   ", so that blocks have even shares; what blocks share is merged by a kernel ",
+                   "of its own");
   return message("of a sequence at most ", plan.most_splits,
                  ", cut by its own length at multiples ", "of ", rule.least_tiles * rule.tile_n,
                  " keys or more, and merged in a fixed ",
@@ -75,7 +79,7 @@ void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Ex
   out->add("schedule", message("at most ", plan.most_items,
                                " tiles of queries, dealt to the blocks by a kernel of its "
                                "own: lengths are read on the device"));
-  out->add("warpgroups", "1 producer, 1 consumer");
+  out->add("warpgroups", c.latent ? "1 producer, 2 consumers" : "1 producer, 1 consumer");
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
   out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent"));
   out->add("shared memory", message(c.shared_bytes(), " bytes a block"));

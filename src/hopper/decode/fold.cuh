@@ -132,6 +132,21 @@ struct OutRow {
                                                        : pack2<Traits::kElement>(x, 0.f));
     }
   }
+
+  // Two columns that exist, col and col + 1, of 16-bit keys.
+  __device__ __forceinline__ void store_pair(int col, float x, float y) const {
+    if (params.out_float32) {
+      float* const at = static_cast<float*>(params.out) + begin + col;
+      at[0] = x, at[1] = y;
+      return;
+    }
+    uint16_t* const at = static_cast<uint16_t*>(params.out) + begin + col;
+    const uint32_t packed = pack2<Traits::kElement>(x, y);
+    if (reinterpret_cast<unsigned long long>(at) % 4 == 0)
+      *reinterpret_cast<uint32_t*>(at) = packed;
+    else
+      at[0] = uint16_t(packed), at[1] = uint16_t(packed >> 16);
+  }
 };
 
 __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const DecodeRun& run,

@@ -10,4 +10,7 @@ namespace flash3::hopper {
 template <Element kElement, int kHeadDim, int kHeadDimV, int kRows, bool kCapped>
 const void* decode_kernel_function();
 
+template <Element kElement>
+const void* latent_kernel_function();
+
 }  // namespace flash3::hopper

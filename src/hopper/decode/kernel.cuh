@@ -21,7 +21,7 @@ template <class Traits>
 __device__ __forceinline__ void produce(const DecodeParams& params,
                                         typename Traits::Shared& shared) {
   if (warp_in_warpgroup() == kRunWarp)
-    load_runs(params, shared.runs);
+    load_runs(params, shared.runs, {int(blockIdx.x), 1, 0});
   else if (warp_in_warpgroup() < kLoaderWarps)
     load_keys<Traits>(params, shared);
   else if constexpr (Traits::kFp8)

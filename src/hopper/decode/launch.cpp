@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/arithmetic.hpp"
 #include "flash3/schedule.h"
+#include "hopper/decode/latent/plan.hpp"
 #include "hopper/decode/lengths.hpp"
 #include "hopper/decode/params.h"
 #include "hopper/decode/plan.hpp"
@@ -46,13 +47,27 @@ void fill_fp8(const ForwardProblem& problem, DecodeParams* params) {
   params->v_scale = problem.v_scale;
 }
 
+void fill_latent(const TensorView& q, bool capped, const DecodePlan& plan, DecodeParams* params) {
+  params->q_latent = q.data;
+  params->q_latent_stride_batch = q.stride_batch;
+  params->q_latent_stride_row = q.stride_seq;
+  params->q_latent_stride_head = q.stride_head;
+  params->q_by_pieces &= in_pieces(q);
+  params->capped = capped;
+  params->blocks = plan.grid;
+  params->cluster = plan.cluster;
+}
+
 Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   const DecodeConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes();
   DecodeParams params{};
-  const TensorView q = rotated_q(problem, plan.append);
-  const TensorView k = tensor_rows(problem.k, problem.sequences_k),
-                   v = tensor_rows(problem.v, problem.sequences_k);
+  const bool latent = config.latent, capped = problem.softcap > 0.f;
+  const TensorView given_q = rotated_q(problem, plan.append);
+  const TensorView q = latent ? latent_views(problem, given_q).q_rope : given_q;
+  const KeyViews keys = key_views(problem, config);
+  const TensorView k = tensor_rows(keys.k, problem.sequences_k),
+                   v = tensor_rows(keys.v, problem.sequences_k);
   params.box_rows = plan.box_rows;
   if (plan.box_rows > 0) {
     RowMap rows;
@@ -72,8 +87,9 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.q_stride_batch = q.stride_batch;
   params.q_stride_row = q.stride_seq;
   params.q_stride_head = q.stride_head;
-  params.head_dim = problem.head_dim;
+  params.head_dim = config.latent ? config.head_dim : problem.head_dim;
   params.q_by_pieces = in_pieces(q);
+  if (latent) fill_latent(latent_views(problem, given_q).q_latent, capped, plan, &params);
   params.out = problem.out.data;
   params.out_float32 = problem.out_dtype == FLASH3_FLOAT32;
   params.out_stride_batch = problem.out.stride_batch;
@@ -85,7 +101,6 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.lse_stride_head = problem.lse.stride_head;
   params.sink = sink_row(problem.sink);
 
-  const bool capped = problem.softcap > 0.f;
   params.scale_log2 = capped ? 1.f : problem.softmax_scale * float(kLog2E);
   if (capped)
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
@@ -105,9 +120,10 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.ticket = new_ticket();
   if (problem.has_fp8_keys()) fill_fp8(problem, &params);
 
-  return launch_kernel(
-      {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(), true}, &params,
-      problem.stream, "launching the decode kernel");
+  FLASH3_CHECK(launch_kernel({plan.kernel->function, plan.grid, config.threads(),
+                              config.shared_bytes(), true, plan.cluster},
+                             &params, problem.stream, "launching the decode kernel"));
+  return latent && plan.slots > 0 ? launch_latent_merge(problem, plan, &params) : Status();
 }
 
 }  // namespace
@@ -127,14 +143,16 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
   params.batch = int(problem.batch);
   params.heads = plan.heads;
   params.groups_per_kv = plan.groups_per_kv;
-  params.blocks = plan.grid;
+  params.blocks = plan.grid / plan.cluster;
   params.slots = plan.slots;
+  params.lists_parts = !plan.kernel->config.latent;
   params.schedule = schedule_at(data, plan);
-  return launch_kernel({decode_schedule_function(), plan.grid, kDecodeScheduleThreads, 0, true},
+  return launch_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
                        &params, problem.stream, "launching the schedule of a decode call");
 }
 
 Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
+  FLASH3_CHECK(check_latent(problem));
   if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
   return problem.has_output() ? launch_attention(problem, plan) : Status();
 }

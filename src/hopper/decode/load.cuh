@@ -110,21 +110,24 @@ __device__ __forceinline__ const Stored* of_lane(const Stored* row, int from) {
 // The rows of a tile that a warp gathers.
 template <class Tile>
 struct GatheredRows {
-  static constexpr int kPieces = Tile::kCols / Tile::kPiece;  // 16 bytes of a row, a lane each
-  static constexpr int kAtOnce = 32 / kPieces;                // rows
+  static constexpr int kAll = Tile::kCols / Tile::kPiece;  // pieces of 16 bytes of a row
+  static constexpr int kPieces = kAll < 32 ? kAll : 32;    // at once, a lane each
+  static constexpr int kPasses = kAll / kPieces;           // over all rows
+  static constexpr int kAtOnce = 32 / kPieces;             // rows
   static constexpr int kCount = Tile::kRows / kLoaderWarps;
   static constexpr int kGroups = ceil_div(kCount, 32);  // a lane knows a row's place in each
   static constexpr int kSteps = 8 / kAtOnce;            // the swizzle repeats after eight rows
-  static_assert(kAtOnce >= 1 && 8 % kAtOnce == 0 && kCount % 32 == 0);
+  static_assert(kAll % kPieces == 0 && 8 % kAtOnce == 0 && kCount % 32 == 0);
 };
 
-// A warp copies its rows of a tile, as many at once as fill the lanes, and arrives when they are
-// there. sources: where the rows first + lane, first + 32 + lane, … begin.
+// A warp copies its rows of a tile, as many at once as fill the lanes. sources: where the rows
+// first
+// + lane, first + 32 + lane, … begin; first_col: of this pass.
 template <class Tile, class Stored, int kGroups>
-__device__ __forceinline__ void gather(const Stored* const (&sources)[kGroups], int first,
-                                       const CacheView& view, uint8_t* tile, uint64_t* full) {
+__device__ __forceinline__ void gather_pass(const Stored* const (&sources)[kGroups], int first,
+                                            int first_col, const CacheView& view, uint8_t* tile) {
   using Rows = GatheredRows<Tile>;
-  const int lane = threadIdx.x % 32, col = lane % Rows::kPieces * Tile::kPiece;
+  const int lane = threadIdx.x % 32, col = first_col + lane % Rows::kPieces * Tile::kPiece;
   const int in_step = lane / Rows::kPieces;
   const bool copies = in_step < Rows::kAtOnce;  // false for lanes that have no row
   if (view.by_pieces) {
@@ -146,7 +149,6 @@ __device__ __forceinline__ void gather(const Stored* const (&sources)[kGroups], 
           if (copies)
             copy_async_16(to[s] + (32 * g + i) * Tile::kRowBytes, source + from_col, bytes);
         }
-    arrive_behind_copies(full);
   } else {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
@@ -157,8 +159,24 @@ __device__ __forceinline__ void gather(const Stored* const (&sources)[kGroups], 
           *reinterpret_cast<uint4*>(tile + Tile::offset(first + 32 * g + i + in_step, col)) =
               load_piece(source, col, view.dim);
       }
-    arrive(full);
   }
+}
+
+// Arrives when what the warp has copied so far is there.
+__device__ __forceinline__ void arrive_gathered(const CacheView& view, uint64_t* full) {
+  if (view.by_pieces)
+    arrive_behind_copies(full);
+  else
+    arrive(full);
+}
+
+// A warp copies its rows of a tile, and arrives when they are there.
+template <class Tile, class Stored, int kGroups>
+__device__ __forceinline__ void gather(const Stored* const (&sources)[kGroups], int first,
+                                       const CacheView& view, uint8_t* tile, uint64_t* full) {
+  static_assert(GatheredRows<Tile>::kPasses == 1);
+  gather_pass<Tile>(sources, first, 0, view, tile);
+  arrive_gathered(view, full);
 }
 
 // Two warps call it; each has its rows of every tile.

@@ -93,6 +93,12 @@ struct DecodeParams {
   bool out_bfloat16;  // unless float32; otherwise float16
   bool capped, q_packed;
   ScaleView q_scale, k_scale, v_scale;
+
+  // Of the latent kernels: q has the rope parts, this the latent parts.
+  const void* q_latent;
+  long long q_latent_stride_batch, q_latent_stride_row, q_latent_stride_head;
+  int blocks;   // of the latent kernel
+  int cluster;  // blocks that read the same keys for different heads: 1 or 2
 };
 
 // What a schedule kernel is launched with.
@@ -103,6 +109,7 @@ struct DecodeScheduleParams {
   int groups_per_kv;  // groups of so many heads that a KV head has
   int blocks;         // of the decode kernel
   int slots;
+  bool lists_parts;  // otherwise ends_item of a run says only whether it has the item's last split
   DecodeSchedule schedule;
 };
 

@@ -7,6 +7,8 @@
 
 #include "core/message.hpp"
 #include "hopper/decode/instances.hpp"
+#include "hopper/decode/latent/parts.hpp"
+#include "hopper/decode/latent/plan.hpp"
 #include "hopper/decode/params.h"
 #include "hopper/decode/shares.hpp"
 #include "hopper/forward/plan.hpp"
@@ -31,16 +33,21 @@ constexpr int64_t kTilesOfSplits = 8;
 template <Element kElement, bool kCapped, int kRow>
 DecodeKernel kernel_of_row() {
   constexpr DecodeConfig c = kDecodeConfigs[kRow];
-  return {message("decode_", short_name(kElement), "_d", c.head_dim,
-                  c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v),
-                  kCapped ? "_softcap_" : "_", c.rows, "x", c.tile_n),
-          kElement, kCapped, c,
-          decode_kernel_function<kElement, c.head_dim, c.head_dim_v, c.rows, kCapped>()};
+  if constexpr (c.latent)
+    return {message("decode_", short_name(kElement), "_latent_", c.rows, "x", c.tile_n), kElement,
+            false, c, latent_kernel_function<kElement>()};
+  else
+    return {message("decode_", short_name(kElement), "_d", c.head_dim,
+                    c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v),
+                    kCapped ? "_softcap_" : "_", c.rows, "x", c.tile_n),
+            kElement, kCapped, c,
+            decode_kernel_function<kElement, c.head_dim, c.head_dim_v, c.rows, kCapped>()};
 }
 
 template <Element kElement, bool kCapped, int kRow>
 void add_kernel(std::vector<DecodeKernel>& list) {
-  if constexpr (kDecodeConfigs[kRow].e4m3 == (kElement == Element::kE4m3))
+  constexpr DecodeConfig c = kDecodeConfigs[kRow];
+  if constexpr (c.e4m3 == (kElement == Element::kE4m3) && !(c.latent && kCapped))
     list.push_back(kernel_of_row<kElement, kCapped, kRow>());
 }
 
@@ -53,14 +60,15 @@ void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRo
 // rows of a KV head, or else the most rows.
 const DecodeKernel* find_kernel(const ForwardProblem& problem, Index most_queries) {
   const Element element = element_of(problem.kv_dtype);
-  const bool capped = problem.softcap > 0.f && element != Element::kE4m3;
+  const bool latent = is_latent(problem);
+  const bool capped = problem.softcap > 0.f && element != Element::kE4m3 && !latent;
   const int64_t rows = most_queries * problem.queries_per_kv_head();
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel& kernel : decode_kernels()) {
     const DecodeConfig& c = kernel.config;
-    if (kernel.element != element || kernel.capped != capped || c.head_dim < problem.head_dim ||
-        c.head_dim_v < problem.head_dim_v)
-      continue;
+    if (kernel.element != element || kernel.capped != capped || c.latent != latent) continue;
+    if (latent) return &kernel;
+    if (c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) continue;
     if (found && (c.head_dim != found->config.head_dim || found->config.rows >= rows)) continue;
     found = &kernel;
   }
@@ -78,8 +86,9 @@ constexpr int kLeastBoxRows = 32;
 
 // Rows of K and V that TMA copies at once; 0: TMA copies none.
 int box_rows(const ForwardProblem& problem, const DecodeConfig& config) {
-  const TensorView k = tensor_rows(problem.k, problem.sequences_k),
-                   v = tensor_rows(problem.v, problem.sequences_k);
+  const KeyViews keys = key_views(problem, config);
+  const TensorView k = tensor_rows(keys.k, problem.sequences_k),
+                   v = tensor_rows(keys.v, problem.sequences_k);
   const auto by_tma = [&](const TensorView& t) {
     return tma_can_address(t, RowIndexing::kBySequence, config.element_bytes());
   };
@@ -104,6 +113,8 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   rule.long_tiles = kLongSequence / config.tile_n;
   rule.least_tiles = kLeastSplitTiles;
   rule.most_tiles = int(std::min(kTilesOfSplits * heads_k, 8 * kTilesOfSplits));
+  // Splits of a latent call are only where blocks may cut: they are not merged one by one.
+  if (config.latent) rule.splits = rule.long_splits = kMostDecodeSplits;
   return rule;
 }
 
@@ -129,7 +140,7 @@ Status check_dtype(const ForwardProblem& problem) {
 }
 
 Status check_sizes(const ForwardProblem& problem, Index items) {
-  const Index of_token = problem.heads_q * (problem.append.given ? kMaxHeadDim : 1);
+  const Index of_token = problem.heads_q * (problem.append.given ? kMaxScoreDim : 1);
   const Index most = std::max<Index>({problem.sequences_q.rows, problem.sequences_k.rows,
                                       problem.append.sequences.rows, problem.batch, of_token,
                                       problem.k.batch, items});
@@ -161,6 +172,7 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
+  if (is_latent(problem)) return true;
   if (has_fp8_cache(problem)) return true;
   if (problem.has_cache())
     return !problem.has_output() || has_few_queries(problem) ||
@@ -170,6 +182,7 @@ bool is_decode(const ForwardProblem& problem) {
 }
 
 std::string why_decode(const ForwardProblem& problem) {
+  if (is_latent(problem)) return "keys have latent and rope parts";
   const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
   if (has_fp8_cache(problem) && !has_few_queries(problem))
     return problem.has_cache() ? "k and v are a cache in FP8" : "k and v are FP8, and q is not";
@@ -198,15 +211,20 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   const int64_t group = problem.queries_per_kv_head();
   plan->heads = largest_divisor(group, config.rows);
   plan->groups_per_kv = int(group) / plan->heads;
-  plan->rule = rule_of(problem, config, most_queries, plan->heads);
   plan->box_rows = box_rows(problem, config);
+  // Two blocks that bring each other half of the keys read half as much from L2.
+  if (config.latent && plan->box_rows > 0 && plan->groups_per_kv % 2 == 0) plan->cluster = 2;
+  plan->groups_per_kv /= plan->cluster;
+  plan->rule = rule_of(problem, config, most_queries, plan->heads);
+  plan->rule.head_groups /= plan->cluster;
   plan->most_items = most_items(problem, plan->rule);
   FLASH3_CHECK(check_sizes(problem, plan->most_items));
 
   const int tiles = int(ceil_div(std::max<int64_t>(problem.seq_k, 1), int64_t{config.tile_n}));
   plan->most_splits = std::min(kMostDecodeSplits, ceil_div(tiles, plan->rule.least_tiles));
   const int64_t items = plan->most_items;
-  const int multiprocessors = std::max(1, device.multiprocessors - problem.sm_margin);
+  const int multiprocessors =
+      std::max(1, (device.multiprocessors - problem.sm_margin) / plan->cluster);
   // A block for each key tile, not for each split: with few splits, even shares of the cost are not
   // one split each.
   plan->grid = int(std::min(
@@ -218,15 +236,17 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   // blocks may share an item.
   reserve_workspace((size_t(items) + 3 * size_t(plan->grid)) * sizeof(DecodeRun),
                     &plan->schedule_bytes);
-  if (plan->most_splits > 1)
+  if (plan->most_splits > 1 && !config.latent)
     plan->lists_offset =
         reserve_workspace(size_t(plan->grid) * sizeof(MergeLists), &plan->schedule_bytes);
   plan->schedule_offset = reserve_workspace(plan->schedule_bytes, &plan->workspace_bytes);
+  plan->grid *= plan->cluster;
   if (plan->most_splits == 1) return {};
-  plan->slots = slots_of_block(plan->most_splits);
-  const size_t part_bytes = size_t(config.part_units()) * 16;
-  plan->parts_offset = reserve_workspace(size_t(plan->grid) * size_t(plan->slots) * part_bytes,
-                                         &plan->workspace_bytes);
+  plan->slots = config.latent ? kLatentSlots : slots_of_block(plan->most_splits);
+  const size_t block_bytes = size_t(plan->slots) * size_t(config.part_units()) * 16;
+  plan->parts_offset = reserve_workspace(
+      config.latent ? size_t(latent_parts_bytes(plan->grid)) : size_t(plan->grid) * block_bytes,
+      &plan->workspace_bytes);
   return {};
 }
 

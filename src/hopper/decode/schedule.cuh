@@ -341,7 +341,14 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
     const bool exists = __any_sync(~0u, lane == 0 && walk.next(item));
     if (lane == 0) item.run.exists = exists;
     __syncwarp();
-    if (exists && !item.run.has_first) list_parts(params, places.cut, item, starts);
+    if (exists && !item.run.has_first) {
+      if (params.lists_parts) {
+        list_parts(params, places.cut, item, starts);
+      } else if (lane == 0) {
+        item.run.ends_item = item.run.merges;
+        item.run.merges = 0;
+      }
+    }
     // Runs after a block's first one are written at places that no two have in common: blocks have
     // consecutive items, and share at most the last one with the next block.
     const int own = __shfl_sync(~0u, walk.head_group() * places.items + walk.item(), 0);

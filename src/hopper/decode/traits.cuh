@@ -32,7 +32,8 @@ struct KeyScales {
   float k, log2_v;
 };
 
-enum class DecodeBarrier : int { kConsumers = 1, kProducers = 2 };
+// kConsumer: the first of one for each consumer warpgroup.
+enum class DecodeBarrier : int { kConsumers = 1, kProducers = 2, kConsumer = 3 };
 
 // kKeys: the type of K and V. e4m3 is brought to float16, exactly, for products in float16; such a
 // kernel has a softcap or not as its call does.

@@ -41,15 +41,24 @@ struct RunRing {
   uint64_t ended;  // completes when `merged` and `lists` are there and all runs are computed
 };
 
+// Which runs a block has: those of a block of the schedule. Of a cluster all blocks have the same
+// runs, each with a group of heads of its own.
+struct RunSource {
+  int block, ranks, rank;
+};
+
 // Brings the block's runs into the ring. A whole warp calls it, and every lane arrives.
-__device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring) {
+__device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring,
+                                          const RunSource& source) {
   const int lane = threadIdx.x % 32;
   const DecodeSchedule& schedule = params.schedule;
+  constexpr int kHeadGroup = offsetof(DecodeRun, head_group) / sizeof(int);
   PipelineState<2> state;
-  int next = blockIdx.x;
+  int next = source.block;
   reinterpret_cast<int*>(&ring.merged)[lane] = 0;
   for (bool exists = true; exists; state.advance()) {
-    const int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
+    int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
+    if (source.ranks > 1 && lane == kHeadGroup) word = word * source.ranks + source.rank;
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
     DecodeRun& run = ring.runs[state.stage];
     reinterpret_cast<int*>(&run)[lane] = word;
@@ -62,7 +71,7 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     static_assert(sizeof(MergeLists) <= 32 * sizeof(int));
     if (lane < int(sizeof(MergeLists) / sizeof(int)))
       reinterpret_cast<int*>(&ring.lists)[lane] =
-          __ldcg(reinterpret_cast<const int*>(schedule.lists + blockIdx.x) + lane);
+          __ldcg(reinterpret_cast<const int*>(schedule.lists + source.block) + lane);
   }
   arrive(&ring.ended);
 }

@@ -40,6 +40,13 @@ class SharedMemoryGrants {
   mutable std::array<std::atomic<uintptr_t>, kPlaces> places_{};
 };
 
+cudaLaunchAttribute clusters_of(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {unsigned(blocks), 1, 1};
+  return attribute;
+}
+
 cudaError_t grant_shared_memory(const KernelLaunch& launch) {
   return cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               launch.shared_bytes);
@@ -53,9 +60,10 @@ Status launch_kernel(const KernelLaunch& launch, void* params, void* stream, con
   config.blockDim = dim3(unsigned(launch.threads));
   config.dynamicSmemBytes = size_t(launch.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute programmatic = programmatic_launch();
-  config.attrs = &programmatic;
-  config.numAttrs = launch.after_kernel ? 1 : 0;
+  cudaLaunchAttribute attributes[2];
+  config.attrs = attributes;
+  if (launch.after_kernel) attributes[config.numAttrs++] = programmatic_launch();
+  if (launch.cluster > 1) attributes[config.numAttrs++] = clusters_of(launch.cluster);
   void* arguments[] = {params};
   const auto enqueue = [&] { return cudaLaunchKernelExC(&config, launch.function, arguments); };
 

@@ -12,6 +12,7 @@ struct KernelLaunch {
   int blocks, threads;
   int shared_bytes;   // dynamic shared memory of a block
   bool after_kernel;  // it waits itself for the kernel before, and may begin while that one ends
+  int cluster = 1;    // blocks of a cluster
 };
 
 // Enqueues the kernel with these params, its only argument, on the stream. `what`: as in "launching

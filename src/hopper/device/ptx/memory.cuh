@@ -159,6 +159,11 @@ __device__ __forceinline__ void copy_async(float* shared, const float* global) {
       : "memory");
 }
 
+// Until this thread's copies are there.
+__device__ __forceinline__ void wait_for_async_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Arrives when this thread's copies so far have; one of the arrivals that the barrier counts.
 __device__ __forceinline__ void arrive_behind_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(

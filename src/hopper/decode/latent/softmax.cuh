@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumers' softmax, and the ends of their runs. A thread has two query rows, r and r + 8:
+// element 4j + 2h + e of its scores is row r + 8h and key 8j + 2·(thread % 4) + e of its
+// warpgroup's; of O the same with head dims.
+#pragma once
+
+#include "hopper/decode/latent/parts.cuh"
+#include "hopper/decode/latent/traits.cuh"
+#include "hopper/device/softcap.hpp"
+#include "hopper/device/tile/mma.cuh"
+#include "hopper/device/tma.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+class LatentSoftmax {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ __forceinline__ LatentSoftmax(const DecodeParams& params, Shared& shared,
+                                           int warpgroup)
+      : params_(params), shared_(shared), warpgroup_(warpgroup), thread_(thread_in_warpgroup()) {}
+
+ protected:
+  using KvState = typename Traits::KvState;
+  using Scores = float[Traits::kTileN / 2];
+  using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
+
+  struct Sums {
+    float out[Traits::kDims / 2];
+    float max[2], sum[2];  // sum: over this thread's keys
+
+    __device__ __forceinline__ void clear() {
+      max[0] = max[1] = -kInfinity;
+      sum[0] = sum[1] = 0.f;
+#pragma unroll
+      for (float& x : out) x = 0.f;
+    }
+  };
+
+  static __device__ __forceinline__ void sync_all() {
+    named_barrier_sync(int(DecodeBarrier::kConsumers), Traits::kThreads);
+  }
+
+  // Rows that producers gathered came through the generic proxy.
+  __device__ __forceinline__ void wait_for(uint64_t& full, uint32_t phase, const char* name) const {
+    wait(&full, phase, name);
+    if (params_.box_rows == 0) fence_shared_for_async_proxy();
+  }
+
+  // ---- a tile ----
+
+  // Turns the scores of a tile into P, in registers and for the other warpgroup.
+  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, const KvState& at,
+                                          Scores& r_s, Probabilities& r_p, Sums& sums) const {
+    const int first_key = tile * Traits::kTileN;
+    if (params_.capped) cap_scores(r_s);
+    if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
+      mask_scores<true>(r_s, shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)],
+                        first_key + thread_ % 4 * 2);
+      clear_hidden_values(run, first_key, shared_.v[at.stage]);
+    }
+    bool within = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float limit = limit_of(sums.max[h]);
+#pragma unroll
+      for (int j = 0; j < Traits::kTileN / 8; ++j)
+        within &= r_s[4 * j + 2 * h] <= limit && r_s[4 * j + 2 * h + 1] <= limit;  // a NaN is not
+    }
+    if (__any_sync(~0u, !within)) raise_max(r_s, sums);
+    store_probabilities(r_s, shared_.k[at.stage], r_p, sums);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if (thread_ % 4 == 0) shared_.max[at.stage][row_of(h)] = sums.max[h];
+    __syncwarp();
+    if (thread_ % 32 == 0) arrive(&shared_.p_full[at.stage]);
+  }
+
+  // The maximum to which P of the other warpgroup refers becomes this one's.
+  __device__ __forceinline__ void take_max(int stage, Sums& sums) const {
+    const float max[2] = {shared_.max[stage][row_of(0)], shared_.max[stage][row_of(1)]};
+    if (__any_sync(~0u, max[0] != sums.max[0] || max[1] != sums.max[1])) rescale(max, sums);
+  }
+
+  // ---- the end of a run ----
+
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums, LatentParts& parts) {
+    end_sums(sums);
+    if (run.is_whole) return store_result(run, sums);
+    const bool begins = run.has_first;
+    if (begins) {
+      parts.begins = 1;
+      parts.batch = run.batch;
+      parts.head_group = run.head_group;
+      parts.q_row = run.q_row;
+      parts.rows = run.rows;
+    } else {
+      parts.continues = 1;
+      parts.ends = run.ends_item;
+    }
+    store_part(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
+  }
+
+  const DecodeParams& params_;
+  Shared& shared_;
+  const int warpgroup_, thread_;
+
+ private:
+  __device__ __forceinline__ int row_of(int h) const {
+    return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
+  }
+
+  // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
+  __device__ __forceinline__ void cap_scores(Scores& r_s) const {
+    const Softcap& cap = params_.softcap;
+#pragma unroll
+    for (float& s : r_s) {
+      const float size = fabsf(s);  // a NaN stays one
+      if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
+      s *= cap.factor(s);
+    }
+  }
+
+  // Keys that no query sees have weight 0, but 0 · NaN is NaN.
+  __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key,
+                                                      uint8_t* tile) const {
+    using VTile = typename Traits::VTile;
+    constexpr int kPieces = VTile::kRowBytes / 16;
+    const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
+    if (begin <= 0 && end >= Traits::kTileN) return;
+    for (int i = thread_; i < Traits::kTileN * kPieces; i += kWarpgroupThreads) {
+      const int row = i / kPieces;
+      if (row >= begin && row < end) continue;
+#pragma unroll
+      for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
+        *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
+    }
+    fence_shared_for_async_proxy();
+    named_barrier_sync(int(DecodeBarrier::kConsumer) + warpgroup_, kWarpgroupThreads);
+  }
+
+  // The largest score that this maximum serves.
+  __device__ __forceinline__ float limit_of(float max) const {
+    return max + kSlack / params_.scale_log2;
+  }
+  __device__ __forceinline__ float shift_of(float max) const {
+    return max == -kInfinity ? 0.f : max * params_.scale_log2;
+  }
+
+  // P = 2^(c·s − c·m), rounded, to registers and shared memory; the sums grow by it.
+  __device__ __forceinline__ void store_probabilities(const Scores& r_s, uint8_t* shared_p,
+                                                      Probabilities& r_p, Sums& sums) const {
+    using PTile = typename Traits::PTile;
+    const int lane = thread_ % 32, row = thread_ / 32 * 16 + lane % 16;
+    const float shift[2] = {shift_of(sums.max[0]), shift_of(sums.max[1])};
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
+    float added[2] = {0.f, 0.f};
+#pragma unroll
+    for (int i = 0; i < Traits::kTileN / 4; ++i) {
+      const int h = i % 2;
+      const float a = exp2_approx(fmaf(r_s[2 * i], params_.scale_log2, -shift[h])),
+                  b = exp2_approx(fmaf(r_s[2 * i + 1], params_.scale_log2, -shift[h]));
+      added[h] += a + b;
+      r_p[i] = pack2<Traits::kElement>(a, b);
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kTileN / 4; i += 4)  // rows r and r + 8 of eight keys, of the next
+      stmatrix_x4(base + PTile::offset(row, 4 * i + lane / 16 * 8), r_p[i], r_p[i + 1], r_p[i + 2],
+                  r_p[i + 3]);
+    fence_shared_for_async_proxy();
+    sums.sum[0] += added[0];
+    sums.sum[1] += added[1];
+  }
+
+  static __device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  }
+  static __device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+
+  // Makes maxima, none lower than before, this thread's rows'.
+  __device__ __forceinline__ void rescale(const float (&max)[2], Sums& sums) const {
+    float alpha[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float old = sums.max[h];
+      alpha[h] =
+          max[h] == old ? 1.f : exp2_approx(fmaf(old, params_.scale_log2, -shift_of(max[h])));
+      sums.max[h] = max[h];
+      sums.sum[h] *= alpha[h];
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kDims / 2; ++i) sums.out[i] *= alpha[i / 2 % 2];
+  }
+
+  // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
+  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& sums) const {
+    float max[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = -kInfinity;
+#pragma unroll
+      for (int j = 0; j < Traits::kTileN / 8; ++j)
+        largest = fmaxf(largest, fmaxf(r_s[4 * j + 2 * h], r_s[4 * j + 2 * h + 1]));
+      largest = quad_max(largest);
+      max[h] = largest <= limit_of(sums.max[h]) ? sums.max[h] : fmaxf(sums.max[h], largest);
+    }
+    rescale(max, sums);
+  }
+
+  // From sums of threads to those of rows, and maxima in base 2.
+  __device__ __forceinline__ void end_sums(Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(sums.sum[h]);
+      if (thread_ % 4 == 0) shared_.sums[warpgroup_][row_of(h)] = sum;
+    }
+    sync_all();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sums.sum[h] = shared_.sums[0][row_of(h)] + shared_.sums[1][row_of(h)];
+      if (sums.max[h] != -kInfinity) sums.max[h] *= params_.scale_log2;
+    }
+  }
+
+  __device__ __forceinline__ int first_dim() const {
+    return warpgroup_ * Traits::kDims + thread_ % 4 * 2;
+  }
+
+  __device__ __forceinline__ void store_result(const DecodeRun& run, const Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row_of(h) >= run.rows) continue;
+      const QueryRow at = query_row(params_, run, row_of(h));
+      const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
+      const OutRow<Traits> out(params_, run, at);
+#pragma unroll
+      for (int j = 0; j < Traits::kDims / 8; ++j)
+        out.store_pair(first_dim() + 8 * j, sums.out[4 * j + 2 * h] * result.inverse_sum,
+                       sums.out[4 * j + 2 * h + 1] * result.inverse_sum);
+      if (warpgroup_ == 0 && thread_ % 4 == 0) store_row_lse(params_, run, at, result.lse);
+    }
+  }
+
+  __device__ __forceinline__ void store_part(const DecodeRun& run, const Sums& sums,
+                                             LatentSlot slot) const {
+    const int block = part_block(params_);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(h);
+      if (row >= run.rows) continue;
+      float* const out = part_row(params_, params_.blocks, block, slot, row) + first_dim();
+#pragma unroll
+      for (int j = 0; j < Traits::kDims / 8; ++j)
+        *reinterpret_cast<float2*>(out + 8 * j) = {sums.out[4 * j + 2 * h],
+                                                   sums.out[4 * j + 2 * h + 1]};
+      if (warpgroup_ == 0 && thread_ % 4 == 0)
+        *part_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
+    }
+  }
+};
+
+}  // namespace flash3::hopper

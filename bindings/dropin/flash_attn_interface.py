@@ -5,7 +5,7 @@ What flash3's kernels do not do raises NotImplementedError, which names the argu
 (float8_e4m3fn) give a bfloat16 result; q_descale, k_descale and v_descale are their scales, float32 [batch, heads_k]. num_splits,
 pack_gqa and sm_margin are hints, on which no result depends. Beyond upstream: scales for the tensor, [1], or for blocks of tokens,
 as flash3.attention has them, s_aux (an attention sink, with its gradient), gradients through the LSE and with attention_chunk, page
-tables in flash_attn_varlen_func, head dims that are no multiples of 8, and the CPU.
+tables in flash_attn_varlen_func, head dims that are no multiples of 8, and the CPU. qv has no gradients.
 """
 import functools
 import operator
@@ -82,11 +82,9 @@ def _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
         max_seqlen_q, max_seqlen_k = _length(max_seqlen_q), _length(max_seqlen_k)
     if out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
         # Nobody asks for the operator by its name: without it, and what an operator in Python costs.
-        if qv is not None:
-            refuse(qv=qv)
         options = forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
                                   k_descale, v_descale, softmax_scale, causal, left, right, attention_chunk, softcap, sm_margin,
-                                  s_aux, deterministic)
+                                  s_aux, deterministic, qv)
         try:
             return run_forward(q, k, v, options, s_aux, with_lse)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -122,7 +120,6 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
     check_metadata(f)
     if f.is_on_cache():
         check_tensors(q=q, k=k, v=v)
-        refuse(qv=qv)
         made, lse = attend_without_gradients(f)
     else:
         made, lse = _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale,
@@ -257,10 +254,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         k_descale = _either("k_descale", k_descale, "descale_k", descale_k)
         v_descale = _either("v_descale", v_descale, "descale_v", descale_v)
         page_table = _either("page_table", page_table, "block_table", block_table)
-    if qv is not None:
-        refuse(qv=qv)
     left, right = _window(window_size, -1, -1)
-    f = Forward(q, k_cache, v_cache, k, v, None, None, cu_seqlens_q, None, cu_seqlens_k_new, None, cache_seqlens,
+    f = Forward(q, k_cache, v_cache, k, v, qv, None, cu_seqlens_q, None, cu_seqlens_k_new, None, cache_seqlens,
                 _length(max_seqlen_q), None,
                 page_table, cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_seqlens, q_descale, k_descale, v_descale,
                 _number(softmax_scale), causal, left, right, attention_chunk, softcap, rotary_interleaved, scheduler_metadata,
@@ -270,7 +265,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         f = f._replace(seqused_k=torch.full((f.batch(),), operator.index(cache_seqlens), dtype=torch.int32, device=q.device))
     if q.dtype == FP8 and not f.is_on_cache():
         with torch.no_grad():
-            out, lse = _forward(q, k_cache, v_cache, None, cu_seqlens_q, None, None, f.seqused_k, f.max_seqlen_q, None, f.q_descale,
+            out, lse = _forward(q, k_cache, v_cache, qv, cu_seqlens_q, None, None, f.seqused_k, f.max_seqlen_q, None, f.q_descale,
                                 f.k_descale, f.v_descale, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin,
                                 s_aux, False, return_softmax_lse)
     else:

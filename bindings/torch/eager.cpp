@@ -320,7 +320,8 @@ Owned attend_to_cache(PyObject* const* arguments) {
                                 {o[12], &p->seqused_q},
                                 {o[16], &p->q_scale},
                                 {o[17], &p->k_scale},
-                                {o[18], &p->v_scale}})
+                                {o[18], &p->v_scale},
+                                {o[21], &p->qv}})
     if (optional.tensor != Py_None) inputs.push_back(optional);
   int64_t schedule_key = 0;
   if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
@@ -430,7 +431,7 @@ PyMethodDef methods[] = {
     {"attention", fast(call<8, attend>), METH_FASTCALL,
      "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
      "for a call that is the operator's"},
-    {"attention_with_kv_cache", fast(call<32, attend_to_cache>), METH_FASTCALL,
+    {"attention_with_kv_cache", fast(call<33, attend_to_cache>), METH_FASTCALL,
      "attention_with_kv_cache(with_lse, and what attention_with_kv_cache_append takes): (out, lse "
      "or None), or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};

@@ -116,7 +116,8 @@ void run_forward(ForwardCall& call, const Tensor& q, const Tensor& k, const Tens
 }
 
 void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                 const MaybeTensor& lse, const Options& o, const ForwardOptions& f) {
+                 const MaybeTensor& lse, const Options& o, const ForwardOptions& f,
+                 const MaybeTensor& qv) {
   ForwardCall call(device_of("q", q), o);
   flash3_forward_params& p = call.params;
   call.optional_output("lse", &p.lse, lse);
@@ -126,6 +127,7 @@ void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.compute = f.compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
   p.rotation_seed = static_cast<uint64_t>(f.rotation_seed);
   p.sm_margin = int32_of("sm_margin", f.sm_margin);
+  if (qv) call.rows("qv", &p.qv, *qv);
   run_forward(call, q, k, v, out);
 }
 
@@ -172,17 +174,18 @@ Tensor empty_of_shape(const Tensor& like, const Device& device) {
   return empty(Sizes(sizes.begin(), sizes.end()), torch_dtype_of(like), device);
 }
 
-// forward(q, k, v, options, a forward's options, out_dtype) -> (out, lse)
+// forward(q, k, v, options, a forward's options, out_dtype, qv) -> (out, lse)
 void forward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor();
   const Options o(a);
   const ForwardOptions f(a);
   const std::optional<int32_t> out_dtype = a.maybe_dtype();
+  const MaybeTensor qv = a.maybe_tensor();
   const Device device = device_of("q", q);
   const Attended made = empty_results(q, v, o.heads_first, out_dtype, device);
   if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) made.fill();
-  run_forward(q, k, v, made.out, made.lse, o, f);
+  run_forward(q, k, v, made.out, made.lse, o, f, qv);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -200,13 +203,14 @@ void inference(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(out);
 }
 
-// forward_out(q, k, v, out, lse, options, a forward's options) -> ()
+// forward_out(q, k, v, out, lse, options, a forward's options, qv) -> ()
 void forward_out(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor(), out = a.tensor();
   const MaybeTensor lse = a.maybe_tensor();
   const Options o(a);
-  run_forward(q, k, v, out, lse, o, ForwardOptions(a));
+  const ForwardOptions f(a);
+  run_forward(q, k, v, out, lse, o, f, a.maybe_tensor());
 }
 
 // backward(dout, dlse, q, k, v, out, lse, options) -> (dq, dk, dv, dsink); no sink: dsink is empty
@@ -251,10 +255,10 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 
 FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
   m.def("forward(Tensor q, Tensor k, Tensor v, " FLASH3_OPTIONS ", " FLASH3_FORWARD_OPTIONS
-        ", ScalarType? out_dtype=None) -> (Tensor, Tensor)");
+        ", ScalarType? out_dtype=None, Tensor? qv=None) -> (Tensor, Tensor)");
   m.def("inference(Tensor q, Tensor k, Tensor v, " FLASH3_PLAIN_OPTIONS ") -> Tensor");
   m.def("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASH3_OPTIONS
-        ", " FLASH3_FORWARD_OPTIONS ") -> ()");
+        ", " FLASH3_FORWARD_OPTIONS ", Tensor? qv=None) -> ()");
   m.def(
       "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, " FLASH3_OPTIONS ") -> (Tensor, Tensor, Tensor, Tensor)");

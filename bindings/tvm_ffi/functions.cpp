@@ -49,7 +49,8 @@ constexpr Argument kForward[] = {
     FIELDS_OF_LENGTHS(Forward),       FIELD(Forward, q_scale, tensor),
     FIELD(Forward, k_scale, tensor),  FIELD(Forward, v_scale, tensor),
     FIELD(Forward, compute, compute), FIELD(Forward, rotation_seed, int64),
-    FIELD(Forward, sm_margin, int32), FIELDS_OF_RUN(Forward)};
+    FIELD(Forward, sm_margin, int32), FIELDS_OF_RUN(Forward),
+    FIELD(Forward, qv, tensor)};
 
 constexpr Argument kCache[] = {FIELD(Forward, q, tensor),
                                FIELD(Forward, k, tensor),
@@ -73,7 +74,8 @@ constexpr Argument kCache[] = {FIELD(Forward, q, tensor),
                                FIELD(Forward, max_seqlen_q, int64),
                                FIELD(Forward, max_seqlen_k, int64),
                                FIELD(Forward, sm_margin, int32),
-                               FIELDS_OF_RUN(Forward)};
+                               FIELDS_OF_RUN(Forward),
+                               FIELD(Forward, qv, tensor)};
 
 constexpr Argument kBackward[] = {
     FIELD(Backward, dout, tensor),  FIELD(Backward, q, tensor),

@@ -116,11 +116,10 @@ typedef struct flash3_forward_params {
   /** @name Tensors
    * Dimensions in this order; [batch, heads, seq, dim] memory is passed through its strides.
    * heads_q must be a multiple of heads_k (1: MHA, >1: GQA; heads_k = 1: MQA); query head h reads
-   * KV head h / (heads_q / heads_k). head_dim is from 1 to 576, and head_dim_v, which may differ,
-   * from 1 to 512; of FP8 and of a backward call both are at most 256. All four have one dtype; but
-   * out of a 16-bit q may be float32, what is rounded otherwise, for flash3_merge; and where k and
-   * v are FP8, or q too: see q_scale. Packed tensors have other dimensions: see cu_seqlens_q. v may
-   * be a part of k's memory. @{ */
+   * KV head h / (heads_q / heads_k). 1 ≤ head_dim ≤ 576, and head_dim_v, which may differ, is at
+   * most 512; in FP8 and a backward call both are at most 256. All four have one dtype; but out of
+   * a 16-bit q may be float32, what is rounded otherwise, for flash3_merge; and where k and v are
+   * FP8, or q too: see q_scale. Packed tensors have other dimensions: see cu_seqlens_q. @{ */
   flash3_tensor q;   /**< [batch, seq_q, heads_q, head_dim]   */
   flash3_tensor k;   /**< [batch, seq_k, heads_k, head_dim]   */
   flash3_tensor v;   /**< [batch, seq_k, heads_k, head_dim_v] */
@@ -287,9 +286,8 @@ typedef struct flash3_forward_params {
    * goes (k_scale, v_scale; 1 without) and rounded to e4m3, to nearest even, ±448 at most; NaN
    * stays NaN, as 0x7F. An embedding needs a q and a k_new of 16 bits.
    *
-   * Where v is a part of k's rows, its elements from some place on (v.data points there, and v has
-   * k's strides), k_new alone is given, which writes both; then no embedding may reach that part.
-   * With v_new, no row of v may share memory with that of k.
+   * Where v is a part of k's rows (v.data points into the first, and the strides are the same),
+   * k_new alone is given, which writes both, and no embedding may reach that part.
    * @{ */
   flash3_tensor k_new; /**< [batch, seq_new, heads_k, head_dim] or [total_new, heads_k, head_dim] */
   flash3_tensor v_new; /**< the same with head_dim_v; all zero: v is a part of k */
@@ -300,23 +298,16 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that the main kernel of a forward or a call on a KV cache leaves to others on
-   * Hopper, ≥ 0; at least one is used. No result depends on it. A backward leaves none. */
+  /** Multiprocessors that a forward's main kernel leaves to others on Hopper, ≥ 0; at least one is
+   * used. No result depends on it. A backward leaves none. */
   int32_t sm_margin;
 
-  /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. No
-   * result depends on it. */
+  /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. */
   const flash3_schedule* schedule;
 
-  /** A second part of the queries, [batch, seq_q, heads_q, head_dim_v] or [total_q, heads_q,
-   * head_dim_v] of the dtype of q, whose keys are the rows of v; all zero: none. With it
-   *
-   *     out = softmax(softmax_scale · (Q·Kᵀ + Qv·Vᵀ) + mask) · V
-   *
-   * as multi-head latent attention decodes (DeepSeek-V2 and V3): k is the part with the position
-   * embedding, v the latent one. It is the same as a call whose k are the rows of v and k side by
-   * side, without copying them. A rotary embedding is for q and k_new alone. head_dim + head_dim_v
-   * ≤ 576; not with FP8. */
+  /** A second part of q, which meets v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as those of
+   * multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k the other.
+   * The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
   flash3_tensor qv;
 } flash3_forward_params;
 

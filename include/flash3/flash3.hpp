@@ -127,6 +127,7 @@ struct Forward {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  Tensor qv{};  // none
   /// @}
 
   /// The C struct of this call.
@@ -145,6 +146,7 @@ struct Forward {
     p.rotary_interleaved = rotary_interleaved;
     p.sm_margin = sm_margin;
     p.schedule = schedule;
+    p.qv = qv;
     return p;
   }
 };

@@ -78,15 +78,14 @@ Status check_shared_rows(const ForwardProblem& p) {
   const bool whole = distance(p, &first), even = whole && same_strides(p.k, p.v);
   if (p.append.has_v) {
     if (!even || first >= p.head_dim || first <= -p.head_dim_v) return {};
-    return invalid_argument(message("v_new is given but v.data = ", hex(p.v.data),
-                                    " lies in the rows of k, k.data = ", hex(p.k.data),
-                                    "; then k_new alone is given, which writes both"));
+    return invalid_argument(message("v_new is given but v begins at element ", first,
+                                    " of the rows of k; where they ",
+                                    "share memory k_new alone is given, which writes both"));
   }
   if (!even || first < 0 || first + p.head_dim_v > p.head_dim)
-    return invalid_argument(message(
-        "k_new is given but v_new is not, and v.data = ", hex(p.v.data), " with ",
-        same_strides(p.k, p.v) ? "the" : "other", " strides than k.data = ", hex(p.k.data),
-        "; keys are appended with their values, unless each row of v is a part of that of k"));
+    return invalid_argument(
+        "k_new is given but v_new is not; keys are appended with their values, unless v is a part "
+        "of the rows of k, with the same strides");
   if (!p.append.rotary.given || first >= p.append.rotary.dim) return {};
   return invalid_argument(message("rotary_cos.shape[1] = ", p.append.rotary.dim / 2,
                                   " but v begins at element ", first,

@@ -180,12 +180,9 @@ def test_kvcache(device):
         fa.flash_attn_with_kvcache(q, k.transpose(1, 3).contiguous().transpose(1, 3), v)
 
 
-T = torch.zeros(2, dtype=torch.int32)
 REFUSED = {
-    "qv": (fa.flash_attn_func, {"qv": T}), "dropout_p": (fa.flash_attn_func, {"dropout_p": 0.1}),
+    "dropout_p": (fa.flash_attn_func, {"dropout_p": 0.1}),
     "softmax_scale": (fa.flash_attn_func, {"softmax_scale": 0}),
-    "qv of a cache": (fa.flash_attn_with_kvcache, {"qv": T}), "qv of the private function": (fa._flash_attn_forward, {"qv": T}),
-    "qv of pages": (fa._flash_attn_forward, {"qv": T, "page_table": T}),
 }
 
 

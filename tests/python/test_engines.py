@@ -255,7 +255,6 @@ def test_fp8_caches(device, engine, q_is_fp8):
 
 
 @pytest.mark.parametrize("change,error,message", (
-    (dict(q_v=lambda a: a.q), NotImplementedError, "q_v is given but flash3 does not do this"),
     (dict(alibi_slopes=torch.ones(4)), NotImplementedError, "alibi_slopes is given"),
     (dict(dropout_p=0.1), NotImplementedError, "dropout_p = 0.1 but"),
     (dict(return_attn_probs=True), NotImplementedError, "return_attn_probs = True but"),
@@ -368,7 +367,6 @@ def test_sglang_varlen_of_a_dense_batch(device, dtype):
 
 
 @pytest.mark.parametrize("change,message", (
-    (dict(qv=lambda a: a.q), "qv is given but flash3 does not do this"),
     (dict(only_qv=True), "only_qv = True but"),
     (dict(score_mod=lambda a: print), "score_mod is given"),
     (dict(aux_tensors=[1]), "aux_tensors = [1] but"),

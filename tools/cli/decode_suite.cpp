@@ -31,6 +31,7 @@ class DecodeSuite {
     add_heads_and_dims();
     add_queries();
     add_lengths();
+    add_latent();
     if (dtype_ != FLASH3_FLOAT32) add_fp8_keys();
     return std::move(suite_);
   }
@@ -110,6 +111,22 @@ class DecodeSuite {
       equal.seq_k = std::llround(cost_per_token(ragged));
       add(ragged, equal);
     }
+  }
+
+  // Multi-head latent attention as DeepSeek-V3 decodes with it, on all heads of a layer or on those
+  // of one GPU of eight; q in two parts beside q in one.
+  void add_latent() {
+    for (const int64_t heads : {128, 16})
+      for (const int64_t batch : {1, 16, 64, 128})
+        for (const int64_t thousands : {4, 16}) {
+          Case whole = decode({batch, thousands * kThousand}, {heads, 1}, 576);
+          whole.head_dim_v = 512, whole.latent = true, whole.page_size = 64;
+          add(whole);
+          if (thousands != 4 || batch == 16) continue;
+          Case parts = whole;
+          parts.head_dim = 64, parts.latent = false, parts.qv = true;
+          add(parts, whole);
+        }
   }
 
   // Beside the same cache in 16 bits.

@@ -46,7 +46,9 @@ void Workbench::prepare_forward(PreparedCase* p) {
   check(flash3_forward_workspace(&f, &p->workspace_bytes));
 
   uint64_t seed = 3 * p->c.seed;
-  for (flash3_tensor* t : {&f.q, &f.k, &f.v}) add_normal(seed++, t, &p->buffers);
+  for (flash3_tensor* t : {&f.q, &f.k}) add_normal(seed++, t, &p->buffers);
+  if (!p->c.latent) add_normal(seed, &f.v, &p->buffers);
+  f.v = view_of_v(p->c, f.k, f.v);
   f.out.data = add_buffer(f.out, &p->buffers);
   if (p->c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
   set_options(p->c, add_extra(make_extra_tensors(p->c, make_sequences(p->c)), &p->buffers), &f);
@@ -84,8 +86,9 @@ void Workbench::prepare_backward(PreparedCase* p) {
 cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
                                        std::vector<std::shared_ptr<void>>* buffers) {
   cases::ExtraViews views = host.views();
-  for (flash3_tensor* t : {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q,
-                           &views.seqused_k, &views.q_scale, &views.k_scale, &views.v_scale}) {
+  for (flash3_tensor* t :
+       {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q, &views.seqused_k,
+        &views.q_scale, &views.k_scale, &views.v_scale, &views.qv}) {
     if (t->ndim == 0) continue;
     const void* values = t->data;
     t->data = add_buffer(*t, buffers);

@@ -95,6 +95,7 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   const cases::ExtraViews extra = add_extra(besides, &p->buffers);
   f.sink = extra.sink;
   f.cu_seqlens_q = extra.cu_seqlens_q, f.seqused_q = extra.seqused_q;
+  f.qv = extra.qv;
   f.q_scale = extra.q_scale, f.k_scale = extra.k_scale, f.v_scale = extra.v_scale;
   if (!c.has_cache()) {
     f.seqused_k = extra.seqused_k;
@@ -114,17 +115,20 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
 std::vector<flash3_forward_params> Workbench::add_cache_buffers(PreparedCase* p) {
   flash3_forward_params f = p->forward;
   add_repeated(3 * p->c.seed + 1, &f.k, &p->buffers);
-  add_repeated(3 * p->c.seed + 2, &f.v, &p->buffers);
+  if (!p->c.latent) add_repeated(3 * p->c.seed + 2, &f.v, &p->buffers);
+  f.v = view_of_v(p->c, f.k, f.v);
   std::vector<flash3_forward_params> calls{f};
   const auto count = static_cast<size_t>(count_buffers(p->c, gpu_.has_value()));
   while (calls.size() < count) {
     flash3_forward_params& next = calls.emplace_back(f);
     for (flash3_tensor* t : {&next.k, &next.v}) {
+      if (t == &next.v && p->c.latent) continue;
       const void* const first = t->data;
       t->data = add_buffer(*t, &p->buffers);
       memory_->copy(t->data, first,
                     static_cast<size_t>(cases::span_of(*t) * cases::element_size(t->dtype)));
     }
+    next.v = view_of_v(p->c, next.k, next.v);
   }
   return calls;
 }

@@ -46,7 +46,6 @@ def _filled(name, given):
 
 def _check(f):
     check_tensors(q=f.q, k=f.k, v=f.v)
-    refuse(qv=f.qv)
     check_metadata(f)
 
 
@@ -58,8 +57,16 @@ def _forward(f):
         out, lse = flash3_call(torch.ops.flash3.forward.default, f.q, f.k, f.v, *f.options())
     else:
         out, lse = f.out, torch.full(lse_shape(f.q), -float("inf"), device=f.q.device, dtype=torch.float32)
-        flash3_call(torch.ops.flash3.forward_out.default, f.q, f.k, f.v, out, lse, *f.options())
+        flash3_call(torch.ops.flash3.forward_out.default, f.q, f.k, f.v, out, lse, *_without_out_dtype(f.options()))
     return (out, lse, *no_splits(f.q))
+
+
+def _without_out_dtype(options):
+    """The options of forward_out, which writes what it is given."""
+    return (*options[:_OUT_DTYPE], *options[_OUT_DTYPE + 1:])
+
+
+_OUT_DTYPE = [a.name for a in torch.ops.flash3.forward.default._schema.arguments].index("out_dtype") - 3
 
 
 def _fake_forward(f):
@@ -93,6 +100,8 @@ def _functional(f):
 
 def _save_forward(ctx, inputs, output):
     f = Forward(*inputs)
+    if f.qv is not None:
+        raise NotImplementedError(f"qv is given, and {NO_GRADIENTS}")
     ctx.is_on_cache = f.is_on_cache()
     if not ctx.is_on_cache:
         save_forward(ctx, f.q, f.k, f.v, f.options(), *output[:2])

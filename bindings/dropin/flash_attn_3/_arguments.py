@@ -57,12 +57,6 @@ def check_margin(sm_margin):
         raise ValueError(f"sm_margin = {sm_margin} but it must be at least 0")
 
 
-def check_head_dims(name_v, q, v):
-    """Upstream has kernels for these, and flash3 has none."""
-    if v.dim() > 0 and q.dim() > 0 and 256 < v.shape[-1] <= 512 and q.shape[-1] <= 64:
-        raise NotImplementedError(f"{name_v}.shape[{v.dim() - 1}] = {v.shape[-1]} but flash3's kernels take head dims up to 256")
-
-
 def options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
                window_size_left, window_size_right, softcap, attention_chunk, deterministic):
     """The options of torch.ops.flash3's forward and backward. Without cu_seqlens lengths need no bound."""
@@ -74,14 +68,15 @@ def options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seql
 
 def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
                     v_descale, softmax_scale, causal, window_size_left, window_size_right, attention_chunk, softcap, sm_margin,
-                    s_aux, deterministic):
+                    s_aux, deterministic, qv=None):
     """The same of a forward."""
     check_margin(sm_margin)
-    check_head_dims("v", q, v)
     options = options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                          causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
-        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin)
+        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin, None, qv)
+    if qv is not None:
+        return with_more(options, None, None, None, False, 0, sm_margin, None, qv)
     return with_more(options, None, None, None, False, 0, sm_margin) if sm_margin else options
 
 
@@ -140,4 +135,4 @@ class Forward(NamedTuple):
         return forward_options(self.q, self.v, self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k,
                                self.max_seqlen_q, self.max_seqlen_k, self.q_descale, self.k_descale, self.v_descale,
                                self.softmax_scale, self.causal, self.window_size_left, self.window_size_right,
-                               self.attention_chunk, self.softcap, self.sm_margin, self.s_aux, self.deterministic)
+                               self.attention_chunk, self.softcap, self.sm_margin, self.s_aux, self.deterministic, self.qv)

@@ -3,7 +3,7 @@
 import torch
 from flash3._torch_kv_cache import NO_GRADIENTS, NO_SCHEDULE, recorded, run, run_now
 
-from ._arguments import FP8, NAMES, check_head_dims, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
+from ._arguments import FP8, NAMES, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
 
 def _pages(f, names):
@@ -35,7 +35,6 @@ def _pages(f, names):
 def _flash3s(f, names):
     """What a Forward on a cache appends, and flash3's options."""
     check_margin(f.sm_margin)
-    check_head_dims(names["v_cache"], f.q, f.v)
     if f.cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is given but k and v are a cache, which is not packed; seqused_k tells how many keys count")
     new = None
@@ -49,7 +48,7 @@ def _flash3s(f, names):
     max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
     return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, page_table, f.window_size_left, f.window_size_right,
                  checked_softcap(f.softcap), f.attention_chunk, f.s_aux, kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
-                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE)
+                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE, f.qv)
 
 
 def _run(f, names, new, options):
@@ -90,7 +89,7 @@ def attend_without_gradients(f, names=NAMES, with_lse=True):
     if f.out is None and (results := run_now(with_lse, f.q, f.k, f.v, new, options)) is not None:
         return results
     tensors = {"q": f.q, names["k_cache"]: f.k, names["v_cache"]: f.v, names.get("k_new", "k_new"): f.k_new,
-               names.get("v_new", "v_new"): f.v_new, "s_aux": f.s_aux}
+               names.get("v_new", "v_new"): f.v_new, "s_aux": f.s_aux, "qv": f.qv}
     found = recorded(**tensors)
     if found and torch.compiler.is_compiling():  # a compiler would ask for the gradient itself
         raise NotImplementedError(f"{found[0]}.requires_grad is True but {NO_GRADIENTS}")

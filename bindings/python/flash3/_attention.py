@@ -43,7 +43,7 @@ class Gradients(NamedTuple):
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
               deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
-              sm_margin=0, return_lse=False):
+              sm_margin=0, return_lse=False, qv=None):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
     Computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608).
@@ -55,7 +55,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     Args:
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, on the CPU float32, or FP8 (float8_e4m3fn). Any strides.
         k: [batch, seq_k, heads_k, head_dim] of the same dtype; heads_q is a multiple of heads_k (GQA, MQA).
-        v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. Both head dims are from 1 to 256.
+        v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. head_dim is from 1 to 576 and head_dim_v to 512; in FP8,
+            for gradients and on a GPU both are at most 256.
         causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner. (torch's
             scaled_dot_product_attention aligns it to the top left one: flash3.sdpa.)
         window: (left, right): query i sees keys from i' - left to i' + right. None or a negative number: unbounded on that
@@ -84,6 +85,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         sm_margin: on a GPU, the multiprocessors that the forward's kernels leave to others, as a collective's; those for gradients
             leave none. No result depends on it.
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
+        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v. Scores are then
+            softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
 
     Returns:
         out [batch, seq_q, heads_q, head_dim_v] of q's dtype or out_dtype; with return_lse, (out, lse). A query that sees no key
@@ -97,6 +100,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         MemoryError: host memory ran out.
     """
     if _overrides is not None and _overrides.users and (other := _overrides.override("attention")) is not None:
+        if qv is not None:
+            raise NotImplementedError("qv is given but attention over several devices does not take it")
         return other(q, k, v, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
                      cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
                      seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, q_scale=q_scale, k_scale=k_scale,
@@ -106,16 +111,16 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     if _eager is not None and deterministic is False and not (
             torch.compiler.is_compiling() or chunk or rotation_seed or return_lse) and \
             sink is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is seqused_q is seqused_k is q_scale is k_scale \
-            is v_scale is out_dtype is compute is None:
+            is v_scale is out_dtype is compute is qv is None:
         out = _eager(q, k, v, causal, window, softmax_scale, softcap, sm_margin)
         if out is not None:
             return out
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed, sm_margin, return_lse)
+                                    out_dtype, compute, rotation_seed, sm_margin, return_lse, qv)
         return (out, lse) if return_lse else out
-    q, k, v = (_contiguous_last(x) for x in (q, k, v))
+    q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, qv))
     about_q, about_v = _host("q", q), _host("v", v)
     _check_dims("q", about_q), _check_dims("v", about_v)
     # Rows that belong to no token are not written: they get what a query without keys gets.
@@ -125,7 +130,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     arrays.forward(q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk,
                    sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                    max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin)
+                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin, qv=qv)
     return (out, lse) if return_lse else out
 
 

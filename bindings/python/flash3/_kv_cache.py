@@ -24,7 +24,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
                             seqused_q=None, q_scale=None, k_scale=None, v_scale=None, sm_margin=0, schedule=None, out_dtype=None,
-                            return_lse=False):
+                            return_lse=False, qv=None):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -34,7 +34,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, or on the CPU float32; or packed, with cu_seqlens_q.
         k_cache: [batch, rows, heads_k, head_dim] of the same dtype, or FP8 (float8_e4m3fn) under any q; with page_table [pages,
             page_size, heads_k, head_dim].
-        v_cache: the same with head_dim_v.
+        v_cache: the same with head_dim_v. It may be a part of k_cache's memory, as k_cache[..., :512] of latent attention.
         seqused_k: [batch] int32: the rows of each sequence that hold keys, before any are appended. None: all.
         page_table: [batch, max_pages] int32: key j of sequence b is row j % page_size of page page_table[b, j // page_size].
             Entries behind the last key may be anything.
@@ -43,7 +43,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         k_new: [batch, seq_new, heads_k, head_dim], or [total_new, heads_k, head_dim] with cu_seqlens_k_new: written into
             k_cache behind the keys that are there, and then keys like them. seqused_k is needed, and stays as it is. Into an FP8
             cache go FP8 or 16-bit keys: these, with their embedding, are divided by k_scale and rounded once.
-        v_new: the same with head_dim_v.
+        v_new: the same with head_dim_v. None where v_cache is a part of k_cache, which k_new then fills.
         cu_seqlens_k_new: [batch + 1] int32: where each sequence begins in k_new and v_new.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or q's dtype: k_new and q get a rotary position embedding.
             Token n of k_new is at position rotary_offsets[b] + n; so is query n where causal, window or chunk is set, and
@@ -59,6 +59,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
             its own. No result depends on it.
         out_dtype: q's, or float32: the result as it is before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
             float32. None: q's, or bfloat16.
+        qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v_cache, as attention() has it.
+            Rotary embeddings are for q and k_new alone.
 
     Returns:
         out, or with return_lse (out, lse), as attention().
@@ -68,7 +70,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
                           sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, (q_scale, k_scale, v_scale),
-                          schedule, out_dtype, return_lse)
+                          schedule, out_dtype, return_lse, qv)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -76,9 +78,9 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, out_dtype, with_lse):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, out_dtype, with_lse, qv):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
-    q = _contiguous_last(q)
+    q, qv = _contiguous_last(q), _contiguous_last(qv)
     about_q, about_v = _checked(q, v_cache)
     *batch, seq, heads = about_q.shape[:-1]
     out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
@@ -89,7 +91,7 @@ def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpa
                    rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
                    window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
                    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule)
+                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule, qv=qv)
     return out, lse
 
 

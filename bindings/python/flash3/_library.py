@@ -31,7 +31,8 @@ _MODEL = [("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int6
 _SCALES = [("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor)]
 _CACHE = [("page_table", Tensor), ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor),
           ("cu_seqlens_k_new", Tensor), ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor),
-          ("rotary_interleaved", ctypes.c_int32), ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule))]
+          ("rotary_interleaved", ctypes.c_int32), ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)),
+          ("qv", Tensor)]
 _RUN = [("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
 

@@ -73,7 +73,7 @@ def register_fake(name):
 def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0,
                   sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
                   deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0,
-                  sm_margin=0, out_dtype=None):
+                  sm_margin=0, out_dtype=None, qv=None):
     *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
     out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
     lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
@@ -111,8 +111,9 @@ for _name in ("forward_out", "backward_out", "quantize_out"):
 
 
 # Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
-# two longest lengths and deterministic. Defaults at the end may be left out. inference has the first six.
-_PLAIN, _SINK, _LENGTHS, _FP8 = 6, 7, 12, 15
+# two longest lengths and deterministic. Defaults at the end may be left out. inference has the first six, and forward has scales,
+# compute, its seed, sm_margin, out_dtype and qv behind them.
+_PLAIN, _SINK, _LENGTHS, _FP8, _QV = 6, 7, 12, 15, 22
 
 
 def save_forward(ctx, q, k, v, options, out, lse):
@@ -154,6 +155,8 @@ def _save_forward(ctx, inputs, output):
     q, k, v, *options = inputs
     if q.dtype == FP8:
         raise NotImplementedError(_NO_FP8_GRADIENTS)
+    if len(options) > _QV and options[_QV] is not None:
+        raise NotImplementedError(_NO_QV_GRADIENTS)
     save_forward(ctx, q, k, v, options, *output)
 
 
@@ -234,6 +237,16 @@ _NO_FP8_GRADIENTS = ("FP8 has no gradients; compute=\"fp8\" takes 16-bit tensors
                      "takes the tensors that became FP8")
 
 
+_NO_QV_GRADIENTS = ("there are no gradients of a call with qv; call it under torch.no_grad(), or give k and v with their rows side "
+                    "by side as k, up to 256 wide")
+
+
+def _refuse_qv_gradients(**tensors):
+    if is_differentiated(*tensors.values()):
+        names = [name for name, x in tensors.items() if getattr(x, "requires_grad", False)]
+        raise NotImplementedError(f"{names[0]}.requires_grad = True but qv is given; {_NO_QV_GRADIENTS}")
+
+
 def _refuse_gradients(**tensors):
     if torch.is_grad_enabled():
         for name, x in tensors.items():
@@ -241,14 +254,14 @@ def _refuse_gradients(**tensors):
                 raise NotImplementedError(f"{name}.requires_grad = True but q.dtype = float8_e4m3fn; {_NO_FP8_GRADIENTS}")
 
 
-def is_differentiated(q, k, v, sink):
+def is_differentiated(q, k, v, sink, qv=None):
     """Whether autograd records a call with these inputs."""
     if forward_ad._current_level >= 0:
-        for x in (q, k, v, sink):
+        for x in (q, k, v, sink, qv):
             if x is not None and forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError("flash3 has no forward-mode derivatives, and an input has a tangent")
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                        getattr(sink, "requires_grad", False))
+                                        getattr(sink, "requires_grad", False) or getattr(qv, "requires_grad", False))
 
 
 def check_companions(name, first, **others):
@@ -266,6 +279,8 @@ def run_forward(q, k, v, options, sink=None, with_lse=True):
 
     Without with_lse the second result may be None.
     """
+    if len(options) > _QV and options[_QV] is not None:
+        _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=options[_QV])
     if torch.compiler.is_compiling():
         return _forward(q, k, v, *options)
     try:
@@ -296,17 +311,19 @@ def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, 
 
 def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
               max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin,
-              with_lse):
+              with_lse, qv):
     """(out, lse) of flash3.attention for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and k.device == q.device == v.device):
         check_companions("q", q, k=k, v=v)
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        if qv is not None and isinstance(qv, torch.Tensor):
+            qv = autocast(qv, k, v)[0]
         q, k, v = autocast(q, k, v)
     options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                           seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
-    if sm_margin or q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is None):
-        options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin)
+    if sm_margin or q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is qv is None):
+        options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, qv)
     return run_forward(q, k, v, options, sink, with_lse)
 
 
@@ -318,13 +335,14 @@ def with_more(options, *more):
     return (*options, *_DEFAULTS[len(options):], *more)
 
 
-def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin):
+def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, qv):
     """options with all that forward alone has."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
     if q.dtype == FP8:
         _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin, out_dtype)
+    return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin, out_dtype,
+                     qv)
 
 
 def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,

@@ -32,14 +32,18 @@ TEST(DecodeSuite, HasEachOfItsCallsOnce) {
         Case wide = c;
         wide.kv8 = false, wide.scales = cases::Scales::kNone;
         EXPECT_EQ(*beside, wide);
-      } else if (c.page_size > 0) {
+      } else if (c.qv) {
+        ASSERT_TRUE(beside && beside->latent) << to_id(c);
+        EXPECT_EQ(flops(c), flops(*beside)) << to_id(c);
+        EXPECT_EQ(kv_bytes(c), kv_bytes(*beside)) << to_id(c);
+      } else if (c.page_size > 0 && !c.latent) {
         ASSERT_TRUE(beside) << to_id(c);
         Case dense = c;
         dense.page_size = 0;
         EXPECT_EQ(*beside, dense);
       }
     }
-    EXPECT_EQ(ids.size(), 16u + 12 + 12 + 5 + 4 + 9);
+    EXPECT_EQ(ids.size(), 16u + 12 + 12 + 5 + 4 + 22 + 9);
   }
 }
 

@@ -39,7 +39,8 @@ std::vector<Rule<F>> cache_rules() {
       {"TableAndBatchIdx", [](F& p) { p.cache_batch_idx = index(2); },
        "cache_batch_idx is given and page_table is given; a page table tells where the keys lie"},
       {"KNewAlone", [](F& p) { p.v_new = {}; },
-       "k_new is given but v_new is not; keys are appended with their values"},
+       "k_new is given but v_new is not; keys are appended with their values, unless v is a part "
+       "of k, but v.shape[3] = 16 and k.shape[3] = 8"},
       {"VNewAlone", [](F& p) { p.k_new = {}; },
        "v_new is given but k_new is not; values are appended with their keys"},
       {"AppendWithoutLengths", [](F& p) { p.seqused_k = {}; },

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -35,6 +36,7 @@ void PrintTo(const Rule<P>& rule, std::ostream* os) {
 // For a call of the sizes in call.hpp. `params`: the name of P.
 template <class P>
 std::vector<Rule<P>> shared_rules(const std::string& params) {
+  constexpr bool kForward = std::same_as<P, flash3_forward_params>;
   const auto bad_enum = static_cast<flash3_dtype>(99);
   const size_t first_version = offsetof(P, cu_seqlens_q);  // what version 0.1 had
   const std::string takes = " but " + params + " takes " + std::to_string(sizeof(P)) +
@@ -104,13 +106,17 @@ std::vector<Rule<P>> shared_rules(const std::string& params) {
        "lse.shape[2] = 7 but q.shape[1] = 3; q and lse must have the same seq_q"},
 
       {"HeadDimZero", [](P& p) { p.q.shape[3] = p.k.shape[3] = 0; },
-       "q.shape[3] = 0 but head_dim must be from 1 to 256"},
-      {"HeadDimTooLarge", [](P& p) { p.q.shape[3] = p.k.shape[3] = 257; },
-       "q.shape[3] = 257 but head_dim must be from 1 to 256"},
+       kForward ? "q.shape[3] = 0 but head_dim must be from 1 to 576"
+                : "q.shape[3] = 0 but head_dim must be from 1 to 256"},
+      {"HeadDimTooLarge", [](P& p) { p.q.shape[3] = p.k.shape[3] = 577; },
+       kForward ? "q.shape[3] = 577 but head_dim must be from 1 to 576"
+                : "q.shape[3] = 577 but head_dim must be from 1 to 256"},
       {"HeadDimVZero", [](P& p) { p.v.shape[3] = p.out.shape[3] = 0; },
-       "v.shape[3] = 0 but head_dim_v must be from 1 to 256"},
-      {"HeadDimVTooLarge", [](P& p) { p.v.shape[3] = p.out.shape[3] = 512; },
-       "v.shape[3] = 512 but head_dim_v must be from 1 to 256"},
+       kForward ? "v.shape[3] = 0 but head_dim_v must be from 1 to 512"
+                : "v.shape[3] = 0 but head_dim_v must be from 1 to 256"},
+      {"HeadDimVTooLarge", [](P& p) { p.v.shape[3] = p.out.shape[3] = 513; },
+       kForward ? "v.shape[3] = 513 but head_dim_v must be from 1 to 512"
+                : "v.shape[3] = 513 but head_dim_v must be from 1 to 256"},
       {"HeadsNotDivisible", [](P& p) { p.k.shape[2] = p.v.shape[2] = 3; },
        "q.shape[2] = 4 but k.shape[2] = 3; heads_q must be a multiple of heads_k"},
       {"MoreKvHeads", [](P& p) { p.k.shape[2] = p.v.shape[2] = 8; },

@@ -49,6 +49,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         page_table: [batch, max_pages] int32.
         cu_seqlens_k_new: where each sequence begins in k; without k not looked at, as in SGLang.
         window_size: (left, right), both sides inclusive; -1: unbounded.
+        qv: as q, with head_dim_v: a second part of q, which meets v_cache, as MLA decodes.
         sinks: [heads_q]: one more logit per head, without a value.
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q], or [batch, heads_q, seq_q], float32.
         out: the result is written there, and returned.
@@ -62,10 +63,10 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.
 
     Raises:
-        NotImplementedError: qv, only_qv, score_mod, aux_tensors, ver = 4, and 8-bit tensors that are not float8_e4m3fn.
+        NotImplementedError: only_qv, score_mod, aux_tensors, ver = 4, and 8-bit tensors that are not float8_e4m3fn.
         TypeError, ValueError: an argument breaks a rule; flash3.attention_with_kv_cache says which rules there are.
     """
-    _refuse(ver, qv=qv, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors)
+    _refuse(ver, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors)
     scales = fp8_scales(q, k_cache, v_cache, q_descale, k_descale, v_descale, ("q", "k_cache", "v_cache"))
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -75,7 +76,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                   rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_offsets=rotary_seqlens,
                   rotary_interleaved=rotary_interleaved, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
                   softmax_scale=softmax_scale, causal=causal, window=sides(window_size), chunk=attention_chunk or 0,
-                  softcap=softcap, sink=sinks, sm_margin=sm_margin, out=out, return_lse=return_softmax_lse, **scales)
+                  softcap=softcap, sink=sinks, sm_margin=sm_margin, qv=qv, out=out, return_lse=return_softmax_lse, **scales)
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
@@ -94,12 +95,12 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
 
     The other arguments, results and errors are those of flash_attn_with_kvcache.
     """
-    _refuse(ver, qv=qv, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors, sm_margin=sm_margin)
+    _refuse(ver, only_qv=only_qv, score_mod=score_mod, aux_tensors=aux_tensors, sm_margin=sm_margin)
     scales = fp8_scales(q, k, v, q_descale, k_descale, v_descale)
     return attend(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table,
                   softmax_scale=softmax_scale, causal=causal, window=sides(window_size), chunk=attention_chunk or 0,
-                  softcap=softcap, sink=sinks, out=out, return_lse=return_softmax_lse, **scales)
+                  softcap=softcap, sink=sinks, qv=qv, out=out, return_lse=return_softmax_lse, **scales)
 
 
 def _refuse(ver, **arguments):

@@ -50,6 +50,8 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         block_table: [batch, max_pages] int32: the pages of each sequence.
         return_softmax_lse: return (out, lse); lse is [heads_q, total_q] float32.
         out: [total_q, heads_q, head_dim_v] of q's dtype, or of a wider one where q is FP8, any strides: the result is written there, and returned.
+        q_v: [total_q, heads_q, head_dim_v]: a second part of q, which meets v, as MLA decodes: k is the part of its cache with the
+            position embedding, v the latent one.
         s_aux: [heads_q]: one more logit per head, without a value.
         fa_version: 2 or 3, which compute the same.
         cp_world_size, cp_rank, cp_tot_seqused_k: the keys are those of one rank of several: key j is the sequence's key
@@ -61,11 +63,11 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         out, or with return_softmax_lse (out, lse). A query that sees no key gets 0, and lse = -inf.
 
     Raises:
-        NotImplementedError: q_v, dropout_p, alibi_slopes, return_attn_probs, output_scale, mask_mod, block_sparse_tensors,
+        NotImplementedError: dropout_p, alibi_slopes, return_attn_probs, output_scale, mask_mod, block_sparse_tensors,
             aux_tensors, dynamic_causal, fa_version = 4, and 8-bit tensors that are not float8_e4m3fn.
         TypeError, ValueError: an argument breaks a rule; flash3.attention_with_kv_cache says which rules there are.
     """
-    refuse(q_v=q_v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs, output_scale=output_scale,
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs, output_scale=output_scale,
            mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors,
            aux_tensor_leading_dims=aux_tensor_leading_dims, dynamic_causal=dynamic_causal)
     if fa_version not in (2, 3):
@@ -75,7 +77,7 @@ def flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu
         raise ValueError(f"cu_seqlens_k is {'not ' if cu_seqlens_k is None else ''}given and seqused_k is "
                          f"{'not ' if seqused_k is None else ''}given; one of them must be")
     options = dict(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, seqused_k=seqused_k, page_table=block_table, causal=causal,
-                   **scales)
+                   qv=q_v, **scales)
     if cp_world_size != 1:
         options.update(_of_one_rank(q, window_size, cp_world_size, cp_rank, cp_tot_seqused_k, options))
     return attend(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k, window=sides(window_size), softcap=softcap,

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules for qv and for values that are a part of their keys, and what becomes of them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cache_call.hpp"
+#include "core/problem.hpp"
+#include "flash3/plan.hpp"
+#include "rules.hpp"
+
+namespace flash3::test {
+namespace {
+
+using F = flash3_forward_params;
+
+// What a call with qv is refused for; "" if it is not.
+std::string qv_error(const std::function<void(Forward&)>& breaks) {
+  Call call;
+  std::vector<float> qv(2 * 3 * 4 * 16, 0.5f);
+  call.args.qv = tensor(qv.data(), FLASH3_FLOAT32, {2, 3, 4, 16});
+  call.args.backend = FLASH3_BACKEND_CPU;
+  breaks(call.args);
+  const F p = call.params();
+  return flash3_forward_supported(&p) == FLASH3_OK ? "" : flash3_last_error();
+}
+
+TEST(Qv, Rules) {
+  EXPECT_EQ(qv_error([](Forward&) {}), "");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.dtype = FLASH3_FLOAT16; }),
+            "qv.dtype = float16 but q.dtype = float32; q and qv must have the same dtype");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.ndim = 3; }),
+            "qv.ndim = 3 but it must be 4, [batch, seq_q, heads_q, head_dim_v]");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.shape[0] = 3; }),
+            "qv.shape[0] = 3 but q.shape[0] = 2; q and qv must have the same batch size");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.shape[1] = 4; }),
+            "qv.shape[1] = 4 but q.shape[1] = 3; q and qv must have the same seq_q");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.shape[2] = 2; }),
+            "qv.shape[2] = 2 but q.shape[2] = 4; q and qv must have the same heads_q");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.shape[3] = 8; }),
+            "qv.shape[3] = 8 but v.shape[3] = 16; v and qv must have the same head_dim_v");
+  EXPECT_EQ(qv_error([](Forward& f) { f.qv.stride[3] = 2; }),
+            "qv.stride[3] = 2 but it must be 1; the last dimension of qv, [batch, seq_q, heads_q, "
+            "head_dim_v], must be contiguous");
+  EXPECT_EQ(qv_error([](Forward& f) { f.q.shape[3] = f.k.shape[3] = 561; }),
+            "q.shape[3] = 561 and v.shape[3] = 16 but with qv head_dim + head_dim_v must be at "
+            "most 576");
+  EXPECT_EQ(qv_error([](Forward& f) { f.compute = FLASH3_COMPUTE_FP8; }),
+            "qv is given but compute = 1 (fp8); with qv nothing may be FP8");
+}
+
+TEST(Qv, NullDataIsRefusedOnlyByALaunch) {
+  Call call;
+  call.args.qv = tensor(nullptr, FLASH3_FLOAT32, {2, 3, 4, 16});
+  const F p = call.params();
+  ForwardProblem problem;
+  EXPECT_TRUE(make_forward_problem(&p, Pointers::kOptional, &problem).ok());
+  EXPECT_TRUE(problem.has_qv());
+  EXPECT_EQ(problem.score_dim(), 8 + 16);
+  EXPECT_FLOAT_EQ(problem.softmax_scale, 1 / std::sqrt(24.f));
+  EXPECT_EQ(make_forward_problem(&p, Pointers::kRequired, &problem).message(),
+            "qv.data is null but qv has elements; only a tensor with a size of 0 needs no memory");
+}
+
+TEST(WideHeads, AreOfForwardsAloneAndNotOfFp8) {
+  for (const auto dtype : {FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3}) {
+    Forward f;
+    f.q = tensor(nullptr, dtype, {1, 1, 4, 576}), f.k = tensor(nullptr, dtype, {1, 9, 1, 576});
+    f.v = tensor(nullptr, dtype, {1, 9, 1, 512});
+    f.out = tensor(nullptr, FLASH3_FLOAT16, {1, 1, 4, 512});
+    f.backend = FLASH3_BACKEND_CPU;
+    const F p = f.params();
+    EXPECT_EQ(flash3_forward_supported(&p),
+              dtype == FLASH3_FLOAT16 ? FLASH3_OK : FLASH3_INVALID_ARGUMENT);
+    if (dtype == FLASH3_FLOAT8_E4M3) {
+      EXPECT_STREQ(flash3_last_error(), "q.shape[3] = 576 but head_dim must be from 1 to 256");
+    }
+  }
+}
+
+// A cache of two sequences of up to eight keys, each a row of 16 elements of which v has 8.
+struct LatentCall {
+  std::vector<float> q = std::vector<float>(2 * 2 * 16, 0.25f), cache = q, k_new = q;
+  std::vector<float> out = std::vector<float>(2 * 2 * 8, Call::kUntouched);
+  std::vector<float> cos = std::vector<float>(8 * 4, 0.5f), sin = cos, other = q;
+  std::vector<int32_t> used{5, 0};
+
+  Forward args(int64_t first = 0) {
+    cache.resize(2 * 8 * 16), other.resize(2 * 8 * 16);
+    Forward f;
+    f.q = tensor(q.data(), FLASH3_FLOAT32, {2, 1, 2, 16});
+    f.k = tensor(cache.data(), FLASH3_FLOAT32, {2, 8, 1, 16});
+    f.v = f.k;
+    f.v.shape[3] = 8;
+    f.v.data = cache.data() + first;
+    f.out = tensor(out.data(), FLASH3_FLOAT32, {2, 1, 2, 8});
+    f.seqused_k = index_tensor(used.data(), 2);
+    f.k_new = tensor(k_new.data(), FLASH3_FLOAT32, {2, 1, 1, 16});
+    f.backend = FLASH3_BACKEND_CPU;
+    f.num_threads = 1;
+    return f;
+  }
+  Forward with_rotary(int64_t first, int64_t pairs) {
+    Forward f = args(first);
+    f.rotary_cos = rotary_tensor(cos.data(), FLASH3_FLOAT32, 8, pairs);
+    f.rotary_sin = rotary_tensor(sin.data(), FLASH3_FLOAT32, 8, pairs);
+    f.causal = true;
+    return f;
+  }
+};
+
+std::string error_of(const Forward& f) {
+  const F p = f.params();
+  ForwardProblem problem;
+  const Status status = make_forward_problem(&p, Pointers::kRequired, &problem);
+  return status.message();
+}
+
+TEST(ValuesInKeys, AreAppendedOnce) {
+  for (const int64_t first : {0, 3, 8}) {
+    LatentCall call;
+    for (size_t i = 0; i < call.k_new.size(); ++i) call.k_new[i] = static_cast<float>(i) / 8;
+    forward(call.args(first));
+    // Sequence 1 has one key: its value is the result.
+    for (int64_t d = 0; d < 8; ++d)
+      EXPECT_FLOAT_EQ(call.out[static_cast<size_t>(2 * 8 + d)],
+                      call.k_new[static_cast<size_t>(16 + first + d)]);
+    for (int64_t d = 0; d < 16; ++d)
+      EXPECT_EQ(call.cache[static_cast<size_t>(8 * 16 + d)],
+                call.k_new[static_cast<size_t>(16 + d)]);
+  }
+}
+
+TEST(ValuesInKeys, Rules) {
+  LatentCall call;
+  const std::string alone =
+      "k_new is given but v_new is not; keys are appended with their values, unless v is a part of "
+      "the rows of k, with the same strides";
+  EXPECT_EQ(error_of(call.args(9)), alone);  // its last element is that of the next row
+  Forward f = call.args();
+  f.v.data = call.other.data();
+  EXPECT_EQ(error_of(f), alone);
+  f = call.args();
+  f.v.stride[0] *= 2;
+  EXPECT_EQ(error_of(f), alone);
+
+  std::vector<float> v_new(2 * 8, 1.f);
+  for (const int64_t first : {0, 8}) {
+    f = call.args(first);
+    f.v_new = tensor(v_new.data(), FLASH3_FLOAT32, {2, 1, 1, 8});
+    EXPECT_EQ(error_of(f), "v_new is given but v begins at element " + std::to_string(first) +
+                               " of the rows of k; where they share memory k_new alone is given, "
+                               "which writes both");
+  }
+  EXPECT_EQ(error_of(call.with_rotary(8, 4)), "");  // of the elements in front of v
+  EXPECT_EQ(error_of(call.with_rotary(7, 4)),
+            "rotary_cos.shape[1] = 4 but v begins at element 7 of the rows of k, and v_new is not "
+            "given; the values must not get the embedding of the keys");
+}
+
+// A plan is made for one of the two, and its addresses may change.
+TEST(ValuesInKeys, APlanLooksAgain) {
+  LatentCall call;
+  Forward f = call.args();
+  const Plan plan(f);
+  EXPECT_NO_THROW(plan.run(f));
+  f.v.data = call.other.data();
+  try {
+    plan.run(f);
+    FAIL() << "v elsewhere was taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("v_new is not; keys are appended"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace flash3::test

@@ -188,6 +188,7 @@ Params make(Bytes* bytes, Memory* memory, bool* whole) {
   draw_options(bytes, &p);
   draw_machine(bytes, &p);
   p.sm_margin = bytes->rarely() ? bytes->raw<int32_t>() : bytes->byte();
+  if (bytes->between(0, 3) == 3) p.qv = memory->input(dtype, s.q(s.dim_v));
   if (bytes->between(0, 3) == 3) draw_schedule(bytes, memory, &p);
   *whole = !s.packed_q && p.seqused_q.ndim == 0;
   return p;

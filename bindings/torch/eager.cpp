@@ -298,8 +298,7 @@ Owned attend(PyObject* const* arguments) {
   return out;
 }
 
-// The same on a KV cache; the arguments are with_lse and then those of the operator
-// attention_with_kv_cache_append, in its order.
+// The same on a KV cache: with_lse, then what attention_with_kv_cache_append takes in its order.
 Owned attend_to_cache(PyObject* const* arguments) {
   flash3_forward_params params{};
   flash3_forward_params* p = &params;
@@ -339,7 +338,7 @@ Owned attend_to_cache(PyObject* const* arguments) {
   flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
   if (o[19] != Py_None && !describe_schedule(o[19], device, &schedule)) return nullptr;
   p->schedule = o[19] != Py_None ? &schedule : nullptr;
-  // Rows that no sequence has are the operator's to fill, where it does.
+  // Rows of no sequence are the operator's to fill.
   if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
   Owned out = empty_out(q, params);
   Owned lse = with_lse == Py_True ? empty_lse(q, p->q) : Owned();

@@ -102,13 +102,15 @@ def test_softcap_of_less_than_none(device):
         assert torch.equal(OPS.fwd(q, k, v, softcap=-1.0)[0], fa.flash_attn_func(q, k, v))
 
 
-def test_values_wider_than_kernels():
+def test_wide_values():
     q, k, v = make("cpu", torch.bfloat16, dim=64, dim_v=512)
-    for call in (fa.flash_attn_func, fa.flash_attn_with_kvcache, fa._flash_attn_forward, OPS.fwd, OPS._flash_attn_forward):
-        with pytest.raises(NotImplementedError, match=r"^v(_cache)?.shape\[3\] = 512 but flash3's kernels take head dims up to 256"):
-            call(q, k, v)
-    with pytest.raises(ValueError, match="512"):  # no kernel of upstream's either
-        fa.flash_attn_func(q.repeat(1, 1, 1, 2), k.repeat(1, 1, 1, 2), v)
+    wanted = flash3.attention(q, k, v)
+    for call in (fa.flash_attn_func, fa._flash_attn_forward, OPS.fwd, OPS._flash_attn_forward):
+        out = call(q, k, v)
+        assert torch.equal(out if torch.is_tensor(out) else out[0], wanted)
+    assert torch.equal(fa.flash_attn_with_kvcache(q, k, v), flash3.attention_with_kv_cache(q, k, v))
+    with pytest.raises(ValueError, match=r"^v.shape\[3\] = 513 but head_dim_v must be from 1 to 512"):
+        fa.flash_attn_func(q, k, torch.cat([v, v[..., :1]], -1))
 
 
 @pytest.mark.parametrize("name", ["cache_seqlens", "page_table", "cache_batch_idx", "cache_leftpad", "cu_seqlens_q", "cu_seqlens_k_new",

@@ -196,7 +196,7 @@ def test_of_unrounded_results():
 def test_schemas():
     assert written("kv_cache_schedule") == [] and written("kv_cache_schedule_out") == ["schedule"]
     for name in ("attention_with_kv_cache", "attention_with_kv_cache_append", "attention_with_kv_cache_out"):
-        assert [a.name for a in getattr(OPS, name).default._schema.arguments][-2:] == ["schedule", "schedule_key"]
+        assert [a.name for a in getattr(OPS, name).default._schema.arguments][-3:] == ["schedule", "schedule_key", "qv"]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -145,7 +145,8 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
   std::set<std::tuple<flash3_dtype, bool, Scales, flash3_dtype>> fp8;
   for (const Level level : {Level::kQuick, Level::kFull})
     for (const Case& one : cache_case_table(level, dtypes_of(FLASH3_BACKEND_CPU))) {
-      EXPECT_TRUE(parsed(to_id(one)) == one && (one.has_cache() || one.kv8)) << to_id(one);
+      EXPECT_TRUE(parsed(to_id(one)) == one && (one.has_cache() || one.kv8 || one.latent || one.qv))
+          << to_id(one);
       if (one.dtype_of_kv() == FLASH3_FLOAT8_E4M3)
         fp8.insert({one.dtype, one.has_cache(), one.scales,
                     one.append > 0 ? one.dtype_of_new() : FLASH3_DTYPE_NONE});

@@ -44,7 +44,7 @@ TEST(RandomCase, IsTheSameOnEveryMachine) {
 TEST(RandomCase, CoversEveryOption) {
   std::set<std::tuple<bool, bool, flash3_dtype>> kinds;
   std::set<flash3_dtype> fp8_outs;
-  std::set<std::pair<bool, bool>> fp8;
+  std::set<std::pair<bool, bool>> fp8, latent;
   std::set<int64_t> dims, dims_v, lengths, ratios, batches, heads;
   std::set<std::tuple<bool, bool, bool, bool>> packings, masks;
   std::set<std::pair<bool, Lengths>> ragged;
@@ -80,14 +80,16 @@ TEST(RandomCase, CoversEveryOption) {
     if (c.backward) gradients.insert({c.want_dlse, c.deterministic, c.want_dsink});
     if (c.quantize) left_out.insert({c.left_out[0], c.left_out[1], c.left_out[2]});
     if (c.quantize) rotations.insert({c.rotate, c.rotary});
+    latent.insert({c.latent, c.qv});
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     quick += flops(c) < 1e7;
     long_fp8 += (c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3) && c.seq_k > 2048 && !c.window;
   }
   EXPECT_EQ(kinds.size(), 4u + 3 + 3);
   EXPECT_EQ(fp8_outs.size(), 3u);
-  EXPECT_EQ(dims.size(), 256u);
-  EXPECT_EQ(dims_v.size(), 256u);
+  EXPECT_EQ(dims.size(), 256u + 1);  // and 576, of latent attention
+  EXPECT_EQ(dims_v.size(), 256u + 1);
+  EXPECT_EQ(latent.size(), 3u);
   for (const int64_t tile : {64, 80, 96, 112, 128, 144, 192, 256})
     for (const int64_t length : {0, 1, 2}) {
       EXPECT_TRUE(lengths.contains(length));

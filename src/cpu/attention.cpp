@@ -47,9 +47,10 @@ const AttentionKernel* kernel_of(CpuTarget target) {
 // Packed K and V of a tile stay within half a megabyte or so of second-level cache; the scores and
 // weights of a strip within the first level. AMX takes the same size; it has been tried there
 // only once, without interleaving.
-int tile_keys(const ForwardProblem& p, int64_t keys) {
+int tile_keys(const ForwardProblem& p, CpuTarget target, int64_t keys) {
   const int widest = std::max(p.score_dim(), p.head_dim_v);
-  const int most = widest <= 128 ? 512 : widest <= kMaxHeadDim ? 256 : 128;
+  const bool pairs = p.kv_dtype == FLASH3_BFLOAT16 && target >= CpuTarget::kAvx3Zen4;
+  const int most = widest <= 128 ? 512 : widest <= kMaxHeadDim || pairs ? 256 : 128;
   return static_cast<int>(
       std::min<int64_t>(most, round_up(std::max<int64_t>(keys, 1), kKeyAlignment)));
 }
@@ -119,7 +120,7 @@ AttentionTask task_of(const ForwardProblem& p, const AttentionPlan& plan, const 
   task.sequence = sequence_of(p, block.sequence);
   task.kv_head = lane / plan.splits;
   const Index rows = task.sequence.q.length * p.queries_per_kv_head();
-  *tile = {tile_rows(p, plan, rows), tile_keys(p, task.sequence.k.length)};
+  *tile = {tile_rows(p, plan, rows), tile_keys(p, plan.target, task.sequence.k.length)};
   task.rows = {block.index * tile->rows, std::min<Index>((block.index + 1) * tile->rows, rows)};
   task.keys = {split * plan.split_keys,
                std::min<Index>((split + 1) * plan.split_keys, task.sequence.k.length)};
@@ -173,7 +174,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   AttentionPlan plan;
   plan.target = target.value_or(best_target(p.kv_dtype));
   plan.kernel = kernel_of(plan.target);
-  plan.tile.keys = tile_keys(p, p.seq_k);
+  plan.tile.keys = tile_keys(p, plan.target, p.seq_k);
   plan.split_keys = std::max<int64_t>(p.seq_k, 1);
   if (!p.has_output()) {
     plan.why = "no output element: nothing to compute";

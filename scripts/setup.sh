@@ -5,6 +5,7 @@
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
 #   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
+#   scripts/setup.sh packages  the system packages of gates alone
 #   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
 #   scripts/setup.sh release   as gates, and what `make release` checks its wheel with
 #   scripts/setup.sh deb       system packages, the CUDA compiler, and what `make deb` makes and checks packages with
@@ -137,11 +138,11 @@ case ${1:-} in
   fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
   aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
   deb) lists+=(scripts/apt-packages-deb.txt) ;;
-  docs | gates | release) lists+=(scripts/apt-packages-docs.txt) ;;
+  docs | gates | packages | release) lists+=(scripts/apt-packages-docs.txt) ;;
 esac
 install_system_packages "${lists[@]}"
 case ${1:-} in
-  fuzz | aarch64) exit ;;
+  fuzz | aarch64 | packages) exit ;;
   docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing
   gates | release) install_wheels docs || true ;;
 esac

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-# One source file for every kernel of a family, so that kernels compile in parallel and in seconds.
+# One source file for every row of a family's tile table, so that kernels compile in parallel and in seconds: the row's element types
+# share the time that the headers take, about half of a kernel's.
 #
 #   flash3_kernel_instances(<list> <family> <prefix>)
 #
-# reads the tile table in <family>/tile_table.hpp, writes <family>/instances/<kernel id>.cu into the build folder for every row and
-# every element type that the row holds, and appends the files to <list>. A changed table configures again.
+# reads the tile table in <family>/tile_table.hpp, writes <family>/instances/<row id>.cu into the build folder for every row, and
+# appends the files to <list>. A changed table configures again.
 #
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
-# (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds one line, a macro that
+# (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds lines of macros that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
 # .wide = true. Rows with .paged = true include <family>/load_pages.cuh as well, and those with .score = ScoreKind::kSoftcap
 # <family>/softcap.cuh or softcap_fp8.cuh:
 #
-#   FLASH3_KERNEL_INSTANCE(element, the fields of the row)
+#   FLASH3_KERNEL_ROW(the fields of the row)
+#   FLASH3_KERNEL_INSTANCE(element)                 for each element type that the row holds
 #
-# and defines one specialisation of the function template that <family>/plan.cpp calls for every row, so that a row that is not
+# which define specialisations of the function template that <family>/plan.cpp calls for every row, so that a row that is not
 # read here does not link.
 #
 #   flash3_decode_instances(<list>)
@@ -45,12 +47,12 @@ function(flash3_table_rows result table)
   set(${result} ${rows} PARENT_SCOPE)
 endfunction()
 
-# Sets <result> to the part of a kernel id that names element type and head dims.
-function(flash3_kernel_name result element head_dim head_dim_v)
-  string(REGEX REPLACE "^kFloat" fp name ${element})
-  string(REGEX REPLACE "^kBFloat" bf name ${name})
-  string(REGEX REPLACE "^kE" e name ${name})
-  string(APPEND name _d${head_dim})
+# Sets <result> to the part of a row id that names head dims, and the element type unless both of 16 bits are meant.
+function(flash3_row_name result e4m3 head_dim head_dim_v)
+  set(name d${head_dim})
+  if(e4m3)
+    set(name e4m3_${name})
+  endif()
   if(NOT head_dim_v EQUAL head_dim)
     string(APPEND name x${head_dim_v})
   endif()
@@ -108,7 +110,9 @@ function(flash3_kernel_instances list family prefix)
     endif()
     set(elements kFloat16 kBFloat16)
     set(header instance.cuh)
+    set(e4m3 FALSE)
     if(operands STREQUAL kE4m3)
+      set(e4m3 TRUE)
       set(elements kE4m3)
       set(header instance_fp8.cuh)
     endif()
@@ -127,13 +131,14 @@ function(flash3_kernel_instances list family prefix)
       endif()
       string(APPEND more_headers "#include \"hopper/${family}/${softcap_header}\"\n")
     endif()
-    foreach(element IN LISTS elements)
-      flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
-      flash3_write_instance(files ${table} ${family} ${prefix}_${name}_${kind}_${tile_m}x${tile_n}
+    list(TRANSFORM elements REPLACE "(.+)" "FLASH3_KERNEL_INSTANCE(\\1)" OUTPUT_VARIABLE instances)
+    list(JOIN instances "\n" instances)
+    flash3_row_name(name "${e4m3}" ${head_dim} ${head_dim_v})
+    flash3_write_instance(files ${table} ${family} ${prefix}_${name}_${kind}_${tile_m}x${tile_n}
 "#include \"hopper/${family}/${header}\"
 ${more_headers}
-FLASH3_KERNEL_INSTANCE(${element}, ${fields})")
-    endforeach()
+FLASH3_KERNEL_ROW(${fields})
+${instances}")
   endforeach()
   flash3_remove_stale_instances("${files}" ${family})
   set(${list} ${files} PARENT_SCOPE)
@@ -155,28 +160,23 @@ function(flash3_decode_instances list)
       set(softcaps false)
     endif()
     flash3_row_field(latent "${row}" latent false)
+    set(instances "")
     if(latent STREQUAL true)
       foreach(element IN LISTS elements)
-        flash3_kernel_name(name ${element} 0 0)
-        string(REPLACE d0 latent name ${name})
-        flash3_write_instance(files ${table} decode decode_${name}_${rows}x${tile_n}
-"#include \"hopper/decode/latent/instance.cuh\"
-
-FLASH3_LATENT_INSTANCE(${element})")
+        string(APPEND instances "\nFLASH3_LATENT_INSTANCE(${element})")
       endforeach()
+      flash3_write_instance(files ${table} decode decode_latent_${rows}x${tile_n} "#include \"hopper/decode/latent/instance.cuh\"
+${instances}")
       continue()
     endif()
     foreach(element IN LISTS elements)
-      flash3_kernel_name(name ${element} ${head_dim} ${head_dim_v})
       foreach(capped IN LISTS softcaps)
-        string(REPLACE true softcap_ kind ${capped})
-        string(REPLACE false "" kind ${kind})
-        flash3_write_instance(files ${table} decode decode_${name}_${kind}${rows}x${tile_n}
-"#include \"hopper/decode/instance.cuh\"
-
-FLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})")
+        string(APPEND instances "\nFLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})")
       endforeach()
     endforeach()
+    flash3_row_name(name ${e4m3} ${head_dim} ${head_dim_v})
+    flash3_write_instance(files ${table} decode decode_${name}_${rows}x${tile_n} "#include \"hopper/decode/instance.cuh\"
+${instances}")
   endforeach()
   flash3_remove_stale_instances("${files}" decode)
   set(${list} ${files} PARENT_SCOPE)

@@ -88,15 +88,19 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 #define FLASH3_KERNEL_OF(ROW) \
   ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.tile_m, ROW.tile_n
 
-// The one line of a generated file (cmake/kernel_instances.cmake), behind instance.cuh or
-// instance_wide.cuh. The row's fields follow the element type.
-#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                         \
+// The lines of a generated file (cmake/kernel_instances.cmake), behind instance.cuh or
+// instance_wide.cuh: the row, and each of its element types.
+#define FLASH3_KERNEL_ROW(...)                      \
+  namespace flash3::hopper {                        \
+  constexpr BackwardConfig kRow = {__VA_ARGS__};    \
+  template <>                                       \
+  struct BackwardRow<FLASH3_KERNEL_OF(kRow)> {      \
+    static constexpr BackwardConfig kConfig = kRow; \
+  };                                                \
+  }
+
+#define FLASH3_KERNEL_INSTANCE(ELEMENT)                                              \
   namespace flash3::hopper {                                                         \
-  constexpr BackwardConfig kRow = {__VA_ARGS__};                                     \
-  template <>                                                                        \
-  struct BackwardRow<FLASH3_KERNEL_OF(kRow)> {                                       \
-    static constexpr BackwardConfig kConfig = kRow;                                  \
-  };                                                                                 \
   template <>                                                                        \
   const void* backward_kernel_function<Element::ELEMENT, FLASH3_KERNEL_OF(kRow)>() { \
     using Traits = BackwardTraits<Element::ELEMENT, FLASH3_KERNEL_OF(kRow)>;         \

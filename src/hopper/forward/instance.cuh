@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a generated file of a 16-bit kernel includes (cmake/kernel_instances.cmake): the kernel of
+// What a generated file of a 16-bit kernel includes (cmake/kernel_instances.cmake): the kernels of
 // one row, put together from its policies.
 #pragma once
 
@@ -8,10 +8,9 @@
 #include "hopper/forward/operands_16bit.cuh"
 #include "hopper/forward/store.cuh"
 
-// The row's fields follow the element type.
-#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                        \
+#define FLASH3_KERNEL_INSTANCE(ELEMENT)                                             \
   namespace flash3::hopper {                                                        \
-  FLASH3_FORWARD_ROW(ELEMENT, __VA_ARGS__)                                          \
+  FLASH3_FORWARD_ROW(ELEMENT)                                                       \
   template <>                                                                       \
   const void* forward_kernel_function<FLASH3_KERNEL_OF(ELEMENT, kRow)>() {          \
     using Traits = ForwardTraits<ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)>>;      \

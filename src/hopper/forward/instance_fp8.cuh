@@ -8,10 +8,9 @@
 #include "hopper/forward/operands_fp8.cuh"
 #include "hopper/forward/store_fp8.cuh"
 
-// The row's fields follow the element type.
-#define FLASH3_KERNEL_INSTANCE(ELEMENT, ...)                                                   \
+#define FLASH3_KERNEL_INSTANCE(ELEMENT)                                                        \
   namespace flash3::hopper {                                                                   \
-  FLASH3_FORWARD_ROW(ELEMENT, __VA_ARGS__)                                                     \
+  FLASH3_FORWARD_ROW(ELEMENT)                                                                  \
   template <>                                                                                  \
   const void* forward_kernel_function<FLASH3_KERNEL_OF(ELEMENT, kRow)>() {                     \
     using Traits = Fp8Traits<ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)>>;                     \

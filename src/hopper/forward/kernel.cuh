@@ -43,9 +43,14 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   Element::ELEMENT, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.paged, ROW.tile_m(), \
       ROW.tile_n
 
-// kRow, and ForwardRow of it, in the file of an instance.
-#define FLASH3_FORWARD_ROW(ELEMENT, ...)                  \
-  constexpr ForwardConfig kRow = {__VA_ARGS__};           \
+// What the generated file of a row begins with (cmake/kernel_instances.cmake).
+// FLASH3_KERNEL_INSTANCE of each element type follows.
+#define FLASH3_KERNEL_ROW(...)                  \
+  namespace flash3::hopper {                    \
+  constexpr ForwardConfig kRow = {__VA_ARGS__}; \
+  }
+
+#define FLASH3_FORWARD_ROW(ELEMENT)                       \
   template <>                                             \
   struct ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)> {    \
     static constexpr Element kElement = Element::ELEMENT; \

@@ -53,7 +53,7 @@ struct Options : PlainOptions {
 struct ForwardOptions {
   MaybeTensor q_scale, k_scale, v_scale;
   bool compute_fp8;
-  int64_t rotation_seed, sm_margin;
+  int64_t rotation_seed, sm_margin, fp8_sums;
 
   explicit ForwardOptions(Arguments& a)
       : q_scale(a.maybe_tensor()),
@@ -61,11 +61,12 @@ struct ForwardOptions {
         v_scale(a.maybe_tensor()),
         compute_fp8(a.next<bool>()),
         rotation_seed(a.next<int64_t>()),
-        sm_margin(a.next<int64_t>()) {}
+        sm_margin(a.next<int64_t>()),
+        fp8_sums(a.next<int64_t>()) {}
 };
 #define FLASH3_FORWARD_OPTIONS                                         \
   "Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, " \
-  "bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0"
+  "bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0"
 
 // A call of forward or backward.
 template <class Params>
@@ -128,6 +129,7 @@ void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.rotation_seed = static_cast<uint64_t>(f.rotation_seed);
   p.sm_margin = int32_of("sm_margin", f.sm_margin);
   if (qv) call.rows("qv", &p.qv, *qv);
+  p.fp8_sums = int32_of("fp8_sums", f.fp8_sums);
   run_forward(call, q, k, v, out);
 }
 

@@ -77,6 +77,13 @@ typedef enum flash3_compute FLASH3_ENUM_INT32 {
   FLASH3_COMPUTE_FP8 = 1       /**< FLASH3_FLOAT8_E4M3, from 16-bit (CPU: float32 too) q, k and v */
 } flash3_compute;
 
+/** How Hopper sums up FP8 products of weights and v (flash3_forward_params.fp8_sums). */
+typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
+  FLASH3_FP8_SUMS_AUTO = 0,      /**< two levels where a query may see more than 2048 keys */
+  FLASH3_FP8_SUMS_ONE_LEVEL = 1, /**< in the tensor cores alone, whose long sums shrink */
+  FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< float32 sums take over what those have every few tiles */
+} flash3_fp8_sums;
+
 /** Tokens that share a scale where a scale tensor holds blocks. */
 #define FLASH3_FP8_BLOCK 128
 
@@ -302,13 +309,14 @@ typedef struct flash3_forward_params {
    * used. No result depends on it. A backward leaves none. */
   int32_t sm_margin;
 
-  /** One that flash3_forward_schedule (schedule.h) has made; NULL: the call makes its own. */
+  /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */
   const flash3_schedule* schedule;
 
   /** A second part of q, which meets v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as those of
    * multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k the other.
    * The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
   flash3_tensor qv;
+  int32_t fp8_sums; /**< flash3_fp8_sums, where q is FP8 or becomes it; a CPU's are float32 */
 } flash3_forward_params;
 
 /** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the

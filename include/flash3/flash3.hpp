@@ -122,6 +122,7 @@ struct Forward {
   bool rotary_interleaved = false;
   int sm_margin = 0;
   const flash3_schedule* schedule = nullptr;  // the call makes its own
+  flash3_fp8_sums fp8_sums = FLASH3_FP8_SUMS_AUTO;
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -147,6 +148,7 @@ struct Forward {
     p.sm_margin = sm_margin;
     p.schedule = schedule;
     p.qv = qv;
+    p.fp8_sums = fp8_sums;
     return p;
   }
 };

@@ -62,11 +62,19 @@ std::string describe_cache(const ForwardProblem& p) {
   return text;
 }
 
+const char* describe_sums(flash3_fp8_sums sums) {
+  switch (sums) {
+    case FLASH3_FP8_SUMS_ONE_LEVEL: return ", FP8 sums in one level";
+    case FLASH3_FP8_SUMS_TWO_LEVELS: return ", FP8 sums in two levels";
+    default: return "";
+  }
+}
+
 std::string describe_problem(const ForwardProblem& p) {
   return message(describe_sizes(p), p.quantizes ? ", computed in float8_e4m3" : "",
-                 p.lse.wanted ? ", with lse" : "", describe_sink(p), describe_cache(p),
-                 describe_scale("q_scale", p.q_scale), describe_scale("k_scale", p.k_scale),
-                 describe_scale("v_scale", p.v_scale));
+                 describe_sums(p.fp8_sums), p.lse.wanted ? ", with lse" : "", describe_sink(p),
+                 describe_cache(p), describe_scale("q_scale", p.q_scale),
+                 describe_scale("k_scale", p.k_scale), describe_scale("v_scale", p.v_scale));
 }
 
 std::string describe_problem(const BackwardProblem& p) {

@@ -81,6 +81,13 @@ Status check_dtypes(const flash3_forward_params& p, const Field& q, const Field&
       return invalid_argument(
           message("compute = 1 (fp8) but ", f.name, ".dtype = ", dtype_name(f.tensor.dtype),
                   "; it is for q, k and v that ", "are to be brought to FP8 first"));
+  if (p.fp8_sums < FLASH3_FP8_SUMS_AUTO || p.fp8_sums > FLASH3_FP8_SUMS_TWO_LEVELS)
+    return invalid_argument(message("fp8_sums = ", p.fp8_sums,
+                                    " but it must be 0 (auto), 1 (one level) or 2 (two levels)"));
+  if (p.fp8_sums != FLASH3_FP8_SUMS_AUTO && !is_fp8(p.q) && p.compute != FLASH3_COMPUTE_FP8)
+    return invalid_argument(message("fp8_sums = ", p.fp8_sums, " but q.dtype = ",
+                                    dtype_name(q.tensor.dtype), " and compute = 0; sums of FP8 ",
+                                    "products are those of an FP8 q, or of compute = 1 (fp8)"));
   if (!is_fp8(p.q) && is_fp8(p.k)) return check_dtypes_of_16_bit_q(q, k, v, out);
   if (!is_fp8(p.q) && p.compute == FLASH3_COMPUTE_AS_GIVEN && !is_unrounded(out, q))
     return check_same_dtype({q, k, v, out});
@@ -233,6 +240,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   FLASH3_CHECK(check_shared_rows(*problem));
   problem->sm_margin = p.sm_margin;
   problem->schedule = p.schedule;
+  problem->fp8_sums = static_cast<flash3_fp8_sums>(p.fp8_sums);
   problem->q_scale = scale_view(p.q_scale, problem->queries_per_kv_head());
   problem->k_scale = scale_view(p.k_scale, 1);
   problem->v_scale = scale_view(p.v_scale, 1);

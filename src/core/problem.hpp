@@ -148,6 +148,7 @@ struct ForwardProblem : Problem {
 
   int sm_margin = 0;
   const flash3_schedule* schedule = nullptr;  // the caller's; null: the call makes its own
+  flash3_fp8_sums fp8_sums = FLASH3_FP8_SUMS_AUTO;
 
   // q, k and v are brought to FP8 first. No backend sees such a problem: core/quantized_forward.hpp
   // makes two of it.

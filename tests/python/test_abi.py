@@ -106,6 +106,8 @@ def test_values(header):
     assert _library.DTYPES == {name.lower(): value for name, value in dtypes.items()}
     assert without_prefix(header.values("flash3_compute"), "FLASH3_") == {"COMPUTE_AS_GIVEN": 0,
                                                                           "COMPUTE_FP8": _library.COMPUTE_FP8}
+    assert without_prefix(header.values("flash3_fp8_sums"), "FLASH3_FP8_SUMS_") == {
+        "AUTO": _library.FP8_SUMS["auto"], "ONE_LEVEL": _library.FP8_SUMS["one"], "TWO_LEVELS": _library.FP8_SUMS["two"]}
     assert without_prefix(header.values("abi_constants"), "abi_constant_FLASH3_") == {
         "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT}
 

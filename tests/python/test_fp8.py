@@ -256,6 +256,37 @@ def test_opcheck(device):
         torch.library.opcheck(torch.ops.flash3.quantize.default, args, options, test_utils=FP8_RESULTS)
 
 
+def test_sums(device):
+    """It reaches the library from every way in. A CPU's results are the same bits; a GPU's explanation says which sums it makes."""
+    t = fp8_inputs(device, "blocks", seq_q=40, seq_k=2600, dim=64)
+    q, k, v = make(device, torch.bfloat16, seq_q=40, seq_k=2600, grad=True)
+    for fp8_sums, levels in (("one", "one level"), ("two", "two levels")):
+        calls = (t, {}), ({"q": q, "k": k, "v": v}, {"compute": "fp8"})
+        for tensors, options in calls:
+            out, auto = (flash3.attention(**tensors, **options, **more) for more in ({"fp8_sums": fp8_sums}, {}))
+            (torch.testing.assert_close if out.is_cuda else assert_same)(out, auto)
+            text = flash3.explain(**tensors, **options, fp8_sums=fp8_sums)
+            assert f"FP8 sums in {levels}" in text and (not out.is_cuda or f"{levels}" in text.split("sums: ")[1])
+            assert flash3.supported(**tensors, **options, fp8_sums=fp8_sums)
+        out.float().sum().backward()
+        assert q.grad.any()
+    compiled = torch.compile(lambda q, k, v: flash3.attention(q, k, v, compute="fp8", fp8_sums="two"), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), flash3.attention(q, k, v, compute="fp8", fp8_sums="two"))
+    torch._dynamo.reset()
+    class Sums(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            seen.append(dict(zip((a.name for a in operator._schema.arguments), args)).get("fp8_sums"))
+            return operator(*args, **(kwargs or {}))
+    seen = []
+    with torch.no_grad(), Sums():
+        flash3.attention(q, k, v, compute="fp8", fp8_sums="one")
+    assert seen == [1]
+
+
+def assert_same(a, b):
+    assert torch.equal(a, b)
+
+
 class Attend(torch.nn.Module):
     def forward(self, q, k, v):
         made = flash3.quantize(q, k, v, rotate=True, rotation_seed=2**63)

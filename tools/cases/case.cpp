@@ -115,6 +115,7 @@ bool fp8_option(std::string_view text, Case* c) {
   if (const auto scales = value_in(kScales, text)) return c->scales = *scales, true;
   if (const auto rotary = value_in(kRotaries, text)) return c->rotary = *rotary, true;
   if (text == "fp8") return c->fp8 = true;
+  if (text == "sums1" || text == "sums2") return c->sums = text.back() - '0', true;
   if (text == "quantize") return c->quantize = true;
   if (text == "rotate") return c->rotate = true;
   for (size_t i = 0; i < std::size(kLeftOut); ++i)
@@ -227,6 +228,7 @@ std::string to_id(const Case& c) {
       id += std::string("/") + "qkv"[i] + ":" + name_in(kOwnScales, *c.own_scales[i]);
   if (c.out_dtype != FLASH3_DTYPE_NONE) id += std::string("/out") + short_name(c.out_dtype);
   if (c.fp8) id += "/fp8";
+  if (c.sums != 0) id += "/sums" + std::to_string(c.sums);
   if (c.quantize) id += "/quantize";
   for (size_t i = 0; i < c.left_out.size(); ++i)
     if (c.left_out[i]) id += std::string("/") + kLeftOut[i];
@@ -262,7 +264,8 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "packednew, offsets, new<dtype>, kv8, latent, qv, sink, sink16, softcap<x>, chunk<n>, "
       "onescale, "
       "headscales, "
-      "blockscales, out<dtype>, fp8, quantize, noq, nok, nov, rotate, rotary, rotary2, bwd, dlse, "
+      "blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, rotary, "
+      "rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
       "<q, k or v>:<scales>)"};

@@ -8,6 +8,7 @@
 //   bf16/b80/q7000/k7000/h16/d128/causal/lognormal65536:3/packed    65,536 tokens, the third draw
 //   e4m3/b2/q129/k1000/h4x2/d128/causal/blockscales/outfp16    FP8 with scales, and a float16 out
 //   bf16/b2/q129/k1000/h4x2/d128/causal/fp8      bfloat16, brought to FP8 by the call
+//   e4m3/b1/q64/k9000/h2/d128/full/sums1         FP8 with sums in one level, or two: sums2
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
 //   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/headscales    an FP8 cache, k and v
@@ -110,6 +111,7 @@ struct Case {
   // "outfp16" …; none: bf16 for e4m3, else dtype. 16 bits and "outfp32": as it is before rounding.
   flash3_dtype out_dtype = FLASH3_DTYPE_NONE;
   bool fp8 = false;  // "fp8": compute in FP8
+  int sums = 0;      // "sums<n>": fp8_sums
 
   bool quantize = false;           // "quantize"; the three below are of that call
   std::array<bool, 3> left_out{};  // "noq", "nok", "nov": not brought to FP8

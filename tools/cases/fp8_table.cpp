@@ -49,6 +49,16 @@ std::vector<Case> fp8_case_table(Level level, bool ragged) {
       c.causal = dim_v != 192, c.softcap = 30, c.want_lse = true, c.scales = Scales::kBlock;
       list.push_back(c);
     }
+  // Sums in other levels than their lengths lead to.
+  if (!ragged)
+    for (const int64_t dim : {64, 128, 192, 256})
+      for (const int sums : {1, 2}) {
+        Case c;
+        c.dtype = FLASH3_FLOAT8_E4M3, c.batch = 1, c.seq_q = 70, c.seq_k = sums == 1 ? 3000 : 700;
+        c.heads_q = c.heads_k = 1, c.head_dim = c.head_dim_v = dim, c.causal = dim != 64;
+        c.scales = Scales::kHead, c.sums = sums;
+        list.push_back(c);
+      }
   i = 0;
   for (Case c : table(kHalf)) {
     if (i++ % (ragged ? kEachRagged : kEachDense) != 0) continue;

@@ -347,6 +347,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && c.dtype != FLASH3_FLOAT32 && (is_fp8_cache || (!is_fp8 && d.percent(10))))
     draw_fp8_keys(d, &c);
   if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
+  if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
   return c;
 }
 

@@ -141,6 +141,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
     p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
     p->rotation_seed = c.seed;
     p->qv = extra.qv;
+    p->fp8_sums = c.sums;
   }
   p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
   p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;

@@ -43,7 +43,7 @@ class Gradients(NamedTuple):
 def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
               deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
-              sm_margin=0, return_lse=False, qv=None):
+              sm_margin=0, fp8_sums="auto", return_lse=False, qv=None):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
     Computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608).
@@ -84,6 +84,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         rotation_seed: with compute: of the rotation's signs, from 0 to 2**64 - 1.
         sm_margin: on a GPU, the multiprocessors that the forward's kernels leave to others, as a collective's; those for gradients
             leave none. No result depends on it.
+        fp8_sums: with FP8 tensors or compute, how a GPU adds up weights times v: "one" level, in the tensor cores, whose long sums
+            shrink; "two", with float32 sums above, which takes longer; "auto": "two" where a query may see more than 2048 keys.
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
@@ -106,10 +108,10 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
                      cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
                      seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, q_scale=q_scale, k_scale=k_scale,
                      v_scale=v_scale, out_dtype=out_dtype, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin,
-                     return_lse=return_lse)
+                     fp8_sums=fp8_sums, return_lse=return_lse)
     # A plain call; what a compiler traces is the operator.
     if _eager is not None and deterministic is False and not (
-            torch.compiler.is_compiling() or chunk or rotation_seed or return_lse) and \
+            torch.compiler.is_compiling() or chunk or rotation_seed or return_lse or fp8_sums != "auto") and \
             sink is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is seqused_q is seqused_k is q_scale is k_scale \
             is v_scale is out_dtype is compute is qv is None:
         out = _eager(q, k, v, causal, window, softmax_scale, softcap, sm_margin)
@@ -118,7 +120,7 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     if _is_torch(q):
         out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                                     max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed, sm_margin, return_lse, qv)
+                                    out_dtype, compute, rotation_seed, sm_margin, fp8_sums, return_lse, qv)
         return (out, lse) if return_lse else out
     q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, qv))
     about_q, about_v = _host("q", q), _host("v", v)
@@ -130,7 +132,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     arrays.forward(q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk,
                    sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                    max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin, qv=qv)
+                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin,
+                   fp8_sums=fp8_sums, qv=qv)
     return (out, lse) if return_lse else out
 
 
@@ -195,7 +198,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), dtype), _Shape((*batch, heads, seq), "float32")
     if not backward:
         return ask_forward(q, k, v, out, lse, **options)
-    options.pop("sm_margin", None)
+    options.pop("sm_margin", None), options.pop("fp8_sums", None)
     gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
     return ask_backward(out, q, k, v, out, lse, *gradients, deterministic=deterministic, **options)
 

@@ -57,6 +57,13 @@ def computes_fp8(compute):
     raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
 
 
+def levels_of_sums(fp8_sums):
+    """fp8_sums as the C interface has it."""
+    if isinstance(fp8_sums, str) and fp8_sums in _c.FP8_SUMS:
+        return _c.FP8_SUMS[fp8_sums]
+    raise ValueError(f"fp8_sums = {fp8_sums!r} but it must be 'auto', 'one' or 'two'")
+
+
 def rotation_seed(seed):
     """A seed as an unsigned integer of 64 bits."""
     try:

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 from ._build import NAME
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
-from ._options import computes_fp8, rotation_seed, scale_or_default, scale_shape, window_sides
+from ._options import computes_fp8, levels_of_sums, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
 
@@ -73,7 +73,7 @@ def register_fake(name):
 def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0,
                   sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
                   deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0,
-                  sm_margin=0, out_dtype=None, qv=None):
+                  sm_margin=0, fp8_sums=0, out_dtype=None, qv=None):
     *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
     out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
     lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
@@ -311,7 +311,7 @@ def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, 
 
 def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
               max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin,
-              with_lse, qv):
+              fp8_sums, with_lse, qv):
     """(out, lse) of flash3.attention for torch tensors; lse may be None without with_lse."""
     left, right = (-1, -1) if window is None else window_sides(window)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and k.device == q.device == v.device):
@@ -322,8 +322,9 @@ def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_s
         q, k, v = autocast(q, k, v)
     options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
                           seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
-    if sm_margin or q.dtype == FP8 or seed or not (q_scale is k_scale is v_scale is out_dtype is compute is qv is None):
-        options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, qv)
+    if sm_margin or q.dtype == FP8 or seed or fp8_sums != "auto" or not (
+            q_scale is k_scale is v_scale is out_dtype is compute is qv is None):
+        options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, fp8_sums, qv)
     return run_forward(q, k, v, options, sink, with_lse)
 
 
@@ -335,14 +336,14 @@ def with_more(options, *more):
     return (*options, *_DEFAULTS[len(options):], *more)
 
 
-def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, qv):
+def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, fp8_sums, qv):
     """options with all that forward alone has."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
     if q.dtype == FP8:
         _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin, out_dtype,
-                     qv)
+    return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin,
+                     levels_of_sums(fp8_sums), out_dtype, qv)
 
 
 def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,

@@ -40,6 +40,24 @@ void explain_rows(const ForwardProblem& problem, const ForwardPlan& plan, Explan
                                  describe(rival.choice), " at ", estimated(rival.estimate)));
 }
 
+// How FP8 sums up O, and why.
+void explain_sums(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
+  const ForwardConfig& c = plan.kernel->config;
+  if (!c.fp8()) return;
+  const bool two_levels = plan.flush_tiles != kNeverFlush;
+  const std::string how = two_levels
+                              ? message("two levels: float32 sums in ",
+                                        c.sums_in_shared() ? "shared memory" : "the workspace",
+                                        " take over every ", plan.flush_tiles * c.tile_n, " keys")
+                              : std::string("one level, in the tensor cores");
+  const std::string why =
+      problem.fp8_sums != FLASH3_FP8_SUMS_AUTO
+          ? std::string("; fp8_sums says so")
+          : message(two_levels ? "; a query may see more than " : "; no query sees more than ",
+                    kLongRow, " keys");
+  out->add("sums", message("of O in ", how, why));
+}
+
 }  // namespace
 
 void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
@@ -58,10 +76,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                                  c.fp8() ? "; two warps of the producer transpose V" : ""));
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V",
                              c.fp8() ? message(", ", c.raw_v_stages, " of V as it comes") : ""));
-  if (plan.flush_tiles != kNeverFlush)
-    out->add("sums", message("of O in two levels: float32 sums in ",
-                             c.sums_in_shared() ? "shared memory" : "the workspace",
-                             " take over every ", plan.flush_tiles * c.tile_n, " keys"));
+  explain_sums(problem, plan, out);
   if (problem.is_ragged())
     out->add("sequences",
              message(problem.batch, plan.slot_rows > 0 ? " in order" : ", longest first",

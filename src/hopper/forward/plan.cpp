@@ -71,7 +71,7 @@ bool holds_slots(const ForwardConfig& c, int slot_rows) {
 // FP8 sums a row of more than kLongRow keys in two levels, and flushes O every kFlushedKeys keys:
 // one level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md). Wide heads
 // have more sums, in the workspace: a flush takes as long as several key tiles, and is rarer.
-constexpr int64_t kLongRow = 2048, kFlushedKeys = 1024, kFlushedWideKeys = 4096;
+constexpr int64_t kFlushedKeys = 1024, kFlushedWideKeys = 4096;
 
 // Whether a query may see more than kLongRow keys.
 bool has_long_rows(const ForwardProblem& problem) {
@@ -82,6 +82,13 @@ bool has_long_rows(const ForwardProblem& problem) {
                                        std::min<int64_t>(mask.window_right, keys) + 1);
   if (mask.chunk > 0) keys = std::min<int64_t>(keys, mask.chunk);
   return keys > kLongRow;
+}
+
+// Whether O is summed up in two levels, if the operands are FP8.
+bool sums_in_two_levels(const ForwardProblem& problem) {
+  if (problem.fp8_sums != FLASH3_FP8_SUMS_AUTO)
+    return problem.fp8_sums == FLASH3_FP8_SUMS_TWO_LEVELS;
+  return has_long_rows(problem);
 }
 
 // Whether another row of the tile table does the same with sums in two levels.
@@ -189,7 +196,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   }
   plan->tiles = int(tiles);
   plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
-  if (config.two_level && has_long_rows(problem)) {
+  if (config.two_level && sums_in_two_levels(problem)) {
     const bool is_wide = config.head_dim_v > 128;
     // A power of two, of tiles of two thirds to four thirds of the keys.
     plan->flush_tiles = int(std::bit_floor(
@@ -228,7 +235,7 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
   if (!element_of(problem.dtype, &element)) return;
   const ScoreKind score = score_kind(problem);
   const bool band = needs_band(problem), paged = has_table(problem);
-  const bool long_rows = has_long_rows(problem);
+  const bool two_levels = sums_in_two_levels(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
@@ -240,7 +247,7 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
     }
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
-    if (c.fp8() && long_rows && has_two_level_rival(c)) continue;
+    if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
     if (paged ? cache_box_rows(problem.cache, c.tile_n) == 0 : c.band != band) continue;
     visit(ForwardChoice{&kernel, HeadPack{}});

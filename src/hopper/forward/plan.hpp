@@ -45,6 +45,9 @@ struct ForwardChoice {
 // kernel takes the dtype or the head dims.
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
 
+// FP8 sums up O in two levels where a query may see more keys, unless the call says otherwise.
+inline constexpr int64_t kLongRow = 2048;
+
 struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;

@@ -98,6 +98,11 @@ TEST(CaseId, OptionsOfFp8) {
   EXPECT_EQ(parsed(fp8 + "/outfp32").dtype_of_out(), FLASH3_FLOAT32);
   EXPECT_EQ(parsed(fp8 + "/onescale").scales, Scales::kTensor);
   EXPECT_EQ(parsed(fp8 + "/headscales").scales, Scales::kHead);
+  for (const std::string sums : {"/sums1", "/sums2"}) {
+    EXPECT_EQ(parsed(fp8 + sums).sums, sums.back() - '0');
+    EXPECT_EQ(to_id(parsed(fp8 + sums)), fp8 + sums);
+  }
+  EXPECT_NE(error_of(fp8 + "/sums3").find("an option"), std::string::npos);
   const Case q = parsed("bf16/b1/q9/k9/h1/d8/full/rotary2/quantize/blockscales/rotate");
   EXPECT_TRUE(q.quantize && q.rotate && q.scales == Scales::kBlock);
   EXPECT_EQ(q.rotary, Rotary::kInterleaved);

@@ -56,6 +56,7 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::tuple<bool, bool, bool>> gradients, left_out;
   std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
+  std::set<int> sums;
   int64_t quick = 0, long_fp8 = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
     const Case c = random_case(3, i);
@@ -82,6 +83,7 @@ TEST(RandomCase, CoversEveryOption) {
     if (c.quantize) rotations.insert({c.rotate, c.rotary});
     latent.insert({c.latent, c.qv});
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
+    sums.insert(c.sums);
     quick += flops(c) < 1e7;
     long_fp8 += (c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3) && c.seq_k > 2048 && !c.window;
   }
@@ -90,6 +92,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(dims.size(), 256u + 1);  // and 576, of latent attention
   EXPECT_EQ(dims_v.size(), 256u + 1);
   EXPECT_EQ(latent.size(), 3u);
+  EXPECT_EQ(sums.size(), 3u);
   for (const int64_t tile : {64, 80, 96, 112, 128, 144, 192, 256})
     for (const int64_t length : {0, 1, 2}) {
       EXPECT_TRUE(lengths.contains(length));

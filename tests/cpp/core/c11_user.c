@@ -58,6 +58,8 @@ _Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
                    offsetof(flash3_forward_params, sm_margin) == 1884 &&
                    offsetof(flash3_forward_params, schedule) == 1888,
                "what flash3_forward_params has for a KV cache");
+_Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1896,
+               "what flash3_forward_params has for sums of FP8 products");
 
 _Static_assert(offsetof(flash3_merge_params, out_parts) == 8 &&
                    offsetof(flash3_merge_params, lse_parts) == 88 &&

@@ -101,6 +101,17 @@ TEST(Fp8Forward, IsRefused) {
         [](F& p) { p.q.dtype = FLASH3_BFLOAT16, p.compute = FLASH3_COMPUTE_FP8; },
         "compute = 1 (fp8) but k.dtype = float8_e4m3; it is for q, k and v that are to be brought "
         "to FP8 first"},
+       {"Sums", [](F& p) { p.fp8_sums = 3; },
+        "fp8_sums = 3 but it must be 0 (auto), 1 (one level) or 2 (two levels)"},
+       {"SumsBelow", [](F& p) { p.fp8_sums = -1; },
+        "fp8_sums = -1 but it must be 0 (auto), 1 (one level) or 2 (two levels)"},
+       {"SumsOf16BitQ",
+        [](F& p) {
+          p.q.dtype = FLASH3_BFLOAT16, p.q_scale = {};
+          p.fp8_sums = FLASH3_FP8_SUMS_TWO_LEVELS;
+        },
+        "fp8_sums = 2 but q.dtype = bfloat16 and compute = 0; sums of FP8 products are those of an "
+        "FP8 q, or of compute = 1 (fp8)"},
        {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
         "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
         "not given is all zero"},
@@ -185,8 +196,10 @@ TEST(Fp8Forward, BecomesAProblem) {
   EXPECT_EQ(problem.q_scale.offset(1, 3, 5), 2 + 1);  // the KV head of query head 3
 
   p.q_scale = p.k_scale = p.v_scale = {};
+  p.fp8_sums = FLASH3_FP8_SUMS_TWO_LEVELS;
   ASSERT_EQ(make(p, &problem).message(), "");
   EXPECT_EQ(problem.q_scale.at(1, 2, 3), 1.f);
+  EXPECT_EQ(problem.fp8_sums, FLASH3_FP8_SUMS_TWO_LEVELS);
 }
 
 // Two calls over one workspace: tensors apart from each other, all inside.
@@ -196,6 +209,7 @@ TEST(QuantizedForward, CutsTheWorkspace) {
   p.q.dtype = p.k.dtype = p.v.dtype = FLASH3_FLOAT16;
   p.compute = FLASH3_COMPUTE_FP8;
   p.rotation_seed = 99;
+  p.fp8_sums = FLASH3_FP8_SUMS_ONE_LEVEL;
   ForwardProblem problem;
   ASSERT_EQ(make(p, &problem).message(), "");
   ASSERT_TRUE(problem.quantizes);
@@ -211,6 +225,7 @@ TEST(QuantizedForward, CutsTheWorkspace) {
   EXPECT_FALSE(both.forward.quantizes);
   EXPECT_EQ(both.forward.dtype, FLASH3_FLOAT8_E4M3);
   EXPECT_EQ(both.forward.out_dtype, FLASH3_BFLOAT16);
+  EXPECT_EQ(both.forward.fp8_sums, FLASH3_FP8_SUMS_ONE_LEVEL);
   EXPECT_EQ(both.forward.workspace, workspace.data() + both.tensor_bytes);
   EXPECT_EQ(both.forward.workspace_size, 100u);
   EXPECT_EQ(both.quantize.rotation_seed, 99u);

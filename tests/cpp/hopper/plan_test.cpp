@@ -193,6 +193,40 @@ TEST(Plan, PacksUnderANarrowWindow) {
   EXPECT_LT(plan.estimate.us, rival.estimate.us);
 }
 
+// Every head dim and mask has both: a kernel of two levels that never flushes has one.
+TEST(Plan, SumsUpAsTheCallSays) {
+  for (const std::string dim : {"d64", "d128", "d192x128", "d192", "d256"})
+    for (const std::string mask : {"full", "causal", "causal/softcap30"})
+      for (const std::string keys : {"300", "9000"}) {
+        const std::string id = "e4m3/b1/q300/k" + keys + "/h2/" + dim + "/" + mask;
+        EXPECT_EQ(plan_of(id + "/sums1").flush_tiles, kNeverFlush) << id;
+        const ForwardPlan two = plan_of(id + "/sums2");
+        EXPECT_LT(two.flush_tiles, kNeverFlush) << id;
+        EXPECT_TRUE(two.kernel->config.two_level) << id;
+        const ForwardPlan chosen = plan_of(id),
+                          same = plan_of(id + (keys == "300" ? "/sums1" : "/sums2"));
+        EXPECT_EQ(chosen.kernel, same.kernel) << id;
+        EXPECT_EQ(chosen.flush_tiles, same.flush_tiles) << id;
+        EXPECT_EQ(chosen.workspace_bytes, same.workspace_bytes) << id;
+      }
+  const auto sums = [](const std::string& id) {
+    Explanation text;
+    explain(problem_of(id), plan_of(id), &text);
+    const std::string all = text.text();
+    const size_t begin = all.find("sums: ");
+    return begin == std::string::npos ? "" : all.substr(begin, all.find('\n', begin) - begin);
+  };
+  const std::string call = "e4m3/b1/q300/k300/h2/d128/full";
+  EXPECT_EQ(sums(call),
+            "sums: of O in one level, in the tensor cores; no query sees more than 2048 keys");
+  EXPECT_EQ(sums(call + "/sums1"),
+            "sums: of O in one level, in the tensor cores; fp8_sums says so");
+  EXPECT_EQ(sums("e4m3/b1/q300/k9000/h2/d256/full"),
+            "sums: of O in two levels: float32 sums in the workspace take over every 4096 keys; a "
+            "query may see more than 2048 keys");
+  EXPECT_EQ(sums("bf16/b1/q300/k9000/h2/d256/full"), "");
+}
+
 // So that `flash3 verify` on a GPU runs them.
 TEST(Plan, TheCaseTablePacksInEveryWay) {
   std::map<int, int> cases_with;

@@ -70,12 +70,14 @@ class context_parallel(sdpa_override):
         return attention(q, k, v, self._group, causal=is_causal, softmax_scale=scale, **self._options).transpose(1, 2)
 
     def _attention(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, q_scale, k_scale,
-                   v_scale, sm_margin, **options):
+                   v_scale, sm_margin, fp8_sums, **options):
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k), ("q_scale", q_scale), ("k_scale", k_scale),
                         ("v_scale", v_scale)):
             if x is not None:
                 raise NotImplementedError(f"{name} is given but context_parallel does not take it; padding is left out by a plan "
                                           "of documents, and FP8 is compute=\"fp8\"")
+        if fp8_sums != "auto":
+            raise NotImplementedError(f"fp8_sums = {fp8_sums!r} but context_parallel takes 'auto' alone, for each part of the keys")
         if not isinstance(q, torch.Tensor):
             raise TypeError(f"q is a {type(q).__name__} but context_parallel takes torch tensors")
         own = {**self._options, "sm_margin": sm_margin} if sm_margin else self._options

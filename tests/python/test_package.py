@@ -28,10 +28,11 @@ def build(folder, source, *options):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with all wheels installed. The GPU's kernels are left out: nvcc would take minutes."""
+    """A folder with all wheels installed. The GPU's kernels are left out, since nvcc would take minutes, and the CPU's are not optimised."""
     site, wheels = tmp_path_factory.mktemp("site"), {}
     for name, source, options in (
             ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"cmake.define.FLASH3_MANYLINUX={MANYLINUX}",
+                              "-C", "cmake.define.FLASH3_CPU_KERNEL_OPTIMIZATION=-O0",
                               "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
             ("flash3_drop_in", ROOT / "bindings/dropin", []),
             ("flash_attn_3", ROOT / "bindings/dropin/metadata", [])):

@@ -112,8 +112,8 @@ for _name in ("forward_out", "backward_out", "quantize_out"):
 
 # Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
 # two longest lengths and deterministic. Defaults at the end may be left out. inference has the first six, and forward has scales,
-# compute, its seed, sm_margin, out_dtype and qv behind them.
-_PLAIN, _SINK, _LENGTHS, _FP8, _QV = 6, 7, 12, 15, 22
+# compute, its seed, sm_margin, fp8_sums, out_dtype and qv behind them.
+_PLAIN, _SINK, _LENGTHS, _FP8, _QV = 6, 7, 12, 15, 23
 
 
 def save_forward(ctx, q, k, v, options, out, lse):

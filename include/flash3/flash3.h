@@ -62,13 +62,14 @@ typedef enum flash3_status FLASH3_ENUM_INT32 {
 
 /** What a tensor's elements are. */
 typedef enum flash3_dtype FLASH3_ENUM_INT32 {
-  FLASH3_DTYPE_NONE = 0, /**< a zero-initialised tensor: not given */
-  FLASH3_FLOAT16 = 1,    /**< IEEE 754 binary16 */
-  FLASH3_BFLOAT16 = 2,   /**< 8 bits of exponent, 7 of fraction */
-  FLASH3_FLOAT32 = 3,    /**< IEEE 754 binary32 */
-  FLASH3_INT32 = 4,      /**< index tensors alone: cu_seqlens_q, seqused_k … */
-  FLASH3_FLOAT8_E4M3 = 5 /**< q, k and v of a forward call, or k and v alone: OCP e4m3fn, largest
-                            448, NaN 0x7F and 0xFF, no infinity */
+  FLASH3_DTYPE_NONE = 0,  /**< a zero-initialised tensor: not given */
+  FLASH3_FLOAT16 = 1,     /**< IEEE 754 binary16 */
+  FLASH3_BFLOAT16 = 2,    /**< 8 bits of exponent, 7 of fraction */
+  FLASH3_FLOAT32 = 3,     /**< IEEE 754 binary32 */
+  FLASH3_INT32 = 4,       /**< index tensors alone: cu_seqlens_q, seqused_k … */
+  FLASH3_FLOAT8_E4M3 = 5, /**< q, k and v of a forward call, or k and v alone: OCP e4m3fn, largest
+                             448, NaN 0x7F and 0xFF, no infinity */
+  FLASH3_INT64 = 6        /**< tree_mask alone */
 } flash3_dtype;
 
 /** What a forward call computes in (flash3_forward_params.compute). */
@@ -317,6 +318,10 @@ typedef struct flash3_forward_params {
    * The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
   flash3_tensor qv;
   int32_t fp8_sums; /**< flash3_fp8_sums, where q is FP8 or becomes it; a CPU's are float32 */
+  /** Which drafts a query sees: bit j of query i's word tells whether it sees key seq_k − seq_q +
+   * j, with its sequence's lengths; all see the keys in front of those. At most 64 queries a
+   * sequence (packed: max_seqlen_q). Neither with causal, window, chunk nor with rotary_cos. */
+  flash3_tensor tree_mask; /**< [batch, seq_q] or [total_q] int64; all zero: none */
 } flash3_forward_params;
 
 /** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the

@@ -46,6 +46,15 @@ inline Tensor page_table_tensor(const int32_t* data, int64_t batch, int64_t max_
   return Tensor{
       const_cast<int32_t*>(data), FLASH3_INT32, 2, {batch, max_pages, 0, 0}, {max_pages, 1, 0, 0}};
 }
+/// A word of 64 bits for each query: tree_mask, [batch, seq_q].
+inline Tensor tree_mask_tensor(const uint64_t* words, int64_t batch, int64_t seq_q) {
+  return Tensor{
+      const_cast<uint64_t*>(words), FLASH3_INT64, 2, {batch, seq_q, 0, 0}, {seq_q, 1, 0, 0}};
+}
+/// The same of packed queries, [total_q].
+inline Tensor packed_tree_mask_tensor(const uint64_t* words, int64_t total) {
+  return Tensor{const_cast<uint64_t*>(words), FLASH3_INT64, 1, {total, 0, 0, 0}, {1, 0, 0, 0}};
+}
 /// [positions, rotary_dim / 2]: rotary_cos and rotary_sin.
 inline Tensor rotary_tensor(void* data, flash3_dtype dtype, int64_t positions, int64_t pairs) {
   return Tensor{data, dtype, 2, {positions, pairs, 0, 0}, {pairs, 1, 0, 0}};

@@ -110,6 +110,9 @@ std::string describe_bound(const Problem& p, Index window, Index bound) {
 }
 
 std::string describe_mask(const Problem& p) {
+  if (p.tree.given)
+    return "query i sees the keys in front of its sequence's last ones, of which there are as many "
+           "as queries, and of those what tree_mask says";
   const MaskRule& rule = p.mask_rule;
   const Band band = p.band();
   const bool left = band.lo > -Band::kUnbounded, right = band.hi < Band::kUnbounded;

@@ -10,6 +10,7 @@
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/scale_checks.hpp"
+#include "core/tree_checks.hpp"
 
 namespace flash3 {
 namespace {
@@ -125,6 +126,7 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_no_overlap(out));
   FLASH3_CHECK(check_qv(p, q, v, pointers));
   FLASH3_CHECK(check_append(p, q, k, v, pointers));
+  FLASH3_CHECK(check_tree(p, q, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
 
   if (!is_given(p.lse)) return {};
@@ -238,6 +240,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   fill(p, problem);
   fill_append(p, problem);
   FLASH3_CHECK(check_shared_rows(*problem));
+  problem->tree = tree_mask(p);
   problem->sm_margin = p.sm_margin;
   problem->schedule = p.schedule;
   problem->fp8_sums = static_cast<flash3_fp8_sums>(p.fp8_sums);
@@ -277,6 +280,7 @@ const char* dtype_name(flash3_dtype dtype) {
     case FLASH3_FLOAT32: return "float32";
     case FLASH3_INT32: return "int32";
     case FLASH3_FLOAT8_E4M3: return "float8_e4m3";
+    case FLASH3_INT64: return "int64";
   }
   return "unknown";
 }

@@ -86,6 +86,20 @@ struct Append {
   const int* rotary_offsets = nullptr;  // [batch]; null: the cache's lengths
 };
 
+// Which of its sequence's last keys a query sees; as many keys as there are queries, at most
+// kMostDrafts.
+inline constexpr int64_t kMostDrafts = 64;
+struct TreeMask {
+  bool given = false;
+  const uint64_t* words = nullptr;  // [batch, seq_q]; packed: [total_q], with stride_batch 0
+  int64_t stride_batch = 0;
+
+  // Those of a sequence with these rows; null: the call has none.
+  const uint64_t* of(int64_t batch, const RowRange& q) const {
+    return words ? words + batch * stride_batch + q.first : nullptr;
+  }
+};
+
 // What forward and backward calls have in common.
 struct Problem : ExecutionContext {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;      // of q
@@ -113,6 +127,7 @@ struct Problem : ExecutionContext {
   TensorView qv;
   KvCache cache;
   Append append;
+  TreeMask tree;
 
   int64_t queries_per_kv_head() const { return heads_k > 0 ? heads_q / heads_k : 0; }
   bool has_qv() const { return qv.dim > 0; }
@@ -278,6 +293,7 @@ inline int dtype_size(flash3_dtype dtype) {
     case FLASH3_FLOAT32:
     case FLASH3_INT32: return 4;
     case FLASH3_FLOAT8_E4M3: return 1;
+    case FLASH3_INT64: return 8;
     case FLASH3_DTYPE_NONE: break;
   }
   return 0;

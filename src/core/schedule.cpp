@@ -35,6 +35,7 @@ uint64_t key_of(const ForwardProblem& p, const PlannedCall<ForwardProblem>& call
   add(p.sequences_q, &hash);
   add(p.sequences_k, &hash);
   hash.add(p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk, p.softcap > 0.f);
+  hash.add(p.tree.given);
   hash.add(p.cache.paged, p.cache.page_size, p.cache.has_batch_idx, p.cache.has_leftpad);
   hash.add(p.append.given, p.append.has_v, p.append.rotary.given);
   if (p.append.given) add(p.append.sequences, &hash);

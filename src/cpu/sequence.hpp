@@ -12,11 +12,18 @@ struct Sequence {
   Index batch = 0;
   RowRange q, k;
   Mask mask;
+  const uint64_t* tree = nullptr;  // a word for each query, or none
+
+  // The keys from this one on are for the words to show.
+  Index first_draft() const { return k.length - q.length; }
+  bool hides(Index query, Index key) const {
+    return tree && key >= first_draft() && (tree[query] >> (key - first_draft()) & 1) == 0;
+  }
 };
 
 inline Sequence sequence_of(const Problem& p, Index batch) {
   const SeqInfo lengths = p.sequence(batch);
-  return {batch, lengths.q, lengths.k, p.mask(lengths)};
+  return {batch, lengths.q, lengths.k, p.mask(lengths), p.tree.of(batch, lengths.q)};
 }
 
 // Where row `seq` of a sequence's tensor begins; rows: its q or k.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
@@ -58,7 +59,7 @@ class RowGroup {
     for (int r = 0; r < kRows; ++r) {
       if (r < rows.size()) {
         seen[r] = mask_.keys(rows.begin + r);
-        of_size[r] = softmax_of(head, seen[r], r, &results[r]);
+        of_size[r] = softmax_of(head, rows.begin + r, r, &results[r]);
       }
       // Pairs that are hidden take part as zeros.
       seen[r].begin = std::clamp(seen[r].begin, any.begin, any.end);
@@ -79,7 +80,8 @@ class RowGroup {
     if (v_.finite) {
       sum_up(0, rows.size() == 1 ? 1 : kRows, any);
     } else {  // zero times infinity is NaN
-      for (int r = 0; r < rows.size(); ++r) sum_up(r, 1, seen[r]);
+      for (int r = 0; r < rows.size(); ++r)
+        mask_.for_each_range(rows.begin + r, [&](IndexRange keys) { sum_up(r, 1, keys); });
     }
     for (int r = 0; r < rows.size(); ++r) {
       for (int d = 0; d < p_.head_dim_v; ++d) {
@@ -106,16 +108,22 @@ class RowGroup {
 
   // Dot products become probabilities, and sizes_ what rounds of them; squares in FP8. Returns what
   // their sum is multiplied with for the bound of out.
-  float softmax_of(int64_t head, IndexRange seen, int r, RowResult* result) {
+  float softmax_of(int64_t head, int64_t row, int r, RowResult* result) {
+    const IndexRange seen = mask_.keys(row);
     double* p = scores_[r];
     for (int64_t j = seen.begin; j < seen.end; ++j)
       p[j] = score_of(p[j], p_, [](double x) { return x; });
+    mask_.for_each_hidden(row, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head);
     result->lse = softmax(p, seen, sink);
 
-    const double keys = static_cast<double>(seen.size());
-    const double error = bound_.score(
-        p_.softmax_scale * norm(q_[r], p_.score_dim()) * k_.largest_norm(seen), keys, sink);
+    double keys = 0, largest_norm = 0;
+    mask_.for_each_range(row, [&](IndexRange range) {
+      keys += static_cast<double>(range.size());
+      largest_norm = std::max<double>(largest_norm, k_.largest_norm(range));
+    });
+    const double error =
+        bound_.score(p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm, keys, sink);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
@@ -124,6 +132,7 @@ class RowGroup {
       const double size = p[j] + smallest;
       sizes_[r][j] = static_cast<float>(bound_.fp8() ? size * size : size);
     }
+    mask_.for_each_hidden(row, [&](int64_t j) { sizes_[r][j] = 0; });
     return static_cast<float>(bound_.out(error, keys));
   }
 
@@ -146,7 +155,7 @@ void for_each_row_of_one_length(const ForwardProblem& p, int num_threads, const 
 
 // Every row of every sequence. row counts from the first one of its sequence.
 void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) {
-  if (!p.is_ragged()) return for_each_row_of_one_length(p, num_threads, store);
+  if (!p.is_ragged() && !p.tree.given) return for_each_row_of_one_length(p, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length(
         one_sequence(p, b), num_threads,

@@ -239,6 +239,12 @@ class ForwardTokens {
   const Call<flash3_forward_params> call_;
 };
 
+// The words of a sequence's queries.
+const uint64_t* tree_words(const flash3_forward_params& p, int64_t b, const Tokens& queries) {
+  const flash3_tensor& t = p.tree_mask;
+  return static_cast<const uint64_t*>(t.data) + (t.ndim == 2 ? b * t.stride[0] : 0) + queries.first;
+}
+
 }  // namespace
 
 DefinedForward define_forward(const flash3_forward_params& p) {
@@ -257,6 +263,7 @@ DefinedForward define_forward(const flash3_forward_params& p) {
         const int64_t keys = tokens.keys(b);
         VisibleKeys mask = call.visible(b);
         mask.seq_k = keys;
+        if (given(p.tree_mask)) mask.tree = tree_words(p, b, queries);
         const int64_t kv_head = call.kv_head(h);
         const double q_scale = fp8_scale(p.q_scale, p.cu_seqlens_q, b, h, kv_head, i);
 

@@ -50,6 +50,7 @@ inline ForwardProblem one_sequence(ForwardProblem p, int64_t b) {
   p.q_scale = one_sequence(p.q_scale, p.sequences_q, b, s.q);
   p.k_scale = one_sequence(p.k_scale, p.sequences_k, b, s.k);
   p.v_scale = one_sequence(p.v_scale, p.sequences_k, b, s.k);
+  p.tree = {p.tree.given, p.tree.of(b, s.q), 0};
   narrow_to(b, s, &p);
   return p;
 }

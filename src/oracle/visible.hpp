@@ -20,6 +20,7 @@ struct VisibleKeys {
   int64_t seq_q = 0, seq_k = 0;
   int64_t window_left = -1, window_right = -1;  // negative: unbounded
   int64_t chunk = 0;                            // 0: none
+  const uint64_t* tree = nullptr;               // a word for each query, or none
 
   // Whether query i sees key j.
   bool sees(int64_t i, int64_t j) const {
@@ -27,15 +28,38 @@ struct VisibleKeys {
     // A window may be as wide as int64_t, so nothing is added to it.
     if (window_left >= 0 && diagonal - j > window_left) return false;
     if (window_right >= 0 && j - diagonal > window_right) return false;
+    if (const int64_t bit = j - (seq_k - seq_q); tree && bit >= 0 && (tree[i] >> bit & 1) == 0)
+      return false;
     return chunk == 0 || floor_div(j, chunk) == floor_div(diagonal, chunk);
   }
 
-  // What query i sees: a range, as every bound above is one.
+  // The least range that holds what query i sees. Every bound is one; a tree leaves some out.
   IndexRange keys(int64_t i) const {
     IndexRange seen{0, seq_k};
     while (!seen.empty() && !sees(i, seen.begin)) ++seen.begin;
     while (!seen.empty() && !sees(i, seen.end - 1)) --seen.end;
     return seen;
+  }
+  // Calls what(range) for the ranges that make up what query i sees.
+  template <class What>
+  void for_each_range(int64_t i, const What& what) const {
+    const IndexRange all = keys(i);
+    int64_t begin = all.begin;
+    const int64_t first = tree ? std::clamp(seq_k - seq_q, all.begin, all.end) : all.end;
+    for (int64_t j = first; j < all.end; ++j)
+      if (!sees(i, j)) {
+        if (begin < j) what(IndexRange{begin, j});
+        begin = j + 1;
+      }
+    if (begin < all.end) what(IndexRange{begin, all.end});
+  }
+  // Calls what(key) for the keys inside keys(i) that query i does not see.
+  template <class What>
+  void for_each_hidden(int64_t i, const What& what) const {
+    if (!tree) return;
+    const IndexRange all = keys(i);
+    for (int64_t j = std::max(all.begin, seq_k - seq_q); j < all.end; ++j)
+      if (!sees(i, j)) what(j);
   }
   // The least range that holds what queries [first, end) see.
   IndexRange keys(int64_t first, int64_t end) const {

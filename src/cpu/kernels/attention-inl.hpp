@@ -264,6 +264,7 @@ class TaskRunner {
     Index query = rows.begin / group_, of_query = rows.begin % group_;
     for (Index i = 0; i < rows.size(); ++i) {
       // What this row does not see of what the softmax runs over is −∞ from here on.
+      const Index row_query = query;
       const Range own = seen_by_queries({query, query + 1}, keys);
       if (++of_query == group_) ++query, of_query = 0;
       const Index own_begin = std::clamp(own.begin - tile, begin, end);
@@ -273,11 +274,17 @@ class TaskRunner {
         cap_row(scores, own_begin / kLanes * kLanes, own_end, p_.softmax_scale / p_.softcap);
       std::fill(scores + begin, scores + own_begin, -kInfinity);
       std::fill(scores + own_end, scores + end, -kInfinity);
+      if (sequence_.tree) hide_drafts(row_query, {tile + own_begin, tile + own_end}, scores - tile);
       correction[i] =
           softmax_row<Words>(scores, begin, end, scale, buffers_.weights + i * tile_.keys / kPair,
                              buffers_.max + strip + i, buffers_.sum + strip + i);
     }
     add_values(tile, strip, rows, keys, correction);
+  }
+
+  void hide_drafts(Index query, Range keys, float* scores) const {
+    for (Index j = std::max(keys.begin, sequence_.first_draft()); j < keys.end; ++j)
+      if (sequence_.hides(query, j)) scores[j] = -kInfinity;
   }
 
   void compute_scores(Index tile, Index strip, Range rows, Range columns) {
@@ -335,6 +342,8 @@ class TaskRunner {
         common.begin = std::max(common.begin, round_up(own.begin - tile, step));
         common.end = std::min(common.end, (own.end - tile) / step * step);
       }
+      if (sequence_.tree)
+        common.end = std::min(common.end, (sequence_.first_draft() - tile) / step * step);
       common.end = std::max(common.begin, common.end);
     }
 
@@ -360,16 +369,18 @@ class TaskRunner {
     for (Index i = 0; i < rows.size(); ++i) {
       const Range own = seen_by({rows.begin + i, rows.begin + i + 1}, keys);
       const Index middle = tile + common.begin, rest = tile + common.end;
-      add_keys(tile, i, {own.begin, std::min(own.end, middle)}, out);
-      add_keys(tile, i, {std::max(own.begin, rest), own.end}, out);
+      add_keys(tile, rows.begin, i, {own.begin, std::min(own.end, middle)}, out);
+      add_keys(tile, rows.begin, i, {std::max(own.begin, rest), own.end}, out);
     }
   }
 
-  // out[i] += P·V for these keys of row i of the strip.
-  void add_keys(Index tile, Index i, Range keys, float* out) {
+  // out[i] += P·V for these keys of row i of the strip, which begins at row `first`.
+  void add_keys(Index tile, Index first, Index i, Range keys, float* out) {
     const float* weights = buffers_.weights + i * tile_.keys / kPair;
     out += i * buffers_.v_words;
+    const Index query = (first + i) / group_;
     for (Index j = keys.begin; j < keys.end; ++j) {
+      if (sequence_.hides(query, j)) continue;
       float of_key = Words::weight(weights, j - tile);
       if constexpr (Words::kScaled)  // in place, weights have been multiplied before
         if (!in_place_) of_key *= buffers_.v_scales[j - tile];

@@ -10,27 +10,37 @@
 namespace flash3::hopper {
 
 // One kernel: `rows` query rows (queries × query heads of one KV head) against key tiles of tile_n
-// keys; K and V each travel through a ring of `stages` tiles. With e4m3 K and V are e4m3, and the
-// queries of any type that they may have; otherwise all are 16-bit. `blocks` share a
-// multiprocessor: to bring e4m3 to float16 takes the warps of two.
+// keys; K and V each travel through a ring of `stages` tiles. `consumers` warpgroups have an equal
+// part of the rows each; with `parks` what they have merged waits in shared memory, not in
+// registers. With e4m3 K and V are e4m3, and the queries of any type that they may
+// have; otherwise all are 16-bit. `blocks` share a multiprocessor: to bring e4m3 to float16 takes
+// the warps of two.
 struct DecodeConfig {
   int head_dim = 0;
   int head_dim_v = 0;
   int rows = 0;
   int tile_n = 0;
   int stages = 0;
+  int consumers = 1;
+  bool parks = false;
   bool e4m3 = false;
   int blocks = 1;
   bool latent = false;  // K is the rope parts of the keys, V their latent parts (latent/traits.cuh)
 
-  // Producers, consumers.
-  FLASH3_HOST_DEVICE constexpr int threads() const { return latent ? 384 : 256; }
-  // Of a thread, where two blocks share a multiprocessor: 128 on average; 168 of three warpgroups.
+  // Of one warpgroup of producers, and of the consumers.
+  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + consumers); }
+  // A thread's, as the kernel begins and ends. Where that is not enough for consumers they borrow
+  // from the producers between.
+  FLASH3_HOST_DEVICE constexpr int registers() const {
+    const int share = 65536 / (threads() * blocks) / 8 * 8;
+    return share < 255 ? share : 255;
+  }
+  FLASH3_HOST_DEVICE constexpr bool borrows() const { return blocks * consumers > 1; }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return latent ? 72 : head_dim == 192 ? 80 : 64;
+    return head_dim == 192 ? 80 : consumers == 2 ? 72 : 64;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
-    return latent ? 216 : 256 - producer_registers();
+    return registers() + (registers() - producer_registers()) / consumers;
   }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return e4m3 ? 1 : 2; }  // of K and V
   FLASH3_HOST_DEVICE constexpr int tile_bytes() const {                            // of both
@@ -44,7 +54,8 @@ struct DecodeConfig {
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
     const int fp8 = e4m3 ? rows * 4 + stages * (tile_n * 8 + 8) : 0;
-    return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes + fp8;
+    const int parked = parks ? rows * head_dim_v * 4 + 4 * rows * 8 : 0;
+    return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes + fp8 + parked;
   }
 
   // A block leaves a part of an item that it shares. A part has so many units of 16 bytes
@@ -56,27 +67,33 @@ struct DecodeConfig {
   static constexpr int kLatentWorkBytes = 1024;
 };
 
-// A split is whole key tiles, so the bits of a result depend on tile_n. They do not depend on rows
-// and stages.
+// A split is whole key tiles, so the bits of a result depend on tile_n. They do not depend on rows,
+// stages and consumers.
 // clang-format off
 inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6},
     {.head_dim = 64, .head_dim_v = 64, .rows = 16, .tile_n = 128, .stages = 6},
     {.head_dim = 64, .head_dim_v = 64, .rows = 32, .tile_n = 128, .stages = 5},
+    {.head_dim = 64, .head_dim_v = 64, .rows = 64, .tile_n = 128, .stages = 5, .consumers = 2},
     {.head_dim = 128, .head_dim_v = 128, .rows = 8, .tile_n = 128, .stages = 3},
     {.head_dim = 128, .head_dim_v = 128, .rows = 16, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 32, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 64, .tile_n = 128, .stages = 2, .consumers = 2, .parks = true},
     {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5},
     {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 5},
+    {.head_dim = 192, .head_dim_v = 128, .rows = 32, .tile_n = 64, .stages = 5},
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3},
     {.head_dim = 256, .head_dim_v = 256, .rows = 16, .tile_n = 64, .stages = 3},
+    {.head_dim = 256, .head_dim_v = 256, .rows = 32, .tile_n = 64, .stages = 3, .consumers = 2},
     {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6, .e4m3 = true, .blocks = 2},
     {.head_dim = 64, .head_dim_v = 64, .rows = 16, .tile_n = 128, .stages = 5, .e4m3 = true, .blocks = 2},
     {.head_dim = 128, .head_dim_v = 128, .rows = 8, .tile_n = 128, .stages = 3, .e4m3 = true, .blocks = 2},
     {.head_dim = 128, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 6, .e4m3 = true, .blocks = 2},
+    {.head_dim = 128, .head_dim_v = 128, .rows = 32, .tile_n = 64, .stages = 4, .parks = true, .e4m3 = true, .blocks = 2},
     {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5, .e4m3 = true, .blocks = 2},
     {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 4, .e4m3 = true, .blocks = 2},
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3, .e4m3 = true, .blocks = 2},
-    {.head_dim = 64, .head_dim_v = 512, .rows = 64, .tile_n = 64, .stages = 2, .latent = true},
+    {.head_dim = 64, .head_dim_v = 512, .rows = 64, .tile_n = 64, .stages = 2, .consumers = 2, .latent = true},
 };
 // clang-format on
 

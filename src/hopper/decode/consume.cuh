@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumer warpgroup of 16-bit keys and values: products and online softmax of the block's
-// runs, key tile by key tile.
+// A consumer warpgroup of 16-bit keys and values: products and online softmax of the block's runs,
+// key tile by key tile. Two share an item's rows and wait for each other nowhere, unless values are
+// cleared.
 //
 //   tile j:  softmax of S_j | O += Vᵀ·P_{j−1} runs     then S_{j+1} = K·Qᵀ and O += Vᵀ·P_j are
 //   issued
@@ -20,6 +21,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using Base = DecodeSplits<Traits>;
   using Base::cap_scores;
   using Base::clear_hidden_values;
+  using Base::consumer_;
   using Base::kColumns;
   using Base::kDimBlocks;
   using Base::kKeyBlocks;
@@ -38,11 +40,12 @@ class DecodeConsumer : DecodeSplits<Traits> {
 
  public:
   using Base::Base;
+  using Base::sync_consumers;
 
   __device__ __forceinline__ void run() {
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
       const DecodeRun& run = runs.run();
-      load_queries<Traits>(params_, run, shared_, thread_);
+      load_queries<Traits>(params_, run, shared_, consumer_, thread_);
       sync_consumers();
       Parts parts;
       compute(run, parts);
@@ -56,7 +59,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
     const int begin = uniform(run.tiles.begin), end = uniform(run.tiles.end),
               split_tiles = uniform(run.split_tiles);
     if (begin < end) {
-      const Descriptor q = descriptor(Traits::QTile::kMajorK, shared_.q);
+      const Descriptor q = descriptor(Traits::QTile::kMajorK, shared_.q[consumer_]);
       Scores r_s;
       Sums sums;
       int split = begin / split_tiles, split_end = (split + 1) * split_tiles;
@@ -107,7 +110,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void issue_output_of(int tile, Sums& sums) const {
     wait_for(shared_.v_barriers.full[state_.stage], state_.phase, "v_full");
     issue_output<Traits>(sums.out, descriptor(Traits::VTile::kMajorMN, shared_.v[state_.stage]),
-                         descriptor(Traits::PTile::kMajorK, shared_.p[tile % 2]));
+                         descriptor(Traits::PTile::kMajorK, shared_.p[consumer_][tile % 2]));
   }
 
   // Waits for the product with the V of a stage, which goes back.
@@ -126,10 +129,10 @@ class DecodeConsumer : DecodeSplits<Traits> {
     const int first_key = tile * Traits::kTileN;
     if constexpr (Traits::kCapped) cap_scores(r_s);
     if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
-      mask_scores(r_s, first_key);
+      mask_scores(run, r_s, first_key);
       clear_hidden_values(run, first_key);
     }
-    uint8_t* const p = shared_.p[tile % 2];
+    uint8_t* const p = shared_.p[consumer_][tile % 2];
     float added[kColumns];
     bool must_raise = true;
     if constexpr (kFirst) {
@@ -148,7 +151,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
       store_probabilities(r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);
-      must_raise = named_barrier_any(int(DecodeBarrier::kConsumers), kWarpgroupThreads, !within);
+      must_raise = named_barrier_any(this->barrier(), kWarpgroupThreads, !within);
     }
     if (must_raise) {
       this->template raise_max<kFirst>(r_s, sums);

@@ -35,6 +35,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
 
  public:
   using Base::Base;
+  using Base::sync_consumers;
 
   __device__ __forceinline__ void run() {
     for (RunReader runs(shared_.runs); runs.next(); runs.release()) {
@@ -73,7 +74,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void compute_scores(Scores& r_s) {
     wait(&shared_.k_barriers.full[state_.stage], state_.phase, "k_full");
     products_.issue_scores(r_s, shared_.k[state_.stage],
-                           descriptor(Traits::QTile::kMajorK, shared_.q), thread_);
+                           descriptor(Traits::QTile::kMajorK, shared_.q[0]), thread_);
     __syncwarp();  // all lanes have read K
     release(&shared_.k_barriers.empty[state_.stage], thread_);
     wgmma_wait<0>();
@@ -84,7 +85,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void add_output(int tile, Sums& sums) {
     wait(&shared_.v_barriers.full[state_.stage], state_.phase, "v_full");
     products_.issue_output(sums.out, shared_.v[state_.stage],
-                           descriptor(Traits::PTile::kMajorK, shared_.p[tile % 2]), thread_);
+                           descriptor(Traits::PTile::kMajorK, shared_.p[0][tile % 2]), thread_);
     __syncwarp();
     release(&shared_.v_barriers.empty[state_.stage], thread_);
     wgmma_wait<0>();
@@ -112,7 +113,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
                                           bool is_first) {
     const int first_key = tile * Traits::kTileN;
     if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
-      mask_scores(r_s, first_key);
+      mask_scores(run, r_s, first_key);
       clear_hidden_values(run, first_key);
     }
     if (is_first) sums.clear();
@@ -131,10 +132,9 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
 #pragma unroll 1
     for (bool again = true; again;) {
       if (raises) this->template raise_max<false>(r_s, sums);
-      store_probabilities(r_s, sums.max, added, shared_.p[tile % 2]);
+      store_probabilities(r_s, sums.max, added, shared_.p[0][tile % 2]);
       fence_shared_for_async_proxy();
-      again =
-          named_barrier_any(int(DecodeBarrier::kConsumers), kWarpgroupThreads, !within) && !raises;
+      again = named_barrier_any(this->barrier(), kWarpgroupThreads, !within) && !raises;
       raises = true;
     }
 #pragma unroll

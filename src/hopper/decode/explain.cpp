@@ -79,7 +79,8 @@ void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Ex
   out->add("schedule", message("at most ", plan.most_items,
                                " tiles of queries, dealt to the blocks by a kernel of its "
                                "own: lengths are read on the device"));
-  out->add("warpgroups", c.latent ? "1 producer, 2 consumers" : "1 producer, 1 consumer");
+  out->add("warpgroups",
+           message("1 producer, ", c.consumers, c.consumers == 1 ? " consumer" : " consumers"));
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
   out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent"));
   out->add("shared memory", message(c.shared_bytes(), " bytes a block"));

@@ -156,14 +156,16 @@ __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const 
              row.query] = lse;
 }
 
-// Stores the result of a whole item. sums.sum is already that of all warps.
+// Stores the result of a consumer warpgroup's rows of a whole item, as store_part. sums.sum is
+// already that of all warps.
 template <class Traits>
 __device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,
-                                             const RowSums<Traits>& sums, int rows, int thread) {
+                                             const RowSums<Traits>& sums, int first_row, int rows,
+                                             int thread) {
   const int lane = thread % 32, dim = thread / 32 * 16;
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
-    const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+    const int row = first_row + c / 2 * 8 + lane % 4 * 2 + c % 2;
     if (row >= rows) continue;
     const QueryRow at = query_row(params, run, row);
     const RowResult result = finish_row(params, sums.max[c], sums.sum[c], at.head);

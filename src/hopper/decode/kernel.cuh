@@ -3,7 +3,7 @@
 //
 //   warpgroup 0   brings K and V into shared memory (load.cuh), their scales (key_scales.cuh), and
 //                 the runs (work.cuh)
-//   warpgroup 1   products, softmax (consume.cuh, consume_fp8.cuh)
+//   the others    products, softmax (consume.cuh, consume_fp8.cuh): a warpgroup, or two
 //   all           merging of what blocks share (share.cuh)
 #pragma once
 
@@ -36,28 +36,30 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blo
   if (threadIdx.x == 0) {
     const int producers = params.box_rows > 0 ? 1 : kLoaderThreads;
     const int loader_warps = params.box_rows > 0 ? 1 : kLoaderWarps;
-    shared.k_barriers.init(4, producers);  // each consumer warp
-    shared.v_barriers.init(4, producers);
-    shared.runs.barriers.init(4 + loader_warps + Traits::kFp8, 32);
+    constexpr int kWarps = 4 * Traits::kConsumers;  // that consume
+    shared.k_barriers.init(kWarps, producers);
+    shared.v_barriers.init(kWarps, producers);
+    shared.runs.barriers.init(kWarps + loader_warps + Traits::kFp8, 32);
     if constexpr (Traits::kFp8)
       for (uint64_t& full : shared.fp8.scales_full) mbarrier_init(&full, 32);
-    mbarrier_init(&shared.runs.ended, 32 + kWarpgroupThreads);
+    mbarrier_init(&shared.runs.ended, 32 + kWarpgroupThreads * Traits::kConsumers);
     fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  // Two blocks of a multiprocessor have 128 registers a thread; consumers borrow from producers,
-  // and give them back for the merging. setmaxnreg wants a barrier between two of it.
+  // Consumers may borrow registers from producers, and then give them back for the merging.
+  // setmaxnreg wants a barrier between two of it.
   using Consumer = Choice<Traits::kFp8, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
   constexpr DecodeConfig kConfig = Traits::kConfig;
-  constexpr bool kBorrows = kConfig.blocks > 1;
-  constexpr int kEach = 128;
-  if (warpgroup_index() == 1) {
+  constexpr bool kBorrows = kConfig.borrows();
+  constexpr int kEach = kConfig.registers();
+  if (warpgroup_index() > 0) {
     if constexpr (kBorrows) acquire_registers<kConfig.consumer_registers()>();
-    Consumer(params, shared).run();
+    Consumer consumer(params, shared);
+    consumer.run();
     if constexpr (kBorrows) {
-      sync_consumers();
+      consumer.sync_consumers();
       release_registers<kEach>();
     }
   } else {

@@ -119,6 +119,9 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.slots = plan.slots;
   params.ticket = new_ticket();
   if (problem.has_fp8_keys()) fill_fp8(problem, &params);
+  static_assert(sizeof(*params.tree) == sizeof(*problem.tree.words));
+  params.tree = reinterpret_cast<const unsigned long long*>(problem.tree.words);
+  params.tree_stride_batch = problem.tree.stride_batch;
 
   FLASH3_CHECK(launch_kernel({plan.kernel->function, plan.grid, config.threads(),
                               config.shared_bytes(), true, plan.cluster},

@@ -99,6 +99,10 @@ struct DecodeParams {
   long long q_latent_stride_batch, q_latent_stride_row, q_latent_stride_head;
   int blocks;   // of the latent kernel
   int cluster;  // blocks that read the same keys for different heads: 1 or 2
+
+  // Which of its sequence's last keys a query sees, a bit each, or null: all that the mask shows.
+  const unsigned long long* tree;
+  long long tree_stride_batch;
 };
 
 // What a schedule kernel is launched with.

@@ -56,29 +56,33 @@ void add_kernels(std::vector<DecodeKernel>& list, std::integer_sequence<int, kRo
   (add_kernel<kElement, kCapped, kRows>(list), ...);
 }
 
-// Takes the narrowest head dims that hold the call's, and there the fewest rows that hold all query
-// rows of a KV head, or else the most rows.
+int largest_divisor(int64_t n, int64_t most) {
+  int64_t d = std::min(n, most);
+  while (n % d != 0) --d;
+  return int(d);
+}
+
+// Takes the narrowest head dims that hold the call's, and there the rows that make the fewest items
+// of a KV head, which read its keys once each: the fewest such rows.
 const DecodeKernel* find_kernel(const ForwardProblem& problem, Index most_queries) {
   const Element element = element_of(problem.kv_dtype);
   const bool latent = is_latent(problem);
   const bool capped = problem.softcap > 0.f && element != Element::kE4m3 && !latent;
-  const int64_t rows = most_queries * problem.queries_per_kv_head();
+  const int64_t group = problem.queries_per_kv_head();
   const DecodeKernel* found = nullptr;
+  Index found_items = 0;
   for (const DecodeKernel& kernel : decode_kernels()) {
     const DecodeConfig& c = kernel.config;
     if (kernel.element != element || kernel.capped != capped || c.latent != latent) continue;
     if (latent) return &kernel;
     if (c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) continue;
-    if (found && (c.head_dim != found->config.head_dim || found->config.rows >= rows)) continue;
-    found = &kernel;
+    if (found && c.head_dim != found->config.head_dim) continue;
+    const int heads = largest_divisor(group, c.rows);
+    const Index items = group / heads * ceil_div(most_queries, Index{c.rows / heads});
+    if (found && items >= found_items) continue;
+    found = &kernel, found_items = items;
   }
   return found;
-}
-
-int largest_divisor(int64_t n, int64_t most) {
-  int64_t d = std::min(n, most);
-  while (n % d != 0) --d;
-  return int(d);
 }
 
 // Fewer rows than these are copied faster by threads than by TMA.
@@ -102,6 +106,7 @@ DecodeRule rule_of(const ForwardProblem& problem, const DecodeConfig& config, In
   DecodeRule rule{};
   rule.most_queries = int(std::min<Index>(most_queries, kMaxLength));
   rule.mask = tile_mask_rule(problem.mask_rule);
+  rule.tree = problem.tree.given;
   rule.tile_n = config.tile_n;
   rule.tile_queries = config.rows / heads;
   rule.head_groups = int(problem.heads_q) / heads;
@@ -128,7 +133,8 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
 
 // FP8 keys and values that the FP8 forward kernels do not take.
 bool has_fp8_cache(const ForwardProblem& problem) {
-  return problem.has_fp8_keys() && (problem.has_cache() || problem.dtype != problem.kv_dtype);
+  return problem.has_fp8_keys() &&
+         (problem.has_cache() || problem.tree.given || problem.dtype != problem.kv_dtype);
 }
 
 Status check_dtype(const ForwardProblem& problem) {
@@ -172,8 +178,7 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
-  if (is_latent(problem)) return true;
-  if (has_fp8_cache(problem)) return true;
+  if (is_latent(problem) || has_fp8_cache(problem) || problem.tree.given) return true;
   if (problem.has_cache())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
@@ -183,6 +188,7 @@ bool is_decode(const ForwardProblem& problem) {
 
 std::string why_decode(const ForwardProblem& problem) {
   if (is_latent(problem)) return "keys have latent and rope parts";
+  if (problem.tree.given) return "a tree mask, of drafts that are to be verified";
   const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
   if (has_fp8_cache(problem) && !has_few_queries(problem))
     return problem.has_cache() ? "k and v are a cache in FP8" : "k and v are FP8, and q is not";
@@ -198,12 +204,12 @@ Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* pla
   FLASH3_CHECK(check_softcap(problem));
   plan->append = plan_append(problem, &plan->workspace_bytes);
   if (!problem.has_output()) return check_sizes(problem, 0);
-  return plan_attention(problem, device, problem.seq_q, plan);
+  return plan_attention(problem, device, problem.seq_q, problem.seq_q, plan);
 }
 
 Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
-                      DecodePlan* plan) {
-  plan->kernel = find_kernel(problem, most_queries);
+                      Index likely_queries, DecodePlan* plan) {
+  plan->kernel = find_kernel(problem, likely_queries);
   if (!plan->kernel)
     return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));

@@ -47,17 +47,18 @@ struct DecodePlan {
 };
 
 // Whether the decode kernels run a call: few 16-bit queries look at a cache, or at many keys, or
-// the cache is one that the forward kernels cannot read. Neither the number of sequences nor that
-// of heads counts.
+// the cache or its mask is one that the forward kernels cannot read. Neither the number of
+// sequences nor that of heads counts.
 bool is_decode(const ForwardProblem& problem);
 // Why they do.
 std::string why_decode(const ForwardProblem& problem);
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan);
-// Plans the attention alone, of the sequences that have at most so many queries. *plan already
-// holds the append, and the bytes of workspace before what is planned here.
+// Plans the attention alone, of the sequences that have at most so many queries; the kernel is that
+// for sequences of likely_queries. *plan already holds the append, and the bytes of workspace
+// before what is planned here.
 Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
-                      DecodePlan* plan);
+                      Index likely_queries, DecodePlan* plan);
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
 // Enqueues the append, the schedule unless the caller has one, and the attention.

@@ -71,13 +71,13 @@ __device__ __forceinline__ void load_queries_fp8(const DecodeParams& params, con
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int column = column_of_dim<typename Traits::KTile>(2 * (lane + 32 * i));
-      uint8_t* const to = shared.q + QTile::offset(row, column / 8 * 8) + column % 8 * 2;
+      uint8_t* const to = shared.q[0] + QTile::offset(row, column / 8 * 8) + column % 8 * 2;
       *reinterpret_cast<uint32_t*>(to) = pack2<Element::kFloat16>(within_float16(x[i][0] * scale),
                                                                   within_float16(x[i][1] * scale));
     }
     if (lane == 0) shared.fp8.factors[row] = factor;
   }
-  load_row_keys<Traits>(params, run, shared, thread);
+  load_row_keys<Traits>(params, run, shared, 0, thread);
   fence_shared_for_async_proxy();
 }
 

@@ -216,7 +216,7 @@ class RunWalk {
     run.first_split = from;
     run.tiles = {max(from * s.split_tiles, run.keys.begin / rule.tile_n),
                  min(to * s.split_tiles, ceil_div(run.keys.end, rule.tile_n))};
-    run.unmasked = run.mask.full_tiles(queries, s.k_length, rule.tile_n);
+    run.unmasked = unmasked_tiles(rule, s, queries);
     run.has_first = from == s.split_begin;
     run.is_whole = run.has_first && to == s.split_end;
     run.merges = !run.has_first && to == s.split_end;

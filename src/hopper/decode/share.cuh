@@ -30,15 +30,16 @@ __device__ __forceinline__ float2 floats_of(const Bits128& unit) {
   return {__uint_as_float(uint32_t(unit.low)), __uint_as_float(uint32_t(unit.low >> 32))};
 }
 
-// Stores the first `rows` rows of a part. The consumer warpgroup calls it.
+// Stores a consumer warpgroup's rows of a part, from first_row on, as far as there are `rows`.
 template <class Traits>
 __device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128* part,
-                                           unsigned long long ticket, int rows, int thread) {
+                                           unsigned long long ticket, int first_row, int rows,
+                                           int thread) {
   constexpr int kOfRow = Traits::kConfig.units_of_row();
   const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
-    const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
+    const int row = first_row + c / 2 * 8 + lane % 4 * 2 + c % 2;
     if (row >= rows) continue;
     Bits128* const of_row = part + row * kOfRow;
 #pragma unroll

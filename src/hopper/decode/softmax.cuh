@@ -11,17 +11,21 @@
 
 namespace flash3::hopper {
 
-__device__ __forceinline__ void sync_consumers() {
-  named_barrier_sync(int(DecodeBarrier::kConsumers), kWarpgroupThreads);
-}
-
 template <class Traits>
 class DecodeSoftmax {
  public:
   using Shared = typename Traits::Shared;
 
   __device__ __forceinline__ DecodeSoftmax(const DecodeParams& params, Shared& shared)
-      : params_(params), shared_(shared), thread_(thread_in_warpgroup()) {}
+      : params_(params),
+        shared_(shared),
+        thread_(thread_in_warpgroup()),
+        consumer_(Traits::kConsumers > 1 ? warpgroup_index() - 1 : 0) {}
+
+  // Of this warpgroup.
+  __device__ __forceinline__ void sync_consumers() const {
+    named_barrier_sync(barrier(), kWarpgroupThreads);
+  }
 
  protected:
   using Sums = RowSums<Traits>;
@@ -30,6 +34,11 @@ class DecodeSoftmax {
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
   using Scores = float[kKeyBlocks][kRows / 2];
+
+  __device__ __forceinline__ int barrier() const {
+    static_assert(Traits::kConsumers <= 2);
+    return int(consumer_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers);
+  }
 
   // ---- before the softmax ----
 
@@ -58,16 +67,52 @@ class DecodeSoftmax {
     return 64 * block + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
   }
 
-  __device__ __forceinline__ void mask_scores(Scores& r_s, int first_key) const {
+  // What the query row of a column sees.
+  __device__ __forceinline__ const RowKeys& keys_of_column(int c) const {
+    return shared_.row_keys[consumer_][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
+  }
+
+  __device__ __forceinline__ void mask_scores(const DecodeRun& run, Scores& r_s,
+                                              int first_key) const {
+    if (params_.tree != nullptr) return mask_scores_by_tree(run, r_s, first_key);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const RowKeys keys = shared_.row_keys[c / 2 * 8 + thread_ % 4 * 2 + c % 2];
+      const RowKeys keys = keys_of_column(c);
 #pragma unroll
       for (int b = 0; b < kKeyBlocks; ++b)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int key = first_key + key_of(b, h);
           if (key < keys.first || key >= keys.end) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
+        }
+    }
+  }
+
+  // With a tree mask: key number row_shift + i of the sequence is for bit i of a row to show.
+  __device__ __forceinline__ void mask_scores_by_tree(const DecodeRun& run, Scores& r_s,
+                                                      int first_key) const {
+    const int first_bit = run.mask.row_shift, end = run.k_length;
+    unsigned low[kKeyBlocks][2], high[kKeyBlocks][2];  // the bit that a key asks for
+    bool exists[kKeyBlocks][2];
+#pragma unroll
+    for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int key = first_key + key_of(b, h), bit = key - first_bit;
+        low[b][h] = bit >= 0 && bit < 32 ? 1u << bit : 0u;
+        high[b][h] = bit >= 32 && bit < 64 ? 1u << (bit - 32) : 0u;
+        exists[b][h] = key < end;
+      }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const RowKeys& bits = keys_of_column(c);
+      const unsigned hidden_low = ~unsigned(bits.first), hidden_high = ~unsigned(bits.end);
+#pragma unroll
+      for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const unsigned hidden = (low[b][h] & hidden_low) | (high[b][h] & hidden_high);
+          if (!exists[b][h] || hidden != 0) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
         }
     }
   }
@@ -86,7 +131,9 @@ class DecodeSoftmax {
     if (begin <= 0 && end >= Traits::kTileN) return;
     wait_for(shared_.v_barriers.full[state_.stage], state_.phase, "v_full");
     uint8_t* const tile = const_cast<uint8_t*>(shared_.v[state_.stage]);
-    for (int i = thread_; i < Traits::kTileN * kPieces; i += kWarpgroupThreads) {
+    constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
+    for (int i = consumer_ * kWarpgroupThreads + thread_; i < Traits::kTileN * kPieces;
+         i += kThreads) {
       const int row = i / kPieces;
       if (row >= begin && row < end) continue;
 #pragma unroll
@@ -94,6 +141,8 @@ class DecodeSoftmax {
         *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
     }
     fence_shared_for_async_proxy();
+    if constexpr (Traits::kConsumers > 1)
+      named_barrier_sync(int(DecodeBarrier::kAllConsumers), kThreads);
   }
 
   // ---- the softmax: columns are query rows ----
@@ -169,11 +218,11 @@ class DecodeSoftmax {
     const int lane = thread_ % 32, warp = thread_ / 32;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (lane < 4) shared_.reduction[warp][c / 2 * 8 + lane * 2 + c % 2] = x[c];
+      if (lane < 4) shared_.reduction[consumer_][warp][c / 2 * 8 + lane * 2 + c % 2] = x[c];
     sync_consumers();
   }
   __device__ __forceinline__ float of_warp(int warp, int c) const {
-    return shared_.reduction[warp][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
+    return shared_.reduction[consumer_][warp][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
   }
 
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
@@ -213,7 +262,7 @@ class DecodeSoftmax {
 
   const DecodeParams& params_;
   Shared& shared_;
-  const int thread_;
+  const int thread_, consumer_;
   KvState state_{};
 };
 

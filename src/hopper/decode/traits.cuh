@@ -32,8 +32,12 @@ struct KeyScales {
   float k, log2_v;
 };
 
-// kConsumer: the first of one for each consumer warpgroup.
-enum class DecodeBarrier : int { kConsumers = 1, kProducers = 2, kConsumer = 3 };
+enum class DecodeBarrier : int {
+  kConsumers = 1,
+  kProducers = 2,
+  kSecondConsumers = 3,
+  kAllConsumers = 4
+};
 
 // kKeys: the type of K and V. e4m3 is brought to float16, exactly, for products in float16; such a
 // kernel has a softcap or not as its call does.
@@ -44,7 +48,9 @@ struct DecodeTraits {
   static constexpr Element kElement = kFp8 ? Element::kFloat16 : kKeys;  // of the products
   static constexpr DecodeConfig kConfig = decode_config(kHeadDim_, kHeadDimV_, kRows_, kFp8);
   static_assert(kConfig.rows == kRows_, "the tile table has no such row");
-  static constexpr int kRows = kRows_;
+  static constexpr int kConsumers = kConfig.consumers;  // warpgroups
+  static constexpr int kRows = kRows_ / kConsumers;     // of one consumer warpgroup
+  static_assert(kRows % 8 == 0 && (kConsumers == 1 || !kFp8));
   static constexpr bool kCapped = kCapped_;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kTileN = kConfig.tile_n;
@@ -72,18 +78,24 @@ struct DecodeTraits {
     KeyScales scales[kStages][kTileN];  // of the tiles of V
     uint64_t scales_full[kStages];      // 32 arrivals
   };
+  // A consumer warpgroup's RowSums (fold.cuh), of parked ones.
+  struct SharedSums {
+    float out[kDimBlocks * kRows / 2][128];
+    float max[4][kRows], sum[4][kRows];  // of each warp
+  };
   struct Nothing {};
 
   struct Shared {
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
-    uint8_t q[QTile::kBytes];
-    uint8_t p[2][PTile::kBytes];
-    float reduction[4][kRows];  // of each consumer warp
-    RowKeys row_keys[kRows];    // what each query row sees
+    uint8_t q[kConsumers][QTile::kBytes];
+    uint8_t p[kConsumers][2][PTile::kBytes];
+    float reduction[kConsumers][4][kRows];  // of each warp
+    RowKeys row_keys[kConsumers][kRows];    // what each query row sees, or its bits of a tree mask
     RingBarriers<kStages> k_barriers, v_barriers;
     RunRing runs;
     Choice<kFp8, SharedFp8, Nothing> fp8;
+    Choice<kConfig.parks, SharedSums, Nothing> parked[kConsumers];
   };
   static_assert(sizeof(Shared) <= kConfig.shared_bytes());
   static_assert(kConfig.shared_bytes() <= kMostSharedBytes);

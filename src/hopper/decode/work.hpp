@@ -50,6 +50,7 @@ struct DecodeRule {
   DecodeLengths added;  // rows that the call appends
   const int* leftpad;   // or null
   TileMaskRule mask;
+  bool tree;         // each query tells which of its sequence's last keys it sees
   int most_queries;  // a sequence with more counts as one without queries: other kernels have it
   int tile_n;        // keys of a tile
   int tile_queries;  // queries of an item
@@ -123,6 +124,14 @@ FLASH3_HOST_DEVICE constexpr DecodeSequence decode_sequence(const DecodeRule& ru
   s.split_begin = splits.begin;
   s.split_end = splits.end;
   return s;
+}
+
+// The key tiles that these queries see whole. Under a tree mask none with a key that it counts.
+FLASH3_HOST_DEVICE constexpr TileMask::Range unmasked_tiles(const DecodeRule& rule,
+                                                            const DecodeSequence& s,
+                                                            const TileMask::Range& queries) {
+  const int keys = rule.tree ? s.k_length - s.q_length : s.k_length;
+  return mask_of(rule, s).full_tiles(queries, keys > 0 ? keys : 0, rule.tile_n);
 }
 
 // Items that a sequence has for one group of heads.

@@ -6,6 +6,10 @@
 namespace flash3::hopper {
 namespace {
 
+// Of the sequences that run in the decode kernel most have one query, or a few drafts: rows for
+// sixteen queries of each head would cost them more than a second item costs the others.
+constexpr Index kLikelyQueries = 4;
+
 // Packed queries that look at the used keys of a dense tensor are a server's too; a training batch
 // packs both sides or pads both.
 bool keys_are_a_cache(const ForwardProblem& problem) {
@@ -28,7 +32,7 @@ Status plan(const ForwardProblem& problem, const Device& device, MixedPlan* plan
   plan->forward.least_queries = int(kMostDecodeQueries) + 1;
   plan->decode.append = plan->forward.append;
   plan->decode.workspace_bytes = plan->forward.workspace_bytes;
-  FLASH3_CHECK(plan_attention(problem, device, kMostDecodeQueries, &plan->decode));
+  FLASH3_CHECK(plan_attention(problem, device, kMostDecodeQueries, kLikelyQueries, &plan->decode));
   plan->workspace_bytes = plan->decode.workspace_bytes;
   return {};
 }

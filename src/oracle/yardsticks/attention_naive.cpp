@@ -168,6 +168,8 @@ class RowGroup {
       seen[row] = mask_.keys(rows.begin + row);
       for (int64_t j = seen[row].begin; j < seen[row].end; ++j)
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
+      mask_.for_each_hidden(rows.begin + row,
+                            [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
       const Real sink = static_cast<Real>(sink_of(p, head));
       if (precision_ == Precision::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
@@ -224,7 +226,8 @@ void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, in
 // Every row of every sequence. row counts from the first one of its sequence.
 void for_each_row(const ForwardProblem& p, Precision precision, int num_threads,
                   const Store<float>& store) {
-  if (!p.is_ragged()) return for_each_row_of_one_length(p, precision, num_threads, store);
+  if (!p.is_ragged() && !p.tree.given)
+    return for_each_row_of_one_length(p, precision, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length(one_sequence(p, b), precision, num_threads,
                                [&](int64_t, int64_t row, int64_t head, const float* out,

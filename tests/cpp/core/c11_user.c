@@ -56,7 +56,8 @@ _Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
                    offsetof(flash3_forward_params, rotary_offsets) == 1800 &&
                    offsetof(flash3_forward_params, rotary_interleaved) == 1880 &&
                    offsetof(flash3_forward_params, sm_margin) == 1884 &&
-                   offsetof(flash3_forward_params, schedule) == 1888,
+                   offsetof(flash3_forward_params, schedule) == 1888 &&
+                   offsetof(flash3_forward_params, tree_mask) == 1896,
                "what flash3_forward_params has for a KV cache");
 _Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1896,
                "what flash3_forward_params has for sums of FP8 products");

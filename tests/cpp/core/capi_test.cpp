@@ -52,6 +52,7 @@ TEST(CApi, Names) {
   EXPECT_STREQ(flash3_dtype_name(FLASH3_BFLOAT16), "bfloat16");
   EXPECT_STREQ(flash3_dtype_name(FLASH3_FLOAT32), "float32");
   EXPECT_STREQ(flash3_dtype_name(FLASH3_INT32), "int32");
+  EXPECT_STREQ(flash3_dtype_name(FLASH3_INT64), "int64");
   EXPECT_STREQ(flash3_status_name(FLASH3_OK), "ok");
   EXPECT_STREQ(flash3_status_name(FLASH3_INVALID_ARGUMENT), "invalid argument");
   EXPECT_STREQ(flash3_status_name(FLASH3_UNSUPPORTED), "unsupported");

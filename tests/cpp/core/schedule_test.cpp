@@ -63,6 +63,12 @@ TEST(Schedule, IsForCallsOfTheSameSizesAndMaskAlone) {
       {"softcap", [](Forward& f) { f.softcap = 20.f; }},
       {"append",
        [](Forward& f) { f.k_new = f.v_new = f.rotary_cos = f.rotary_sin = f.rotary_offsets = {}; }},
+      {"tree_mask",
+       [](Forward& f) {
+         static constexpr uint64_t kWords[4] = {};
+         f.rotary_cos = f.rotary_sin = f.rotary_offsets = {};
+         f.causal = false, f.tree_mask = tree_mask_tensor(kWords, 2, 2);
+       }},
       {"queries", [](Forward& f) { f.q.shape[1] = f.out.shape[1] = 1; }},
   };
   for (const auto& [what, change] : changes) {

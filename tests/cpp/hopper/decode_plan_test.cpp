@@ -121,8 +121,49 @@ TEST(DecodePlan, TakesTheNarrowestKernelThatHoldsTheRows) {
   EXPECT_EQ(kernel("fp16/b1/q2/k300/h4x1/d192x128/full/softcap20"),
             "decode_fp16_d192x128_softcap_8x64");
   EXPECT_EQ(kernel("bf16/b1/q1/k300/h4x1/d192/full"), "decode_bf16_d256_8x64");
+  EXPECT_EQ(kernel("bf16/b1/q5/k300/h4x1/d128/causal"), "decode_bf16_d128_32x128");
+  EXPECT_EQ(kernel("bf16/b1/q16/k300/h32x8/d128/causal"), "decode_bf16_d128_64x128");
+  EXPECT_EQ(kernel("bf16/b1/q16/k300/h32x8/d64/causal"), "decode_bf16_d64_64x128");
+  EXPECT_EQ(kernel("bf16/b1/q8/k300/h32x8/d128/causal/kv8"), "decode_e4m3_d128_32x64");
+  EXPECT_EQ(kernel("bf16/b1/q1/k300/h71x1/d128/causal"), "decode_bf16_d128_8x128") << "a prime";
   // More rows than any has: several tiles.
-  EXPECT_EQ(kernel("bf16/b1/q100/k300/h8x1/d128/causal/usedk/paged16"), "decode_bf16_d128_16x128");
+  EXPECT_EQ(kernel("bf16/b1/q100/k300/h8x1/d128/causal/usedk/paged16"), "decode_bf16_d128_64x128");
+}
+
+// A step of up to sixteen drafts reads the keys once.
+TEST(DecodePlan, DraftsOfAKvHeadAreOneTile) {
+  for (const char* dims : {"d64", "d128"})
+    for (const int queries : {1, 2, 4, 8, 16}) {
+      const std::string id =
+          "bf16/b1/q" + std::to_string(queries) + "/k5000/h32x8/" + dims + "/full/usedk/tree";
+      const DecodePlan plan = plan_of(problem_of(id));
+      EXPECT_EQ(plan.heads, 4) << id;
+      EXPECT_EQ(plan.most_items, 8) << id;
+    }
+}
+
+// With a tree mask any call runs here, and tiles with a draft's key are masked.
+TEST(DecodePlan, RunsTreesOfDrafts) {
+  for (const char* id : {"bf16/b2/q1/k3/h8/d128/full/tree", "bf16/b2/q64/k300/h8/d128/full/tree",
+                         "fp16/b2/q40/k300/h8/d64/full/packedq/usedk/paged64/tree",
+                         "e4m3/b2/q40/k300/h8/d64/full/tree"}) {
+    const ForwardProblem problem = problem_of(id);
+    EXPECT_TRUE(is_decode(problem)) << id;
+    EXPECT_EQ(why_decode(problem), "a tree mask, of drafts that are to be verified") << id;
+    EXPECT_TRUE(plan_of(problem).rule.tree) << id;
+  }
+  DecodeRule rule = plan_of(problem_of("bf16/b1/q16/k300/h8/d128/full/tree")).rule;
+  const auto unmasked = [&](int queries, int keys) {
+    DecodeSequence s{};
+    s.q_length = queries, s.k_length = keys;
+    return unmasked_tiles(rule, s, {0, queries}).end;
+  };
+  EXPECT_EQ(unmasked(16, 300), 2);
+  EXPECT_EQ(unmasked(16, 271), 1);
+  EXPECT_EQ(unmasked(16, 256), 1);
+  EXPECT_EQ(unmasked(16, 3), 0);
+  rule.tree = false;
+  EXPECT_EQ(unmasked(16, 256), 2);
 }
 
 // K and V by TMA in the largest boxes that no page cuts.

@@ -43,7 +43,8 @@ __device__ __forceinline__ void load_latent_queries(const DecodeParams& params,
     else
       *reinterpret_cast<uint4*>(to) = row < rows ? load_piece(piece, 0, QTile::kPiece) : uint4{};
   }
-  load_row_keys<Traits>(params, run, shared, thread);
+  if (thread < Traits::kRows)
+    shared.row_keys[thread] = row_keys(params, run, thread < rows ? thread / params.heads : 0);
   wait_for_async_copies();
   fence_shared_for_async_proxy();
 }

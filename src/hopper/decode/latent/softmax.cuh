@@ -40,7 +40,7 @@ class LatentSoftmax {
   };
 
   static __device__ __forceinline__ void sync_all() {
-    named_barrier_sync(int(DecodeBarrier::kConsumers), Traits::kThreads);
+    named_barrier_sync(int(DecodeBarrier::kAllConsumers), Traits::kThreads);
   }
 
   // Rows that producers gathered came through the generic proxy.
@@ -57,8 +57,7 @@ class LatentSoftmax {
     const int first_key = tile * Traits::kTileN;
     if (params_.capped) cap_scores(r_s);
     if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
-      mask_scores<true>(r_s, shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)],
-                        first_key + thread_ % 4 * 2);
+      mask(run, r_s, first_key + thread_ % 4 * 2);
       clear_hidden_values(run, first_key, shared_.v[at.stage]);
     }
     bool within = true;
@@ -123,6 +122,22 @@ class LatentSoftmax {
     }
   }
 
+  // key: that of element 0.
+  __device__ __forceinline__ void mask(const DecodeRun& run, Scores& r_s, int key) const {
+    const RowKeys rows[2] = {shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)]};
+    if (params_.tree == nullptr) return mask_scores<true>(r_s, rows[0], rows[1], key);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint64_t shown = uint64_t(unsigned(rows[h].end)) << 32 | unsigned(rows[h].first);
+#pragma unroll
+      for (int i = 2 * h; i < Traits::kTileN / 2; i += i % 2 == 0 ? 1 : 3) {
+        const int at = key + i / 4 * 8 + i % 2, bit = at - run.mask.row_shift;
+        const bool hides = bit >= 0 && bit < 64 && !(shown >> bit & 1);
+        if (at >= run.k_length || hides) r_s[i] = -kInfinity;
+      }
+    }
+  }
+
   // Keys that no query sees have weight 0, but 0 · NaN is NaN.
   __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key,
                                                       uint8_t* tile) const {
@@ -138,7 +153,9 @@ class LatentSoftmax {
         *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
     }
     fence_shared_for_async_proxy();
-    named_barrier_sync(int(DecodeBarrier::kConsumer) + warpgroup_, kWarpgroupThreads);
+    named_barrier_sync(
+        int(warpgroup_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers),
+        kWarpgroupThreads);
   }
 
   // The largest score that this maximum serves.

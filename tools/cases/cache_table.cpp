@@ -14,7 +14,7 @@ void add_every_kernel(std::span<const flash3_dtype> dtypes, std::vector<Case>* t
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (const flash3_dtype dtype : dtypes)
     for (const auto& [dim, dim_v] : kDims)
-      for (const int64_t heads : {4, 8, 16})
+      for (const int64_t heads : {4, 8, 16, 32})
         for (const auto& [softcap, layout] :
              {std::pair{0.f, Layout::kBatchSeq}, std::pair{20.f, Layout::kBatchSeq},
               std::pair{0.f, Layout::kOdd}, std::pair{20.f, Layout::kOdd}}) {
@@ -25,6 +25,38 @@ void add_every_kernel(std::span<const flash3_dtype> dtypes, std::vector<Case>* t
           c.lengths = Lengths::kRandom, c.used_k = true, c.page_size = 16;
           table->push_back(c);
         }
+}
+
+// Trees of drafts, with as many query rows a KV head as each kernel has and more: in plain tensors,
+// in a cache, and in one behind keys that the call appends, which may be all that there are. A
+// quick table has each size in one of the three.
+void add_trees(Level level, std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 80}};
+  constexpr int64_t kSizes[][2] = {{1, 300}, {4, 2000}, {7, 3}, {16, 128}, {33, 200}, {64, 500}};
+  constexpr int64_t kPageSizes[] = {0, 16, 64};
+  size_t n = 0;
+  for (const flash3_dtype dtype : dtypes)
+    for (const auto& [dim, dim_v] : kDims)
+      for (const auto& [queries, keys] : kSizes) {
+        ++n;
+        for (size_t i = 0; i < std::size(kPageSizes); ++i) {
+          if (level == Level::kQuick && i != (n + n / 6) % std::size(kPageSizes)) continue;
+          Case c;
+          c.dtype = dtype, c.batch = 3, c.seq_q = queries, c.seq_k = keys;
+          c.heads_q = n % 2 == 0 ? 4 : 6, c.heads_k = n % 2 == 0 ? 1 : 2;
+          c.head_dim = dim, c.head_dim_v = dim_v;
+          c.tree = c.used_k = true;
+          c.packed_q = (n + i) % 4 == 1, c.used_q = (n + i) % 4 == 2;
+          c.lengths = keys < 128 ? Lengths::kAll : Lengths::kRandom;
+          c.page_size = kPageSizes[i];
+          if (c.page_size == 64) c.append = queries;
+          c.leftpad = c.page_size == 16 && n % 4 == 0;
+          c.softcap = (n + i) % 5 == 0 ? 20 : 0;
+          c.sink = n % 7 == 0 ? Sink::kFloat32 : Sink::kNone;
+          c.seed = 3000 + table->size();
+          table->push_back(c);
+        }
+      }
 }
 
 // Prompts of those head dims, in parts, some beside sequences that decode: what forward kernels
@@ -109,6 +141,7 @@ std::vector<Case> fp8_cases(Level level) {
   std::vector<Case> list = pairwise_cases(level, kDtypes);
   add_every_kernel(kHalves, &list);
   add_prompts(kHalves, &list);
+  add_trees(level, kHalves, &list);
   const size_t caches = list.size();
   // Without a cache too: dense, packed and padded.
   for (size_t i = 0; i < caches; i += 5) {
@@ -188,6 +221,7 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
   add_every_kernel(dtypes, &table);
   add_prompts(dtypes, &table);
   for (const Case& c : latent_cases(level, dtypes)) table.push_back(c);
+  add_trees(level, dtypes, &table);
   table = with_unrounded(std::move(table));
   for (const Case& c : with_unrounded(fp8_cases(level))) table.push_back(c);
   return table;

@@ -212,7 +212,8 @@ flash3_forward_params make_cache_question(const Case& c) {
                          p.q_scale,
                          scales_view(c, plan, TensorName::kK),
                          scales_view(c, plan, TensorName::kV),
-                         p.qv};
+                         p.qv,
+                         p.tree_mask};
   return make_cache_params(c, p.q, p.k, p.v, p.out, p.lse, extra, field_views(c, plan));
 }
 

@@ -103,6 +103,7 @@ bool cache_option(std::string_view text, Case* c) {
   if (text == "kv8") return c->kv8 = true;
   if (text == "latent") return c->latent = true;
   if (text == "qv") return c->qv = true;
+  if (text == "tree") return c->tree = true;
   if (eat("new", &text)) {
     const auto dtype = value_in(kDtypes, text);
     return dtype && (c->new_dtype = *dtype, true);
@@ -219,6 +220,7 @@ std::string to_id(const Case& c) {
   if (c.kv8) id += "/kv8";
   if (c.latent) id += "/latent";
   if (c.qv) id += "/qv";
+  if (c.tree) id += "/tree";
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
@@ -261,7 +263,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
       "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
-      "packednew, offsets, new<dtype>, kv8, latent, qv, sink, sink16, softcap<x>, chunk<n>, "
+      "packednew, offsets, new<dtype>, kv8, latent, qv, tree, sink, sink16, softcap<x>, chunk<n>, "
       "onescale, "
       "headscales, "
       "blockscales, out<dtype>, fp8, sums1, sums2, quantize, noq, nok, nov, rotate, rotary, "

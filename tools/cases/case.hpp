@@ -12,6 +12,7 @@
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
 //   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/headscales    an FP8 cache, k and v
+//   bf16/b9/q7/k300/h8x2/d128/full/random/usedk/paged16/append7/tree    a tree of drafts
 //   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b9/q1/k300/h16x1/d576x512/full/usedk/paged64/latent    latent attention: v is part of k
 //   bf16/b9/q1/k300/h16x1/d64x512/full/usedk/paged64/qv    the same with q in two parts
@@ -96,6 +97,8 @@ struct Case {
   bool rotary_offsets = false;  // "offsets"
   // "newe4m3" …: of what is appended to an FP8 cache; none: q's dtype.
   flash3_dtype new_dtype = FLASH3_DTYPE_NONE;
+
+  bool tree = false;  // "tree": tree_mask, of drafts that draw_tree() plants
 
   bool kv8 = false;  // "kv8": k and v are e4m3, q is not
 

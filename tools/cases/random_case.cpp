@@ -298,6 +298,16 @@ void draw_latent(Draw& d, Case* c) {
     if (!take_sequences_or_heads(c)) c->seq_q /= 2, c->seq_k /= 2;
 }
 
+// A tree of drafts for the mask.
+void draw_tree(Draw& d, Case* c) {
+  c->tree = true;
+  c->causal = c->window = c->rotary_offsets = false;
+  c->window_left = c->window_right = -1, c->chunk = 0;
+  c->rotary = Rotary::kNone;
+  c->seq_q = d.percent(60) ? d.between(1, 16) : d.between(17, 64);
+  c->max_known = true;
+}
+
 // Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
 // and flash3.h say where).
 bool may_be_special(const Case& c) {
@@ -346,6 +356,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   const bool is_fp8_cache = is_fp8 && (c.has_cache() || c.append > 0);
   if (may_be_cache && c.dtype != FLASH3_FLOAT32 && (is_fp8_cache || (!is_fp8 && d.percent(10))))
     draw_fp8_keys(d, &c);
+  if (may_be_cache && d.percent(c.has_cache() ? 25 : 5)) draw_tree(d, &c);
   if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
   if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
   return c;

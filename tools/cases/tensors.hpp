@@ -87,13 +87,12 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 // What a call may have besides; all zero or empty: not given.
 struct ExtraViews {
   flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
-  flash3_tensor q_scale{}, k_scale{}, v_scale{};
-  flash3_tensor qv{};
+  flash3_tensor q_scale{}, k_scale{}, v_scale{}, qv{}, tree_mask{};
 };
 struct ExtraTensors {
   GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   GuardedTensor q_scale, k_scale, v_scale;  // any, not powers of two alone
-  GuardedTensor qv;
+  GuardedTensor qv, tree_mask;
   ExtraViews views() const;
 };
 
@@ -138,6 +137,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
   p->seqused_q = extra.seqused_q, p->seqused_k = extra.seqused_k;
   if constexpr (requires { p->compute; }) {
     p->q_scale = extra.q_scale, p->k_scale = extra.k_scale, p->v_scale = extra.v_scale;
+    p->tree_mask = extra.tree_mask;
     p->compute = c.fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
     p->rotation_seed = c.seed;
     p->qv = extra.qv;

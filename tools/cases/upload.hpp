@@ -80,19 +80,21 @@ class ExtraUploads {
         q_scale_(memory, host.q_scale),
         k_scale_(memory, host.k_scale),
         v_scale_(memory, host.v_scale),
-        qv_(memory, host.qv) {}
+        qv_(memory, host.qv),
+        tree_mask_(memory, host.tree_mask) {}
   ExtraViews views() const {
     return {sink_.view(),    cu_q_.view(),    cu_k_.view(),    used_q_.view(), used_k_.view(),
-            q_scale_.view(), k_scale_.view(), v_scale_.view(), qv_.view()};
+            q_scale_.view(), k_scale_.view(), v_scale_.view(), qv_.view(),     tree_mask_.view()};
   }
   std::vector<std::pair<const char*, const Upload*>> inputs() const {
-    return {{"sink", &sink_},        {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
-            {"seqused_q", &used_q_}, {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
-            {"k_scale", &k_scale_},  {"v_scale", &v_scale_},   {"qv", &qv_}};
+    return {{"sink", &sink_},          {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
+            {"seqused_q", &used_q_},   {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
+            {"k_scale", &k_scale_},    {"v_scale", &v_scale_},   {"qv", &qv_},
+            {"tree_mask", &tree_mask_}};
   }
 
  private:
-  Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_, qv_;
+  Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_, qv_, tree_mask_;
 };
 
 using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;

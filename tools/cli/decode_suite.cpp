@@ -20,6 +20,8 @@ constexpr int64_t kThousand = 1024, kPrompt = 512;
 constexpr Heads kUsual{32, 8};
 // One short batch, a long one, and ones that fill a GPU.
 constexpr Shape kSome[] = {{1, 16 * kThousand}, {16, 4 * kThousand}, {64, 4 * kThousand}};
+constexpr Shape kDrafts[] = {{1, 4 * kThousand},  {1, 16 * kThousand},  {1, 128 * kThousand},
+                             {16, 4 * kThousand}, {16, 16 * kThousand}, {64, 4 * kThousand}};
 
 class DecodeSuite {
  public:
@@ -84,13 +86,21 @@ class DecodeSuite {
     }
   }
 
-  // A few, and parts of a prompt.
+  // Drafts, in a row and in a tree, beside one query; and parts of a prompt.
   void add_queries() {
-    for (const Shape& shape : kSome) {
-      Case few = decode(shape);
-      few.seq_q = 4;
-      add(few);
-    }
+    for (const Shape& shape : kDrafts)
+      for (const int64_t queries : {2, 4, 8, 16}) {
+        Case few = decode(shape);
+        few.seq_q = queries;
+        add(few, decode(shape));
+      }
+    for (const Shape& shape : kSome)
+      for (const int64_t queries : {2, 4, 8, 16, 32}) {
+        Case drafts = decode(shape);
+        drafts.seq_q = queries;
+        drafts.causal = false, drafts.tree = true;
+        add(drafts, decode(shape));
+      }
     Case part = decode({4, 16 * kThousand});
     part.seq_q = prompt();
     add(part);

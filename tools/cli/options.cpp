@@ -16,7 +16,7 @@ constexpr const char* kCaseHelp =
     "nodsink gradfp32 sink sink16 softcap<x> chunk<n> outfp32; ragged batches: packed[q|k],\n"
     "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
     "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
-    "rotary rotary2 offsets; latent attention: latent, qv;\n"
+    "rotary rotary2 offsets tree; latent attention: latent, qv;\n"
     "FP8: fp8, or of e4m3 onescale headscales blockscales outfp16;\n"
     "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
     "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
@@ -201,8 +201,8 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->excludes("--accuracy", "--backward", "--ragged");
   verify_app
       ->add_flag("--decode", verify_options.decode,
-                 "Calls on a KV cache: pages, padding, appended keys and rotary embeddings; what\n"
-                 "the cache then holds is compared bit for bit")
+                 "Calls on a KV cache: pages, padding, appended keys, rotary embeddings and trees\n"
+                 "of drafts; what the cache then holds is compared bit for bit")
       ->excludes("--accuracy", "--backward", "--ragged", "--quantize");
   auto* random =
       verify_app

@@ -36,7 +36,8 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
 
 // Calls on a KV cache with 32 query heads on 8 KV heads and head_dim 128: one query for batches of
 // 1 … 256 sequences and contexts of 1k … 128k keys; some of them with pages of 64, 16 and 1 keys,
-// each beside the call without pages; some with other heads and head dims, with 4 queries, with 512
+// each beside the call without pages; some with other heads and head dims; 2 to 16 queries, and
+// trees of 2 to 32 drafts, each beside one query; some with 512
 // queries, with one query in half of the sequences and 512 in the others, and with log-uniform
 // lengths, beside equal lengths with as many bytes. On the CPU all of it is smaller.
 std::vector<BenchPoint> decode_suite(bool gpu, flash3_dtype dtype);

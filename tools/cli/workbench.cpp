@@ -88,7 +88,7 @@ cases::ExtraViews Workbench::add_extra(const cases::ExtraTensors& host,
   cases::ExtraViews views = host.views();
   for (flash3_tensor* t :
        {&views.sink, &views.cu_seqlens_q, &views.cu_seqlens_k, &views.seqused_q, &views.seqused_k,
-        &views.q_scale, &views.k_scale, &views.v_scale, &views.qv}) {
+        &views.q_scale, &views.k_scale, &views.v_scale, &views.qv, &views.tree_mask}) {
     if (t->ndim == 0) continue;
     const void* values = t->data;
     t->data = add_buffer(*t, buffers);

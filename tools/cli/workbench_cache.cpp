@@ -97,6 +97,7 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   f.cu_seqlens_q = extra.cu_seqlens_q, f.seqused_q = extra.seqused_q;
   f.qv = extra.qv;
   f.q_scale = extra.q_scale, f.k_scale = extra.k_scale, f.v_scale = extra.v_scale;
+  f.tree_mask = extra.tree_mask;
   if (!c.has_cache()) {
     f.seqused_k = extra.seqused_k;
     return;

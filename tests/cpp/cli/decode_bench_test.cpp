@@ -25,7 +25,7 @@ TEST(DecodeSuite, HasEachOfItsCallsOnce) {
     std::set<std::string> ids;
     for (const auto& [c, beside] : bench_suite("decode", backend)) {
       EXPECT_TRUE(ids.insert(to_id(c)).second) << to_id(c);
-      EXPECT_TRUE(c.reads_cache() && c.causal && c.used_k) << to_id(c);
+      EXPECT_TRUE(c.reads_cache() && c.causal != c.tree && c.used_k) << to_id(c);
       EXPECT_EQ(parsed(to_id(c)), c) << to_id(c);
       if (c.kv8) {
         ASSERT_TRUE(beside) << to_id(c);
@@ -41,9 +41,14 @@ TEST(DecodeSuite, HasEachOfItsCallsOnce) {
         Case dense = c;
         dense.page_size = 0;
         EXPECT_EQ(*beside, dense);
+      } else if (c.tree || (c.seq_q > 1 && c.seq_q <= 16)) {
+        ASSERT_TRUE(beside) << to_id(c);
+        Case one = c;
+        one.seq_q = 1, one.tree = false, one.causal = true;
+        EXPECT_EQ(*beside, one);
       }
     }
-    EXPECT_EQ(ids.size(), 16u + 12 + 12 + 5 + 4 + 22 + 9);
+    EXPECT_EQ(ids.size(), 16u + 12 + 12 + (24 + 15 + 2) + 4 + 22 + 9);
   }
 }
 

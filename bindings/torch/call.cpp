@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <stdexcept>
+#include <string_view>
 
 namespace flash3_torch {
 namespace {
@@ -78,6 +79,8 @@ flash3_dtype dtype_of(const char* name, int32_t dtype) {
   if (dtype == aoti_torch_dtype_float32()) return FLASH3_FLOAT32;
   if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
   if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
+  if (dtype == aoti_torch_dtype_int64() && std::string_view(name) == "tree_mask")
+    return FLASH3_INT64;
   const char* known = dtype == aoti_torch_dtype_float64()       ? "float64"
                       : dtype == aoti_torch_dtype_int64()       ? "int64"
                       : dtype == aoti_torch_dtype_float8_e5m2() ? "float8_e5m2"

@@ -107,6 +107,7 @@ flash3_dtype dtype_of(DLDataType type) {
   if (type.code == kDLFloat && type.bits == 16) return FLASH3_FLOAT16;
   if (type.code == kDLFloat && type.bits == 32) return FLASH3_FLOAT32;
   if (type.code == kDLInt && type.bits == 32) return FLASH3_INT32;
+  if (type.code == kDLInt && type.bits == 64) return FLASH3_INT64;
   return FLASH3_DTYPE_NONE;  // the operator's to take, as FP8, or to refuse
 }
 
@@ -153,8 +154,7 @@ bool describe(const Inputs& inputs, DLDevice* device) {
   return true;
 }
 
-// Where the call runs. False on another GPU than the current one: making it current for the call is
-// left to the operator.
+// Where the call runs. False on another GPU than the current one, which is left to the operator.
 bool set_device(DLDevice device, flash3_forward_params* params) {
   if (device.device_type == kDLCPU) {
     const Owned threads(PyObject_CallNoArgs(torch.get_num_threads));
@@ -217,7 +217,7 @@ bool set_options(PyObject* causal, PyObject* window, PyObject* scale, PyObject* 
 
 // Memory for the result, dense, by torch's own function. One that is made through DLPack would lie
 // in a storage that torch's caching allocator does not know as its own, and record_stream() on it
-// would do nothing. It is allocated for the current stream, on which the call runs as well.
+// would do nothing.
 Owned empty_out(PyObject* q, const flash3_forward_params& p) {
   const int64_t* shape = p.q.shape;
   const int64_t dim = p.v.shape[3];
@@ -298,7 +298,7 @@ Owned attend(PyObject* const* arguments) {
   return out;
 }
 
-// The same on a KV cache: with_lse, then what attention_with_kv_cache_append takes in its order.
+// The same on a KV cache: with_lse, then the operator attention_with_kv_cache_append's arguments.
 Owned attend_to_cache(PyObject* const* arguments) {
   flash3_forward_params params{};
   flash3_forward_params* p = &params;
@@ -320,7 +320,8 @@ Owned attend_to_cache(PyObject* const* arguments) {
                                 {o[16], &p->q_scale},
                                 {o[17], &p->k_scale},
                                 {o[18], &p->v_scale},
-                                {o[21], &p->qv}})
+                                {o[21], &p->qv},
+                                {o[22], &p->tree_mask}})
     if (optional.tensor != Py_None) inputs.push_back(optional);
   int64_t schedule_key = 0;
   if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
@@ -430,7 +431,7 @@ PyMethodDef methods[] = {
     {"attention", fast(call<8, attend>), METH_FASTCALL,
      "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
      "for a call that is the operator's"},
-    {"attention_with_kv_cache", fast(call<33, attend_to_cache>), METH_FASTCALL,
+    {"attention_with_kv_cache", fast(call<34, attend_to_cache>), METH_FASTCALL,
      "attention_with_kv_cache(with_lse, and what attention_with_kv_cache_append takes): (out, lse "
      "or None), or None for a call that is the operator's"},
     {nullptr, nullptr, 0, nullptr}};

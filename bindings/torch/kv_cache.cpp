@@ -81,7 +81,12 @@ struct Append {
   "=None, Tensor? rotary_sin=None, Tensor? rotary_offsets=None, bool rotary_interleaved=False"
 
 // What every operator takes last.
-#define FLASH3_QV "Tensor? qv=None"
+struct More {
+  MaybeTensor qv, tree_mask;
+
+  explicit More(Arguments& a) : qv(a.maybe_tensor()), tree_mask(a.maybe_tensor()) {}
+};
+#define FLASH3_MORE "Tensor? qv=None, Tensor? tree_mask=None"
 
 struct Tensors {
   Tensor q, k_cache, v_cache;
@@ -92,7 +97,7 @@ struct Tensors {
 using CacheCall = Call<flash3_forward_params>;
 
 // All but out and lse.
-void set(const Tensors& t, const Append& append, const CacheOptions& o, const MaybeTensor& qv,
+void set(const Tensors& t, const Append& append, const CacheOptions& o, const More& more,
          CacheCall* made) {
   CacheCall& call = *made;
   flash3_forward_params& p = call.params;
@@ -100,7 +105,8 @@ void set(const Tensors& t, const Append& append, const CacheOptions& o, const Ma
   call.input("q", &p.q, t.q);
   call.output("k_cache", &p.k, t.k_cache);  // a cache is never copied, also where it is only read
   call.output("v_cache", &p.v, t.v_cache);
-  call.optional_input("qv", &p.qv, qv);
+  call.optional_input("qv", &p.qv, more.qv);
+  call.optional_input("tree_mask", &p.tree_mask, more.tree_mask);
   call.optional_input("seqused_k", &p.seqused_k, o.seqused_k);
   call.optional_input("page_table", &p.page_table, o.page_table);
   call.optional_input("sink", &p.sink, o.sink);
@@ -138,10 +144,10 @@ flash3_schedule schedule_of(const Tensor& t, int64_t key, const Device& device) 
 }
 
 void run(const Tensors& t, const Tensor& out, const MaybeTensor& lse, const Append& append,
-         const CacheOptions& o, const GivenSchedule& given, const MaybeTensor& qv,
+         const CacheOptions& o, const GivenSchedule& given, const More& more,
          const Device& device) {
   CacheCall call("q", device);
-  set(t, append, o, qv, &call);
+  set(t, append, o, more, &call);
   call.output("out", &call.params.out, out);
   call.optional_output("lse", &call.params.lse, lse);
   flash3_schedule schedule{};
@@ -160,12 +166,12 @@ void check_cache_dims(const Tensor& v_cache) {
 }
 
 void return_results(StableIValue* stack, const Tensors& t, const Append& append,
-                    const CacheOptions& o, const GivenSchedule& schedule, const MaybeTensor& qv) {
+                    const CacheOptions& o, const GivenSchedule& schedule, const More& more) {
   const Device device = device_of("q", t.q);
   check_cache_dims(t.v_cache);
   const Attended made = empty_results(t.q, t.v_cache, false, {}, device);
   if (may_leave_rows(o.cu_seqlens_q, o.seqused_q, device)) made.fill();
-  run(t, made.out, made.lse, append, o, schedule, qv, device);
+  run(t, made.out, made.lse, append, o, schedule, more, device);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -175,7 +181,8 @@ void set_for_schedule(const Tensors& t, Arguments& a, CacheCall* call) {
   const Append append(a);
   const CacheOptions o(a);
   const std::optional<int32_t> out_dtype = a.maybe_dtype();
-  set(t, append, o, a.maybe_tensor(), call);
+  const More more(a);
+  set(t, append, o, more, call);
   check_dims("q", t.q);
   check_cache_dims(t.v_cache);
   flash3_tensor& out = call->params.out;
@@ -208,7 +215,7 @@ void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t) {
   const Tensors t(a);
   const CacheOptions o(a);
   const GivenSchedule schedule(a);
-  return_results(stack, t, {}, o, schedule, a.maybe_tensor());
+  return_results(stack, t, {}, o, schedule, More(a));
 }
 
 // attention_with_kv_cache_append(q, k_cache, v_cache, append, options) -> (out, lse)
@@ -218,7 +225,7 @@ void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
   const Append append(a);
   const CacheOptions o(a);
   const GivenSchedule schedule(a);
-  return_results(stack, t, append, o, schedule, a.maybe_tensor());
+  return_results(stack, t, append, o, schedule, More(a));
 }
 
 // attention_with_kv_cache_out(q, k_cache, v_cache, out, lse, append, options) -> ()
@@ -230,7 +237,7 @@ void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t) {
   const Append append(a);
   const CacheOptions o(a);
   const GivenSchedule schedule(a);
-  run(t, out, lse, append, o, schedule, a.maybe_tensor(), device_of("q", t.q));
+  run(t, out, lse, append, o, schedule, More(a), device_of("q", t.q));
 }
 
 // kv_cache_schedule(q, k_cache, v_cache, append, options, out_dtype) -> (schedule, its key)
@@ -299,18 +306,18 @@ void merge_out(StableIValue* stack, uint64_t, uint64_t) {
 
 const char* const kCacheSchemas[7] = {
     "attention_with_kv_cache(Tensor q, Tensor k_cache, Tensor v_cache, " FLASH3_CACHE_OPTIONS
-    ", " FLASH3_GIVEN_SCHEDULE ", " FLASH3_QV ") -> (Tensor, Tensor)",
+    ", " FLASH3_GIVEN_SCHEDULE ", " FLASH3_MORE ") -> (Tensor, Tensor)",
     "attention_with_kv_cache_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) "
-    "v_cache, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE ", " FLASH3_QV
+    "v_cache, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE ", " FLASH3_MORE
     ") -> (Tensor, Tensor)",
     "attention_with_kv_cache_out(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, "
     "Tensor(d!)? lse, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE
-    ", " FLASH3_QV ") -> ()",
+    ", " FLASH3_MORE ") -> ()",
     "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, " FLASH3_APPEND
-    ", " FLASH3_CACHE_OPTIONS ", ScalarType? out_dtype=None, " FLASH3_QV ") -> (Tensor, SymInt)",
+    ", " FLASH3_CACHE_OPTIONS ", ScalarType? out_dtype=None, " FLASH3_MORE ") -> (Tensor, SymInt)",
     "kv_cache_schedule_out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) schedule, "
     "SymInt schedule_key, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS
-    ", ScalarType? out_dtype=None, " FLASH3_QV ") -> ()",
+    ", ScalarType? out_dtype=None, " FLASH3_MORE ") -> ()",
     "merge(Tensor out_parts, Tensor lse_parts, Tensor? sink=None, ScalarType? out_dtype=None) -> "
     "(Tensor, Tensor)",
     "merge_out(Tensor out_parts, Tensor lse_parts, Tensor(a!) out, Tensor(b!)? lse, Tensor? "

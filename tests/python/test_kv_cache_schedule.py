@@ -110,6 +110,7 @@ CHANGES = {
     "rows": {"k_cache": lambda x: x[:, :48], "v_cache": lambda x: x[:, :48]}, "no lengths": {"seqused_k": None},
     "leftpad": {"leftpad_k": torch.zeros(4, dtype=torch.int32)}, "elements": {"cache_batch_idx": torch.arange(4, dtype=torch.int32)},
     "pages": {"page_table": torch.arange(4, dtype=torch.int32)[:, None]},
+    "tree_mask": {"tree_mask": torch.zeros(4, 2, dtype=torch.int64)},
     "append": {"k_new": torch.zeros(4, 2, 2, 32).bfloat16(), "v_new": torch.zeros(4, 2, 2, 24).bfloat16()},
 }
 
@@ -196,7 +197,8 @@ def test_of_unrounded_results():
 def test_schemas():
     assert written("kv_cache_schedule") == [] and written("kv_cache_schedule_out") == ["schedule"]
     for name in ("attention_with_kv_cache", "attention_with_kv_cache_append", "attention_with_kv_cache_out"):
-        assert [a.name for a in getattr(OPS, name).default._schema.arguments][-3:] == ["schedule", "schedule_key", "qv"]
+        names = [a.name for a in getattr(OPS, name).default._schema.arguments]
+        assert names[-4:] == ["schedule", "schedule_key", "qv", "tree_mask"]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

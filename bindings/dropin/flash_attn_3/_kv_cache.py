@@ -48,7 +48,7 @@ def _flash3s(f, names):
     max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
     return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, page_table, f.window_size_left, f.window_size_right,
                  checked_softcap(f.softcap), f.attention_chunk, f.s_aux, kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
-                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE, f.qv)
+                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE, f.qv, None)
 
 
 def _run(f, names, new, options):

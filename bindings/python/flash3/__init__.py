@@ -9,6 +9,7 @@ It holds::
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
     kv_cache_schedule    what its calls with the same lengths can share
+    tree_mask            which drafts of a tree see which, for attention_with_kv_cache
     merge                parts of the keys, each with its out and lse, to one result
     quantize             16-bit tensors to FP8, which attention takes with their scales
     supported, explain   whether a call would run here, and which kernel it takes
@@ -27,11 +28,12 @@ from ._attention import _torch as _torch_operators
 from ._kv_cache import attention_with_kv_cache, kv_cache_schedule, merge
 from ._library import backends, version
 from ._quantize import Quantized, quantize
+from ._tree import tree_mask
 from .arrays import Schedule, Support
 
 __version__ = version()
-__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "supported",
-           "explain", "backends", "version", "arrays", "Gradients", "Quantized", "Schedule", "Support"]
+__all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cache_schedule", "merge", "quantize", "tree_mask",
+           "supported", "explain", "backends", "version", "arrays", "Gradients", "Quantized", "Schedule", "Support"]
 
 if _torch_operators is not None:
     from ._sdpa import sdpa, sdpa_override

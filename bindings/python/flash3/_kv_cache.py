@@ -23,8 +23,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
                             k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, sm_margin=0, schedule=None, out_dtype=None,
-                            return_lse=False, qv=None):
+                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, sm_margin=0, schedule=None, tree_mask=None,
+                            out_dtype=None, return_lse=False, qv=None):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -57,6 +57,9 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
             its own. No result depends on it.
+        tree_mask: [batch, seq_q] int64, packed [total_q]: which drafts a query sees, the last keys of its sequence, as many as it
+            has queries: bit j of its word is for the j-th of them. All keys in front are seen. At most 64 queries a sequence, with
+            cu_seqlens_q by max_seqlen_q; without causal, window, chunk and rotary tables. flash3.tree_mask() makes one.
         out_dtype: q's, or float32: the result as it is before it is rounded, for merge(); of an FP8 q float16, bfloat16 or
             float32. None: q's, or bfloat16.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v_cache, as attention() has it.
@@ -70,7 +73,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
                           sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, (q_scale, k_scale, v_scale),
-                          schedule, out_dtype, return_lse, qv)
+                          schedule, tree_mask, out_dtype, return_lse, qv)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -78,7 +81,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, out_dtype, with_lse, qv):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, tree_mask, out_dtype, with_lse, qv):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
     q, qv = _contiguous_last(q), _contiguous_last(qv)
     about_q, about_v = _checked(q, v_cache)
@@ -91,7 +94,7 @@ def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpa
                    rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
                    window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
                    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule, qv=qv)
+                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule, tree_mask=tree_mask, qv=qv)
     return out, lse
 
 

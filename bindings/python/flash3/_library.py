@@ -10,7 +10,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR = range(6)
 BACKENDS = {"auto": 0, "hopper": 1, "cpu": 2}
-DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5, "int64": 6}
 COMPUTE_FP8 = 1
 FP8_SUMS = {"auto": 0, "one": 1, "two": 2}  # levels
 FP8_BLOCK = 128  # tokens that share a scale
@@ -43,7 +43,7 @@ class ForwardParams(ctypes.Structure):
                 ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
                 ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64),
-                *_CACHE, ("fp8_sums", ctypes.c_int32)]
+                *_CACHE, ("fp8_sums", ctypes.c_int32), ("tree_mask", Tensor)]
 
 
 class BackwardParams(ctypes.Structure):

@@ -9,8 +9,8 @@ import math
 from . import _streams
 from ._library import DTYPES, Tensor
 
-_NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int32"}
-_DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (1, 8): "uint8",
+_NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int32", "<i8": "int64"}
+_DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8",
                  (10, 8): "float8_e4m3fn"}
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)  # CPU and pinned; CUDA and managed
 _DLPACK_READ_ONLY = 1
@@ -32,8 +32,8 @@ class E4M3:
 
 
 def _make(name, data, dtype, shape, strides, device, owner):
-    if dtype not in DTYPES:
-        known = ", ".join(DTYPES)
+    if dtype not in DTYPES or dtype == "int64" and name != "tree_mask":
+        known = ", ".join(DTYPES if name == "tree_mask" else [known for known in DTYPES if known != "int64"])
         raise TypeError(f"{name}.dtype = {dtype} but it must be one of {known}")
     if len(shape) > 4:
         raise ValueError(f"{name}.ndim = {len(shape)} but a tensor has at most 4 dimensions")
@@ -184,7 +184,7 @@ def describe(name, x, *, writable=False, stream=None):
     return _make(name, data, "float8_e4m3fn", *rest)
 
 
-_BYTES = {"uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+_BYTES = {"uint8": 1, "float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
 
 
 def memory_of(name, given, stream=None):

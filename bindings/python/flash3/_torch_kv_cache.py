@@ -85,7 +85,8 @@ def _run(operator, *arguments, **named):
 
 
 _NOTHING_NEW = (None,) * 6 + (False,)
-NO_SCHEDULE = None, 0
+NO_SCHEDULE = None, 0  # and its key
+NO_MORE = *NO_SCHEDULE, None, None  # no qv, no tree_mask
 
 
 def run_now(with_lse, q, k_cache, v_cache, new, options):
@@ -108,8 +109,8 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
     """(out, lse) of the operators, in given memory or new.
 
     new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or None of a call that
-    appends nothing. options: the rest, in the order of the operators' schemas, at the end NO_SCHEDULE or parts of one and, if given,
-    qv; for run_now() that is given.
+    appends nothing. options: the rest, in the order of the operators' schemas, to the tree_mask: NO_MORE where it ends
+    before the schedule.
     """
     if out is not None:
         _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options)
@@ -125,7 +126,7 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
 def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                             rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
                             chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule,
-                            out_dtype, with_lse, qv):
+                            tree_mask, out_dtype, with_lse, qv):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse.
 
     scales: those of q, k_cache and v_cache, or None each.
@@ -137,7 +138,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
     options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
                cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin, *scales,
-               *(NO_SCHEDULE if schedule is None else _parts(schedule)), qv)
+               *(NO_SCHEDULE if schedule is None else _parts(schedule)), qv, tree_mask)
     is_unrounded = out_dtype is not None and out_dtype != q.dtype  # or of an FP8 q
     results = None if is_unrounded else run_now(with_lse, q, k_cache, v_cache, new, options)
     if results is not None:

@@ -39,6 +39,8 @@ Forward alone takes::
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
+    tree_mask=None                [batch, seq_q] int64, packed [total_q]: which drafts a query sees, as in
+                                  flash3.attention_with_kv_cache
     schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
     qv=None                       a second part of q, of out's shape, which meets v: scores are those of q and k plus those of qv and v
 """
@@ -58,7 +60,7 @@ __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "bac
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _CACHE = ("page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
-          "rotary_offsets", "qv")
+          "rotary_offsets", "qv", "tree_mask")
 
 
 class Support(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 
 from .._options import scale_or_default
 from .._torch import FP8, all_options, translated, with_more
-from .._torch_kv_cache import NO_SCHEDULE, run
+from .._torch_kv_cache import NO_MORE, run
 
 NAME = "FLASH3"
 
@@ -99,7 +99,7 @@ def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, 
         if block_table is not None or is_packed and cum_seq_k is None:  # keys that are not packed lie in a cache
             run(query, key, value, None, (scale_or_default(scale), is_causal, seqused_k, block_table, -1 if left is None else left,
                                           -1 if right is None else right, 0.0, 0, None, None, None, cum_seq_q, None, max_q, 0,
-                                          _margin(), *descales, *NO_SCHEDULE), results.written[0], lse)
+                                          _margin(), *descales, *NO_MORE), results.written[0], lse)
         else:
             options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, seqused_k, max_q, max_k)
             torch.ops.flash3.forward_out.default(query, key, value, results.written[0], lse,

@@ -92,6 +92,7 @@ inline std::vector<Slot> slots_of(AnyParams* any) {
     for (const cases::CacheField& field : cases::kCacheFields)
       if (std::string_view(field.name) != "seqused_k")
         add(false, {{field.name, &(f->*field.member)}});
+    add(false, {{"tree_mask", &f->tree_mask}});
     add(true, {{"out", &f->out}, {"lse", &f->lse}});
   } else if (auto* b = std::get_if<flash3_backward_params>(any)) {
     add(false, {{"dout", &b->dout}, {"dlse", &b->dlse}, {"q", &b->q}, {"k", &b->k}, {"v", &b->v}});

@@ -162,6 +162,8 @@ constexpr const char* kDecode[] = {
     "bf16/b4/q1/k300/h4x1/d128/causal/random/usedk/paged16/append1/rotary",
     "fp16/b4/q5/k300/h4x2/d96/causal/random/usedk/paged2/append5/offsets/rotary2",
     "bf16/b4/q40/k300/h4x2/d64/causal/random/packedq/usedk/append40/packednew/rotary",
+    "bf16/b4/q16/k300/h4x1/d128/full/random/usedk/paged16/append16/tree",
+    "fp16/b4/q40/k300/h4x2/d64/full/random/packedq/usedk/paged64/tree",
     "bf16/b4/q1/k300/h4x2/d40/causal/random/usedk/batchidx/append3/packednew",
 };
 // Prompts on a KV cache: boxes of pages, of elements, of rows that lie as they come.

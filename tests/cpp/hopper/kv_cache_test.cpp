@@ -79,6 +79,7 @@ struct Shape {
   int queries = 1, heads_q = 8, heads_k = 2, dim = 128;
   float softcap = 0;
   bool causal = true;
+  bool chain = false;  // a tree mask that says the same
 };
 
 constexpr int kMostKeys = 1500;
@@ -199,7 +200,16 @@ class CacheCall {
           place(first_query.data(), first_query.size() * 4), FLASH3_INT32, 1, {count + 1}, {1}};
       p.max_seqlen_q = s_.queries;
     }
-    p.causal = s_.causal;
+    p.causal = s_.causal && !s_.chain;
+    std::vector<uint64_t> words;
+    for (int64_t i = 0; i < count * s_.queries; ++i)
+      words.push_back((uint64_t{2} << i % s_.queries) - 1);
+    if (s_.chain)
+      p.tree_mask = {place(words.data(), words.size() * 8),
+                     FLASH3_INT64,
+                     2,
+                     {count, s_.queries},
+                     {s_.queries, 1}};
     p.softcap = s_.softcap;
     p.backend = FLASH3_BACKEND_HOPPER;
     p.stream = memory_.stream();
@@ -296,6 +306,21 @@ TEST_F(KvCache, BitsOfAQueryDependOnNoOther) {
               << "sequence " << sequence << ", " << queries << " queries, pages of " << page_size;
         }
       }
+    }
+}
+
+// The words of a row instead of its last key.
+TEST_F(KvCache, AChainOfDraftsIsCausal) {
+  for (const Shape& shape : {Shape{.queries = 2}, Shape{.queries = 5}, Shape{.queries = 16},
+                             Shape{.queries = 16, .heads_q = 4, .heads_k = 1, .dim = 64},
+                             Shape{.queries = 9, .heads_q = 8, .heads_k = 1, .dim = 256},
+                             Shape{.queries = 7, .softcap = 20}})
+    for (const int page_size : {16, 64, 0}) {
+      const Batch batch{.sequences = first_sequences(40), .page_size = page_size};
+      Shape chain = shape;
+      chain.chain = true;
+      EXPECT_TRUE(CacheCall(chain, *memory_).run(batch) == CacheCall(shape, *memory_).run(batch))
+          << shape.queries << " queries of " << shape.dim << ", pages of " << page_size;
     }
 }
 

@@ -39,9 +39,8 @@ struct Torch {
   PyObject *tensor_type, *parameter_type;
   PyObject *empty_like, *new_empty;
   PyObject *contiguous, *float32;  // named arguments: a memory format, a dtype
-  PyObject *is_neg, *requires_grad;
+  PyObject *is_neg, *requires_grad, *count_dispatch_modes, *count_function_modes;
   PyObject *is_grad_enabled, *is_any_autocast_enabled, *are_transforms_active, *is_tracing;
-  PyObject *count_dispatch_modes, *count_function_modes;
   PyObject *get_num_threads, *current_device;  // current_device: null in a torch without CUDA
 };
 Torch torch;

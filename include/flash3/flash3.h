@@ -5,12 +5,10 @@
  *     out = softmax(softmax_scale · Q·Kᵀ + mask) · V
  *     lse = log Σ exp(softmax_scale · Q·Kᵀ + mask)
  *
- * and what models add to it (ragged batches, sinks, a soft cap, chunks: the last fields of
- * flash3_forward_params), computed tile by tile with an online softmax (FlashAttention-3,
- * arXiv:2407.08608), and the gradients of both by flash3_backward; the score matrix is never
- * stored. flash3_quantize (quantize.h) makes the FP8 tensors that flash3_forward takes too, and
- * flash3_merge (merge.h) makes one result of parts. The keys may lie in a cache that grows: "KV
- * cache" and "Append" in flash3_forward_params.
+ * and what models add to it (ragged batches, sinks, a soft cap, chunks, caches that grow), tile by
+ * tile with an online softmax (FlashAttention-3, arXiv:2407.08608), and the gradients of both by
+ * flash3_backward; the score matrix is never stored. flash3_quantize (quantize.h) makes the FP8
+ * tensors that flash3_forward takes too, flash3_merge (merge.h) one result of parts.
  *
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
@@ -41,8 +39,7 @@
 extern "C" {
 #endif
 
-/* C++ and C23 can say that the enums are 32 bits wide and hold any value; other C makes them so
- * anyway. */
+/* C++ and C23 can say that the enums are 32 bits wide; other C makes them so anyway. */
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
 #define FLASH3_ENUM_INT32 : int32_t
 #else
@@ -53,8 +50,7 @@ extern "C" {
 typedef enum flash3_status FLASH3_ENUM_INT32 {
   FLASH3_OK = 0,               /**< the call has done, or enqueued, its work */
   FLASH3_INVALID_ARGUMENT = 1, /**< the call breaks a rule of this header */
-  FLASH3_UNSUPPORTED =
-      2, /**< a valid call that no backend on this machine, or not the one asked for, can run */
+  FLASH3_UNSUPPORTED = 2,      /**< valid, but no backend here, or not the one asked for, runs it */
   FLASH3_CUDA_ERROR = 3,    /**< the CUDA runtime or driver refused; the message holds its words */
   FLASH3_OUT_OF_MEMORY = 4, /**< host memory ran out */
   FLASH3_INTERNAL_ERROR = 5 /**< a bug in flash3 */
@@ -67,8 +63,7 @@ typedef enum flash3_dtype FLASH3_ENUM_INT32 {
   FLASH3_BFLOAT16 = 2,    /**< 8 bits of exponent, 7 of fraction */
   FLASH3_FLOAT32 = 3,     /**< IEEE 754 binary32 */
   FLASH3_INT32 = 4,       /**< index tensors alone: cu_seqlens_q, seqused_k … */
-  FLASH3_FLOAT8_E4M3 = 5, /**< q, k and v of a forward call, or k and v alone: OCP e4m3fn, largest
-                             448, NaN 0x7F and 0xFF, no infinity */
+  FLASH3_FLOAT8_E4M3 = 5, /**< of a forward's q, k and v, or k and v alone: OCP e4m3fn */
   FLASH3_INT64 = 6        /**< tree_mask alone */
 } flash3_dtype;
 
@@ -93,10 +88,8 @@ typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
 
 /** What a call runs on. */
 typedef enum flash3_backend FLASH3_ENUM_INT32 {
-  FLASH3_BACKEND_AUTO = 0,   /**< Hopper for device memory, CPU for host memory; without pointers:
-                                Hopper if there is one */
-  FLASH3_BACKEND_HOPPER = 1, /**< CUDA, compute capability 9.0; float16, bfloat16, forward
-                                calls float8_e4m3 too */
+  FLASH3_BACKEND_AUTO = 0,   /**< by the memory; without pointers: Hopper if there is one */
+  FLASH3_BACKEND_HOPPER = 1, /**< compute capability 9.0; float16, bfloat16, float8_e4m3 */
   FLASH3_BACKEND_CPU = 2     /**< float16, bfloat16, float32, float8_e4m3 */
 } flash3_backend;
 
@@ -158,17 +151,14 @@ typedef struct flash3_forward_params {
   int32_t backend;     /**< flash3_backend */
   int32_t num_threads; /**< CPU: threads to use; 0: one per core this process may run on */
   void* stream; /**< Hopper: a cudaStream_t of the current device; NULL: the default stream */
-  /* clang-format off */
-  void* workspace; /**< at least flash3_forward_workspace() bytes in the tensors' kind of memory, its
-                      address a multiple of FLASH3_WORKSPACE_ALIGNMENT; its contents need not be
-                      initialised, and no other call may use it at the same time */
-  /* clang-format on */
+  /** At least flash3_forward_workspace() bytes in the tensors' kind of memory, at a multiple of
+   * FLASH3_WORKSPACE_ALIGNMENT; they may hold anything, and no other call uses them meanwhile. */
+  void* workspace;
   size_t workspace_size; /**< bytes of workspace */
   /** @} */
 
   /** @name Ragged batches
-   * Sequences of different lengths. Two ways to say so, for q and for k each by
-   * itself and together or not; a tensor that is all zero asks for nothing.
+   * Sequences of different lengths, of q and of k each by itself, in two ways.
    *
    * cu_seqlens_q: q, out and lse are packed: [total_q, heads_q, head_dim], [total_q, heads_q,
    * head_dim_v] and [heads_q, total_q], and so are their gradients in a backward call. Sequence b
@@ -202,13 +192,11 @@ typedef struct flash3_forward_params {
   /** @} */
 
   /** @{ @name Sink, soft cap and chunks */
-  /** One more logit for each query head, which takes part in the softmax but has no value, so that
-   * a row's weights may sum up to less than 1. It is neither scaled nor capped nor masked. lse
-   * includes it; a query that sees no key gets out = 0 and lse = sink. −∞ is as no sink. */
+  /** One more logit for each query head, without a value: a row's weights may sum up to less than
+   * 1. It is neither scaled nor capped nor masked. lse includes it; without keys it is the sink. */
   flash3_tensor sink; /**< [heads_q] float32, or the dtype of out; all zero: none */
 
-  float softcap; /**< finite and ≥ 0; 0: none. Scores become softcap · tanh(softmax_scale · Q·Kᵀ /
-                    softcap), before the mask */
+  float softcap; /**< ≥ 0; 0: none. A scaled score s becomes softcap · tanh(s / softcap) */
   int64_t chunk; /**< ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
                     floor(i' / chunk), with i' as above, besides what the other masks say */
   /** @} */
@@ -263,13 +251,13 @@ typedef struct flash3_forward_params {
    * is the one behind them. seqused_k counts them. Not with cu_seqlens_k.
    *
    * These lie in the tensors' kind of memory; the CPU refuses what lies outside, Hopper clamps it,
-   * as it does lengths. For float16, bfloat16, (CPU) float32, and FP8 under a q of 16 bits or of
-   * FP8; not with FLASH3_COMPUTE_FP8.
+   * as it does lengths. Not with FLASH3_COMPUTE_FP8.
    *
    * On Hopper a sequence of at most 16 queries has the same bits in out and lse with any of these,
    * whatever that number is; or with seqused_k and room for 256 keys or more alone, where no
    * sequence has more queries or they are packed. The bits of a sequence of more queries depend on
-   * max_seqlen_q and on how the cache is stored too. Other sequences never count.
+   * max_seqlen_q and on how the cache is stored too. Other sequences never count, but for head_dim
+   * 576 and qv.
    * @{ */
   flash3_tensor page_table;      /**< [batch, max_pages] int32 */
   flash3_tensor cache_batch_idx; /**< [batch] int32 */
@@ -306,8 +294,7 @@ typedef struct flash3_forward_params {
   int32_t rotary_interleaved;     /**< 1: dimensions 2i and 2i + 1 */
   /** @} */
 
-  /** Multiprocessors that a forward's main kernel leaves to others on Hopper, ≥ 0; at least one is
-   * used. No result depends on it. A backward leaves none. */
+  /** Multiprocessors that a forward leaves to others on Hopper, ≥ 0; no result depends on it. */
   int32_t sm_margin;
 
   /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */

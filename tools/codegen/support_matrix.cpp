@@ -344,10 +344,12 @@ void print_decode_kernels() {
     if (kernel.element != hopper::Element::kBFloat16) continue;
     const auto& c = kernel.config;
     const std::string family = "decode_bf16";
+    const std::string dims =
+        head_dims_of({c.head_dim, c.head_dim_v}, "bf16/b2/q1/k512/h8/d128/full");
     std::printf("| `decode_{fp16,bf16}%s` | %s | %d × %d | %d | %.1f KiB |\n",
                 kernel.id.substr(family.size()).c_str(),
-                head_dims_of({c.head_dim, c.head_dim_v}, "bf16/b2/q1/k512/h8/d128/full").c_str(),
-                c.rows, c.tile_n, c.stages, c.shared_bytes() / 1024.0);
+                c.latent ? "576, or with qv 64; head_dim_v 512" : dims.c_str(), c.rows, c.tile_n,
+                c.stages, c.shared_bytes() / 1024.0);
   }
 }
 

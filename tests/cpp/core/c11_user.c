@@ -57,9 +57,10 @@ _Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
                    offsetof(flash3_forward_params, rotary_interleaved) == 1880 &&
                    offsetof(flash3_forward_params, sm_margin) == 1884 &&
                    offsetof(flash3_forward_params, schedule) == 1888 &&
-                   offsetof(flash3_forward_params, tree_mask) == 1896,
+                   offsetof(flash3_forward_params, qv) == 1896 &&
+                   offsetof(flash3_forward_params, tree_mask) == 1984,
                "what flash3_forward_params has for a KV cache");
-_Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1896,
+_Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1976,
                "what flash3_forward_params has for sums of FP8 products");
 
 _Static_assert(offsetof(flash3_merge_params, out_parts) == 8 &&

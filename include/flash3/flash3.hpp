@@ -123,7 +123,7 @@ struct Forward {
   int sm_margin = 0;
   const flash3_schedule* schedule = nullptr;  // the call makes its own
   flash3_fp8_sums fp8_sums = FLASH3_FP8_SUMS_AUTO;
-  Tensor tree_mask{};                         // none
+  Tensor tree_mask{};  // none
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;

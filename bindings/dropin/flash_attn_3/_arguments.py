@@ -74,9 +74,9 @@ def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
     options = options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                          causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
-        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin, None, qv)
+        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin, 0, None, qv)
     if qv is not None:
-        return with_more(options, None, None, None, False, 0, sm_margin, None, qv)
+        return with_more(options, None, None, None, False, 0, sm_margin, 0, None, qv)
     return with_more(options, None, None, None, False, 0, sm_margin) if sm_margin else options
 
 

@@ -28,7 +28,7 @@ def tree_mask(parents=None, *, seen=None):
             draft j.
 
     Returns:
-        [..., seq_q] int64: a tensor where that is a torch tensor, on its device, otherwise a numpy array.
+        Words of int64, [..., seq_q], in a tensor where that is a torch tensor, on its device, otherwise in a numpy array.
     """
     if (parents is None) == (seen is None):
         raise TypeError("tree_mask() takes parents or seen, and one of them")

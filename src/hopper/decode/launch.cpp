@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+
 #include "core/arithmetic.hpp"
 #include "flash3/schedule.h"
 #include "hopper/decode/latent/plan.hpp"
@@ -16,6 +18,8 @@
 
 namespace flash3::hopper {
 namespace {
+
+static_assert(offsetof(DecodeRun, head_group) == kHeadGroupWord * sizeof(int));
 
 // Rows of a head are far apart: 256 would bring what other blocks read at another time.
 constexpr int kL2Bytes = 128;

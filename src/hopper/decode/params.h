@@ -37,6 +37,7 @@ struct alignas(128) DecodeRun {
   int next;                     // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
+inline constexpr int kHeadGroupWord = 2;  // of a run: launch.cpp, which has offsetof, checks it
 
 // The parts that a block merges, in order. A part has the number of its slot among all blocks'
 // slots.

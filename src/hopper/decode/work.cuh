@@ -52,13 +52,12 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
                                           const RunSource& source) {
   const int lane = threadIdx.x % 32;
   const DecodeSchedule& schedule = params.schedule;
-  constexpr int kHeadGroup = offsetof(DecodeRun, head_group) / sizeof(int);
   PipelineState<2> state;
   int next = source.block;
   reinterpret_cast<int*>(&ring.merged)[lane] = 0;
   for (bool exists = true; exists; state.advance()) {
     int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
-    if (source.ranks > 1 && lane == kHeadGroup) word = word * source.ranks + source.rank;
+    if (source.ranks > 1 && lane == kHeadGroupWord) word = word * source.ranks + source.rank;
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
     DecodeRun& run = ring.runs[state.stage];
     reinterpret_cast<int*>(&run)[lane] = word;

@@ -245,8 +245,8 @@ TEST_F(Cli, BenchOfTheDecodeSuiteTellsTheShareOfACopy) {
                 1e-9)
         << row;
   }
-  EXPECT_EQ(r["results"].size(), 28u);
-  EXPECT_EQ(beside, 2u * 3 + 1 + 5);
+  EXPECT_EQ(r["results"].size(), 40u);
+  EXPECT_EQ(beside, 2u * 3 + 1 + 5 + 13);
   EXPECT_NE(slurp(path("r.csv")).find(",share_of_copy,"), std::string::npos);
 }
 

@@ -48,9 +48,9 @@ struct DecodeConfig {
   }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     const int tiles = stages * tile_bytes();
-    if (latent)  // Q, P once
-      return tiles + rows * (head_dim + head_dim_v) * 2 + rows * tile_n * 2 + 2 * rows * 4 +
-             rows * 8 + 4 * stages * 8 + kLatentWorkBytes;
+    if (latent)  // Q; maxima, sums, row keys; no P, which takes the place of rope parts
+      return tiles + rows * (head_dim + head_dim_v) * 2 + rows * ((stages + 2) * 4 + 8) +
+             7 * stages * 8 + kLatentWorkBytes;
     const int operands = rows * head_dim * 2 + 2 * rows * tile_n * 2;  // Q, and P twice
     const int reductions = 4 * rows * 4 + rows * 8;
     const int fp8 = e4m3 ? rows * 4 + stages * (tile_n * 8 + 8) : 0;

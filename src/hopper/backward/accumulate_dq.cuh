@@ -59,7 +59,7 @@ __device__ __forceinline__ void accumulate_dq(const BackwardParams& params,
                                  shared,
                                  work,
                                  thread_in_warpgroup(),
-                                 descriptor(Traits::KTile::kMajorMN, shared.k),
+                                 descriptor(Traits::KTile::kMajorMN, shared.k[0]),
                                  descriptor(Traits::DsTile::kMajorK, shared.ds)};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   QueryPlace at(params, work);

@@ -24,6 +24,9 @@ struct BackwardConfig {
   // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK, and a warpgroup
   // of its own computes dQ. Otherwise each holds dK and dV of 64 keys. README.md draws both.
   bool wide = false;
+  // A block takes one key tile after the other, and loads the next one's K, V, Q and dOut under the
+  // end of the one before. Otherwise a block has one key tile.
+  bool persistent = false;
   int from_queries = 0;  // the least queries of a call that takes this row
 
   // The consumers are warpgroups 1 and 2. Warpgroup 0 is the producer; in wide tiles it computes
@@ -36,9 +39,11 @@ struct BackwardConfig {
   }
 
   // Registers per thread after setmaxnreg (forward/config.hpp).
-  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return 24; }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return persistent ? 40 : 24; }
   FLASH3_HOST_DEVICE constexpr int dq_registers() const { return wide ? 72 : 0; }
-  FLASH3_HOST_DEVICE constexpr int consumer_registers() const { return wide ? 208 : 240; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    return wide ? 208 : persistent ? 232 : 240;
+  }
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
 
   // The kernel computes dQ in blocks of 64 columns, and the workspace holds it so. A block has 64
@@ -58,15 +63,21 @@ struct BackwardConfig {
   // Keys whose visible queries lie in shared memory; without a band nothing reads them.
   FLASH3_HOST_DEVICE constexpr int mask_keys() const { return band ? tile_n : 1; }
 
-  // Shared memory in bytes. The epilogue stages dK and dV where K and V were.
+  // Key tiles that the roles may work on at the same time, and places for their K.
+  FLASH3_HOST_DEVICE constexpr int key_tile_slots() const { return persistent ? 2 : 1; }
+
+  // Shared memory in bytes. The epilogue stages dK and dV where K and V were, that of persistent
+  // blocks where dS and K were.
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
   FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
-    const int barriers = 7 + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
-    return tile_n * (head_dim + head_dim_v) * 2 + kQueryStages * (q_bytes() + dout_bytes()) +
-           ds_bytes() + fragment_quads() * 2048 +
-           (8 * barriers + int(sizeof(KeyTile)) + mask_keys() * 8 + 15) / 16 * 16;
+    const int slots = key_tile_slots();
+    const int barriers =
+        7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
+    return tile_n * (slots * head_dim + head_dim_v) * 2 +
+           kQueryStages * (q_bytes() + dout_bytes()) + ds_bytes() + fragment_quads() * 2048 +
+           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;
   }
 };
 
@@ -78,7 +89,7 @@ constexpr bool is_valid(const BackwardConfig& c) {
                       (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
   return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
          c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
-         (c.wide ? c.tile_m == 64 : halves) &&
+         (c.wide ? c.tile_m == 64 : halves) && !(c.persistent && c.wide) &&
          128 * (c.producer_registers() + c.dq_registers() +
                 kConsumerWarpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&

@@ -34,12 +34,13 @@ template <class Traits>
 struct Operands {
   Descriptor k_rows, v_rows, k_columns, q_rows, q_columns, dout_rows, dout_columns, ds_rows;
 
-  __device__ __forceinline__ Operands(const typename Traits::Shared& shared, int warpgroup)
-      : k_rows(descriptor(Traits::KTile::kMajorK, shared.k) +
+  __device__ __forceinline__ Operands(const typename Traits::Shared& shared, int k_slot,
+                                      int warpgroup)
+      : k_rows(descriptor(Traits::KTile::kMajorK, shared.k[k_slot]) +
                warpgroup * 64 * Traits::KTile::kRowBytes),
         v_rows(descriptor(Traits::VTile::kMajorK, shared.v) +
                warpgroup * 64 * Traits::VTile::kRowBytes),
-        k_columns(descriptor(Traits::KTile::kMajorMN, shared.k)),
+        k_columns(descriptor(Traits::KTile::kMajorMN, shared.k[k_slot])),
         q_rows(descriptor(Traits::QTile::kMajorK, shared.q)),
         q_columns(descriptor(Traits::QTile::kMajorMN, shared.q)),
         dout_rows(descriptor(Traits::DoutTile::kMajorK, shared.dout)),
@@ -106,23 +107,29 @@ __device__ __forceinline__ void complete_gradient(float (&r)[N], uint32_t (&r_a)
   arrive(empty);
 }
 
-// Hands the staged dQ, where dQ is last that of the tile before, to the thread that adds it.
+// Hands the staged dQ to the thread that adds it.
 template <class Traits>
 __device__ __forceinline__ void hand_over_dq(typename Traits::Shared& shared, int warpgroup) {
   fence_shared_for_async_proxy();
   arrive(&shared.dq_full[warpgroup]);
 }
 
-// Waits for dQ of the tile-th query tile, and stages it. Where dQ is last, dq_full and dq_empty
-// have been completed once before the first tile.
+// The same where dQ is last: dQ of the tile before, if there is one.
+template <class Traits>
+__device__ __forceinline__ void hand_over_last_dq(typename Traits::Shared& shared, int warpgroup,
+                                                  bool staged) {
+  fence_shared_for_async_proxy();
+  arrive_if(staged, &shared.dq_full[warpgroup]);
+}
+
+// Waits for dQ of the block's step-th query tile, and stages it.
 template <class Traits, int kPending>
 __device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
-                                          float (&r_dq)[Traits::kOwnQuads * 4], int tile,
+                                          float (&r_dq)[Traits::kOwnQuads * 4], int step,
                                           int warpgroup, int late_warpgroup, int late_thread) {
   wgmma_wait<kPending>();
   fence_operand(r_dq);
-  wait(&shared.dq_empty[late_warpgroup], SingleState::at(tile).phase ^ !Traits::kDqLast,
-       "dq_empty");
+  wait(&shared.dq_empty[late_warpgroup], SingleState::at(step).phase ^ 1, "dq_empty");
 #pragma unroll
   for (int quad = 0; quad < Traits::kOwnQuads; ++quad) {
     store_shared(&shared.fragments[late_warpgroup * Traits::kOwnQuads + quad][late_thread],
@@ -134,7 +141,7 @@ __device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
 template <class Traits>
 __device__ __forceinline__ void accumulate(const BackwardParams& params,
                                            typename Traits::Shared& shared, const KeyTile& work,
-                                           int warpgroup) {
+                                           Walked& walked, int warpgroup) {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using QTile = typename Traits::QTile;
@@ -144,17 +151,20 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   constexpr int kTileM = Traits::kTileM;
 
   const int thread = thread_in_warpgroup();
-  const KeysMask<Traits> mask(shared, warpgroup * kWarpgroupRows, thread);
-  const Operands<Traits> operand(shared, warpgroup);
+  const auto [k_slot, k_phase] = Traits::KeyState::at(walked.key_tiles);
+  const KeysMask<Traits> mask(shared, work, warpgroup * kWarpgroupRows, thread);
+  const Operands<Traits> operand(shared, k_slot, warpgroup);
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  wait(&shared.k_full, 0, "k_full");
-  wait(&shared.v_full, 0, "v_full");
+  wait(&shared.k_barriers.full[k_slot], k_phase, "k_full");
+  wait(&shared.v_full, SingleState::at(walked.key_tiles).phase, "v_full");
+  const int end = walked.query_tiles + tiles;
+  bool is_first = true;
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
-    const auto [stage, phase] = QueryState::at(tile);
-    const int ds_stage = DsState::at(tile).stage;
+  for (int& step = walked.query_tiles; step < end; ++step) {
+    const auto [stage, phase] = QueryState::at(step);
+    const int ds_stage = DsState::at(step).stage;
     float r_s[kTileM / 2], r_dp[kTileM / 2];
     wait(&shared.q_barriers.full[stage], phase, "q_full");
     issue_transposed_scores<kElement, KTile, QTile>(r_s, operand.k_rows,
@@ -162,13 +172,17 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
     issue_transposed_scores<kElement, VTile, DoutTile>(
         r_dp, operand.v_rows, operand.dout_rows + stage * DoutTile::kBytes);
-    if constexpr (Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
+    if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
+    if constexpr (Traits::kPersistent) {
+      if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
+    }
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
     compute_ds<Traits>(params, shared, stage, thread, r_s, r_dp, r_p, r_ds);
+    if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
     // Under a softcap there are no registers for addresses that the compiler would compute early.
     const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,
               late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
@@ -190,16 +204,20 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     complete_gradient<2>(r_dv, r_p, &shared.dout_barriers.empty[stage]);
     if constexpr (Traits::kDqLast) {
       complete_gradient<1>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
-      finish_dq<Traits, 0>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
+      finish_dq<Traits, 0>(shared, r_dq, step, warpgroup, late_warpgroup, late_thread);
     } else {
-      finish_dq<Traits, 1>(shared, r_dq, tile, warpgroup, late_warpgroup, late_thread);
+      finish_dq<Traits, 1>(shared, r_dq, step, warpgroup, late_warpgroup, late_thread);
       complete_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
     }
     m = work.next(m);
+    is_first = false;
   }
-  if constexpr (Traits::kDqLast) hand_over_dq<Traits>(shared, warpgroup);
-
-  finish_own_keys<Traits>(params, shared, work, r_dk, r_dv, warpgroup, thread);
+  if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
+  if constexpr (Traits::kPersistent) {
+    arrive_if(is_first, &shared.v_empty);
+    if (is_first) wait_for_stored_keys<Traits>(shared, walked, warpgroup, thread);
+  }
+  finish_own_keys<Traits>(params, shared, work, k_slot, r_dk, r_dv, warpgroup, thread);
 }
 
 template <class Traits>
@@ -207,12 +225,19 @@ struct Roles<Traits, false> {
   using Shared = typename Traits::Shared;
 
   static __device__ __forceinline__ void produce(const BackwardParams& params, Shared& shared,
-                                                 const KeyTile& work) {
-    hopper::produce<Traits>(params, shared, work);
+                                                 const KeyTile&) {
+    hopper::produce<Traits>(params, shared);
   }
   static __device__ __forceinline__ void consume(const BackwardParams& params, Shared& shared,
                                                  const KeyTile& work, int warpgroup) {
-    accumulate<Traits>(params, shared, work, warpgroup);
+    if constexpr (Traits::kPersistent) {
+      for (KeyTileReader<Traits> reader{shared}; reader.next(); reader.release())
+        accumulate<Traits>(params, shared, reader.work(), reader.walked, warpgroup);
+      tma_store_wait_read();  // the block's memory must outlive its stores
+    } else {
+      Walked walked;
+      accumulate<Traits>(params, shared, work, walked, warpgroup);
+    }
   }
 };
 

@@ -63,8 +63,8 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
 
-  const KeysMask<Traits> mask(shared, 0, thread);
-  const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k);
+  const KeysMask<Traits> mask(shared, work, 0, thread);
+  const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k[0]);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   int m = work.query_tile_begin;
-  wait(&shared.k_full, 0, "k_full");
+  wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {
     wait_for_q({});
     issue_s({});
@@ -119,7 +119,8 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   arrive(&shared.own_keys_read);
   wait(&shared.own_keys_read, 0, "own_keys_read");
   if (params.float32_gradients) return store_float32(dv_out(params), work, work.key, r_dv, thread);
-  finish_gradient<kElement, VTile, true>(dv_out(params), work, shared.v, r_dv, 0, 0, thread);
+  const StagedGradient<VTile> staged{shared.v, 0};
+  finish_gradient<kElement, true>(dv_out(params), work, work.key, staged, r_dv, 0, thread);
 }
 
 template <class Traits>
@@ -149,7 +150,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
 
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
   wait(&shared.v_full, 0, "v_full");
-  wait(&shared.k_full, 0, "k_full");
+  wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {
     wait_for_dout({});
     issue_dp({});
@@ -190,7 +191,8 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
   if (params.float32_gradients) return store_float32(dk_out(params), work, work.key, r_dk, thread);
-  finish_gradient<kElement, KTile, true>(dk_out(params), work, shared.k, r_dk, 0, 1, thread);
+  const StagedGradient<KTile> staged{shared.k[0], 0};
+  finish_gradient<kElement, true>(dk_out(params), work, work.key, staged, r_dk, 1, thread);
 }
 
 template <class Traits>

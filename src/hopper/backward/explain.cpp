@@ -24,10 +24,13 @@ void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanati
     out->add("sequences", message(problem.batch,
                                   ", longest first, listed by a kernel of their own: their "
                                   "lengths are read on the device"));
-  out->add(
-      "grid",
-      message(plan.grid, " blocks of ", c.threads(), " threads",
-              problem.is_ragged() ? "; those that the lengths leave no tile end at once" : ""));
+  out->add("grid",
+           message(plan.grid, " blocks of ", c.threads(), " threads",
+                   c.persistent
+                       ? message(", persistent over ", plan.key_tiles,
+                                 problem.is_ragged() ? " tiles of keys or fewer" : " tiles of keys")
+                   : problem.is_ragged() ? "; those that the lengths leave no tile end at once"
+                                         : ""));
   out->add("dq", message("float32 sums, added to by one block for each tile of keys, ",
                          plan.deterministic ? "in a fixed order" : "in any order"));
   explain_block(c, out, c.wide ? message(", ", c.dq_registers(), " a thread of dQ") : "");

@@ -3,10 +3,9 @@
 // the schedule.
 #pragma once
 
-#include "hopper/backward/traits.cuh"
+#include "hopper/backward/find_work.cuh"
 #include "hopper/device/ptx/compiler.cuh"
 #include "hopper/device/ptx/sync.cuh"
-#include "hopper/varlen/find_sequence.cuh"
 
 namespace flash3::hopper {
 
@@ -14,10 +13,12 @@ template <class Traits>
 __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   shared.q_barriers.init(kConsumerThreads);
   shared.dout_barriers.init(kConsumerThreads);
+  shared.k_barriers.init(kConsumerThreads);
+  shared.work_barriers.init(kKeyTileReaders);
   shared.p_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
   shared.ds_barriers.init(kWarpgroupThreads, kWarpgroupThreads);
-  mbarrier_init(&shared.k_full, 1);
   mbarrier_init(&shared.v_full, 1);
+  mbarrier_init(&shared.v_empty, kConsumerThreads);
   mbarrier_init(&shared.k_loaded, 1);
   mbarrier_init(&shared.v_loaded, 1);
   mbarrier_init(&shared.own_keys_read, kConsumerThreads);
@@ -32,27 +33,6 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   fence_mbarrier_init();
 }
 
-// Writes the block's work to shared memory. A whole warp calls this.
-template <class Traits>
-__device__ __forceinline__ void find_work(const BackwardParams& params,
-                                          typename Traits::Shared& shared) {
-  const KeySchedule& schedule = params.schedule;
-  const SequenceList& list = schedule.sequences;
-  const bool leader = threadIdx.x % 32 == 0;
-  int index = int(blockIdx.x), heads = schedule.kv_heads;
-  if (params.ticket != nullptr)
-    index = __shfl_sync(~0u, leader ? atomicAdd(params.ticket, 1) : 0, 0);
-  ListedSequence sequence = schedule.one_length;
-  if (list.rows != nullptr) {
-    const ListedTile found = find_sequence(list, index);
-    sequence = found.valid ? found.sequence : ListedSequence{};  // which has no tile
-    index = found.index;
-    heads = schedule.heads_k;
-  }
-  if (leader)
-    shared.work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
-}
-
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
@@ -62,11 +42,11 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   launch_dependents();
   if (threadIdx.x == 0) init_barriers<Traits>(shared);
   wait_for_previous_kernel();
-  if (threadIdx.x / 32 == 1) find_work<Traits>(params, shared);
+  if (!Traits::kPersistent && threadIdx.x / 32 == 1) find_work<Traits>(params, 0, shared.work[0]);
   __syncthreads();
 
-  const KeyTile& work = shared.work;
-  if (!work.valid) return;
+  const KeyTile& work = shared.work[0];
+  if (!Traits::kPersistent && !work.valid) return;
   const int warpgroup = warpgroup_index();
   if (Traits::kConfig.wide && warpgroup == 0) {
     if constexpr (Traits::kConfig.wide) {

@@ -39,7 +39,7 @@ BackwardWorkspace backward_workspace(const BackwardProblem& problem, const Backw
 }
 
 int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
-  if (!plan.deterministic) return nullptr;
+  if (!plan.has_ticket()) return nullptr;
   return reinterpret_cast<int*>(static_cast<char*>(problem.workspace) + plan.ticket_offset);
 }
 

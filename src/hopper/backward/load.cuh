@@ -41,14 +41,14 @@ struct QueryPlace {
 // Loads the i-th query tile of Q or dOut, and one float a query beside it.
 template <class Tile>
 __device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
-                                             int i, const TensorMap* map, const RowMap& map_rows,
-                                             const float* floats,
+                                             Walked& walked, int i, const TensorMap* map,
+                                             const RowMap& map_rows, const float* floats,
                                              uint8_t (&tiles)[kQueryStages][Tile::kBytes],
                                              float (&float_stages)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
                                              const char* empty) {
   const QueryPlace at(params, work, i);
-  const auto [stage, phase] = QueryState::at(i);
+  const auto [stage, phase] = QueryState::at(walked.query_tiles);
   wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
   arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
@@ -57,12 +57,13 @@ __device__ __forceinline__ void load_queries(const BackwardParams& params, const
                  box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
                  full);
   bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  ++walked.query_tiles;
 }
 
-// Loads the block's rows of K or V and clears those that no query sees. `loaded` is a barrier for
-// this alone.
+// Loads the key tile's rows of K or V and clears those that no query sees. `loaded` is a barrier
+// for this alone.
 template <class Traits, class Tile>
-__device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* map,
+__device__ __forceinline__ void load_keys(const KeyTile& work, Walked& walked, const TensorMap* map,
                                           const RowMap& map_rows, uint8_t* shared, uint64_t* full,
                                           uint64_t* loaded) {
   const ListedSequence& s = work.sequence;
@@ -71,28 +72,35 @@ __device__ __forceinline__ void load_keys(const KeyTile& work, const TensorMap* 
   arrive_expect_bytes(barrier, Tile::kBytes);
   load_box<Tile>(shared, map,
                  box_at(map_rows, s.batch, s.k_first, s.k_length, work.key, work.kv_head), barrier);
-  if (hidden > 0) clear_when_loaded<Tile>(shared, hidden, loaded, 0, full);
+  if (hidden > 0)
+    clear_when_loaded<Tile>(shared, hidden, loaded, SingleState::at(walked.cleared++).phase, full);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_k(const BackwardParams& params,
-                                       typename Traits::Shared& shared, const KeyTile& work) {
-  load_keys<Traits, typename Traits::KTile>(work, &params.k, params.k_rows, shared.k,
-                                            &shared.k_full, &shared.k_loaded);
+                                       typename Traits::Shared& shared, const KeyTile& work,
+                                       Walked& walked) {
+  const auto [slot, phase] = Traits::KeyState::at(walked.key_tiles);
+  if constexpr (Traits::kPersistent) wait(&shared.k_barriers.empty[slot], phase ^ 1, "k_empty");
+  load_keys<Traits, typename Traits::KTile>(work, walked, &params.k, params.k_rows, shared.k[slot],
+                                            &shared.k_barriers.full[slot], &shared.k_loaded);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_v(const BackwardParams& params,
-                                       typename Traits::Shared& shared, const KeyTile& work) {
-  load_keys<Traits, typename Traits::VTile>(work, &params.v, params.v_rows, shared.v,
+                                       typename Traits::Shared& shared, const KeyTile& work,
+                                       Walked& walked) {
+  if constexpr (Traits::kPersistent)
+    wait(&shared.v_empty, SingleState::at(walked.key_tiles).phase ^ 1, "v_empty");
+  load_keys<Traits, typename Traits::VTile>(work, walked, &params.v, params.v_rows, shared.v,
                                             &shared.v_full, &shared.v_loaded);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       int i) {
-  load_queries<typename Traits::QTile>(params, work, i, &params.q, params.q_rows,
+                                       Walked& walked, int i) {
+  load_queries<typename Traits::QTile>(params, work, walked, i, &params.q, params.q_rows,
                                        params.workspace.lse_log2, shared.q, shared.lse,
                                        shared.q_barriers, "q_empty");
 }
@@ -100,8 +108,8 @@ __device__ __forceinline__ void load_q(const BackwardParams& params,
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
-                                          int i) {
-  load_queries<typename Traits::DoutTile>(params, work, i, &params.dout, params.dout_rows,
+                                          Walked& walked, int i) {
+  load_queries<typename Traits::DoutTile>(params, work, walked, i, &params.dout, params.dout_rows,
                                           params.workspace.delta, shared.dout, shared.delta,
                                           shared.dout_barriers, "dout_empty");
 }

@@ -67,7 +67,7 @@ struct BackwardParams {
   int heads_per_kv_head;
 
   KeySchedule schedule;
-  int* ticket;      // deterministic: the next index of a block. Null: blocks take blockIdx.x
+  int* ticket;      // the index of the next key tile. Null: block b has the b-th one alone
   Softcap softcap;  // kernels with a softcap; unit: 1
 };
 

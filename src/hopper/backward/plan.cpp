@@ -167,8 +167,9 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
   plan->counted = plan->deterministic || !plan->zeroed;
   if (plan->counted)
     plan->semaphores_offset = reserve(plan, counts.query_tiles * kDqParts, sizeof(int));
-  if (plan->deterministic) {
+  if (plan->has_ticket() && counts.query_tiles > 0)
     plan->ticket_offset = reserve(plan, 1, sizeof(int));
+  if (plan->deterministic) {
     // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
     // head also begin, and end, one after the other.
     plan->tiles_at_a_time = device.multiprocessors;
@@ -209,13 +210,16 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
                        int(counts.tiles_of_a_head)};
   plan->n_tiles = int(counts.n_tiles);
   plan->kv_heads = int(problem.batch * problem.heads_k);
-  plan->grid = int(counts.key_tiles);
+  plan->key_tiles = plan->grid = int(counts.key_tiles);
+  // Without queries nobody sets the ticket, and the blocks have one key tile each.
+  if (c.persistent && counts.query_tiles > 0)
+    plan->grid = std::min(plan->grid, device.multiprocessors);
   plan_tensors(problem, plan);
   const int64_t rows = counts.query_tiles * c.tile_m;
   plan->lse_offset = reserve(plan, rows);
   plan->delta_offset = reserve(plan, rows);
   plan->dq_offset = reserve(plan, rows * c.dq_columns());
-  if (problem.is_ragged() && plan->grid > 0) {
+  if (problem.is_ragged() && plan->key_tiles > 0) {
     plan->list_offset = reserve(plan, problem.batch, sizeof(ListedSequence));
     plan->first_tile_offset = reserve(plan, problem.batch + 1, sizeof(int));
   }

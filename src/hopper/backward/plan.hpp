@@ -36,7 +36,7 @@ struct BackwardPlan {
   // Offsets into the workspace; see BackwardWorkspace in params.h.
   size_t lse_offset = 0, delta_offset = 0, dq_offset = 0;
   size_t semaphores_offset = 0;                   // only if counted
-  size_t ticket_offset = 0;                       // only if deterministic
+  size_t ticket_offset = 0;                       // only if has_ticket()
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   size_t workspace_bytes = 0;
 
@@ -46,11 +46,15 @@ struct BackwardPlan {
   int kv_heads = 0;  // batch · heads_k
   int kv_heads_at_a_time = 1;
   int tiles_at_a_time = 0;  // deterministic: how many run at the same time
-  int grid = 0;  // blocks: one for each tile of keys, of a ragged batch no fewer than there can be
+  int key_tiles = 0;        // of all KV heads; of a ragged batch no fewer than there can be
+  int grid = 0;             // blocks: one for each tile of keys, or persistent
 
   bool deterministic = false;  // blocks add to dQ in the order of dq_order()
   bool zeroed = false;         // dQ is zero-initialised; otherwise the first block stores
   bool counted = false;        // semaphores count the blocks that add to dQ
+
+  // Blocks take their key tiles by a ticket, in their order.
+  bool has_ticket() const { return deterministic || kernel->config.persistent; }
 };
 
 Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "hopper/backward/dq_sums.cuh"
+#include "hopper/backward/find_work.cuh"
 #include "hopper/backward/load.cuh"
 
 namespace flash3::hopper {
@@ -22,18 +23,14 @@ enum class DqAddition {
 template <class Traits, DqAddition kAddition>
 __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       int consumer) {
+                                       Walked& walked, int consumer) {
   constexpr int kOwnFloats = Traits::kOwnQuads * kWarpgroupThreads * 4;
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  if constexpr (Traits::kDqLast) {  // handed over under the first tile: nothing to add yet
-    wait(&shared.dq_full[consumer], 0, "dq_full");
-    arrive(&shared.dq_empty[consumer]);
-  }
   for (int i = 0; i < tiles; ++i) {
     const int warpgroup = hide_from_optimizer(consumer);  // a producer has few registers
     const DqSums<Traits> sums(params, work, warpgroup, i);
     const auto wait_for_dq = [&]() __attribute__((always_inline)) {
-      wait(&shared.dq_full[warpgroup], SingleState::at(i + Traits::kDqLast).phase, "dq_full");
+      wait(&shared.dq_full[warpgroup], SingleState::at(walked.query_tiles).phase, "dq_full");
     };
     bool stores = false;
     if constexpr (kAddition == DqAddition::kOrdered) {
@@ -64,48 +61,75 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params,
       fence_proxy_async_global();
       sums.semaphore().release();
     }
+    ++walked.query_tiles;
   }
 }
 
 template <class Traits>
 __device__ __forceinline__ void add_dq(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       int consumer) {
+                                       Walked& walked, int consumer) {
   if (params.schedule.deterministic) {
-    add_dq<Traits, DqAddition::kOrdered>(params, shared, work, consumer);
+    add_dq<Traits, DqAddition::kOrdered>(params, shared, work, walked, consumer);
   } else if (!Traits::kBand || params.workspace.zeroed) {
-    add_dq<Traits, DqAddition::kUnordered>(params, shared, work, consumer);
+    add_dq<Traits, DqAddition::kUnordered>(params, shared, work, walked, consumer);
   } else {
-    add_dq<Traits, DqAddition::kFirstStores>(params, shared, work, consumer);
+    add_dq<Traits, DqAddition::kFirstStores>(params, shared, work, walked, consumer);
   }
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_q_side(const BackwardParams& params,
-                                            typename Traits::Shared& shared, const KeyTile& work) {
-  load_k<Traits>(params, shared, work);
+                                            typename Traits::Shared& shared, const KeyTile& work,
+                                            Walked& walked) {
+  load_k<Traits>(params, shared, work, walked);
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  for (int i = 0; i < tiles; ++i) load_q<Traits>(params, shared, work, i);
+  for (int i = 0; i < tiles; ++i) load_q<Traits>(params, shared, work, walked, i);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout_side(const BackwardParams& params,
-                                               typename Traits::Shared& shared,
-                                               const KeyTile& work) {
-  load_v<Traits>(params, shared, work);
+                                               typename Traits::Shared& shared, const KeyTile& work,
+                                               Walked& walked) {
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  for (int i = 0; i < tiles; ++i) load_dout<Traits>(params, shared, work, i);
+  // The place of V becomes free later than that of the first dOut.
+  const int first = Traits::kPersistent && tiles > 0 ? 1 : 0;
+  if (first == 1) load_dout<Traits>(params, shared, work, walked, 0);
+  load_v<Traits>(params, shared, work, walked);
+  for (int i = first; i < tiles; ++i) load_dout<Traits>(params, shared, work, walked, i);
+}
+
+// What a thread of the producer does for a key tile. Not kLoadQ in persistent blocks.
+template <class Traits>
+__device__ __forceinline__ void produce(const BackwardParams& params,
+                                        typename Traits::Shared& shared, const KeyTile& work,
+                                        Walked& walked, BackwardProducerWarp role) {
+  if (!Traits::kPersistent && role == BackwardProducerWarp::kLoadQ)
+    load_q_side<Traits>(params, shared, work, walked);
+  if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work, walked);
+  if (role >= BackwardProducerWarp::kAddDq)
+    add_dq<Traits>(params, shared, work, walked, int(role) - int(BackwardProducerWarp::kAddDq));
 }
 
 template <class Traits>
 __device__ __forceinline__ void produce(const BackwardParams& params,
-                                        typename Traits::Shared& shared, const KeyTile& work) {
+                                        typename Traits::Shared& shared) {
   const BackwardProducerWarp role{warp_in_warpgroup()};
-  if (!elect_one()) return;
-  if (role == BackwardProducerWarp::kLoadQ) load_q_side<Traits>(params, shared, work);
-  if (role == BackwardProducerWarp::kLoadDout) load_dout_side<Traits>(params, shared, work);
-  if (role >= BackwardProducerWarp::kAddDq)
-    add_dq<Traits>(params, shared, work, int(role) - int(BackwardProducerWarp::kAddDq));
+  if constexpr (Traits::kPersistent) {
+    if (role == BackwardProducerWarp::kLoadQ) {
+      hand_out_work<Traits>(params, shared, [&](const KeyTile& work, Walked& walked) {
+        load_q_side<Traits>(params, shared, work, walked);
+      });
+      return;
+    }
+    if (!elect_one()) return;
+    for (KeyTileReader<Traits> reader{shared}; reader.next(); reader.release())
+      produce<Traits>(params, shared, reader.work(), reader.walked, role);
+  } else {
+    if (!elect_one()) return;
+    Walked walked;
+    produce<Traits>(params, shared, shared.work[0], walked, role);
+  }
 }
 
 }  // namespace flash3::hopper

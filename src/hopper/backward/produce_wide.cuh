@@ -68,14 +68,15 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
                                              typename Traits::Shared& shared, const KeyTile& work) {
   const WideProducerWarp role{warp_in_warpgroup()};
   const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  Walked walked;
   if (role == WideProducerWarp::kLoadQ && elect_one()) {
-    load_k<Traits>(params, shared, work);
+    load_k<Traits>(params, shared, work, walked);
     load_all_queries<typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
                                              params.workspace.lse_log2, shared.q, shared.lse,
                                              shared.q_barriers, "q_empty");
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {
-    load_v<Traits>(params, shared, work);
+    load_v<Traits>(params, shared, work, walked);
     load_all_queries<typename Traits::DoutTile>(params, work, tiles, &params.dout, params.dout_rows,
                                                 params.workspace.delta, shared.dout, shared.delta,
                                                 shared.dout_barriers, "dout_empty");

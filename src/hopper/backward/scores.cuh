@@ -18,13 +18,14 @@ struct KeysMask {
   WholeTiles whole;  // band
 
   // The whole warpgroup calls this.
-  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, int row, int thread)
+  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, const KeyTile& work, int row,
+                                      int thread)
       : shared(s), first_row(row) {
-    const KeyTile& work = shared.work;
     const int first_key = work.key + first_row;
     keys = work.sequence.k_length - first_key;
     if constexpr (Traits::kBand) {
       // Each warp writes the rows that it reads.
+      if constexpr (Traits::kPersistent) __syncwarp();  // all its threads have read the last ones
       const int own = thread / 32 * 16 + thread % 16, key = first_key + own;
       if (thread % 32 < 16)
         shared.seen_by[first_row + own] =

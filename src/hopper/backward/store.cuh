@@ -47,17 +47,35 @@ __device__ __forceinline__ void store_float32(const GradientOut& out, const KeyT
   }
 }
 
-// Rounds 64 rows and stores them to rows row_block · 64 … of the tile.
-template <Element kElement, class Tile>
-__device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[Tile::kCols / 2],
-                                               int row_block, int thread) {
+// Where a gradient is staged: rows row_block · 64 … of a tile, whose chunks of columns need not
+// follow one another.
+template <class Tile_, int kChunkBytes_ = Tile_::kChunkBytes>
+struct StagedGradient {
+  using Tile = Tile_;
+  static constexpr int kChunkBytes = kChunkBytes_;
+
+  uint8_t* tile;
+  int row_block;
+
+  __device__ __forceinline__ int row(int r) const { return row_block * kWarpgroupRows + r; }
+  // The byte offset of an element; col a multiple of 8.
+  static __device__ __forceinline__ int offset(int row, int col) {
+    return col / Tile::kChunk * kChunkBytes + Tile::offset(row, col % Tile::kChunk);
+  }
+};
+
+// Rounds the gradients of 64 keys and stages them.
+template <Element kElement, class Staged>
+__device__ __forceinline__ void stage_gradient(const Staged& staged,
+                                               const float (&r)[Staged::Tile::kCols / 2],
+                                               int thread) {
   const int lane = thread % 32;
-  const int row = row_block * kWarpgroupRows + thread / 32 * 16 + lane % 16;
-  const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
+  const int row = staged.row(thread / 32 * 16 + lane % 16);
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(staged.tile));
 #pragma unroll
-  for (int col = 0; col < Tile::kCols; col += 16) {
+  for (int col = 0; col < Staged::Tile::kCols; col += 16) {
     const float* x = &r[col / 2];
-    stmatrix_x4(base + Tile::offset(row, col + lane / 16 * 8), pack2<kElement>(x[0], x[1]),
+    stmatrix_x4(base + Staged::offset(row, col + lane / 16 * 8), pack2<kElement>(x[0], x[1]),
                 pack2<kElement>(x[2], x[3]), pack2<kElement>(x[4], x[5]),
                 pack2<kElement>(x[6], x[7]));
   }
@@ -66,21 +84,21 @@ __device__ __forceinline__ void stage_gradient(uint8_t* tile, const float (&r)[T
 // Stores the gradients of 64 keys from first_key on. Unused keys get zeros. kLast: the warpgroup
 // ends behind it, so that the thread waits where it stores; ptxas makes a loop of each store if it
 // waits elsewhere.
-template <class Tile, bool kLast = false>
+template <class Staged, bool kLast = false>
 __device__ __forceinline__ void store_gradient(const GradientOut& out, const KeyTile& work,
-                                               int first_key, const uint8_t* tile, int row_block,
-                                               int thread) {
+                                               int first_key, const Staged& staged, int thread) {
+  using Tile = typename Staged::Tile;
   const ListedSequence& s = work.sequence;
   const int count = min(kWarpgroupRows, s.k_capacity - first_key);
   if (count <= 0) return;
-  const int first_row = row_block * kWarpgroupRows;
   if (out.map != nullptr) {
     if (thread == 0) {
       BoxAt at = box_at(out.map_rows, s.batch, s.k_first, s.k_capacity, first_key, work.kv_head);
 #pragma unroll
       for (int c = 0; c < Tile::kChunks; ++c) {
         at.dim = c * Tile::kChunk;
-        tma_store(out.map, at, tile + c * Tile::kChunkBytes + first_row * Tile::kRowBytes);
+        tma_store(out.map, at,
+                  staged.tile + c * Staged::kChunkBytes + staged.row(0) * Tile::kRowBytes);
       }
       tma_store_commit();
       if constexpr (kLast) tma_store_wait_read();
@@ -92,47 +110,87 @@ __device__ __forceinline__ void store_gradient(const GradientOut& out, const Key
   for (int r = thread / 32; r < count; r += 4) {
     for (int col = thread % 32; col < out.columns; col += 32) {
       data[r * view.stride_seq + col] = reinterpret_cast<const uint16_t*>(
-          tile + Tile::offset(first_row + r, col / 8 * 8))[col % 8];
+          staged.tile + Staged::offset(staged.row(r), col / 8 * 8))[col % 8];
     }
   }
 }
 
-// Takes one warpgroup's 64 keys from its registers to global memory, through the tile.
-template <Element kElement, class Tile, bool kLast = false>
+// Takes the gradients of one warpgroup's 64 keys from its registers to global memory.
+template <Element kElement, bool kLast = false, class Staged>
 __device__ __forceinline__ void finish_gradient(const GradientOut& out, const KeyTile& work,
-                                                uint8_t* tile, const float (&r)[Tile::kCols / 2],
-                                                int row_block, int warpgroup, int thread) {
-  const int first_key = work.key + row_block * kWarpgroupRows;
-  stage_gradient<kElement, Tile>(tile, r, row_block, thread);
+                                                int first_key, const Staged& staged,
+                                                const float (&r)[Staged::Tile::kCols / 2],
+                                                int warpgroup, int thread) {
+  stage_gradient<kElement>(staged, r, thread);
   fence_shared_for_async_proxy();
   sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
-  store_gradient<Tile, kLast>(out, work, first_key, tile, row_block, thread);
+  store_gradient<Staged, kLast>(out, work, first_key, staged, thread);
   if (!kLast && thread == 0) tma_store_wait_read();  // a block's memory must outlive its stores
 }
 
-// The end of a consumer that holds dK and dV of 64 keys.
+// Persistent: stores dV from where K was and dK from where dS was, and goes on.
+template <class Traits>
+__device__ __forceinline__ void store_own_keys(const BackwardParams& params,
+                                               typename Traits::Shared& shared, const KeyTile& work,
+                                               int k_slot, int first_key,
+                                               const float (&r_dk)[Traits::kHeadDim / 2],
+                                               const float (&r_dv)[Traits::kHeadDimV / 2],
+                                               int warpgroup, int thread) {
+  using DsTile = typename Traits::DsTile;
+  using OwnTile = SharedTile<kWarpgroupRows, Traits::kHeadDim>;
+  static_assert(Traits::kHeadDimV <= Traits::kHeadDim);
+  static_assert(OwnTile::kChunkBytes <= DsTile::kChunkBytes && OwnTile::kChunks <= kDsStages);
+  const StagedGradient<typename Traits::VTile> dv{shared.k[k_slot], warpgroup};
+  const StagedGradient<OwnTile, DsTile::kBytes> dk{shared.ds[0] + warpgroup * DsTile::kChunkBytes,
+                                                   0};
+  stage_gradient<Traits::kElement>(dv, r_dv, thread);
+  stage_gradient<Traits::kElement>(dk, r_dk, thread);
+  fence_shared_for_async_proxy();
+  sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  store_gradient(dv_out(params), work, first_key, dv, thread);
+  store_gradient(dk_out(params), work, first_key, dk, thread);
+}
+
+// Persistent: waits until store_own_keys() of the key tile before has read what it staged, and
+// frees that tile's K. The whole warpgroup calls this.
+template <class Traits>
+__device__ __forceinline__ void wait_for_stored_keys(typename Traits::Shared& shared,
+                                                     const Walked& walked, int warpgroup,
+                                                     int thread) {
+  if (thread == 0) tma_store_wait_read();
+  sync(BackwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);
+  static_assert(Traits::kKeySlots == 2);
+  const int slot_before = (walked.key_tiles + 1) % 2;
+  arrive_if(walked.key_tiles > 0, &shared.k_barriers.empty[slot_before]);
+}
+
+// The end of a key tile in a consumer that holds dK and dV of 64 keys.
 template <class Traits>
 __device__ __forceinline__ void finish_own_keys(const BackwardParams& params,
                                                 typename Traits::Shared& shared,
-                                                const KeyTile& work,
+                                                const KeyTile& work, int k_slot,
                                                 float (&r_dk)[Traits::kHeadDim / 2],
                                                 const float (&r_dv)[Traits::kHeadDimV / 2],
                                                 int warpgroup, int thread) {
 #pragma unroll
   for (float& x : r_dk) x *= params.softmax_scale;
+  const int first_key = work.key + warpgroup * kWarpgroupRows;
   if (params.float32_gradients) {
-    const int first_key = work.key + warpgroup * kWarpgroupRows;
     thread = hide_from_optimizer(thread);  // what follows from it waits in no register
     store_float32(dv_out(params), work, first_key, r_dv, thread);
     store_float32(dk_out(params), work, first_key, r_dk, thread);
     return;
   }
-  // The gradients take the place of K and V: both warpgroups must have read them.
+  // The gradients take the place of what both warpgroups must have read.
   sync(BackwardBarrier::kOwnKeysRead, 0, kConsumerThreads);
-  finish_gradient<Traits::kElement, typename Traits::VTile>(dv_out(params), work, shared.v, r_dv,
-                                                            warpgroup, warpgroup, thread);
-  finish_gradient<Traits::kElement, typename Traits::KTile>(dk_out(params), work, shared.k, r_dk,
-                                                            warpgroup, warpgroup, thread);
+  if constexpr (Traits::kPersistent) {
+    store_own_keys<Traits>(params, shared, work, k_slot, first_key, r_dk, r_dv, warpgroup, thread);
+  } else {
+    const StagedGradient<typename Traits::VTile> dv{shared.v, warpgroup};
+    const StagedGradient<typename Traits::KTile> dk{shared.k[0], warpgroup};
+    finish_gradient<Traits::kElement>(dv_out(params), work, first_key, dv, r_dv, warpgroup, thread);
+    finish_gradient<Traits::kElement>(dk_out(params), work, first_key, dk, r_dk, warpgroup, thread);
+  }
 }
 
 }  // namespace flash3::hopper

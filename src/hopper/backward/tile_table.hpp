@@ -11,13 +11,13 @@ namespace flash3::hopper {
 // sequence, hidden size 2048, H200. Rows without one were not measured beside a peer.
 // clang-format off
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    {.head_dim = 64, .head_dim_v = 64, .band = false, .tile_m = 128, .tile_n = 128},  // 560, 1.28
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128},  // 536, 1.30
+    {.head_dim = 64, .head_dim_v = 64, .band = false, .tile_m = 128, .tile_n = 128, .persistent = true},  // 560, 1.28
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128, .persistent = true},  // 536, 1.30
     {.head_dim = 96, .head_dim_v = 96, .band = false, .tile_m = 96, .tile_n = 128},  // 525 at 16k
     {.head_dim = 96, .head_dim_v = 96, .band = true, .tile_m = 96, .tile_n = 128},  // 472 at 16k
     {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128},  // 674, 1.23
     {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 80, .tile_n = 128, .from_queries = 8192},  // 629, 1.18
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128},  // 532, 1.19 at 4k
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128, .persistent = true},  // 532, 1.19 at 4k
     {.head_dim = 192, .head_dim_v = 128, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
     {.head_dim = 192, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},
     {.head_dim = 192, .head_dim_v = 192, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},
@@ -25,9 +25,9 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     {.head_dim = 256, .head_dim_v = 256, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},  // 503, 1.47
     {.head_dim = 256, .head_dim_v = 256, .band = true, .tile_m = 64, .tile_n = 64, .wide = true},  // 492, 1.33
     // Softcaps, under any mask. Causal, cap 50: 0.80, 0.84 (from 8k) and 0.99 of the plain kernels.
-    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 96, .tile_n = 128},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 96, .tile_n = 128, .persistent = true},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 80, .tile_n = 128, .from_queries = 8192},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .tile_m = 64, .tile_n = 64, .wide = true},
 };
 // clang-format on

@@ -27,6 +27,14 @@ using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
+// What a role of a block has behind it; where its rings stand follows. A block that is not
+// persistent has nothing behind it.
+struct Walked {
+  int key_tiles = 0;
+  int query_tiles = 0;
+  int cleared = 0;  // a loader's: key tiles with hidden keys
+};
+
 // kConfig, a row of the tile table. The file of an instance defines its own.
 template <int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM, int kTileN>
 struct BackwardRow;
@@ -44,10 +52,14 @@ struct BackwardTraits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
+  static constexpr bool kPersistent = kConfig.persistent;
+  static constexpr int kKeySlots = kConfig.key_tile_slots();
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;  // staged dQ
   // dQ is a query tile's last product, not dK, and half of the exponentials are held under dP. At
   // d 64 products are half as long beside as many exponentials; d 128 is 2 to 5 % slower with it.
   static constexpr bool kDqLast = kHeadDim == 64 && !kCapped;
+
+  using KeyState = PipelineState<kKeySlots>;  // of a key tile: its work and its K
 
   using KTile = SharedTile<kTileN, kHeadDim>;
   using VTile = SharedTile<kTileN, kHeadDimV>;
@@ -56,7 +68,7 @@ struct BackwardTraits {
   using DsTile = SharedTile<kTileM, kTileN>;  // dS: queries × keys
 
   struct Shared {
-    uint8_t k[KTile::kBytes];
+    uint8_t k[kKeySlots][KTile::kBytes];
     uint8_t v[VTile::kBytes];
     uint8_t q[kQueryStages][QTile::kBytes];
     uint8_t dout[kQueryStages][DoutTile::kBytes];
@@ -66,16 +78,18 @@ struct BackwardTraits {
     float delta[kQueryStages][kTileM];
     RingBarriers<kQueryStages> q_barriers;
     RingBarriers<kQueryStages> dout_barriers;
-    uint64_t k_full, v_full;
+    RingBarriers<kKeySlots> k_barriers;
+    uint64_t v_full, v_empty;
     uint64_t dq_full[kConsumerWarpgroups], dq_empty[kConsumerWarpgroups];
-    RingBarriers<1> p_barriers;           // wide
-    RingBarriers<kDsStages> ds_barriers;  // wide
-    uint64_t own_keys_read;               // wide: the consumers have read K and V
-    KeyTile work;
-    RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
-    uint32_t never_written;                // the address of a store that never happens
-    uint64_t k_loaded, v_loaded;           // TMA has written K, V; hidden keys are not cleared yet
+    RingBarriers<1> p_barriers;             // wide
+    RingBarriers<kDsStages> ds_barriers;    // wide
+    uint64_t own_keys_read;                 // wide: the consumers have read K and V
+    RingBarriers<kKeySlots> work_barriers;  // persistent
+    uint64_t k_loaded, v_loaded;            // TMA has written K, V; hidden keys are not cleared yet
     uint64_t dq_ready, dq_added;  // wide, deterministic: the block may add its dQ, has added
+    RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
+    KeyTile work[kKeySlots];
+    uint32_t never_written;  // the address of a store that never happens
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

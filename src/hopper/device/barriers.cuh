@@ -46,6 +46,11 @@ __device__ __forceinline__ void wait_until_at_least(const int* counter, int valu
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
 
+// By a predicate, not a branch, around which no product could be under way.
+__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
+  mbarrier_arrive_if(arrives, barrier);
+}
+
 // A warp's arrival that it has read a stage.
 __device__ __forceinline__ void release(uint64_t* empty, int thread) {
   if (thread % 32 == 0) arrive(empty);

@@ -132,8 +132,8 @@ TEST(BackwardPlan, RefusesWhatItCannotCount) {
 }
 
 // The inputs' copies, LSE, delta and the sums of dQ, counters of who adds to them where that is
-// counted, deterministic also a ticket; each part on a multiple of 256 bytes, and none over
-// another.
+// counted, deterministic or persistent also a ticket; each part on a multiple of 256 bytes, and
+// none over another.
 TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
   for (const char* id :
        {"bf16/b2/q300/k500/h4x2/d128/causal", "fp16/b1/q1/k1/h1/d64/full",
@@ -157,7 +157,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
       parts[plan.semaphores_offset] = rows / size_t(c.tile_m) * kDqParts * sizeof(int);
       ++count;
     }
-    if (problem.deterministic) {
+    if (problem.deterministic || c.persistent) {
       parts[plan.ticket_offset] = sizeof(int);
       ++count;
     }
@@ -204,6 +204,21 @@ TEST(BackwardPlan, StoresByTmaWhatEndsOn16Bytes) {
   problem = problem_of("bf16/b2/q64/k64/h2/d64/full");
   problem.gradient_dtype = FLASH3_FLOAT32;
   EXPECT_EQ(by_tma(problem), std::pair(false, false));
+}
+
+TEST(BackwardPlan, PersistentBlocksAreNoMoreThanMultiprocessors) {
+  const auto blocks = [](const char* id) {
+    const BackwardPlan plan = plan_of(id);
+    EXPECT_EQ(plan.has_ticket(), plan.kernel->config.persistent || plan.deterministic) << id;
+    return std::pair(plan.grid, plan.key_tiles);
+  };
+  const int all = kDevice.multiprocessors;
+  EXPECT_EQ(blocks("bf16/b2/q1000/k1000/h16/d64/full"), std::pair(all, 2 * 16 * 8));
+  EXPECT_EQ(blocks("fp16/b2/q1000/k1000/h16/d64/causal/deterministic"), std::pair(all, 2 * 16 * 8));
+  EXPECT_EQ(blocks("bf16/b1/q1000/k1000/h16/d64/causal"), std::pair(16 * 8, 16 * 8));
+  EXPECT_EQ(blocks("bf16/b2/q1000/k1000/h16/d256/full"), std::pair(2 * 16 * 16, 2 * 16 * 16));
+  EXPECT_EQ(blocks("bf16/b9/q0/k1000/h16/d64/full"), std::pair(9 * 16 * 8, 9 * 16 * 8))
+      << "no ticket without queries";
 }
 
 TEST(BackwardPlan, EmptyCallsHaveNoBlocks) {

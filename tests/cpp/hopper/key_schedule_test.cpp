@@ -45,7 +45,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
     const BackwardPlan plan = plan_of(problem);
     const int tile_n = plan.kernel->config.tile_n;
     std::set<std::tuple<int, int, int>> seen;
-    for (int block = 0; block < plan.grid; ++block) {
+    for (int block = 0; block < plan.key_tiles; ++block) {
       const KeyTile work = work_of(problem, plan, block);
       EXPECT_TRUE(seen.insert({work.sequence.batch, work.kv_head, work.key}).second) << id;
       EXPECT_TRUE(work.sequence.batch >= 0 && work.sequence.batch < problem.batch) << id;
@@ -63,7 +63,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
     const BackwardProblem problem = problem_of(id);
     const BackwardPlan plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
-    for (int block = 0; block < plan.grid; ++block) {
+    for (int block = 0; block < plan.key_tiles; ++block) {
       const KeyTile work = work_of(problem, plan, block);
       const int64_t end = std::min<int64_t>(work.key + c.tile_n, problem.seq_k);
       int64_t first = problem.seq_q, last = -1;
@@ -88,7 +88,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
     const BackwardConfig& c = plan.kernel->config;
     if (!c.band) continue;
     const Mask mask = problem.mask();
-    for (int block = 0; block < plan.grid; ++block) {
+    for (int block = 0; block < plan.key_tiles; ++block) {
       const KeyTile work = work_of(problem, plan, block);
       for (int key = work.key; key < work.key + c.tile_n; key += 64) {
         const WholeTiles whole = whole_tiles(work, {key, key + 64}, c.tile_m);
@@ -109,7 +109,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
 TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
   const BackwardProblem full = problem_of("bf16/b2/q1000/k1000/h6/d128/full");
   const BackwardPlan plan = plan_of(full);
-  for (int block = 0; block < plan.grid; ++block) {
+  for (int block = 0; block < plan.key_tiles; ++block) {
     const KeyTile work = work_of(full, plan, block);
     EXPECT_EQ(work.sequence.batch * 6 + work.kv_head, block / plan.n_tiles);
   }
@@ -123,11 +123,11 @@ TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
       return work.query_tile_end - work.query_tile_begin;
     };
     const int together = band.kv_heads_at_a_time * band.n_tiles;
-    for (int block = 1; block < band.grid; ++block)
+    for (int block = 1; block < band.key_tiles; ++block)
       if (block % together != 0) {
         EXPECT_LE(length(block), length(block - 1)) << id << ", " << block;
       }
-    EXPECT_GT(length(0), length(band.grid - 1)) << id;
+    EXPECT_GT(length(0), length(band.key_tiles - 1)) << id;
   }
 }
 
@@ -158,8 +158,8 @@ int64_t walk_in_order(const BackwardProblem& problem, const BackwardPlan& plan,
   std::map<std::pair<int, int>, int> added;  // of (KV head, query tile)
   int next = 0;
   int64_t steps = 0;
-  while (next < plan.grid || !running.empty()) {
-    for (; next < plan.grid && std::ssize(running) < multiprocessors; ++next) {
+  while (next < plan.key_tiles || !running.empty()) {
+    for (; next < plan.key_tiles && std::ssize(running) < multiprocessors; ++next) {
       const KeyTile work = work_of(problem, plan, next);
       running.push_back({work, work.query_tile_begin, work.query_tiles()});
     }
@@ -214,9 +214,9 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
     const BackwardProblem problem = problem_of(std::string(id) + "/deterministic");
     const BackwardPlan plan = plan_of(problem);
     int64_t tiles = 0;
-    for (int block = 0; block < plan.grid; ++block)
+    for (int block = 0; block < plan.key_tiles; ++block)
       tiles += work_of(problem, plan, block).query_tiles();
-    const int blocks = std::min(plan.grid, kDevice.multiprocessors);
+    const int blocks = std::min(plan.key_tiles, kDevice.multiprocessors);
     const int64_t steps = walk_in_order(problem, plan, kDevice.multiprocessors);
     EXPECT_LE(double(steps) * blocks, allowed * double(tiles)) << id;
   }

@@ -71,7 +71,7 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
       EXPECT_EQ(work.valid, index < s.tiles * list.groups);
       if (work.valid) all.push_back(work);
     }
-  EXPECT_LE(std::ssize(all), plan.grid);
+  EXPECT_LE(std::ssize(all), plan.key_tiles);
   return all;
 }
 
@@ -251,7 +251,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
       parts[plan.semaphores_offset] = tiles * 2 * sizeof(int);
       ++count;
     }
-    if (problem.deterministic) {
+    if (plan.has_ticket()) {
       parts[plan.ticket_offset] = sizeof(int);
       ++count;
     }

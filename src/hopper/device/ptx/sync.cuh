@@ -29,6 +29,17 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.b32 arrives, %1, 0;\n"
+      "@arrives mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(int(arrives))
+      : "memory");
+}
+
 // Arrives; the phase also waits for so many bytes.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(

@@ -253,6 +253,15 @@ std::vector<Case> backward_case_table(Level level, std::span<const flash3_dtype>
       c.softcap = softcap;
       cases.push_back(c);
     }
+  for (const flash3_dtype dtype : dtypes)
+    for (const int64_t queries : {1024, 1119, 1201})
+      for (const int64_t keys : {1, 127, 300}) {
+        Case c = make_case(dtype, {128, 128}, queries, keys, {2, 1});
+        c.want_lse = c.backward = true;
+        c.want_dlse = keys == 127;
+        c.deterministic = keys == 300;
+        cases.push_back(c);
+      }
   return with_unrounded(std::move(cases));
 }
 

@@ -15,7 +15,8 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .band = true, .tile_m = 128, .tile_n = 128, .persistent = true},  // 536, 1.30
     {.head_dim = 96, .head_dim_v = 96, .band = false, .tile_m = 96, .tile_n = 128},  // 525 at 16k
     {.head_dim = 96, .head_dim_v = 96, .band = true, .tile_m = 96, .tile_n = 128},  // 472 at 16k
-    {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128},  // 674, 1.23
+    {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 80, .tile_n = 128, .from_queries = 1024},  // 674, 1.23
+    {.head_dim = 128, .head_dim_v = 128, .band = false, .tile_m = 64, .tile_n = 128, .persistent = true},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 80, .tile_n = 128, .from_queries = 8192},  // 629, 1.18
     {.head_dim = 128, .head_dim_v = 128, .band = true, .tile_m = 64, .tile_n = 128, .persistent = true},  // 532, 1.19 at 4k
     {.head_dim = 192, .head_dim_v = 128, .band = false, .tile_m = 64, .tile_n = 64, .wide = true},

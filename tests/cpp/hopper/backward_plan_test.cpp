@@ -86,7 +86,8 @@ TEST(BackwardPlan, TakesTallTilesForManyQueries) {
   const auto tile = [](const char* id) { return plan_of(id).kernel->config.tile_m; };
   EXPECT_EQ(tile("bf16/b1/q8191/k9000/h2/d128/causal"), 64);
   EXPECT_EQ(tile("bf16/b1/q8192/k9000/h2/d128/causal"), 80);
-  EXPECT_EQ(tile("bf16/b1/q1/k9000/h2/d128/full"), 80);
+  EXPECT_EQ(tile("bf16/b1/q1023/k9000/h2/d128/full"), 64);
+  EXPECT_EQ(tile("bf16/b1/q1024/k9000/h2/d128/full"), 80);
 }
 
 // Where few blocks add to a query tile, and not all of a head begin with the same one.

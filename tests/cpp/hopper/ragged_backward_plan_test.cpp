@@ -194,7 +194,8 @@ TEST(RaggedDeterministicSums, GiveEveryBlockItsTurn) {
 
 TEST(RaggedBackwardPlan, TakesTheKernelOfTheMaskAndTheLongest) {
   const auto id = [](const std::string& rest) { return plan_of("bf16/b4/" + rest).kernel->id; };
-  EXPECT_EQ(id("q300/k300/h2/d128/full/packed"), "bwd_bf16_d128_full_80x128");
+  EXPECT_EQ(id("q300/k300/h2/d128/full/packed"), "bwd_bf16_d128_full_64x128");
+  EXPECT_EQ(id("q300/k300/h2/d128/full/packed/nomax"), "bwd_bf16_d128_full_80x128");
   EXPECT_EQ(id("q300/k300/h2/d128/causal/packed"), "bwd_bf16_d128_band_64x128");
   EXPECT_EQ(id("q1/k300/h2/d128/causal/usedk"), "bwd_bf16_d128_band_64x128")
       << "fewer keys may count";
@@ -216,17 +217,17 @@ TEST(RaggedBackwardPlan, OneKernelWhateverTheBatch) {
 }
 
 // Lengths are not known to the host, but their sum is.
-TEST(RaggedBackwardPlan, HasNoMoreBlocksThanTheRowsCanFill) {
+TEST(RaggedBackwardPlan, HasNoMoreKeyTilesThanRowsCanFill) {
   BackwardProblem problem = problem_of("bf16/b10/q1000/k1000/h4x2/d128/full/packed");
   problem.sequences_k.rows = 3000;
-  EXPECT_EQ(plan_of(problem).grid, 2 * (3000 / 128 + 10));
+  EXPECT_EQ(plan_of(problem).key_tiles, 2 * (3000 / 128 + 10));
   problem.seq_k = problem.sequences_k.max_length = 100;
-  EXPECT_EQ(plan_of(problem).grid, 2 * 10) << "one tile each";
+  EXPECT_EQ(plan_of(problem).key_tiles, 2 * 10) << "one tile each";
   problem.sequences_k.has_used = true;
-  EXPECT_EQ(plan_of(problem).grid, 2 * (3000 / 128 + 10)) << "unused rows too";
-  EXPECT_EQ(plan_of("bf16/b10/q1000/k1000/h4x2/d128/full/usedk").grid, 2 * 10 * 8);
+  EXPECT_EQ(plan_of(problem).key_tiles, 2 * (3000 / 128 + 10)) << "unused rows too";
+  EXPECT_EQ(plan_of("bf16/b10/q1000/k1000/h4x2/d128/full/usedk").key_tiles, 2 * 10 * 8);
   problem.sequences_k.rows = problem.seq_k = problem.sequences_k.max_length = 0;
-  EXPECT_EQ(plan_of(problem).grid, 0);
+  EXPECT_EQ(plan_of(problem).key_tiles, 0);
 }
 
 TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {

@@ -120,7 +120,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   wait(&shared.own_keys_read, 0, "own_keys_read");
   if (params.float32_gradients) return store_float32(dv_out(params), work, work.key, r_dv, thread);
   const StagedGradient<VTile> staged{shared.v, 0};
-  finish_gradient<kElement, true>(dv_out(params), work, work.key, staged, r_dv, 0, thread);
+  finish_gradient<kElement, true>(dv_out(params), work, staged, r_dv, 0, thread);
 }
 
 template <class Traits>
@@ -192,7 +192,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
   for (float& x : r_dk) x *= params.softmax_scale;
   if (params.float32_gradients) return store_float32(dk_out(params), work, work.key, r_dk, thread);
   const StagedGradient<KTile> staged{shared.k[0], 0};
-  finish_gradient<kElement, true>(dk_out(params), work, work.key, staged, r_dk, 1, thread);
+  finish_gradient<kElement, true>(dk_out(params), work, staged, r_dk, 1, thread);
 }
 
 template <class Traits>

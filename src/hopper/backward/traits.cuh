@@ -30,9 +30,9 @@ using SingleState = PipelineState<1>;
 // What a role of a block has behind it; where its rings stand follows. A block that is not
 // persistent has nothing behind it.
 struct Walked {
-  int key_tiles = 0;
-  int query_tiles = 0;
-  int cleared = 0;  // a loader's: key tiles with hidden keys
+  unsigned key_tiles = 0;
+  unsigned query_tiles = 0;
+  unsigned cleared = 0;  // a loader's: key tiles with hidden keys
 };
 
 // kConfig, a row of the tile table. The file of an instance defines its own.
@@ -87,11 +87,9 @@ struct BackwardTraits {
     RingBarriers<kKeySlots> work_barriers;  // persistent
     uint64_t k_loaded, v_loaded;            // TMA has written K, V; hidden keys are not cleared yet
     uint64_t dq_ready, dq_added;  // wide, deterministic: the block may add its dQ, has added
-    uint32_t never_written;       // the address of a store that never happens
-    // Of each key: the queries that see it. Behind an odd word: read by one instruction instead of
-    // two, ptxas schedules the consumers of the 80x128 band 3 % slower.
-    RowKeys seen_by[kConfig.mask_keys()];
+    RowKeys seen_by[kConfig.mask_keys()];  // of each key: the queries that see it
     KeyTile work[kKeySlots];
+    uint32_t never_written;  // the address of a store that never happens
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

@@ -190,6 +190,10 @@ Params make(Bytes* bytes, Memory* memory, bool* whole) {
   p.sm_margin = bytes->rarely() ? bytes->raw<int32_t>() : bytes->byte();
   if (bytes->between(0, 3) == 3) p.qv = memory->input(dtype, s.q(s.dim_v));
   if (bytes->between(0, 3) == 3) draw_schedule(bytes, memory, &p);
+  if (bytes->between(0, 3) == 3) {
+    p.rotate = bytes->rarely() ? bytes->raw<int32_t>() : 1;
+    p.rotation_seed = bytes->raw<uint64_t>();
+  }
   *whole = !s.packed_q && p.seqused_q.ndim == 0;
   return p;
 }

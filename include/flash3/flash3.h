@@ -309,15 +309,17 @@ typedef struct flash3_forward_params {
    * j, with its sequence's lengths; all see the keys in front of those. At most 64 queries a
    * sequence (packed: max_seqlen_q). Neither with causal, window, chunk nor with rotary_cos. */
   flash3_tensor tree_mask; /**< [batch, seq_q] or [total_q] int64; all zero: none */
+  /** 1: q and k_new, with their embedding if they get one, are multiplied by D·H/√n, as
+   * flash3_quantize_params says, before they are rounded: for a cache whose keys all are. head_dim
+   * ≤ 256; neither may be FP8; v is not rotated, and no part of k where k_new is given. */
+  int32_t rotate;
 } flash3_forward_params;
 
-/** FLASH3_OK if flash3_forward() would run this call, given memory and workspace; otherwise the
- * status that it would return, and the reason in flash3_last_error(). Looks at no data and launches
- * nothing. */
+/** What flash3_forward() would return, given memory and workspace; unless it is FLASH3_OK, with the
+ * reason in flash3_last_error(). Looks at no data and launches nothing. */
 FLASH3_API flash3_status flash3_forward_supported(const flash3_forward_params* params);
 
-/** Bytes of workspace that this call needs: on a CPU they depend on the threads, so ask again when
- * num_threads or the process's cores have changed. */
+/** Bytes of workspace that this call needs; a CPU's change with num_threads and its cores. */
 FLASH3_API flash3_status flash3_forward_workspace(const flash3_forward_params* params,
                                                   size_t* bytes);
 
@@ -424,16 +426,14 @@ FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 FLASH3_API flash3_status flash3_backend_describe(flash3_backend backend, char* buffer,
                                                  size_t* size);
 
-/** Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for a value outside the enum.
- */
+/** Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for any other value. */
 FLASH3_API const char* flash3_backend_name(flash3_backend backend);
 /** As flash3_backend_name(). */
 FLASH3_API const char* flash3_dtype_name(flash3_dtype dtype);
 /** As flash3_backend_name(). */
 FLASH3_API const char* flash3_status_name(flash3_status status);
 
-/** The sentence that goes with the last failed call of this thread; "" if none failed. Valid until
- * this thread's next call. */
+/** The sentence of this thread's last failed call, valid until its next one; "": none failed. */
 FLASH3_API const char* flash3_last_error(void);
 
 /** "0.1.0" */

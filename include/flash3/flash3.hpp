@@ -115,7 +115,7 @@ struct Forward {
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
   Tensor q_scale{}, k_scale{}, v_scale{};                      // of FP8 tensors; 1 unless set
   flash3_compute compute = FLASH3_COMPUTE_AS_GIVEN;
-  uint64_t rotation_seed = 0;                           // of FLASH3_COMPUTE_FP8
+  uint64_t rotation_seed = 0;                           // of FLASH3_COMPUTE_FP8, or rotate
   Tensor page_table{}, cache_batch_idx{}, leftpad_k{};  // k and v are no cache unless set
   Tensor k_new{}, v_new{}, cu_seqlens_k_new{};          // nothing is appended unless set
   Tensor rotary_cos{}, rotary_sin{}, rotary_offsets{};  // none
@@ -124,6 +124,7 @@ struct Forward {
   const flash3_schedule* schedule = nullptr;  // the call makes its own
   flash3_fp8_sums fp8_sums = FLASH3_FP8_SUMS_AUTO;
   Tensor tree_mask{};  // none
+  bool rotate = false;
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -151,6 +152,7 @@ struct Forward {
     p.qv = qv;
     p.fp8_sums = fp8_sums;
     p.tree_mask = tree_mask;
+    p.rotate = rotate;
     return p;
   }
 };

@@ -203,6 +203,27 @@ Status check_append(const Params& p, const Field& q, const Field& k, const Field
   return is_given(p.rotary_offsets) ? check_same({offsets, 0}, batch, "batch size") : Status();
 }
 
+Status check_rotation(const Params& p, const Field& q) {
+  FLASH3_CHECK(check_flag("rotate", p.rotate));
+  if (p.rotate == 0) return {};
+  if (p.compute == FLASH3_COMPUTE_FP8)
+    return invalid_argument(
+        "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway");
+  for (const Field& f : {q, new_field(p, "k_new", false)})
+    if (is_fp8(f.tensor))
+      return invalid_argument(message("rotate = 1 but ", f.name,
+                                      ".dtype = ", dtype_name(f.tensor.dtype),
+                                      "; what is rotated must be of more than 8 bits"));
+  const Extent dim{q, q.ndim - 1};
+  if (dim.size() > kMaxHeadDim)
+    return invalid_argument(message("rotate = 1 but ", dim.name(), " = ", dim.size(),
+                                    "; a head dim that is rotated must be at most ", kMaxHeadDim));
+  if (!is_given(p.k_new) || is_given(p.v_new)) return {};
+  return invalid_argument(
+      "rotate = 1 and k_new is given but v_new is not; v would be a part of the rows of k that are "
+      "rotated");
+}
+
 Status check_cache_options(const Params& p) {
   FLASH3_CHECK(check_flag("rotary_interleaved", p.rotary_interleaved));
   if (p.sm_margin >= 0) return {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of flash3.h for a KV cache, for tokens that are appended to it and for their rotary
-// embedding; core/problem.cpp calls them in this order. A call without any of it passes them all.
+// The rules of flash3.h for a KV cache, for tokens that are appended to it, and for their rotary
+// embedding and rotation; core/problem.cpp calls them in this order. A call without any of it
+// passes them all.
 #pragma once
 
 #include "core/tensor_checks.hpp"
@@ -20,6 +21,9 @@ Status check_cache_shapes(const flash3_forward_params& params, const Field& q, c
 // k_new, v_new and the rotary tables against q, k and v, which are outputs then.
 Status check_append(const flash3_forward_params& params, const Field& q, const Field& k,
                     const Field& v, Pointers pointers);
+
+// Whether q and k_new can be rotated, if they are to be.
+Status check_rotation(const flash3_forward_params& params, const Field& q);
 
 Status check_cache_options(const flash3_forward_params& params);
 

@@ -51,7 +51,8 @@ std::string describe_cache(const ForwardProblem& p) {
     append(text, message(", in pages of ", cache.page_size, " (", cache.pages, " of them)"));
   if (cache.has_batch_idx) append(text, message(", of a cache of ", cache.elements));
   if (cache.has_leftpad) append(text, ", padded on the left");
-  if (!p.append.given) return text;
+  const std::string rotation = p.rotates ? ", with rotation" : "";
+  if (!p.append.given) return text + rotation;
   append(text, message(", appending ", describe_length(p.append.sequences),
                        p.append.dtype == p.kv_dtype ? "" : message(" ", dtype_name(p.append.dtype)),
                        p.append.has_v ? " keys" : " keys, of which v is a part"));
@@ -59,7 +60,7 @@ std::string describe_cache(const ForwardProblem& p) {
   if (rotary.given)
     append(text, message(", with rotary embedding of ", rotary.dim, " dimensions, ",
                          rotary.interleaved ? "interleaved" : "by halves"));
-  return text;
+  return text + rotation;
 }
 
 const char* describe_sums(flash3_fp8_sums sums) {
@@ -157,6 +158,13 @@ void add_attention(const Problem& p, Explanation* lines) {
 }
 
 }  // namespace
+
+std::string describe_transformed_q(const ForwardProblem& p) {
+  if (!p.transforms_q()) return "";
+  const char* const embedding = p.append.rotary.given ? "embedding" : "";
+  return message("q with its ", embedding, *embedding && p.rotates ? " and " : "",
+                 p.rotates ? "rotation" : "");
+}
 
 template <AnyProblem P>
 std::string explain_call(const P& p, const PlannedCall<P>& call) {

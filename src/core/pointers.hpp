@@ -164,6 +164,7 @@ Status visit_options(const flash3_forward_params& a, const flash3_forward_params
   FLASH3_CHECK(visit("rotation_seed", a.rotation_seed, b.rotation_seed));
   FLASH3_CHECK(visit("rotary_interleaved", a.rotary_interleaved, b.rotary_interleaved));
   FLASH3_CHECK(visit("sm_margin", a.sm_margin, b.sm_margin));
+  FLASH3_CHECK(visit("rotate", a.rotate, b.rotate));
   FLASH3_CHECK(visit("fp8_sums", a.fp8_sums, b.fp8_sums));
   return visit_common_options(a, b, visit);
 }

@@ -126,6 +126,7 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_no_overlap(out));
   FLASH3_CHECK(check_qv(p, q, v, pointers));
   FLASH3_CHECK(check_append(p, q, k, v, pointers));
+  FLASH3_CHECK(check_rotation(p, q));
   FLASH3_CHECK(check_tree(p, q, pointers));
   for (const Field& f : {q, k, v, out}) FLASH3_CHECK(check_data(f, pointers));
 
@@ -248,6 +249,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   problem->k_scale = scale_view(p.k_scale, 1);
   problem->v_scale = scale_view(p.v_scale, 1);
   problem->quantizes = p.compute == FLASH3_COMPUTE_FP8;
+  problem->rotates = p.rotate != 0;
   problem->rotation_seed = p.rotation_seed;
   return {};
 }

@@ -168,8 +168,11 @@ struct ForwardProblem : Problem {
   // q, k and v are brought to FP8 first. No backend sees such a problem: core/quantized_forward.hpp
   // makes two of it.
   bool quantizes = false;
+  bool rotates = false;  // q and what is appended to k: core/rotation.hpp
   uint64_t rotation_seed = 0;
 
+  // The attention reads q from the workspace, with its rotary embedding, its rotation or both.
+  bool transforms_q() const { return append.rotary.given || rotates; }
   bool has_output() const { return batch > 0 && seq_q > 0 && heads_q > 0; }
   bool has_tokens_to_append() const {
     return append.given && batch > 0 && append.sequences.max_length > 0 && heads_k > 0;

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "cpu/parallel.hpp"
 #include "cpu/rotary.hpp"
+#include "cpu/rotation.hpp"
 #include "cpu/sequence.hpp"
 
 namespace flash3::cpu {
@@ -56,40 +58,71 @@ void copy_row(const TensorView& from, Index from_offset, const TensorView& to, I
               static_cast<size_t>(from.dim * dtype_size(dtype)));
 }
 
-// One row with its embedding. The dimensions behind those that get it are copied as they are, bit
-// for bit.
-void rotate_row(const RotaryView& rotary, Index position, const TensorView& from, Index from_offset,
-                const TensorView& to, Index to_offset, flash3_dtype dtype) {
+// What rows of q and k get on their way: an embedding, then the rotation; of either, if it is
+// there.
+struct Transform {
+  const RotaryView* rotary = nullptr;
+  const Rotation* rotation = nullptr;
+
+  // The dimensions that it changes: so many from the first.
+  Index dims(Index dim) const { return rotation ? dim : rotary ? rotary->dim : 0; }
+  void apply(Index position, float* row) const {
+    if (rotary) apply_rope(*rotary, position, row);
+    if (rotation) rotation->apply(row);
+  }
+};
+
+// The transform of a call's q and k_new.
+class CallTransform {
+ public:
+  explicit CallTransform(const ForwardProblem& p) {
+    if (p.append.rotary.given) transform_.rotary = &p.append.rotary;
+    if (p.rotates) transform_.rotation = &rotation_.emplace(p.rotation_seed, p.head_dim);
+  }
+  CallTransform(const CallTransform&) = delete;
+  CallTransform& operator=(const CallTransform&) = delete;
+
+  const Transform& get() const { return transform_; }
+
+ private:
+  std::optional<Rotation> rotation_;
+  Transform transform_;
+};
+
+// One row with its transform. The dimensions behind those that this changes are copied as they are,
+// bit for bit.
+void transform_row(const Transform& transform, Index position, const TensorView& from,
+                   Index from_offset, const TensorView& to, Index to_offset, flash3_dtype dtype) {
   copy_row(from, from_offset, to, to_offset, dtype);
+  const Index dims = transform.dims(from.dim);
   float row[kMaxScoreDim];
-  for (int d = 0; d < rotary.dim; ++d) row[d] = load_float(from.data, dtype, from_offset + d);
-  apply_rope(rotary, position, row);
-  for (int d = 0; d < rotary.dim; ++d) store_float(to.data, dtype, to_offset + d, row[d]);
+  for (Index d = 0; d < dims; ++d) row[d] = load_float(from.data, dtype, from_offset + d);
+  transform.apply(position, row);
+  for (Index d = 0; d < dims; ++d) store_float(to.data, dtype, to_offset + d, row[d]);
 }
 
-// One row with its embedding, if it gets one, into an FP8 cache: each element over the scale of the
-// row where it goes, rounded once.
-void quantize_row(const ForwardProblem& p, const RotaryView& rotary, Index position,
+// One row with its transform into an FP8 cache: each element over the scale of the row where it
+// goes, rounded once.
+void quantize_row(const ForwardProblem& p, const Transform& transform, Index position,
                   const TensorView& from, Index from_offset, const TensorView& to, Index to_offset,
                   float scale) {
   float row[kMaxHeadDim];
   for (Index d = 0; d < from.dim; ++d)
     row[d] = load_float(from.data, p.append.dtype, from_offset + d);
-  if (rotary.given) apply_rope(rotary, position, row);
+  transform.apply(position, row);
   auto* codes = static_cast<unsigned char*>(to.data) + to_offset;
   for (Index d = 0; d < from.dim; ++d) codes[d] = float_to_e4m3(row[d] / scale);
 }
 
-// One row of a new token into the cache: of k, which may get the embedding of `position`, or of v.
-void append_row(const ForwardProblem& p, const RotaryView& rotary, Index position,
+// One row of a new token into the cache: of k, with the transform of `position`, or of v, with
+// none.
+void append_row(const ForwardProblem& p, const Transform& transform, Index position,
                 const TensorView& from, Index from_offset, const TensorView& to, Index to_offset,
                 float scale) {
   if (p.append.dtype != p.kv_dtype)
-    quantize_row(p, rotary, position, from, from_offset, to, to_offset, scale);
-  else if (rotary.given)
-    rotate_row(rotary, position, from, from_offset, to, to_offset, p.kv_dtype);
+    quantize_row(p, transform, position, from, from_offset, to, to_offset, scale);
   else
-    copy_row(from, from_offset, to, to_offset, p.kv_dtype);
+    transform_row(transform, position, from, from_offset, to, to_offset, p.kv_dtype);
 }
 
 // The position of a sequence's first new token.
@@ -105,13 +138,14 @@ Index cache_offset(const TensorView& t, const CacheRow& at, Index head) {
 
 void run_append(const ForwardProblem& p) {
   const Append& append = p.append;
+  const CallTransform transform(p);
   const auto count = [&](Index b) { return rows_of(append.sequences, b).length; };
   for_each_token(p, p.heads_k * (p.head_dim + p.head_dim_v), count, [&](Index b, Index n) {
     const RowRange rows = rows_of(append.sequences, b);
     const CacheKeys keys = p.keys_in_cache(b);
     const CacheRow at = cache_row(p.cache, b, keys.first + keys.cached + n);
     for (Index head = 0; head < p.heads_k; ++head) {
-      append_row(p, append.rotary, first_position(p, b) + n, append.k,
+      append_row(p, transform.get(), first_position(p, b) + n, append.k,
                  row_offset(append.k, b, rows, n, head), p.k, cache_offset(p.k, at, head),
                  cache_scale(p.k_scale, b, head, at));
       if (!append.has_v) continue;  // it has been written with k
@@ -121,12 +155,13 @@ void run_append(const ForwardProblem& p) {
   });
 }
 
-size_t rotated_q_bytes(const ForwardProblem& p) {
-  if (!p.append.rotary.given || !p.has_output()) return 0;
+size_t transformed_q_bytes(const ForwardProblem& p) {
+  if (!p.transforms_q() || !p.has_output()) return 0;
   return static_cast<size_t>(most_queries(p) * p.heads_q * p.head_dim * dtype_size(p.dtype));
 }
 
-TensorView rotate_q(const ForwardProblem& p, void* memory) {
+TensorView transform_q(const ForwardProblem& p, void* memory) {
+  const CallTransform transform(p);
   TensorView to = p.q;
   to.data = memory;
   to.stride_head = p.head_dim;
@@ -135,10 +170,10 @@ TensorView rotate_q(const ForwardProblem& p, void* memory) {
   const auto count = [&](Index b) { return rows_of(p.sequences_q, b).length; };
   for_each_token(p, p.heads_q * p.head_dim, count, [&](Index b, Index i) {
     const RowRange rows = rows_of(p.sequences_q, b);
-    const Index position = p.query_position(first_position(p, b), i);
+    const Index position = p.append.rotary.given ? p.query_position(first_position(p, b), i) : 0;
     for (Index head = 0; head < p.heads_q; ++head)
-      rotate_row(p.append.rotary, position, p.q, row_offset(p.q, b, rows, i, head), to,
-                 row_offset(to, b, rows, i, head), p.dtype);
+      transform_row(transform.get(), position, p.q, row_offset(p.q, b, rows, i, head), to,
+                    row_offset(to, b, rows, i, head), p.dtype);
   });
   return to;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call with k_new does before its queries look: the new keys and values go into the cache,
-// and q gets its rotary embedding in the workspace.
+// What a call does before its queries look: the new keys and values go into the cache, and q gets
+// its rotary embedding and its rotation in the workspace.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace flash3::cpu {
 
-// Bytes of workspace for q with its embedding; 0 without one.
-size_t rotated_q_bytes(const ForwardProblem& problem);
+// Bytes of workspace for q with its embedding or rotation; 0 with neither.
+size_t transformed_q_bytes(const ForwardProblem& problem);
 
 // Writes the cache. The problem's lengths have been checked.
 void run_append(const ForwardProblem& problem);
 
-// Writes q with its embedding to `memory`, of rotated_q_bytes(); returns its view.
-TensorView rotate_q(const ForwardProblem& problem, void* memory);
+// Writes q with its embedding and rotation to `memory`, of transformed_q_bytes(); returns its view.
+TensorView transform_q(const ForwardProblem& problem, void* memory);
 
 }  // namespace flash3::cpu

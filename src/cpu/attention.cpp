@@ -78,6 +78,14 @@ SplitSpace split_space(const ForwardProblem& p, const AttentionPlan& plan) {
   return {plan.splits > 1 ? plan.tasks * plan.tile.rows : 0, p.head_dim_v};
 }
 
+// q as the attention reads it comes behind the parts.
+void reserve_q(const ForwardProblem& p, AttentionPlan* plan) {
+  const size_t bytes = transformed_q_bytes(p);
+  if (bytes == 0) return;
+  plan->q_offset = round_up(plan->workspace_size, kWorkspaceAlignment);
+  plan->workspace_size = plan->q_offset + bytes;
+}
+
 // In a ragged batch the rows of a block follow from the sequence alone, so that its bits depend on
 // neither its neighbours nor the threads. A long one has blocks enough to share out; half of the
 // most costs a twentieth of the speed.
@@ -196,7 +204,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
     plan.why =
         message("blocks of the sequences' rows, the longest first, short ones together, for ",
                 count(plan.threads, "thread"));
-    plan.workspace_size = rotated_q_bytes(p);
+    reserve_q(p, &plan);
     return plan;
   }
 
@@ -228,6 +236,7 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   }
   plan.threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
   plan.workspace_size = split_space(p, plan).floats() * sizeof(float);
+  reserve_q(p, &plan);
   return plan;
 }
 
@@ -266,10 +275,10 @@ Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
   if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
   if (p.append.given) run_append(p);
   if (!p.has_output()) return {};
-  if (!p.append.rotary.given) return run_tasks(p, plan);
-  ForwardProblem rotated = p;
-  rotated.q = rotate_q(p, p.workspace);
-  return run_tasks(rotated, plan);
+  if (!p.transforms_q()) return run_tasks(p, plan);
+  ForwardProblem transformed = p;
+  transformed.q = transform_q(p, static_cast<char*>(p.workspace) + plan.q_offset);
+  return run_tasks(transformed, plan);
 }
 
 }  // namespace flash3::cpu

@@ -21,6 +21,7 @@ struct AttentionPlan {
   int64_t splits = 1;      // parts of the keys; more than one is followed by a merge
   int64_t split_keys = 0;  // keys of a part
   int64_t tasks = 0;       // batch × KV heads × row_blocks × splits; ragged: at most
+  size_t q_offset = 0;     // into the workspace: q with its embedding and rotation
   size_t workspace_size = 0;
   std::string why;
 };

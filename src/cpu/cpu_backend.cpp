@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/backend.hpp"
+#include "core/explain.hpp"
 #include "core/message.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
@@ -69,11 +70,11 @@ void explain(const ForwardProblem& problem, const AttentionPlan& plan, Explanati
   out->add("arithmetic", arithmetic(problem, plan.target));
   out->add("tile", tile_name(plan.tile));
   add_packing(problem, out);
-  if (problem.append.given)
-    out->add("first", problem.append.rotary.given
-                          ? "the new keys and values go into the cache, and q with its embedding "
-                            "into the workspace"
-                          : "the new keys and values go into the cache");
+  const std::string keys = problem.append.given ? "the new keys and values go into the cache" : "",
+                    q = describe_transformed_q(problem);
+  if (!keys.empty() || !q.empty())
+    out->add("first", message(keys, !keys.empty() && !q.empty() ? ", and " : "", q,
+                              q.empty() ? "" : " into the workspace"));
   out->add("tasks", tasks_on(problem, plan.tasks, plan.threads));
   if (plan.splits > 1)
     out->add("split", message(plan.splits, " parts of ", plan.split_keys, " keys, then a merge"));

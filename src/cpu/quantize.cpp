@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
 #include <vector>
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
-#include "core/rotation.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rotary.hpp"
+#include "cpu/rotation.hpp"
 
 namespace flash3::cpu {
 namespace {
@@ -49,35 +48,6 @@ Works works_of(const QuantizeProblem& p) {
           {&p.k, &p.sequences_k, true, p.rotary_offset_k},
           {&p.v, &p.sequences_k, false, 0}};
 }
-
-// x·D·H/√n for one row.
-class Rotation {
- public:
-  Rotation(uint64_t seed, int64_t dim) : dim_(static_cast<int>(dim)) {
-    for (int i = 0; i < dim_; ++i) {
-      const float factor = 1.f / std::sqrt(static_cast<float>(rotation_part(dim_, i).size));
-      factor_[i] = rotation_negates(seed, i) ? -factor : factor;
-    }
-  }
-  void apply(float* x) const {
-    for (int i = 0; i < dim_; ++i) x[i] *= factor_[i];
-    for (int begin = 0; begin < dim_;) {
-      const int size = rotation_part(dim_, begin).size;
-      for (int step = 1; step < size; step *= 2)
-        for (int first = begin; first < begin + size; first += 2 * step)
-          for (int i = first; i < first + step; ++i) {
-            const float a = x[i], b = x[i + step];
-            x[i] = a + b;
-            x[i + step] = a - b;
-          }
-      begin += size;
-    }
-  }
-
- private:
-  int dim_;
-  float factor_[kMaxHeadDim];
-};
 
 // The tokens of one block as float32, rotated, and what becomes of them.
 class BlockBuffer {

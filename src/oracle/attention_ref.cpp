@@ -165,7 +165,7 @@ void for_each_row(const ForwardProblem& p, int num_threads, const Store& store) 
 }  // namespace
 
 ReferenceForward attention_ref(const ForwardProblem& p, int num_threads) {
-  if (p.has_cache()) return attention_ref(GatheredCache(p).problem(), num_threads);
+  if (p.has_cache() || p.rotates) return attention_ref(GatheredCache(p).problem(), num_threads);
   const int64_t rows = rows_in_batch(p.sequences_q, p.batch);
   ReferenceForward result;
   result.out.resize(rows * p.heads_q * p.head_dim_v);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/convert.hpp"
+#include "core/rotation.hpp"
 #include "oracle/visible.hpp"
 
 namespace flash3 {
@@ -150,7 +151,7 @@ class ForwardTokens {
     const int64_t n = padding(b) + j - used(b);
     if (n < 0) return cached(p_.k, b, padding(b) + j, head, d);
     const Tokens tokens = tokens_of(p_.k_new, p_.cu_seqlens_k_new, {}, b);
-    return appended(rotated(p_.k_new, b, tokens, n, head, d, position(b) + n), p_.k_new,
+    return appended(transformed(p_.k_new, b, tokens, n, head, d, position(b) + n), p_.k_new,
                     k_scale(b, j, head));
   }
   double v(int64_t b, int64_t j, int64_t head, int64_t d) const {
@@ -169,8 +170,9 @@ class ForwardTokens {
   double q(int64_t b, int64_t i, int64_t head, int64_t d) const {
     const bool masked =
         p_.causal || p_.chunk > 0 || (p_.window && (p_.window_left >= 0 || p_.window_right >= 0));
-    return rounded(rotated(p_.q, b, call_.queries(b), i, head, d, position(b) + (masked ? i : 0)),
-                   p_.q.dtype);
+    return rounded(
+        transformed(p_.q, b, call_.queries(b), i, head, d, position(b) + (masked ? i : 0)),
+        p_.q.dtype);
   }
 
  private:
@@ -216,9 +218,38 @@ class ForwardTokens {
     return given(p_.rotary_offsets) ? entry(p_.rotary_offsets, b) : used(b);
   }
 
+  // Element d with the rotary embedding and the rotation, if they are asked for, in float32.
+  float transformed(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i,
+                    int64_t head, int64_t d, int64_t position) const {
+    const auto x = [&](int64_t at) { return embedded(t, b, tokens, i, head, at, position); };
+    if (!p_.rotate) return x(d);
+    // The power of two that d is in, of those that head_dim is the sum of.
+    int64_t begin = 0, n = 1;
+    while (true) {
+      while (2 * n <= call_.head_dim - begin) n *= 2;
+      if (d < begin + n) break;
+      begin += n, n = 1;
+    }
+    const float factor = 1 / std::sqrt(static_cast<float>(n));
+    const auto with_sign = [&](int64_t at) {
+      return x(at) * (rotation_negates(p_.rotation_seed, static_cast<int>(at)) ? -factor : factor);
+    };
+    return hadamard(with_sign, begin, n, d - begin);
+  }
+  // Element d of y·H, with y(begin) … y(begin + n − 1), and H of n = 2^k dimensions: [H', H'; H',
+  // −H'] of half as many.
+  template <class Y>
+  static float hadamard(const Y& y, int64_t begin, int64_t n, int64_t d) {
+    if (n == 1) return y(begin);
+    const int64_t half = n / 2;
+    const float first = hadamard(y, begin, half, d % half),
+                second = hadamard(y, begin + half, half, d % half);
+    return d < half ? first + second : first - second;
+  }
+
   // Element d with the rotary embedding, if there is one, in float32.
-  float rotated(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
-                int64_t d, int64_t position) const {
+  float embedded(const flash3_tensor& t, int64_t b, const Tokens& tokens, int64_t i, int64_t head,
+                 int64_t d, int64_t position) const {
     const int64_t pairs = p_.rotary_cos.shape[1];
     if (!given(p_.rotary_cos) || d >= 2 * pairs)
       return static_cast<float>(call_.element(t, b, tokens, i, head, d));

@@ -2,9 +2,12 @@
 #include "oracle/gathered_cache.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "core/convert.hpp"
+#include "core/rotation.hpp"
 
 namespace flash3 {
 namespace {
@@ -65,17 +68,53 @@ const std::byte* new_row_at(const ForwardProblem& p, const TensorView& t, int64_
   return at(t, p.append.dtype, b * t.stride_batch + row * t.stride_seq + head * t.stride_head);
 }
 
-// A row with the embedding of a position, in float32 and rounded once; what lies behind the
-// dimensions that it is for stays as it is.
-void rotate(const RotaryView& r, flash3_dtype dtype, int64_t position, void* row) {
+// The embedding of a position, in float32.
+void embed(const RotaryView& r, int64_t position, float* row) {
   for (int i = 0; i < r.dim / 2; ++i) {
     const int first = r.interleaved ? 2 * i : i, second = r.interleaved ? 2 * i + 1 : i + r.dim / 2;
-    const float x = load_float(row, dtype, first), y = load_float(row, dtype, second);
+    const float x = row[first], y = row[second];
     const float cos = load_float(r.cos, r.dtype, position * r.stride_cos + i);
     const float sin = load_float(r.sin, r.dtype, position * r.stride_sin + i);
-    store_float(row, dtype, first, x * cos - y * sin);
-    store_float(row, dtype, second, x * sin + y * cos);
+    row[first] = x * cos - y * sin;
+    row[second] = x * sin + y * cos;
   }
+}
+
+// x·H of n = 2^k dimensions, which is [x + y, x − y] of the products x and y of its halves.
+void hadamard(float* x, int64_t n) {
+  if (n == 1) return;
+  hadamard(x, n / 2), hadamard(x + n / 2, n / 2);
+  for (int64_t i = 0; i < n / 2; ++i) {
+    const float a = x[i], b = x[i + n / 2];
+    x[i] = a + b, x[i + n / 2] = a - b;
+  }
+}
+
+// x·D·H/√n in float32, of each power of two in `dim`.
+void rotate(uint64_t seed, int64_t dim, float* row) {
+  for (int64_t begin = 0; begin < dim;) {
+    const auto n = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(dim - begin)));
+    const float factor = 1 / std::sqrt(static_cast<float>(n));
+    for (int64_t i = begin; i < begin + n; ++i)
+      row[i] *= rotation_negates(seed, static_cast<int>(i)) ? -factor : factor;
+    hadamard(row + begin, n);
+    begin += n;
+  }
+}
+
+// A row of q or k_new with what the call does to it, as float32. `position`: of the embedding.
+std::vector<float> transformed(const ForwardProblem& p, const std::byte* row, flash3_dtype dtype,
+                               int64_t position) {
+  std::vector<float> x(static_cast<size_t>(p.head_dim));
+  for (int64_t d = 0; d < p.head_dim; ++d) x[static_cast<size_t>(d)] = load_float(row, dtype, d);
+  if (p.append.rotary.given) embed(p.append.rotary, position, x.data());
+  if (p.rotates) rotate(p.rotation_seed, p.head_dim, x.data());
+  return x;
+}
+
+// How many of a row's dimensions that changes; those behind them keep their bits.
+int64_t transformed_dims(const ForwardProblem& p) {
+  return p.rotates ? p.head_dim : p.append.rotary.given ? p.append.rotary.dim : 0;
 }
 
 int64_t first_position(const ForwardProblem& p, int64_t b) {
@@ -98,21 +137,25 @@ void copy(const std::byte* from, std::byte* to, int64_t elements, flash3_dtype d
   std::memcpy(to, from, static_cast<size_t>(elements * dtype_size(dtype)));
 }
 
-// Token n of sequence b as the cache holds it. `scale`: of k or v, where the token's place is.
-void write_new(const ForwardProblem& p, const TensorView& from, const ScaleView& scale, int64_t b,
-               int64_t n, int64_t head, bool rotates, std::byte* to) {
-  const std::byte* row = new_row_at(p, from, b, n, head);
-  const int64_t position = rotates ? first_position(p, b) + n : 0;
+// Token n of sequence b as the cache holds it, of k or of v.
+void write_new(const ForwardProblem& p, bool is_k, int64_t b, int64_t n, int64_t head,
+               std::byte* to) {
+  const TensorView& from = is_k ? p.append.k : p.append.v;
   const flash3_dtype dtype = p.append.dtype;
+  const std::byte* row = new_row_at(p, from, b, n, head);
+  std::vector<float> x;
+  if (is_k && transformed_dims(p) > 0) {
+    x = transformed(p, row, dtype, first_position(p, b) + n);
+  } else {
+    for (int64_t d = 0; d < from.dim; ++d) x.push_back(load_float(row, dtype, d));
+  }
   if (dtype == p.kv_dtype) {
     copy(row, to, from.dim, dtype);
-    if (rotates) rotate(p.append.rotary, dtype, position, to);
+    for (int64_t d = 0; is_k && d < transformed_dims(p); ++d)
+      store_float(to, dtype, d, x[static_cast<size_t>(d)]);
     return;
   }
-  std::vector<float> x(static_cast<size_t>(from.dim));
-  for (int64_t d = 0; d < from.dim; ++d) x[static_cast<size_t>(d)] = load_float(row, dtype, d);
-  if (rotates) rotate(p.append.rotary, FLASH3_FLOAT32, position, x.data());
-  const float own = scale_at(p, scale, b, places_of(p, b).used + n, head);
+  const float own = scale_at(p, is_k ? p.k_scale : p.v_scale, b, places_of(p, b).used + n, head);
   for (int64_t d = 0; d < from.dim; ++d)
     store_float(to, p.kv_dtype, d, x[static_cast<size_t>(d)] / own);
 }
@@ -135,12 +178,17 @@ ScaleView gather_scales(const ForwardProblem& p, const ScaleView& scale, int64_t
 }  // namespace
 
 GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
+  made_.cache = {}, made_.append = {}, made_.rotates = false;
+  if (p.has_cache()) gather_keys(p);
+  if (transformed_dims(p) > 0) transform_q(p);
+}
+
+void GatheredCache::gather_keys(const ForwardProblem& p) {
   int64_t most = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
     lengths_.push_back(static_cast<int>(places_of(p, b).keys()));
     most = std::max<int64_t>(most, lengths_.back());
   }
-  made_.cache = {}, made_.append = {};
   made_.seq_k = most;
   made_.sequences_k = {.has_used = true, .used = lengths_.data(), .rows = most, .max_length = most};
   made_.k = contiguous(p.k, p.batch, most, p.kv_dtype, &k_);
@@ -161,9 +209,9 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
           copy(cache_row_at(p, p.k, b, place, h), to(made_.k), p.head_dim, p.kv_dtype);
           copy(cache_row_at(p, p.v, b, place, h), to(made_.v), p.head_dim_v, p.kv_dtype);
         } else {
-          write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given, to(made_.k));
+          write_new(p, true, b, n, h, to(made_.k));
           if (p.append.has_v)
-            write_new(p, p.append.v, p.v_scale, b, n, h, false, to(made_.v));
+            write_new(p, false, b, n, h, to(made_.v));
           else  // v is a part of k's rows
             copy(to(made_.k) +
                      (static_cast<std::byte*>(p.v.data) - static_cast<std::byte*>(p.k.data)),
@@ -171,8 +219,9 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
         }
       }
   }
-  if (!p.append.rotary.given) return;
+}
 
+void GatheredCache::transform_q(const ForwardProblem& p) {
   made_.q = contiguous(p.q, p.sequences_q.packed ? 1 : p.batch, p.sequences_q.rows, p.dtype, &q_);
   if (p.sequences_q.packed) made_.q.stride_batch = 0;
   const bool masked =
@@ -186,7 +235,11 @@ GatheredCache::GatheredCache(const ForwardProblem& p) : made_(p) {
                     b * t.stride_batch + (rows.first + i) * t.stride_seq + h * t.stride_head);
         };
         copy(row(p.q), row(made_.q), p.head_dim, p.dtype);
-        rotate(p.append.rotary, p.dtype, first_position(p, b) + (masked ? i : 0), row(made_.q));
+        const int64_t position =
+            p.append.rotary.given ? first_position(p, b) + (masked ? i : 0) : 0;
+        const std::vector<float> x = transformed(p, row(p.q), p.dtype, position);
+        for (int64_t d = 0; d < transformed_dims(p); ++d)
+          store_float(row(made_.q), p.dtype, d, x[static_cast<size_t>(d)]);
       }
   }
 }
@@ -198,10 +251,8 @@ void append_ref(const ForwardProblem& p) {
     for (int64_t n = 0; n < places.added; ++n)
       for (int64_t h = 0; h < p.heads_k; ++h) {
         const int64_t place = places.used + n;
-        write_new(p, p.append.k, p.k_scale, b, n, h, p.append.rotary.given,
-                  cache_row_at(p, p.k, b, place, h));
-        if (p.append.has_v)
-          write_new(p, p.append.v, p.v_scale, b, n, h, false, cache_row_at(p, p.v, b, place, h));
+        write_new(p, true, b, n, h, cache_row_at(p, p.k, b, place, h));
+        if (p.append.has_v) write_new(p, false, b, n, h, cache_row_at(p, p.v, b, place, h));
       }
   }
 }

@@ -12,6 +12,7 @@
 //   bf16/b2/q129/k1000/h4x2/d128/full/quantize/blockscales/rotate    flash3_quantize alone
 //   bf16/b9/q1/k300/h8x2/d128/causal/random/usedk/paged16/leftpad/append1/rotary    decoding
 //   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/headscales    an FP8 cache, k and v
+//   bf16/b9/q1/k300/h8x2/d128/causal/usedk/paged16/append1/kv8/rotate    q and k_new are rotated
 //   bf16/b9/q7/k300/h8x2/d128/full/random/usedk/paged16/append7/tree    a tree of drafts
 //   bf16/b8/q512/k4096/h8x2/d128/causal/mixed/packedq/usedk    decoding beside parts of prompts
 //   bf16/b9/q1/k300/h16x1/d576x512/full/usedk/paged64/latent    latent attention: v is part of k
@@ -118,7 +119,7 @@ struct Case {
 
   bool quantize = false;           // "quantize"; the three below are of that call
   std::array<bool, 3> left_out{};  // "noq", "nok", "nov": not brought to FP8
-  bool rotate = false;             // "rotate"
+  bool rotate = false;             // "rotate"; or of a forward's q and of what it appends
   Rotary rotary = Rotary::kNone;   // or of an append
 
   bool backward = false;   // "bwd"; those below are of a backward call, and say so by themselves

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/explain.hpp"
 #include "core/message.hpp"
 #include "hopper/decode/plan.hpp"
 #include "hopper/host/kernel_kind.hpp"
@@ -44,7 +45,7 @@ std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan
 std::string append_name(const ForwardProblem& problem) {
   const std::string to = short_name(element_of(problem.kv_dtype)),
                     from = short_name(element_of(problem.append.dtype));
-  return message("append_", from, from == to ? "" : "_" + to);
+  return message("append_", from, from == to ? "" : "_" + to, problem.rotates ? "_rotated" : "");
 }
 
 }  // namespace
@@ -52,7 +53,9 @@ std::string append_name(const ForwardProblem& problem) {
 void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out) {
   if (!plan.launches()) return;
   const std::string keys = plan.blocks > 0 ? "the new keys and values go into the cache" : "",
-                    q = plan.q_blocks > 0 ? "q with its embedding goes into the workspace" : "";
+                    q = plan.q_blocks > 0
+                            ? describe_transformed_q(problem) + " goes into the workspace"
+                            : "";
   out->add("first", message("a kernel of its own: ", keys, !keys.empty() && !q.empty() ? ", " : "",
                             q, "; ", problem.batch * (plan.blocks + plan.q_blocks), " blocks"));
 }
@@ -86,7 +89,7 @@ void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Ex
   out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
   out->add("workspace",
            message("the schedule", plan.most_splits > 1 ? ", parts of shared tiles" : "",
-                   plan.append.q_blocks > 0 ? ", q with its embedding" : ""));
+                   plan.append.q_blocks > 0 ? ", " + describe_transformed_q(problem) : ""));
 }
 
 }  // namespace flash3::hopper

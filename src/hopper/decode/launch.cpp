@@ -67,7 +67,7 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   const int bytes = config.element_bytes();
   DecodeParams params{};
   const bool latent = config.latent, capped = problem.softcap > 0.f;
-  const TensorView given_q = rotated_q(problem, plan.append);
+  const TensorView given_q = transformed_q(problem, plan.append);
   const TensorView q = latent ? latent_views(problem, given_q).q_rope : given_q;
   const KeyViews keys = key_views(problem, config);
   const TensorView k = tensor_rows(keys.k, problem.sequences_k),

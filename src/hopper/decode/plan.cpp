@@ -146,7 +146,8 @@ Status check_dtype(const ForwardProblem& problem) {
 }
 
 Status check_sizes(const ForwardProblem& problem, Index items) {
-  const Index of_token = problem.heads_q * (problem.append.given ? kMaxScoreDim : 1);
+  const Index of_token =
+      problem.heads_q * (problem.append.given || problem.rotates ? kMaxScoreDim : 1);
   const Index most = std::max<Index>({problem.sequences_q.rows, problem.sequences_k.rows,
                                       problem.append.sequences.rows, problem.batch, of_token,
                                       problem.k.batch, items});

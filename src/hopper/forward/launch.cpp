@@ -21,9 +21,9 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
             columns_v = box_columns(config.head_dim_v, bytes);
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
-  const TensorView rotated = rotated_q(problem, plan.append);
+  const TensorView given_q = transformed_q(problem, plan.append);
   TensorView q, k, v;
-  FLASH3_CHECK(input_view(problem, tensor_rows(rotated, problem.sequences_q), plan.q, &q));
+  FLASH3_CHECK(input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q, &q));
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
   FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
   k = mappable(k, q.data);  // q has rows, or there would be no call

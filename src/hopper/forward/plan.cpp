@@ -147,7 +147,7 @@ int64_t largest_count(const ForwardProblem& problem) {
   if (!problem.has_cache()) return std::max(rows_q, rows_of(problem.sequences_k, problem.seq_k));
   return std::max({rows_q, problem.k.batch * problem.k.seq, problem.batch,
                    int64_t{problem.append.sequences.rows},
-                   problem.heads_q * (problem.append.given ? kMaxHeadDim : 1)});
+                   problem.heads_q * (problem.append.given || problem.rotates ? kMaxHeadDim : 1)});
 }
 
 // Plans everything that follows from a choice.
@@ -166,7 +166,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
                                         : config.tile_n;
   plan->append = plan_append(problem, &plan->workspace_bytes);
 
-  const TensorView q = tensor_rows(rotated_q(problem, plan->append), problem.sequences_q),
+  const TensorView q = tensor_rows(transformed_q(problem, plan->append), problem.sequences_q),
                    k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k),
                    out = tensor_rows(problem.out, problem.sequences_q);

@@ -6,7 +6,6 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "core/rotation.hpp"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/quantize/kernels.hpp"
 #include "hopper/quantize/plan.hpp"
@@ -165,9 +164,7 @@ QuantizeParams quantize_params(const QuantizeProblem& problem, const QuantizePas
   QuantizeParams params{};
   params.gathers = gathers;
   params.rotates = problem.rotates;
-  if (problem.rotates)
-    for (int w = 0; w < kRotationWords; ++w)
-      params.signs[w] = unsigned(rotation_word(problem.rotation_seed, w / 2) >> (w % 2 * 32));
+  if (problem.rotates) fill_signs(problem.rotation_seed, params.signs);
   const RotaryView& rotary = problem.rotary;
   if (rotary.given)
     params.rotary = {rotary.cos,        rotary.sin,     rotary.stride_cos,

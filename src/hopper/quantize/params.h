@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/fp8.hpp"
+#include "core/rotation.hpp"
 #include "core/seq_info.hpp"
 
 namespace flash3::hopper {
@@ -46,6 +47,14 @@ struct RotaryTables {
 
 inline constexpr int kRotationWords = 8;  // of 32 signs
 
+// Bit i % 32 of word i / 32: dimension i is negated.
+using RotationSigns = unsigned[kRotationWords];
+
+FLASH3_HOST_DEVICE constexpr void fill_signs(unsigned long long seed, RotationSigns& signs) {
+  for (int w = 0; w < kRotationWords; ++w)
+    signs[w] = static_cast<unsigned>(rotation_word(seed, w / 2) >> (w % 2 * 32));
+}
+
 struct QuantizeParams {
   QuantizedTensor tensors[3];
   int count;
@@ -53,7 +62,7 @@ struct QuantizeParams {
   // are there.
   bool gathers;
   bool rotates;
-  unsigned signs[kRotationWords];  // bit i % 32 of word i / 32: dimension i is negated
+  RotationSigns signs;
   RotaryTables rotary;
 };
 

@@ -74,22 +74,22 @@ __device__ __forceinline__ void butterfly(float& a, float& b) {
 }
 
 // One step of all transforms, between columns kStep apart. The transforms that are larger than
-// kStep have the columns before dim & -(2 * kStep).
-template <int kStep, bool kWhole>
-__device__ __forceinline__ void step_in_thread(int column, int dim, float (&x)[kThreadColumns]) {
+// kStep have the columns before dim & -(2 * kStep). kOwn: columns of a thread.
+template <int kStep, bool kWhole, int kOwn>
+__device__ __forceinline__ void step_in_thread(int column, int dim, float (&x)[kOwn]) {
   const int end = dim & -(2 * kStep);
 #pragma unroll
-  for (int i = 0; i < kThreadColumns; ++i)
+  for (int i = 0; i < kOwn; ++i)
     if ((i & kStep) == 0 && (kWhole || column + i < end)) butterfly(x[i], x[i + kStep]);
 }
-template <int kStep>
-__device__ __forceinline__ void step_in_warp(int column, int dim, float (&x)[kThreadColumns]) {
+template <int kStep, int kOwn>
+__device__ __forceinline__ void step_in_warp(int column, int dim, float (&x)[kOwn]) {
   const int end = dim & -(2 * kStep);
   if (end == 0) return;
   const float sign = (column & kStep) ? -1.f : 1.f;
   const auto joined = [&](float mine) {
     // The product is exact.
-    return fmaf(sign, mine, __shfl_xor_sync(~0u, mine, kStep / kThreadColumns));
+    return fmaf(sign, mine, __shfl_xor_sync(~0u, mine, kStep / kOwn));
   };
   if (end == dim) {
 #pragma unroll
@@ -104,19 +104,22 @@ __device__ __forceinline__ void step_in_warp(int column, int dim, float (&x)[kTh
 }
 
 // Applies H/√n to a row whose signs D has changed; zeros past dim stay. A whole warp calls this.
-// kWhole: dim is a multiple of kThreadColumns.
-template <int kColumns, bool kWhole>
-__device__ __forceinline__ void rotate(int column, int dim, float factor,
-                                       float (&x)[kThreadColumns]) {
+// kWhole: dim is a multiple of a thread's columns, kOwn.
+template <int kColumns, bool kWhole, int kOwn>
+__device__ __forceinline__ void rotate(int column, int dim, float factor, float (&x)[kOwn]) {
+  static_assert(kOwn == 8 || kOwn == 16);
 #pragma unroll
-  for (int i = 0; i < kThreadColumns; ++i) {
+  for (int i = 0; i < kOwn; ++i) {
     if (!kWhole && column + i < dim) factor = rotation_factor(dim, column + i);
     x[i] = __fmul_rn(x[i], factor);
   }
   step_in_thread<1, kWhole>(column, dim, x);
   step_in_thread<2, kWhole>(column, dim, x);
   step_in_thread<4, kWhole>(column, dim, x);
-  step_in_thread<8, kWhole>(column, dim, x);
+  if constexpr (kOwn == 16)
+    step_in_thread<8, kWhole>(column, dim, x);
+  else
+    step_in_warp<8>(column, dim, x);
   step_in_warp<16>(column, dim, x);
   step_in_warp<32>(column, dim, x);
   if constexpr (kColumns > 64) step_in_warp<64>(column, dim, x);

@@ -248,7 +248,7 @@ void naive(const ForwardProblem& p, Precision precision, int num_threads) {
 }  // namespace
 
 void attention_naive(const ForwardProblem& p, int num_threads) {
-  if (p.has_cache()) return attention_naive(GatheredCache(p).problem(), num_threads);
+  if (p.has_cache() || p.rotates) return attention_naive(GatheredCache(p).problem(), num_threads);
   switch (p.dtype) {
     case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads);
     case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads);

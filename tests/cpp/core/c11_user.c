@@ -60,8 +60,9 @@ _Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
                    offsetof(flash3_forward_params, qv) == 1896 &&
                    offsetof(flash3_forward_params, tree_mask) == 1984,
                "what flash3_forward_params has for a KV cache");
-_Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1976,
-               "what flash3_forward_params has for sums of FP8 products");
+_Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1976 &&
+                   offsetof(flash3_forward_params, rotate) == 2064,
+               "what flash3_forward_params has for FP8 since");
 
 _Static_assert(offsetof(flash3_merge_params, out_parts) == 8 &&
                    offsetof(flash3_merge_params, lse_parts) == 88 &&

@@ -80,6 +80,23 @@ std::vector<Rule<F>> cache_rules() {
        "sequences"},
       {"Interleaved", [](F& p) { p.rotary_interleaved = 2; },
        "rotary_interleaved = 2 but it must be 0 or 1"},
+      {"Rotate", [](F& p) { p.rotate = 2; }, "rotate = 2 but it must be 0 or 1"},
+      {"RotateWide",
+       [](F& p) {
+         p.q.shape[3] = p.k.shape[3] = p.k_new.shape[3] = 257;
+         p.q.stride[2] = p.k.stride[2] = p.k_new.stride[2] = 257;
+         for (flash3_tensor* t : {&p.q, &p.k, &p.k_new})
+           t->stride[1] = t->shape[2] * 257, t->stride[0] = t->shape[1] * t->stride[1];
+         p.rotate = 1;
+       },
+       "rotate = 1 but q.shape[3] = 257; a head dim that is rotated must be at most 256"},
+      {"RotateValues",
+       [](F& p) {
+         p.v = p.k, p.v_new = {}, p.out = p.q, p.rotary_cos = p.rotary_sin = p.rotary_offsets = {};
+         p.rotate = 1;
+       },
+       "rotate = 1 and k_new is given but v_new is not; v would be a part of the rows of k that "
+       "are rotated"},
       {"Margin", [](F& p) { p.sm_margin = -1; }, "sm_margin = -1 but it must be at least 0"},
       {"MaxNegative", [](F& p) { p.max_seqlen_k = -7; },
        "max_seqlen_k = -7 but it must be at least 0 (0: not known)"},
@@ -267,6 +284,7 @@ TEST(CacheProblem, IsTheCall) {
   EXPECT_TRUE(p.append.rotary.interleaved);
   EXPECT_EQ(p.append.rotary_offsets, call.offsets.data());
   EXPECT_EQ(p.query_position(7, 1), 8);  // causal
+  EXPECT_TRUE(p.transforms_q() && !p.rotates);
 
   // Two of five cached keys are padding, and three are new: the first key's place is 2.
   const SeqInfo s = p.sequence(0);
@@ -280,6 +298,11 @@ TEST(CacheProblem, IsTheCall) {
 
   args.causal = false;
   EXPECT_EQ(problem_of(args).query_position(7, 1), 7);
+  args.rotate = true, args.rotation_seed = 5;
+  args.k_new = args.v_new = args.rotary_cos = args.rotary_sin = args.rotary_offsets = {};
+  const ForwardProblem rotated = problem_of(args);
+  EXPECT_TRUE(rotated.rotates && rotated.transforms_q());
+  EXPECT_EQ(rotated.rotation_seed, 5u);
 }
 
 TEST(CacheProblem, OfPackedTokensAndQueries) {
@@ -325,6 +348,18 @@ TEST(CacheExplain, TellsTheCall) {
                       "appending 3 keys, with rotary embedding of 6 dimensions, by halves\n"),
             std::string::npos)
       << explain(call.args());
+  Forward rotated = call.args();
+  rotated.rotate = true;
+  for (const char* const line :
+       {"by halves, with rotation\n",
+        "first: the new keys and values go into the cache, and q with its embedding and rotation "
+        "into the workspace"})
+    EXPECT_NE(explain(rotated).find(line), std::string::npos) << line << "\n" << explain(rotated);
+  rotated = call.elements();
+  rotated.rotate = true;
+  for (const char* const line :
+       {"padded on the left, with rotation\n", "first: q with its rotation into the workspace"})
+    EXPECT_NE(explain(rotated).find(line), std::string::npos) << line << "\n" << explain(rotated);
   EXPECT_NE(explain(call.elements()).find(", of a cache of 5, padded on the left\n"),
             std::string::npos)
       << explain(call.elements());

@@ -97,6 +97,17 @@ TEST(Fp8Cache, AnEmbeddingNeeds16Bits) {
             "more than 8 bits");
 }
 
+TEST(Fp8Cache, ARotationNeeds16Bits) {
+  const auto rotates = [](F& p) { p.rotate = 1; };
+  EXPECT_EQ(error_of(call_of_bf16(), rotates), "");
+  EXPECT_EQ(error_of(call_of_bf16(), [](F& p) { p.rotate = 1, p.k_new = p.v_new = {}; }), "");
+  EXPECT_EQ(error_of(call(FLASH3_FLOAT8_E4M3, FLASH3_BFLOAT16), rotates),
+            "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits");
+  EXPECT_EQ(
+      error_of(call(FLASH3_BFLOAT16, FLASH3_FLOAT8_E4M3), rotates),
+      "rotate = 1 but k_new.dtype = float8_e4m3; what is rotated must be of more than 8 bits");
+}
+
 // By blocks: as many as k has pages or elements; by heads: as there are sequences.
 TEST(Fp8Cache, ScalesOfPagesAndElements) {
   EXPECT_EQ(error_of(call_of_bf16(), [](F& p) { p.k_scale = scale_tensor(kFloats, 2, 2, 2); }),

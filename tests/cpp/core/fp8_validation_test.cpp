@@ -112,6 +112,15 @@ TEST(Fp8Forward, IsRefused) {
         },
         "fp8_sums = 2 but q.dtype = bfloat16 and compute = 0; sums of FP8 products are those of an "
         "FP8 q, or of compute = 1 (fp8)"},
+       {"RotateOfCompute",
+        [](F& p) {
+          p.q.dtype = p.k.dtype = p.v.dtype = FLASH3_BFLOAT16;
+          p.q_scale = p.k_scale = p.v_scale = {};
+          p.compute = FLASH3_COMPUTE_FP8, p.rotate = 1;
+        },
+        "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway"},
+       {"RotateOfFp8", [](F& p) { p.rotate = 1; },
+        "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits"},
        {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
         "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
         "not given is all zero"},

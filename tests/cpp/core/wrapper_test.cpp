@@ -270,6 +270,10 @@ TEST(Quantize, ThenForward) {
   plain.compute = FLASH3_COMPUTE_FP8;
   plain.rotation_seed = 7;
   EXPECT_EQ(plain.params().rotation_seed, 7u);
+  EXPECT_EQ(plain.params().rotate, 0);
+  plain.rotate = true;
+  EXPECT_EQ(plain.params().rotate, 1);
+  plain.rotate = false;
   EXPECT_NE(explain(plain).find("computed in float8_e4m3"), std::string::npos);
   EXPECT_GT(workspace(plain), 2u * kKeys * 2 * 8);
 

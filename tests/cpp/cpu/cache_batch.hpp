@@ -36,6 +36,7 @@ struct CacheSpec {
   int64_t rotary_pairs = 0;  // 0: none
   bool interleaved = false, table_of_dtype = false;
   std::vector<int64_t> offsets;  // rotary_offsets; empty: none
+  bool rotate = false;
   cases::Layout layout = cases::Layout::kPadded;
   std::vector<uint64_t> contents;  // as in RaggedSpec
   uint64_t shuffle = 1;            // of pages and elements
@@ -88,6 +89,7 @@ class CacheBatch {
     p.window = spec.left || spec.right;
     p.window_left = spec.left.value_or(-1), p.window_right = spec.right.value_or(-1);
     p.chunk = spec.chunk, p.softcap = spec.softcap;
+    p.rotate = spec.rotate, p.rotation_seed = 0x5EED;
     p.num_threads = 1;
     return p;
   }

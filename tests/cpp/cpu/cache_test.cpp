@@ -3,7 +3,10 @@
 // appends in the cache bit for bit, and nothing else written.
 #include <limits>
 
+#include "../parsed.hpp"
 #include "cache_batch.hpp"
+#include "cases/memory.hpp"
+#include "cases/runner.hpp"
 #include "flash3/plan.h"
 #include "oracle/definition.hpp"
 
@@ -112,7 +115,7 @@ TEST(Cache, OptionsTogether) {
   const auto size = [](const auto& v) { return static_cast<int>(v.size()); };
   for (const auto& row :
        cases::pairwise({size(dtypes), size(page_sizes), size(heads), size(dims), size(queries),
-                        size(added), size(rotary), 2, 2, 2, 5, 2, 2, 2})) {
+                        size(added), size(rotary), 2, 2, 2, 5, 2, 2, 2, 2})) {
     const auto at = [&](const auto& v, int factor) { return v[static_cast<size_t>(row[factor])]; };
     CacheSpec s;
     s.dtype = at(dtypes, 0), s.page_size = at(page_sizes, 1);
@@ -132,12 +135,13 @@ TEST(Cache, OptionsTogether) {
     if (row[11] == 1) s.leftpad = {100, 9, 0, 3};
     if (row[12] == 1) s.softcap = 3, s.sink = true;
     s.batch_idx = s.page_size == 0 && row[13] == 1;
+    s.rotate = row[14] == 1;
     TRACE("dtype " << s.dtype << ", pages of " << s.page_size << ", heads " << s.heads_q << "x"
                    << s.heads_k << ", dims " << s.dim << "x" << s.dim_v << ", queries " << row[4]
                    << ", added " << row[5] << ", rotary " << s.rotary_pairs << s.interleaved
                    << s.table_of_dtype << ", offsets " << row[9] << ", mask " << row[10]
                    << ", leftpad " << row[11] << ", cap " << s.softcap << ", packed " << s.packed_q
-                   << s.packed_new << ", batch_idx " << s.batch_idx);
+                   << s.packed_new << ", batch_idx " << s.batch_idx << ", rotate " << s.rotate);
     check(s, 1 + row[12] * 3);
     if (testing::Test::HasFatalFailure()) return;
   }
@@ -158,6 +162,45 @@ TEST(Cache, AppendFillsTheCache) {
     spec.queries = {4, 4, 4}, spec.used = {28, 0, 27}, spec.added = {4, 4, 4};
     spec.rotary_pairs = 12;
     check(spec);
+  }
+}
+
+// The rotation of every head dim is orthogonal: with keys that earlier calls have rotated, scores
+// are those without.
+TEST(Cache, ARotationLeavesScores) {
+  for (const int64_t dim : {1, 2, 3, 24, 64, 80, 127, 128, 200, 256})
+    for (const int64_t rotary_pairs : {int64_t{0}, dim / 4}) {
+      TRACE("head dim " << dim << ", rotary " << rotary_pairs);
+      CacheSpec spec;
+      spec.queries = {3, 3, 3}, spec.used = {0, 0, 0}, spec.added = {9, 9, 9};
+      spec.dim = dim, spec.rotary_pairs = rotary_pairs;
+      CacheBatch plain(spec);
+      run_on(test_targets(spec.dtype).front(), plain.problem());
+      spec.rotate = true;
+      CacheBatch rotated(spec);
+      run_on(test_targets(spec.dtype).front(), rotated.problem());
+      EXPECT_TRUE(plain.v.bytes == rotated.v.bytes);
+      EXPECT_TRUE(dim == 1 || plain.k.bytes != rotated.k.bytes);
+      const auto *a = static_cast<const float*>(plain.out.view.data),
+                 *b = static_cast<const float*>(rotated.out.view.data);
+      cases::for_each_row(plain.out.view, [&](int64_t row) {
+        for (int64_t d = 0; d < spec.dim_v; ++d) ASSERT_NEAR(a[row + d], b[row + d], 1e-5);
+      });
+    }
+}
+
+// A call without a cache rotates q as well, also where the keys are split, whose parts share the
+// workspace.
+TEST(Cache, AQueryIsRotatedWithoutACache) {
+  for (const char* const id :
+       {"fp32/b1/q3/k5000/h2x1/d24x40/full/rotate", "bf16/b2/q40/k30/h4x2/d64/causal/rotate",
+        "fp16/b3/q40/k300/h4x2/d80/causal/random/packed/rotate/seed9",
+        "bf16/b3/q4/k300/h4x2/d64/full/random/usedk/kv8/headscales/rotate",
+        "fp32/b2/q9/k30/h4x2/d24x40/causal/qv/rotate"}) {
+    TRACE(id);
+    cases::HostMemory memory;
+    const auto result = cases::run_case(cases::parsed(id), memory, {.num_threads = 4});
+    EXPECT_EQ(result.failure, "");
   }
 }
 
@@ -279,14 +322,14 @@ TEST(Cache, UnseenKeysStayUnseen) {
 TEST(Cache, AKeptPlanTakesOtherAddresses) {
   CacheSpec spec;
   spec.queries = {2, 2}, spec.used = {20, 7}, spec.added = {2, 2};
-  spec.rotary_pairs = 6, spec.leftpad = {1, 0}, spec.offsets = {3, 4};
+  spec.rotary_pairs = 6, spec.leftpad = {1, 0}, spec.offsets = {3, 4}, spec.rotate = true;
   CacheBatch first(spec);
   flash3_forward_params params = first.params();
   flash3_plan* plan = nullptr;
   ASSERT_EQ(flash3_forward_plan(&params, &plan), FLASH3_OK) << flash3_last_error();
   size_t bytes = 0;
   ASSERT_EQ(flash3_plan_workspace(plan, &bytes), FLASH3_OK);
-  EXPECT_EQ(bytes, 2u * 2 * 2 * 24 * 4);  // q with its embedding
+  EXPECT_EQ(bytes, 2u * 2 * 2 * 24 * 4);  // q with its embedding and rotation
   for (uint64_t shuffle = 1; shuffle < 4; ++shuffle) {
     spec.shuffle = shuffle, spec.contents = {shuffle, 9};
     CacheBatch kept(spec), plain(spec);
@@ -308,6 +351,11 @@ TEST(Cache, AKeptPlanTakesOtherAddresses) {
   EXPECT_EQ(std::string(flash3_last_error()),
             "rotary_interleaved = 1 but the plan was made for 0; only addresses, stream and "
             "workspace may change");
+  params.rotary_interleaved = 0, params.rotate = 0;
+  EXPECT_EQ(flash3_forward_run(plan, &params), FLASH3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(flash3_last_error()),
+            "rotate = 0 but the plan was made for 1; only addresses, stream and workspace may "
+            "change");
   flash3_plan_destroy(plan);
 }
 
@@ -325,7 +373,7 @@ TEST(Cache, WhatBreaksARuleWritesNothing) {
 
 // The gathered problem that the other tests rely on is the definition.
 TEST(Cache, OracleIsTheDefinition) {
-  std::vector<CacheSpec> all(10);
+  std::vector<CacheSpec> all(14);
   for (CacheSpec& s : all) s.queries = {3, 2, 1}, s.used = {12, 0, 7}, s.dim = 12, s.dim_v = 6;
   all[1].added = {2, 2, 2}, all[1].rotary_pairs = 5;
   all[2].added = {2, 2, 2}, all[2].rotary_pairs = 6, all[2].interleaved = true;
@@ -340,6 +388,10 @@ TEST(Cache, OracleIsTheDefinition) {
   all[8].sink = true, all[8].softcap = 2, all[8].heads_q = 6, all[8].heads_k = 2;
   all[9].page_size = 5, all[9].dtype = FLASH3_FLOAT16, all[9].added = {6, 6, 6};
   all[9].table_of_dtype = true, all[9].rotary_pairs = 6;
+  all[10].rotate = true;
+  all[11] = all[2], all[11].rotate = true;
+  all[12] = all[5], all[12].rotate = true, all[12].dim = 7, all[12].dtype = FLASH3_FLOAT16;
+  all[13] = all[6], all[13].rotate = true, all[13].dim = 16;
   for (size_t n = 0; n < all.size(); ++n) {
     if (!all[n].packed_q) all[n].queries = {3, 3, 3};
     CacheBatch batch(all[n]);

@@ -218,6 +218,24 @@ TEST(KeyPages, BoxesHoldTheKeysOfTheCore) {
   }
 }
 
+// A rotation brings q into the workspace, also where nothing is appended and there is no cache.
+TEST(CachePlan, RotatedQueriesLieInTheWorkspace) {
+  for (const char* const id :
+       {"bf16/b3/q200/k300/h8x2/d128/causal/usedk/paged64", "fp16/b3/q200/k300/h4/d80/full"}) {
+    const ForwardProblem plain = problem_of(id);
+    EXPECT_FALSE(plan_of(plain).append.launches()) << id;
+    const ForwardProblem problem = problem_of(std::string(id) + "/rotate");
+    const ForwardPlan plan = plan_of(problem);
+    EXPECT_EQ(plan.append.blocks, 0) << id;
+    EXPECT_GT(plan.append.q_blocks, 0) << id;
+    const int64_t bytes = 3 * 200 * problem.heads_q * problem.head_dim * 2;
+    EXPECT_GE(plan.workspace_bytes, plan_of(plain).workspace_bytes + size_t(bytes)) << id;
+    const TensorView q = transformed_q(problem, plan.append);
+    EXPECT_EQ(q.stride_head, problem.head_dim) << id;
+    EXPECT_EQ(q.stride_batch, 200 * problem.heads_q * problem.head_dim) << id;
+  }
+}
+
 TEST(CachePlan, IsExplained) {
   const auto explained = [](const std::string& id) {
     const ForwardProblem problem = problem_of(id);
@@ -233,6 +251,11 @@ TEST(CachePlan, IsExplained) {
         "embedding goes into the workspace",
         "k and v: TMA, in boxes of 64 rows; a warp looks each up in page_table before it loads"})
     EXPECT_NE(pages.find(line), std::string::npos) << line << "\n" << pages;
+  const std::string rotated =
+      explained("bf16/b2/q200/k300/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary/rotate");
+  EXPECT_NE(rotated.find("q with its embedding and rotation goes into the workspace"),
+            std::string::npos)
+      << rotated;
   const std::string indices = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/batchidx");
   EXPECT_NE(indices.find("in boxes of 128 rows; a warp looks each up in cache_batch_idx"),
             std::string::npos)

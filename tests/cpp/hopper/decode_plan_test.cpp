@@ -432,6 +432,14 @@ TEST(DecodePlan, IsExplained) {
         "embedding goes into the workspace",
         "k and v: TMA, in boxes of 32 rows", "8 of the 8 query heads of a KV head share a tile"})
     EXPECT_NE(cached.find(line), std::string::npos) << line << "\n" << cached;
+  const std::string rotated = explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/kv8/rotate");
+  for (const char* line :
+       {"first: a kernel of its own: q with its rotation goes into the workspace",
+        "workspace: the schedule, parts of shared tiles, q with its rotation"})
+    EXPECT_NE(rotated.find(line), std::string::npos) << line << "\n" << rotated;
+  const std::string appended =
+      explained("bf16/b2/q0/k9000/h8x1/d128/causal/usedk/append1/kv8/rotate");
+  EXPECT_NE(appended.find("kernel: append_bf16_e4m3_rotated\n"), std::string::npos) << appended;
   const std::string dense = explained("bf16/b2/q1/k300/h8x1/d128/causal");
   EXPECT_NE(dense.find("why: at most 16 queries a sequence, and 256 keys or more"),
             std::string::npos)

@@ -43,6 +43,31 @@ TEST_F(KvCache, AppendOfEveryKind) {
     verify(cases::parsed(id), 2);
 }
 
+// Rows of every number of lanes, some with more transforms than one; queries alone too, in decode
+// and in forward kernels, and dims that 16 bytes do not divide.
+TEST_F(KvCache, RotationOfEveryHeadDim) {
+  for (const char* const dim :
+       {"1", "7", "16", "33", "64", "80", "96", "127", "128", "160", "200", "256"})
+    for (const char* const call :
+         {"bf16/b4/q1/k500/h8x2/causal/random/usedk/paged16/append1/kv8/headscales/rotary",
+          "fp16/b4/q3/k300/h4x1/causal/random/usedk/append9/packednew/kv8/blockscales/rotary2",
+          "fp16/b3/q2/k400/h6x2/causal/random/usedk/append5/leftpad/rotary/odd",
+          "bf16/b2/q150/k300/h4x2/causal/random/usedk/paged64/append40",
+          "bf16/b2/q4/k900/h8x2/full/random/usedk/kv8/onescale", "fp16/b2/q70/k90/h3/causal/odd"}) {
+      std::string id = call;
+      const size_t mask =
+          id.find("/causal") != std::string::npos ? id.find("/causal") : id.find("/full");
+      id.insert(mask, std::string("/d") + dim);
+      if (std::string(dim) == "1" && id.find("rotary") != std::string::npos) continue;
+      verify(cases::parsed(id + "/rotate"), 2);
+    }
+  for (const char* const id :
+       {"bf16/b3/q4/k500/h16x1/d64x512/causal/random/usedk/paged64/append4/qv/rotate",
+        "bf16/b3/q7/k500/h8x2/d128/full/random/usedk/paged16/append7/kv8/tree/rotate",
+        "bf16/b40/q600/k1500/h8x1/d128/causal/giant/packedq/usedk/paged16/append1/rotary/rotate"})
+    verify(cases::parsed(id), 2);
+}
+
 // Prompts, alone and beside sequences that decode, in boxes of every number of rows, under masks
 // that hide keys in front and behind.
 TEST_F(KvCache, PromptsInPagesOfAnySize) {

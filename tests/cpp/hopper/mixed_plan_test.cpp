@@ -89,8 +89,8 @@ TEST(MixedPlan, BothReadTheRotatedQueries) {
     alignas(256) static std::byte workspace[1];
     problem.workspace = workspace;
     const MixedPlan plan = plan_of(id);
-    const TensorView forward = rotated_q(problem, plan.forward.append),
-                     decode = rotated_q(problem, plan.decode.append);
+    const TensorView forward = transformed_q(problem, plan.forward.append),
+                     decode = transformed_q(problem, plan.decode.append);
     EXPECT_GT(plan.forward.append.q_blocks, 0) << id;
     EXPECT_EQ(decode.data, forward.data) << id;
     EXPECT_EQ(decode.stride_batch, forward.stride_batch) << id;

@@ -53,6 +53,7 @@ void add_trees(Level level, std::span<const flash3_dtype> dtypes, std::vector<Ca
           c.leftpad = c.page_size == 16 && n % 4 == 0;
           c.softcap = (n + i) % 5 == 0 ? 20 : 0;
           c.sink = n % 7 == 0 ? Sink::kFloat32 : Sink::kNone;
+          c.rotate = (n + i) % 3 == 0;
           c.seed = 3000 + table->size();
           table->push_back(c);
         }
@@ -79,6 +80,7 @@ void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table)
           c.window = page_size == 16 || page_size == 256;
           if (c.window) c.window_left = 150;
           if (page_size >= 64) c.append = 40, c.append_packed = true, c.rotary = Rotary::kHalves;
+          c.rotate = table->size() % 3 == 0;
           c.seed = 1000 + table->size();
           table->push_back(c);
         }
@@ -104,7 +106,7 @@ std::vector<Case> pairwise_cases(Level level, std::span<const flash3_dtype> dtyp
   std::vector<Case> table;
   uint64_t seed = 0;
   for (const auto& row : pairwise({n(dtypes), n(kPageSizes), n(kDims), n(kHeads), n(kQueries),
-                                   n(kAppends), n(keys), n(kLengths), 7, 3, 2, 2, 2, 2})) {
+                                   n(kAppends), n(keys), n(kLengths), 7, 3, 2, 2, 2, 2, 2})) {
     const auto at = [&](int f) { return static_cast<size_t>(row[static_cast<size_t>(f)]); };
     Case c;
     c.dtype = dtypes[at(0)], c.page_size = kPageSizes[at(1)];
@@ -124,6 +126,7 @@ std::vector<Case> pairwise_cases(Level level, std::span<const flash3_dtype> dtyp
     c.append_packed = c.append > 0 && at(11) == 1;
     c.leftpad = at(12) == 1;
     c.packed_q = at(13) == 1;
+    c.rotate = at(14) == 1;
     if (at(10) == 1) c.sink = Sink::kFloat32;
     c.batch_idx = c.page_size == 0 && (at(11) == 1 || !c.has_cache());
     c.layout = at(12) == 1 && at(13) == 1 ? Layout::kPadded : Layout::kBatchSeq;
@@ -162,7 +165,7 @@ std::vector<Case> fp8_cases(Level level) {
     if (i % 7 == 0) c.own_scales[2] = kScales[i / 7 % std::size(kScales)];
     if (c.append > 0 && i % 3 == 0) c.new_dtype = c.kv8 ? FLASH3_FLOAT8_E4M3 : kHalves[i % 2];
     if (!c.kv8 || c.new_dtype == FLASH3_FLOAT8_E4M3)
-      c.rotary = Rotary::kNone, c.rotary_offsets = false;
+      c.rotary = Rotary::kNone, c.rotary_offsets = c.rotate = false;
     ++i;
   }
   return list;
@@ -197,6 +200,7 @@ std::vector<Case> latent_cases(Level level, std::span<const flash3_dtype> dtypes
     if (at(9) == 3) c.softcap = 20;
     if (at(9) == 5) c.sink = Sink::kFloat32;
     c.packed_q = at(10) == 1;
+    c.rotate = c.qv && at(11) == 0;
     c.seed = ++seed;
     if (at(12) == 2) {  // no cache
       c.packed_k = c.packed_q;

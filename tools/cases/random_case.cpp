@@ -308,6 +308,12 @@ void draw_tree(Draw& d, Case* c) {
   c->max_known = true;
 }
 
+// Whether q, and what a call appends to k, can be rotated.
+bool may_rotate(const Case& c) {
+  const bool appends_fp8 = c.append > 0 && c.dtype_of_new() == FLASH3_FLOAT8_E4M3;
+  return c.dtype != FLASH3_FLOAT8_E4M3 && !appends_fp8 && !c.latent;
+}
+
 // Where it is known what an infinity or a NaN leads to (make_forward_tensors, make_backward_tensors
 // and flash3.h say where).
 bool may_be_special(const Case& c) {
@@ -359,6 +365,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && d.percent(c.has_cache() ? 25 : 5)) draw_tree(d, &c);
   if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
   if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
+  if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   return c;
 }
 

@@ -16,7 +16,7 @@ constexpr const char* kCaseHelp =
     "nodsink gradfp32 sink sink16 softcap<x> chunk<n> outfp32; ragged batches: packed[q|k],\n"
     "used[q|k], nomax, front<n>; their lengths: random, giant, edges, empty,\n"
     "lognormal<tokens>:<draw>; a KV cache: paged<n> batchidx leftpad append<n>, with packednew\n"
-    "rotary rotary2 offsets tree; latent attention: latent, qv;\n"
+    "rotary rotary2 offsets rotate tree; latent attention: latent, qv;\n"
     "FP8: fp8, or of e4m3 onescale headscales blockscales outfp16;\n"
     "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
     "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"

@@ -83,10 +83,17 @@ struct Append {
 // What every operator takes last.
 struct More {
   MaybeTensor qv, tree_mask;
+  bool rotate;
+  int64_t rotation_seed;
 
-  explicit More(Arguments& a) : qv(a.maybe_tensor()), tree_mask(a.maybe_tensor()) {}
+  explicit More(Arguments& a)
+      : qv(a.maybe_tensor()),
+        tree_mask(a.maybe_tensor()),
+        rotate(a.next<bool>()),
+        rotation_seed(a.next<int64_t>()) {}
 };
-#define FLASH3_MORE "Tensor? qv=None, Tensor? tree_mask=None"
+#define FLASH3_MORE \
+  "Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt rotation_seed=0"
 
 struct Tensors {
   Tensor q, k_cache, v_cache;
@@ -128,6 +135,8 @@ void set(const Tensors& t, const Append& append, const CacheOptions& o, const Mo
   p.max_seqlen_q = o.max_seqlen_q;
   p.max_seqlen_k = o.max_seqlen_k;
   p.sm_margin = int32_of("sm_margin", o.sm_margin);
+  p.rotate = more.rotate;
+  p.rotation_seed = static_cast<uint64_t>(more.rotation_seed);
 }
 
 // The bytes of a schedule's tensor, as they are.

@@ -75,7 +75,12 @@ constexpr Argument kCache[] = {FIELD(Forward, q, tensor),
                                FIELD(Forward, max_seqlen_k, int64),
                                FIELD(Forward, sm_margin, int32),
                                FIELDS_OF_RUN(Forward),
-                               FIELD(Forward, qv, tensor)};
+                               FIELD(Forward, qv, tensor),
+                               FIELD(Forward, q_scale, tensor),
+                               FIELD(Forward, k_scale, tensor),
+                               FIELD(Forward, v_scale, tensor),
+                               FIELD(Forward, rotate, flag),
+                               FIELD(Forward, rotation_seed, int64)};
 
 constexpr Argument kBackward[] = {
     FIELD(Backward, dout, tensor),  FIELD(Backward, q, tensor),

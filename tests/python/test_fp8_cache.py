@@ -93,6 +93,67 @@ def test_append_quantizes(device, paged):
     assert all(torch.equal(before[name].view(torch.uint8), caches[name].view(torch.uint8)) for name in caches)  # nothing else
 
 
+def rotated_call(device, dtype=torch.bfloat16, *, paged, cache_dtype=FP8, seq=130, dim=DIM):
+    """(an empty cache and its scales, the other arguments of a call that fills it, what flash3.quantize makes of the keys on a CPU)."""
+    g = torch.Generator().manual_seed(2)
+    q = torch.randn(BATCH, 3, HEADS_Q, dim, generator=g).to(dtype)
+    k, v = (torch.randn(2, BATCH, seq, HEADS_K, dim, generator=g) * 10 ** (torch.rand(2, 1, 1, 1, dim, generator=g))).to(dtype)
+    made = flash3.quantize(k=k, v=v, scales="heads", heads_k=HEADS_K, rotate=True, rotation_seed=2**64 - 3)
+    shape = (7, PAGE, HEADS_K, dim) if paged else (BATCH, ROWS, HEADS_K, dim)
+    caches = {name: torch.zeros(shape, dtype=cache_dtype, device=device) for name in ("k_cache", "v_cache")}
+    call = dict(seqused_k=torch.zeros(BATCH, dtype=torch.int32), k_new=k, v_new=v, q=q)
+    if cache_dtype == FP8:
+        call |= dict(k_scale=made.k_scale, v_scale=made.v_scale)
+    if paged:
+        call["page_table"] = torch.randperm(7, generator=g)[:2 * BATCH].reshape(BATCH, 2).int()
+    return caches, {name: x.to(device) for name, x in call.items()}, made
+
+
+@pytest.mark.parametrize("dim", (DIM, 80, 256))
+@pytest.mark.parametrize("paged", (False, True))
+def test_rotation(device, paged, dim):
+    """The append writes what quantize() makes, bit for bit; scores are those without, in that call and in one that appends nothing."""
+    caches, call, made = rotated_call(device, paged=paged, dim=dim)
+    rotation = dict(rotate=True, rotation_seed=2**64 - 3)
+    out = flash3.attention_with_kv_cache(**caches, **call, **rotation, causal=True)
+    for b in range(BATCH):
+        rows = caches["k_cache"][call["page_table"][b].long()].flatten(0, 1) if paged else caches["k_cache"][b]
+        assert torch.equal(rows[:130].cpu().view(torch.uint8), made.k[b].view(torch.uint8))
+    plain = flash3.attention(*(call[name].cpu().float() for name in ("q", "k_new", "v_new")), causal=True)
+    assert (out.cpu().float() - plain).norm() < 0.1 * plain.norm()
+    later = {name: x for name, x in call.items() if name not in ("k_new", "v_new", "seqused_k")}
+    later["seqused_k"] = call["seqused_k"] + 130
+    assert torch.equal(flash3.attention_with_kv_cache(**caches, **later, **rotation, causal=True), out)
+    schedule = flash3.kv_cache_schedule(**caches, **later, **rotation, causal=True)
+    assert torch.equal(flash3.attention_with_kv_cache(**caches, **later, **rotation, causal=True, schedule=schedule), out)
+    wrong = flash3.attention_with_kv_cache(**caches, **later, rotate=True, rotation_seed=4, causal=True)
+    for other in (flash3.attention_with_kv_cache(**caches, **later, causal=True), wrong):  # q as it comes, or by another matrix
+        assert (other.cpu().float() - plain).norm() > 0.5 * plain.norm()
+
+
+def test_rotation_of_a_wide_cache_and_of_arrays(device):
+    caches, call, _ = rotated_call(device, paged=False, cache_dtype=torch.bfloat16)
+    plain_caches = {name: x.clone() for name, x in caches.items()}
+    out, lse = flash3.attention_with_kv_cache(**caches, **call, rotate=True, return_lse=True)
+    plain, plain_lse = flash3.attention_with_kv_cache(**plain_caches, **call, return_lse=True)
+    assert torch.equal(caches["v_cache"], plain_caches["v_cache"]) and not torch.equal(caches["k_cache"], plain_caches["k_cache"])
+    assert (out - plain).float().norm() < 0.05 * plain.float().norm()
+    assert (lse - plain_lse).abs().max() < 0.05 * plain_lse.abs().max()
+    if device == "cpu":
+        host = {name: (x.float() if x.is_floating_point() else x).numpy() for name, x in {**caches, **call}.items()}
+        wide = flash3.attention_with_kv_cache(**host, rotate=True)
+        np.testing.assert_allclose(wide, plain.float(), atol=0.05 * plain.float().abs().max())
+
+
+def test_rotation_compiles(device):
+    caches, call, _ = rotated_call(device, paged=True)
+    q = call.pop("q")
+    wanted = flash3.attention_with_kv_cache(q, **caches, **call, rotate=True, rotation_seed=3)
+    attend = torch.compile(lambda q: flash3.attention_with_kv_cache(q, **caches, **call, rotate=True, rotation_seed=3), backend="eager",
+                           fullgraph=True)
+    assert torch.equal(attend(q), wanted)
+
+
 def test_a_schedule_and_arrays(device):
     q, caches, _, of, arguments = make(device)
     wanted = flash3.attention_with_kv_cache(q, **caches, **of, **arguments)
@@ -118,6 +179,10 @@ def test_compile(device):
     (dict(k_new=torch.zeros(BATCH, 1, HEADS_K, DIM), v_new=torch.zeros(BATCH, 1, HEADS_K, DIM)), TypeError,
      "k_new.dtype = float32 but k_cache.dtype = float8_e4m3 and q.dtype = bfloat16"),
     (dict(v_cache=torch.zeros(BATCH, ROWS, HEADS_K, DIM).bfloat16()), TypeError, "v_cache.dtype = bfloat16"),
+    (dict(q=torch.zeros(BATCH, 1, HEADS_Q, DIM).to(FP8), rotate=True), ValueError, "rotate = 1 but q.dtype = float8_e4m3"),
+    (dict(k_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), v_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), rotate=True),
+     ValueError, "rotate = 1 but k_new.dtype = float8_e4m3; what is rotated must be of more than 8 bits"),
+    (dict(rotate=True, rotation_seed=-1), ValueError, "rotation_seed = -1 but it must be from 0 to 2**64 - 1"),
 ), ids=lambda x: ",".join(x) if isinstance(x, dict) else "")
 def test_errors(change, error, message):
     q, caches, _, of, arguments = make("cpu")

@@ -76,6 +76,10 @@ def test_kv_cache(named):
     wanted = flash3.attention_with_kv_cache(q, *pages[2:], seqused_k=used, page_table=table, k_new=k, v_new=v, causal=True)
     np.testing.assert_array_equal(out, wanted)
     assert (pages[0] == pages[2]).all() and (pages[0][1, 1] == k[0, 0]).all()
+    call = dict(seqused_k=used + 1, page_table=table, causal=True, rotate=True, rotation_seed=5)
+    named.attention_with_kv_cache(q, *pages[:2], out, **call)
+    np.testing.assert_array_equal(out, flash3.attention_with_kv_cache(q, *pages[:2], **call))
+    assert not (out == wanted).all()
 
 
 def test_quantize_and_fp8(module, named):
@@ -91,6 +95,11 @@ def test_quantize_and_fp8(module, named):
     np.testing.assert_array_equal(out, flash3.attention(**made._asdict(), out_dtype="float32"))
     named.forward(q, k, v, out, compute="fp8", rotation_seed=5)
     np.testing.assert_array_equal(out, flash3.attention(q, k, v, compute="fp8", rotation_seed=5))
+    # A cache of those keys, and queries that are rotated as they are.
+    wide, out = q.astype(np.float16), np.empty(q.shape, np.float16)
+    call = dict(seqused_k=np.array([150, 7], np.int32), k_scale=scales[1], v_scale=scales[2], rotate=True, rotation_seed=5)
+    named.attention_with_kv_cache(wide, *codes[1:], out, **call)
+    np.testing.assert_array_equal(out, flash3.attention_with_kv_cache(wide, *(arrays.E4M3(x) for x in codes[1:]), **call))
 
 
 def test_merge(module):

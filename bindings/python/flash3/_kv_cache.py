@@ -5,6 +5,7 @@ import re
 
 from . import arrays
 from ._attention import _as_computed, _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _Shape, _torch, _zeros
+from ._options import rotation_seed as seed_of
 
 if _torch is not None:
     from . import _torch_kv_cache
@@ -23,8 +24,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
                             k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
                             rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
                             softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, sm_margin=0, schedule=None, tree_mask=None,
-                            out_dtype=None, return_lse=False, qv=None):
+                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, rotate=False, rotation_seed=0, sm_margin=0,
+                            schedule=None, tree_mask=None, out_dtype=None, return_lse=False, qv=None):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -53,6 +54,10 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         q_scale, k_scale, v_scale: what the elements of an FP8 q, k_cache and v_cache are multiplied by, float32: [1], one for all;
             [batch, heads_k]; or for blocks of 128 rows, of k_cache [batch, heads_k, blocks], with page_table [pages, heads_k,
             ceil(page_size / 128)], with cache_batch_idx those of its elements. None: 1.
+        rotate: q and k_new, with their embedding, are multiplied by one orthogonal matrix, as quantize() has it, which spreads
+            outliers before keys become FP8. For a cache whose keys all are, by this call or others of the same rotation_seed. Not
+            with an FP8 q or k_new, nor with head_dim above 256; values stay as they are.
+        rotation_seed: of the rotation's signs, from 0 to 2**64 - 1.
         max_seqlen_k: with page_table, no sequence has more keys. Not needed.
         sm_margin: on a GPU, the multiprocessors that are left to other kernels.
         schedule: a Schedule that kv_cache_schedule() has made for a call like this one, of the same lengths. None: the call makes
@@ -73,7 +78,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
         out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                           rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
                           sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, (q_scale, k_scale, v_scale),
-                          schedule, tree_mask, out_dtype, return_lse, qv)
+                          (bool(rotate), seed_of(rotation_seed)), schedule, tree_mask, out_dtype, return_lse, qv)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
     return (out, lse) if return_lse else out
@@ -81,7 +86,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
 
 def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
              rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule, tree_mask, out_dtype, with_lse, qv):
+             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, rotation, schedule, tree_mask, out_dtype, with_lse, qv):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
     q, qv = _contiguous_last(q), _contiguous_last(qv)
     about_q, about_v = _checked(q, v_cache)
@@ -94,7 +99,8 @@ def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpa
                    rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
                    window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
                    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, sm_margin=sm_margin, schedule=schedule, tree_mask=tree_mask, qv=qv)
+                   v_scale=v_scale, rotate=rotation[0], rotation_seed=rotation[1], sm_margin=sm_margin, schedule=schedule,
+                   tree_mask=tree_mask, qv=qv)
     return out, lse
 
 

@@ -43,7 +43,7 @@ class ForwardParams(ctypes.Structure):
                 ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
                 ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64),
-                *_CACHE, ("fp8_sums", ctypes.c_int32), ("tree_mask", Tensor)]
+                *_CACHE, ("fp8_sums", ctypes.c_int32), ("tree_mask", Tensor), ("rotate", ctypes.c_int32)]
 
 
 class BackwardParams(ctypes.Structure):

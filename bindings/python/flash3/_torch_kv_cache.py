@@ -4,8 +4,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ._build import NAME
-from ._torch import check_companions, operators, register_fake, translated
-from ._options import scale_or_default, window_sides
+from ._torch import _signed, check_companions, operators, register_fake, translated
+from ._options import rotation_seed, scale_or_default, window_sides
 from .arrays import Schedule, check_schedule
 
 try:
@@ -109,8 +109,8 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
     """(out, lse) of the operators, in given memory or new.
 
     new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or None of a call that
-    appends nothing. options: the rest, in the order of the operators' schemas, to the tree_mask: NO_MORE where it ends
-    before the schedule.
+    appends nothing. options: the rest, in the order of the operators' schemas, to the tree_mask or the end: NO_MORE where it
+    ends before the schedule.
     """
     if out is not None:
         _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options)
@@ -125,11 +125,11 @@ def run(q, k_cache, v_cache, new, options, out=None, lse=None):
 
 def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
                             rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap,
-                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, schedule,
+                            chunk, sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, rotation, schedule,
                             tree_mask, out_dtype, with_lse, qv):
     """(out, lse) of flash3.attention_with_kv_cache for torch tensors; lse may be None without with_lse.
 
-    scales: those of q, k_cache and v_cache, or None each.
+    scales: those of q, k_cache and v_cache, or None each. rotation: whether there is one, and its seed.
     """
     left, right = (-1, -1) if window is None else window_sides(window)
     new = None
@@ -140,9 +140,12 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
                cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin, *scales,
                *(NO_SCHEDULE if schedule is None else _parts(schedule)), qv, tree_mask)
     is_unrounded = out_dtype is not None and out_dtype != q.dtype  # or of an FP8 q
-    results = None if is_unrounded else run_now(with_lse, q, k_cache, v_cache, new, options)
+    rotate, seed = rotation
+    results = None if is_unrounded or rotate else run_now(with_lse, q, k_cache, v_cache, new, options)
     if results is not None:
         return results
+    if rotate:
+        options += True, _signed(seed)
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, sink=sink, qv=qv)
     given = _results(q, v_cache, out_dtype) if is_unrounded else (None, None)
@@ -169,6 +172,7 @@ def kv_cache_schedule(q, k_cache, v_cache, out, options):
     named["window_left"], named["window_right"] = window_sides(named.pop("window", None)) or (-1, -1)
     for name in ("chunk", "max_seqlen_q", "max_seqlen_k"):
         named[name] = named.get(name) or 0
+    named["rotation_seed"] = _signed(rotation_seed(named.get("rotation_seed", 0)))
     new = named.pop("k_new", None), named.pop("v_new", None)
     if out is None:
         return Schedule(*_run(_schedule, q, k_cache, v_cache, *new, **named))

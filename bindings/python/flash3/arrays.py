@@ -35,7 +35,8 @@ Forward alone takes::
     q_scale, k_scale, v_scale     float32, with FP8 tensors: [1], [batch, heads_k] or [batch, heads, blocks]; None: 1
     compute=None                  "fp8": q, k and v become FP8 first, as quantize() makes them with scales for blocks and rotate
     fp8_sums="auto"               with FP8 tensors or compute: "one" or "two" levels, as in flash3.attention
-    rotation_seed=0               with compute: of the signs of the rotation, from 0 to 2**64 - 1
+    rotate=False                  q and k_new are rotated, as in flash3.attention_with_kv_cache
+    rotation_seed=0               with compute or rotate: of the signs of the rotation, from 0 to 2**64 - 1
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
@@ -219,12 +220,13 @@ def _forward(q, k, v, out, lse, options):
     grows = options.get("k_new") is not None
     inputs = {"q": q, **({} if grows else cache), **{name: options.get(name) for name in (*_SCALES, *_CACHE)}}
     call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
-                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "fp8_sums", "rotation_seed", "schedule"),
-                           options)
+                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "fp8_sums", "rotate", "rotation_seed",
+                            "schedule"), options)
     call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
     call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
     call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
     call.params.fp8_sums = levels_of_sums(options.get("fp8_sums", "auto"))
+    call.params.rotate = bool(options.get("rotate", False))
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     if (schedule := options.get("schedule")) is not None:
         call.params.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))

@@ -44,10 +44,10 @@ class Channels:
 
 
 def channels(data, heads, dim, device, mean):
-    """"normal" data are N(0, 1). In "model" data deviations are log-normal, and one channel of 32 is an outlier: six times as wide, and
+    """"normal" data are N(0, 1), and so are "outliers" but for a share of their keys' elements. In "model" data deviations are log-normal, and one channel of 32 is an outlier: six times as wide, and
     `mean` deviations from zero, on a side of its own."""
     plain = Channels(torch.zeros(heads, dim, device=device), torch.ones(heads, dim, device=device))
-    if data == "normal":
+    if data != "model":
         return plain
     plain.deviation = torch.exp(0.5 * torch.randn(heads, dim, device=device))
     chosen = torch.rand(heads, dim, device=device).argsort(-1)[:, :max(1, dim // 32)]
@@ -61,7 +61,7 @@ def spread(data, keys, rows, heads, dim, device):
     """(a Haystack without queries, their directions [heads, rows, dim]): a query looks along its key, each channel in units of that channel's
     deviation, so that the needle stands out as far in data with wide channels."""
     of_k, of_v = channels(data, heads, dim, device, mean=3), channels(data, heads, dim, device, mean=1)
-    k = of_k.draw(keys).bfloat16()[None]
+    k = of_k.draw(keys, outliers=0.001 if data == "outliers" else 0).bfloat16()[None]
     v = of_v.draw(keys, outliers=0.001).bfloat16()[None]
     places = torch.stack([torch.randperm(keys, device=device)[:rows] for _ in range(heads)])
     needles = at_places(k, places)

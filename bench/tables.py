@@ -5,7 +5,7 @@
     python3 bench/tables.py [--check]
 
 Reads what bench/peers.py (GPU), bench/cpu_vs_torch.py (CPU), `flash3 bench --json` (flash3 alone), bench/call_overhead.py,
-bench/needle.py, bench/fp8_backward_study.py, bench/decode_peers.py, bench/context_parallel.py,
+bench/needle.py, bench/cache_needle.py, bench/fp8_backward_study.py, bench/decode_peers.py, bench/context_parallel.py,
 bench/transformers_models.py and examples/07_train_gpt.py wrote, newest first.
 `--check` compares instead of writing: the gate that keeps the figures and the measurements together.
 """
@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 
+from cache_needle_table import cache_needle_tables
 from context_table import context_points
 from decode_table import decode_points
 from fp8_backward_table import study_tables
@@ -31,9 +32,9 @@ FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "f
 
 def load():
     """(GPU reports, the same of the backward, of ragged batches, of FP8, CPU reports, reports of flash3 alone, of calls from Python,
-    of trainings, of needles, of calls on a KV cache, of several GPUs, of transformers' models), each as (path, report), newest first,
-    of the CPU the one of most cases; and the paths of other files."""
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, models, other = ([] for _ in range(13))
+    of trainings, of needles, of needles in KV caches, of calls on a KV cache, of several GPUs, of transformers' models), each as (path,
+    report), newest first, of the CPU the one of most cases; and the paths of other files."""
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, other = ([] for _ in range(14))
     for path in sorted(RESULTS.glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "study" in report:
@@ -54,6 +55,8 @@ def load():
             trained.append((path, report))
         elif "needle_points" in report:
             needle.append((path, report))
+        elif "cache_needle_points" in report:
+            cache_needle.append((path, report))
         elif report.get("cache_points"):
             cache.append((path, report))
         elif report.get("context_points"):
@@ -66,7 +69,7 @@ def load():
     newest = lambda item: (item[1].get("date") or item[1]["metadata"]["date"], len(item[1].get("points", ())))
     cpu.sort(key=lambda item: len(item[1]["results"]), reverse=True)
     lists = [reports if reports is cpu else sorted(reports, key=newest, reverse=True) for reports in
-             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, models)]
+             (gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models)]
     return *lists, other
 
 
@@ -417,7 +420,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache, context, models, other = load()
+    gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, other = load()
     newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
     summary = [section("On the GPU", gpu[:1], gpu_summary)]
     if newest_backward:
@@ -446,6 +449,7 @@ def main():
         everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
+    status |= update("docs/fp8.md", "cache-needle", cache_needle_tables(cache_needle[0] if cache_needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)
     status |= update("docs/transformers.md", "models", models_tables(models[0] if models else None), args.check)
     status |= update("docs/figures.md", "summary", "\n\n".join(summary), args.check)

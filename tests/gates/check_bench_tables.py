@@ -10,6 +10,7 @@ from sources import ROOT
 
 import decode_table  # noqa: E402, from bench/
 import draw  # noqa: E402
+import cache_needle_table  # noqa: E402
 import needle_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
@@ -153,6 +154,25 @@ class Tables(unittest.TestCase):
         for table in text.split("\n\n")[1:3]:
             self.assertEqual(len({row.count("|") for row in table.splitlines()}), 1)
         self.assertEqual(needle_table.needle_tables(None), tables.NOT_MEASURED)
+
+    def test_needles_in_caches(self):
+        path = ROOT / "bench/results/x.json"
+
+        def point(layout, dim, near):
+            got = {"found": 1.0, "found_unquantised": 0.5, "near_unquantised": near, "error": 0.002, "error_unquantised": 0.1 - near / 20,
+                   "gain": 1.0, "retrieved": 1.0}
+            return {"keys": 131072, "dim": dim, "data": "model", "level": "noise", "layout": layout, "weight": 0.1,
+                    "libraries": {"bf16": got, "page_rotated": got}}
+
+        report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-25", "commit": "abc", "rows": 256, "heads": 2, "queries": 4,
+                  "page_size": 128, "seed": 1, "cache_needle_points": [point("dense", 64, 1.0), point("paged", 128, 0.75)]}
+        text = cache_needle_table.cache_needle_tables((path, report))
+        for line in ("| data, needle's weight | keys | bf16 | scales of pages, rotated |",
+                     "| model, just above noise | 131,072 | 100 %, 100 %, 0.20 % | 100 %, 100 %, 0.20 % |",
+                     "| model, just above noise | 131,072 | 50 %, 75 %, 6.2 % | 50 %, 75 %, 6.2 % |", "512 rows a point, 4 queries a sequence",
+                     "head dims 64, 128 and of dense and paged caches", "commit abc, 2026-11-25"):
+            self.assertIn(line, text)
+        self.assertEqual(cache_needle_table.cache_needle_tables(None), tables.NOT_MEASURED)
 
     def test_calls_on_a_cache(self):
         path = ROOT / "bench/results/x.json"

@@ -125,7 +125,7 @@ __device__ __forceinline__ void hand_over_last_dq(typename Traits::Shared& share
 // Waits for dQ of the block's step-th query tile, and stages it.
 template <class Traits, int kPending>
 __device__ __forceinline__ void finish_dq(typename Traits::Shared& shared,
-                                          float (&r_dq)[Traits::kOwnQuads * 4], unsigned step,
+                                          float (&r_dq)[Traits::kOwnQuads * 4], int step,
                                           int warpgroup, int late_warpgroup, int late_thread) {
   wgmma_wait<kPending>();
   fence_operand(r_dq);
@@ -159,10 +159,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
   int m = work.query_tile_begin;
   wait(&shared.k_barriers.full[k_slot], k_phase, "k_full");
   wait(&shared.v_full, SingleState::at(walked.key_tiles).phase, "v_full");
-  const unsigned end = walked.query_tiles + unsigned(tiles);
+  const int end = walked.query_tiles + tiles;
   bool is_first = true;
 #pragma unroll 1
-  for (unsigned& step = walked.query_tiles; step != end; ++step) {
+  for (int& step = walked.query_tiles; step < end; ++step) {
     const auto [stage, phase] = QueryState::at(step);
     const int ds_stage = DsState::at(step).stage;
     float r_s[kTileM / 2], r_dp[kTileM / 2];

@@ -66,7 +66,7 @@ __device__ __forceinline__ void hand_out_work(const BackwardParams& params,
     const auto [slot, phase] = Traits::KeyState::at(walked.key_tiles);
     wait(&shared.work_barriers.empty[slot], phase ^ 1, "work_empty");
     KeyTile& work = shared.work[slot];
-    find_work<Traits>(params, int(walked.key_tiles), work);
+    find_work<Traits>(params, walked.key_tiles, work);
     __syncwarp();
     if (elect_one()) {
       arrive(&shared.work_barriers.full[slot]);

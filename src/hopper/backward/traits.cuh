@@ -30,9 +30,9 @@ using SingleState = PipelineState<1>;
 // What a role of a block has behind it; where its rings stand follows. A block that is not
 // persistent has nothing behind it.
 struct Walked {
-  unsigned key_tiles = 0;
-  unsigned query_tiles = 0;
-  unsigned cleared = 0;  // a loader's: key tiles with hidden keys
+  int key_tiles = 0;
+  int query_tiles = 0;
+  int cleared = 0;  // a loader's: key tiles with hidden keys
 };
 
 // kConfig, a row of the tile table. The file of an instance defines its own.

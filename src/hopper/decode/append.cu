@@ -212,8 +212,10 @@ Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
   AppendParams params{};
   const Append& append = problem.append;
   const flash3_dtype to = problem.kv_dtype;
-  params.k = copied_rows(append.k, append.dtype, problem.k, to, problem.k_scale);
-  params.v = copied_rows(append.v, append.dtype, problem.v, to, problem.v_scale);
+  if (append.given) {
+    params.k = copied_rows(append.k, append.dtype, problem.k, to, problem.k_scale);
+    params.v = copied_rows(append.v, append.dtype, problem.v, to, problem.v_scale);
+  }
   params.q = copied_rows(problem.q, problem.dtype, transformed_q(problem, plan), problem.dtype);
   params.keys = decode_lengths(problem.sequences_k);
   params.added = decode_lengths(problem.append.sequences);

@@ -18,10 +18,9 @@ struct PipelineState {
   int stage = 0;
   uint32_t phase = 0;
 
-  // The state at the step-th use of the buffer, counted from 0. Of an unsigned step it costs less.
-  template <class Step>
-  static __device__ __forceinline__ PipelineState at(Step step) {
-    return {int(step % kStages), uint32_t(step / kStages % 2)};
+  // The state at the step-th use of the buffer, counted from 0.
+  static __device__ __forceinline__ PipelineState at(int step) {
+    return {step % kStages, uint32_t(step / kStages % 2)};
   }
 
   __device__ __forceinline__ void advance() {

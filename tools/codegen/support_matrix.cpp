@@ -289,6 +289,8 @@ int tile_n(const BackwardKernel& kernel) { return kernel.config.tile_n; }
 // Caches whose rows TMA cannot address are for the decode kernels.
 bool is_paged(const ForwardKernel& kernel) { return kernel.config.paged; }
 bool is_paged(const BackwardKernel&) { return false; }
+bool is_split(const ForwardKernel& kernel) { return kernel.config.split; }
+bool is_split(const BackwardKernel&) { return false; }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
 int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) {
@@ -327,7 +329,10 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
       std::exit(1);
     }
     const std::string calls =
-        message(dtypes[0], is_paged(first) ? "/b1/q17/k1/h1/d128/" : "/b2/q512/k512/h8/d128/",
+        message(dtypes[0],
+                is_split(first)   ? "/b1/q17/k1/h1/d128/"
+                : is_paged(first) ? "/b1/q17/k1/h128/d128/"
+                                  : "/b2/q512/k512/h8/d128/",
                 c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "",
                 c.score == hopper::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
     std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d%s |\n", family.c_str(),

@@ -29,10 +29,6 @@ struct DecodeRows {
   int first, length, capacity;
 };
 
-FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
-  return x < least ? least : x < most ? x : most;
-}
-
 FLASH3_HOST_DEVICE constexpr DecodeRows rows_of(const DecodeLengths& lengths, int b) {
   DecodeRows rows{0, 0, lengths.rows};
   if (lengths.cu != nullptr) {

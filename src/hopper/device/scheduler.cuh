@@ -160,6 +160,7 @@ struct TileReader {
   __device__ __forceinline__ const ListedSequence* slots() const {
     return ring.slots[slot().stage];
   }
+  __device__ __forceinline__ int stage() const { return slot().stage; }
 
   // Done with the tile.
   __device__ __forceinline__ void release() {

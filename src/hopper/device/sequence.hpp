@@ -11,6 +11,10 @@ namespace flash3::hopper {
 inline constexpr int kMaxLength = 1 << 30;
 // Any size that kernels count in 32 bits is at most this, so that a tile fits behind it.
 inline constexpr int kMostCounted = kMaxLength - 256;
+FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
+  return x < least ? least : x < most ? x : most;
+}
+
 using TileMask = MaskOf<int>;
 using TileMaskRule = MaskRuleOf<int>;
 

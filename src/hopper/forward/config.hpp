@@ -31,13 +31,9 @@ struct RegisterSplit {
   int producer, consumer;
 };
 
-// accumulators: of scores and output, a consumer's thread.
-FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(Operands operands, int warpgroups,
-                                                          int accumulators) {
+FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(bool more_for_producer, int warpgroups) {
   if (warpgroups == 3) return {32, 160};
-  // FP8's producer transposes V as well.
-  if (operands == Operands::kE4m3 && accumulators < 160)
-    return warpgroups == 2 ? RegisterSplit{40, 232} : RegisterSplit{32, 112};
+  if (more_for_producer) return warpgroups == 2 ? RegisterSplit{40, 232} : RegisterSplit{32, 112};
   return warpgroups == 2 ? RegisterSplit{24, 240} : RegisterSplit{24, 112};
 }
 
@@ -49,7 +45,8 @@ struct ForwardConfig {
   bool band = false;  // masks by the band; otherwise only the end of the keys
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
-  bool paged = false;  // a table tells where keys lie (load_pages.cuh)
+  bool paged = false;  // a table may tell where keys lie (load_pages.cuh)
+  bool split = false;  // the keys of a work tile may be parts of several blocks (split.cuh)
   int tile_n = 0;
   int warpgroups = 0;
   int stages = 0;
@@ -75,11 +72,15 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
+  // FP8's producer transposes V as well; a split kernel's finds and awaits parts.
+  FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
+    return split || (fp8() && accumulators() < 160);
+  }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
-    return register_split(operands, warpgroups, accumulators()).producer;
+    return register_split(needs_producer_registers(), warpgroups).producer;
   }
   FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
-    return register_split(operands, warpgroups, accumulators()).consumer;
+    return register_split(needs_producer_registers(), warpgroups).consumer;
   }
   // What the block starts with: the launch bound's share, which ptxas reports.
   FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
@@ -98,7 +99,8 @@ struct ForwardConfig {
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
     const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
-    return 8 * barriers + tile_ring + rows + scales;
+    const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
+    return 8 * barriers + tile_ring + rows + scales + parts;
   }
   FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
@@ -112,6 +114,11 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
     return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
   }
+  // Bytes of a part's O in the workspace, of its rows' maxima and sums, and how many counters go
+  // with it (split.cuh).
+  FLASH3_HOST_DEVICE constexpr int part_out_bytes() const { return tile_m() * head_dim_v * 4; }
+  FLASH3_HOST_DEVICE constexpr int part_sum_bytes() const { return tile_m() * 32; }
+  FLASH3_HOST_DEVICE constexpr int part_counters() const { return warpgroups + 1; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
            (sums_in_shared() ? sums_bytes() : 0);
@@ -120,9 +127,9 @@ struct ForwardConfig {
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
-  return (!c.paged || (c.band && !c.fp8())) && c.shared_bytes() <= kMostSharedBytes &&
-         c.tile_n % 16 == 0 && c.tile_n <= 256 && c.head_dim_v <= c.head_dim && c.warpgroups >= 2 &&
-         c.warpgroups <= 4 &&
+  return (!c.paged || (c.band && !c.fp8())) && (!c.split || c.paged) &&
+         c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
+         c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
              c.threads() * c.launch_registers() &&
          c.accumulators() + probability_registers + 16 <= c.consumer_registers();
@@ -131,7 +138,7 @@ constexpr bool is_valid(const ForwardConfig& c) {
 // A kernel's address. Each has a file of its own, written by cmake/kernel_instances.cmake, so that
 // they compile in parallel and in seconds.
 template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
-          int kTileM, int kTileN>
+          bool kSplit, int kTileM, int kTileN>
 const void* forward_kernel_function();
 
 }  // namespace flash3::hopper

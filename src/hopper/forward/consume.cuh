@@ -18,7 +18,7 @@
 #include "hopper/device/band_mask.cuh"
 #include "hopper/device/constant.cuh"
 #include "hopper/device/online_softmax.cuh"
-#include "hopper/forward/traits.cuh"
+#include "hopper/forward/split.cuh"
 #include "hopper/forward/warp_rows.cuh"
 
 namespace flash3::hopper {
@@ -40,6 +40,7 @@ struct Consumer {
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
+  static constexpr bool kSplit = Traits::kSplit;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
   // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
@@ -111,6 +112,8 @@ struct Consumer {
     if constexpr (Traits::kSkipMaskedTiles) seen = seen_tiles(work, queries, loaded, kTileN);
     TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
     unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
+    if constexpr (Traits::kSplit)
+      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
     __syncwarp();
     source.release();
     return {loaded, seen, unmasked};
@@ -176,8 +179,10 @@ struct Consumer {
                                                 float (&lse)[2]) {
     const KvState v_state = k_state.behind(1);
     issue_output(tile, v_state);
-    tile.softmax.finish(inverse_sum, lse);
-    add_sinks(params, output(), row, inverse_sum, lse);
+    if constexpr (!Traits::kSplit) {
+      tile.softmax.finish(inverse_sum, lse);
+      add_sinks(params, output(), row, inverse_sum, lse);
+    }
     tile.operands.scale_normalisation(inverse_sum, v_state);
     if constexpr (!Store::kInPlaceOfQ) {
       release_q(q_state.stage);
@@ -189,15 +194,27 @@ struct Consumer {
     tile.operands.complete_output(tile);
     skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
-    Softmax::scale_rows(tile.output, inverse_sum);
-    store_lse(params, output(), row, lse);
-    Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
-                 thread);
+    bool is_whole = true;
+    if constexpr (Traits::kSplit) {
+      is_whole = part().merge(tile.softmax, tile.output);
+      tile.softmax.finish(inverse_sum, lse);
+      if (is_whole) add_sinks(params, output(), row, inverse_sum, lse);
+    }
+    if (is_whole) {
+      Softmax::scale_rows(tile.output, inverse_sum);
+      store_lse(params, output(), row, lse);
+      Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
+                   thread);
+    }
     if constexpr (Store::kInPlaceOfQ) {
       if (!kHoldQ) release_q(q_state.stage);
       previous_q_is_held = kHoldQ;
       q_state.advance();
     }
+  }
+
+  __device__ __forceinline__ PartRows<Traits> part() const {
+    return {params.parts, shared.warp_parts[warp], warpgroup, thread};
   }
 
   // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
@@ -285,6 +302,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     const KeyTileRanges keys = c.begin_work_tile(c.tiles);
     if (keys.loaded.begin >= keys.loaded.end) {
       store_empty(c.params, c.output(), c.thread);
+      if constexpr (Consumer::kSplit) c.part().free();
       continue;
     }
     c.skip_masked_tiles(keys.loaded.end - keys.seen.end);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/arithmetic.hpp"
+#include "hopper/device/key_parts.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -64,6 +65,22 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
          : config.band       ? std::max(rounds * us(keys.mean), us(double(keys.most)))
                              : std::ceil(rounds) * us(keys.mean);
   return e;
+}
+
+int most_key_parts(int64_t tiles) {
+  // Of 16384 keys at head dim 128; what a part adds to its keys, and what a tile takes for each
+  // part to be merged.
+  constexpr int64_t kBlocks = 132, kEnough = 128;
+  constexpr double kKeysUs = 211, kPartUs = 5, kMergeUs = 0.8;
+  if (tiles >= kEnough) return 1;
+  const auto us = [&](int parts) {
+    const auto rounds = double(ceil_div(tiles * parts, kBlocks));
+    return parts == 1 ? kKeysUs + kPartUs : rounds * (kKeysUs / parts + kPartUs) + parts * kMergeUs;
+  };
+  int best = 1;
+  for (int parts = 2; parts <= kMostKeyParts; ++parts)
+    if (us(parts) < us(best)) best = parts;
+  return best;
 }
 
 bool is_better(const Estimate& other, const Estimate& best, double margin) {

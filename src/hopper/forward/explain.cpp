@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/message.hpp"
+#include "hopper/device/key_parts.hpp"
 #include "hopper/forward/plan.hpp"
 
 namespace flash3::hopper {
@@ -38,6 +39,20 @@ void explain_rows(const ForwardProblem& problem, const ForwardPlan& plan, Explan
   if (rival.choice.kernel)
     out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ",
                                  describe(rival.choice), " at ", estimated(rival.estimate)));
+}
+
+// Whether blocks share the keys of a query tile, and why.
+void explain_parts(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
+  if (!plan.kernel->config.split) return;
+  const std::string why = message("; ", plan.estimate.m_tiles * (problem.heads_q / plan.pack.heads),
+                                  " query tiles of a sequence do not fill a GPU");
+  if (plan.parts.most == 1) {
+    out->add("parts", message("none: a part has ", kLeastPartKeys, " keys at least"));
+  } else {
+    out->add("parts", message("the keys of a query tile in at most ", plan.parts.most, ", of ",
+                              kLeastPartKeys, " at least, one block each", why,
+                              "; the last one merges them"));
+  }
 }
 
 // How FP8 sums up O, and why.
@@ -76,6 +91,7 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                                  c.fp8() ? "; two warps of the producer transpose V" : ""));
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V",
                              c.fp8() ? message(", ", c.raw_v_stages, " of V as it comes") : ""));
+  explain_parts(problem, plan, out);
   explain_sums(problem, plan, out);
   if (problem.is_ragged())
     out->add("sequences",
@@ -83,9 +99,10 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
                      ", listed by a kernel of their own: their lengths are read on the device"));
   out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent over ",
                            problem.is_ragged() && plan.slot_rows == 0 ? "at most " : "", plan.tiles,
+                           plan.parts.most > 1 ? " parts of" : "",
                            plan.dynamic ? " tiles, longest first, from a counter"
                                         : " tiles, dealt out round robin"));
-  if (c.paged)
+  if (c.paged && (problem.cache.paged || problem.cache.has_batch_idx))
     out->add("k and v",
              message("TMA, in boxes of ", plan.box_keys, " rows; a warp looks each up in ",
                      problem.cache.paged ? "page_table" : "cache_batch_idx", " before it loads"));

@@ -17,10 +17,13 @@ struct KeyPages {
 
   // The row that holds a key, counted over all elements as `rows` has them. Whatever the table
   // holds, it exists; where the sequence ends before the key the table is not read.
+  // kMayLackTable: without one, sequence b has element b.
+  template <bool kMayLackTable = false>
   FLASH3_HOST_DEVICE int row_of_key(const RowMap& rows, const ListedSequence& sequence,
                                     int key) const {
     if (key >= sequence.k_length) return 0;
     const int place = sequence.k_first + key;
+    if (kMayLackTable && table == nullptr) return sequence.batch * rows.rows_per_batch + place;
     const int number = int(unsigned(place) / unsigned(page_size));
     const int given = table[sequence.batch * stride_table + number], element = given < 0 ? 0
                                                                                : given < elements

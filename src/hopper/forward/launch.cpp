@@ -65,6 +65,20 @@ Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, flo
   return fp8;
 }
 
+PartSlots part_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const KeyPartsPlan& parts = plan.parts;
+  char* const workspace = static_cast<char*>(problem.workspace);
+  PartSlots slots{};
+  slots.most = parts.most;
+  slots.bits = parts.slot_bits;
+  slots.mask = (1 << parts.slot_bits) - 1;
+  slots.out = workspace + parts.out_offset;
+  slots.max_and_sum = workspace + parts.sums_offset;
+  slots.freed = reinterpret_cast<int*>(workspace + parts.counters_offset);
+  slots.arrived = slots.freed + slots.mask + 1;
+  return slots;
+}
+
 }  // namespace
 
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
@@ -99,6 +113,7 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
 
   if (config.paged) params.pages = key_pages(problem, plan);
+  if (config.split) params.parts = part_slots(problem, plan);
   if (config.fp8()) params.fp8 = fp8_params(problem, plan, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);
@@ -112,6 +127,7 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
     list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
     if (!list.in_order)
       list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+    list.counters = params.parts.freed;
     params.schedule.sequences = {list.rows, list.first_tile, list.batch};
     FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }

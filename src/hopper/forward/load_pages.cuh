@@ -6,6 +6,7 @@
 #pragma once
 
 #include "hopper/forward/load.cuh"
+#include "hopper/forward/split.cuh"
 
 namespace flash3::hopper {
 
@@ -31,7 +32,8 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
     if (!work.valid) break;
     const auto find_row = [&](int n) {
       if (n < work.key_tile_begin || at_row >= Tile::kRows) return 0;
-      return pages.row_of_key(rows, work.sequence, n * Tile::kRows + at_row);
+      return pages.template row_of_key<Traits::kSplit>(rows, work.sequence,
+                                                       n * Tile::kRows + at_row);
     };
     int n = work.key_tile_end - 1, next_row = find_row(n);
     if (wanted != nullptr && leads && !work.has_keys()) arrive(wanted);
@@ -78,7 +80,11 @@ struct Producer16Bit<Traits, true> {
     const ProducerWarp role{warp_in_warpgroup()};
     if (role == ProducerWarp::kSchedule) {
       // A cache is a ragged batch whose sequences share no tiles.
-      schedule_tiles<Traits::kTileN, Traits::kBand, true>(params.schedule, shared.tiles);
+      if constexpr (Traits::kSplit) {
+        schedule_parts<Traits>(params, shared);
+      } else {
+        schedule_tiles<Traits::kTileN, Traits::kBand, true>(params.schedule, shared.tiles);
+      }
     } else if (role == ProducerWarp::kLoadK) {
       load_paged_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
                                                        shared.k_barriers, "k_empty", shared.tiles,

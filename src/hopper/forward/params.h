@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/scales.hpp"
+#include "hopper/device/key_parts.hpp"
 #include "hopper/device/tile_schedule.hpp"
 #include "hopper/device/views.h"
 #include "hopper/forward/key_pages.hpp"
@@ -17,6 +18,17 @@ struct Fp8Params {
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
   int flush_tiles;          // key tiles between two flushes of O, a power of two (output_sums.cuh)
   void* sums;               // where they go, if there is no room in shared memory
+};
+
+// What split kernels alone have: the ring of slots in which parts lie, in the workspace. Each has
+// float4 [warpgroups][head_dim_v / 8][128] of O and float4 [warpgroups][128] of maxima and sums, as
+// threads hold them.
+struct PartSlots {
+  int most;        // parts of a work tile
+  int bits, mask;  // there are 2^bits slots; mask: that less one
+  void *out, *max_and_sum;
+  int* arrived;  // [slots, warpgroups]: parts that are there of the tile that begins in it
+  int* freed;    // [slots]: warpgroups that have done with the parts that lay in the slot, in all
 };
 
 struct ForwardParams {
@@ -50,6 +62,7 @@ struct ForwardParams {
   Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
   Fp8Params fp8;
   KeyPages pages;  // only of a paged kernel
+  PartSlots parts;
 };
 
 }  // namespace flash3::hopper

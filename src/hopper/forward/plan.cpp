@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
+#include "hopper/device/key_parts.hpp"
 #include "hopper/forward/params.h"
 #include "hopper/forward/tile_table.hpp"
 #include "hopper/host/device_info.hpp"
@@ -22,7 +23,7 @@ ForwardKernel kernel_of_row() {
   constexpr ForwardConfig c = kForwardConfigs[kRow];
   return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
           forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.paged,
-                                  c.tile_m(), c.tile_n>()};
+                                  c.split, c.tile_m(), c.tile_n>()};
 }
 
 template <Element kElement, int... kRows>
@@ -99,6 +100,33 @@ bool has_two_level_rival(const ForwardConfig& c) {
   });
 }
 
+// Whether some sequence may have too few query tiles to fill a GPU, in front of many keys: those of
+// a cache. The choice looks at the most queries that one can have, and never at the batch.
+bool has_few_tiles(const ForwardProblem& problem) {
+  constexpr int64_t kTileQueries = 128;
+  const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
+  const bool reads_cache = problem.has_cache() || (k.has_used && !k.packed && !q.has_used);
+  return reads_cache && q.bounded && slot_rows_of(problem) == 0 &&
+         most_key_parts(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
+}
+
+// Whether the call runs in a split kernel. None is wider than the kernel that takes the call
+// otherwise.
+bool splits_keys(const ForwardProblem& problem, Element element) {
+  if (!has_few_tiles(problem)) return false;
+  const auto takes = [&](const ForwardConfig& c, bool paged, bool split) {
+    return c.holds(element) && c.score == score_kind(problem) && c.paged == paged &&
+           c.split == split && c.head_dim >= problem.head_dim && c.head_dim_v >= problem.head_dim_v;
+  };
+  const auto narrowest = [&](bool paged, bool split) {
+    return std::ranges::find_if(kForwardConfigs,
+                                [&](const ForwardConfig& c) { return takes(c, paged, split); });
+  };
+  const auto whole = narrowest(has_table(problem), false), split = narrowest(true, true);
+  return whole != std::end(kForwardConfigs) && split != std::end(kForwardConfigs) &&
+         whole->head_dim == split->head_dim && whole->head_dim_v == split->head_dim_v;
+}
+
 // A call has no more tiles than this, whatever the lengths.
 int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
   const Sequences& q = problem.sequences_q;
@@ -114,6 +142,25 @@ void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
   if (plan->slot_rows == 0)
     plan->first_tile_offset =
         reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), &plan->workspace_bytes);
+}
+
+// Plans the parts of a split kernel; *tiles: of work, which become parts. Slots for two rounds of
+// blocks let none wait for another.
+void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
+                const ForwardConfig& config, int64_t* tiles, ForwardPlan* plan) {
+  KeyPartsPlan& parts = plan->parts;
+  parts.most = int(
+      std::clamp<int64_t>(problem.seq_k / kLeastPartKeys, 1, most_key_parts(tiles_of_sequence)));
+  *tiles *= parts.most;
+  const auto rounds = uint64_t(std::max(2 * blocks, 2 * kMostKeyParts));
+  const uint64_t slots = std::min(std::bit_ceil(uint64_t(*tiles)), std::bit_floor(rounds));
+  parts.slot_bits = int(std::bit_width(slots)) - 1;
+  const auto reserve = [&](int bytes) {
+    return reserve_workspace(size_t(slots) * size_t(bytes), &plan->workspace_bytes);
+  };
+  parts.out_offset = reserve(config.part_out_bytes());
+  parts.sums_offset = reserve(config.part_sum_bytes());
+  parts.counters_offset = reserve(config.part_counters() * int(sizeof(int)));
 }
 
 Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
@@ -182,9 +229,13 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
 
   const int64_t head_groups = problem.heads_q / choice.pack.heads;
   const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
-  const int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
-                            ? most_tiles(problem, tile_queries, head_groups)
-                            : estimate.tiles;
+  int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
+                      ? most_tiles(problem, tile_queries, head_groups)
+                      : estimate.tiles;
+  const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
+  if (config.split)
+    plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
+               plan);
   const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
   if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMostCounted ||
       (problem.is_ragged() && rows > kMostCounted)) {
@@ -195,7 +246,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
                 kMostCounted));
   }
   plan->tiles = int(tiles);
-  plan->grid = std::min(plan->tiles, std::max(1, device.multiprocessors - problem.sm_margin));
+  plan->grid = std::min(plan->tiles, blocks);
   if (config.two_level && sums_in_two_levels(problem)) {
     const bool is_wide = config.head_dim_v > 128;
     // A power of two, of tiles of two thirds to four thirds of the keys.
@@ -234,14 +285,15 @@ void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
   Element element;
   if (!element_of(problem.dtype, &element)) return;
   const ScoreKind score = score_kind(problem);
-  const bool band = needs_band(problem), paged = has_table(problem);
+  const bool band = needs_band(problem), split = splits_keys(problem, element),
+             paged = split || has_table(problem);
   const bool two_levels = sums_in_two_levels(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.score != score || c.paged != paged ||
+    if (kernel.element != element || c.score != score || c.paged != paged || c.split != split ||
         c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
       continue;
     }
@@ -380,6 +432,9 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   list.in_order = plan.slot_rows > 0;
   list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
   list.groups = int(problem.heads_q) / plan.pack.heads;
+  list.most_parts = plan.parts.most;
+  if (plan.kernel->config.split)
+    list.counter_count = plan.kernel->config.part_counters() << plan.parts.slot_bits;
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
     list.bytes_per_row =

@@ -48,6 +48,13 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
 // FP8 sums up O in two levels where a query may see more keys, unless the call says otherwise.
 inline constexpr int64_t kLongRow = 2048;
 
+// How a split kernel splits keys (device/key_parts.hpp), and where parts lie in the workspace.
+struct KeyPartsPlan {
+  int most = 1;       // of a work tile
+  int slot_bits = 0;  // there are 2^slot_bits slots
+  size_t out_offset = 0, sums_offset = 0, counters_offset = 0;
+};
+
 struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;
   HeadPack pack;
@@ -66,6 +73,7 @@ struct ForwardPlan {
   bool dynamic = false;           // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
+  KeyPartsPlan parts;
   size_t workspace_bytes = 0;
 
   // See device/tile_schedule.hpp.

@@ -77,6 +77,21 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .paged = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
+    // The same where the query tiles of a sequence do not fill a GPU, and of caches without a table too.
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.44, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},
+    {.head_dim = 192, .head_dim_v = 128, .band = true, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.98, .tile_us = 4.2},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .paged = true, .split = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.51, .tile_us = 4.5},
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.58, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .paged = true, .split = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     // FP8. Wide tiles for long sequences, as in 16 bits. Fitted to e4m3 (2026-11-22), but for d 192
     // and softcaps.
     {.head_dim = 64, .head_dim_v = 64, .band = false, .operands = Operands::kE4m3,

@@ -3,6 +3,7 @@
 // the tile table. FP8 kernels have traits_fp8.cuh.
 #pragma once
 
+#include "hopper/device/key_parts.hpp"
 #include "hopper/device/pipeline.cuh"
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/tile/shared_tile.cuh"
@@ -22,7 +23,7 @@ enum class ForwardBarrier : int {
 // A row of the tile table as a type, with the element type that it is compiled for: kElement and
 // kConfig. The file of an instance defines its own.
 template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
-          int kTileM, int kTileN>
+          bool kSplit, int kTileM, int kTileN>
 struct ForwardRow;
 
 // The constants that 16-bit and FP8 kernels have in common.
@@ -32,6 +33,7 @@ struct ForwardConstants {
   static constexpr ForwardConfig kConfig = Row::kConfig;
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr bool kBand = kConfig.band;
+  static constexpr bool kSplit = kConfig.split;
   static constexpr ScoreKind kScore = kConfig.score;
   static constexpr int kTileM = kConfig.tile_m();
   static constexpr int kTileN = kConfig.tile_n;
@@ -49,6 +51,15 @@ struct ForwardConstants {
   using QState = PipelineState<kQStages>;
 };
 
+// Shared memory of a split kernel, behind that of any other.
+template <class WholeTiles, int kWarps, bool kSplit>
+struct WithParts : WholeTiles {};
+template <class WholeTiles, int kWarps>
+struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
+  KeyPart parts[kTileSlots];   // of the tiles in the ring
+  KeyPart warp_parts[kWarps];  // each consumer warp's
+};
+
 template <class Row>
 struct ForwardTraits : ForwardConstants<Row> {
   using Constants = ForwardConstants<Row>;
@@ -60,7 +71,7 @@ struct ForwardTraits : ForwardConstants<Row> {
   using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
   using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
 
-  struct Shared {
+  struct WholeTiles {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -72,6 +83,7 @@ struct ForwardTraits : ForwardConstants<Row> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
+  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

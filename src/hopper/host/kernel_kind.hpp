@@ -62,18 +62,19 @@ inline const char* short_name(Element element) {
   return element == Element::kFloat16 ? "fp16" : element == Element::kBFloat16 ? "bf16" : "e4m3";
 }
 
-// "fwd_bf16_d192x128_band_128x128", "fwd_fp16_d64_paged_softcap_192x128", of a row of a tile table.
+// "fwd_bf16_d192x128_band_128x128", "fwd_fp16_d64_paged_softcap_192x128",
+// "fwd_bf16_d128_split_128x128", of a row of a tile table.
 template <class Config>
 std::string kernel_id(const char* family, Element element, const Config& c, int tile_m) {
-  bool paged = false;
-  if constexpr (requires { c.paged; }) paged = c.paged;
+  const char* keys = "";
+  if constexpr (requires { c.paged; }) keys = c.split ? "_split" : c.paged ? "_paged" : "";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
-                     : paged                        ? ""
+                     : *keys                        ? ""
                      : c.band                       ? "_band"
                                                     : "_full";
   return message(family, "_", short_name(element), "_d", c.head_dim,
-                 c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v),
-                 paged ? "_paged" : "", kind, "_", tile_m, "x", c.tile_n);
+                 c.head_dim_v == c.head_dim ? "" : message("x", c.head_dim_v), keys, kind, "_",
+                 tile_m, "x", c.tile_n);
 }
 
 inline Status check_softcap(const Problem& p) {

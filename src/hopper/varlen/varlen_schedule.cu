@@ -4,6 +4,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "core/arithmetic.hpp"
+#include "hopper/device/key_parts.hpp"
 #include "hopper/device/ptx/sync.cuh"
 #include "hopper/host/cuda_status.hpp"
 #include "hopper/host/programmatic_launch.hpp"
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
   wait_for_previous_kernel();
   launch_dependents();
   const int thread = threadIdx.x;
+  for (int i = thread; i < params.counter_count; i += kThreads) params.counters[i] = 0;
   const auto sort_key = [&](const ListedSequence& s) {
     return length_class(params.tiles_of_keys ? s.q_length : s.k_length);
   };
@@ -77,7 +79,10 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
   int before = 0;
   for (int first = 0; first <= params.batch; first += kThreads) {
     const int i = first + thread;
-    int tiles = i < params.batch ? params.rows[i].tiles * params.groups : 0, all;
+    int tiles = 0, all;
+    if (i < params.batch)
+      tiles = params.rows[i].tiles * params.groups *
+              key_parts(params.rows[i].k_length, params.most_parts);
     Scan(scan).ExclusiveSum(tiles, tiles, all);
     if (i <= params.batch) params.first_tile[i] = before + tiles;
     before += all;

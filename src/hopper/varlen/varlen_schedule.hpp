@@ -29,6 +29,12 @@ struct VarlenScheduleParams {
   int group_step;
   int tiles_at_a_time;
 
+  // Of a split kernel: into how many parts at most the keys of a tile are split, which are listed
+  // one by one (device/key_parts.hpp); and its counters, which begin at 0.
+  int most_parts;
+  int* counters;
+  int counter_count;
+
   ListedSequence* rows;  // [batch]
   int* first_tile;       // [batch + 1]
 };

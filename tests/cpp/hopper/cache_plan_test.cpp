@@ -28,10 +28,11 @@ ForwardPlan plan_of(const ForwardProblem& problem) {
 }
 ForwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
-// Kernels that look keys up in a table, under any mask, and ordinary ones where there is none.
+// Kernels that look keys up in a table, under any mask, and ordinary ones where there is none; with
+// so many heads that no split kernel takes the call (key_parts_test.cpp).
 TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
   const auto kernel = [](const std::string& rest) {
-    return plan_of("bf16/b2/q200/k300/h8x2/" + rest).kernel->id;
+    return plan_of("bf16/b2/q200/k300/h64x16/" + rest).kernel->id;
   };
   EXPECT_EQ(kernel("d128/causal/usedk/paged16"), "fwd_bf16_d128_paged_128x128");
   EXPECT_EQ(kernel("d128/full/usedk/paged16"), "fwd_bf16_d128_paged_128x128");
@@ -44,23 +45,27 @@ TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
   EXPECT_EQ(kernel("d192x128/full/usedk/paged64/softcap20"), "fwd_bf16_d256_paged_softcap_128x64");
   for (const char* cache : {"usedk/leftpad", "usedk/append3", "usedk/leftpad/append3/rotary"})
     EXPECT_FALSE(
-        plan_of(std::string("bf16/b2/q200/k300/h8x2/d128/causal/") + cache).kernel->config.paged)
+        plan_of(std::string("bf16/b2/q200/k300/h64x16/d128/causal/") + cache).kernel->config.paged)
         << cache;
 }
 
-// Calls without a cache never run in a paged kernel, nor do other tiles than these.
+// Calls without a cache never run in a paged kernel, nor do other tiles than these; of few tiles
+// all calls on a cache run in split kernels.
 TEST(CachePlan, ChoicesAreOfOneKind) {
-  for (const char* cache : {"", "/usedk", "/usedk/leftpad", "/usedk/paged16", "/usedk/batchidx"}) {
-    const std::string id = std::string("fp16/b2/q200/k300/h8x2/d64/causal") + cache;
-    const ForwardProblem problem = problem_of(id);
-    const bool paged = problem.cache.paged || problem.cache.has_batch_idx;
-    const auto choices = forward_choices(problem);
-    EXPECT_FALSE(choices.empty()) << id;
-    for (const ForwardChoice& choice : choices) {
-      EXPECT_EQ(choice.kernel->config.paged, paged) << id << ", " << choice.kernel->id;
-      EXPECT_EQ(choice.slot_rows, 0) << id;
+  for (const char* cache : {"", "/usedk", "/usedk/leftpad", "/usedk/paged16", "/usedk/batchidx"})
+    for (const char* heads : {"h64x16", "h8x2"}) {
+      const std::string id = std::string("fp16/b2/q200/k300/") + heads + "/d64/causal" + cache;
+      const ForwardProblem problem = problem_of(id);
+      const bool split = *cache && problem.heads_q == 8;
+      const bool paged = split || problem.cache.paged || problem.cache.has_batch_idx;
+      const auto choices = forward_choices(problem);
+      EXPECT_FALSE(choices.empty()) << id;
+      for (const ForwardChoice& choice : choices) {
+        EXPECT_EQ(choice.kernel->config.paged, paged) << id << ", " << choice.kernel->id;
+        EXPECT_EQ(choice.kernel->config.split, split) << id << ", " << choice.kernel->id;
+        EXPECT_EQ(choice.slot_rows, 0) << id;
+      }
     }
-  }
 }
 
 // The rows of a box: no page ends inside of one, and the swizzle of a tile goes on in the next.
@@ -102,6 +107,19 @@ TEST(CachePlan, BoxesLieInPages) {
   EXPECT_EQ(boxes("paged64"), 64);
   EXPECT_EQ(boxes("paged256"), 128);
   EXPECT_EQ(boxes("batchidx/leftpad"), 128);
+}
+
+// Without a table a sequence has the element of its own number, for kernels that may lack one.
+TEST(KeyPages, WithoutATableASequenceHasItsOwnElement) {
+  const RowMap rows{true, 700};
+  const KeyPages none{nullptr, 1, 500, 9, 128};
+  ListedSequence s{};
+  s.batch = 3, s.k_first = 40, s.k_length = 300;
+  for (const int key : {0, 128, 256}) {
+    EXPECT_EQ(none.row_of_key<true>(rows, s, key), 3 * 700 + 40 + key);
+    EXPECT_EQ(none.rows_left(s, key), std::min(128, 300 - key));
+  }
+  EXPECT_EQ(none.row_of_key<true>(rows, s, 384), 0) << "behind the last key";
 }
 
 // What runs a call follows from max_seqlen_q, heads and mask: not from the batch, nor from how many
@@ -244,7 +262,7 @@ TEST(CachePlan, IsExplained) {
     return lines.text();
   };
   const std::string pages =
-      explained("bf16/b2/q200/k300/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary");
+      explained("bf16/b2/q200/k300/h64x16/d128/causal/packedq/usedk/paged64/append1/rotary");
   for (const char* line :
        {"kernel: fwd_bf16_d128_paged_128x128",
         "first: a kernel of its own: the new keys and values go into the cache, q with its "
@@ -256,11 +274,11 @@ TEST(CachePlan, IsExplained) {
   EXPECT_NE(rotated.find("q with its embedding and rotation goes into the workspace"),
             std::string::npos)
       << rotated;
-  const std::string indices = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/batchidx");
+  const std::string indices = explained("bf16/b2/q200/k300/h64x16/d128/causal/usedk/batchidx");
   EXPECT_NE(indices.find("in boxes of 128 rows; a warp looks each up in cache_batch_idx"),
             std::string::npos)
       << indices;
-  const std::string own = explained("bf16/b2/q200/k300/h8x2/d128/causal/usedk/append1");
+  const std::string own = explained("bf16/b2/q200/k300/h64x16/d128/causal/usedk/append1");
   EXPECT_EQ(own.find("k and v:"), std::string::npos) << own;
 }
 

@@ -107,7 +107,7 @@ struct Shape {
   bool chain = false;  // a tree mask that says the same
 };
 
-constexpr int kMostKeys = 1500;
+constexpr int kMostKeys = 2500;  // so many that blocks share the tiles of a prompt
 
 // From 0 to kMostKeys, the shortest ones among them.
 int length_of(int sequence) {

@@ -118,9 +118,9 @@ TEST(MixedPlan, IsExplained) {
   explain(problem_of(id), plan_of(id), &lines);
   const std::string text = lines.text();
   for (const char* line :
-       {"kernel: fwd_bf16_d128_paged_128x128, decode_bf16_d128_16x128",
+       {"kernel: fwd_bf16_d128_split_128x128, decode_bf16_d128_16x128",
         "why: a sequence of at most 16 queries runs in the decode kernel",
-        "forward kernel: fwd_bf16_d128_paged_128x128",
+        "forward kernel: fwd_bf16_d128_split_128x128",
         "forward first: a kernel of its own: the new keys and values go into the cache",
         "decode splits: of a sequence at most"})
     EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;

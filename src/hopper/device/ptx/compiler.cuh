@@ -69,6 +69,9 @@ __device__ __forceinline__ uint32_t hide_from_optimizer(uint32_t x) {
   return x;
 }
 
+// What lies in memory is loaded again behind this point: no registers keep it meanwhile.
+__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+
 // Moves registers between the warpgroups of a block; every warp of a warpgroup must call it. PTX
 // ISA 9.7.19.5, setmaxnreg.
 template <int kRegisters>

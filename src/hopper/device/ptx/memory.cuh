@@ -31,6 +31,16 @@ __device__ __forceinline__ void add_release(int* address, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+// Returns what was there.
+__device__ __forceinline__ int add_acquire_release(int* address, int value) {
+  int old;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(address), "r"(value)
+               : "memory");
+  return old;
+}
+
 // x if the value there was `from`. Returns what was there.
 __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   int old;

@@ -83,7 +83,59 @@ void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table)
           c.rotate = table->size() % 3 == 0;
           c.seed = 1000 + table->size();
           table->push_back(c);
+          if (page_size != 0 && page_size != 64) continue;
+          // So many heads fill a GPU: the same in kernels that split no keys.
+          c.batch = 2, c.seq_q = 33, c.seq_k = 300;
+          c.heads_q = 128, c.packed_q = false;
+          if (c.append > 0) c.append = 20;
+          c.seed = 1000 + table->size();
+          table->push_back(c);
         }
+}
+
+// Prompts whose query tiles are few in front of many keys, so that blocks share them: pages of
+// several sizes and none, masks that leave some parts nothing, rows and keys that fill no tile,
+// sequences of too few keys beside others; more parts than the workspace has room for; and as many
+// of one tile as there can be.
+void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  constexpr int64_t kPageSizes[] = {16, 64, 0, -1};  // 0: batch_idx, -1: no cache
+  for (const flash3_dtype dtype : dtypes) {
+    size_t n = 0;
+    for (const auto& [dim, dim_v] : kDims)
+      for (const int64_t page_size : kPageSizes)
+        for (const float softcap : {0.f, 20.f}) {
+          Case c;
+          c.dtype = dtype, c.batch = 3, c.seq_q = 67, c.seq_k = 4300;
+          c.heads_q = n % 3 == 0 ? 6 : 2, c.heads_k = n % 2 == 0 ? 2 : 1;
+          c.head_dim = dim, c.head_dim_v = dim_v;
+          c.causal = n % 5 != 4, c.softcap = softcap;
+          c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
+          c.used_k = true, c.packed_q = n % 2 == 1;
+          if (page_size > 0) c.page_size = page_size;
+          c.batch_idx = page_size == 0, c.leftpad = page_size == 0 && n % 3 == 1;
+          c.window = n % 4 == 2;
+          if (c.window) c.window_left = 2500;
+          if (n % 7 == 3) c.chunk = 3000;
+          if (n % 3 == 2) c.sink = Sink::kFloat32;
+          if (page_size == 64) c.append = 40, c.append_packed = true, c.rotary = Rotary::kHalves;
+          c.seed = 5000 + table->size();
+          table->push_back(c);
+          ++n;
+        }
+    Case many;
+    many.dtype = dtype, many.batch = 160, many.seq_q = 17, many.seq_k = 2300;
+    many.causal = many.used_k = true, many.lengths = Lengths::kGiant;
+    many.head_dim = many.head_dim_v = 64, many.page_size = 64;
+    table->push_back(many);
+    many.lengths = Lengths::kAll, many.page_size = 0;
+    table->push_back(many);
+    Case far;
+    far.dtype = dtype, far.seq_q = 33, far.seq_k = 17001, far.heads_q = 2;
+    far.causal = far.used_k = true, far.page_size = 16;
+    far.head_dim = far.head_dim_v = 128;
+    table->push_back(far);
+  }
 }
 
 }  // namespace
@@ -224,6 +276,7 @@ std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dt
   std::vector<Case> table = pairwise_cases(level, dtypes);
   add_every_kernel(dtypes, &table);
   add_prompts(dtypes, &table);
+  add_split_prompts(dtypes, &table);
   for (const Case& c : latent_cases(level, dtypes)) table.push_back(c);
   add_trees(level, dtypes, &table);
   table = with_unrounded(std::move(table));

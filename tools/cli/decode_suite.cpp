@@ -32,6 +32,7 @@ class DecodeSuite {
     add_pages();
     add_heads_and_dims();
     add_queries();
+    add_few_tiles();
     add_lengths();
     add_latent();
     if (dtype_ != FLASH3_FLOAT32) add_fp8_keys();
@@ -105,6 +106,18 @@ class DecodeSuite {
     part.seq_q = prompt();
     add(part);
     add_paged(part, 64);
+  }
+
+  // Parts of a prompt whose query tiles do not fill a GPU, beside ones that do.
+  void add_few_tiles() {
+    for (const Heads& heads : {Heads{8, 1}, kUsual})
+      for (const int64_t queries : {kPrompt, 4 * kPrompt})
+        for (const int64_t thousands : {16, 64, 128}) {
+          Case part = decode({1, thousands * kThousand}, heads);
+          part.seq_q = gpu_ ? queries : queries / 16;
+          add(part);
+          add_paged(part, 64);
+        }
   }
 
   void add_lengths() {

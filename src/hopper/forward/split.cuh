@@ -109,9 +109,13 @@ struct PartRows {
     return true;
   }
 
-  // The slots of all parts may be written again.
+  // The slots of all parts may be written again. That of a whole tile holds nothing to wait for.
   __device__ __forceinline__ void free() const {
-    if (thread < part.count) add_release(&slots.freed[slot_of(thread)], 1);
+    if (part.count == 1) {
+      if (thread == 0) atomicAdd(&slots.freed[part.slot], 1);
+    } else if (thread < part.count) {
+      add_release(&slots.freed[slot_of(thread)], 1);
+    }
   }
 
  private:

@@ -127,7 +127,7 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
     list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
     if (!list.in_order)
       list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
-    list.counters = params.parts.freed;
+    if (config.split) list.counters = params.parts.freed;
     params.schedule.sequences = {list.rows, list.first_tile, list.batch};
     FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }

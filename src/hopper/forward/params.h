@@ -60,9 +60,12 @@ struct ForwardParams {
   TileSchedule schedule;  // with the shape of the problem
 
   Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
-  Fp8Params fp8;
+  // No kernel has both.
+  union {
+    Fp8Params fp8;
+    PartSlots parts;
+  };
   KeyPages pages;  // only of a paged kernel
-  PartSlots parts;
 };
 
 }  // namespace flash3::hopper

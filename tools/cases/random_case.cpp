@@ -275,6 +275,13 @@ void draw_cache(Draw& d, Case* c) {
     c->own_layouts[static_cast<size_t>(name)].reset();
 }
 
+// So few queries in front of so many keys that blocks share these (hopper/device/key_parts.hpp).
+void draw_shared_keys(Draw& d, Case* c) {
+  c->seq_q = d.between(17, 60), c->seq_k = d.between(7168, 16000);
+  while (cost(*c) > 1.5e8)
+    if (!take_sequences_or_heads(c)) break;
+}
+
 // k and v in FP8, under a q that is or is not, mostly in a cache.
 void draw_fp8_keys(Draw& d, Case* c) {
   c->kv8 = c->dtype != FLASH3_FLOAT8_E4M3;
@@ -359,6 +366,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (is_fp8 && d.percent(6)) draw_long_rows(d, &c);
   const bool may_be_cache = kind < 12 && !c.fp8 && c.distribution != Distribution::kSpecial;
   if (may_be_cache && d.percent(is_fp8 ? 12 : 20)) draw_cache(d, &c);
+  if (c.has_cache() && !is_fp8 && d.percent(6)) draw_shared_keys(d, &c);
   const bool is_fp8_cache = is_fp8 && (c.has_cache() || c.append > 0);
   if (may_be_cache && c.dtype != FLASH3_FLOAT32 && (is_fp8_cache || (!is_fp8 && d.percent(10))))
     draw_fp8_keys(d, &c);

@@ -57,7 +57,7 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
   std::set<int> sums;
-  int64_t quick = 0, long_fp8 = 0;
+  int64_t quick = 0, long_fp8 = 0, shared_keys = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
     const Case c = random_case(3, i);
     kinds.insert({c.backward, c.quantize, c.dtype});
@@ -86,6 +86,7 @@ TEST(RandomCase, CoversEveryOption) {
     sums.insert(c.sums);
     quick += flops(c) < 1e7;
     long_fp8 += (c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3) && c.seq_k > 2048 && !c.window;
+    shared_keys += c.has_cache() && c.seq_q > 16 && c.seq_k >= 7168 && !c.kv8;
   }
   EXPECT_EQ(kinds.size(), 4u + 3 + 3);
   EXPECT_EQ(fp8_outs.size(), 3u);
@@ -129,6 +130,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_GT(flags.size(), 30u);
   EXPECT_GT(quick, int64_t(kDraws) / 2);
   EXPECT_GT(long_fp8, int64_t(kDraws) / 500);
+  EXPECT_GT(shared_keys, int64_t(kDraws) / 1000);
 }
 
 // Asked without data, as a user may ask.

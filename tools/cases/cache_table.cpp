@@ -106,8 +106,8 @@ void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* 
       for (const int64_t page_size : kPageSizes)
         for (const float softcap : {0.f, 20.f}) {
           Case c;
-          c.dtype = dtype, c.batch = 3, c.seq_q = 67, c.seq_k = 4300;
-          c.heads_q = n % 3 == 0 ? 6 : 2, c.heads_k = n % 2 == 0 ? 2 : 1;
+          c.dtype = dtype, c.batch = 2, c.seq_q = 40, c.seq_k = 15000;
+          c.heads_q = n % 3 == 0 ? 4 : 2, c.heads_k = n % 2 == 0 ? 2 : 1;
           c.head_dim = dim, c.head_dim_v = dim_v;
           c.causal = n % 5 != 4, c.softcap = softcap;
           c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
@@ -115,8 +115,8 @@ void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* 
           if (page_size > 0) c.page_size = page_size;
           c.batch_idx = page_size == 0, c.leftpad = page_size == 0 && n % 3 == 1;
           c.window = n % 4 == 2;
-          if (c.window) c.window_left = 2500;
-          if (n % 7 == 3) c.chunk = 3000;
+          if (c.window) c.window_left = 8000;
+          if (n % 7 == 3) c.chunk = 9000;
           if (n % 3 == 2) c.sink = Sink::kFloat32;
           if (page_size == 64) c.append = 40, c.append_packed = true, c.rotary = Rotary::kHalves;
           c.seed = 5000 + table->size();
@@ -124,14 +124,14 @@ void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* 
           ++n;
         }
     Case many;
-    many.dtype = dtype, many.batch = 160, many.seq_q = 17, many.seq_k = 2300;
+    many.dtype = dtype, many.batch = 140, many.seq_q = 17, many.seq_k = 7300;
     many.causal = many.used_k = true, many.lengths = Lengths::kGiant;
     many.head_dim = many.head_dim_v = 64, many.page_size = 64;
     table->push_back(many);
     many.lengths = Lengths::kAll, many.page_size = 0;
     table->push_back(many);
     Case far;
-    far.dtype = dtype, far.seq_q = 33, far.seq_k = 17001, far.heads_q = 2;
+    far.dtype = dtype, far.seq_q = 33, far.seq_k = 58001, far.heads_q = 2;
     far.causal = far.used_k = true, far.page_size = 16;
     far.head_dim = far.head_dim_v = 128;
     table->push_back(far);

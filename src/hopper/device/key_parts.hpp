@@ -12,8 +12,10 @@
 
 namespace flash3::hopper {
 
-// No part of a longer work tile has fewer keys: a part costs about as much as so many more.
-inline constexpr int kLeastPartKeys = 1024;
+// No part of a longer work tile has fewer keys: a part costs about a tenth as much as they do,
+// which a batch that fills the GPU anyway pays for nothing. Somewhat less than 4096, so that all
+// tiles of a prompt behind 16384 keys have four, those too that a mask leaves some fewer.
+inline constexpr int kLeastPartKeys = 3584;
 // One warpgroup merges the parts of its rows, one after the other.
 inline constexpr int kMostKeyParts = 16;
 

@@ -24,7 +24,7 @@ struct Fp8Params {
 // float4 [warpgroups][head_dim_v / 8][128] of O and float4 [warpgroups][128] of maxima and sums, as
 // threads hold them.
 struct PartSlots {
-  int most;        // parts of a work tile
+  int most;        // parts of a work tile; 1: all else is unused
   int bits, mask;  // there are 2^bits slots; mask: that less one
   void *out, *max_and_sum;
   int* arrived;  // [slots, warpgroups]: parts that are there of the tile that begins in it

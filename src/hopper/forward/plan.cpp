@@ -145,12 +145,13 @@ void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
 }
 
 // Plans the parts of a split kernel; *tiles: of work, which become parts. Slots for two rounds of
-// blocks let none wait for another.
+// blocks let none wait for another. Where no sequence can have keys for two parts there are none.
 void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
                 const ForwardConfig& config, int64_t* tiles, ForwardPlan* plan) {
   KeyPartsPlan& parts = plan->parts;
   parts.most = int(
       std::clamp<int64_t>(problem.seq_k / kLeastPartKeys, 1, most_key_parts(tiles_of_sequence)));
+  if (parts.most == 1) return;
   *tiles *= parts.most;
   const auto rounds = uint64_t(std::max(2 * blocks, 2 * kMostKeyParts));
   const uint64_t slots = std::min(std::bit_ceil(uint64_t(*tiles)), std::bit_floor(rounds));
@@ -433,7 +434,7 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
   list.groups = int(problem.heads_q) / plan.pack.heads;
   list.most_parts = plan.parts.most;
-  if (plan.kernel->config.split)
+  if (plan.parts.most > 1)
     list.counter_count = plan.kernel->config.part_counters() << plan.parts.slot_bits;
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;

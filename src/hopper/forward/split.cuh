@@ -9,7 +9,8 @@
 // Slots are a ring, so that their memory follows from the grid and not from the batch: part number
 // i of the launch has slot i modulo their number. The scheduler hands it out when what lay there
 // before has been merged. It waits for parts with lower numbers only, and those were handed out
-// before: so every block ends.
+// before: so every block ends. Where no tile of the launch has several parts (PartSlots::most is 1)
+// there are neither slots nor counters.
 #pragma once
 
 #include "hopper/device/online_softmax.cuh"
@@ -45,9 +46,11 @@ __device__ __forceinline__ void write_part(const ForwardParams& params, int i, i
   forget_memory();
   work = decode_tile(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
   forget_memory();
-  // Of the part itself, and of the first one, whose slot has the counter of all.
-  wait_for_slot<Traits>(slots, i);
-  wait_for_slot<Traits>(slots, i - part.index);
+  if (slots.most > 1) {
+    // Of the part itself, and of the first one, whose slot has the counter of all.
+    wait_for_slot<Traits>(slots, i);
+    if (part.index > 0) wait_for_slot<Traits>(slots, i - part.index);
+  }
   take_key_part(work, Traits::kTileN, part);
   if (!part.exists()) add_release(&slots.freed[part.slot], Traits::kWarpgroups);
 }
@@ -111,6 +114,7 @@ struct PartRows {
 
   // The slots of all parts may be written again. That of a whole tile holds nothing to wait for.
   __device__ __forceinline__ void free() const {
+    if (slots.most == 1) return;
     if (part.count == 1) {
       if (thread == 0) atomicAdd(&slots.freed[part.slot], 1);
     } else if (thread < part.count) {

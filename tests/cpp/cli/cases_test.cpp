@@ -151,7 +151,7 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
   for (const Level level : {Level::kQuick, Level::kFull})
     for (const Case& one : cache_case_table(level, dtypes_of(FLASH3_BACKEND_CPU))) {
       EXPECT_TRUE(parsed(to_id(one)) == one &&
-                  (one.has_cache() || one.kv8 || one.tree || one.latent || one.qv))
+                  (one.reads_cache() || one.kv8 || one.tree || one.latent || one.qv))
           << to_id(one);
       if (one.dtype_of_kv() == FLASH3_FLOAT8_E4M3)
         fp8.insert({one.dtype, one.has_cache(), one.scales,
@@ -160,7 +160,7 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
       kinds.insert({one.batch_idx, one.leftpad, one.append_packed, one.packed_q, one.rotary});
     }
   EXPECT_EQ(page_sizes.size(), 8u);
-  EXPECT_EQ(appends.size(), 9u);
+  EXPECT_EQ(appends.size(), 10u);
   EXPECT_GE(kinds.size(), 20u);
   EXPECT_GE(fp8.size(), 40u);  // of 48 with a cache and of 16-bit q without
   const Case kv8 = parsed("bf16/b9/q1/k300/h8x2/d128/causal/paged16/append3/newe4m3/kv8/onescale");

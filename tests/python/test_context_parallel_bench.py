@@ -30,7 +30,7 @@ def script(monkeypatch):
 def measured(tmp_path_factory):
     """(what a run of two processes prints, the file that it writes)."""
     file = tmp_path_factory.mktemp("run") / "context.json"
-    run = subprocess.run([sys.executable, "-B", BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2",
+    run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2",
                           "--commit", "abc", "--json", file, "--timeout", "100"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, file
@@ -81,7 +81,7 @@ def test_model_and_table_read_it(measured, script, capsys):
 def profiled(tmp_path_factory):
     """The file that a profile of two processes writes."""
     file = tmp_path_factory.mktemp("profile") / "profile.json"
-    run = subprocess.run([sys.executable, "-B", BENCH / "context_parallel.py", "--device", "cpu", "--profile", file, "--commit", "abc"],
+    run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--profile", file, "--commit", "abc"],
                          capture_output=True, text=True, timeout=80)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("causal/256/h8x2/d128 ring") == 2
@@ -403,6 +403,6 @@ def test_errors_name_the_argument(script, arguments, part):
 
 def test_list_needs_no_torch():
     program = "import sys; sys.modules['torch'] = None; import context_parallel as c; sys.exit(c.main(['--list']))"
-    run = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, timeout=60,
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
                          env={**os.environ, "PYTHONPATH": str(BENCH)})
     assert run.returncode == 0 and len(run.stdout.splitlines()) == 10, run.stderr

@@ -22,7 +22,7 @@ def results(tmp_path_factory):
     def of(ranks):
         if ranks not in done:
             out = tmp_path_factory.mktemp(f"world{ranks}")
-            run = subprocess.run([sys.executable, "-B", HERE / "distributed_run.py", str(ranks), out], capture_output=True,
+            run = subprocess.run([sys.executable, HERE / "distributed_run.py", str(ranks), out], capture_output=True,
                                  text=True, cwd=HERE, timeout=400)
             files = [out / f"{rank}.json" for rank in range(ranks)]
             done[ranks] = run, [json.loads(f.read_text(encoding="utf-8")) if f.exists() else {} for f in files]

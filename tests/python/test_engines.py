@@ -426,7 +426,7 @@ def run(tmp_path, files, script):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{textwrap.dedent(script)}"
-    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -14,7 +14,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(name, *arguments, environment=None):
-    done = subprocess.run([sys.executable, "-B", EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, EXAMPLES / name, *map(str, arguments)], capture_output=True, text=True,
                           env={**os.environ, **(environment or {})})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -59,7 +59,7 @@ def test_a_notebook_that_tells_otherwise(tmp_path):
     notebook = tmp_path / "x.ipynb"
     notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     assert run("run_notebook.py", notebook) == "2\n3\n"
-    check = lambda: subprocess.run([sys.executable, "-B", EXAMPLES / "run_notebook.py", notebook, "--check"], capture_output=True, text=True)
+    check = lambda: subprocess.run([sys.executable, EXAMPLES / "run_notebook.py", notebook, "--check"], capture_output=True, text=True)
     assert check().returncode == 1 and "cell 1 prints\n2\nand the notebook has\n3" in check().stdout
     run("run_notebook.py", notebook, "--write")
     assert check().returncode == 0

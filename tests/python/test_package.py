@@ -44,7 +44,7 @@ def site(tmp_path_factory):
 
 def run(site, code, python=sys.executable):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([python, "-B", "-c", code], env={**environment, "PYTHONPATH": str(site)}, cwd=site,
+    done = subprocess.run([python, "-c", code], env={**environment, "PYTHONPATH": str(site)}, cwd=site,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

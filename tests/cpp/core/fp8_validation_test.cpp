@@ -120,7 +120,8 @@ TEST(Fp8Forward, IsRefused) {
         },
         "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway"},
        {"RotateOfFp8", [](F& p) { p.rotate = 1; },
-        "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits"},
+        "rotate = 1 but q.dtype = float8_e4m3; what is rotated must be of more than 8 bits",
+        FLASH3_UNSUPPORTED},
        {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
         "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
         "not given is all zero"},

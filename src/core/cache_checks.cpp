@@ -211,8 +211,7 @@ Status check_rotation(const Params& p, const Field& q) {
         "rotate = 1 and compute = 1 (fp8); what the call brings to FP8 is rotated anyway");
   for (const Field& f : {q, new_field(p, "k_new", false)})
     if (is_fp8(f.tensor))
-      return unsupported(message("rotate = 1 but ", f.name,
-                                 ".dtype = ", dtype_name(f.tensor.dtype),
+      return unsupported(message("rotate = 1 but ", f.name, ".dtype = ", dtype_name(f.tensor.dtype),
                                  "; what is rotated must be of more than 8 bits"));
   const Extent dim{q, q.ndim - 1};
   if (dim.size() > kMaxHeadDim)

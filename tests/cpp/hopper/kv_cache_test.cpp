@@ -119,6 +119,9 @@ int length_of(int sequence) {
   return n < std::size(kLengths) ? kLengths[n] : int(n * 7919 % 1200);
 }
 
+// Keys that a cache of its own has room for.
+int room_for(int sequence) { return sequence == kLongSequence ? kLongKeys : kMostKeys; }
+
 class CacheCall {
  public:
   CacheCall(const Shape& s, cases::Memory& memory) : s_(s), memory_(memory) {}
@@ -363,9 +366,9 @@ TEST_F(KvCache, BitsOfPromptsDependOnTheSequenceAlone) {
     all.sequences.push_back(kLongSequence);
     const std::map<int, Bytes> expected = call.run(all);
     for (const int sequence : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, kLongSequence}) {
-      const int most_keys = sequence == kLongSequence ? kLongKeys : kMostKeys;
-      const auto alone = call.run(
-          {.sequences = {sequence}, .shuffle = uint64_t(sequence), .most_keys = most_keys});
+      const auto alone = call.run({.sequences = {sequence},
+                                   .shuffle = uint64_t(sequence),
+                                   .most_keys = room_for(sequence)});
       EXPECT_TRUE(alone.at(sequence) == expected.at(sequence)) << "sequence " << sequence;
     }
     for (const int page_size : {16, 64, 128, 256})
@@ -404,7 +407,7 @@ TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
                                  .run({.sequences = {sequence},
                                        .page_size = page_size,
                                        .queries = {queries},
-                                       .most_keys = kLongKeys});
+                                       .most_keys = room_for(sequence)});
         ASSERT_TRUE(mixed.at(sequence) == results.at(sequence))
             << "sequence " << sequence << ", " << queries << " queries";
       }

@@ -402,12 +402,13 @@ TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
       for (const int sequence : batch.sequences) {
         Shape alone = most;
         const int queries = batch.queries[size_t(sequence)];
-        if (queries <= 16) alone.queries = queries;  // a prompt's bits depend on max_seqlen_q
+        // A prompt's bits depend on max_seqlen_q, and on the rows of a k that is no cache.
+        if (queries <= 16) alone.queries = queries;
         const auto results = CacheCall(alone, *memory_)
                                  .run({.sequences = {sequence},
                                        .page_size = page_size,
                                        .queries = {queries},
-                                       .most_keys = room_for(sequence)});
+                                       .most_keys = page_size ? room_for(sequence) : kLongKeys});
         ASSERT_TRUE(mixed.at(sequence) == results.at(sequence))
             << "sequence " << sequence << ", " << queries << " queries";
       }

@@ -278,7 +278,11 @@ void draw_cache(Draw& d, Case* c) {
 // So few queries in front of so many keys that blocks share these (hopper/device/key_parts.hpp).
 void draw_shared_keys(Draw& d, Case* c) {
   c->seq_q = d.between(17, 60), c->seq_k = d.between(7168, 16000);
-  while (cost(*c) > 1.5e8)
+  // The cache has all rows, however few of them count.
+  const auto elements = [&] {
+    return c->batch * c->seq_k * c->heads_k * (c->head_dim + c->head_dim_v);
+  };
+  while (cost(*c) > 1.5e8 || elements() > 30'000'000)
     if (!take_sequences_or_heads(c)) break;
 }
 

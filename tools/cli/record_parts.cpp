@@ -38,8 +38,8 @@ const std::vector<std::string> kRepeatedCases = {
     "bf16/b5/q300/k2000/h4x1/d192x128/w500:0/random/usedk/batchidx/leftpad",
     "bf16/b3/q100/k600/h128x2/d128/causal/random/packedq/usedk/paged16",
     // blocks that share the keys of a prompt's tiles
-    "bf16/b1/q100/k7500/h4x1/d128/causal/usedk/paged64/append100/rotary",
-    "fp16/b2/q20/k11000/h4x1/d64/causal/usedk", "bf16/b1/q20/k15000/h2x1/d256/full/usedk/softcap20",
+    "bf16/b1/q100/k7300/h2x1/d128/causal/usedk/paged64/append100/rotary",
+    "fp16/b2/q20/k7300/h2x1/d64/causal/usedk", "bf16/b1/q20/k7300/h1/d256/full/usedk/softcap20",
     "bf16/b2/q500/k1000/h4/d128/w200:", "bf16/b2/q300/k300/h4/d100/full/odd",
     "bf16/b2/q500/k700/h4/d64/causal/softcap20", "fp16/b2/q500/k700/h4/d128/full/softcap20",
     "bf16/b1/q500/k700/h4/d256/causal/softcap20",

@@ -48,7 +48,7 @@ TEST(DecodeSuite, HasEachOfItsCallsOnce) {
         EXPECT_EQ(*beside, one);
       }
     }
-    EXPECT_EQ(ids.size(), 16u + 12 + 12 + (24 + 15 + 2) + 4 + 22 + 9);
+    EXPECT_EQ(ids.size(), 16u + 12 + 12 + (24 + 15 + 2) + 4 + 22 + 9 + 24);
   }
 }
 

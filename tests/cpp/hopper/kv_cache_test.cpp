@@ -399,9 +399,9 @@ TEST_F(KvCache, BitsInMixedCallsAreThoseAlone) {
         batch.queries.push_back(sequence % 3 == 0 ? most.queries - sequence % 2
                                                   : sequence * 5 % 17);
       const auto mixed = CacheCall(most, *memory_).run(batch);
-      for (const int sequence : batch.sequences) {
+      for (size_t i = 0; i < batch.sequences.size(); ++i) {
         Shape alone = most;
-        const int queries = batch.queries[size_t(sequence)];
+        const int sequence = batch.sequences[i], queries = batch.queries[i];
         // A prompt's bits depend on max_seqlen_q, and on the rows of a k that is no cache.
         if (queries <= 16) alone.queries = queries;
         const auto results = CacheCall(alone, *memory_)

@@ -96,8 +96,8 @@ constexpr bool is_valid(const BackwardConfig& c) {
          gradients + 2 * scores + 16 <= c.consumer_registers();
 }
 
-// A kernel's address. Each has a file of its own, written by cmake/kernel_instances.cmake, so that
-// they compile in parallel and in seconds.
+// A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
+// they compile in, side by side and in seconds.
 template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
           int kTileN>
 const void* backward_kernel_function();

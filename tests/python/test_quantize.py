@@ -212,7 +212,7 @@ def test_errors_of_arrays():
             (lambda: flash3.attention(q, k, v, out_dtype="float64"), TypeError, "out_dtype = float64 but it must be float16"),
             (lambda: flash3.attention(q, k, v, k_scale=np.ones(1, np.float32)), ValueError, "k_scale is given but k.dtype = float32"),
             (lambda: arrays.forward(q, k, v, out, compute="fp4"), ValueError, "compute = 'fp4' but it must be 'fp8' or None"),
-            (lambda: arrays.forward(q, k, v, out, rotate=True), TypeError, "unexpected argument 'rotate'"),
+            (lambda: arrays.forward(q, k, v, out, seed=1), TypeError, "unexpected argument 'seed'"),
             (lambda: arrays.quantize(q, causal=True), TypeError, "unexpected argument 'causal'"),
             (lambda: arrays.quantize(q), ValueError, "q_out is all zero; it must be a tensor"),
             (lambda: arrays.quantize(q, q_out=arrays.E4M3(read_only)), ValueError, "q_out is read-only memory"),

@@ -83,7 +83,7 @@ def compared(*, method, tokens=61, heads=(4, 4), dims=(16, 16), dtype=torch.floa
             dist.all_reduce(dsink, group=group_of)
         got.append(dsink)
     # Gradients take P = exp(s - lse) of an lse that merging has rounded to float32: P is off by 2**-24 · |lse| of itself.
-    of_lse = 2.0**-24 * exact[1][torch.isfinite(exact[1])].abs().max().item()
+    of_lse = 2.0**-24 * max(exact[1][torch.isfinite(exact[1])].abs().tolist(), default=0.0)
     for what, x, want, *others in zip(("out", "lse", "dq", "dk", "dv", "dsink"), got, exact, naive, alone):
         oracle.assert_close(x, want, farther(want, *others).to(x.dtype), what, of_lse if what.startswith("d") else 0.0)
 

@@ -59,7 +59,7 @@ def sums(points):
     for point in points:
         for what in PASSES:
             ours, theirs = ([point["tflops"][name][what] for name in names if name in point["tflops"]] for names in (METHODS, PEERS))
-            if ours and theirs:
+            if ours and theirs and max(theirs) > 0:  # below 0.005 TFLOP/s a speed is 0.0 here
                 ratios.append(max(ours) / max(theirs))
     if ratios:
         lines.append(f"- the fastest method / the fastest peer, over {len(ratios)} passes: {median_range(ratios)}")

@@ -307,6 +307,7 @@ void draw_latent(Draw& d, Case* c) {
   c->own_layouts[static_cast<size_t>(TensorName::kV)].reset();
   while (cost(*c) > 5e7)
     if (!take_sequences_or_heads(c)) c->seq_q /= 2, c->seq_k /= 2;
+  if (c->tree && c->seq_q == 0) c->seq_q = 1;  // a tree has drafts
 }
 
 // A tree of drafts for the mask.
@@ -376,7 +377,6 @@ Case random_case(uint64_t seed, uint64_t index) {
     draw_fp8_keys(d, &c);
   if (may_be_cache && d.percent(c.has_cache() ? 25 : 5)) draw_tree(d, &c);
   if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
-  if (c.tree && c.seq_q == 0) c.seq_q = 1;  // a tree has drafts
   if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   return c;

@@ -28,8 +28,8 @@ struct KeySchedule {
   TileMaskRule rule;
   QueryTiles query_tiles;
   int heads_k;
-  // Blocks add to the sums of dQ in a fixed order. They take their index from a ticket then, so
-  // that they begin in order, and a block waits only for blocks that have begun.
+  // Blocks add to the sums of dQ in a fixed order. Key tiles are taken by a ticket then, so that a
+  // block waits only for key tiles that were taken before its own.
   bool deterministic;
   // If all sequences have one length: the first sequence, with the tiles of all kv_heads = batch ·
   // heads_k heads. Otherwise a list holds the sequences, with tiles of keys.
@@ -38,7 +38,7 @@ struct KeySchedule {
   SequenceList sequences;
 };
 
-// The work of one block.
+// The work of a block, or what a persistent block does next.
 struct KeyTile {
   bool valid;  // false: there are fewer tiles than blocks
   int key;     // the tile's first one

@@ -106,9 +106,10 @@ __device__ __forceinline__ float embedded(const RotaryTables& tables, long long 
 
 // Columns outside of the embedding keep their bits.
 template <Element kElement>
-__device__ __forceinline__ Piece<kElement> rotated(const RotaryTables& tables, long long position,
-                                                   const unsigned short* row, int col,
-                                                   Piece<kElement> piece) {
+__device__ __forceinline__ Piece<kElement> with_embedding(const RotaryTables& tables,
+                                                          long long position,
+                                                          const unsigned short* row, int col,
+                                                          Piece<kElement> piece) {
 #pragma unroll
   for (int i = 0; i < kPiece; ++i)
     if (col + i < 2 * tables.half)
@@ -155,7 +156,7 @@ __device__ __forceinline__ void copy_piece(const RotaryTables& tables, const Cop
     store<kTo>(rows, quantized<kFrom>(tables, position, from, col, piece, scale_of(head)), to, col);
   } else {
     if constexpr (kFrom != Element::kE4m3)
-      if (position >= 0) piece = rotated<kFrom>(tables, position, from, col, piece);
+      if (position >= 0) piece = with_embedding<kFrom>(tables, position, from, col, piece);
     store<kTo>(rows, piece, to, col);
   }
 }

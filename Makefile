@@ -20,11 +20,11 @@ program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release
 flash3 = $(program_build)/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench docs build program setup setup-gates test-sanitizers format tidy install hub deb release aarch64 clean distclean
+.PHONY: help run test fuzz bench docs build program setup setup-gates build-without-python format tidy install hub deb release aarch64 clean distclean
 
 help:
 	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
-	@echo "make test     build everything; unit tests, gates, install test; again under sanitizers, threads under TSan"
+	@echo "make test     build everything; unit tests, again under sanitizers, gates, install test"
 	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make docs     the documentation as a web site: build/docs/html/index.html"
@@ -67,21 +67,17 @@ bench: bench_args = -DFLASH3_BENCH_KERNELS=ON
 bench: program
 	$(flash3) bench
 
-# The sanitizers' builds need no wheel: they are made and run while setup-gates, which mostly waits and unpacks, brings those.
+# What needs no Python is built while setup-gates, which mostly waits and unpacks, brings one.
 test:
-	@scripts/setup.sh packages
-	@$(MAKE) --no-print-directory -j2 setup-gates test-sanitizers
+	@scripts/setup.sh tools
+	@$(MAKE) --no-print-directory -j2 setup-gates build-without-python
 	@cmake --preset ci $(configure_args)
 	@cmake --build --preset ci
 	ctest --preset ci
 
-test-sanitizers:
-	@cmake --preset sanitizers
-	@cmake --build --preset sanitizers
-	@cmake --preset tsan
-	@cmake --build --preset tsan
-	ctest --preset sanitizers
-	ctest --preset tsan
+build-without-python:
+	@cmake --preset ci $(configure_args) -DFLASH3_PYTHON=OFF
+	@cmake --build --preset ci
 
 fuzz:
 	@scripts/setup.sh fuzz
@@ -127,7 +123,7 @@ aarch64:
 	@scripts/aarch64.sh
 
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/sanitizers build/tsan build/ci build/fuzz build/docs build/hub build/aarch64 build/deb build/sdist
+	rm -rf build/release build/cpu build/dev build/cpu-only build/ci build/fuzz build/docs build/hub build/aarch64 build/deb build/sdist
 
 distclean:
 	rm -rf build dist

@@ -26,7 +26,7 @@ set(FLASH3_PYTHON_EXECUTABLE ${default_python} CACHE FILEPATH "Interpreter whose
 option(FLASH3_MANYLINUX "Link the Python package for manylinux_2_28: glibc 2.28 or newer (x86-64, GCC)" OFF)
 
 set(FLASH3_WITH_PYTHON FALSE)
-if(NOT FLASH3_PYTHON STREQUAL "OFF" AND PROJECT_IS_TOP_LEVEL AND NOT FLASH3_SANITIZE)
+if(NOT FLASH3_PYTHON STREQUAL "OFF" AND PROJECT_IS_TOP_LEVEL)
   set(torch_dir "")
   if(EXISTS ${FLASH3_PYTHON_EXECUTABLE})
     execute_process(

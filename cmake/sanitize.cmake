@@ -1,32 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-# FLASH3_SANITIZE, every report fatal:
-#   ON       AddressSanitizer and UBSan
-#   THREAD   ThreadSanitizer, which cannot be had together with those
-# For host code: the Hopper backend is left out, as CUDA's own memory mappings collide with the
-# sanitizers' shadows.
-set(FLASH3_SANITIZE OFF CACHE STRING "Sanitizers on all host code: ON (address, undefined behaviour), THREAD or OFF")
-set_property(CACHE FLASH3_SANITIZE PROPERTY STRINGS OFF ON THREAD)
-if(FLASH3_SANITIZE)
-  if(FLASH3_HOPPER STREQUAL "ON")
-    message(FATAL_ERROR "FLASH3_SANITIZE=${FLASH3_SANITIZE} and FLASH3_HOPPER=ON: the sanitizers are for host code; "
-                        "set FLASH3_HOPPER=OFF")
-  endif()
-  set(FLASH3_HOPPER OFF)
-  if(FLASH3_SANITIZE STREQUAL "THREAD")
-    set(flash3_sanitizers -fsanitize=thread)
-    # The runtime of older compilers finds no place for its shadow where the kernel moves mappings by 32 bits.
-    execute_process(COMMAND setarch -R true RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
-    if(NOT failed)
-      set(CMAKE_CROSSCOMPILING_EMULATOR setarch -R) # what add_test runs a target with
-    endif()
-  else()
-    set(flash3_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
-  endif()
-  add_compile_options(${flash3_sanitizers} -fno-omit-frame-pointer)
+# All of a fuzz build is instrumented: AddressSanitizer and UBSan, every report fatal, and the coverage that libFuzzer steers by. An
+# engine of the caller's own brings its flags along (CXXFLAGS).
+if(FLASH3_FUZZ AND NOT FLASH3_FUZZING_ENGINE)
+  set(flash3_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all)
+  add_compile_options(${flash3_sanitizers} -fno-omit-frame-pointer -fsanitize=fuzzer-no-link)
   add_link_options(${flash3_sanitizers})
 endif()
 
-# Coverage that libFuzzer steers by. An engine of the caller's own brings its flags along (CXXFLAGS).
-if(FLASH3_FUZZ AND NOT FLASH3_FUZZING_ENGINE)
-  add_compile_options(-fsanitize=fuzzer-no-link)
+# Tests of host code once more, under sanitizers: what ships is compiled again, and linked with the objects that the tests have
+# anyway. Oracles and cases are not instrumented: they compile once, and run at full speed. The Hopper backend is left out, since
+# CUDA's memory mappings collide with the sanitizers' shadows.
+option(FLASH3_SANITIZED_TESTS "Run the tests of host code also under AddressSanitizer and UBSan, and threads under ThreadSanitizer" OFF)
+
+set(flash3_address_options -fsanitize=address,undefined -fno-sanitize-recover=all)
+set(flash3_thread_options -fsanitize=thread)
+set(flash3_sanitized_options -O1 -g1 -UNDEBUG -fno-omit-frame-pointer)
+
+if(FLASH3_SANITIZED_TESTS)
+  add_custom_target(flash3_sanitized_tests)
 endif()
+
+# flash3_library_sources(target source…): sources of what ships, as the library compiles them.
+function(flash3_library_sources target)
+  target_sources(${target} PRIVATE ${ARGN})
+  target_compile_definitions(${target} PRIVATE FLASH3_BUILDING_SHARED)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tools)
+  target_include_directories(${target} SYSTEM PRIVATE ${FLASH3_HIGHWAY_INCLUDE_DIR})
+  target_link_libraries(${target} PRIVATE flash3_warnings)
+endfunction()
+
+# flash3_sanitized_library(target option…): the core and the CPU backend.
+function(flash3_sanitized_library target)
+  get_target_property(sources flash3_objects SOURCES)
+  list(FILTER sources INCLUDE REGEX "src/(core|cpu)/.*[.]cpp$")
+  add_library(${target} OBJECT)
+  target_compile_options(${target} PRIVATE ${flash3_sanitized_options} ${ARGN})
+  flash3_library_sources(${target} ${sources})
+endfunction()
+
+# flash3_sanitized_executable(target <kind> [source…]): a program of sources compiled here and of the sanitized library, which come
+# first, so that inline functions are theirs. <kind> is ADDRESS or THREAD.
+function(flash3_sanitized_executable target kind)
+  string(TOLOWER ${kind} kind)
+  add_executable(${target} ${ARGN} $<TARGET_OBJECTS:flash3_${kind}_sanitized>)
+  target_compile_options(${target} PRIVATE ${flash3_sanitized_options} ${flash3_${kind}_options})
+  target_link_options(${target} PRIVATE ${flash3_${kind}_options})
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  add_dependencies(flash3_sanitized_tests ${target})
+endfunction()
+
+# flash3_add_sanitized_test(name [source…]): the test `name`, of its own objects, under AddressSanitizer and UBSan; the sources are of
+# what it tests besides the library. What a call touches depends on shapes: tests that compare the bits of many calls on one shape,
+# and those of sizes that only repeat tiles, are left out.
+function(flash3_add_sanitized_test name)
+  if(NOT FLASH3_SANITIZED_TESTS)
+    return()
+  endif()
+  set(target ${name}_sanitized)
+  flash3_sanitized_executable(${target} ADDRESS)
+  flash3_library_sources(${target} ${ARGN})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${name}>)
+  get_target_property(libraries ${name} LINK_LIBRARIES)
+  target_link_libraries(${target} PRIVATE ${libraries})
+  add_test(NAME ${target} COMMAND ${target} --gtest_filter=-*Bits*:*.Many*:*.OneGiant*:*.EachSequenceIsAsAlone)
+  set_tests_properties(${target} PROPERTIES LABELS sanitizers TIMEOUT 2400)
+endfunction()

@@ -3,7 +3,7 @@
 # FLASH3_PYTHON_EXECUTABLE gives its C headers. Its own library is linked by name alone: who loads this one has it.
 set(FLASH3_TVM_FFI AUTO CACHE STRING "Build the library for TVM-FFI: AUTO (if its package is found), ON or OFF")
 set_property(CACHE FLASH3_TVM_FFI PROPERTY STRINGS AUTO ON OFF)
-if(FLASH3_TVM_FFI STREQUAL "OFF" OR FLASH3_SANITIZE OR SKBUILD OR NOT PROJECT_IS_TOP_LEVEL)
+if(FLASH3_TVM_FFI STREQUAL "OFF" OR SKBUILD OR NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 set(tvm_ffi_dir "")

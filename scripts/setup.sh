@@ -5,7 +5,7 @@
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
 #   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
 #                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
-#   scripts/setup.sh packages  the system packages of gates alone
+#   scripts/setup.sh tools   as gates, but for that Python
 #   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
 #   scripts/setup.sh release   as gates, and what `make release` checks its wheel with
 #   scripts/setup.sh deb       system packages, the CUDA compiler, and what `make deb` makes and checks packages with
@@ -140,19 +140,22 @@ case ${1:-} in
   fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
   aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
   deb) lists+=(scripts/apt-packages-deb.txt) ;;
-  docs | gates | packages | release) lists+=(scripts/apt-packages-docs.txt) ;;
+  docs | gates | tools | release) lists+=(scripts/apt-packages-docs.txt) ;;
 esac
 install_system_packages "${lists[@]}"
 case ${1:-} in
-  fuzz | aarch64 | packages) exit ;;
+  fuzz | aarch64) exit ;;
   docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing
-  gates | release) install_wheels docs || true ;;
+  gates | tools | release) install_wheels docs || true ;;
 esac
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
   if install_wheels cuda; then link_wheels cuda; fi
 fi
-case ${1:-} in gates | release)
+case ${1:-} in gates | tools | release)
   if install_wheels gates; then link_wheels gates; fi
+  ;;
+esac
+case ${1:-} in gates | release)
   if [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
     install_python
     install_hub

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU backward's blocks of rows, which threads sum up side by side, on every instruction set:
 // strips of AMX are longer than a block's last rows, and must leave the next block's alone. That
-// seldom changes a bit; ThreadSanitizer (the preset tsan) sees it each time.
+// seldom changes a bit; ThreadSanitizer (threads_test_sanitized) sees it each time.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -5,10 +5,13 @@ NCCL sends on a stream of its own: what is posted here runs under the kernels la
 """
 import collections
 import math
+import struct
 from typing import Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from .._torch import _signed
 
 
 class explained:
@@ -100,6 +103,23 @@ class Field(NamedTuple):
     name: str
     number: int
     show: Callable[[int], object] = int  # what the number stands for
+
+
+_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+
+
+def dtype_field(name, dtype):
+    return Field(name, _DTYPES.index(dtype) if dtype in _DTYPES else -1, lambda i: "another dtype" if i < 0 else _DTYPES[i])
+
+
+def number_field(name, value):
+    if isinstance(value, float):
+        return Field(name, struct.unpack("q", struct.pack("d", value))[0], lambda x: struct.unpack("d", struct.pack("q", x))[0])
+    if value is None or isinstance(value, str):
+        return Field(name, int(value is not None), lambda x: value if x == (value is not None) else "something else")
+    if name == "rotation_seed":  # unsigned, which torch's integers are not
+        return Field(name, _signed(value), lambda x: x % 2**64)
+    return Field(name, int(value))
 
 
 # Which calls the ranks of these groups have compared. All ranks note the same calls in the same order, and so forget the same ones.

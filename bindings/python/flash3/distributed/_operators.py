@@ -2,7 +2,6 @@
 """The exchanges and calls of one attention, and torch.ops.flash3_distributed: the same as operators, which torch.compile need not look
 into. Where nobody looks at operators the functions are called as they are, since torch's wrapper of an operator with gradients costs
 the host about as much as all that is in it."""
-import struct
 from typing import Optional, Tuple
 
 import torch
@@ -12,15 +11,13 @@ from torch import Tensor
 from .. import arrays
 from .._attention import _Shape
 from .._build import NAME
-from .._torch import _signed
 from ._calls import sink_gradient
-from ._exchange import Field, compare
+from ._exchange import Field, compare, dtype_field, number_field
 from ._heads import HeadExchange, heads_of, why_not
 from ._layout import layout_of, mask_of
 from ._methods import CORES
 
 METHODS = ("ring", "all_gather", "ulysses", "ulysses_ring")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def group_of(name):
@@ -87,29 +84,14 @@ def _fields(q, k, v, sink, call, options, out_dtype):
     fields = [Field(f"{name}.shape[{i}]", x.shape[i]) for name, x in (("q", q), ("k", k), ("v", v)) for i in (0, 2, 3)]
     fields += [Field(f"{name}.shape[1] less the tokens of {name} that the plan has for the rank", x.shape[1] - tokens)
                for name, x, tokens in (("q", q, layout.tokens("q", call.rank)), ("k", k, of_k), ("v", v, of_k))]
-    fields += [_dtype_field(name, dtype) for name, dtype in (("q.dtype", q.dtype), ("k.dtype", k.dtype), ("v.dtype", v.dtype), (
+    fields += [dtype_field(name, dtype) for name, dtype in (("q.dtype", q.dtype), ("k.dtype", k.dtype), ("v.dtype", v.dtype), (
         "out_dtype", out_dtype), ("sink.dtype", None if sink is None else sink.dtype))]
     fields += [Field("the number of sinks", 0 if sink is None else sink.numel()), Field("method", METHODS.index(call.method),
                                                                                        METHODS.__getitem__)]
     fields += [Field(f"the mask's {name}", -1 if value is None else value, lambda x: None if x < 0 else x)
                for name, value in call.mask._asdict().items()]
-    fields += [_number_field(name, value) for name, value in options.items()]
+    fields += [number_field(name, value) for name, value in options.items()]
     return [*fields, Field("the plan's hash", int.from_bytes(layout.key[:7], "little"), hex)]
-
-
-def _dtype_field(name, dtype):
-    known = (None, *_DTYPES)
-    return Field(name, known.index(dtype) if dtype in known else -1, lambda i: "another dtype" if i < 0 else known[i])
-
-
-def _number_field(name, value):
-    if isinstance(value, float):
-        return Field(name, struct.unpack("q", struct.pack("d", value))[0], lambda x: struct.unpack("d", struct.pack("q", x))[0])
-    if value is None or isinstance(value, str):
-        return Field(name, int(value is not None), lambda x: value if x == (value is not None) else "something else")
-    if name == "rotation_seed":  # unsigned, which torch's integers are not
-        return Field(name, _signed(value), lambda x: x % 2**64)
-    return Field(name, int(value))
 
 
 def _options(scale, softcap, compute_fp8, seed, sm_margin):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of flash_attn_with_kvcache on random data, and what they must give: the definition in float64 on each sequence's own keys."""
+"""Calls of flash_attn_with_kvcache on random data, and what they must give: the definition in float64 on each sequence's own keys; and
+trees of drafts."""
 import math
 
 import torch
@@ -15,6 +16,20 @@ def rotate(x, positions, cos, sin, interleaved):
     a, b = x32[..., first], x32[..., second]
     made[..., first], made[..., second] = (a * c - b * s).to(x.dtype), (a * s + b * c).to(x.dtype)
     return made
+
+
+def random_parents(g, count):
+    return [int(torch.randint(-1, i, (), generator=g)) if i > 0 else -1 for i in range(count)]
+
+
+def descends(parents):
+    """seen[i, j]: whether draft j is draft i or one of its ancestors."""
+    seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for i in range(len(parents)):
+        j = i
+        while j >= 0:
+            seen[i, j], j = True, parents[j]
+    return seen
 
 
 class Case:

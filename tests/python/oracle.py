@@ -30,15 +30,17 @@ def visible(seq_q, seq_k, *, causal=False, window=None, chunk=0, device="cpu"):
     return seen
 
 
-def naive(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, **mask):
-    """(out, lse) of dense tensors [batch, seq, heads, dim], in q's dtype, by autograd-friendly torch operations."""
+def naive(q, k, v, *, softmax_scale=None, softcap=0.0, sink=None, seen=None, **mask):
+    """(out, lse) of dense tensors [batch, seq, heads, dim], in q's dtype, by autograd-friendly torch operations.
+
+    seen: [seq_q, seq_k] bool, instead of a mask's options."""
     groups = q.shape[2] // k.shape[2] if k.shape[2] else 1
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = visible(q.shape[1], k.shape[1], device=q.device, **mask)
+    seen = visible(q.shape[1], k.shape[1], device=q.device, **mask) if seen is None else seen
     scores = scores.masked_fill(~seen, -math.inf)
     if sink is not None:
         column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)

@@ -9,24 +9,11 @@ import torch
 
 import flash3
 import oracle
+from cache_cases import descends, random_parents
 from flash3 import _torch_kv_cache
 
 PAGE = 16
 LENGTHS = (70, 0, 3, 15)  # in the cache, in front of the drafts
-
-
-def random_parents(g, count):
-    return [int(torch.randint(-1, i, (), generator=g)) if i > 0 else -1 for i in range(count)]
-
-
-def descends(parents):
-    """seen[i, j]: whether draft j is draft i or one of its ancestors."""
-    seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
-    for i in range(len(parents)):
-        j = i
-        while j >= 0:
-            seen[i, j], j = True, parents[j]
-    return seen
 
 
 def words_of(seen):

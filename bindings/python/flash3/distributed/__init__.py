@@ -14,7 +14,8 @@ docs/distributed.md says what each method sends. The same code runs over NCCL on
 """
 from ._attention import attention, explain
 from ._context import context_parallel
-from ._decode import attention_with_kv_cache, cache_rows, local_seqlens
+from ._decode import attention_with_kv_cache
+from ._own_cache import cache_rows, local_seqlens
 from ._plan import Plan, plan, shard, unshard
 
 __all__ = ["attention", "explain", "plan", "Plan", "shard", "unshard", "context_parallel", "attention_with_kv_cache",

@@ -5,106 +5,94 @@ import torch.distributed as dist
 
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
-from .._options import window_sides
-from ._exchange import AllToAll, Field, compare, explained, packed, unpacked
-
-
-def local_seqlens(seqlens, rank, ranks, interleave=1):
-    """How many of a sequence's first `seqlens` tokens a rank holds, where each in turn gets `interleave` tokens.
-
-    seqlens: an integer, or a tensor of them; token i is rank (i // interleave) % ranks's.
-    """
-    whole, rest = seqlens // (ranks * interleave), seqlens % (ranks * interleave) - rank * interleave
-    return whole * interleave + (rest.clamp(0, interleave) if torch.is_tensor(rest) else min(max(rest, 0), interleave))
-
-
-def cache_rows(positions, ranks, interleave=1):
-    """(rank, row): whose cache holds the tokens at these places of their sequences, and in which of its rows."""
-    round_tokens = ranks * interleave
-    return positions // interleave % ranks, positions // round_tokens * interleave + positions % interleave
-
-
-def _visible(seqlens, seq_q, causal, window, chunk):
-    """(low, high) [batch, seq_q]: from which key of its sequence a query sees up to before which."""
-    left, right = window_sides(window) or (-1, -1)
-    place = seqlens[:, None] - seq_q + torch.arange(seq_q, device=seqlens.device)
-    low, high = torch.zeros_like(place), seqlens[:, None].expand_as(place)
-    if causal or right >= 0:
-        high = torch.minimum(high, place + 1 + (0 if causal else right))
-    if left >= 0:
-        low = torch.maximum(low, place - left)
-    if chunk:
-        first = torch.div(place, chunk, rounding_mode="floor") * chunk
-        low, high = torch.maximum(low, first), torch.minimum(high, first + chunk)
-    high = high.clamp(min=0)
-    return torch.minimum(low, high), high
-
-
-def _own_keys(q, seqlens, rank, ranks, interleave, causal, window, chunk, page_table, cache_batch_idx):
-    """(q, options) of a call on this rank's cache: where a sequence's queries see different keys, each is one of its own."""
-    batch, seq_q = q.shape[:2]
-
-    def own(x):
-        return local_seqlens(x, rank, ranks, interleave).to(torch.int32).flatten().contiguous()
-    if not causal and window is None and not chunk:
-        return q, {"seqused_k": own(seqlens), "page_table": page_table, "cache_batch_idx": cache_batch_idx}
-    low, high = _visible(seqlens, seq_q, causal, window, chunk)
-    if page_table is not None:
-        page_table = page_table.repeat_interleave(seq_q, 0)
-    elif seq_q > 1 or cache_batch_idx is not None:
-        cache_batch_idx = torch.arange(batch, dtype=torch.int32, device=q.device) if cache_batch_idx is None else cache_batch_idx
-        cache_batch_idx = cache_batch_idx.repeat_interleave(seq_q)
-    options = {"seqused_k": own(high), "page_table": page_table, "cache_batch_idx": cache_batch_idx}
-    if window is not None or chunk:
-        options["leftpad_k"] = own(low)
-    return q.reshape(batch * seq_q, 1, *q.shape[2:]), options
+from .._library import FP8_BLOCK
+from .._options import rotation_seed as seed_of, scale_or_default
+from . import _own_cache
+from ._decode_checks import check
+from ._exchange import AllToAll, explained, packed, unpacked
+from ._layout import mask_of
 
 
 def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interleave=1, heads="all", page_table=None,
-                            cache_batch_idx=None, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
-                            sm_margin=0, return_lse=False):
+                            cache_batch_idx=None, k_new=None, v_new=None, rotary_cos=None, rotary_sin=None, rotary_offsets=None,
+                            rotary_interleaved=False, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0,
+                            sink=None, q_scale=None, k_scale=None, v_scale=None, rotate=False, rotation_seed=0, sm_margin=0,
+                            tree_mask=None, out_dtype=None, return_lse=False, qv=None):
     """A step of decoding over a cache whose tokens are dealt to the ranks of a group; no gradients.
 
     Each rank attends over its own rows, and the parts are merged in float32 by their lse. Token i of a sequence lies in rank
     (i // interleave) % ranks's cache, behind those of its tokens before it: local_seqlens() and cache_rows() say where. The newest
-    tokens, those of q among them, must be there already. Arguments that are not listed are those of flash3.attention_with_kv_cache.
+    tokens, those of q among them, are there already or come as k_new. Arguments that are not listed are those of
+    flash3.attention_with_kv_cache.
 
     Args:
         q: [batch, seq_q, heads_q, head_dim]: the last seq_q tokens of each sequence, the same on all ranks, or own heads.
-        k_cache, v_cache: this rank's rows, [batch, rows, heads_k, dim] or pages, of KV heads that all ranks of the group have.
-        seqlens: [batch] int32 or int64, on q's device: the tokens of each sequence, over all ranks.
+        k_cache, v_cache: this rank's rows, [batch, rows, heads_k, dim] or pages, of KV heads that all ranks of the group have; FP8
+            or not, and v_cache may be a part of k_cache's memory.
+        seqlens: [batch] int32 or int64, on q's device: the tokens of each sequence, over all ranks, before any are appended.
         group: a ProcessGroup, or a DeviceMesh of one dimension. None: all ranks.
         interleave: consecutive tokens that one rank holds.
         heads: "all": q has all heads on every rank, and so has the result, for which parts are gathered. "dealt": each rank has
             heads_q of ranks * heads_q heads, in order, and gets their results: q is gathered, and parts go to whose heads they are.
+        k_new, v_new: [batch, seq_new, heads_k, dim], all the newest tokens on all ranks, each of which writes its own behind the
+            rows that it has. None: there are none; v_new alone: v_cache is a part of k_cache.
+        rotary_cos, rotary_sin, rotary_offsets: as there, for k_new and q; rotary_offsets None: seqlens.
         sink: of the heads of the result.
+        q_scale: of an FP8 q as it is given, of own heads or of all: [1], [batch, heads_k] or [batch, heads_q, blocks].
+        k_scale, v_scale: of this rank's rows alone: [1], [batch, heads_k], or for blocks of 128 rows of its pages or elements.
+        tree_mask: [batch, seq_q] int64, the same on all ranks: which of a sequence's last seq_q tokens, all of them drafts, a query
+            sees, whoever holds them.
+        qv: as q, of the same heads.
 
     Returns:
         out, or with return_lse (out, lse), as flash3.attention_with_kv_cache.
     """
-    if heads not in ("all", "dealt"):
-        raise ValueError(f"heads = {heads!r} but it must be 'all' or 'dealt'")
-    if interleave < 1:
-        raise ValueError(f"interleave = {interleave} but it must be at least 1")
-    if q.dim() != 4 or seqlens.shape != q.shape[:1]:
-        raise ValueError(f"q.shape = {tuple(q.shape)} and seqlens.shape = {tuple(seqlens.shape)} but they must be [batch, seq_q, "
-                         "heads_q, head_dim] and [batch]")
     group = dist.group.WORLD if group is None else group.get_group() if hasattr(group, "get_group") else group
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    _check(q, k_cache, v_cache, heads, interleave, group)
+    deal = _own_cache.Deal(dist.get_rank(group), dist.get_world_size(group), interleave)
+    cache = _own_cache.OwnCache(k_cache, v_cache, page_table, cache_batch_idx, k_scale, v_scale)
+    tensors = {"q": q, "qv": qv, "q_scale": q_scale, "k_new": k_new, "v_new": v_new, "rotary_cos": rotary_cos,
+               "rotary_sin": rotary_sin, "rotary_offsets": rotary_offsets, "sink": sink, "tree_mask": tree_mask}
+    mask = mask_of(causal, window, chunk)
+    check(group, deal, heads, cache, tensors, seqlens, mask,
+          {"softmax_scale": scale_or_default(softmax_scale) or None, "softcap": float(softcap), "rotate": bool(rotate),
+           "rotation_seed": seed_of(rotation_seed), "rotary_interleaved": bool(rotary_interleaved), "out_dtype": out_dtype})
     batch, seq_q, own_heads, _ = q.shape
+    dtype = out_dtype or (torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype)
     if heads == "dealt":
-        come = [torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(ranks)]
-        with explained("gathering q", group):
-            dist.all_gather(come, q.contiguous(), group=group)
-        q = torch.cat(come, 2)
-    q, options = _own_keys(q, seqlens, rank, ranks, interleave, causal, window, chunk, page_table, cache_batch_idx)
-    out, lse = attend(q, k_cache, v_cache, softmax_scale=softmax_scale, softcap=softcap, sm_margin=sm_margin,
-                      out_dtype=torch.float32, return_lse=True, **options)
-    parts = _exchanged(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), own_heads, heads, group, ranks)
-    out, lse = merge(*parts, sink=sink, out_dtype=q.dtype, return_lse=True)
+        q, qv, q_scale = _all_heads(q, qv, q_scale, k_cache.shape[2], group, deal)
+    options = {"softmax_scale": softmax_scale, "softcap": softcap, "rotate": rotate, "rotation_seed": rotation_seed,
+               "sm_margin": sm_margin}
+    new = None
+    if k_new is not None:
+        tables = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
+        has_tables = rotary_cos is not None or rotary_sin is not None
+        new = _own_cache.New(k_new, v_new, tables if has_tables else {}, seqlens if rotary_offsets is None else rotary_offsets)
+        _own_cache.append(new, seqlens, deal, cache, q, qv, options)
+        seqlens = seqlens + new.count
+    q, of_keys = _own_cache.own_keys(q, qv, q_scale, seqlens, deal, cache, mask, tree_mask, new)
+    out, lse = attend(q, k_cache, v_cache, out_dtype=torch.float32, return_lse=True, **of_keys, **options)
+    parts = _exchanged(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), own_heads, heads, group, deal.ranks)
+    out, lse = merge(*parts, sink=sink, out_dtype=dtype, return_lse=True)
     out = out.unflatten(0, (batch, seq_q))
     return (out, lse.unflatten(1, (batch, seq_q)).transpose(0, 1).contiguous()) if return_lse else out
+
+
+def _all_heads(q, qv, q_scale, heads_k, group, deal):
+    """q, qv and q_scale of all ranks' heads, in one message. Scales of a tensor, or of KV heads, become those of own heads' blocks."""
+    if q_scale is not None and q_scale.dim() < 3:
+        own = deal.rank * q.shape[2] + torch.arange(q.shape[2], device=q.device)
+        scales = q_scale[:, own * heads_k // (q.shape[2] * deal.ranks), None] if q_scale.dim() == 2 else q_scale
+        q_scale = scales.expand(q.shape[0], q.shape[2], -(-q.shape[1] // FP8_BLOCK))
+    given = [x for x in (q_scale, q, qv) if x is not None]  # the largest elements first, so that each tensor's are in place
+    own = [x.clone(memory_format=torch.contiguous_format).view(torch.uint8) for x in given]
+    message = packed(own)
+    come = [torch.empty_like(message) for _ in range(deal.ranks)]
+    with explained("gathering q", group):
+        dist.all_gather(come, message, group=group)
+    parts = zip(*(unpacked(part, [x.shape for x in own]) for part in come))
+    made = iter([torch.cat([part.view(x.dtype) for part in of_ranks], 1 if x is q_scale else 2) for x, of_ranks in zip(given, parts)])
+    of_scale = None if q_scale is None else next(made)
+    return next(made), None if qv is None else next(made), of_scale
 
 
 def _exchanged(out, lse, own_heads, heads, group, ranks):
@@ -120,14 +108,3 @@ def _exchanged(out, lse, own_heads, heads, group, ranks):
             dist.all_gather(parts, message, group=group)
         come = [unpacked(part, shapes) for part in parts]
     return [torch.stack(x) for x in zip(*come)]
-
-
-def _check(q, k_cache, v_cache, heads, interleave, group):
-    """Raises on all ranks what differs between them."""
-    def fields():
-        made = [Field(f"q.shape[{i}]", size) for i, size in enumerate(q.shape)]
-        made += [Field(f"{name}.shape[{i}]", x.shape[i])
-                 for name, x in (("k_cache", k_cache), ("v_cache", v_cache)) for i in (2, 3)]
-        return made + [Field("heads", int(heads == "all"), ("'dealt'", "'all'").__getitem__), Field("interleave", interleave),
-                       Field("q.dtype.itemsize", q.dtype.itemsize)]
-    compare([group], ("decode", q.shape, q.dtype, k_cache.shape[2:], v_cache.shape[2:], heads, interleave), fields, q.device)

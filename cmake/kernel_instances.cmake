@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Source files of few rows of a family's tile table, so that kernels compile in parallel and in seconds. Rows that include the same
-# share a file of up to four kernels, as nvcc takes longer for CUDA's own headers than for a kernel's instructions.
+# share a file until it takes a quarter of a minute, as nvcc takes longer for CUDA's own headers than for a small kernel.
 #
 #   flash3_kernel_instances(<list> <family> <prefix>)
 #
@@ -23,6 +23,7 @@
 #
 # does the same for decode/config.hpp, whose rows name head_dim, head_dim_v, rows and tile_n: each makes four kernels, of two
 # element types with and without a softcap; or, with .e4m3 = true, one; or, with .latent = true, two, of latent/instance.cuh.
+# Files divide these by kernels, not rows: four of the longest row take half a minute.
 
 # Sets <result> to a field of a row; to <default>, or to an error, if the row does not name it.
 function(flash3_row_field result row field)
@@ -59,26 +60,29 @@ function(flash3_row_name result e4m3 head_dim head_dim_v)
   set(${result} ${name} PARENT_SCOPE)
 endfunction()
 
-# Adds a row to the family's file that includes the same and has room for its kernels, else to a new one, named after it. A row's
-# weight is the number of its kernels, of those with a softcap twice that: they take longer to compile.
-set(flash3_weight_of_file 4)
-function(flash3_add_instance family id weight includes lines)
+# Adds lines to the first of the family's files that includes the same and has room for their weight, else to a new one, named after
+# them. Weights are the seconds of CPU time that kernels take to compile where an empty file takes 1.7 s; that of a file, with what
+# CUDA's own headers take, must stay below what gate.compile_time allows.
+set(flash3_weight_of_file 16)
+function(flash3_add_instance id weight includes lines)
   if(id IN_LIST ids)
-    message(FATAL_ERROR "${family}: two rows are ${id}")
+    message(FATAL_ERROR "two rows are ${id}")
   endif()
-  string(MD5 open "${includes}")
-  if(NOT DEFINED room_${open} OR room_${open} LESS weight)
-    set(file_${open} ${id} PARENT_SCOPE)
-    set(room_${open} ${flash3_weight_of_file})
-    set(file_${open} ${id})
-    set(text_${id} "${includes}")
-    set(files ${files} ${id} PARENT_SCOPE)
-  endif()
-  set(file ${file_${open}})
-  math(EXPR room "${room_${open}} - ${weight}")
-  set(room_${open} ${room} PARENT_SCOPE)
-  set(text_${file} "${text_${file}}\n${lines}" PARENT_SCOPE)
   set(ids ${ids} ${id} PARENT_SCOPE)
+  string(MD5 same "${includes}")
+  foreach(file IN LISTS files_${same})
+    if(NOT room_${file} LESS weight)
+      math(EXPR room "${room_${file}} - ${weight}")
+      set(room_${file} ${room} PARENT_SCOPE)
+      set(text_${file} "${text_${file}}${lines}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  math(EXPR room "${flash3_weight_of_file} - ${weight}")
+  set(room_${id} ${room} PARENT_SCOPE)
+  set(text_${id} "${includes}\n${lines}" PARENT_SCOPE)
+  set(files_${same} ${files_${same}} ${id} PARENT_SCOPE)
+  set(files ${files} ${id} PARENT_SCOPE)
 endfunction()
 
 # Writes the family's files, appends them to <list>, and removes those that its table no longer makes.
@@ -98,6 +102,25 @@ ${text_${file}}")
   endif()
   set(${list} ${${list}} PARENT_SCOPE)
 endmacro()
+
+# Sets <result> to the weight of a kernel of a row.
+function(flash3_weight result family head_dim e4m3 score)
+  set(weight 2)
+  if(head_dim GREATER 128)
+    math(EXPR weight "${weight} + 1")
+  endif()
+  if(e4m3)
+    math(EXPR weight "${weight} + 1")
+  endif()
+  if(score STREQUAL kSoftcap AND family STREQUAL forward)
+    if(e4m3)
+      math(EXPR weight "${weight} + 1")
+    else()
+      set(weight 4)
+    endif()
+  endif()
+  set(${result} ${weight} PARENT_SCOPE)
+endfunction()
 
 function(flash3_kernel_instances list family prefix)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/${family}/tile_table.hpp)
@@ -153,28 +176,43 @@ function(flash3_kernel_instances list family prefix)
       endif()
       string(APPEND more_headers "#include \"hopper/${family}/${softcap_header}\"\n")
     endif()
-    list(LENGTH elements weight)
-    if(score STREQUAL kSoftcap)
-      math(EXPR weight "2 * ${weight}")
-    endif()
+    flash3_weight(weight ${family} ${head_dim} ${e4m3} ${score})
+    list(LENGTH elements count)
+    math(EXPR weight "${count} * ${weight}")
     list(TRANSFORM elements REPLACE "(.+)" "FLASH3_KERNEL_INSTANCE(\\1)" OUTPUT_VARIABLE lines)
     list(JOIN lines "\n" lines)
     flash3_row_name(name "${e4m3}" ${head_dim} ${head_dim_v})
     set(id ${prefix}_${name}_${kind}_${tile_m}x${tile_n})
     # The macros call each file's row kRow.
-    flash3_add_instance(${family} ${id} ${weight} "#include \"hopper/${family}/${header}\"\n${more_headers}"
+    flash3_add_instance(${id} ${weight} "#include \"hopper/${family}/${header}\"\n${more_headers}"
 "#define kRow kRow_${id}
 FLASH3_KERNEL_ROW(${fields})
 ${lines}
 #undef kRow
+
 ")
   endforeach()
   flash3_write_instances(${list} ${table} ${family})
 endfunction()
 
+# Sets <result> to the weight of a decode kernel of a row.
+function(flash3_decode_weight result e4m3 head_dim rows)
+  set(weight 4)
+  if(rows EQUAL 8)
+    set(weight 2)
+  elseif(rows EQUAL 16 OR e4m3)
+    set(weight 3)
+  elseif(head_dim EQUAL 128)
+    set(weight 6)
+  endif()
+  set(${result} ${weight} PARENT_SCOPE)
+endfunction()
+
 function(flash3_decode_instances list)
   set(table ${CMAKE_CURRENT_SOURCE_DIR}/decode/config.hpp)
   flash3_table_rows(table_rows ${table})
+  set(suffix_of_kFloat16 _fp16)
+  set(suffix_of_kBFloat16 _bf16)
   set(files "")
   set(ids "")
   foreach(row IN LISTS table_rows)
@@ -182,32 +220,30 @@ function(flash3_decode_instances list)
       flash3_row_field(${field} "${row}" ${field})
     endforeach()
     flash3_row_field(e4m3 "${row}" e4m3 false)
+    flash3_row_field(latent "${row}" latent false)
+    if(latent STREQUAL true)
+      flash3_add_instance(decode_latent_${rows}x${tile_n} 11 "#include \"hopper/decode/latent/instance.cuh\"\n"
+                          "FLASH3_LATENT_INSTANCE(kFloat16)\nFLASH3_LATENT_INSTANCE(kBFloat16)\n")
+      continue()
+    endif()
     set(elements kFloat16 kBFloat16)
     set(softcaps false true)
     if(e4m3 STREQUAL true)
       set(elements kE4m3)
       set(softcaps false)
     endif()
-    flash3_row_field(latent "${row}" latent false)
-    set(lines "")
-    if(latent STREQUAL true)
-      foreach(element IN LISTS elements)
-        string(APPEND lines "FLASH3_LATENT_INSTANCE(${element})\n")
-      endforeach()
-      flash3_add_instance(decode decode_latent_${rows}x${tile_n} 2 "#include \"hopper/decode/latent/instance.cuh\"\n" "${lines}")
-      continue()
-    endif()
+    flash3_decode_weight(weight ${e4m3} ${head_dim} ${rows})
+    flash3_row_name(name ${e4m3} ${head_dim} ${head_dim_v})
     foreach(element IN LISTS elements)
       foreach(capped IN LISTS softcaps)
-        string(APPEND lines "FLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})\n")
+        set(id decode_${name}_${rows}x${tile_n}${suffix_of_${element}})
+        if(capped)
+          string(APPEND id _softcap)
+        endif()
+        flash3_add_instance(${id} ${weight} "#include \"hopper/decode/instance.cuh\"\n"
+                            "FLASH3_DECODE_INSTANCE(${element}, ${head_dim}, ${head_dim_v}, ${rows}, ${capped})\n")
       endforeach()
     endforeach()
-    flash3_row_name(name ${e4m3} ${head_dim} ${head_dim_v})
-    set(weight 4)
-    if(e4m3 STREQUAL true)
-      set(weight 1)
-    endif()
-    flash3_add_instance(decode decode_${name}_${rows}x${tile_n} ${weight} "#include \"hopper/decode/instance.cuh\"\n" "${lines}")
   endforeach()
   flash3_write_instances(${list} ${table} decode)
 endfunction()

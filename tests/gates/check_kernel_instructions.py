@@ -31,12 +31,12 @@ def ceiling_products(kernel):
     return "QGMMA" if fp8 else "HGMMA", rounds * (head_dim // step + keys // step)
 
 
-def needed(obj):
+def needed(obj, kernel):
     if not is_attention(obj):
         return ()
-    if obj.name.startswith("decode_e4m3_"):
-        return FP8_CACHE_NEEDED
-    return FP8_NEEDED if "_e4m3_" in obj.name or obj.name.startswith("fp8_") else NEEDED
+    if "7ElementE2" not in kernel:  # of e4m3
+        return NEEDED
+    return FP8_CACHE_NEEDED if "DecodeTraits" in kernel else FP8_NEEDED
 
 
 def main():
@@ -50,7 +50,7 @@ def main():
             count = Counter(instruction.split(".")[0] for instruction in instructions)
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
-            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj) if not count[name]]
+            bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]
             if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)

@@ -2,7 +2,6 @@
 // The small kernels are instantiated for every query-tile height of the tile table.
 #pragma once
 
-#include <iterator>
 #include <type_traits>
 
 #include "hopper/backward/tile_table.hpp"
@@ -13,7 +12,7 @@ namespace flash3::hopper {
 // nothing for another height.
 template <int kRow = 0, class F>
 void with_tile_height(int tile_m, const F& f) {
-  if constexpr (kRow < int(std::size(kBackwardConfigs))) {
+  if constexpr (kRow < int(sizeof(kBackwardConfigs) / sizeof(kBackwardConfigs[0]))) {
     constexpr int kTileM = kBackwardConfigs[kRow].tile_m;
     if (tile_m == kTileM) {
       f(std::integral_constant<int, kTileM>{});

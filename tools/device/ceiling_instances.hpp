@@ -24,8 +24,7 @@ struct CeilingInstance {
   double flops;  // of a block and a round
 };
 
-// For head_dim 64, 128 and 256, with the instruction shapes of the attention kernels; one
-// translation unit for each element type.
+// For head_dim 64, 128 and 256, with the instruction shapes of the attention kernels.
 template <hopper::Element kElement>
 struct CeilingInstances {
   static const CeilingInstance all[3];

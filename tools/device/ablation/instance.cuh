@@ -35,11 +35,12 @@ using ConsumerFp8 = Consumer<Traits, OperandsFp8<Traits>, StoreFp8<Traits>>;
 
 }  // namespace flash3::device
 
-// Behind the variant: the template arguments of forward_kernel.
-#define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, ...)                             \
+// TRAITS, which what follows calls Traits, and that are the template arguments of forward_kernel.
+#define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, TRAITS, ...)                     \
   template <>                                                                       \
   const void* flash3::device::ablation_kernel<flash3::hopper::Element::ELEMENT,     \
                                               flash3::device::Variant::VARIANT>() { \
     using namespace flash3::device;                                                 \
-    return reinterpret_cast<const void*>(&forward_kernel<__VA_ARGS__>);             \
+    using Traits = TRAITS;                                                          \
+    return reinterpret_cast<const void*>(&forward_kernel<Traits, __VA_ARGS__>);     \
   }

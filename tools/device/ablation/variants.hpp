@@ -39,7 +39,7 @@ constexpr hopper::ForwardConfig ablation_config(hopper::Element element, Variant
   return config;
 }
 
-// The address of one variant's kernel; one translation unit each.
+// The address of one variant's kernel (instances/).
 template <hopper::Element kElement, Variant kVariant>
 const void* ablation_kernel();
 

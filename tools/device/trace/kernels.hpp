@@ -12,7 +12,7 @@ struct TracedKernel {
   const void* target;  // the kernel's TraceTarget, for cudaMemcpyToSymbol
 };
 
-// One translation unit each, in instances/.
+// In instances/.
 template <hopper::Element kElement, int kHeadDim, bool kBand, int kTileM, int kTileN>
 TracedKernel traced_kernel();
 

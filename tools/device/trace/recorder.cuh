@@ -9,7 +9,7 @@
 
 namespace flash3::device {
 
-// Set by the host before the launch; one for each file of a traced kernel.
+// Set by the host before the launch; one for each file of traced kernels.
 static __constant__ TraceTarget trace_target;
 
 // The low half of the multiprocessor's clock into *to, with `what` behind it, if i < kMostStamps.

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "device/ceiling_kernel.cuh"
-
-template struct flash3::device::CeilingInstances<flash3::hopper::Element::kFloat16>;

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "device/trace/instance.cuh"
-
-FLASH3_TRACED_INSTANCE(kBFloat16, 128, true, 128, 128)

@@ -14,6 +14,7 @@
 #include "core/mask.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
+#include "core/tensor_view.hpp"
 #include "flash3/flash3.h"
 
 namespace flash3 {
@@ -21,16 +22,6 @@ namespace flash3 {
 inline constexpr int kMaxHeadDim = 256;  // of both; of forward calls that are not FP8:
 inline constexpr int kMaxScoreDim = 576, kMaxValueDim = 512;
 inline constexpr int kMaxMergedDim = 512;  // of the parts that flash3_merge takes
-
-// [batch, seq, head, dim], strides in elements, the last one is 1. The stride of a dimension with
-// fewer than two elements is 0, whatever the caller gave. Packed tensors [total, head, dim] have
-// the same form with stride_batch 0: batch is the number of sequences, seq the most tokens that one
-// can have, and row i of sequence b is row rows_of(…, b).first + i of the tensor.
-struct TensorView {
-  void* data = nullptr;
-  int64_t batch = 0, seq = 0, heads = 0, dim = 0;
-  int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
-};
 
 // [batch, head, seq] float32, strides in elements, the last one is 1. Packed ones, [head, total],
 // have stride_batch 0 and the rows of packed tensors.

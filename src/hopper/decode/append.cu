@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Appends to a KV cache, and brings q into the workspace as the attention reads it.
 #include "core/arithmetic.hpp"
-#include "hopper/decode/append.hpp"
 #include "hopper/decode/append_rows.cuh"
-#include "hopper/decode/lengths.hpp"
-#include "hopper/host/cuda_status.hpp"
-#include "hopper/host/row_pieces.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-constexpr int kTokens = 8;  // that a block has at once
-constexpr Index kLeastBlocks = 512, kMostBlocks = 1 << 20;
-static_assert(kMostLanes * kPiece == kMaxHeadDim);
+constexpr int kTokens = kAppendTokens;
 
 // Whatever the lengths and the offsets hold, the tables have the position.
 __device__ __forceinline__ long long position_of(const AppendParams& p, int b, int token) {
@@ -131,118 +125,22 @@ __global__ void __launch_bounds__(kAppendThreads)
     transform_queries<kFrom, kRotates>(params, block / params.q_blocks, block % params.q_blocks);
 }
 
-using AppendKernel = void (*)(AppendParams);
-
 template <Element kFrom, Element kTo>
-AppendKernel append_kernel_of(bool rotates) {
-  return rotates ? append_kernel<kFrom, kTo, true> : append_kernel<kFrom, kTo, false>;
-}
-
-AppendKernel append_kernel_of(const ForwardProblem& problem) {
-  using enum Element;
-  const flash3_dtype from = problem.append.given ? problem.append.dtype : problem.dtype;
-  if (from == FLASH3_FLOAT8_E4M3) return append_kernel<kE4m3, kE4m3, false>;
-  const bool is_float16 = from == FLASH3_FLOAT16, rotates = problem.rotates;
-  if (problem.has_fp8_keys())
-    return is_float16 ? append_kernel_of<kFloat16, kE4m3>(rotates)
-                      : append_kernel_of<kBFloat16, kE4m3>(rotates);
-  return is_float16 ? append_kernel_of<kFloat16, kFloat16>(rotates)
-                    : append_kernel_of<kBFloat16, kBFloat16>(rotates);
-}
-
-// Blocks of a sequence: enough for the longest, or of packed ones for the average; a block goes on
-// to later tokens.
-int blocks_of(const Sequences& s, Index batch) {
-  const Index typical = s.packed ? ceil_div(Index{s.rows}, batch) : s.max_length;
-  const Index wanted = ceil_div(typical, Index{kTokens}), least = ceil_div(kLeastBlocks, batch);
-  const Index most = ceil_div(s.max_length, Index{kTokens});
-  const Index blocks = wanted > least ? wanted : least;
-  const Index room = ceil_div(kMostBlocks, batch);
-  const Index bound = most < room ? most : room;
-  return int(blocks < bound ? blocks : bound);
-}
-
-bool in_whole_pieces(const TensorView& t, flash3_dtype dtype) {
-  const int bytes = dtype_size(dtype);
-  return in_pieces(t, bytes, kPiece * bytes);
-}
-
-CopiedRows copied_rows(const TensorView& from, flash3_dtype from_dtype, const TensorView& to,
-                       flash3_dtype to_dtype, const ScaleView& scale = {}) {
-  return {from.data,
-          from.stride_batch,
-          from.stride_seq,
-          from.stride_head,
-          to.data,
-          to.stride_batch,
-          to.stride_seq,
-          to.stride_head,
-          int(from.heads),
-          int(from.dim),
-          in_whole_pieces(from, from_dtype) && in_whole_pieces(to, to_dtype),
-          scale};
+const void* append_function(bool rotates) {
+  return reinterpret_cast<const void*>(rotates ? append_kernel<kFrom, kTo, true>
+                                               : append_kernel<kFrom, kTo, false>);
 }
 
 }  // namespace
 
-AppendPlan plan_append(const ForwardProblem& problem, size_t* workspace) {
-  AppendPlan plan;
-  if (problem.has_tokens_to_append())
-    plan.blocks = blocks_of(problem.append.sequences, problem.batch);
-  if (!problem.transforms_q() || !problem.has_output()) return plan;
-  const Sequences& q = problem.sequences_q;
-  plan.q_blocks = blocks_of(q, problem.batch);
-  const Index rows = q.packed ? q.rows : problem.batch * problem.seq_q;
-  plan.q_offset =
-      reserve_workspace(size_t(rows * problem.heads_q * problem.head_dim) * 2, workspace);
-  return plan;
-}
-
-TensorView transformed_q(const ForwardProblem& problem, const AppendPlan& plan) {
-  TensorView q = problem.q;
-  if (plan.q_blocks == 0) return q;
-  q.data = problem.workspace ? static_cast<char*>(problem.workspace) + plan.q_offset : nullptr;
-  q.stride_head = problem.head_dim;
-  q.stride_seq = problem.heads_q * q.stride_head;
-  q.stride_batch = problem.sequences_q.packed ? 0 : problem.seq_q * q.stride_seq;
-  return q;
-}
-
-Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
-  AppendParams params{};
-  const Append& append = problem.append;
-  const flash3_dtype to = problem.kv_dtype;
-  if (append.given) {
-    params.k = copied_rows(append.k, append.dtype, problem.k, to, problem.k_scale);
-    params.v = copied_rows(append.v, append.dtype, problem.v, to, problem.v_scale);
-  }
-  params.q = copied_rows(problem.q, problem.dtype, transformed_q(problem, plan), problem.dtype);
-  params.keys = decode_lengths(problem.sequences_k);
-  params.added = decode_lengths(problem.append.sequences);
-  params.queries = decode_lengths(problem.sequences_q);
-  params.page_table = problem.cache.page_table;
-  params.page_table_stride = problem.cache.stride_table;
-  params.page_size = int(problem.cache.page_size);
-  params.batch_idx = problem.cache.batch_idx;
-  params.elements = int(problem.k.batch);
-  const RotaryView& rotary = problem.append.rotary;
-  if (rotary.given && rotary.positions > 0)
-    params.rotary = {rotary.cos,        rotary.sin,     rotary.stride_cos,
-                     rotary.stride_sin, rotary.dim / 2, rotary.dtype == FLASH3_FLOAT32,
-                     rotary.interleaved};
-  params.positions = rotary.positions;
-  params.offsets = problem.append.rotary_offsets;
-  params.queries_advance = !problem.mask_rule.is_none();
-  params.batch = int(problem.batch);
-  params.blocks = plan.blocks;
-  params.q_blocks = plan.q_blocks;
-  params.lanes = problem.head_dim <= 64 ? 8 : problem.head_dim <= 128 ? 16 : kMostLanes;
-  if (problem.rotates) fill_signs(problem.rotation_seed, params.signs);
-  const AppendKernel kernel = append_kernel_of(problem);
-  const Index blocks = problem.batch * (plan.blocks + plan.q_blocks);
-  kernel<<<unsigned(blocks), kAppendThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(
-      params);
-  return cuda_status(cudaPeekAtLastError(), "launching the append kernel");
+const void* append_function(Element from, Element to, bool rotates) {
+  using enum Element;
+  if (from == kE4m3) return reinterpret_cast<const void*>(append_kernel<kE4m3, kE4m3, false>);
+  if (to == kE4m3)
+    return from == kFloat16 ? append_function<kFloat16, kE4m3>(rotates)
+                            : append_function<kBFloat16, kE4m3>(rotates);
+  return from == kFloat16 ? append_function<kFloat16, kFloat16>(rotates)
+                          : append_function<kBFloat16, kBFloat16>(rotates);
 }
 
 }  // namespace flash3::hopper

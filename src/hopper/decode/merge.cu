@@ -2,35 +2,13 @@
 // Merges parts. A thread has four head dims of a row: it reads the row's LSEs, brings each part to
 // the largest, and adds up, the parts in order. Memory bounds it.
 #include "core/arithmetic.hpp"
-#include "core/message.hpp"
-#include "hopper/decode/merge.hpp"
+#include "hopper/decode/merge_params.h"
 #include "hopper/device/sink.cuh"
-#include "hopper/host/cuda_status.hpp"
-#include "hopper/host/row_pieces.hpp"
-#include "hopper/host/sink.hpp"
 
 namespace flash3::hopper {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kQuad = 4;
-constexpr int kBlocksOfMultiprocessor = 16;
-
-struct MergeParams {
-  const float* parts;
-  long long part_stride, part_stride_row, part_stride_head;
-  const float* lse_parts;
-  long long lse_part_stride, lse_part_stride_head;
-  void* out;
-  long long out_stride_row, out_stride_head;
-  FloatType type;
-  float* lse;  // or null
-  long long lse_stride_head;
-  SinkRow sink;
-  long long rows;
-  int heads, count, dim;              // count: of the parts
-  bool parts_in_quads, out_in_quads;  // rows of aligned groups of four
-};
+constexpr int kThreads = kMergeThreads, kQuad = kMergeColumns;
 
 __device__ __forceinline__ float4 load_quad(const MergeParams& p, const float* row, int col) {
   if (p.parts_in_quads) return __ldg(reinterpret_cast<const float4*>(row + col));
@@ -108,57 +86,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   }
 }
 
-const char* out_name(flash3_dtype dtype) {
-  return dtype == FLASH3_FLOAT32 ? "fp32" : dtype == FLASH3_FLOAT16 ? "fp16" : "bf16";
-}
-
 }  // namespace
 
-Status plan(const MergeProblem& problem, const Device& device, MergePlan* plan) {
-  const Index threads = problem.rows * problem.heads * ceil_div(problem.head_dim_v, kQuad);
-  const Index blocks = ceil_div(threads, Index{kThreads}),
-              most = Index{device.multiprocessors} * kBlocksOfMultiprocessor;
-  *plan = {.grid = int(blocks < most ? blocks : most)};
-  return {};
-}
-
-void explain(const MergeProblem& problem, const MergePlan& plan, Explanation* out) {
-  out->add("kernel", message("merge_", out_name(problem.out_dtype)));
-  out->add("why", "one kernel merges any number of parts, of any head dim");
-  out->add("grid",
-           message(plan.grid, " blocks of ", kThreads, " threads, four head dims of a row ",
-                   "each at a time, over ", problem.rows, " rows of ", problem.heads, " heads"));
-  out->add("load", in_pieces(problem.out_parts, 4)
-                       ? "16 bytes at once"
-                       : "element by element: out_parts' base, strides or rows are not multiples "
-                         "of 16 bytes");
-}
-
-Status launch(const MergeProblem& problem, const MergePlan& plan) {
-  MergeParams params{};
-  params.parts = static_cast<const float*>(problem.out_parts.data);
-  params.part_stride = problem.out_parts.stride_batch;
-  params.part_stride_row = problem.out_parts.stride_seq;
-  params.part_stride_head = problem.out_parts.stride_head;
-  params.lse_parts = problem.lse_parts.data;
-  params.lse_part_stride = problem.lse_parts.stride_batch;
-  params.lse_part_stride_head = problem.lse_parts.stride_head;
-  params.out = problem.out.data;
-  params.out_stride_row = problem.out.stride_seq;
-  params.out_stride_head = problem.out.stride_head;
-  params.type = float_type(problem.out_dtype);
-  params.lse = problem.lse.data;
-  params.lse_stride_head = problem.lse.stride_head;
-  params.sink = sink_row(problem.sink);
-  params.rows = problem.rows;
-  params.heads = int(problem.heads);
-  params.count = int(problem.parts);
-  params.dim = problem.head_dim_v;
-  params.parts_in_quads = in_pieces(problem.out_parts, 4);
-  params.out_in_quads = in_pieces(problem.out, problem.out_dtype == FLASH3_FLOAT32 ? 4 : 2);
-  merge_kernel<<<unsigned(plan.grid), kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(
-      params);
-  return cuda_status(cudaPeekAtLastError(), "launching the merge kernel");
-}
+const void* merge_function() { return reinterpret_cast<const void*>(&merge_kernel); }
 
 }  // namespace flash3::hopper

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/arithmetic.hpp"
-#include "hopper/host/cuda_status.hpp"
-#include "hopper/host/packed_copy.hpp"
+#include "hopper/host/pack_rows.hpp"
 
 namespace flash3::hopper {
 namespace {
@@ -24,19 +23,10 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(TensorView source, Tenso
   }
 }
 
-// The packed tensor at `data`: [batch, seq, heads, dim] with `row` elements from one row to the
-// next.
-TensorView packed_view(const TensorView& source, void* data, int64_t row) {
-  TensorView packed = source;
-  packed.data = data;
-  packed.stride_head = row;
-  packed.stride_seq = row * source.heads;
-  packed.stride_batch = packed.stride_seq * source.seq;
-  return packed;
-}
+}  // namespace
 
-cudaError_t launch_pack(const TensorView& source, const TensorView& packed, int element_bytes,
-                        cudaStream_t stream) {
+cudaError_t launch_pack_rows(const TensorView& source, const TensorView& packed, int element_bytes,
+                             cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = 132 * 16;  // grid-stride beyond
   const int64_t count = source.batch * source.seq * source.heads * source.dim;
   const int64_t needed = ceil_div(count, kThreads);
@@ -44,30 +34,6 @@ cudaError_t launch_pack(const TensorView& source, const TensorView& packed, int 
   const auto kernel = element_bytes == 1 ? pack_kernel<uint8_t> : pack_kernel<uint16_t>;
   kernel<<<unsigned(blocks), kThreads, 0, stream>>>(source, packed);
   return cudaPeekAtLastError();
-}
-
-}  // namespace
-
-PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace,
-                     int element_bytes) {
-  PackedCopy copy;
-  const int64_t elements = view.batch * view.seq * view.heads;
-  if (elements == 0 || tma_can_address(view, rows, element_bytes)) return copy;
-  copy.needed = true;
-  copy.element_bytes = element_bytes;
-  copy.row = round_up(view.dim, int64_t{16} / element_bytes);
-  copy.offset = reserve_workspace(size_t(elements * copy.row * element_bytes), workspace);
-  return copy;
-}
-
-Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,
-                  TensorView* view) {
-  *view = source;
-  if (!copy.needed) return {};
-  *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
-  return cuda_status(
-      launch_pack(source, *view, copy.element_bytes, static_cast<cudaStream_t>(problem.stream)),
-      "launching the copy");
 }
 
 }  // namespace flash3::hopper

@@ -47,9 +47,11 @@ def main():
             bad.append(f"{obj.name}: no kernel in it")
         for kernel, instructions in kernels.items():
             seen += 1
-            count = Counter(instruction.split(".")[0] for instruction in instructions)
+            count = Counter()
+            for name, times in instructions.items():
+                count[name.split(".")[0]] += times
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
-            print(f"{len(instructions):6} instructions{shown}  {demangle(kernel)}")
+            print(f"{count.total():6} instructions{shown}  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]
             if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")

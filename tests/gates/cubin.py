@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels in compiled objects: their launch bounds and instructions, out of the sections of the objects' cubins.
 
-nvdisasm takes a third of a second to start, whatever it reads; so one run reads the code of all kernels, laid one behind the other.
+nvdisasm takes a third of a second to start and half a minute for the code of all kernels, which has a thousand times fewer kinds of
+instructions than instructions; so one run reads one of each kind.
 """
 import pathlib
 import re
 import struct
 import subprocess
 import tempfile
+from collections import Counter
 
 EIATTR_MAX_THREADS = 5
 SIZED = 4  # the form of an attribute of .nv.info that has a size and a value
@@ -57,23 +59,40 @@ def launch_bounds(found):
     return bounds
 
 
-def instructions_of(objects, cuobjdump, nvdisasm):
-    """{object: {kernel: [instruction, …]}}, predicates stripped."""
-    code, first = bytearray(), []  # where each kernel begins
-    by_object = {obj: {} for obj in objects}
-    for obj in objects:
-        for name, data in sections_of(obj, cuobjdump).items():
-            if name.startswith(".text."):
-                first.append((len(code), by_object[obj].setdefault(name.removeprefix(".text."), [])))
-                code += data
+def kind_of(instruction):
+    """What the name of an instruction of 16 bytes depends on: its opcode and modifiers, without registers, predicates and scheduling."""
+    low, high = instruction
+    return low & 0xFFF, high >> 8 & 0x1FFFFFFFF
+
+
+def names_of(kinds, nvdisasm):
+    """The names, from {kind: an instruction of it}, predicates stripped."""
     with tempfile.NamedTemporaryFile() as file:
-        file.write(code)
+        file.write(b"".join(struct.pack("<QQ", *instruction) for instruction in kinds.values()))
         file.flush()
         text = run(nvdisasm, "--binary", "SM90a", "--no-dataflow", file.name)
-    next_kernel, current, end = iter(first), None, 0
-    ends = iter([at for at, _ in first[1:]] + [len(code)])
-    for at, instruction in re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", text, re.M):
-        while int(at, 16) >= end:
-            (_, current), end = next(next_kernel), next(ends)
-        current.append(instruction)
+    lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", text, re.M)
+    if [int(at, 16) for at, _ in lines] != list(range(0, 16 * len(kinds), 16)):
+        raise SystemExit(f"{nvdisasm}: not one line for each of {len(kinds)} instructions")
+    return dict(zip(kinds, (name for _, name in lines)))
+
+
+def instructions_of(objects, cuobjdump, nvdisasm):
+    """{object: {kernel: {instruction: how many}}}."""
+    by_object, kinds = {obj: {} for obj in objects}, {}
+    for obj in objects:
+        for name, code in sections_of(obj, cuobjdump).items():
+            if not name.startswith(".text."):
+                continue
+            count = by_object[obj].setdefault(name.removeprefix(".text."), Counter())
+            for instruction in struct.iter_unpack("<QQ", code):
+                kind = kind_of(instruction)
+                kinds.setdefault(kind, instruction)
+                count[kind] += 1
+    names = names_of(kinds, nvdisasm)
+    for kernels in by_object.values():
+        for kernel, count in kernels.items():
+            kernels[kernel] = Counter()
+            for kind, times in count.items():
+                kernels[kernel][names[kind]] += times
     return by_object

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -264,14 +265,26 @@ void print_features() {
                 cell(feature, ask_cpu).c_str());
 }
 
+// Hopper's tile for all head dims, as calls with this id have them: kernels share the calls.
+const std::vector<HeadDims>& tiles_of(const std::string& calls, int64_t step) {
+  static std::map<std::string, std::vector<HeadDims>> asked;
+  std::vector<HeadDims>& tiles = asked[calls];
+  if (!tiles.empty()) return tiles;
+  const Case any = parse(calls);
+  for (int64_t dim = step; dim <= kMaxHeadDim; dim += step)
+    for (int64_t dim_v = step; dim_v <= kMaxHeadDim; dim_v += step)
+      tiles.push_back(ask_hopper(with_head_dims(any, dim, dim_v)).tile);
+  return tiles;
+}
+
 // The head dims for which Hopper takes a kernel with such a tile; calls: an id with the mask of the
 // kernel. step: multiples of so many alone.
 std::string head_dims_of(const HeadDims& tile, const std::string& calls, int64_t step = 1) {
   int64_t first = 0, last = 0, low = 0, high = 0, low_v = 0, high_v = 0;
-  const Case any = parse(calls);
+  auto found = tiles_of(calls, step).begin();
   for (int64_t dim = step; dim <= kMaxHeadDim; dim += step) {
     for (int64_t dim_v = step; dim_v <= kMaxHeadDim; dim_v += step) {
-      if (ask_hopper(with_head_dims(any, dim, dim_v)).tile != tile) continue;
+      if (*found++ != tile) continue;
       if (dim == dim_v) last = dim, first = first ? first : dim;
       high = dim, low = low ? low : dim;
       high_v = std::max(high_v, dim_v), low_v = low_v ? std::min(low_v, dim_v) : dim_v;

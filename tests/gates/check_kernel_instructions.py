@@ -5,7 +5,6 @@ backward add to dQ's sums without reading them back (UBLKRED, by the copy engine
 measure the tensor cores' ceiling have every HGMMA or QGMMA that they count as work, and no kernel touches local memory (LDL, STL)."""
 import re
 import sys
-from collections import Counter
 
 from cubin import instructions_of
 from cuda_objects import demangle, is_attention, parse_args
@@ -45,11 +44,8 @@ def main():
     for obj, kernels in instructions_of(args.objects, args.cuobjdump, args.nvdisasm).items():
         if (is_attention(obj) or "ceiling" in obj.name) and not kernels:
             bad.append(f"{obj.name}: no kernel in it")
-        for kernel, instructions in kernels.items():
+        for kernel, count in kernels.items():
             seen += 1
-            count = Counter()
-            for name, times in instructions.items():
-                count[name.split(".")[0]] += times
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{count.total():6} instructions{shown}  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]

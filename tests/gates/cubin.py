@@ -66,19 +66,19 @@ def kind_of(instruction):
 
 
 def names_of(kinds, nvdisasm):
-    """The names, from {kind: an instruction of it}, predicates stripped."""
+    """The names, from {kind: an instruction of it}, without predicates and modifiers."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"".join(struct.pack("<QQ", *instruction) for instruction in kinds.values()))
         file.flush()
         text = run(nvdisasm, "--binary", "SM90a", "--no-dataflow", file.name)
-    lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", text, re.M)
+    lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z]\w*)", text, re.M)
     if [int(at, 16) for at, _ in lines] != list(range(0, 16 * len(kinds), 16)):
         raise SystemExit(f"{nvdisasm}: not one line for each of {len(kinds)} instructions")
     return dict(zip(kinds, (name for _, name in lines)))
 
 
 def instructions_of(objects, cuobjdump, nvdisasm):
-    """{object: {kernel: {instruction: how many}}}."""
+    """{object: {kernel: {name of instructions: how many}}}."""
     by_object, kinds = {obj: {} for obj in objects}, {}
     for obj in objects:
         for name, code in sections_of(obj, cuobjdump).items():

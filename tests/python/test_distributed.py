@@ -15,26 +15,21 @@ WORLDS = (2, 3, 4)
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    """A function of the ranks of a world: what came of its cases, by rank."""
-    done = {}
-
-    def of(ranks):
-        if ranks not in done:
-            out = tmp_path_factory.mktemp(f"world{ranks}")
-            run = subprocess.run([sys.executable, HERE / "distributed_run.py", str(ranks), out], capture_output=True,
-                                 text=True, cwd=HERE, timeout=400)
-            files = [out / f"{rank}.json" for rank in range(ranks)]
-            done[ranks] = run, [json.loads(f.read_text(encoding="utf-8")) if f.exists() else {} for f in files]
-        return done[ranks]
-    return of
+def results(request, tmp_path_factory):
+    """What running the worlds that tests ask for says, and what came of their cases, by number of ranks and rank."""
+    worlds = sorted({item.callspec.params["ranks"] for item in request.session.items if item.name.startswith("test_distributed[")})
+    out = tmp_path_factory.mktemp("worlds")
+    run = subprocess.run([sys.executable, HERE / "distributed_run.py", ",".join(map(str, worlds)), out], capture_output=True, text=True,
+                         cwd=HERE, timeout=1000)
+    files = {ranks: [out / str(ranks) / f"{rank}.json" for rank in range(ranks)] for ranks in worlds}
+    return run, {ranks: [json.loads(f.read_text(encoding="utf-8")) if f.exists() else {} for f in of] for ranks, of in files.items()}
 
 
 @pytest.mark.parametrize("ranks, case", [(ranks, case) for ranks in WORLDS for case in distributed_cases.cases(ranks)])
 def test_distributed(results, ranks, case):
-    run, by_rank = results(ranks)
+    run, worlds = results
     assert run.returncode == 0, run.stdout + run.stderr
-    for rank, made in enumerate(by_rank):
+    for rank, made in enumerate(worlds[ranks]):
         if case == "one_ends" and rank == ranks - 1:
             assert case not in made  # it has ended
             continue

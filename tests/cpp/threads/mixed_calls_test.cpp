@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many threads in the library at once, with calls of every kind through both interfaces: each gives
-// the bits that it gives alone, and its own error. Under ThreadSanitizer (threads_test_sanitized) also: no
-// two of them touch the same memory without an order between them.
+// the bits that it gives alone, and its own error. Under ThreadSanitizer (threads_test_sanitized)
+// also: no two of them touch the same memory without an order between them.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -3,14 +3,11 @@
 // tokens are appended, with a rotary embedding.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cstdint>
 #include <vector>
 
 #include "call.hpp"
-#include "core/problem.hpp"
 
 namespace flash3::test {
 
@@ -62,13 +59,5 @@ struct CacheCall {
     return f;
   }
 };
-
-inline ForwardProblem problem_of(const Forward& args) {
-  const auto p = args.params();
-  ForwardProblem problem;
-  const Status status = make_forward_problem(&p, Pointers::kRequired, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
 
 }  // namespace flash3::test

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cache_call.hpp"
-#include "core/problem.hpp"
+#include "problem_of.hpp"
 
 namespace flash3::test {
 namespace {
@@ -16,9 +16,7 @@ std::string places_error(const Bend& bend) {
   CacheCall call;
   Forward args = call.args();
   bend(call, args);
-  const Status status = check_lengths(problem_of(args));
-  EXPECT_EQ(status.code(), status.ok() ? FLASH3_OK : FLASH3_INVALID_ARGUMENT);
-  return status.message();
+  return lengths_message(args);
 }
 
 TEST(CachePlaces, OfPages) {
@@ -91,12 +89,12 @@ TEST(CachePlaces, OfPositions) {
 TEST(CachePlaces, OfElements) {
   CacheCall call;
   const Forward args = call.elements();
-  EXPECT_EQ(check_lengths(problem_of(args)).message(), "");
+  EXPECT_EQ(lengths_message(args), "");
   call.batch_idx[1] = 5;
-  EXPECT_EQ(check_lengths(problem_of(args)).message(),
+  EXPECT_EQ(lengths_message(args),
             "cache_batch_idx[1] = 5 but it must be from 0 to 4, the elements of k and v");
   call.batch_idx[1] = -1;
-  EXPECT_EQ(check_lengths(problem_of(args)).message(),
+  EXPECT_EQ(lengths_message(args),
             "cache_batch_idx[1] = -1 but it must be from 0 to 4, the elements of k and v");
 }
 

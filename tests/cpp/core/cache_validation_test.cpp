@@ -10,6 +10,7 @@
 
 #include "cache_call.hpp"
 #include "core/problem.hpp"
+#include "problem_of.hpp"
 #include "rules.hpp"
 
 namespace flash3::test {

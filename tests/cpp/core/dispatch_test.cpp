@@ -8,18 +8,10 @@
 
 #include "call.hpp"
 #include "core/backend.hpp"
-#include "core/problem.hpp"
+#include "problem_of.hpp"
 
 namespace flash3::test {
 namespace {
-
-ForwardProblem problem_of(const Forward& args) {
-  const auto p = args.params();
-  ForwardProblem problem;
-  const Status status = make_forward_problem(&p, Pointers::kOptional, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
 
 TEST(Registry, HoldsWhatIsBuiltIn) {
   ASSERT_FALSE(backends().empty());
@@ -34,7 +26,7 @@ TEST(Select, CpuByName) {
   Call call;
   call.args.backend = FLASH3_BACKEND_CPU;
   PlannedCall<ForwardProblem> planned;
-  const ForwardProblem problem = problem_of(call.args);
+  const ForwardProblem problem = problem_of(call.args, Pointers::kOptional);
   const Status status = plan_call(problem, problem.backend, &planned);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(planned.backend, find_backend(FLASH3_BACKEND_CPU));
@@ -43,7 +35,7 @@ TEST(Select, CpuByName) {
 TEST(Select, AutoTakesTheCpuForHostMemory) {
   Call call;
   PlannedCall<ForwardProblem> planned;
-  const ForwardProblem problem = problem_of(call.args);
+  const ForwardProblem problem = problem_of(call.args, Pointers::kOptional);
   const Status status = plan_call(problem, problem.backend, &planned);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(planned.backend->id(), FLASH3_BACKEND_CPU);
@@ -55,7 +47,7 @@ TEST(Select, AutoAnswersQuestionsWithoutMemory) {
   args.q = args.k = args.v = args.out = tensor(nullptr, FLASH3_BFLOAT16, {1, 256, 4, 128});
   const Backend* best = nullptr;
   PlannedCall<ForwardProblem> planned;
-  ASSERT_TRUE(plan_call(problem_of(args), FLASH3_BACKEND_AUTO, &planned).ok());
+  ASSERT_TRUE(plan_call(problem_of(args, Pointers::kOptional), FLASH3_BACKEND_AUTO, &planned).ok());
   ASSERT_TRUE(available_backend(FLASH3_BACKEND_AUTO, &best).ok());
   EXPECT_EQ(planned.backend, best);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "problem_of.hpp"
 #include "ragged_call.hpp"
 #include "rules.hpp"
 
@@ -206,14 +207,6 @@ TEST(RaggedPointers, NullDataIsRefusedOnlyByALaunch) {
   }
 }
 
-ForwardProblem forward_problem(const Forward& args) {
-  const F p = args.params();
-  ForwardProblem problem;
-  const Status status = make_forward_problem(&p, Pointers::kRequired, &problem);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return problem;
-}
-
 BackwardProblem backward_problem(const Backward& args) {
   const B p = args.params();
   BackwardProblem problem;
@@ -280,7 +273,7 @@ TEST(RaggedProblem, LengthsAreBoundedByTheRowsWhereNoMaximumIsGiven) {
   Forward args = call.forward();
   args.max_seqlen_q = 0;
   args.max_seqlen_k = 1000;
-  const ForwardProblem p = forward_problem(args);
+  const ForwardProblem p = problem_of(args);
   EXPECT_EQ(p.seq_q, 6);
   EXPECT_EQ(p.seq_k, 9);
 }
@@ -291,7 +284,7 @@ TEST(RaggedProblem, EitherSideMayBePacked) {
   args.k = tensor(call.k.data(), FLASH3_FLOAT32, {2, 4, 2, 8});
   args.v = tensor(call.v.data(), FLASH3_FLOAT32, {2, 4, 2, 16});
   args.cu_seqlens_k = {}, args.max_seqlen_k = 0;
-  ForwardProblem p = forward_problem(args);
+  ForwardProblem p = problem_of(args);
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.seq_k, 4);
   EXPECT_EQ(p.k.stride_batch, 64);
@@ -311,7 +304,7 @@ TEST(RaggedProblem, EitherSideMayBePacked) {
   args.out = tensor(call.out.data(), FLASH3_FLOAT32, {2, 3, 4, 16});
   args.lse = lse_tensor(call.lse.data(), 2, 4, 3);
   args.cu_seqlens_q = {}, args.max_seqlen_q = 0;
-  p = forward_problem(args);
+  p = problem_of(args);
   EXPECT_EQ(p.q.stride_batch, 96);
   EXPECT_EQ(p.lse.stride_batch, 12);
   EXPECT_EQ(p.sequence(1).q.length, 1);
@@ -320,7 +313,7 @@ TEST(RaggedProblem, EitherSideMayBePacked) {
 
 TEST(RaggedProblem, OneLengthIsNotRagged) {
   Call call;
-  const ForwardProblem p = forward_problem(call.args);
+  const ForwardProblem p = problem_of(call.args);
   EXPECT_FALSE(p.is_ragged());
   for (int b = 0; b < 2; ++b) {
     const SeqInfo s = p.sequence(b);
@@ -342,9 +335,9 @@ TEST(RaggedProblem, Emptiness) {
   args.dsink = {};
   EXPECT_TRUE(backward_problem(args).is_empty());
   Forward forward = call.forward();
-  EXPECT_FALSE(forward_problem(forward).is_empty());
+  EXPECT_FALSE(problem_of(forward).is_empty());
   forward.q.shape[0] = forward.out.shape[0] = forward.lse.shape[1] = 0;
-  EXPECT_TRUE(forward_problem(forward).is_empty());
+  EXPECT_TRUE(problem_of(forward).is_empty());
 }
 
 // ---- what explain says of it ----
@@ -409,9 +402,7 @@ std::string lengths_error(const Bend& bend) {
   RaggedCall call;
   Forward args = call.forward();
   bend(call, args);
-  const Status status = check_lengths(forward_problem(args));
-  EXPECT_EQ(status.code(), status.ok() ? FLASH3_OK : FLASH3_INVALID_ARGUMENT);
-  return status.message();
+  return lengths_message(args);
 }
 
 TEST(Lengths, Rules) {

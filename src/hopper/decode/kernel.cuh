@@ -66,6 +66,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blo
     if constexpr (kBorrows) release_registers<kConfig.producer_registers()>();
     produce<Traits>(params, shared);
     if constexpr (kBorrows) {
+      // Producers of a block without work end before consumers have asked for their registers. Who
+      // takes them back then leaves these waiting for ever.
+      wait(&shared.runs.ended, 0, "runs_ended");
       named_barrier_sync(int(DecodeBarrier::kProducers), kWarpgroupThreads);
       acquire_registers<kEach>();
     }

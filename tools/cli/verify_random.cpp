@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <random>
+#include <stop_token>
 #include <thread>
 
 #include "cases/random_case.hpp"
@@ -57,6 +59,8 @@ class RandomRun {
       std::vector<std::jthread> workers;
       for (size_t job = 0; job < running_.size(); ++job)
         workers.emplace_back([this, job] { work(job); });
+      const std::jthread watch([this](std::stop_token stop) { name_the_late(stop); });
+      for (std::jthread& worker : workers) worker.join();
     }
     if (!broken_.empty()) throw std::runtime_error(broken_);
     return counts_;
@@ -80,6 +84,20 @@ class RandomRun {
       broken_ = std::string(e.what()) + ", while these ran:";
       for (const std::string& id : running_)
         if (!id.empty()) broken_ += "\n  " + id;
+    }
+  }
+
+  // Long after the end a problem that still runs may never end: its id is printed.
+  void name_the_late(std::stop_token stop) {
+    constexpr double kPatience = 20;  // seconds
+    std::unique_lock lock(mutex_);
+    double next = options_.random + kPatience;
+    while (!stop.stop_requested()) {
+      late_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+      if (seconds() < next) continue;
+      next = seconds() + kPatience;
+      for (const std::string& id : running_)
+        if (!id.empty()) progress_.print(format("still running after {:.0f} s: {}", seconds(), id));
     }
   }
 
@@ -122,6 +140,7 @@ class RandomRun {
   cases::RunOptions run_;
   std::atomic<bool> over_{false};
   std::mutex mutex_;  // of what is below
+  std::condition_variable_any late_;
   uint64_t next_ = 0;
   Progress progress_;
   double shown_seconds_ = 0;

@@ -10,8 +10,8 @@
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds lines of macros that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
-# .wide = true. Rows with .paged = true include <family>/load_pages.cuh as well, and those with .score = ScoreKind::kSoftcap
-# <family>/softcap.cuh or softcap_fp8.cuh:
+# .wide = true. Rows with .paged = true include <family>/load_pages.cuh or load_fp8_pages.cuh as well, and those with
+# .score = ScoreKind::kSoftcap <family>/softcap.cuh or softcap_fp8.cuh:
 #
 #   FLASH3_KERNEL_ROW(the fields of the row)
 #   FLASH3_KERNEL_INSTANCE(element)                 for each element type that the row holds
@@ -167,7 +167,11 @@ function(flash3_kernel_instances list family prefix)
     endif()
     set(more_headers "")
     if(paged STREQUAL true)
-      string(APPEND more_headers "#include \"hopper/${family}/load_pages.cuh\"\n")
+      set(paged_header load_pages.cuh)
+      if(e4m3)
+        set(paged_header load_fp8_pages.cuh)
+      endif()
+      string(APPEND more_headers "#include \"hopper/${family}/${paged_header}\"\n")
     endif()
     if(score STREQUAL kSoftcap)
       set(softcap_header softcap.cuh)

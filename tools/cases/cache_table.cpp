@@ -93,6 +93,22 @@ void add_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table)
         }
 }
 
+// Prompts in front of more keys than FP8 sums up in one level, for head dims with a kernel.
+void add_long_fp8_prompts(std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  for (const auto& [dim, dim_v] : kDims)
+    for (const int64_t page_size : {128, 32, 0}) {
+      Case c;
+      c.dtype = FLASH3_FLOAT8_E4M3, c.batch = 2, c.seq_q = 130, c.seq_k = 9000;
+      c.heads_q = 4, c.heads_k = 2, c.head_dim = dim, c.head_dim_v = dim_v;
+      c.causal = page_size != 0, c.used_k = true, c.lengths = Lengths::kRandom;
+      c.page_size = page_size, c.batch_idx = page_size == 0;
+      if (page_size == 128) c.append = 130;
+      c.seed = 7000 + table->size();
+      table->push_back(c);
+    }
+}
+
 // Prompts whose query tiles are few in front of many keys, so that blocks share them: pages of
 // several sizes and none, masks that leave some parts nothing, rows and keys that fill no tile,
 // sequences of too few keys beside others; more parts than the workspace has room for; and as many
@@ -195,7 +211,8 @@ std::vector<Case> fp8_cases(Level level) {
   constexpr Scales kScales[] = {Scales::kBlock, Scales::kHead, Scales::kTensor, Scales::kNone};
   std::vector<Case> list = pairwise_cases(level, kDtypes);
   add_every_kernel(kHalves, &list);
-  add_prompts(kHalves, &list);
+  add_prompts(kDtypes, &list);
+  add_long_fp8_prompts(&list);
   add_trees(level, kHalves, &list);
   const size_t caches = list.size();
   // Without a cache too: dense, packed and padded.

@@ -131,15 +131,15 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
 }
 
-// FP8 keys and values that the FP8 forward kernels do not take.
-bool has_fp8_cache(const ForwardProblem& problem) {
-  return problem.has_fp8_keys() &&
-         (problem.has_cache() || problem.tree.given || problem.dtype != problem.kv_dtype);
+// Under a q of 16 bits FP8 keys and values become 16-bit in the kernel.
+bool widens_keys(const ForwardProblem& problem) {
+  return problem.has_fp8_keys() && problem.dtype != problem.kv_dtype;
 }
 
 Status check_dtype(const ForwardProblem& problem) {
   const flash3_dtype q = problem.dtype;
-  if (q == FLASH3_FLOAT16 || q == FLASH3_BFLOAT16 || has_fp8_cache(problem)) return {};
+  const bool takes_fp8 = problem.has_fp8_keys() && (problem.has_cache() || problem.tree.given);
+  if (q == FLASH3_FLOAT16 || q == FLASH3_BFLOAT16 || takes_fp8) return {};
   return unsupported(message("q.dtype = ", dtype_name(q),
                              " but the hopper backend has a KV cache in float16, bfloat16 and "
                              "float8_e4m3 only"));
@@ -179,7 +179,7 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
-  if (is_latent(problem) || has_fp8_cache(problem) || problem.tree.given) return true;
+  if (is_latent(problem) || widens_keys(problem) || problem.tree.given) return true;
   if (problem.has_cache())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
@@ -191,10 +191,10 @@ std::string why_decode(const ForwardProblem& problem) {
   if (is_latent(problem)) return "keys have latent and rope parts";
   if (problem.tree.given) return "a tree mask, of drafts that are to be verified";
   const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
-  if (has_fp8_cache(problem) && !has_few_queries(problem))
-    return problem.has_cache() ? "k and v are a cache in FP8" : "k and v are FP8, and q is not";
+  if (has_few_queries(problem) && problem.has_cache())
+    return message(few, ", and k and v are a cache");
+  if (widens_keys(problem)) return "k and v are FP8, and q is not";
   if (!problem.has_cache()) return message(few, ", and ", kLeastDecodeKeys, " keys or more");
-  if (has_few_queries(problem)) return message(few, ", and k and v are a cache");
   return "k and v are a cache, and the forward kernels cannot read it: " +
          why_not_from_cache(problem);
 }

@@ -45,7 +45,7 @@ struct ForwardConfig {
   bool band = false;  // masks by the band; otherwise only the end of the keys
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
-  bool paged = false;  // a table may tell where keys lie (load_pages.cuh)
+  bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
   bool split = false;  // the keys of a work tile may be parts of several blocks (split.cuh)
   int tile_n = 0;
   int warpgroups = 0;
@@ -72,9 +72,10 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
-  // FP8's producer transposes V as well; a split kernel's finds and awaits parts.
+  // FP8's producer transposes V as well, and where keys lie in pages it looks them up; a split
+  // kernel's finds and awaits parts.
   FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
-    return split || (fp8() && accumulators() < 160);
+    return split || (fp8() && (paged || accumulators() < 160));
   }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
     return register_split(needs_producer_registers(), warpgroups).producer;
@@ -127,7 +128,7 @@ struct ForwardConfig {
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
-  return (!c.paged || (c.band && !c.fp8())) && (!c.split || c.paged) &&
+  return (!c.paged || c.band) && (!c.split || (c.paged && !c.fp8())) &&
          c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
          c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=

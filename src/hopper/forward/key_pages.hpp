@@ -7,6 +7,11 @@
 
 namespace flash3::hopper {
 
+// A row of an element of K and V.
+struct PagePlace {
+  int element = 0, row = 0;
+};
+
 // Key j of sequence b lies in element table[b][j / page_size] of K and V.
 struct KeyPages {
   const int* table;
@@ -15,21 +20,27 @@ struct KeyPages {
   int elements;  // of K and V
   int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
 
-  // The row that holds a key, counted over all elements as `rows` has them. Whatever the table
-  // holds, it exists; where the sequence ends before the key the table is not read.
-  // kMayLackTable: without one, sequence b has element b.
+  // Where a key lies. Whatever the table holds, the place exists; where the sequence ends before
+  // the key the table is not read. kMayLackTable: without one, sequence b has element b.
   template <bool kMayLackTable = false>
-  FLASH3_HOST_DEVICE int row_of_key(const RowMap& rows, const ListedSequence& sequence,
-                                    int key) const {
-    if (key >= sequence.k_length) return 0;
+  FLASH3_HOST_DEVICE PagePlace place_of_key(const ListedSequence& sequence, int key) const {
+    if (key >= sequence.k_length) return {};
     const int place = sequence.k_first + key;
-    if (kMayLackTable && table == nullptr) return sequence.batch * rows.rows_per_batch + place;
+    if (kMayLackTable && table == nullptr) return {sequence.batch, place};
     const int number = int(unsigned(place) / unsigned(page_size));
     const int given = table[sequence.batch * stride_table + number], element = given < 0 ? 0
                                                                                : given < elements
                                                                                    ? given
                                                                                    : elements - 1;
-    return element * rows.rows_per_batch + place - number * page_size;
+    return {element, place - number * page_size};
+  }
+
+  // The same as a row counted over all elements, as `rows` has them.
+  template <bool kMayLackTable = false>
+  FLASH3_HOST_DEVICE int row_of_key(const RowMap& rows, const ListedSequence& sequence,
+                                    int key) const {
+    const PagePlace place = place_of_key<kMayLackTable>(sequence, key);
+    return place.element * rows.rows_per_batch + place.row;
   }
 
   // Rows of the box that begins at a key in front of the sequence's end: what comes behind it must

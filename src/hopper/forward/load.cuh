@@ -74,12 +74,6 @@ __device__ __forceinline__ void load_key_tile(const ForwardParams& params, const
   }
 }
 
-// The key tile behind whose load the scheduler is asked for the next work tile.
-__device__ __forceinline__ int ask_at(const WorkTile& work) {
-  constexpr int kKeyTilesLeft = 1;
-  return min(work.key_tile_begin + kKeyTilesLeft, work.key_tile_end - 1);
-}
-
 // K or V: the key tiles of each work tile from the last to the first. When few of them are left to
 // load, `wanted`, if given, asks the scheduler for the next work tile. loaded: of V, whose hidden
 // keys are cleared; those of K only make scores that the mask hides.

@@ -71,8 +71,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       continue;
     }
     const ListedSequence& s = work.sequence;
-    constexpr int kKeyTilesLeft = 1;
-    const int first = work.key_tile_end - 1, ask = min(work.key_tile_begin + kKeyTilesLeft, first),
+    const int first = work.key_tile_end - 1, ask = ask_at(work),
               head = work.head_group / params.groups_per_kv_head,
               last_block = (s.k_length - 1) / int(kScaleBlock);
     const auto scales_of = [&](const ScaleView& view) {
@@ -135,9 +134,9 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
   }
 }
 
-// Producer of FP8 kernels.
+// Whatever loads.
 template <class Traits>
-struct Fp8Producer {
+struct Fp8Barriers {
   static constexpr int kTileReaders = 1 + kTransposeThreads;  // the loader, transposers
 
   static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
@@ -147,7 +146,11 @@ struct Fp8Producer {
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);
   }
+};
 
+// Producer of FP8 kernels. Paged ones have their own (load_fp8_pages.cuh).
+template <class Traits>
+struct Fp8Producer : Fp8Barriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};

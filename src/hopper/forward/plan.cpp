@@ -63,6 +63,15 @@ bool has_table(const ForwardProblem& problem) {
   return problem.cache.paged || problem.cache.has_batch_idx;
 }
 
+// Whether a key tile of an FP8 cache may lie in several blocks of scales, which lie with the rows of
+// its pages or elements.
+bool scales_change_in_tiles(const ForwardProblem& problem) {
+  const bool by_rows = problem.k_scale.kind == ScaleKind::kBlock ||
+                       problem.v_scale.kind == ScaleKind::kBlock;
+  const KvCache& cache = problem.cache;
+  return by_rows && (cache.has_leftpad || (cache.paged && cache.page_size % kScaleBlock != 0));
+}
+
 // Whether slots of so many rows fit the kernel's tiles: a work tile's keys are those of its slots.
 bool holds_slots(const ForwardConfig& c, int slot_rows) {
   return c.band && c.tile_m() % c.tile_n == 0 && c.tile_n % slot_rows == 0 &&
@@ -356,9 +365,13 @@ std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
 }
 
 std::string why_not_from_cache(const ForwardProblem& problem) {
+  if (problem.dtype != problem.kv_dtype) return "k and v are FP8, and q is not";
+  const int bytes = dtype_size(problem.kv_dtype);
   for (const TensorView& view : {problem.k, problem.v})
-    if (!tma_can_address(view, RowIndexing::kRagged))
+    if (!tma_can_address(view, RowIndexing::kRagged, bytes))
       return "TMA needs a 16-byte aligned base, strides of 16 bytes, and elements whole rows apart";
+  if (scales_change_in_tiles(problem))
+    return "scales of blocks begin elsewhere than key tiles";
   bool has_choice = false;
   for_each_choice(problem, [&](const ForwardChoice&) { has_choice = true; });
   if (has_choice) return "";

@@ -22,8 +22,10 @@ bool keys_are_a_cache(const ForwardProblem& problem) {
 
 bool is_mixed(const ForwardProblem& problem) {
   const bool is_16_bit = problem.dtype == FLASH3_FLOAT16 || problem.dtype == FLASH3_BFLOAT16;
+  // The decode kernels have FP8 queries of caches alone.
+  const bool decodes = is_16_bit || (problem.has_fp8_keys() && problem.has_cache());
   const bool queries_differ = problem.sequences_q.packed || problem.sequences_q.has_used;
-  return is_16_bit && queries_differ && keys_are_a_cache(problem) && !is_decode(problem);
+  return decodes && queries_differ && keys_are_a_cache(problem) && !is_decode(problem);
 }
 
 Status plan(const ForwardProblem& problem, const Device& device, MixedPlan* plan) {

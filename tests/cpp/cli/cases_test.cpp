@@ -159,8 +159,8 @@ TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
       page_sizes.insert(one.page_size), appends.insert(one.append);
       kinds.insert({one.batch_idx, one.leftpad, one.append_packed, one.packed_q, one.rotary});
     }
-  EXPECT_EQ(page_sizes.size(), 8u);
-  EXPECT_EQ(appends.size(), 10u);
+  EXPECT_EQ(page_sizes.size(), 9u);
+  EXPECT_EQ(appends.size(), 11u);
   EXPECT_GE(kinds.size(), 20u);
   EXPECT_GE(fp8.size(), 40u);  // of 48 with a cache and of 16-bit q without
   const Case kv8 = parsed("bf16/b9/q1/k300/h8x2/d128/causal/paged16/append3/newe4m3/kv8/onescale");

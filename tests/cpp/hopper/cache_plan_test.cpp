@@ -49,6 +49,41 @@ TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
         << cache;
 }
 
+// FP8 caches under queries in FP8: in tiles that have one scale each, or else in the decode kernels.
+TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
+  const auto kernel = [](const std::string& rest) {
+    return plan_of("e4m3/b2/q200/k300/h64x16/" + rest).kernel->id;
+  };
+  EXPECT_EQ(kernel("d128/causal/usedk/paged16"), "fwd_e4m3_d128_paged_128x128");
+  EXPECT_EQ(kernel("d128/full/usedk/paged48/headscales"), "fwd_e4m3_d128_paged_128x128");
+  EXPECT_EQ(kernel("d64/causal/usedk/paged128/blockscales"), "fwd_e4m3_d64_paged_192x128");
+  EXPECT_EQ(kernel("d192x128/causal/usedk/paged64"), "fwd_e4m3_d192x128_paged_128x128");
+  EXPECT_EQ(kernel("d256/causal/usedk/batchidx/blockscales"), "fwd_e4m3_d256_paged_128x64");
+  EXPECT_EQ(kernel("d64/full/usedk/batchidx/leftpad/onescale"), "fwd_e4m3_d64_paged_192x128");
+  EXPECT_EQ(kernel("d128/full/usedk/paged64/softcap20"), "fwd_e4m3_d128_paged_softcap_128x128");
+  for (const char* cache : {"usedk/leftpad", "usedk/append3/blockscales"})
+    EXPECT_FALSE(
+        plan_of(std::string("e4m3/b2/q200/k300/h64x16/d128/causal/") + cache).kernel->config.paged)
+        << cache;
+  for (const char* id : {"e4m3/b2/q200/k300/h8/d128/causal/usedk/paged64/blockscales",
+                         "e4m3/b2/q200/k300/h8/d128/causal/usedk/batchidx/leftpad/blockscales",
+                         "e4m3/b2/q200/k300/h8/d128/causal/usedk/leftpad/append1/blockscales",
+                         "bf16/b2/q200/k300/h8/d128/causal/usedk/paged128/kv8/headscales"})
+    EXPECT_TRUE(is_decode(problem_of(id))) << id;
+}
+
+// A key tile of a kernel whose keys lie in pages has one scale.
+TEST(CachePlan, PagedFp8TilesLieInOneBlockOfScales) {
+  int kernels = 0;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    const ForwardConfig& c = kernel.config;
+    if (!c.paged || !c.fp8()) continue;
+    ++kernels;
+    EXPECT_EQ(kScaleBlock % c.tile_n, 0) << kernel.id;
+  }
+  EXPECT_EQ(kernels, 7);
+}
+
 // Calls without a cache never run in a paged kernel, nor do other tiles than these; of few tiles
 // all calls on a cache run in split kernels.
 TEST(CachePlan, ChoicesAreOfOneKind) {

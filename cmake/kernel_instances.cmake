@@ -10,13 +10,13 @@
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds lines of macros that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
-# .wide = true. Rows with .paged = true include <family>/load_pages.cuh or load_fp8_pages.cuh as well, and those with
+# .wide = true, or instance_widened.cuh for rows with .operands = Operands::kWidened. Other rows with .paged = true include <family>/load_pages.cuh or load_fp8_pages.cuh as well, and those with
 # .score = ScoreKind::kSoftcap <family>/softcap.cuh or softcap_fp8.cuh:
 #
 #   FLASH3_KERNEL_ROW(the fields of the row)
 #   FLASH3_KERNEL_INSTANCE(element)                 for each element type that the row holds
 #
-# which define specialisations of the function template that <family>/plan.cpp calls for every row, so that a row that is not
+# which define specialisations of the function template that <family>/plan.cpp or choices.cpp calls for every row, so that a row that is not
 # read here does not link.
 #
 #   flash3_decode_instances(<list>)
@@ -160,13 +160,17 @@ function(flash3_kernel_instances list family prefix)
       set(e4m3 TRUE)
       set(elements kE4m3)
       set(header instance_fp8.cuh)
+    elseif(operands STREQUAL kWidened)
+      set(header instance_widened.cuh)
+      string(PREPEND kind kv8_)
+      string(REPLACE kv8_paged kv8 kind ${kind})
     endif()
     flash3_row_field(wide "${row}" wide false)
     if(wide STREQUAL true)
       set(header instance_wide.cuh)
     endif()
     set(more_headers "")
-    if(paged STREQUAL true)
+    if(paged STREQUAL true AND NOT operands STREQUAL kWidened)
       set(paged_header load_pages.cuh)
       if(e4m3)
         set(paged_header load_fp8_pages.cuh)

@@ -126,6 +126,8 @@ struct Problem : ExecutionContext {
   int score_dim() const { return head_dim + static_cast<int>(qv.dim); }
   bool has_cache() const { return cache.given() || append.given; }
   bool has_fp8_keys() const { return kv_dtype == FLASH3_FLOAT8_E4M3; }
+  // Under a q of 16 bits FP8 keys and values become 16-bit in the kernel.
+  bool widens_keys() const { return has_fp8_keys() && dtype != kv_dtype; }
   bool is_ragged() const {
     return sequences_q.packed || sequences_q.has_used || sequences_k.packed ||
            sequences_k.has_used || has_cache();

@@ -131,11 +131,6 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
 }
 
-// Under a q of 16 bits FP8 keys and values become 16-bit in the kernel.
-bool widens_keys(const ForwardProblem& problem) {
-  return problem.has_fp8_keys() && problem.dtype != problem.kv_dtype;
-}
-
 Status check_dtype(const ForwardProblem& problem) {
   const flash3_dtype q = problem.dtype;
   const bool takes_fp8 = problem.has_fp8_keys() && (problem.has_cache() || problem.tree.given);
@@ -179,8 +174,8 @@ std::span<const DecodeKernel> decode_kernels() {
 }
 
 bool is_decode(const ForwardProblem& problem) {
-  if (is_latent(problem) || widens_keys(problem) || problem.tree.given) return true;
-  if (problem.has_cache())
+  if (is_latent(problem) || problem.tree.given) return true;
+  if (problem.has_cache() || problem.widens_keys())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
   return check_dtype(problem).ok() && has_few_queries(problem) &&
@@ -191,12 +186,12 @@ std::string why_decode(const ForwardProblem& problem) {
   if (is_latent(problem)) return "keys have latent and rope parts";
   if (problem.tree.given) return "a tree mask, of drafts that are to be verified";
   const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
-  if (has_few_queries(problem) && problem.has_cache())
-    return message(few, ", and k and v are a cache");
-  if (widens_keys(problem)) return "k and v are FP8, and q is not";
-  if (!problem.has_cache()) return message(few, ", and ", kLeastDecodeKeys, " keys or more");
-  return "k and v are a cache, and the forward kernels cannot read it: " +
-         why_not_from_cache(problem);
+  if (has_few_queries(problem)) {
+    if (problem.has_cache()) return message(few, ", and k and v are a cache");
+    if (problem.widens_keys()) return message(few, ", and k and v are FP8");
+    return message(few, ", and ", kLeastDecodeKeys, " keys or more");
+  }
+  return "the forward kernels cannot read k and v: " + why_not_from_cache(problem);
 }
 
 Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan) {

@@ -123,8 +123,9 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
 
 // The scheduler's loop, by its whole warp. From the counter a tile is taken as late as the loaders
 // allow: a block that held one in reserve while its present one is still long would leave others
-// idle at the end.
-template <int kTileN, bool kBand, bool kListed = false>
+// idle at the end. kAllWait: all lanes wait until it is wanted, not one. A warp of which one lane
+// waits turns between two branches, in issue slots that FP8's consumers lack.
+template <int kTileN, bool kBand, bool kListed = false, bool kAllWait = false>
 __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, TileRing& ring) {
   PipelineState<kTileSlots> slot;
   const bool leader = threadIdx.x % 32 == 0;
@@ -144,7 +145,7 @@ __device__ __forceinline__ void schedule_tiles(const TileSchedule& schedule, Til
     if (schedule.counter != nullptr) {
       // Each tile is wanted once: the slot of the next one tells the phase.
       static_assert(kTileSlots % 2 == 0);
-      if (leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
+      if (kAllWait || leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
       __syncwarp();
     }
     index = __shfl_sync(~0u, leader ? counter.next(index) : 0, 0);

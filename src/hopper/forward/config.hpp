@@ -22,8 +22,9 @@ FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up
 // flush_tiles of a call that never flushes.
 inline constexpr int kNeverFlush = 1 << 30;
 
-// What Q, K and V are: float16 or bfloat16, or FP8.
-enum class Operands { k16Bit, kE4m3 };
+// What Q, K and V are: float16 or bfloat16; FP8; or FP8 keys and values under a Q of 16 bits, which
+// become 16-bit on their way to the tensor cores.
+enum class Operands { k16Bit, kE4m3, kWidened };
 
 // Registers a thread after setmaxnreg. Together at most what the block was launched with: a
 // warpgroup that asks for more waits for ever.
@@ -52,6 +53,7 @@ struct ForwardConfig {
   int stages = 0;
   int q_stages = 0;        // 2: Q of the next work tile loads while this one runs
   int raw_v_stages = 0;    // FP8: V as it comes, before it is transposed; one: in two parts
+  int raw_stages = 0;      // widened: K and V as they come, half a tile each
   bool two_level = false;  // FP8: O is summed up in float32 too (output_sums.cuh)
   // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
   // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
@@ -63,7 +65,12 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
     return fp8() == (element == Element::kE4m3);
   }
+  FLASH3_HOST_DEVICE constexpr bool widened() const { return operands == Operands::kWidened; }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
+  // Of K and V in memory.
+  FLASH3_HOST_DEVICE constexpr int key_element_bytes() const {
+    return operands == Operands::k16Bit ? 2 : 1;
+  }
 
   // Parts in which a tile of V comes: with room for one tile alone, one part of it is loaded while
   // the other is transposed.
@@ -72,10 +79,10 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
-  // FP8's producer transposes V as well, and where keys lie in pages it looks them up; a split
-  // kernel's finds and awaits parts.
+  // FP8's producer transposes V as well, and where keys lie in pages it looks them up; another
+  // widens K and V; a split kernel's finds and awaits parts.
   FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
-    return split || (fp8() && (paged || accumulators() < 160));
+    return split || widened() || (fp8() && (paged || accumulators() < 160));
   }
   FLASH3_HOST_DEVICE constexpr int producer_registers() const {
     return register_split(needs_producer_registers(), warpgroups).producer;
@@ -91,22 +98,29 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
   FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
+  // Keys that are loaded at once where they are widened, and their bytes.
+  FLASH3_HOST_DEVICE constexpr int raw_rows() const { return tile_n / 2; }
+  FLASH3_HOST_DEVICE constexpr int raw_bytes() const { return raw_rows() * head_dim; }
+  // Keys that boxes of pages must divide.
+  FLASH3_HOST_DEVICE constexpr int rows_at_once() const { return widened() ? raw_rows() : tile_n; }
   FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
     return transposed_v_cols(tile_n) * head_dim_v;
   }
   FLASH3_HOST_DEVICE constexpr int control_bytes() const {
-    const int barriers =
-        2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages * raw_v_parts() + 1;
+    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages * raw_v_parts() +
+                         2 * raw_stages + 1;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
-    const int scales = fp8() ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16 : 0;
+    const int scales = fp8()       ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16
+                       : widened() ? (2 * stages + raw_stages) * 8
+                                   : 0;
     const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
     return 8 * barriers + tile_ring + rows + scales + parts;
   }
   FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
            stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
-           raw_v_stages * v_bytes() + control_bytes();
+           raw_v_stages * v_bytes() + raw_stages * raw_bytes() + control_bytes();
   }
   // Bytes of the second level of sums, and of the factors that they are multiplied by
   // (output_sums.cuh). The sums lie in shared memory if they fit.
@@ -128,7 +142,9 @@ struct ForwardConfig {
 
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
-  return (!c.paged || c.band) && (!c.split || (c.paged && !c.fp8())) &&
+  return (!c.paged || c.band) && (!c.split || (c.paged && c.operands == Operands::k16Bit)) &&
+         (!c.widened() ||
+          (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
          c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
          c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
          128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
@@ -138,8 +154,8 @@ constexpr bool is_valid(const ForwardConfig& c) {
 
 // A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
 // they compile in, side by side and in seconds.
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
-          bool kSplit, int kTileM, int kTileN>
+template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
+          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
 const void* forward_kernel_function();
 
 }  // namespace flash3::hopper

@@ -88,9 +88,14 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
   out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
   explain_rows(problem, plan, out);
   out->add("warpgroups", message("1 producer, ", c.warpgroups, " consumers of 64 rows",
-                                 c.fp8() ? "; two warps of the producer transpose V" : ""));
-  out->add("stages", message(c.stages, " of K, ", c.stages, " of V",
-                             c.fp8() ? message(", ", c.raw_v_stages, " of V as it comes") : ""));
+                                 c.fp8()       ? "; two warps of the producer transpose V"
+                                 : c.widened() ? "; two warps of the producer widen K and V"
+                                               : ""));
+  out->add("stages",
+           message(c.stages, " of K, ", c.stages, " of V",
+                   c.fp8()       ? message(", ", c.raw_v_stages, " of V as it comes")
+                   : c.widened() ? message(", ", c.raw_stages, " of half a tile as it comes")
+                                 : ""));
   explain_parts(problem, plan, out);
   explain_sums(problem, plan, out);
   if (problem.is_ragged())

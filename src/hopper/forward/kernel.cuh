@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 }  // namespace flash3::hopper
 
 // What kernels are called by: the template arguments of forward_kernel_function.
-#define FLASH3_KERNEL_OF(ELEMENT, ROW)                                                       \
-  Element::ELEMENT, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.paged, ROW.split, \
-      ROW.tile_m(), ROW.tile_n
+#define FLASH3_KERNEL_OF(ELEMENT, ROW)                                                          \
+  Element::ELEMENT, ROW.operands, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.paged, \
+      ROW.split, ROW.tile_m(), ROW.tile_n
 
 // What the generated file of a row begins with (cmake/kernel_instances.cmake).
 // FLASH3_KERNEL_INSTANCE of each element type follows.

@@ -19,7 +19,8 @@ namespace {
 Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
   const ForwardConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
-            columns_v = box_columns(config.head_dim_v, bytes);
+            columns_v = box_columns(config.head_dim_v, bytes),
+            key_bytes = config.key_element_bytes();
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
   const TensorView given_q = transformed_q(problem, plan.append);
   TensorView q, k, v;
@@ -30,9 +31,12 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
   v = mappable(v, q.data);
   FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q,
                           &params->q_rows));
-  FLASH3_CHECK(
-      encode_map(k, plan.rows, {plan.box_keys, columns, 1, bytes}, &params->k, &params->k_rows));
-  FLASH3_CHECK(encode_map(v, plan.rows, {plan.box_keys / config.raw_v_parts(), columns_v, 1, bytes},
+  FLASH3_CHECK(encode_map(k, plan.rows,
+                          {plan.box_keys, box_columns(config.head_dim, key_bytes), 1, key_bytes},
+                          &params->k, &params->k_rows));
+  FLASH3_CHECK(encode_map(v, plan.rows,
+                          {plan.box_keys / config.raw_v_parts(),
+                           box_columns(config.head_dim_v, key_bytes), 1, key_bytes},
                           &params->v, &params->v_rows));
   params->out_by_tma = plan.out_by_tma;
   if (plan.out_by_tma) {
@@ -114,7 +118,8 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
 
   if (config.paged) params.pages = key_pages(problem, plan);
   if (config.split) params.parts = part_slots(problem, plan);
-  if (config.fp8()) params.fp8 = fp8_params(problem, plan, params.scale_log2);
+  if (config.operands != Operands::k16Bit)
+    params.fp8 = fp8_params(problem, plan, params.scale_log2);
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = tile_schedule(problem, plan);

@@ -155,7 +155,7 @@ struct Fp8Producer : Fp8Barriers<Traits> {
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
-      schedule_tiles<Traits::kTileN, Traits::kBand>(params.schedule, shared.tiles);
+      schedule_tiles<Traits::kTileN, Traits::kBand, false, true>(params.schedule, shared.tiles);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else if (elect_one()) {

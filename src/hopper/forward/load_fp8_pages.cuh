@@ -1,55 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of a paged FP8 kernel: what load_fp8.cuh does, by a whole warp. A key tile is several
-// boxes of rows, each by one lane, which looks up where they lie, as in load_pages.cuh. The first
-// lane leads: it loads Q, starts the copies of scales and arrives at the barriers.
+// The producer of a paged FP8 kernel: what load_fp8.cuh does, by a whole warp. A key tile is
+// several boxes of rows, each by one lane, which looks up where they lie, as in load_pages.cuh. The
+// first lane leads: it loads Q, starts the copies of scales and arrives at the barriers.
 #pragma once
 
-#include "hopper/forward/load_fp8.cuh"
+#include "hopper/forward/paged_boxes.cuh"
 
 namespace flash3::hopper {
-
-// One lane's boxes of K and V.
-template <class Traits>
-struct PagedBoxes {
-  const ForwardParams& params;
-  int at_row;  // of a key tile; behind its last: the lane has no box
-
-  __device__ __forceinline__ explicit PagedBoxes(const ForwardParams& p)
-      : params(p), at_row(int(threadIdx.x % 32) * p.pages.box_rows) {}
-
-  __device__ __forceinline__ bool leads() const { return at_row == 0; }
-  __device__ __forceinline__ bool has_box() const { return at_row < Traits::kTileN; }
-
-  // Where the box of key tile n begins.
-  __device__ __forceinline__ PagePlace find(const WorkTile& work, int n) const {
-    if (n < work.key_tile_begin || !has_box()) return {};
-    return params.pages.place_of_key(work.sequence, n * Traits::kTileN + at_row);
-  }
-
-  template <class Tile>
-  __device__ __forceinline__ void load(uint8_t* stage, const TensorMap* map, const RowMap& rows,
-                                       const WorkTile& work, int n, const PagePlace& place,
-                                       uint64_t* full) const {
-    static_assert(Tile::kRows == Traits::kTileN, "a tile of V comes as a whole");
-    if (!has_box()) return;
-    const int left = params.pages.rows_left(work.sequence, n * Tile::kRows + at_row);
-    const BoxAt at{0, work.head_group / params.groups_per_kv_head, kRaggedEnd - left,
-                   rows.rows_per_batch * place.element + place.row + left, true};
-    load_box<Tile>(stage + at_row * Tile::kRowBytes, map, at, full);
-  }
-};
-
-// Starts to copy the scale of a key tile, of K or V. Those of blocks lie with the rows of an
-// element; a key tile lies in one block, for the host sees to it.
-__device__ __forceinline__ void copy_paged_scale(float* shared, const ScaleView& view, int batch,
-                                                 int head, const PagePlace& tile) {
-  const bool by_rows = view.kind == ScaleKind::kBlock;
-  RowScales scale{view.data};
-  if (scale.first)
-    scale.first += (by_rows ? tile.element : batch) * view.stride_batch + head * view.stride_head +
-                   tile.row / int(kScaleBlock) * view.stride_block;
-  copy_scale(shared, scale, 0);
-}
 
 // Everything, by one warp, in the order of load_fp8(). Numbers of uses stand for the states of the
 // rings, of which K and V have one: the loader's registers are few.
@@ -60,7 +17,7 @@ __device__ __forceinline__ void load_fp8_pages(const ForwardParams& params,
   using VTile = typename Traits::RawVTile;
   static_assert(!Traits::Scales::kMayDiffer, "a key tile has one scale");
   static_assert(Traits::kRawStages == Traits::kStages, "K and V come by turns");
-  const PagedBoxes<Traits> boxes(params);
+  const PagedBoxes<Traits::kTileN> boxes(params);
   const bool leads = boxes.leads();
   if (leads) {
     prefetch(&params.q);
@@ -84,15 +41,12 @@ __device__ __forceinline__ void load_fp8_pages(const ForwardParams& params,
       uint64_t* const k_full = &shared.k_barriers.full[state.stage];
       wait(&shared.k_barriers.empty[state.stage], state.phase ^ 1, "k_empty");
       if (leads) {
-        auto& scales = shared.key_scales[state.phase][state.stage];
-        const int batch = work.sequence.batch, head = work.head_group / params.groups_per_kv_head;
-        copy_paged_scale(&scales.k[0], params.fp8.k_scale, batch, head, place);
-        copy_paged_scale(&scales.v[0], params.fp8.v_scale, batch, head, place);
+        copy_paged_scales(shared.key_scales[state.phase][state.stage], params, work, place);
         arrive_behind_copies(k_full);
         arrive_expect_bytes(k_full, KTile::kBytes);
       }
       __syncwarp();
-      boxes.template load<KTile>(shared.k[state.stage], &params.k, params.k_rows, work, n, place,
+      boxes.template load<KTile>(shared.k[state.stage], &params.k, params.k_rows, work, n, 0, place,
                                  k_full);
       if (n == work.key_tile_end - 1) {
         if (leads) load_fp8_q<Traits>(params, shared, work, Traits::QState::at(loads));
@@ -106,7 +60,7 @@ __device__ __forceinline__ void load_fp8_pages(const ForwardParams& params,
       uint64_t* const loaded = hidden > 0 ? &shared.v_loaded : v_full;
       if (leads) arrive_expect_bytes(loaded, VTile::kBytes);
       __syncwarp();
-      boxes.template load<VTile>(shared.raw_v[state.stage], &params.v, params.v_rows, work, n,
+      boxes.template load<VTile>(shared.raw_v[state.stage], &params.v, params.v_rows, work, n, 0,
                                  place, loaded);
       if (hidden > 0) {
         if (leads)
@@ -130,7 +84,7 @@ struct Fp8Producer<Traits> : Fp8Barriers<Traits> {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
       // A cache is a ragged batch whose sequences share no tiles.
-      schedule_tiles<Traits::kTileN, Traits::kBand, true>(params.schedule, shared.tiles);
+      schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else {

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
-#include <vector>
+#include <functional>
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "hopper/device/key_parts.hpp"
+#include "hopper/forward/choices.hpp"
 #include "hopper/forward/params.h"
-#include "hopper/forward/tile_table.hpp"
 #include "hopper/host/device_info.hpp"
 #include "hopper/host/kernel_kind.hpp"
 #include "hopper/host/tensor_map.hpp"
@@ -18,123 +17,10 @@
 namespace flash3::hopper {
 namespace {
 
-template <Element kElement, int kRow>
-ForwardKernel kernel_of_row() {
-  constexpr ForwardConfig c = kForwardConfigs[kRow];
-  return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
-          forward_kernel_function<kElement, c.head_dim, c.head_dim_v, c.band, c.score, c.paged,
-                                  c.split, c.tile_m(), c.tile_n>()};
-}
-
-template <Element kElement, int... kRows>
-void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kRows...>) {
-  const auto add = [&]<int kRow>() {
-    if constexpr (kForwardConfigs[kRow].holds(kElement))
-      list.push_back(kernel_of_row<kElement, kRow>());
-  };
-  (add.template operator()<kRows>(), ...);
-}
-
-// The element type of the kernels that take this dtype; false: none do.
-bool element_of(flash3_dtype dtype, Element* element) {
-  switch (dtype) {
-    case FLASH3_FLOAT16: *element = Element::kFloat16; return true;
-    case FLASH3_BFLOAT16: *element = Element::kBFloat16; return true;
-    case FLASH3_FLOAT8_E4M3: *element = Element::kE4m3; return true;
-    default: return false;
-  }
-}
-
-// A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
-// otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
-// since such keys must reach nobody.
-int slot_rows_of(const ForwardProblem& problem) {
-  const int64_t longest = std::max(problem.seq_q, problem.seq_k);
-  const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
-  if (!problem.is_ragged() || problem.has_cache() || !bounded || longest > HeadPack::kRows ||
-      may_hide_keys(problem))
-    return 0;
-  return std::max(16, int(std::bit_ceil(uint64_t(longest))));
-}
-
-// Whether a table tells where a sequence's keys lie. Otherwise they lie in the sequence's own
-// element of K and V, or packed one behind the other.
-bool has_table(const ForwardProblem& problem) {
-  return problem.cache.paged || problem.cache.has_batch_idx;
-}
-
-// Whether a key tile of an FP8 cache may lie in several blocks of scales, which lie with the rows of
-// its pages or elements.
-bool scales_change_in_tiles(const ForwardProblem& problem) {
-  const bool by_rows = problem.k_scale.kind == ScaleKind::kBlock ||
-                       problem.v_scale.kind == ScaleKind::kBlock;
-  const KvCache& cache = problem.cache;
-  return by_rows && (cache.has_leftpad || (cache.paged && cache.page_size % kScaleBlock != 0));
-}
-
-// Whether slots of so many rows fit the kernel's tiles: a work tile's keys are those of its slots.
-bool holds_slots(const ForwardConfig& c, int slot_rows) {
-  return c.band && c.tile_m() % c.tile_n == 0 && c.tile_n % slot_rows == 0 &&
-         c.tile_m() / slot_rows <= kMaxSlots;
-}
-
 // FP8 sums a row of more than kLongRow keys in two levels, and flushes O every kFlushedKeys keys:
 // one level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md). Wide heads
 // have more sums, in the workspace: a flush takes as long as several key tiles, and is rarer.
 constexpr int64_t kFlushedKeys = 1024, kFlushedWideKeys = 4096;
-
-// Whether a query may see more than kLongRow keys.
-bool has_long_rows(const ForwardProblem& problem) {
-  const auto& mask = problem.mask_rule;
-  int64_t keys = problem.seq_k;
-  if (mask.window_left >= 0 && mask.window_right >= 0)
-    keys = std::min<int64_t>(keys, std::min<int64_t>(mask.window_left, keys) +
-                                       std::min<int64_t>(mask.window_right, keys) + 1);
-  if (mask.chunk > 0) keys = std::min<int64_t>(keys, mask.chunk);
-  return keys > kLongRow;
-}
-
-// Whether O is summed up in two levels, if the operands are FP8.
-bool sums_in_two_levels(const ForwardProblem& problem) {
-  if (problem.fp8_sums != FLASH3_FP8_SUMS_AUTO)
-    return problem.fp8_sums == FLASH3_FP8_SUMS_TWO_LEVELS;
-  return has_long_rows(problem);
-}
-
-// Whether another row of the tile table does the same with sums in two levels.
-bool has_two_level_rival(const ForwardConfig& c) {
-  return !c.two_level && std::ranges::any_of(kForwardConfigs, [&](const ForwardConfig& other) {
-    return other.two_level && other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v &&
-           other.band == c.band && other.score == c.score;
-  });
-}
-
-// Whether some sequence may have too few query tiles to fill a GPU, in front of many keys: those of
-// a cache. The choice looks at the most queries that one can have, and never at the batch.
-bool has_few_tiles(const ForwardProblem& problem) {
-  constexpr int64_t kTileQueries = 128;
-  const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
-  const bool reads_cache = problem.has_cache() || (k.has_used && !k.packed && !q.has_used);
-  return reads_cache && q.bounded && slot_rows_of(problem) == 0 &&
-         most_key_parts(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
-}
-
-// Whether the call runs in a split kernel. None is wider than the kernel that takes the call
-// otherwise.
-bool splits_keys(const ForwardProblem& problem, Element element) {
-  if (!has_few_tiles(problem)) return false;
-  const auto takes = [&](const ForwardConfig& c, bool paged, bool split) {
-    return c.holds(element) && c.score == score_kind(problem) && c.paged == paged &&
-           c.split == split && c.head_dim >= problem.head_dim && c.head_dim_v >= problem.head_dim_v;
-  };
-  const auto narrowest = [&](bool paged, bool split) {
-    return std::ranges::find_if(kForwardConfigs,
-                                [&](const ForwardConfig& c) { return takes(c, paged, split); });
-  };
-  const auto whole = narrowest(has_table(problem), false), split = narrowest(true, true);
-  return whole != std::end(kForwardConfigs) && split != std::end(kForwardConfigs) &&
-         whole->head_dim == split->head_dim && whole->head_dim_v == split->head_dim_v;
-}
 
 // A call has no more tiles than this, whatever the lengths.
 int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
@@ -219,7 +105,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->rows = indexing_of(problem);
   const ForwardConfig& config = choice.kernel->config;
   plan->box_keys = choice.slot_rows > 0 ? choice.slot_rows
-                   : config.paged       ? cache_box_rows(problem.cache, config.tile_n)
+                   : config.paged       ? cache_box_rows(problem.cache, config.rows_at_once())
                                         : config.tile_n;
   plan->append = plan_append(problem, &plan->workspace_bytes);
 
@@ -227,12 +113,12 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
                    k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k),
                    out = tensor_rows(problem.out, problem.sequences_q);
-  const auto plan_input = [&](const TensorView& view) {
-    return plan_copy(view, plan->rows, &plan->workspace_bytes, config.element_bytes());
+  const auto plan_input = [&](const TensorView& view, int element_bytes) {
+    return plan_copy(view, plan->rows, &plan->workspace_bytes, element_bytes);
   };
-  plan->q = plan_input(q);
-  plan->k = plan_input(k);
-  plan->v = plan_input(v);
+  plan->q = plan_input(q, config.element_bytes());
+  plan->k = plan_input(k, config.key_element_bytes());
+  plan->v = plan_input(v, config.key_element_bytes());
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
   plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
                      tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
@@ -281,45 +167,12 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
     plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), &plan->workspace_bytes);
   if (config.band) {
     const int64_t kv_bytes = std::max<int64_t>(
-        1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.element_bytes());
+        1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
     const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
                               (problem.queries_per_kv_head() / choice.pack.heads);
     plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
   }
   return {};
-}
-
-// Calls visit for each way that gives the right answer (forward_choices).
-template <class Visit>
-void for_each_choice(const ForwardProblem& problem, const Visit& visit) {
-  Element element;
-  if (!element_of(problem.dtype, &element)) return;
-  const ScoreKind score = score_kind(problem);
-  const bool band = needs_band(problem), split = splits_keys(problem, element),
-             paged = split || has_table(problem);
-  const bool two_levels = sums_in_two_levels(problem);
-  // FP8: the keys of a tile have one scale.
-  const int slot_rows = element == Element::kE4m3 ? 0 : slot_rows_of(problem);
-  const ForwardConfig* narrowest = nullptr;
-  for (const ForwardKernel& kernel : forward_kernels()) {
-    const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.score != score || c.paged != paged || c.split != split ||
-        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
-      continue;
-    }
-    if (!narrowest) narrowest = &c;
-    if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
-    if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
-    if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (paged ? cache_box_rows(problem.cache, c.tile_n) == 0 : c.band != band) continue;
-    visit(ForwardChoice{&kernel, HeadPack{}});
-    if (c.fp8()) continue;  // a warpgroup's rows have one scale
-    const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
-    for (int heads = 2; heads <= most; ++heads) {
-      if (problem.queries_per_kv_head() % heads == 0)
-        visit(ForwardChoice{&kernel, HeadPack::of(heads)});
-    }
-  }
 }
 
 // A choice, and the estimate that it was compared by.
@@ -335,50 +188,17 @@ struct BestChoices {
 
 BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
   BestChoices best;
-  for_each_choice(problem, [&](const ForwardChoice& choice) {
+  const auto compare = [&](const ForwardChoice& choice) {
     Compared& own = choice.shares_tiles() ? best.sharing : best.plain;
     const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
     if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
       own = {choice, estimate};
-  });
+  };
+  for_each_choice(problem, std::ref(compare));  // by reference: nothing is allocated
   return best;
 }
 
 }  // namespace
-
-std::span<const ForwardKernel> forward_kernels() {
-  static const std::vector<ForwardKernel> list = [] {
-    std::vector<ForwardKernel> kernels;
-    constexpr auto rows = std::make_integer_sequence<int, int(std::size(kForwardConfigs))>();
-    add_kernels<Element::kFloat16>(kernels, rows);
-    add_kernels<Element::kBFloat16>(kernels, rows);
-    add_kernels<Element::kE4m3>(kernels, rows);
-    return kernels;
-  }();
-  return list;
-}
-
-std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
-  std::vector<ForwardChoice> choices;
-  for_each_choice(problem, [&](const ForwardChoice& choice) { choices.push_back(choice); });
-  return choices;
-}
-
-std::string why_not_from_cache(const ForwardProblem& problem) {
-  if (problem.dtype != problem.kv_dtype) return "k and v are FP8, and q is not";
-  const int bytes = dtype_size(problem.kv_dtype);
-  for (const TensorView& view : {problem.k, problem.v})
-    if (!tma_can_address(view, RowIndexing::kRagged, bytes))
-      return "TMA needs a 16-byte aligned base, strides of 16 bytes, and elements whole rows apart";
-  if (scales_change_in_tiles(problem))
-    return "scales of blocks begin elsewhere than key tiles";
-  bool has_choice = false;
-  for_each_choice(problem, [&](const ForwardChoice&) { has_choice = true; });
-  if (has_choice) return "";
-  return problem.cache.has_leftpad
-             ? "padding moves keys across the ends of pages"
-             : "pages have too few rows in common with a key tile for TMA to load them at once";
-}
 
 Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
   Element element;
@@ -452,7 +272,7 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
     list.bytes_per_row =
-        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.element_bytes();
+        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.key_element_bytes();
     list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
   }
   return list;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the roles of one 16-bit kernel share: sizes, shared memory and barriers, all from a row of
-// the tile table. FP8 kernels have traits_fp8.cuh.
+// the tile table. FP8 kernels have traits_fp8.cuh, and traits_widened.cuh.
 #pragma once
 
 #include "hopper/device/key_parts.hpp"
@@ -22,11 +22,11 @@ enum class ForwardBarrier : int {
 
 // A row of the tile table as a type, with the element type that it is compiled for: kElement and
 // kConfig. The file of an instance defines its own.
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, bool kPaged,
-          bool kSplit, int kTileM, int kTileN>
+template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
+          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
 struct ForwardRow;
 
-// The constants that 16-bit and FP8 kernels have in common.
+// The constants that all kernels have in common.
 template <class Row>
 struct ForwardConstants {
   static constexpr Element kElement = Row::kElement;
@@ -44,7 +44,7 @@ struct ForwardConstants {
   // The band's edge then crosses key tiles that only other warpgroups see.
   static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
   // Short sequences may share a tile; FP8: a tile's keys have one scale.
-  static constexpr bool kSlots = !kConfig.fp8();
+  static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
 
   using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
   using KvState = PipelineState<kStages>;

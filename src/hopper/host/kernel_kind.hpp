@@ -63,11 +63,12 @@ inline const char* short_name(Element element) {
 }
 
 // "fwd_bf16_d192x128_band_128x128", "fwd_fp16_d64_paged_softcap_192x128",
-// "fwd_bf16_d128_split_128x128", of a row of a tile table.
+// "fwd_bf16_d128_split_128x128", "fwd_bf16_d128_kv8_128x128", of a row of a tile table.
 template <class Config>
 std::string kernel_id(const char* family, Element element, const Config& c, int tile_m) {
   const char* keys = "";
-  if constexpr (requires { c.paged; }) keys = c.split ? "_split" : c.paged ? "_paged" : "";
+  if constexpr (requires { c.paged; })
+    keys = c.widened() ? "_kv8" : c.split ? "_split" : c.paged ? "_paged" : "";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
                      : *keys                        ? ""
                      : c.band                       ? "_band"

@@ -55,9 +55,9 @@
 // square over a block of rows; so do the lse's. (cases/check.hpp has the rule.) Hopper's FP8 sums
 // keep 13 bits of fraction: 2⁻¹³ · T more in E.
 //
-// FP8 keys and values under a q of 16 bits: q, k and v enter the products as they are, and weights
-// round to float16, whatever q is; u and η are those of float16. The scale of a key rounds once
-// more: 2ε · T more in E.
+// FP8 keys and values under a q of 16 bits: q, k and v enter the products as they are. Weights
+// round to q's dtype, but to float16 where there are at most 16 queries: u and η are those of what
+// they round to. The scale of a key rounds once more: 2ε · T more in E.
 #pragma once
 
 #include <cmath>
@@ -69,6 +69,7 @@ namespace flash3 {
 
 inline constexpr double kFloat32Roundoff = 0x1p-24;  // ε
 inline constexpr double kSecondOrder = 1.05;
+inline constexpr int64_t kFewQueries = 16;
 
 // What a number of the dtype loses when it is rounded: roundoff · (|x| + smallest).
 struct Precision {
@@ -92,14 +93,14 @@ class ErrorBound {
       : fp8_(fp8),
         hopper_(p.backend == FLASH3_BACKEND_HOPPER),
         tensor_cores_(p.dtype != FLASH3_FLOAT32),
-        of_dtype_(precision_of(fp8                     ? FLASH3_FLOAT8_E4M3
-                               : p.kv_dtype != p.dtype ? FLASH3_FLOAT16
-                                                       : p.dtype)),
+        of_dtype_(precision_of(fp8                                         ? FLASH3_FLOAT8_E4M3
+                               : p.widens_keys() && p.seq_q <= kFewQueries ? FLASH3_FLOAT16
+                                                                           : p.dtype)),
         tanh_(p.softcap == 0 ? 0
               : hopper_      ? 0x1p-17 * 0.75
                              : 8 * kFloat32Roundoff),
         cap_(p.softcap),
-        of_score_(sum(p.score_dim()) + (p.kv_dtype != p.dtype ? 10 : 8) * kFloat32Roundoff +
+        of_score_(sum(p.score_dim()) + (p.widens_keys() ? 10 : 8) * kFloat32Roundoff +
                   (fp8 && hopper_ ? 0x1p-13 : 0)) {}
 
   bool fp8() const { return fp8_; }

@@ -49,7 +49,8 @@ TEST(CachePlan, TakesPagedKernelsWhereATableLeadsToTheKeys) {
         << cache;
 }
 
-// FP8 caches under queries in FP8: in tiles that have one scale each, or else in the decode kernels.
+// FP8 caches under queries in FP8: in tiles that have one scale each, or else in the decode
+// kernels.
 TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
   const auto kernel = [](const std::string& rest) {
     return plan_of("e4m3/b2/q200/k300/h64x16/" + rest).kernel->id;
@@ -68,8 +69,28 @@ TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
   for (const char* id : {"e4m3/b2/q200/k300/h8/d128/causal/usedk/paged64/blockscales",
                          "e4m3/b2/q200/k300/h8/d128/causal/usedk/batchidx/leftpad/blockscales",
                          "e4m3/b2/q200/k300/h8/d128/causal/usedk/leftpad/append1/blockscales",
-                         "bf16/b2/q200/k300/h8/d128/causal/usedk/paged128/kv8/headscales"})
+                         "bf16/b2/q200/k300/h8/d128/causal/usedk/paged64/kv8/blockscales"})
     EXPECT_TRUE(is_decode(problem_of(id))) << id;
+}
+
+// FP8 caches under queries of 16 bits, in pages and without, at any number of heads.
+TEST(CachePlan, WidensFp8KeysUnderOtherQueries) {
+  const auto kernel = [](const std::string& rest) { return plan_of(rest).kernel->id; };
+  EXPECT_EQ(kernel("bf16/b2/q200/k300/h64x16/d128/causal/usedk/paged16/kv8"),
+            "fwd_bf16_d128_kv8_128x128");
+  EXPECT_EQ(kernel("fp16/b1/q17/k9000/h2x1/d64/w9:4/usedk/batchidx/leftpad/kv8/headscales"),
+            "fwd_fp16_d64_kv8_192x128");
+  EXPECT_EQ(kernel("bf16/b2/q40/k300/h4/d160x80/full/usedk/kv8/blockscales"),
+            "fwd_bf16_d192x128_kv8_128x64");
+  EXPECT_EQ(kernel("bf16/b2/q200/k300/h4/d208/causal/usedk/append3/rotary/kv8"),
+            "fwd_bf16_d256_kv8_128x64");
+  const auto boxes = [](const std::string& cache) {
+    return plan_of("bf16/b2/q200/k300/h8x2/d128/causal/usedk/kv8" + cache).box_keys;
+  };
+  EXPECT_EQ(boxes("/paged16"), 16);
+  EXPECT_EQ(boxes("/paged256"), 64) << "half a tile";
+  EXPECT_EQ(boxes(""), 64);
+  EXPECT_EQ(plan_of("bf16/b2/q20/k300/h16x2/d128/causal/usedk/paged64/kv8").pack.heads, 4);
 }
 
 // A key tile of a kernel whose keys lie in pages has one scale.

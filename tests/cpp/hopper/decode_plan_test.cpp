@@ -77,8 +77,11 @@ TEST(DecodePlan, RunsManyQueriesOfCachesThatTheForwardKernelsCannotRead) {
            {"e4m3/b2/q500/k20/h4/d72/causal/usedk/paged64", "TMA needs"},
            {"e4m3/b2/q500/k20/h4/d64/causal/usedk/paged8", "pages have too few rows"},
            {"e4m3/b2/q500/k20/h4/d64/causal/usedk/paged64/blockscales", "scales of blocks begin"},
-           {"bf16/b2/q500/k20/h4/d64/causal/usedk/paged64/kv8", "k and v are FP8, and q is not"},
-           {"bf16/b2/q5/k20/h4/d64/causal/kv8", "k and v are FP8, and q is not"},
+           {"bf16/b2/q500/k20/h4/d64/causal/usedk/paged64/kv8/blockscales",
+            "scales of blocks begin"},
+           {"bf16/b2/q500/k20/h4/d64/causal/usedk/paged64/kv8/softcap9", "none caps the scores"},
+           {"bf16/b2/q500/k20/h4/d64/causal/kv8", "k and v are FP8 and no cache"},
+           {"bf16/b2/q500/k20/h4/d64/causal/packed/kv8", "k and v are FP8 and no cache"},
        }) {
     const ForwardProblem problem = problem_of(id);
     EXPECT_TRUE(is_decode(problem)) << id;

@@ -41,6 +41,7 @@ constexpr const char* kCalls[] = {
     "bf16/b2/q16/k300/h32x8/d128/causal/usedk/paged16",
     "fp16/b2/q40/k8000/h2x1/d64/causal/usedk/paged16",
     "e4m3/b2/q130/k300/h4x2/d128/causal/usedk/paged64/headscales",
+    "bf16/b2/q130/k300/h4x2/d128/causal/usedk/paged64/kv8/headscales",
     "bf16/b2/q200/k300/h4x2/d128/full/quantize/blockscales/rotate",
     "fp16/b4/q100/k200/h2/d64/full/random/packed/quantize/headscales/rotary",
     "bf16/b2/q200/k300/h4x2/d128/causal/bwd",

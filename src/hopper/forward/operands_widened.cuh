@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operands of a consumer (consume.cuh): Q of 16 bits, K and V that were e4m3 and have scales. The
+// products are those of 16 bits, scores and scales are handled as in FP8: O is in units of the
+// present key tile's scale of V.
+#pragma once
+
+#include "hopper/forward/operands_fp8.cuh"
+#include "hopper/forward/traits_widened.cuh"
+
+namespace flash3::hopper {
+
+template <class Traits>
+class OperandsWidened {
+ public:
+  using Score = Fp8Score<Traits::kScore>;
+  using Scales = typename Traits::Scales;
+  static constexpr int kTileN = Traits::kTileN;
+  static constexpr int kProbabilityRegisters = kTileN / 4;
+  static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
+  static constexpr bool kArriveLate = Traits::kWarpgroups == 2;
+  static constexpr bool kOneSoftmax = Traits::kWarpgroups < 4;
+
+  __device__ __forceinline__ OperandsWidened(const ForwardParams& params,
+                                             const typename Traits::Shared& shared, int, int)
+      : params_(params), shared_(shared) {}
+
+  static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
+                                                      Descriptor k) {
+    issue_qk<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
+    issue_pv<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void make_probabilities(Tile& tile) const {
+    tile.softmax.exponentiate(tile.scores);
+    pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
+  }
+
+  static __device__ __forceinline__ int warp_in_warpgroup(int) {
+    return hopper::warp_in_warpgroup();
+  }
+
+  // What follows from the scales of the key tile in this stage, and of the one before it, with
+  // which O ends. The lane reads them that releases the stage.
+  template <class Tile>
+  __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k,
+                                                 const typename Traits::KvState&) {
+    float k_scale = 0.f, v_scale = 0.f;
+    if (threadIdx.x % 32 == 0) {
+      const Scales& scales = shared_.key_scales[k.phase][k.stage];
+      k_scale = scales.k[0], v_scale = scales.v[0];
+    }
+    k_scale = __shfl_sync(~0u, k_scale, 0), v_scale = __shfl_sync(~0u, v_scale, 0);
+    tile.softmax.score.begin_tile(params_.fp8.q_factor, k_scale);
+    changes_v_scale_ = has_output_ && __any_sync(~0u, v_scale != v_scale_);
+    v_ratio_ = v_scale_ / v_scale;
+    v_scale_ = v_scale;
+    has_output_ = true;
+  }
+  template <class Tile>
+  __device__ __forceinline__ void scale_scores(Tile& tile) const {
+    if constexpr (Score::kCapped) tile.softmax.score.scale_scores(tile.scores);
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ bool changes_output(const Tile&) const {
+    return changes_v_scale_;
+  }
+  // By alpha; to the next key tile's scale of V by way of it.
+  template <class Tile>
+  __device__ __forceinline__ void change_output(Tile& tile, bool,
+                                                const typename Traits::KvState&) const {
+    if (changes_v_scale_) tile.alpha[0] *= v_ratio_, tile.alpha[1] *= v_ratio_;
+    tile.softmax.scale_rows(tile.output, tile.alpha);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void complete_output(Tile&) const {}
+
+  // Takes the last key tile's scale of V into what normalises O.
+  __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2],
+                                                      const typename Traits::KvState&) const {
+    inverse_sum[0] *= v_scale_, inverse_sum[1] *= v_scale_;
+  }
+
+ private:
+  const ForwardParams& params_;
+  const typename Traits::Shared& shared_;
+  float v_scale_ = 1.f;           // the present key tile's
+  float v_ratio_ = 1.f;           // that of the key tile before to it
+  bool has_output_ = false;       // of a key tile before
+  bool changes_v_scale_ = false;  // from that key tile
+};
+
+}  // namespace flash3::hopper

@@ -11,11 +11,12 @@ namespace {
 constexpr Index kLikelyQueries = 4;
 
 // Packed queries that look at the used keys of a dense tensor are a server's too; a training batch
-// packs both sides or pads both.
+// packs both sides or pads both, and has no FP8 keys.
 bool keys_are_a_cache(const ForwardProblem& problem) {
   const Sequences& k = problem.sequences_k;
-  return problem.has_cache() || (problem.sequences_q.packed && !k.packed && k.has_used &&
-                                 (!k.bounded || problem.seq_k >= kLeastDecodeKeys));
+  return problem.has_cache() || problem.widens_keys() ||
+         (problem.sequences_q.packed && !k.packed && k.has_used &&
+          (!k.bounded || problem.seq_k >= kLeastDecodeKeys));
 }
 
 }  // namespace

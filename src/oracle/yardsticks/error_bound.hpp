@@ -56,8 +56,9 @@
 // keep 13 bits of fraction: 2⁻¹³ · T more in E.
 //
 // FP8 keys and values under a q of 16 bits: q, k and v enter the products as they are. Weights
-// round to q's dtype, but to float16 where there are at most 16 queries: u and η are those of what
-// they round to. The scale of a key rounds once more: 2ε · T more in E.
+// round to float16, or where there are more than 16 queries perhaps to q's dtype: u is the larger
+// of the two, η that of float16. The scale of a key rounds once more: 2ε · T more in E.
+
 #pragma once
 
 #include <cmath>
@@ -86,6 +87,14 @@ inline Precision precision_of(flash3_dtype dtype) {
   }
 }
 
+// Of weights over FP8 keys under a q of 16 bits.
+inline Precision widened_precision(const Problem& p) {
+  Precision precision = precision_of(FLASH3_FLOAT16);
+  if (p.seq_q > kFewQueries)
+    precision.roundoff = std::fmax(precision.roundoff, precision_of(p.dtype).roundoff);
+  return precision;
+}
+
 // The part of the bound that depends on the call alone, and on a row.
 class ErrorBound {
  public:
@@ -93,9 +102,9 @@ class ErrorBound {
       : fp8_(fp8),
         hopper_(p.backend == FLASH3_BACKEND_HOPPER),
         tensor_cores_(p.dtype != FLASH3_FLOAT32),
-        of_dtype_(precision_of(fp8                                         ? FLASH3_FLOAT8_E4M3
-                               : p.widens_keys() && p.seq_q <= kFewQueries ? FLASH3_FLOAT16
-                                                                           : p.dtype)),
+        of_dtype_(fp8               ? precision_of(FLASH3_FLOAT8_E4M3)
+                  : p.widens_keys() ? widened_precision(p)
+                                    : precision_of(p.dtype)),
         tanh_(p.softcap == 0 ? 0
               : hopper_      ? 0x1p-17 * 0.75
                              : 8 * kFloat32Roundoff),

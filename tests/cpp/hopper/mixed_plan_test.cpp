@@ -30,7 +30,9 @@ TEST(MixedPlan, RunsCallsWhoseSequencesMayDiffer) {
                          "bf16/b4/q200/k256/h8x2/d128/causal/packedq/usedk",
                          "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk/paged16",
                          "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk/append3/headscales",
-                         "bf16/b4/q200/k300/h8/d128/causal/packedq/usedk/paged16/kv8"})
+                         "bf16/b4/q200/k300/h8/d128/causal/packedq/usedk/paged16/kv8",
+                         "bf16/b4/q200/k23/h8/d128/causal/packedq/usedk/kv8",
+                         "fp16/b3/q63/k300/h1/d64/causal/usedq/kv8"})
     EXPECT_TRUE(is_mixed(problem_of(id))) << id;
 }
 

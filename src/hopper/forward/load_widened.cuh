@@ -10,6 +10,9 @@
 
 namespace flash3::hopper {
 
+// One warp loads everything, and two widen.
+enum class WideningWarp : int { kLoad = 0, kSchedule = 1, kWiden = 2 };
+
 // Everything, by one warp. The key tiles of each work tile from the last to the first, K before V,
 // and Q behind the first K.
 template <class Traits>
@@ -97,12 +100,11 @@ struct WidenedProducer {
 
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
-    // As the roles of FP8: the last two warps widen.
-    const Fp8ProducerWarp role{warp_in_warpgroup()};
-    if (role == Fp8ProducerWarp::kSchedule) {
+    const WideningWarp role{warp_in_warpgroup()};
+    if (role == WideningWarp::kSchedule) {
       schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
-    } else if (role >= Fp8ProducerWarp::kTranspose) {
-      widen_keys<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
+    } else if (role >= WideningWarp::kWiden) {
+      widen_keys<Traits>(shared, int(threadIdx.x) - 32 * int(WideningWarp::kWiden));
     } else {
       load_widened<Traits>(params, shared);
     }

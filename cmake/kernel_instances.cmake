@@ -9,15 +9,15 @@
 #
 # A row of the table begins with {.head_dim = and names its fields: head_dim, head_dim_v, band, tile_n, and tile_m or warpgroups
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds lines of macros that
-# <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, or instance_wide.cuh for rows with
-# .wide = true, or instance_widened.cuh for rows with .operands = Operands::kWidened. Other rows with .paged = true include <family>/load_pages.cuh or load_fp8_pages.cuh as well, and those with
-# .score = ScoreKind::kSoftcap <family>/softcap.cuh or softcap_fp8.cuh:
+# <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, instance_widened.cuh for kWidened,
+# or instance_wide.cuh for rows with .wide = true. Other rows with .paged = true include <family>/load_pages.cuh or
+# load_fp8_pages.cuh as well, and those with .score = ScoreKind::kSoftcap <family>/softcap.cuh or softcap_fp8.cuh:
 #
 #   FLASH3_KERNEL_ROW(the fields of the row)
 #   FLASH3_KERNEL_INSTANCE(element)                 for each element type that the row holds
 #
-# which define specialisations of the function template that <family>/plan.cpp or choices.cpp calls for every row, so that a row that is not
-# read here does not link.
+# which define specialisations of the function template that the family's list of kernels calls for every row, so that a row that
+# is not read here does not link.
 #
 #   flash3_decode_instances(<list>)
 #

@@ -32,6 +32,18 @@ void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kR
   (add.template operator()<kRows>(), ...);
 }
 
+// A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
+// otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
+// since such keys must reach nobody.
+int slot_rows_of(const ForwardProblem& problem) {
+  const int64_t longest = std::max(problem.seq_q, problem.seq_k);
+  const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
+  if (!problem.is_ragged() || problem.has_cache() || !bounded || longest > HeadPack::kRows ||
+      may_hide_keys(problem))
+    return 0;
+  return std::max(16, int(std::bit_ceil(uint64_t(longest))));
+}
+
 // Whether a table tells where a sequence's keys lie. Otherwise they lie in the sequence's own
 // element of K and V, or packed one behind the other.
 bool has_table(const ForwardProblem& problem) {
@@ -108,15 +120,6 @@ bool element_of(flash3_dtype dtype, Element* element) {
     case FLASH3_FLOAT8_E4M3: *element = Element::kE4m3; return true;
     default: return false;
   }
-}
-
-int slot_rows_of(const ForwardProblem& problem) {
-  const int64_t longest = std::max(problem.seq_q, problem.seq_k);
-  const bool bounded = problem.sequences_q.bounded && problem.sequences_k.bounded;
-  if (!problem.is_ragged() || problem.has_cache() || !bounded || longest > HeadPack::kRows ||
-      may_hide_keys(problem))
-    return 0;
-  return std::max(16, int(std::bit_ceil(uint64_t(longest))));
 }
 
 bool sums_in_two_levels(const ForwardProblem& problem) {

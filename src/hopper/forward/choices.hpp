@@ -11,11 +11,6 @@ namespace flash3::hopper {
 // The element type of the kernels that take this dtype; false: none do.
 bool element_of(flash3_dtype dtype, Element* element);
 
-// A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
-// otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
-// since such keys must reach nobody.
-int slot_rows_of(const ForwardProblem& problem);
-
 // Whether O is summed up in two levels, if the operands are FP8.
 bool sums_in_two_levels(const ForwardProblem& problem);
 

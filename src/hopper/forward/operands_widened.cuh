@@ -4,39 +4,24 @@
 // present key tile's scale of V.
 #pragma once
 
+#include "hopper/forward/operands_16bit.cuh"
 #include "hopper/forward/operands_fp8.cuh"
 #include "hopper/forward/traits_widened.cuh"
 
 namespace flash3::hopper {
 
 template <class Traits>
-class OperandsWidened {
+class OperandsWidened : public Operands16Bit<Traits> {
  public:
   using Score = Fp8Score<Traits::kScore>;
   using Scales = typename Traits::Scales;
-  static constexpr int kTileN = Traits::kTileN;
-  static constexpr int kProbabilityRegisters = kTileN / 4;
-  static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
-  static constexpr bool kArriveLate = Traits::kWarpgroups == 2;
-  static constexpr bool kOneSoftmax = Traits::kWarpgroups < 4;
 
   __device__ __forceinline__ OperandsWidened(const ForwardParams& params,
-                                             const typename Traits::Shared& shared, int, int)
-      : params_(params), shared_(shared) {}
-
-  static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
-                                                      Descriptor k) {
-    issue_qk<Traits::kElement, typename Traits::QTile, typename Traits::KTile>(r_s, q, k);
-  }
-  template <class Tile>
-  __device__ __forceinline__ void issue_output(Tile& tile, Descriptor v) const {
-    issue_pv<Traits::kElement, typename Traits::VTile>(tile.output, tile.probabilities, v);
-  }
-  template <class Tile>
-  __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.exponentiate(tile.scores);
-    pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
-  }
+                                             const typename Traits::Shared& shared, int q_stage,
+                                             int warpgroup)
+      : Operands16Bit<Traits>(params, shared, q_stage, warpgroup),
+        params_(params),
+        shared_(shared) {}
 
   static __device__ __forceinline__ int warp_in_warpgroup(int) {
     return hopper::warp_in_warpgroup();
@@ -75,9 +60,6 @@ class OperandsWidened {
     if (changes_v_scale_) tile.alpha[0] *= v_ratio_, tile.alpha[1] *= v_ratio_;
     tile.softmax.scale_rows(tile.output, tile.alpha);
   }
-  template <class Tile>
-  __device__ __forceinline__ void complete_output(Tile&) const {}
-
   // Takes the last key tile's scale of V into what normalises O.
   __device__ __forceinline__ void scale_normalisation(float (&inverse_sum)[2],
                                                       const typename Traits::KvState&) const {

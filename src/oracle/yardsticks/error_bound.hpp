@@ -58,7 +58,6 @@
 // FP8 keys and values under a q of 16 bits: q, k and v enter the products as they are. Weights
 // round to float16, or where there are more than 16 queries perhaps to q's dtype: u is the larger
 // of the two, η that of float16. The scale of a key rounds once more: 2ε · T more in E.
-
 #pragma once
 
 #include <cmath>
@@ -70,7 +69,7 @@ namespace flash3 {
 
 inline constexpr double kFloat32Roundoff = 0x1p-24;  // ε
 inline constexpr double kSecondOrder = 1.05;
-inline constexpr int64_t kFewQueries = 16;
+inline constexpr int64_t kFewQueries = 16;  // of a sequence that decodes
 
 // What a number of the dtype loses when it is rounded: roundoff · (|x| + smallest).
 struct Precision {

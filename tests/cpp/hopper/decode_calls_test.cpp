@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which calls the decode kernels run. Needs no GPU: a plan launches nothing.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "cases/cache_tensors.hpp"
+#include "forward_problem.hpp"
+#include "hopper/decode/plan.hpp"
+#include "oracle/yardsticks/error_bound.hpp"
+
+namespace flash3::hopper {
+namespace {
+
+// The error bound of weights over FP8 keys counts few queries as the kernels do.
+static_assert(kFewQueries == kMostDecodeQueries);
+
+TEST(DecodeCalls, RunsFewQueriesOfManyKeysAndOfCaches) {
+  for (const char* id :
+       {"bf16/b1/q1/k256/h1/d128/causal", "bf16/b64/q1/k4096/h64x8/d128/causal",
+        "fp16/b1/q16/k4096/h8/d128/full", "bf16/b1/q4/k4096/h32x4/d64/causal",
+        "bf16/b4/q1/k300/h16x1/d256/causal/usedk", "bf16/b1/q1/k300/h16x1/d192x128/full/softcap20",
+        "bf16/b2/q16/k20/h4/d128/causal/usedk/paged16", "bf16/b2/q1/k1/h4/d33/full/usedk/leftpad",
+        "bf16/b8/q16/k300/h8/d128/causal/packedq/usedk/paged16"})
+    EXPECT_TRUE(is_decode(problem_of(id))) << id;
+  for (const char* id :
+       {"bf16/b1/q1/k255/h1/d128/causal", "bf16/b1/q17/k4096/h8/d128/full",
+        "bf16/b2/q17/k300/h8/d128/full/usedk/paged16", "e4m3/b1/q1/k4096/h8/d128/causal",
+        "fp32/b1/q1/k4096/h8/d128/causal", "bf16/b2/q4096/k4096/h8/d128/causal"})
+    EXPECT_FALSE(is_decode(problem_of(id))) << id;
+}
+
+// A sequence has the same bits paged or not, with one query or sixteen, beside any others: which
+// kernels run it must not follow from heads, batch, or how a cache is stored.
+TEST(DecodeCalls, TheNumberOfQueriesDecidesAlone) {
+  for (const char* heads : {"h1", "h4x1", "h64x1", "h32x8"})
+    for (const char* cache : {"", "/usedk", "/usedk/batchidx", "/usedk/leftpad", "/usedk/paged16",
+                              "/usedk/paged3", "/usedk/paged256"}) {
+      const std::string id = std::string("bf16/b1/q1/k256/") + heads + "/d64/causal" + cache;
+      ForwardProblem problem = problem_of(id);
+      for (const int64_t batch : {1, 256})
+        for (const int64_t queries : {1, 2, 16}) {
+          problem.batch = batch;
+          problem.seq_q = problem.sequences_q.rows = problem.sequences_q.max_length = queries;
+          EXPECT_TRUE(is_decode(problem)) << id << ", " << batch << ", " << queries;
+        }
+    }
+}
+
+// Packed queries without max_seqlen_q count as many: nobody knows how many are one sequence's.
+TEST(DecodeCalls, UnknownNumbersOfQueriesAreMany) {
+  for (const char* id : {"bf16/b2/q1/k300/h8/d128/causal/packedq/nomax/usedk/paged16",
+                         "bf16/b2/q1/k300/h8/d128/causal/packedq/nomax"})
+    EXPECT_FALSE(is_decode(problem_of(id))) << id;
+  EXPECT_TRUE(is_decode(problem_of("bf16/b2/q1/k200/h8/d128/causal/packedk/nomax")));
+}
+
+// Where no TMA box lies in one page, or none at all: slow, but right, and `explain` says so.
+TEST(DecodeCalls, RunsManyQueriesOfCachesThatTheForwardKernelsCannotRead) {
+  for (const auto& [id, why] : {
+           std::pair{"bf16/b2/q500/k20/h4/d128/causal/usedk/paged3", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged8", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged24", "pages have too few rows"},
+           {"bf16/b2/q500/k20/h4/d128/causal/usedk/paged64/leftpad", "padding moves keys"},
+           {"bf16/b2/q500/k20/h4/d33/causal/usedk/paged64", "TMA needs"},
+           {"bf16/b2/q500/k20/h4/d33/causal/usedk/batchidx", "TMA needs"},
+           {"e4m3/b2/q500/k20/h4/d72/causal/usedk/paged64", "TMA needs"},
+           {"e4m3/b2/q500/k20/h4/d64/causal/usedk/paged8", "pages have too few rows"},
+           {"e4m3/b2/q500/k20/h4/d64/causal/usedk/paged64/blockscales", "scales of blocks begin"},
+           {"bf16/b2/q500/k20/h4/d64/causal/usedk/paged64/kv8/blockscales",
+            "scales of blocks begin"},
+           {"bf16/b2/q500/k20/h4/d64/causal/usedk/paged64/kv8/softcap9", "none caps the scores"},
+           {"bf16/b2/q500/k20/h4/d64/causal/kv8", "k and v are FP8 and no cache"},
+           {"bf16/b2/q500/k20/h4/d64/causal/packed/kv8", "k and v are FP8 and no cache"},
+       }) {
+    const ForwardProblem problem = problem_of(id);
+    EXPECT_TRUE(is_decode(problem)) << id;
+    EXPECT_NE(why_decode(problem).find(why), std::string::npos)
+        << id << ": " << why_decode(problem);
+  }
+}
+
+// Calls without a query only append, whatever seq_q says.
+TEST(DecodeCalls, RunsAppendsWithoutQueries) {
+  ForwardProblem problem = problem_of("bf16/b2/q500/k20/h4/d128/causal/usedk/paged16/append2");
+  EXPECT_FALSE(is_decode(problem));
+  problem.heads_q = 0;
+  ASSERT_FALSE(problem.has_output());
+  EXPECT_TRUE(is_decode(problem));
+  DecodePlan plan;
+  EXPECT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
+  EXPECT_EQ(plan.kernel, nullptr);
+}
+
+}  // namespace
+}  // namespace flash3::hopper

@@ -10,14 +10,16 @@ Started once, it starts a process for each GPU (NCCL; --device cpu: gloo, a few 
 head dim 128, 64 query heads on 8 KV heads or 16 on 16, with as many tokens on each rank: one sequence, or packed documents of log-normal lengths.
 
 A step is a forward and its backward through autograd, steps behind each other; each pass is the time between two CUDA events in the stream, so that
-backward is what follows the forward's last kernel. Ranks begin a sample together, its time is that of the slowest, samples of all ways rotate, and
+backward is what follows the forward's last kernel. Ranks begin a sample together, its time is that of the slowest, the order of all ways is another one for each
+sample, and
 the median counts. A sample is 20 ms of steps or one step; steps of 0.6 s or more have 3 samples of "ring" and "alone", and one of each other way.
 TFLOP/s are those of a GPU, by the pairs that the causal mask leaves, 2.5 times as many in the backward.
 
 alone: one GPU's kernel at the same work: this rank's own queries against all keys that they see, which are there already, in the fewest calls of
 flash3.attention (at most two rectangles, or one call of packed sequences). No copy, no merging, no sum of gradients. of_alone is its time over
 another way's.
-ring, all_gather, ulysses: flash3.distributed.attention. auto names the one that it takes by itself.
+ring, all_gather, ulysses: flash3.distributed.attention. auto names the one that it takes by itself. mesh_RxH: its ulysses_ring, rings of R ranks
+whose rows of H share heads; for as many meshes as the ranks make.
 torch_allgather, torch_alltoall: torch's context_parallel with its two rotations, over scaled_dot_product_attention with cuDNN or, where that fails,
 FA2, with enable_gqa or, where that fails, K and V expanded to all heads: notes says which.
 plain_ring: what one writes first, on the same operators of torch: neighbouring tokens, and K and V waited for between steps.
@@ -44,7 +46,7 @@ import sys
 import tempfile
 import time
 
-from context_points import METHODS, PASSES, PEERS, context_suite
+from context_points import PASSES, PEERS, context_suite, methods
 from peers import commit_of
 
 SAMPLE_MS = {"cuda": 20.0, "cpu": 1.0}
@@ -287,7 +289,7 @@ def main(arguments=None):
         result = json.loads(pathlib.Path(args.json).read_text(encoding="utf-8"))
     # Heads that cannot be dealt to so many ranks are no fault.
     wrong = any("errs by" in record["refused"].get(name, "") or name in ("alone", "ring") and name in record["refused"]
-                for record in result["context_points"] for name in ("alone", *METHODS))
+                for record in result["context_points"] for name in ("alone", *methods(args.ranks)))
     return 1 if result["failed"] or result["lost"] or wrong else 0
 
 

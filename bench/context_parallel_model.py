@@ -13,12 +13,13 @@ The formulas are those by which method="auto" chooses (flash3/distributed/_cost.
   --efficiency of that; a message's latency: the measured one everywhere.
 
 Assumptions: a ring that passes from host to host sends every step at the network's speed, and its copies are under kernels as far as these take
-longer; no copy slows a kernel. An all-gather and Ulysses send to all ranks of other hosts at the network's speed and to those of the own host at the
+longer; no copy slows a kernel. In a host, ranks of an all-gather copy each other's keys at the rate that the file has for that. Otherwise it and Ulysses send to all ranks of other hosts at the network's speed and to those of the own host at the
 link's, one after the other. An all-gather's call costs what _cost.py says. No rank waits for another one; hosts have no other traffic.
 
 The backward is the forward's formula with 2.5 times the operations and: in the ring 6 bytes for each element of K and V, those of its float32
-gradient with it, of which the last step's gradient is under no kernel; after an all-gather all float32 gradients under none; in Ulysses as much as
-in the forward, or float32 gradients where ranks share KV heads.
+gradient with it, of which the last step's gradient is under no kernel; after an all-gather by messages all float32 gradients under none, by copies
+those of the last heads, as far as they take longer than those heads' own keys, and the sums of all ranks' parts; in Ulysses as much as in the
+forward, or float32 gradients where ranks share KV heads.
 
 Below the table stands how far the prediction for the measured ranks is from the measurement. Documents are not predicted: what ranks send of them
 depends on where they are cut.
@@ -34,6 +35,8 @@ from table_parts import RESULTS, table
 
 RANKS = (2, 4, 8, 64)
 FLOAT32 = 4
+GRADIENT_GROUPS = 2  # of heads, whose gradients go back together
+MEMORY = 3.5e12  # bytes a second, of adding up gradients
 
 
 def parse_args(arguments=None):
@@ -72,7 +75,8 @@ def rates_of(cost, report, point, what, link):
     # _cost.py has a step as a call and 12 bytes of each element of the sums; these take what is left of the measured step.
     memory = 3 * 4 * rows / (step - call) if step > call else float("inf")
     # Its work is that of a forward.
-    return cost.Rates(point["tflops"]["alone"][what] * 1e12 / PASSES[what], link, memory, report["link"]["message_us"] / 1e6, call)
+    copy = report["link"].get("copy_gbps", 0) * 1e9
+    return cost.Rates(point["tflops"]["alone"][what] * 1e12 / PASSES[what], link, memory, copy, report["link"]["message_us"] / 1e6, call)
 
 
 def seconds_of(cost, report, point, method, what, ranks, args):
@@ -98,6 +102,10 @@ def seconds_of(cost, report, point, method, what, ranks, args):
     elements = shape.tokens * shape.heads_k * shape.dims  # of a rank's own K and V
     if method == "ring":
         seconds += elements * FLOAT32 / link
+    elif method == "all_gather" and rates.copy and ranks <= cost.HOST:
+        parts = elements * FLOAT32
+        last = max(0, (ranks - 1) * parts / rates.copy - work / ranks) / GRADIENT_GROUPS
+        seconds += last + (ranks + 1) * parts / MEMORY
     elif method == "all_gather":
         seconds += (ranks - 1) * elements * FLOAT32 / link
     elif shape.heads_k % ranks:

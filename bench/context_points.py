@@ -12,8 +12,21 @@ PASSES = {"forward": 1.0, "backward": 2.5}  # and the forward's operations that 
 METHODS = ("ring", "all_gather", "ulysses")
 PEERS = ("torch_allgather", "torch_alltoall", "plain_ring")
 PARTS = ("computing", "copies")  # of the ring, each without the other
-WAYS = ("alone", *METHODS, *PEERS)
 BARS = {"causal": {"forward": 0.95, "backward": 0.93}, "documents": {"forward": 0.88, "backward": 0.88}}  # of the speed alone
+
+
+def meshes(ranks):
+    """[(ranks of a ring, ranks that share heads)]: how so many can be arranged in two dimensions."""
+    return [(ring, ranks // ring) for ring in range(2, ranks) if ranks % ring == 0]
+
+
+def methods(ranks):
+    """The ways of flash3.distributed.attention, one for each mesh among them."""
+    return (*METHODS, *(f"mesh_{ring}x{heads}" for ring, heads in meshes(ranks)))
+
+
+def ways(ranks):
+    return ("alone", *methods(ranks), *PEERS)
 
 
 def document_lengths(tokens, mean):

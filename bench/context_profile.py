@@ -9,7 +9,7 @@ host      what comes next had not been launched yet
 messages  it had been launched, and a message was on its way
 device    neither: the time between two kernels of a stream
 
-A message's kernel also runs while it waits for the other rank. On the CPU (for the tests) operators stand for kernels, and gloo's messages for NCCL's.
+A message's kernel also runs while it waits for the other rank, and a barrier while it waits for all. On the CPU (for the tests) operators stand for kernels, and gloo's messages for NCCL's.
 """
 import contextlib
 import json
@@ -20,9 +20,10 @@ import tempfile
 METHODS = ("ring", "all_gather")
 TOKENS = {"8k", "16k", "64k", "256"}  # of a rank, in a point's name; the last one on the CPU
 WARM = 2  # calls before the one that counts
-KINDS = ("attention", "merge", "nccl", "copy", "memset", "other")
+KINDS = ("attention", "merge", "nccl", "peer", "barrier", "copy", "memset", "other")
+MESSAGES = ("nccl", "peer")  # what goes from rank to rank
 # The first that has a match in the name, which is a kernel's or, on the CPU, an operator's.
-NAMES = (("nccl", r"nccl|gloo"), ("merge", r"flash3.*merge"), ("copy", r"flash3.*pack"), ("attention", r"flash3"), ("other", r"_add"),
+NAMES = (("nccl", r"nccl|gloo"), ("peer", r"PtoP"), ("barrier", r"symmetric_memory::barrier"), ("merge", r"flash3.*merge"), ("copy", r"flash3.*pack"), ("attention", r"flash3"), ("other", r"_add"),
          ("memset", r"[mM]emset|FillFunctor|fill_|zero_"), ("copy", r"[mM]emcpy|copy|[cC]at|[iI]ndex|gather"))
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # categories of a trace
 NO_WORK = re.compile(r"view|as_strided|slice|narrow|::select$|transpose|unbind|empty|split|detach|resolve|flatten|reshape|::to$|c10d|autograd")
@@ -119,13 +120,14 @@ def summary(own, stream, begin, end, host):
     """The JSON of one call: the intervals, and what they add up to."""
     spans = {kind: [item[:2] for item in own if item[3] == kind] for kind in KINDS}
     compute = [item for item in own if item[2] == stream]
-    messages = [item for item in own if item[3] == "nccl"]
+    messages = [item for item in own if item[3] in MESSAGES]
+    sent, others = [item[:2] for item in messages], [item[:2] for item in compute if item[3] != "nccl"]
     idle = gaps_of([item for item in compute if item[3] != "nccl"], messages, begin, end)
     streams = [stream, *dict.fromkeys(item[2] for item in own if item[2] != stream)]
     return {"span_us": round(end - begin, 1), "host_us": round(host[1] - host[0], 1), "host": [round(x - begin, 1) for x in host],
             "busy_us": {kind: round(length(spans[kind]), 1) for kind in KINDS},
-            "nccl_under_attention_us": round(shared(spans["nccl"], spans["attention"]), 1),
-            "nccl_under_compute_us": round(shared(spans["nccl"], [item[:2] for item in compute if item[3] != "nccl"]), 1),
+            "messages_us": round(length(sent), 1), "messages_under_attention_us": round(shared(sent, spans["attention"]), 1),
+            "messages_under_compute_us": round(shared(sent, others), 1),
             "idle_us": {cause: round(us, 1) for cause, us in idle.items()},
             "streams": ["compute", *(f"stream {i}" for i in range(1, len(streams)))],
             "intervals": [[round(start - begin, 1), round(stop - begin, 1), streams.index(of), kind, short(name)]
@@ -177,7 +179,6 @@ def record(rank, point, own, makers):
 
 def line(call):
     """A call in words."""
-    nccl = call["busy_us"]["nccl"]
     idle = ", ".join(f"{cause} {us:.0f}" for cause, us in call["idle_us"].items())
     return (f"{call['case']} {call['method']} {call['pass']}: {call['span_us']:.0f} us, host {call['host_us']:.0f}; attention "
-            f"{call['busy_us']['attention']:.0f}, messages {nccl:.0f}, {call['nccl_under_attention_us']:.0f} of it under attention; idle: {idle}")
+            f"{call['busy_us']['attention']:.0f}, messages {call['messages_us']:.0f}, {call['messages_under_attention_us']:.0f} of it under attention; idle: {idle}")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import time
 import traceback
 import types
@@ -17,10 +18,11 @@ import torch.distributed as dist
 import flash3
 import flash3.distributed
 import context_profile
+from flash3.distributed._peers import Peers, peers_of
 from context_check import agreed, error_of, largest, largest_error, reference, refusal, spot_reference, whole_tensors
 from context_parallel import SAMPLE_MS, figures, line, sample_counts, too_long
-from context_points import METHODS, PARTS, PEERS, WAYS, context_suite
-from context_ways import MAKERS, NEIGHBOURS, UNCHECKED, Own, exchange, ring_rows, variants
+from context_points import PARTS, PEERS, context_suite, methods, ways
+from context_ways import MAKERS, NEIGHBOURS, UNCHECKED, Own, exchange, maker, ring_rows, variants
 
 GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 SMALL = {"cuda": 512, "cpu": 64}  # tokens of a rank where a result is checked
@@ -143,7 +145,7 @@ def checked_ways(rank, point, names):
         for said, options in variants(name, small, rank.device, rank.config.backends):
             rank.note(point.case, name)
             rows = torch.arange(first, first + small.tokens, device=rank.device) if name in NEIGHBOURS else dealt
-            error, reason = attempt(lambda: largest_error(MAKERS[name](Own(small, plan, rank.device, whole, rows), **options), rows, wanted))
+            error, reason = attempt(lambda: largest_error(maker(name)(Own(small, plan, rank.device, whole, rows), **options), rows, wanted))
             if reason is None:
                 # NaN is larger than all.
                 error, = largest([math.inf if error != error else error], rank.device)
@@ -197,7 +199,7 @@ def warm_ways(rank, own, chosen, refused):
         is_checked = name not in UNCHECKED and name not in NEIGHBOURS
 
         def make():
-            way = MAKERS[name](own, **options)
+            way = maker(name)(own, **options)
             return way, *warm_up(rank, way, spot if is_checked else None)
         made, reason = attempt(make)
         if reason is None:
@@ -221,8 +223,9 @@ def measured(rank, case, ways, costs, samples):
     counts = sample_counts({name: cost * iterations[name] for name, cost in costs.items()}, samples)
     times, names = {name: [] for name in ways}, list(ways)
     for i in range(max(counts.values())):
-        turn = i % len(names)
-        for name in names[turn:] + names[:turn]:
+        # Not in one order: a GPU at its power limit is faster behind a way that leaves it idle.
+        random.Random(i).shuffle(names)
+        for name in names:
             if i < counts[name]:
                 rank.note(case, name)
                 times[name].append(sample(rank, ways[name], iterations[name]))
@@ -241,8 +244,9 @@ def explained_method(own):
 def measure_point(rank, point, lost, records):
     """One point as the JSON has it; lost: ways that are left out; records: of points before."""
     config = rank.config
-    names = [name for name in (*WAYS, *PARTS) if name not in lost and (name not in PEERS or name in config.peers)]
-    refused = {name: why for name, why in lost.items() if name in WAYS}
+    all_ways = ways(config.ranks)
+    names = [name for name in (*all_ways, *PARTS) if name not in lost and (name not in PEERS or name in config.peers)]
+    refused = {name: why for name, why in lost.items() if name in all_ways}
     for name in PEERS:
         if name in names and (why := too_long(records, name, point)):
             refused[name] = why
@@ -254,13 +258,13 @@ def measure_point(rank, point, lost, records):
     rank.note(point.case)
     plan = flash3.distributed.plan(cu_seqlens=point.cu_seqlens)
     own = Own(point, plan, rank.device, sm_margin=config.sm_margin)
-    ways, costs, memory, errors_at_size = warm_ways(rank, own, chosen, refused)
-    if not any(name in ways for name in ("alone", *METHODS)):
+    made, costs, memory, errors_at_size = warm_ways(rank, own, chosen, refused)
+    if not any(name in made for name in ("alone", *methods(config.ranks))):
         raise RuntimeError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     with rank.sensors() as sensors:
-        times = measured(rank, point.case, ways, costs, config.samples)
+        times = measured(rank, point.case, made, costs, config.samples)
     bytes_of_row = point.block_bytes // point.tokens
-    copied = largest([ring_rows(plan) * bytes_of_row], rank.device)[0] if "copies" in ways else 0
+    copied = largest([ring_rows(plan) * bytes_of_row], rank.device)[0] if "copies" in made else 0
     record = {"case": point.case, "kind": point.kind, "tokens": point.tokens, "heads": point.heads, "heads_k": point.heads_k, "dim": point.dim,
               "ranks": point.ranks, "documents": len(point.lengths), "pairs": point.pairs, "flops": point.flops, "auto": explained_method(own),
               **figures(times, point.flops, copied), "memory": memory, "own_bytes": point.own_bytes, "two_blocks_bytes": 2 * point.block_bytes,
@@ -288,7 +292,20 @@ def measure_link(rank):
             marks.append(rank.mark())
             spans.append(rank.between(marks)[0] / repeat)
         return sorted(largest(spans, rank.device))[count // 2]
-    return {"gbps": round(size / milliseconds(size, 1) / 1e6, 2), "message_us": round(1e3 * milliseconds(8, 20), 2), "message_bytes": size}
+    made = {"gbps": round(size / milliseconds(size, 1) / 1e6, 2), "message_us": round(1e3 * milliseconds(8, 20), 2), "message_bytes": size}
+    peers = peers_of(dist.group.WORLD, rank.device)
+    if not isinstance(peers, Peers):
+        return made | {"no_copies": peers}
+    peers.reserve(size)
+    theirs, come = peers.part(after, 0, torch.uint8, (size,)), torch.empty(size, dtype=torch.uint8, device=rank.device)
+    spans = []
+    for _ in range(count):
+        rank.meet()
+        marks = [rank.mark()]
+        come.copy_(theirs)
+        marks.append(rank.mark())
+        spans.append(rank.between(marks)[0])
+    return made | {"copy_gbps": round(size / sorted(largest(spans, rank.device))[count // 2] / 1e6, 2)}
 
 
 def about(rank):

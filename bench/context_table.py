@@ -2,12 +2,16 @@
 """The table of docs/figures.md from what bench/context_parallel.py wrote."""
 import statistics
 
-from context_points import BARS, METHODS, PASSES, PEERS, WAYS
+from context_points import BARS, PASSES, PEERS, meshes, methods, ways
 from table_parts import median_range, source, table
 
 NAMES = {"alone": "alone", "ring": "ring", "all_gather": "all-gather", "ulysses": "Ulysses", "torch_allgather": "torch, all-gather",
          "torch_alltoall": "torch, all-to-all", "plain_ring": "plain ring"}
 GIB = 2**30
+
+
+def names_of(ranks):
+    return NAMES | {f"mesh_{ring}x{heads}": f"ring {ring} × Ulysses {heads}" for ring, heads in meshes(ranks)}
 
 
 def cell(point, name, what):
@@ -42,13 +46,13 @@ def rows(point, names):
     return made
 
 
-def sums(points):
+def sums(points, ranks):
     """How the ring and the best method stand to one GPU's speed, by kind and pass."""
     lines = []
     for kind in dict.fromkeys(point["kind"] for point in points):
         for what in PASSES:
             some = [point["of_alone"] for point in points if point["kind"] == kind and "of_alone" in point]
-            best = [max(of_ours) for shares in some if (of_ours := [shares[name][what] for name in METHODS if name in shares])]
+            best = [max(of_ours) for shares in some if (of_ours := [shares[name][what] for name in methods(ranks) if name in shares])]
             ring = [shares["ring"][what] for shares in some if "ring" in shares]
             if best:
                 bar = BARS[kind][what]
@@ -58,7 +62,7 @@ def sums(points):
     ratios = []
     for point in points:
         for what in PASSES:
-            ours, theirs = ([point["tflops"][name][what] for name in names if name in point["tflops"]] for names in (METHODS, PEERS))
+            ours, theirs = ([point["tflops"][name][what] for name in names if name in point["tflops"]] for names in (methods(ranks), PEERS))
             if ours and theirs and max(theirs) > 0:  # below 0.005 TFLOP/s a speed is 0.0 here
                 ratios.append(max(ours) / max(theirs))
     if ratios:
@@ -68,12 +72,12 @@ def sums(points):
 
 def without(report):
     """Why results are missing, and with what the peers computed."""
-    reasons, notes = {}, {}
+    reasons, notes, titles = {}, {}, names_of(report["ranks"])
     for point in report["context_points"]:
         for name, why in point["refused"].items():
-            reasons.setdefault(f"{NAMES.get(name, name)}: {why}", []).append(point["case"])
+            reasons.setdefault(f"{titles.get(name, name)}: {why}", []).append(point["case"])
         for name, said in point["notes"].items():
-            notes.setdefault(f"{NAMES[name]}: {said}", []).append(point["case"])
+            notes.setdefault(f"{titles[name]}: {said}", []).append(point["case"])
     parts = []
     for title, found in (("The peers computed with", notes), ("Without a result, in the libraries' own words", reasons)):
         texts = [f"{text.rstrip('.')} (`{cases[0]}`{f' and {len(cases) - 1} more' if len(cases) > 1 else ''})" for text, cases in found.items()]
@@ -86,10 +90,10 @@ def without(report):
 
 def context_points(path, report, up="../"):
     points = report["context_points"]
-    names = [name for name in WAYS if any(name in point["tflops"] for point in points)]
+    names = [name for name in ways(report["ranks"]) if any(name in point["tflops"] for point in points)]
     clocks = [mhz for point in points for mhz in point["sm_mhz"]]
     versions = ", ".join(f"{name} {report[name.lower()]}" for name in ("driver", "torch", "cuDNN", "NCCL") if name.lower() in report)
-    header = ["point", *(NAMES[name] for name in names), "auto takes", "copies, ms", "kernels, ms", "copies hidden",
+    header = ["point", *(names_of(report["ranks"])[name] for name in names), "auto takes", "copies, ms", "kernels, ms", "copies hidden",
               "the ring's peak, own tensors, two blocks of K and V, GiB", "widest spread", "MHz", "W"]
     lines = [f"{report['ranks']} × {report['device']}, {versions}; {report['dtype']}, causal, tokens of each rank as the name says; steps of forward "
              f"and backward, at most {report['samples']} samples of {report['sample_ms']:g} ms or one step, interleaved in one run, of the slowest "
@@ -98,5 +102,5 @@ def context_points(path, report, up="../"):
              "work, without copies and merging. Copies: the ring's messages alone; kernels: the ring without them; hidden: the share of the copies "
              "that the ring does not show.",
              table(header, [row for point in points for row in rows(point, names)])]
-    lines += [text] if (text := sums(points)) else []
+    lines += [text] if (text := sums(points, report["ranks"])) else []
     return "\n\n".join([*lines, *without(report), f"From {source(path, report, up)}."])

@@ -56,6 +56,18 @@ def flash3_way(method):
     return make
 
 
+def mesh_way(ring, heads):
+    def make(own):
+        plan = flash3.distributed.plan(mesh(own.device, (ring, heads)), cu_seqlens=own.point.cu_seqlens)
+        if plan.tokens != own.plan.tokens:
+            raise ValueError(f"a mesh of {ring} x {heads} deals {plan.tokens} tokens to the rank, not {own.plan.tokens}")
+
+        def forward():
+            return flash3.distributed.attention(own.q, own.k, own.v, plan, causal=True, sm_margin=own.sm_margin)
+        return Way(forward, (own.q, own.k, own.v), own.dout)
+    return make
+
+
 def rectangles(plan):
     """[(rows of q, rows of k)] of this rank's queries, in their order, over all keys that they see: each is causal at its bottom right."""
     calls = plan.layout.gather(1, plan.rank, CAUSAL).calls
@@ -162,8 +174,8 @@ def expanded(own, x, gqa):
 
 
 @functools.lru_cache(maxsize=None)
-def mesh(device):
-    return dist.init_device_mesh(device, (dist.get_world_size(),))
+def mesh(device, sizes=None):
+    return dist.init_device_mesh(device, sizes or (dist.get_world_size(),))
 
 
 def one_sequence(own):
@@ -298,6 +310,15 @@ def plain_ring(own, backend="cpu", gqa=False):
 
 MAKERS = {"alone": alone, **{method: flash3_way(method) for method in ("ring", "all_gather", "ulysses")}, "computing": computing, "copies": copies,
           "torch_allgather": torch_way("allgather"), "torch_alltoall": torch_way("alltoall"), "plain_ring": plain_ring}
+
+
+def maker(name):
+    """A function of an Own, and of what variants() says, that makes a Way."""
+    if name.startswith("mesh_"):
+        return mesh_way(*map(int, name.removeprefix("mesh_").split("x")))
+    return MAKERS[name]
+
+
 UNCHECKED = ("alone", "computing", "copies")  # one call of the library, and parts whose results mean nothing
 NEIGHBOURS = ("plain_ring",)  # where a rank has consecutive tokens
 

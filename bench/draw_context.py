@@ -7,10 +7,10 @@ from svg_parts import PAGES, text
 
 # Red and blue as in the other figures: what flash3 computes, and what comes from elsewhere.
 COLOURS = {
-    "light": {"attention": "#cf222e", "merge": "#953800", "nccl": "#0969da", "copy": "#1a7f37", "memset": "#8250df", "other": "#6e7781", "host": "#d1d9e0"},
-    "dark": {"attention": "#ff7b72", "merge": "#f0883e", "nccl": "#58a6ff", "copy": "#3fb950", "memset": "#bc8cff", "other": "#8b949e", "host": "#3d444d"},
+    "light": {"attention": "#cf222e", "merge": "#953800", "nccl": "#0969da", "peer": "#1b7c83", "barrier": "#bf8700", "copy": "#1a7f37", "memset": "#8250df", "other": "#6e7781", "host": "#d1d9e0"},
+    "dark": {"attention": "#ff7b72", "merge": "#f0883e", "nccl": "#58a6ff", "peer": "#39c5cf", "barrier": "#d29922", "copy": "#3fb950", "memset": "#bc8cff", "other": "#8b949e", "host": "#3d444d"},
 }
-TITLES = {"attention": "attention", "merge": "merging", "nccl": "messages (NCCL)", "copy": "copies", "memset": "filling", "other": "other",
+TITLES = {"attention": "attention", "merge": "merging", "nccl": "messages (NCCL)", "peer": "copies of others' memory", "barrier": "waiting for ranks", "copy": "own copies", "memset": "filling", "other": "other",
           "host": "the host, in the call"}
 METHODS = {"ring": "ring", "all_gather": "all-gather"}
 WIDTH, LEFT, TOP, GAP_X, GAP_Y = 900, 46, 84, 22, 22
@@ -37,8 +37,11 @@ def bar(left, top, width, span, start, stop, kind):
 
 def lane_names(call):
     """What the lanes are called: streams by what is in them."""
-    of_messages = [all(kind == "nccl" for _, _, of, kind, _ in call["intervals"] if of == stream) for stream in range(len(call["streams"]))]
-    return ["host", *("NCCL" if only else "compute" if stream == 0 else "other" for stream, only in enumerate(of_messages))]
+    names = ["host", "compute"]
+    for stream in range(1, len(call["streams"])):
+        kinds = {kind for _, _, of, kind, _ in call["intervals"] if of == stream}
+        names.append("NCCL" if kinds == {"nccl"} else "copies" if "peer" in kinds else "other")
+    return names
 
 
 def panel(left, top, width, call):
@@ -52,7 +55,7 @@ def panel(left, top, width, call):
         lines += bar(left, place(1 + stream), width, span, start, stop, kind)
     below = place(len(lane_names(call))) + 9
     idle = call["idle_us"]
-    lines.append(text(left, below, f"messages {milliseconds(call['busy_us']['nccl'])}, {share(call['nccl_under_attention_us'], call['busy_us']['nccl'])} "
+    lines.append(text(left, below, f"messages {milliseconds(call['messages_us'])}, {share(call['messages_under_attention_us'], call['messages_us'])} "
                                    "under attention", 10, kind="faint"))
     lines.append(text(left, below + 12, "idle: " + ", ".join(f"{name} {share(idle[name], span)}" for name in idle), 10, kind="faint"))
     return lines

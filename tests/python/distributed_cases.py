@@ -12,8 +12,10 @@ import distributed_serving
 import flash3.distributed as fd
 import oracle
 from flash3 import attention
+from flash3.distributed import _operators, _peer_gather
 
 METHODS = ("ring", "all_gather", "ulysses")
+GROUP_ROWS = _peer_gather.GROUP_ROWS
 DOCUMENTS = (0, 1, 1, 24, 60, 61)  # one of a token, one of none, some longer than a rank's part
 
 
@@ -177,6 +179,24 @@ def options_of_methods(ranks):
     return found
 
 
+def by_messages(case):
+    """The case with ranks that do not reach each other's memory."""
+    kept, _operators.peers_of = _operators.peers_of, lambda group, device: "for a test"
+    try:
+        case()
+    finally:
+        _operators.peers_of = kept
+
+
+def in_groups(case, rows=1):
+    """The case where a group of heads that goes together has at least so many rows: one, as many groups as there are heads of k."""
+    _peer_gather.GROUP_ROWS = rows
+    try:
+        case()
+    finally:
+        _peer_gather.GROUP_ROWS = GROUP_ROWS
+
+
 def cases(ranks):
     """{name: a function that all ranks call}, for a world of so many."""
     made = {}
@@ -185,7 +205,11 @@ def cases(ranks):
             options = dict(options)
             if method == "ulysses":  # heads that so many ranks can share
                 options["heads"] = {"gqa": (2 * ranks, ranks), "mqa": (ranks, 1)}.get(name, (ranks, ranks))
-            made[f"{method}_{name}"] = functools.partial(compared, method=method, **options)
+            case = functools.partial(compared, method=method, **options)
+            made[f"{method}_{name}"] = case
+            if method == "all_gather":
+                made[f"messages_{name}"] = functools.partial(by_messages, case)
+                made[f"heads_{name}"] = functools.partial(in_groups, case)
         for function in (rounded_once, packed_three_dims, fp8, nan_reaches_who_sees_it):
             if method != "ulysses" or ranks != 3:
                 made[f"{method}_{function.__name__}"] = functools.partial(function, method, ranks)
@@ -201,9 +225,46 @@ def cases(ranks):
     return made
 
 
+def gpu_cases(ranks):
+    """The cases for GPUs: every mask by every method, in 16 bits, of so few tokens that a tile is cut, and of several tiles."""
+    made = {}
+    for method in METHODS:
+        for name, options in options_of_methods(ranks).items():
+            if method == "ulysses":
+                options["heads"] = {"gqa": (2 * ranks, ranks), "mqa": (ranks, 1)}.get(name, (ranks, ranks))
+            options = {"dtype": torch.bfloat16} | options | {"method": method}
+            many = options | ({"cu": tuple(17 * x for x in DOCUMENTS)} if "cu" in options else {"tokens": 23 * options.get("tokens", 61)})
+            made[f"{method}_{name}"] = functools.partial(compared, **options)
+            made[f"{method}_{name}_tiles"] = functools.partial(in_groups, functools.partial(compared, **many))
+        made[f"{method}_again"] = functools.partial(again, method)
+    if ranks == 4:
+        for name, options in options_of_methods(2).items():
+            made[f"mesh_{name}"] = functools.partial(on_a_mesh, **options | {"dtype": torch.bfloat16})
+    return made
+
+
+def again(method):
+    """Calls behind each other, without a wait between them, of other sizes and tensors: each has its own result."""
+    plans = [fd.plan(seqlen=tokens) for tokens in (4096, 1000, 8192, 4096)]
+    wanted, got = [], []
+    for plan in plans:
+        whole = [torch.randn(1, plan.layout.total("q"), 4, 128, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+        out = attention(*whole, causal=True)
+        wanted.append([out.detach(), *torch.autograd.grad(out, whole, out.detach())])
+        own = [plan.shard(x.detach()).requires_grad_() for x in whole]
+        whole_out = plan.shard(out.detach())
+        for _ in range(3):  # while other ranks may still be at the call before
+            out = fd.attention(*own, plan, method=method, causal=True)
+            got.append((plan, wanted[-1], [out.detach(), *torch.autograd.grad(out, own, whole_out)]))
+    for plan, want, found in got:
+        for what, x, y in zip(("out", "dq", "dk", "dv"), found, want):
+            error = (x.float() - plan.shard(y).float()).norm() / y.float().norm().clamp_min(1e-6)
+            assert error < 0.02, f"{what} is off by {error} of its norm"
+
+
 @functools.cache
 def mesh():
-    return dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
+    return dist.init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("ring", "heads"))
 
 
 def on_a_mesh(**options):

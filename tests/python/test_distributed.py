@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash3.distributed in 2, 3 and 4 processes over gloo. The processes of a world make all cases of distributed_cases.py, one after
+"""flash3.distributed in 2, 3 and 4 processes over gloo, and on as many GPUs over NCCL. The processes of a world make all cases of distributed_cases.py, one after
 the other; here each has a test, which says what came of it on every rank."""
 import json
 import pathlib
@@ -34,3 +34,17 @@ def test_distributed(results, ranks, case):
             assert case not in made  # it has ended
             continue
         assert made.get(case) == "passed", f"rank {rank} of {ranks}: {made.get(case, 'not reached: ' + run.stderr[-2000:])}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_gpus(ranks, tmp_path):
+    import torch
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs: there are {torch.cuda.device_count()}")
+    run = subprocess.run([sys.executable, HERE / "distributed_run.py", "--cuda", str(ranks), tmp_path], capture_output=True, text=True, cwd=HERE,
+                         timeout=400)
+    made = [json.loads((tmp_path / str(ranks) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+    failed = {f"{name} on rank {rank}": said for rank, of in enumerate(made) for name, said in of.items() if said != "passed" and isinstance(said, str)}
+    assert run.returncode == 0 and not failed, (failed, run.stdout + run.stderr)
+    assert all({name for name in of if not name.endswith(", seconds")} == set(distributed_cases.gpu_cases(ranks)) for of in made)

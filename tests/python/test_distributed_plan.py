@@ -76,6 +76,8 @@ def test_calls_compute_each_pair_once(seed):
             total[:, rows_at(ranges)] += pairs
         assert torch.equal(total, want[rows_at(q)].int())
         check_gather(layout, heads, rank, mask, want)
+        if heads == 1:
+            check_pulls(layout, rank, mask, want)
 
 
 def check_gather(layout, heads, rank, mask, want):
@@ -90,6 +92,46 @@ def check_gather(layout, heads, rank, mask, want):
     total[:, come] = pairs_of(gather.calls, len(rows_at(q)), len(come))
     assert torch.equal(total, want[rows_at(q)].int())
     assert all(call.fresh for call in gather.calls), "a query with two parts of gathered keys"
+
+
+def check_pulls(layout, rank, mask, want):
+    """Whatever comes first: each pair once, of keys that have been copied by then; and each row's readers are known."""
+    rings, pulls = layout.rings(1), layout.pulls(rank, mask)
+    q, k = (rows_at(ranges) for ranges in rings[rank])
+
+    def of_part(part):
+        places = torch.full((part.rows,), -1)
+        copied = []  # the positions in the tensor after so many copies
+        for copy in (*part.own, *part.copies):
+            assert (places[copy.place:copy.place + copy.count] == -1).all(), "two copies to one place"
+            places[copy.place:copy.place + copy.count] = rows_at(rings[copy.source][1])[copy.row:copy.row + copy.count]
+            copied.append(places.clone())
+        copied = [copied[len(part.own) - 1] if part.own else torch.full((part.rows,), -1), *copied[len(part.own):]]
+        for place, of, count in part.repeats:
+            places[place:place + count] = places[of:of + count]
+        copied[-1] = places
+        assert all(copy.source == rank for copy in part.own) and all(copy.source != rank for copy in part.copies)
+        total = torch.zeros_like(want[q], dtype=torch.int32)
+        for call, needed in zip(part.calls, part.needed):
+            pairs, at = pairs_of([call], len(q), part.rows), copied[needed]
+            assert not pairs[:, at == -1].any(), "a key that has not come"
+            total.index_add_(1, at.clamp_min(0), pairs)
+        sums = {row: ([r for run in runs for r in range(*run)], place) for rows, runs, place in part.sums for row in range(*rows)}
+        readers = {i: [r for r, (ranges, _) in enumerate(rings) if r != rank and want[rows_at(ranges)][:, position].any()]
+                   for i, position in enumerate(k.tolist())}
+        assert {row: ranks for row, (ranks, _) in sums.items() if ranks} == {row: ranks for row, ranks in readers.items() if ranks}
+        if part.own:
+            assert all(places[place] == k[rows.start] for rows, _, place in part.sums if place is not None)
+        return total
+    assert torch.equal(of_part(pulls.whole), want[q].int()) and all(call.fresh for call in pulls.whole.calls)
+    assert (pulls.own_first is None) == (pulls.own_last is None)
+    for own, part in filter(None, (pulls.own_first, pulls.own_last)):
+        total = of_part(part)
+        assert not part.own
+        total[:, k] += pairs_of(own, len(q), len(k))
+        assert torch.equal(total, want[q].int())
+    assert rows_at(pulls.shared).tolist() == [i for i, position in enumerate(k.tolist()) if any(
+        want[rows_at(ranges)][:, position].any() for r, (ranges, _) in enumerate(rings) if r != rank)]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -97,6 +97,11 @@ class Call:
                 "max_seqlen_q": max(p.rows_q for p in self.members), "max_seqlen_k": max(p.rows_k for p in self.members)}
         return self._sequences[key]
 
+    @staticmethod
+    def _is_in_place(batch, rows):
+        """Whether a packed call may write to a tensor's own rows."""
+        return batch == 1 and rows.first is not None
+
     def shaped(self, x):
         """x [batch, rows, …] as the call takes it: packed, if there are several rectangles."""
         return x if len(self.members) == 1 else x.reshape(-1, *x.shape[2:])
@@ -110,8 +115,11 @@ class Call:
         [batch, heads, rows]."""
         batch = q.shape[0]
         q, k, v = self.shaped(self.q.of(q)), self.shaped(self.k.of(k)), self.shaped(self.k.of(v))
-        if len(self.members) == 1:
-            _run(_forward, q, k, v, self.q.of(into[0]), self.q.of(into[1], 2), **options, **self.mask)
+        if len(self.members) == 1 or self._is_in_place(batch, self.q):
+            out, lse = self.q.of(into[0]), self.q.of(into[1], 2)
+            if len(self.members) > 1:
+                out, lse = out[0], lse[0]
+            _run(_forward, q, k, v, out, lse, **options, **self.mask, **self.sequences(batch, q.device))
             return
         out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=into[0].dtype)
         lse = q.new_empty((q.shape[-2], q.shape[-3]), dtype=torch.float32)
@@ -123,19 +131,20 @@ class Call:
         """Adds the gradients of the call's rows, where out and lse are those of all keys, to the float32 dq [batch, rows, heads, dim] and
         to the KeyGradients. What is the first of its queries takes the place of what dq holds."""
         batch, is_one = q.shape[0], len(self.members) == 1
-        begins = is_one and keys.begins_with(self.k)
+        begins = keys.begins_with(self.k) and (is_one or batch == 1)
+        writes = self.fresh and (is_one or self._is_in_place(batch, self.q))
         q, dout, out = (self.shaped(self.q.of(x)) for x in (q, dout, out))
         k, v = (self.shaped(self.k.of(x)) for x in (k, v))
         lse = self.shaped_lse(self.q.of(lse, 2)).contiguous()
         dlse = None if dlse is None else self.shaped_lse(self.q.of(dlse, 2)).contiguous()
-        made = [self.q.of(dq) if self.fresh and is_one else q.new_empty(q.shape, dtype=torch.float32)]
-        made += keys.begin() if begins else (x.new_empty(x.shape, dtype=torch.float32) for x in (k, v))
+        made = [self.shaped(self.q.of(dq)) if writes else q.new_empty(q.shape, dtype=torch.float32)]
+        made += map(self.shaped, keys.begin()) if begins else (x.new_empty(x.shape, dtype=torch.float32) for x in (k, v))
         _run(_backward, dout, dlse, q, k, v, out, lse, *made, None, **options, **self.mask, **self.sequences(batch, q.device))
         if not is_one:
             made = [x.unflatten(0, (batch, -1)) for x in made]
         if not self.fresh:
             self.q.add(dq, made[0])
-        elif not is_one:
+        elif not writes:
             self.q.put(dq, made[0])
         if not begins:
             keys.add(self.k, made[1:])
@@ -152,8 +161,9 @@ def _starts(lengths, device):
 class KeyGradients:
     """The float32 sums of the gradients of some k and v, beside each other, [batch, rows, heads_k, head_dim + head_dim_v]: one message."""
 
-    def __init__(self, k, v):
-        self._like, self._dim, self._sum = k, k.shape[-1], None
+    def __init__(self, k, v, rows_first=False):
+        """rows_first: neighbouring rows of all of the batch lie together."""
+        self._like, self._dim, self._sum, self._rows_first = k, k.shape[-1], None, rows_first
         self._shape = (*k.shape[:-1], k.shape[-1] + v.shape[-1])
 
     def begins_with(self, rows):
@@ -162,8 +172,14 @@ class KeyGradients:
 
     def begin(self):
         """Where gradients of all rows go: those of k, and those of v."""
-        self._sum = self._like.new_empty(self._shape, dtype=torch.float32)
+        self._sum = self._made(self._like.new_empty)
         return self.split()
+
+    def _made(self, new):
+        if not self._rows_first:
+            return new(self._shape, dtype=torch.float32)
+        batch, rows, *rest = self._shape
+        return new((rows, batch, *rest), dtype=torch.float32).transpose(0, 1)
 
     def split(self):
         """The sums of k, and those of v."""
@@ -176,7 +192,7 @@ class KeyGradients:
 
     def sum(self):
         if self._sum is None:
-            self._sum = self._like.new_zeros(self._shape, dtype=torch.float32)
+            self._sum = self._made(self._like.new_zeros)
         return self._sum
 
 
@@ -187,8 +203,12 @@ def add_gradients(calls, dout, dlse, q, k, v, out, lse, options, dq, keys):
 
 def query_gradients(q, calls):
     """The dq that calls add to, float32: zeros where they do not write all of it first."""
-    covered = sum(call.q.count for call in calls if call.fresh) == q.shape[1]
-    return (q.new_empty if covered else q.new_zeros)(q.shape, dtype=torch.float32)
+    return (q.new_empty if covers(calls, q.shape[1]) else q.new_zeros)(q.shape, dtype=torch.float32)
+
+
+def covers(calls, rows):
+    """Whether calls write each of so many queries' dq before they add to it."""
+    return sum(call.q.count for call in calls if call.fresh) == rows
 
 
 class Sums:
@@ -211,7 +231,7 @@ class Sums:
             # The same as calls take them: [batch, rows, heads, dim_v], and lse [batch, heads, rows].
             self._parts = list(zip(self._outs.view(parts, *self._shape).unbind(),
                                    self._lses.view(parts, heads, batch, rows).transpose(1, 2).unbind()))
-            self._sums, self._is_pending = 1, False
+            self._sums, self._pending = 1, []
             return
         covered = sum(call.q.count for call in calls) == rows
         self.out, self.lse = into or (q.new_empty(self._shape, dtype=dtype), q.new_empty((batch, heads, rows), dtype=torch.float32))
@@ -228,12 +248,13 @@ class Sums:
             return
         part = self._sums
         if not call.fresh:
-            if self._is_pending:
+            if any(a.start < b.stop and b.start < a.stop for a in call.q.ranges for b in self._pending):
                 third = 3 - self._sums
                 self._merge_to(self._outs[third], self._lses[third], None)
-                self._sums = third
+                self._sums, self._pending = third, []
                 self._lses[0].fill_(-torch.inf)
-            part, self._is_pending = 0, True
+            part = 0
+            self._pending += call.q.ranges
         call.forward(q, k, v, self._options, self._parts[part])
 
     def _merge_to(self, out, lse, sink):
@@ -248,6 +269,9 @@ class Sums:
         """(out, lse), with the sink, and rounded once."""
         if not self.is_merged:
             return self.out, self.lse
+        if self._into is not None and self._shape[0] == 1:
+            self._merge_to(self._into[0][0], self._into[1][0], self._sink)
+            return self._into
         out = self._outs.new_empty(self._outs.shape[1:], dtype=self._dtype)
         lse = self._lses.new_empty(self._lses.shape[1:])
         self._merge_to(out, lse, self._sink)

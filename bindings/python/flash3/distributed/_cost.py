@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ._heads import why_not
 from ._methods import HEAD_GROUPS
+from ._peer_gather import group_count
 
 
 class Rates(NamedTuple):
@@ -15,12 +16,14 @@ class Rates(NamedTuple):
     flops: float
     link: float  # bytes to another rank, while as many come
     memory: float  # bytes, of the sums of parts
+    copy: float  # bytes that a rank reads out of others' memory; 0: ranks send messages instead
     message: float  # seconds
     call: float  # seconds
 
 
 # Estimates: an H200 of eight with NVLink, bfloat16, head dim 128; and a few cores over loopback.
-RATES = {"cuda": Rates(6.0e14, 2.4e11, 3.5e12, 4e-5, 2e-5), "cpu": Rates(1e11, 1e9, 1e10, 2e-4, 2e-5)}
+RATES = {"cuda": Rates(6.0e14, 2.4e11, 3.5e12, 3.5e11, 4e-5, 2e-5), "cpu": Rates(1e11, 1e9, 1e10, 0, 2e-4, 2e-5)}
+HOST = 8  # ranks that may all be on one host, where they reach each other's memory
 
 
 class Shape(NamedTuple):
@@ -52,6 +55,13 @@ def times(shape, sizes, device):
         return sent / groups / rates.link + max(work, sent * (groups - 1) / groups / rates.link) + groups * (
             rates.message + rates.call), sent
 
+    def pull(steps):  # the own keys come first, under which the first group's are copied
+        groups = max(1, group_count(shape.tokens, shape.heads_q, shape.heads_k))
+        sent = steps * keys
+        late = max(0, sent / rates.copy - work / ranks) / groups
+        laid = 2 * keys / rates.memory
+        return max(work, sent / rates.copy) + late + laid + (sums + groups * 2 * rates.call) / groups, sent
+
     def exchanged(sharing):  # q and out, k and v, each to the others
         per_head = rows * shape.dims * shape.size
         copies = max(1, sharing // max(1, shape.heads_k))  # of KV heads that several ranks get
@@ -61,7 +71,7 @@ def times(shape, sizes, device):
     reason = why_not(shape.heads_q, shape.heads_k, sizes[-1])
     if len(sizes) == 1:
         found["ring"] = ring(ranks - 1, keys)
-        found["all_gather"] = gather(ranks - 1)
+        found["all_gather"] = (pull if rates.copy and ranks <= HOST else gather)(ranks - 1)
         sent = exchanged(ranks)
         found["ulysses"] = (reason, 0) if reason else (work + sent / rates.link + 3 * rates.message + rates.call, sent)
     else:

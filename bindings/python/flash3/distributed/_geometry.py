@@ -196,6 +196,13 @@ def joined(found):
     return sorted(found, key=lambda p: (p.q, p.k))
 
 
+def is_packed(found):
+    """Whether one call computes these rectangles, in the order of their queries, as packed sequences that are causal at their corners, and are
+    more than two."""
+    corners = all(p.left is None and (p.right == 0 or p.right is None and p.rows_q == 1) for p in found)
+    return len(found) > 2 and corners and all(a.q + a.rows_q <= b.q for a, b in zip(found, found[1:]))
+
+
 def grouped(found):
     """[(left, right, rectangles)]: those of a group have one window, share no rows, and come in the order of both sides' rows."""
     groups = []

@@ -10,7 +10,7 @@ import torch
 from .._options import window_sides
 from . import _balance
 from ._calls import Call, TokenRows
-from ._geometry import Mask, Range, count, documents_of, grouped, joined, joined_ranges, pieces, rows_of, seen, segments
+from ._geometry import Mask, Range, count, documents_of, grouped, is_packed, joined, joined_ranges, pieces, rows_of, seen, segments
 
 
 def mask_of(causal, window, chunk):
@@ -35,6 +35,36 @@ class Gather(NamedTuple):
     all_sent: object  # TokenRows: those of one rank behind those of the other
     order: object  # TokenRows: which of the received rows, rank after rank, comes where
     calls: list
+
+
+class Copy(NamedTuple):
+    """Rows of k that one rank holds, and where they come in the order of positions."""
+    source: int
+    row: int  # of the source's own
+    place: int  # among all rows that this rank's queries see
+    count: int
+
+
+class Part(NamedTuple):
+    """Keys that lie in one tensor, and the calls on them."""
+    rows: int
+    own: list  # [Copy] of those that the rank holds itself
+    copies: list  # [Copy] of those that come
+    repeats: list  # [(place, place of the same rows, count)] of rows that packed sequences share
+    calls: list
+    needed: list  # of each call: how many of the copies it waits for
+    sums: list  # [(own rows as a Range, runs of other ranks that see them, the place of the own gradients or None)]; in a Part
+    # of the others' keys alone it is the row itself, of another tensor
+
+
+class Pulls(NamedTuple):
+    """What a rank reads of the others' keys, and what others make of the gradients of its own."""
+    whole: Part  # all keys that this rank's queries see, the own ones among them
+    own_first: tuple  # (calls on the own keys, the Part of the others, which follow), for one sequence; otherwise None
+    own_last: tuple  # (the same calls when those of the Part come before them, the Part)
+    held: list  # rows of k of each rank
+    queries: int  # rows of q of a rank, on average: the same on all ranks
+    shared: list  # the own rows that others see, as Ranges
 
 
 class Layout:
@@ -141,6 +171,46 @@ class Layout:
         return Gather([count(ranges) for ranges in come], sent, TokenRows([r for rows in sent for r in rows.ranges]), _order(come),
                       self._calls(q, everything, mask, []))
 
+    def pulls(self, rank, mask):
+        """The Pulls of this rank, where no ranks share heads."""
+        return self._keep(("pulls", rank, mask), lambda: self._make_pulls(self.rings(1), rank, mask))
+
+    def _make_pulls(self, rings, rank, mask):
+        q, k = rings[rank]
+        come = [self._needed(q, other, mask) for _, other in rings]
+        go = [rows_of(self._needed(other, k, mask), k) if reader != rank else [] for reader, (other, _) in enumerate(rings)]
+        whole = self._part(rings, rank, mask, come, go, [])
+        own_first = own_last = None
+        if all(len(call.members) == 1 for call in whole.calls) and len(whole.calls) <= 2 and len(rings) > 1:
+            others = [ranges if source != rank else [] for source, ranges in enumerate(come)]
+            touched = []
+            own_first = self._calls(q, k, mask, touched), self._part(rings, rank, mask, others, go, touched, is_rest=True)
+            touched = []
+            rest = self._part(rings, rank, mask, others, go, touched, is_rest=True)
+            own_last = self._calls(q, k, mask, touched), rest
+        shared = joined_ranges(sorted(r for ranges in go for r in ranges))
+        return Pulls(whole, own_first, own_last, [count(other) for _, other in rings], self.total("q") // len(rings), shared)
+
+    def _part(self, rings, rank, mask, come, go, touched, is_rest=False):
+        """The Part of these positions, for each rank that holds some.
+
+        go: the own rows that each rank sees; is_rest: the own keys are not in it, and have gradients of their own.
+        """
+        q, everything = rings[rank][0], joined_ranges(sorted(r for ranges in come for r in ranges))
+        copies = []
+        for distance in range(len(rings)):
+            source = (rank - distance) % len(rings)
+            copies += _copies(source, come[source], rings[source][1], everything)
+        members = joined(self._pieces(q, everything, mask))
+        if not touched and is_packed(members):
+            copies, repeats, members, rows = _packed(members, copies)
+            calls = [Call(members, None, 0, True)]
+        else:
+            repeats, calls, rows = [], self._calls(q, everything, mask, touched), count(everything)
+        own, copies = [copy for copy in copies if copy.source == rank], [copy for copy in copies if copy.source != rank]
+        needed = [len(copies) if repeats else _needed_copies(call.k.ranges, copies) for call in calls]
+        return Part(rows, own, copies, repeats, calls, needed, _sums(go, [Copy(rank, 0, 0, count(rings[rank][1]))] if is_rest else own))
+
     def sent_rows(self, method, heads, rank, mask):
         """The rows of k that this rank of the ring sends in all."""
         if method == "ring":
@@ -158,10 +228,75 @@ def _order(ranges_of_each):
     return TokenRows([Range(a, b) for _, a, b in sorted(found)])
 
 
+def _copies(source, positions, held, everything):
+    """The Copies of these positions out of the rows in which a rank holds its own, to the rows in which `everything` comes."""
+    made = []
+    for start, stop in positions:
+        for at in held:
+            first, last = max(start, at.start), min(stop, at.stop)
+            if first < last:
+                (row, _), (place, _) = rows_of([Range(first, last)], held)[0], rows_of([Range(first, last)], everything)[0]
+                made.append(Copy(source, row, place, last - first))
+    return made
+
+
+def _packed(members, copies):
+    """(copies, repeats, members, rows) where the keys of each member lie behind those of the one before. Rows that several see come once."""
+    laid, made, repeats, moved, place = [], [], [], [], 0
+    for p in members:
+        new = [Range(p.k, p.k + p.rows_k)]
+        for rows, at in laid:
+            first, last = max(rows.start, p.k), min(rows.stop, p.k + p.rows_k)
+            if first < last:
+                repeats.append((place + first - p.k, at + first - rows.start, last - first))
+                new = [part for r in new for part in (Range(r.start, min(r.stop, first)), Range(max(r.start, last), r.stop)) if part.stop > part.start]
+        for rows in new:
+            laid.append((rows, place + rows.start - p.k))
+            for copy in copies:
+                first, last = max(rows.start, copy.place), min(rows.stop, copy.place + copy.count)
+                if first < last:
+                    made.append(Copy(copy.source, copy.row + first - copy.place, place + first - p.k, last - first))
+        moved.append(p._replace(k=place))
+        place += p.rows_k
+    order = {copy.source: i for i, copy in reversed(list(enumerate(copies)))}
+    return _joined_copies(sorted(made, key=lambda copy: order[copy.source])), repeats, moved, place
+
+
+def _joined_copies(copies):
+    """Copies with neighbours on both sides made one."""
+    made = []
+    for copy in copies:
+        last = made[-1] if made else None
+        if last and (last.source, last.row + last.count, last.place + last.count) == copy[:3]:
+            made[-1] = last._replace(count=last.count + copy.count)
+        else:
+            made.append(copy)
+    return made
+
+
+def _needed_copies(ranges, copies):
+    """How many of the copies, from the first one on, have all rows of these ranges."""
+    return max((i + 1 for i, copy in enumerate(copies)
+                if any(copy.place < stop and start < copy.place + copy.count for start, stop in ranges)), default=0)
+
+
+def _sums(ranges_of_each, own):
+    """[(rows, runs of neighbouring ranks, place or None)]: which ranks have ranges of the rows, and where the own Copies take them."""
+    copied = [Range(copy.row, copy.row + copy.count) for copy in own]
+    edges = sorted({edge for ranges in (*ranges_of_each, copied) for r in ranges for edge in r})
+    made = []
+    for start, stop in zip(edges, edges[1:]):
+        readers = [Range(rank, rank + 1) for rank, ranges in enumerate(ranges_of_each) if any(a <= start < b for a, b in ranges)]
+        place = next((copy.place + start - copy.row for copy in own if copy.row <= start < copy.row + copy.count), None)
+        if readers or place is not None:
+            made.append((Range(start, stop), joined_ranges(readers), place))
+    return made
+
+
 def make_spec(cu_q, cu_k, causal, window, chunk):
     """What a layout follows from, as a tensor on the host, which torch.compile need not look into."""
     left, right = (-1, -1) if window is None else window
-    return torch.tensor([int(causal), left, right, chunk, len(cu_q), *cu_q, *cu_k], dtype=torch.int64)
+    return torch.tensor([int(causal), left, right, chunk, len(cu_q), *cu_q, *cu_k], dtype=torch.int64, device="cpu")
 
 
 _alive = weakref.WeakValueDictionary()

@@ -16,6 +16,8 @@ from ._exchange import Field, compare, dtype_field, number_field
 from ._heads import HeadExchange, heads_of, why_not
 from ._layout import layout_of, mask_of
 from ._methods import CORES
+from ._peer_gather import PeerGather
+from ._peers import Peers, peers_of
 
 METHODS = ("ring", "all_gather", "ulysses", "ulysses_ring")
 
@@ -36,7 +38,9 @@ class _Attention:
         self.layout = layout_of(spec, self.ring_ranks * self.head_ranks)
         self.method, self.mask = method, mask_of(causal, (left, right), chunk)
 
-    def core(self):
+    def core(self, device):
+        if self.method == "all_gather" and isinstance(peers := peers_of(self.ring, device), Peers):
+            return PeerGather(self.layout, peers, self.ring_rank, self.mask)
         kind = CORES["all_gather" if self.method == "all_gather" else "ring"]
         return kind(self.layout, self.ring, self.ring_rank, self.head_ranks, self.mask)
 
@@ -108,11 +112,11 @@ def _attend(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype,
     call.check(q, k, v, sink, {**_options(scale, softcap, compute_fp8, seed, sm_margin), "deterministic": deterministic}, out_dtype)
     options = {"softmax_scale": scale, "softcap": softcap, "compute_fp8": compute_fp8, "rotation_seed": seed, "sm_margin": sm_margin}
     if call.heads is None:
-        return call.core().forward(q, k, v, sink, out_dtype, options)
+        return call.core(q.device).forward(q, k, v, sink, out_dtype, options)
     exchange = call.exchange()
     own_sink = None if sink is None else sink[call.own_heads(q.shape[2])]
     own = exchange.to_heads(q=q, k=k, v=v)
-    own_out, own_lse = call.core().forward(*own, own_sink, out_dtype, options)
+    own_out, own_lse = call.core(q.device).forward(*own, own_sink, out_dtype, options)
     out, = exchange.to_tokens(q.shape[2], q=own_out)
     lse, = exchange.to_tokens(q.shape[2], q=own_lse.transpose(1, 2).unsqueeze(-1))
     return out, lse.squeeze(-1).transpose(1, 2).contiguous(), *own, own_out, own_lse
@@ -160,7 +164,7 @@ def _differentiate(dout, dlse, q, k, v, out, lse, sink, spec, ring, heads, metho
     if sink is not None:
         mine = call.own_heads(heads_q)
         dsink[mine] = sink_gradient(sink[mine], dout, dlse, out, lse)
-    dq, dk, dv = call.core().backward(dout, dlse, q, k, v, out, lse, options)
+    dq, dk, dv = call.core(q.device).backward(dout, dlse, q, k, v, out, lse, options)
     if exchange is not None:
         dq, = exchange.to_tokens(heads_q, q=dq.to(q.dtype))
         whole = heads_k % call.head_ranks == 0  # each KV head belongs to one rank alone: these are the sums

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flash3.distributed would reach on more GPUs, from what bench/context_parallel.py measured on a few.
 
-    PYTHONPATH=build/ci/python python3 bench/context_parallel_model.py [bench/results/context_parallel_h100.json]
+    PYTHONPATH=build/ci/python python3 bench/context_parallel_model.py [bench/results/context_parallel_4_h200.json]
 
 Prints, for one causal sequence, the share of one GPU's speed at the same work that each rank keeps, for as many tokens on each rank as were measured.
 The formulas are those by which method="auto" chooses (flash3/distributed/_cost.py), with measured rates in the place of its estimates:
@@ -41,7 +41,7 @@ MEMORY = 3.5e12  # bytes a second, of adding up gradients
 
 def parse_args(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", nargs="?", default=str(RESULTS / "context_parallel_h100.json"), help="what bench/context_parallel.py wrote")
+    parser.add_argument("json", nargs="?", default=str(RESULTS / "context_parallel_4_h200.json"), help="what bench/context_parallel.py wrote")
     parser.add_argument("--host", type=int, default=8, help="GPUs of a host")
     parser.add_argument("--network", type=float, default=400, metavar="GBIT", help="Gb/s of a network adapter")
     parser.add_argument("--nics", type=int, default=8, help="network adapters of a host")

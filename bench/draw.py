@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures, docs/images/*.svg, from the committed measurements in bench/results, for a light page and for a dark one: README.md's,
 TFLOP/s over the sequence length, a panel for each head dim and mask; of docs/fp8.md the losses of trainings with a simulated FP8 backward; and, of a
-context_profile_*.json if there is one, the timelines of context parallelism (bench/draw_context.py).
+context_profile_*.json if there is one, the timelines of context parallelism (bench/draw_context.py), and of all context_parallel_*.json its speed over
+the number of ranks (bench/draw_ranks.py).
 
     python3 bench/draw.py [--check]
 
@@ -15,6 +16,7 @@ import sys
 from xml.sax.saxutils import escape
 
 import draw_context
+import draw_ranks
 from svg_parts import PAGES, text
 from tables import NAMES, RESULTS, ROOT, mask
 
@@ -192,13 +194,21 @@ def draw_training(report, theme):
 
 
 def figures():
-    """{name of a figure: (the file in bench/results, the function of a report and a theme that draws it)}"""
+    """{name of a figure: (the file in bench/results, or a list of them, the function of what it holds and a theme that draws it)}"""
     found = {name: (file, draw) for name, file in FIGURES.items()}
     found["fp8_backward_training"] = TRAINING, draw_training
     profiles = sorted((json.loads(path.read_text(encoding="utf-8"))["date"], path.name) for path in RESULTS.glob("context_profile_*.json"))
     if profiles:  # the newest
         found["context_profile"] = profiles[-1][1], draw_context.draw
+    ranks = sorted(path.name for path in RESULTS.glob("context_parallel_*.json"))
+    if ranks:
+        found["context_ranks"] = ranks, draw_ranks.draw
     return found
+
+
+def loaded(file):
+    """What a file holds; of a list of files, a list."""
+    return [loaded(one) for one in file] if isinstance(file, list) else json.loads((RESULTS / file).read_text(encoding="utf-8"))
 
 
 def main():
@@ -207,13 +217,13 @@ def main():
     args = parser.parse_args()
     status = 0
     for name, (file, drawn) in figures().items():
-        report = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+        report = loaded(file)
         for theme in PAGES:
             path, svg = IMAGES / f"{name}_{theme}.svg", drawn(report, theme)
             if path.exists() and path.read_text(encoding="utf-8") == svg:
                 print(f"{path.relative_to(ROOT)} is up to date")
             elif args.check:
-                print(f"{path.relative_to(ROOT)} is not what bench/results/{file} holds: run bench/draw.py")
+                print(f"{path.relative_to(ROOT)} is not what {file} of bench/results holds: run bench/draw.py")
                 status = 1
             else:
                 path.parent.mkdir(exist_ok=True)

@@ -165,7 +165,12 @@ def helpers(ranks):
     without = fd.attention(*(fd.shard(y) for y in (q, k, v)), causal=True)
     same = fd.plan(seqlen=8 * ranks)
     assert torch.equal(without, fd.attention(*(same.shard(y) for y in (q, k, v)), same, causal=True))
-    text = fd.explain(*(same.shard(y) for y in (q, k, v)), same, causal=True)
+    own = [same.shard(y) for y in (q, k, v)]
+    fd.attention(*own, same, causal=True, method="all_gather")
+    assert "copies: of the other ranks' memory\n" in fd.explain(*own, same, causal=True, method="all_gather")
+    other = dist.new_group()
+    assert "copies: not known before the first call" in fd.explain(*own, other, causal=True, method="all_gather")
+    text = fd.explain(*own, same, causal=True)
     assert text.splitlines()[0].split(": ")[1] in ("ring", "all_gather", "ulysses") and "us, " in text, text
 
 

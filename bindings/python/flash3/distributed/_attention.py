@@ -7,6 +7,7 @@ from .._torch import autocast, _signed
 from . import _cost
 from ._layout import make_spec, mask_of
 from ._operators import METHODS, forward
+from ._peers import Peers, known
 from ._plan import Groups, Plan
 
 
@@ -24,7 +25,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
         group: a Plan, which says which tokens are whose; or a ProcessGroup or a DeviceMesh, (ring, heads) if it has two dimensions,
             whose ranks all have as many tokens of each sequence, zigzag, as shard() deals them. None: all ranks.
         method: "ring": keys of one other rank after the other, under the kernels; "all_gather": of all ranks at once, for some
-            heads at a time; "ulysses": all tokens of some heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two
+            heads at a time, by copies out of the other ranks' memory where that can be reached; "ulysses": all tokens of some heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two
             dimensions: heads among the ranks of the second one, a ring over the first. "auto": what explain() says is fastest.
         sink: [heads_q], the same on all ranks; its gradient is that of the own part of the loss, or of the own heads: the
             sum over the ranks is the whole one, as it is for a model's other weights.
@@ -112,6 +113,14 @@ def _chosen(method, sizes, q, k, v, causal, tokens):
     return _cost.cheapest(_cost.times(_shape(q, k, v, causal, tokens), sizes, q.device.type))
 
 
+def _copies(group, device):
+    """Whether all_gather copies what it would otherwise send."""
+    found = known(group, device)
+    if found is None:
+        return "not known before the first call of the group"
+    return "of the other ranks' memory" if isinstance(found, Peers) else f"none, but messages: {found}"
+
+
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
     """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
     cost model says of each method. Sends nothing. Other options of attention() are taken and change nothing here."""
@@ -130,6 +139,8 @@ def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, ch
         heads = groups.sizes[1] if len(groups.sizes) == 2 else 1
         rows = layout.sent_rows("all_gather" if chosen == "all_gather" else "ring", heads, plan.rank // heads, mask)
         held = layout.rows_of_group("k", range(plan.rank // heads * heads, (plan.rank // heads + 1) * heads))
+        if chosen == "all_gather":
+            lines.append(("copies", _copies(groups.all[0], q.device)))
         lines.append(("keys sent", f"{rows} rows, of {held * (groups.ranks // heads - 1)} if all were seen"))
     for name, (seconds, sent) in _cost.times(_shape(q, k, v, causal, plan.mean_tokens), groups.sizes, q.device.type).items():
         why = seconds if isinstance(seconds, str) else f"{1e6 * seconds:.0f} us, {sent / 1e6:.2f} MB sent, by the model"

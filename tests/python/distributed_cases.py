@@ -207,8 +207,9 @@ def cases(ranks):
                 options["heads"] = {"gqa": (2 * ranks, ranks), "mqa": (ranks, 1)}.get(name, (ranks, ranks))
             case = functools.partial(compared, method=method, **options)
             made[f"{method}_{name}"] = case
-            if method == "all_gather":
+            if method == "all_gather" and ranks == 3:
                 made[f"messages_{name}"] = functools.partial(by_messages, case)
+            elif method == "all_gather":
                 made[f"heads_{name}"] = functools.partial(in_groups, case)
         for function in (rounded_once, packed_three_dims, fp8, nan_reaches_who_sees_it):
             if method != "ulysses" or ranks != 3:

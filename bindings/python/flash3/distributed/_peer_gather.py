@@ -9,10 +9,12 @@ Of one sequence the first heads begin with the own keys, so that the first copie
 with them, so that the last gradients do. Their parts are merged; all other heads have one call for each run of queries.
 """
 import math
+from typing import NamedTuple
 
 import torch
 
 from ._calls import KeyGradients, Sums, add_gradients, covers
+from ._layout import Part
 from ._peers import ALIGNMENT
 
 MOST_GROUPS = 4  # more cost the host more than they gain: each has calls and copies of its own
@@ -27,28 +29,45 @@ def group_count(rows, heads, heads_k):
     return max(counts, default=0)
 
 
+class Turn(NamedTuple):
+    """What the kernels do for a group of heads, one after the other."""
+    before: list  # calls on the own keys
+    part: Part  # the keys that the calls after them take, and these calls
+    after: list  # calls on the own keys
+    splits: bool  # the own keys are not in the Part, so that their gradients come by themselves
+
+
 class PeerGather:
     """What AllGather does, where Peers are."""
 
     def __init__(self, layout, peers, rank, mask):
         self._peers, self._pulls = peers, layout.pulls(rank, mask)
 
+    def _turns(self, count, first, last):
+        """Those of so many groups; first, last: whether a group begins, or ends, with the own keys alone, where it can."""
+        turns = [Turn([], self._pulls.whole, [], False)] * count
+        if self._pulls.own_first and count and first:
+            calls, part = self._pulls.own_first
+            turns[0] = Turn(calls, part, [], True)
+        if self._pulls.own_last and count and last:
+            calls, part = self._pulls.own_last
+            turns[-1] = Turn([], part, calls, True)
+        return turns
+
     def forward(self, q, k, v, sink, dtype, options):
         batch, rows, heads_q, _ = q.shape
         out, lse = q.new_empty((batch, rows, heads_q, v.shape[3]), dtype=dtype), q.new_empty((batch, heads_q, rows), dtype=torch.float32)
-        count = group_count(self._pulls.queries, heads_q, k.shape[2])
-        own, first = self._pulls.own_first or ((), self._pulls.whole)
-        parts = [first, *[self._pulls.whole] * (count - 1)][:count]
-        groups = _Groups(self._peers, self._pulls, k, v, parts)
-        for i, part in enumerate(parts):
-            heads, own_calls = groups.heads(i, heads_q), own if i == 0 else ()
+        turns = self._turns(group_count(self._pulls.queries, heads_q, k.shape[2]), first=True, last=False)
+        groups = _Groups(self._peers, self._pulls, k, v, [turn.part for turn in turns])
+        for i, (before, part, _, _) in enumerate(turns):
+            heads = groups.heads(i, heads_q)
             calls = list(zip(part.calls, part.needed))
             if all(call.fresh for call, _ in calls):
                 calls.sort(key=lambda pair: pair[1])  # whose keys come first
             some = q[:, :, heads]
-            sums = Sums(some, v.shape[3], dtype, [*own_calls, *part.calls], None if sink is None else sink[heads], options,
+            sums = Sums(some, v.shape[3], dtype, [*before, *part.calls], None if sink is None else sink[heads], options,
                         (out[:, :, heads], lse[:, heads]))
-            for call in own_calls:
+            for call in before:
                 sums.add(call, some, *groups.own(i))
             groups.lay(i)
             for call, needed in calls:
@@ -60,19 +79,14 @@ class PeerGather:
 
     def backward(self, dout, dlse, q, k, v, out, lse, options):
         """dq in float32, dk and dv in the dtype of k and v."""
-        pulls = self._pulls
-        count = group_count(min(pulls.queries, max(pulls.held)), k.shape[2], k.shape[2])
-        plain = None, pulls.whole
-        (own_first, first), (own_last, last) = pulls.own_first if pulls.own_first and count > 1 else plain, pulls.own_last or plain
-        parts = [first, *[pulls.whole] * (count - 2), last] if count > 1 else [last] * count
-        groups = _Groups(self._peers, pulls, k, v, parts, with_gradients=True)
+        count = group_count(min(self._pulls.queries, max(self._pulls.held)), k.shape[2], k.shape[2])
+        turns = self._turns(count, first=count > 1, last=True)
+        parts = [turn.part for turn in turns]
+        groups = _Groups(self._peers, self._pulls, k, v, parts, with_gradients=True)
         sums = _SharedGradients(self._peers, groups, parts, k, v)
         dq = q.new_empty(q.shape, dtype=torch.float32)
-        for i, part in enumerate(parts):
+        for i, (before, part, after, splits) in enumerate(turns):
             heads = groups.heads(i, q.shape[2])
-            before, after = own_first if i == 0 and count > 1 else None, own_last if i == count - 1 else None
-            splits = before is not None or after is not None
-            before, after = before or [], after or []
             some = dout[:, :, heads], None if dlse is None else dlse[:, heads], q[:, :, heads]
             results, own_dq = (out[:, :, heads], lse[:, heads], options), dq[:, :, heads]
             if not covers([*before, *part.calls, *after], q.shape[1]):

@@ -238,6 +238,7 @@ def gpu_cases(ranks):
             made[f"{method}_{name}"] = functools.partial(compared, **options)
             made[f"{method}_{name}_tiles"] = functools.partial(in_groups, functools.partial(compared, **many))
         made[f"{method}_again"] = functools.partial(again, method)
+    made["all_gather_captured"] = captured
     if ranks == 4:
         for name, options in options_of_methods(2).items():
             made[f"mesh_{name}"] = functools.partial(on_a_mesh, **options | {"dtype": torch.bfloat16})
@@ -261,6 +262,33 @@ def again(method):
         for what, x, y in zip(("out", "dq", "dk", "dv"), found, want):
             error = (x.float() - plan.shard(y).float()).norm() / y.float().norm().clamp_min(1e-6)
             assert error < 0.02, f"{what} is off by {error} of its norm"
+
+
+def captured():
+    """A forward and its backward as a CUDA graph: replayed, they have the same bits, also with another call between."""
+    plan, other = (fd.plan(seqlen=tokens) for tokens in (4096, 2000))
+
+    def made(plan):
+        return [torch.randn(1, plan.tokens, 8, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    own, others = made(plan), made(other)
+
+    def step(own=own, plan=plan):
+        out = fd.attention(*own, plan, method="all_gather", causal=True, deterministic=True)
+        return [out.detach(), *torch.autograd.grad(out, own, out.detach())]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        want = step()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.graph(graph, stream=stream):
+        got = step()
+    for _ in range(3):
+        for x in got:
+            x.fill_(torch.nan)
+        graph.replay()
+        for x, y in zip(got, want):
+            assert torch.equal(x, y)
+        step(others, other)
 
 
 @functools.cache

@@ -76,12 +76,14 @@ class DevicePeers(Peers):
         return [self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(self.ranks)]
 
     def begin(self):
-        """What the current stream does from now on comes after the last call, which may have been on another stream."""
-        if self._ended is not None:
+        """What the current stream does from now on comes after the last call, which may have been on another stream. A CUDA graph knows
+        nothing of streams outside of it: who replays it orders it behind other calls of the group."""
+        if self._ended is not None and not torch.cuda.is_current_stream_capturing():
             self.wait(self._ended)
 
     def end(self):
-        self._ended = self.mark()
+        if not torch.cuda.is_current_stream_capturing():
+            self._ended = self.mark()
 
     def barrier(self):
         """What the current streams of all ranks do from now on comes after what they did before. A rank that does not come is an error of

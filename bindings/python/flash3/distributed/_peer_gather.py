@@ -19,14 +19,15 @@ from ._peers import ALIGNMENT
 
 MOST_GROUPS = 4  # more cost the host more than they gain: each has calls and copies of its own
 # Rows times heads that a group has at least, of queries in the forward and of keys in the backward, which are those that kernels have tiles
-# of: four of 128 for each of about as many multiprocessors. With fewer the last tiles of a kernel leave many of them idle.
+# of: four of 128 for each of about as many multiprocessors. With fewer the last tiles of a kernel leave many of them idle. More than two groups
+# need twice as many: two hide the copies already.
 GROUP_ROWS = 4 * 128 * 128
 
 
 def group_count(rows, heads, heads_k):
     """Into how many groups of as many heads k and v are cut, where kernels have tiles of so many rows and heads."""
-    counts = [n for n in range(1, min(heads_k, MOST_GROUPS) + 1) if heads_k % n == 0 and (n == 1 or rows * heads >= n * GROUP_ROWS)]
-    return max(counts, default=0)
+    counts = [n for n in range(1, min(heads_k, MOST_GROUPS) + 1) if heads_k % n == 0]
+    return max((n for n in counts if n == 1 or rows * heads >= n * GROUP_ROWS * (1 if n == 2 else 2)), default=0)
 
 
 class Turn(NamedTuple):

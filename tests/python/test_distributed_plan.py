@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flash3.distributed decides, without processes: rectangles of the mask, each rank's share, what goes where, and costs."""
 import itertools
+import os
 import random
 
 import pytest
 import torch
 
-from flash3.distributed import _balance, _cost, _geometry as geometry
+from flash3.distributed import _balance, _cost, _geometry as geometry, _peers
 from flash3.distributed._layout import Layout, make_spec, mask_of
 from flash3.distributed._operators import METHODS
 from oracle import visible
@@ -181,3 +182,40 @@ def test_auto_goes_by_cost():
     assert chosen((2, 4))[0] == "ulysses_ring"
     long, short = chosen((8,), tokens=131072)[1], chosen((8,))[1]
     assert all(long[method][0] > short[method][0] for method in long)
+
+
+class FakeGroup:
+    """A group of two, seen by its first rank."""
+    group_name = "fake"
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 2
+
+
+def reason_of(monkeypatch, *tables):
+    """What peers_of() says where the ranks' numbers are these, one table for each time that they are asked."""
+    answers = iter(tables)
+    monkeypatch.setattr(_peers, "gather_numbers", lambda numbers, groups, device: next(answers))
+    monkeypatch.setattr(_peers, "_made", {})
+    monkeypatch.setattr(_peers.HostPeers, "barrier", lambda self: None)
+    group = FakeGroup()
+    assert _peers.known(group, "cpu") is None
+    found = _peers.peers_of(group, "cpu")
+    assert _peers.known(group, "cpu") is found and _peers.known(FakeGroup(), "cpu") is None
+    return found
+
+
+def test_why_memory_is_not_shared(monkeypatch):
+    here = [[7, 0, 11], [7, 0, 12]]
+    assert reason_of(monkeypatch, [[7, 0, 11], [8, 0, 11]]) == "rank 1 is on another host than rank 0"
+    assert reason_of(monkeypatch, [[7, 0, 11], [7, 1, 12]]) == "rank 1 has no os.memfd_create"
+    assert reason_of(monkeypatch, [[7, 0, 11], [7, 0, 11]]) == "rank 1 has the GPU of a rank before it"
+    # Rank 1's memory cannot be opened, or is another process's; or rank 1 fails where this one does not.
+    with open(os.devnull, "r+b") as other:
+        assert "No such file" in reason_of(monkeypatch, here, [[os.getpid(), 10**6, 5]] * 2, [[1], [0]])
+        assert "is not the memory of another rank" in reason_of(monkeypatch, here, [[os.getpid(), other.fileno(), 5]] * 2, [[1], [0]])
+    assert reason_of(monkeypatch, here, [], [[0], [1]]) == "rank 1 does not reach the others' memory"
+    assert isinstance(reason_of(monkeypatch, here, [], [[0], [0]]), _peers.HostPeers)

@@ -111,6 +111,7 @@ def check_pulls(layout, rank, mask, want):
         for place, of, count in part.repeats:
             places[place:place + count] = places[of:of + count]
         copied[-1] = places
+        assert max(part.needed, default=0) == len(part.copies), "a copy that nothing waits for"
         assert all(copy.source == rank for copy in part.own) and all(copy.source != rank for copy in part.copies)
         total = torch.zeros_like(want[q], dtype=torch.int32)
         for call, needed in zip(part.calls, part.needed):
@@ -219,3 +220,21 @@ def test_why_memory_is_not_shared(monkeypatch):
         assert "is not the memory of another rank" in reason_of(monkeypatch, here, [[os.getpid(), other.fileno(), 5]] * 2, [[1], [0]])
     assert reason_of(monkeypatch, here, [], [[0], [1]]) == "rank 1 does not reach the others' memory"
     assert isinstance(reason_of(monkeypatch, here, [], [[0], [0]]), _peers.HostPeers)
+
+
+def test_memory_that_cannot_grow(monkeypatch):
+    """A call that fails to make it leaves nothing behind that the next one takes for memory."""
+    made = []
+
+    def make(self, size):
+        made.append(size)
+        if len(made) == 2:
+            raise RuntimeError("no memory")
+        return [torch.zeros(size, dtype=torch.uint8)] * 2
+    monkeypatch.setattr(_peers.HostPeers, "_make", make)
+    peers = _peers.HostPeers(FakeGroup(), torch.device("cpu"))
+    peers.reserve(10)
+    with pytest.raises(RuntimeError, match="no memory"):
+        peers.reserve(10**6)
+    peers.reserve(10)
+    assert peers.part(1, 0, torch.float32, (2, 1)).shape == (2, 1) and len(made) == 3

@@ -6,6 +6,7 @@ messages do. Copies run on a stream beside the current one. On CPUs it is memory
 """
 import contextlib
 import hashlib
+import math
 import mmap
 import os
 import pathlib
@@ -32,7 +33,11 @@ def host_number():
 
 
 class Peers:
-    """A region of as many bytes on each rank, which all ranks of the group see. Calls of it are made by all ranks alike."""
+    """A region of as many bytes on each rank, which all ranks of the group see. Calls of it are made by all ranks alike.
+
+    DevicePeers says what begin(), end(), barrier(), beside(), mark() and wait() are for. HostPeers, which does at once what it is told, has
+    nothing to wait for but the other ranks.
+    """
 
     def __init__(self, group, device):
         self.group, self.device = group, device
@@ -41,25 +46,25 @@ class Peers:
 
     def reserve(self, size):
         """Makes regions at least this large. What was in them is lost where they grow."""
-        if size > self.size:
-            self._regions = []
-            self.size = -(-max(size, int(_GROWTH * self.size)) // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._regions = self._make(self.size)
+        if size <= self.size:
+            return
+        grown = -(-max(size, int(_GROWTH * self.size)) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size, self._regions = 0, []  # until there are new ones, also where making them fails
+        self._regions = self._make(grown)
+        self.size = grown
 
     def part(self, rank, offset, dtype, shape):
         """A tensor in the region of a rank, from a byte on."""
-        count = dtype.itemsize
-        for size in shape:
-            count *= size
-        return self._regions[rank][offset:offset + count].view(dtype).view(shape)
+        return self._regions[rank][offset:offset + dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
 
 
 class DevicePeers(Peers):
-    """GPUs that reach each other's memory: every one of the host by NVLink, or as the driver says."""
+    """GPUs of one host that reach each other's memory."""
 
     def __init__(self, group, device):
         super().__init__(group, device)
         self._stream, self._ended = torch.cuda.Stream(device, priority=-1), None
+        self._handle, self._is_captured, self._of_graphs = None, False, []
         timeout = group._get_backend(device).options._timeout
         self._timeout_ms = int(1000 * timeout.total_seconds())
 
@@ -70,6 +75,8 @@ class DevicePeers(Peers):
                                "once before")
         torch.cuda.synchronize(self.device)
         dist.barrier(self.group)  # nobody reads what is given back
+        if self._is_captured:  # graphs go on with the memory that they know
+            self._of_graphs.append(self._handle)
         self._handle = None
         own = _symmetric_memory.empty(size, dtype=torch.uint8, device=self.device)
         self._handle = _symmetric_memory.rendezvous(own, self.group)
@@ -78,7 +85,9 @@ class DevicePeers(Peers):
     def begin(self):
         """What the current stream does from now on comes after the last call, which may have been on another stream. A CUDA graph knows
         nothing of streams outside of it: who replays it orders it behind other calls of the group."""
-        if self._ended is not None and not torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
+            self._is_captured = True
+        elif self._ended is not None:
             self.wait(self._ended)
 
     def end(self):
@@ -170,15 +179,16 @@ def known(group, device):
 
 
 def _peers_or_reason(group, device):
-    kind, mine = (DevicePeers, _own_device(device)) if device.type == "cuda" else (HostPeers, _own_process())
-    table = gather_numbers([host_number(), *mine], [group], device)
-    first = table[0]
-    for rank, (host, lacks, unit) in enumerate(table):
-        if host != first[0]:
+    kind = DevicePeers if device.type == "cuda" else HostPeers
+    lacks = kind is HostPeers and not hasattr(os, "memfd_create")
+    gpu = number_of(str(torch.cuda.get_device_properties(device).uuid)) if kind is DevicePeers else group.rank()
+    table = gather_numbers([host_number(), lacks, gpu], [group], device)
+    for rank, (host, lacks, gpu) in enumerate(table):
+        if host != table[0][0]:
             return f"rank {rank} is on another host than rank 0"
         if lacks:
-            return f"rank {rank} has no {'symmetric memory in torch' if device.type == 'cuda' else 'os.memfd_create'}"
-        if unit in [row[2] for row in table[:rank]]:
+            return f"rank {rank} has no os.memfd_create"
+        if gpu in [row[2] for row in table[:rank]]:
             return f"rank {rank} has the GPU of a rank before it"
     peers, reason = kind(group, device), ""
     try:
@@ -189,21 +199,3 @@ def _peers_or_reason(group, device):
         if failed:
             return reason or f"rank {rank} does not reach the others' memory"
     return peers
-
-
-def _own_device(device):
-    """(1 where torch lacks what is needed, which GPU it is)."""
-    from torch.distributed import is_available
-    lacks = not is_available()
-    if not lacks:
-        try:
-            from torch.distributed import _symmetric_memory
-        except ImportError:
-            lacks = True
-        else:
-            lacks = not (hasattr(_symmetric_memory, "empty") and hasattr(_symmetric_memory, "rendezvous"))
-    return int(lacks), number_of(str(torch.cuda.get_device_properties(device).uuid))
-
-
-def _own_process():
-    return int(not hasattr(os, "memfd_create")), os.getpid()

@@ -9,7 +9,8 @@ host      what comes next had not been launched yet
 messages  it had been launched, and a message was on its way
 device    neither: the time between two kernels of a stream
 
-A message's kernel also runs while it waits for the other rank, and a barrier while it waits for all. On the CPU (for the tests) operators stand for kernels, and gloo's messages for NCCL's.
+A message's kernel also runs while it waits for the other rank, and a barrier while it waits for all. On the CPU (for the tests) operators stand for
+kernels, and gloo's messages for NCCL's.
 """
 import contextlib
 import json
@@ -23,7 +24,8 @@ WARM = 2  # calls before the one that counts
 KINDS = ("attention", "merge", "nccl", "peer", "barrier", "copy", "memset", "other")
 MESSAGES = ("nccl", "peer")  # what goes from rank to rank
 # The first that has a match in the name, which is a kernel's or, on the CPU, an operator's.
-NAMES = (("nccl", r"nccl|gloo"), ("peer", r"PtoP"), ("barrier", r"symmetric_memory::barrier"), ("merge", r"flash3.*merge"), ("copy", r"flash3.*pack"), ("attention", r"flash3"), ("other", r"_add"),
+NAMES = (("nccl", r"nccl|gloo"), ("peer", r"PtoP"), ("barrier", r"symmetric_memory::barrier"), ("merge", r"flash3.*merge"),
+         ("copy", r"flash3.*pack"), ("attention", r"flash3"), ("other", r"_add"),
          ("memset", r"[mM]emset|FillFunctor|fill_|zero_"), ("copy", r"[mM]emcpy|copy|[cC]at|[iI]ndex|gather"))
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # categories of a trace
 NO_WORK = re.compile(r"view|as_strided|slice|narrow|::select$|transpose|unbind|empty|split|detach|resolve|flatten|reshape|::to$|c10d|autograd")

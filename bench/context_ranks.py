@@ -274,38 +274,35 @@ def measure_point(rank, point, lost, records):
 
 
 def measure_link(rank):
-    """What a rank sends while as much comes, without anything beside it, and what the shortest message takes."""
+    """What a rank sends while as much comes, without anything beside it, and what the shortest message takes; and what it copies out of another's
+    memory while that one copies too, or why it cannot."""
     size, count = LINK[rank.device]
     after, before = (rank.rank + 1) % rank.config.ranks, (rank.rank - 1) % rank.config.ranks
 
-    def milliseconds(bytes_, repeat):
-        sent = torch.zeros(bytes_, dtype=torch.uint8, device=rank.device)
-        come = torch.empty_like(sent)
+    def milliseconds(call, repeat=1):
         for _ in range(2):
-            exchange(sent, come, after, before)
+            call()
         spans = []
         for _ in range(count):
             rank.meet()
             marks = [rank.mark()]
             for _ in range(repeat):
-                exchange(sent, come, after, before)
+                call()
             marks.append(rank.mark())
             spans.append(rank.between(marks)[0] / repeat)
         return sorted(largest(spans, rank.device))[count // 2]
-    made = {"gbps": round(size / milliseconds(size, 1) / 1e6, 2), "message_us": round(1e3 * milliseconds(8, 20), 2), "message_bytes": size}
+
+    def swap(bytes_):
+        sent = torch.zeros(bytes_, dtype=torch.uint8, device=rank.device)
+        come = torch.empty_like(sent)
+        return lambda: exchange(sent, come, after, before)
+    made = {"gbps": round(size / milliseconds(swap(size)) / 1e6, 2), "message_us": round(1e3 * milliseconds(swap(8), 20), 2), "message_bytes": size}
     peers = peers_of(dist.group.WORLD, rank.device)
     if not isinstance(peers, Peers):
         return made | {"no_copies": peers}
     peers.reserve(size)
     theirs, come = peers.part(after, 0, torch.uint8, (size,)), torch.empty(size, dtype=torch.uint8, device=rank.device)
-    spans = []
-    for _ in range(count):
-        rank.meet()
-        marks = [rank.mark()]
-        come.copy_(theirs)
-        marks.append(rank.mark())
-        spans.append(rank.between(marks)[0])
-    return made | {"copy_gbps": round(size / sorted(largest(spans, rank.device))[count // 2] / 1e6, 2)}
+    return made | {"copy_gbps": round(size / milliseconds(lambda: come.copy_(theirs)) / 1e6, 2)}
 
 
 def about(rank):

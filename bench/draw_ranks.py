@@ -3,6 +3,7 @@
 GPUs: a panel for each length, for each pass and number of heads. bench/draw.py writes the files."""
 from xml.sax.saxutils import escape
 
+from context_points import PASSES
 from svg_parts import PAGES, text
 
 LINES = {  # by name: title, colour on a light page and on a dark one, dashes
@@ -12,7 +13,6 @@ LINES = {  # by name: title, colour on a light page and on a dark one, dashes
     "mesh": ("best mesh", "#6e7781", "#8b949e", "1 3"),
     "torch": ("torch, its faster rotation", "#0969da", "#58a6ff", "2 3"),
 }
-PASSES = ("forward", "backward")
 WIDTH, LEFT, TOP, GAP_X, GAP_Y, PANEL_WIDTH, PANEL_HEIGHT = 900, 46, 96, 22, 46, 190, 88
 LOW, HIGH, STEP = 20, 110, 20  # % of one GPU's speed
 

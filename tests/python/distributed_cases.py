@@ -265,30 +265,29 @@ def again(method):
 
 
 def captured():
-    """A forward and its backward as a CUDA graph: replayed, they have the same bits, also with another call between."""
-    plan, other = (fd.plan(seqlen=tokens) for tokens in (4096, 2000))
+    """A forward and its backward as a CUDA graph: replayed, they have the same bits, also behind calls that need less and more memory."""
+    def made(tokens):
+        plan = fd.plan(seqlen=tokens)
+        return plan, [torch.randn(1, plan.tokens, 8, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
 
-    def made(plan):
-        return [torch.randn(1, plan.tokens, 8, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
-    own, others = made(plan), made(other)
-
-    def step(own=own, plan=plan):
+    def step(plan, own):
         out = fd.attention(*own, plan, method="all_gather", causal=True, deterministic=True)
         return [out.detach(), *torch.autograd.grad(out, own, out.detach())]
+    calls = [made(tokens) for tokens in (4096, 2000, 60_000)]
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        want = step()
+        want = step(*calls[0])
     torch.cuda.synchronize()
     dist.barrier()
     with torch.cuda.graph(graph, stream=stream):
-        got = step()
-    for _ in range(3):
+        got = step(*calls[0])
+    for between in (*calls[1:], calls[0]):
         for x in got:
             x.fill_(torch.nan)
         graph.replay()
         for x, y in zip(got, want):
             assert torch.equal(x, y)
-        step(others, other)
+        step(*between)
 
 
 @functools.cache

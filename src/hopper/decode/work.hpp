@@ -10,7 +10,8 @@
 // Items lie one behind the other on an axis of cost, in key tiles: all sequences of the first group
 // of heads, then those of the next. So blocks that run at the same time read all heads of the same
 // keys. Block c of n has what lies from c/n to (c+1)/n of the axis, rounded to whole splits, or to
-// whole items where those are near. It shares at most two of its items with others.
+// whole items or equal parts of them where those are near. It shares at most two of its items with
+// others.
 #pragma once
 
 #include "hopper/decode/config.hpp"
@@ -139,6 +140,13 @@ FLASH3_HOST_DEVICE constexpr DecodeCost item_cost(const DecodeRule& rule, const 
   return DecodeCost((s.splits() * s.split_tiles + kItemCost) >> rule.cost_shift) + 1;
 }
 
+// The part of an item's cost that its key tiles are; at least 1.
+FLASH3_HOST_DEVICE constexpr DecodeCost tiles_of_cost(const DecodeRule& rule, DecodeCost item) {
+  const DecodeCost most = (item - 1) << rule.cost_shift,
+                   tiles = most > kItemCost ? (most - kItemCost) >> rule.cost_shift : 0;
+  return tiles > 0 ? tiles : 1;
+}
+
 FLASH3_HOST_DEVICE constexpr DecodeCost cost_of(const DecodeRule& rule, const DecodeSequence& s) {
   return DecodeCost(items_of(rule, s)) * item_cost(rule, s);
 }
@@ -150,34 +158,48 @@ struct DecodePlace {
   int items_before;   // their items
 };
 
-// How blocks share the axis: evenly, or by a number of whole items each.
+// How blocks share the axis: evenly, or where all items cost the same by whole numbers, of items
+// for a block or of blocks for an item.
 struct DecodeCut {
   DecodeCost total;
-  DecodeCost share;  // each block has so much, as far as there is work; 0: even shares
+  DecodeCost unit;  // one item, or several; 0: even shares
+  DecodeCost span;  // what of a unit its blocks share evenly: its key tiles
+  unsigned parts;   // blocks of a unit
   unsigned blocks;
   DecodeCost snap;  // a block that would begin so near to an item's end begins at that end
 
   FLASH3_HOST_DEVICE constexpr DecodeCost begin_of(int block) const {
-    if (share == 0) return total * unsigned(block) / blocks;
-    return share * unsigned(block) < total ? share * unsigned(block) : total;
+    if (unit == 0) return total * unsigned(block) / blocks;
+    const DecodeCost place =
+        unsigned(block) / parts * unit + unsigned(block) % parts * span / parts;
+    return place < total ? place : total;
   }
   // A block that begins at this place or before it. The next one begins at this place or after it.
   FLASH3_HOST_DEVICE constexpr int block_at(DecodeCost place) const {
-    return int(share == 0 ? place * blocks / total : place / share);
+    if (unit == 0) return int(place * blocks / total);
+    const unsigned part = place % unit * parts / span;
+    return int(place / unit * parts + (part < parts ? part : parts - 1));
   }
 };
 
-// A cut between whole items spares a merge, which takes as long as some key tiles. Memory is as
-// fast with a few multiprocessors less, so a block may have a little more than its even share, or
-// kSnap tiles more. cost: what every item costs, or 0 if they differ.
+// A cut between whole items spares a merge, which takes as long as some key tiles, and one at equal
+// parts of all items spares runs that begin in one item and end in the next. Memory is as fast with
+// a few multiprocessors less, so a block may have a little more than its even share, or kSnap tiles
+// more. cost: what every item costs, or 0 if they differ.
 inline constexpr int kSnap = 4;
 
 FLASH3_HOST_DEVICE constexpr DecodeCut cut_of(const DecodeRule& rule, DecodeCost total,
                                               unsigned items, DecodeCost cost, int blocks) {
   const DecodeCost even = total / unsigned(blocks), snap = unsigned(kSnap) >> rule.cost_shift;
-  const DecodeCost whole = ceil_div(items, unsigned(blocks)) * cost;
-  const bool by_items = cost > 0 && whole <= even + even / 16 + snap;
-  return {total, by_items ? whole : 0, unsigned(blocks), snap < even / 4 ? snap : even / 4};
+  DecodeCut cut{total, 0, 0, 1, unsigned(blocks), snap < even / 4 ? snap : even / 4};
+  if (cost == 0) return cut;
+  const unsigned parts = items < unsigned(blocks) ? unsigned(blocks) / items : 1;
+  const DecodeCost unit = ceil_div(items, unsigned(blocks)) * cost;
+  if (ceil_div(unit, parts) > even + even / 16 + snap) return cut;
+  cut.unit = unit;
+  cut.span = parts == 1 ? unit : tiles_of_cost(rule, cost);
+  cut.parts = parts;
+  return cut;
 }
 
 // The split at which an item is cut that has so much cost before the cut: split_begin to split_end.

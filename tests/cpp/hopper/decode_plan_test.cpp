@@ -210,8 +210,30 @@ TEST(DecodeWork, BlocksHaveWholeItemsWhereThatIsNearlyEven) {
   const DecodeCut even_items = cut_of(kRule, 128 * 11, 128, 11, 132);
   for (int block = 0; block <= 132; ++block)
     EXPECT_EQ(even_items.begin_of(block), 11u * unsigned(std::min(block, 128)));
-  EXPECT_EQ(cut_of(kRule, 8 * 11, 8, 11, 132).share, 0u) << "few items: all blocks share them";
-  EXPECT_EQ(cut_of(kRule, 128 * 11, 128, 0, 132).share, 0u) << "items differ";
+  EXPECT_EQ(cut_of(kRule, 128 * 11, 128, 0, 132).unit, 0u) << "items differ";
+  EXPECT_EQ(cut_of(kRule, 80 * 43, 80, 43, 132).unit, 0u) << "52 blocks would have nothing";
+}
+
+// The same with two blocks a multiprocessor, and items of 32 tiles in eight splits: each is two
+// blocks' half, though 264 blocks would have a little less each.
+TEST(DecodeWork, BlocksHaveEqualPartsOfItemsWhereThatIsNearlyEven) {
+  constexpr DecodeRule kRule{};
+  DecodeSequence s{};
+  s.split_tiles = 4;
+  s.split_end = 8;
+  const DecodeCost cost = item_cost(kRule, s);
+  const DecodeCut halves = cut_of(kRule, 128 * cost, 128, cost, 264);
+  for (int item = 0; item < 128; ++item) {
+    EXPECT_EQ(halves.begin_of(2 * item), item * cost);
+    EXPECT_EQ(split_at(kRule, s, halves, halves.begin_of(2 * item + 1) - item * cost), 4);
+  }
+  EXPECT_EQ(halves.begin_of(256), 128 * cost);
+  // Sixteen blocks for each of eight items have a split of two tiles.
+  s.split_tiles = 2;
+  s.split_end = 16;
+  const DecodeCut few = cut_of(kRule, 8 * cost, 8, cost, 132);
+  for (int block = 0; block < 128; ++block)
+    EXPECT_EQ(split_at(kRule, s, few, few.begin_of(block) - block / 16 * cost), block % 16);
 }
 
 // Any cut reaches from 0 to the end, every block is found, and none has much more than its share.
@@ -227,14 +249,14 @@ TEST(DecodeWork, CutsAreEven) {
     s.split_tiles = int(draw(1, 16));
     s.split_end = int(draw(1, 64));
     const unsigned items = draw(1, 600), cost = item_cost(rule, s), total = items * cost;
-    const int blocks = int(draw(1, 132));
+    const int blocks = int(draw(1, 264));
     const DecodeCut cut = cut_of(rule, total, items, draw(0, 1) ? cost : 0, blocks);
     EXPECT_EQ(cut.begin_of(0), 0u);
     EXPECT_EQ(cut.begin_of(blocks), total);
     for (int block = 0; block < blocks; ++block) {
       const unsigned begin = cut.begin_of(block), end = cut.begin_of(block + 1);
       ASSERT_LE(begin, end);
-      EXPECT_LE(end - begin, total / blocks * 17 / 16 + kSnap + 1);
+      EXPECT_LE(end - begin, total / blocks * 17 / 16 + kSnap + kItemCost + 2);
     }
     const unsigned place = draw(0, total - 1);
     EXPECT_LE(cut.begin_of(cut.block_at(place)), place);

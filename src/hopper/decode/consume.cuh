@@ -51,7 +51,6 @@ class DecodeConsumer : DecodeSplits<Traits> {
       compute(run, parts);
       this->end_run(run, parts);
     }
-    arrive(&shared_.runs.ended);
   }
 
  private:

@@ -46,7 +46,6 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       compute(run, parts);
       this->end_run(run, parts);
     }
-    arrive(&shared_.runs.ended);
   }
 
  private:

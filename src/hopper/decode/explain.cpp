@@ -85,7 +85,10 @@ void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Ex
   out->add("warpgroups",
            message("1 producer, ", c.consumers, c.consumers == 1 ? " consumer" : " consumers"));
   out->add("stages", message(c.stages, " of K, ", c.stages, " of V"));
-  out->add("grid", message(plan.grid, " blocks of ", c.threads(), " threads, persistent"));
+  out->add(
+      "grid",
+      message(plan.grid, " blocks of ", c.threads(), " threads, persistent",
+              plan.mergers > 0 ? message("; ", plan.mergers, " more merge what they share") : ""));
   out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
   out->add("workspace",
            message("the schedule", plan.most_splits > 1 ? ", parts of shared tiles" : "",

@@ -4,12 +4,13 @@
 //   warpgroup 0   brings K and V into shared memory (load.cuh), their scales (key_scales.cuh), and
 //                 the runs (work.cuh)
 //   the others    products, softmax (consume.cuh, consume_fp8.cuh): a warpgroup, or two
-//   all           merging of what blocks share (share.cuh)
+//   other blocks  merge what these share (merge_shares.cuh)
 #pragma once
 
 #include "hopper/decode/consume.cuh"
 #include "hopper/decode/consume_fp8.cuh"
 #include "hopper/decode/load.cuh"
+#include "hopper/decode/merge_shares.cuh"
 
 namespace flash3::hopper {
 
@@ -32,6 +33,10 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  if (int(blockIdx.x) >= params.blocks) {
+    merge_shares<Traits>(params, *reinterpret_cast<MergeMemory<Traits>*>(shared_bytes));
+    return;
+  }
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   if (threadIdx.x == 0) {
     const int producers = params.box_rows > 0 ? 1 : kLoaderThreads;
@@ -42,40 +47,23 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blo
     shared.runs.barriers.init(kWarps + loader_warps + Traits::kFp8, 32);
     if constexpr (Traits::kFp8)
       for (uint64_t& full : shared.fp8.scales_full) mbarrier_init(&full, 32);
-    mbarrier_init(&shared.runs.ended, 32 + kWarpgroupThreads * Traits::kConsumers);
     fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  // Consumers may borrow registers from producers, and then give them back for the merging.
-  // setmaxnreg wants a barrier between two of it.
+  // Consumers may have registers of the producers'.
   using Consumer = Choice<Traits::kFp8, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
   constexpr DecodeConfig kConfig = Traits::kConfig;
   constexpr bool kBorrows = kConfig.borrows();
-  constexpr int kEach = kConfig.registers();
   if (warpgroup_index() > 0) {
     if constexpr (kBorrows) acquire_registers<kConfig.consumer_registers()>();
     Consumer consumer(params, shared);
     consumer.run();
-    if constexpr (kBorrows) {
-      consumer.sync_consumers();
-      release_registers<kEach>();
-    }
   } else {
     if constexpr (kBorrows) release_registers<kConfig.producer_registers()>();
     produce<Traits>(params, shared);
-    if constexpr (kBorrows) {
-      // Producers of a block without work end before consumers have asked for their registers. Who
-      // takes them back then leaves these waiting for ever.
-      wait(&shared.runs.ended, 0, "runs_ended");
-      named_barrier_sync(int(DecodeBarrier::kProducers), kWarpgroupThreads);
-      acquire_registers<kEach>();
-    }
   }
-  // Behind all that other blocks may wait for: who looked for parts before would be in the way.
-  wait(&shared.runs.ended, 0, "runs_ended");
-  if (shared.runs.merged.exists) merge_parts<Traits>(params, shared.runs.merged, shared.runs.lists);
 }
 
 }  // namespace flash3::hopper

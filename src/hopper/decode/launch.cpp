@@ -58,7 +58,6 @@ void fill_latent(const TensorView& q, bool capped, const DecodePlan& plan, Decod
   params->q_latent_stride_head = q.stride_head;
   params->q_by_pieces &= in_pieces(q);
   params->capped = capped;
-  params->blocks = plan.grid;
   params->cluster = plan.cluster;
 }
 
@@ -122,12 +121,13 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   params.parts = workspace + plan.parts_offset;
   params.slots = plan.slots;
   params.ticket = new_ticket();
+  params.blocks = plan.grid;
   if (problem.has_fp8_keys()) fill_fp8(problem, &params);
   static_assert(sizeof(*params.tree) == sizeof(*problem.tree.words));
   params.tree = reinterpret_cast<const unsigned long long*>(problem.tree.words);
   params.tree_stride_batch = problem.tree.stride_batch;
 
-  FLASH3_CHECK(launch_kernel({plan.kernel->function, plan.grid, config.threads(),
+  FLASH3_CHECK(launch_kernel({plan.kernel->function, plan.grid + plan.mergers, config.threads(),
                               config.shared_bytes(), true, plan.cluster},
                              &params, problem.stream, "launching the decode kernel"));
   return latent && plan.slots > 0 ? launch_latent_merge(problem, plan, &params) : Status();
@@ -152,7 +152,7 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
   params.groups_per_kv = plan.groups_per_kv;
   params.blocks = plan.grid / plan.cluster;
   params.slots = plan.slots;
-  params.lists_parts = !plan.kernel->config.latent;
+  params.lists_parts = plan.slots > 0 && !plan.kernel->config.latent;
   params.schedule = schedule_at(data, plan);
   return launch_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
                        &params, problem.stream, "launching the schedule of a decode call");

@@ -32,16 +32,18 @@ struct alignas(128) DecodeRun {
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  short merges, folds;          // whether the block merges the item; from so many folds
-  short fold_parts, ends_item;  // parts of the shared fold that it merges; whether it is the last
+  short merges, folds;          // whether it ends an item that others begin; of so many folds
+  short fold_parts, ends_item;  // parts of the fold that it ends and others begin; whether that is
+                                // the item's last
   int next;                     // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 inline constexpr int kHeadGroupWord = 2;  // of a run: launch.cpp, which has offsetof, checks it
 
-// The parts that a block merges, in order. A part has the number of its slot among all blocks'
+// The parts of what a block ends, in order. A part has the number of its slot among all blocks'
 // slots.
 struct MergeLists {
+  int rows;                     // of the block's first run, if there is something to merge, or 0
   int fold[kSplitsPerFold];     // parts of the fold that it shares with blocks before it
   int folds[kMostDecodeFolds];  // folds of the item
 };
@@ -88,6 +90,7 @@ struct DecodeParams {
   void* parts;
   int slots;                  // parts of a block
   unsigned long long ticket;  // of this launch
+  int blocks;                 // that compute; those behind them merge
 
   // Where K and V are e4m3.
   Element q_type;
@@ -98,7 +101,6 @@ struct DecodeParams {
   // Of the latent kernels: q has the rope parts, this the latent parts.
   const void* q_latent;
   long long q_latent_stride_batch, q_latent_stride_row, q_latent_stride_head;
-  int blocks;   // of the latent kernel
   int cluster;  // blocks that read the same keys for different heads: 1 or 2
 
   // Which of its sequence's last keys a query sees, a bit each, or null: all that the mask shows.

@@ -131,6 +131,32 @@ Index most_items(const ForwardProblem& problem, const DecodeRule& rule) {
   return rule.head_groups * (q.packed ? std::min(of_each, q.rows / tile + problem.batch) : of_each);
 }
 
+// Blocks that merge what others share: few rows each, since a multiprocessor reads 15 to 30 GB/s of
+// parts, and less where other blocks compute on it too, as those of e4m3 do.
+int mergers_of(const DecodePlan& plan, Index most_queries, int most_blocks) {
+  const DecodeConfig& config = plan.kernel->config;
+  if (config.latent || plan.most_splits == 1 || plan.grid == 1) return 0;
+  const Index rows_of_each = config.e4m3 ? 2 : 6;
+  // A block ends one shared item at most, or a fold of it.
+  const Index folds = plan.most_items * ceil_div(plan.most_splits, kSplitsPerFold),
+              ends = std::min<Index>(plan.grid, folds),
+              rows = ends * std::min<Index>(config.rows, most_queries * plan.heads);
+  return int(std::min<Index>(ceil_div(rows, rows_of_each), most_blocks));
+}
+
+// How many blocks compute, one for each key tile at most, and how many merge: with few splits, even
+// shares of the cost are not one split each. Those that merge run behind the others, but where
+// multiprocessors are left to other kernels.
+void plan_blocks(const ForwardProblem& problem, Index tiles, Index most_queries,
+                 int multiprocessors, DecodePlan* plan) {
+  const int most = std::min(multiprocessors * plan->kernel->config.blocks, kMaxDecodeBlocks);
+  plan->grid = int(std::min<Index>(plan->most_items * tiles, most));
+  plan->mergers = mergers_of(*plan, most_queries, most);
+  if (problem.sm_margin == 0 || plan->grid + plan->mergers <= most) return;
+  plan->mergers = std::min(plan->mergers, ceil_div(most, 16));
+  plan->grid = std::min(plan->grid, most - plan->mergers);
+}
+
 Status check_dtype(const ForwardProblem& problem) {
   const flash3_dtype q = problem.dtype;
   const bool takes_fp8 = problem.has_fp8_keys() && (problem.has_cache() || problem.tree.given);
@@ -227,10 +253,7 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   const int64_t items = plan->most_items;
   const int multiprocessors =
       std::max(1, (device.multiprocessors - problem.sm_margin) / plan->cluster);
-  // A block for each key tile, not for each split: with few splits, even shares of the cost are not
-  // one split each.
-  plan->grid = int(std::min(
-      {items * tiles, int64_t{multiprocessors} * config.blocks, int64_t{kMaxDecodeBlocks}}));
+  plan_blocks(problem, tiles, most_queries, multiprocessors, plan);
   const Index cost = items * (2 * tiles + kItemCost + plan->rule.least_tiles + 1);
   while ((cost >> plan->rule.cost_shift) + items > (Index{1} << 32) / plan->grid - 1)
     ++plan->rule.cost_shift;

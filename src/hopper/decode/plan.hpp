@@ -36,7 +36,8 @@ struct DecodePlan {
   int heads = 0;                         // query heads of an item
   int groups_per_kv = 0;
   int box_rows = 0;     // of K and V that TMA copies at once; 0: producers gather rows
-  int grid = 0;         // blocks
+  int grid = 0;         // blocks that compute
+  int mergers = 0;      // blocks behind them, which merge what they share
   int cluster = 1;      // blocks that read the same keys, for different heads
   int slots = 0;        // parts of a block
   int most_splits = 0;  // of any sequence of the call

@@ -294,8 +294,8 @@ __device__ __forceinline__ int list_slots(const DecodeScheduleParams& params, co
   return count;
 }
 
-// Lists what the block merges of an item that it does not begin: the fold that it ends, if another
-// block begins it, and the item, if the block has its last split. One warp calls it.
+// Lists what is to be merged of an item that the block does not begin: the fold that it ends, if
+// another block begins it, and the item, if the block has its last split. One warp calls it.
 __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, const DecodeCut& cut,
                                            ItemRun& item, short* starts) {
   DecodeRun& run = item.run;
@@ -318,6 +318,7 @@ __device__ __forceinline__ void list_parts(const DecodeScheduleParams& params, c
     });
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
+    lists.rows = shares_fold || merges ? run.rows : 0;
     run.fold_parts = short(fold_parts);
     run.ends_item = ends_item;
     run.folds = short(parts);
@@ -335,6 +336,7 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
   find_work(params, places);
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
+  if (params.lists_parts && lane == 0) params.schedule.lists[blockIdx.x].rows = 0;
   RunWalk walk(params, places);
   int next = 0;
   for (int count = 0;; ++count) {

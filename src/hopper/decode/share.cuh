@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items that several blocks share: how a block leaves its parts of an item in the workspace, and
-// how a block merges the parts of a fold, or the folds of an item (shares.hpp says which block).
+// The parts of items that several blocks share: how a block leaves them in the workspace, and how
+// a row of some parts is merged (shares.hpp says which, merge_shares.cuh who does it).
 //
 // A part is units of 16 bytes: two floats and the launch's ticket, a number that no other launch
 // has and that memory does not hold by chance. A unit is stored and loaded as one, so who finds the
 // ticket has the floats too, without a fence or a counter. The reader then overwrites the ticket,
-// because a replay of a captured launch has the same one. A warp waits for parts only after its own
-// work, and only for blocks with lower numbers, which were launched before: so every block ends,
-// however many run at a time.
+// because a replay of a captured launch has the same one.
 #pragma once
 
 #include "hopper/decode/fold.cuh"
@@ -56,9 +54,8 @@ __device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128*
 
 // Some parts of a row in a warp's registers. Each lane has every 32nd unit of O of all parts, and
 // from part lane / 4 the sum of warp lane % 4.
-template <class Traits>
+template <class Traits, int kAtOnce>
 struct RowParts {
-  static constexpr int kAtOnce = Traits::kDimBlocks > 2 ? 4 : 8;
   Bits128 out[kAtOnce][Traits::kDimBlocks], sum;
 
   // Waits for the first parts of a list, at most `count`, and overwrites their tickets.
@@ -128,91 +125,43 @@ struct MergedRow {
   }
 };
 
-// Merges a row of the parts on a list, from the first to the last.
+// Merges a row of the first parts on a list, at most kAtOnce, into `all`.
+template <int kAtOnce, class Traits>
+__device__ __forceinline__ void merge_parts(const DecodeParams& params, const int* list, int count,
+                                            int row, int lane, MergedRow<Traits>& all) {
+  RowParts<Traits, kAtOnce> parts;
+  parts.take(params, list, count, row, lane);
+#pragma unroll
+  for (int n = 0; n < kAtOnce; ++n) {
+    if (n >= count) break;
+    MergedRow<Traits> x;
+    const float2 sum_and_max = parts.sum_and_max(n, lane);
+    x.sum = sum_and_max.x, x.max = sum_and_max.y;
+    x.is_empty = false;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
+    all.add(x);
+  }
+}
+
+// Merges a row of the parts on a list, from the first to the last. A multiprocessor reads parts
+// slowly, so those that there are not are read again as seldom as possible.
 template <class Traits>
 __device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& params, const int* list,
                                                        int count, int row, int lane) {
-  constexpr int kAtOnce = RowParts<Traits>::kAtOnce;
+  constexpr int kMany = Traits::kDimBlocks > 2 ? 4 : 8, kFew = 2;
   MergedRow<Traits> all;
 #pragma unroll 1
-  for (; count > 0; list += kAtOnce, count -= kAtOnce) {
-    RowParts<Traits> parts;
-    parts.take(params, list, count, row, lane);
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (n >= count) break;
-      MergedRow<Traits> x;
-      const float2 sum_and_max = parts.sum_and_max(n, lane);
-      x.sum = sum_and_max.x, x.max = sum_and_max.y;
-      x.is_empty = false;
-#pragma unroll
-      for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
-      all.add(x);
-    }
+  while (count > 0) {
+    const bool many = count > kFew;
+    if (many)
+      merge_parts<kMany>(params, list, count, row, lane, all);
+    else
+      merge_parts<kFew>(params, list, count, row, lane, all);
+    list += many ? kMany : kFew;
+    count -= many ? kMany : kFew;
   }
   return all;
-}
-
-// Stores a merged fold as a part, for the block that merges the item.
-template <class Traits>
-__device__ __forceinline__ void store_fold(const DecodeParams& params,
-                                           const MergedRow<Traits>& fold, int row, int lane) {
-  const int slot = int(blockIdx.x + 1) * params.slots - kMergedFoldSlot;
-  Bits128* const of_row = part_at<Traits>(params, slot) + row * Traits::kConfig.units_of_row();
-#pragma unroll
-  for (int b = 0; b < Traits::kDimBlocks; ++b)
-    store_relaxed(of_row + 32 * b + lane, part_unit(fold.out[b].x, fold.out[b].y, params.ticket));
-  if (lane < 4)
-    store_relaxed(of_row + Traits::kHeadDimV / 2 + lane,
-                  part_unit(fold.sum, fold.max, params.ticket));
-}
-
-template <class Traits>
-__device__ __forceinline__ void store_row(const DecodeParams& params, const DecodeRun& run,
-                                          const MergedRow<Traits>& all, int row, int lane) {
-  float sums[4];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
-  const QueryRow at = query_row(params, run, row);
-  const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
-  const OutRow<Traits> out(params, run, at);
-#pragma unroll
-  for (int b = 0; b < Traits::kDimBlocks; ++b) {
-    const int dim = 64 * b + lane / 8 * 16;
-    out.store(dim + Traits::dim_of(lane % 8, 0), all.out[b].x * result.inverse_sum);
-    out.store(dim + Traits::dim_of(lane % 8, 1), all.out[b].y * result.inverse_sum);
-  }
-  if (lane == 0) store_row_lse(params, run, at, result.lse);
-}
-
-// Merges the fold that the block shares with others, if there is one, and the item, if the block
-// has its last split. All warps of the block call it; each has a row at a time. An item's last fold
-// stays in registers.
-template <class Traits>
-__device__ __forceinline__ void merge_parts(const DecodeParams& params, const DecodeRun& run,
-                                            const MergeLists& lists) {
-  constexpr int kWarps = Traits::kConfig.threads() / 32;
-  const int lane = threadIdx.x % 32, rows = uniform(run.rows);
-  const int fold_parts = uniform(run.fold_parts), folds = uniform(run.folds);
-  const bool merges = uniform(run.merges) != 0, ends_item = uniform(run.ends_item) != 0;
-#pragma unroll 1
-  for (int row = uniform(threadIdx.x / 32); row < rows; row += kWarps) {
-    MergedRow<Traits> fold;
-    // The shared fold, then the item: one copy of the code.
-#pragma unroll 1
-    for (int step = 0; step < 2; ++step) {
-      MergedRow<Traits> merged = merge_row<Traits>(params, step == 0 ? lists.fold : lists.folds,
-                                                   step == 0 ? fold_parts : folds, row, lane);
-      if (step == 0) {
-        fold = merged;
-        if (fold_parts > 0 && !ends_item) store_fold(params, fold, row, lane);
-        if (!merges) break;
-      } else {
-        if (ends_item) merged.add(fold);
-        store_row(params, run, merged, row, lane);
-      }
-    }
-  }
 }
 
 }  // namespace flash3::hopper

@@ -32,12 +32,7 @@ struct KeyScales {
   float k, log2_v;
 };
 
-enum class DecodeBarrier : int {
-  kConsumers = 1,
-  kProducers = 2,
-  kSecondConsumers = 3,
-  kAllConsumers = 4
-};
+enum class DecodeBarrier : int { kConsumers = 1, kSecondConsumers = 2, kAllConsumers = 3 };
 
 // kKeys: the type of K and V. e4m3 is brought to float16, exactly, for products in float16; such a
 // kernel has a softcap or not as its call does.

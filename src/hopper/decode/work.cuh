@@ -32,13 +32,10 @@ __device__ __forceinline__ uint4 load_piece(const unsigned char* row, int col, i
   return {packed[0], packed[1], packed[2], packed[3]};
 }
 
-// The runs that the block is at, and what it merges after all runs: at most one item.
+// The runs that the block is at.
 struct RunRing {
   DecodeRun runs[2];
-  DecodeRun merged;  // the run with a fold or an item to merge, if the block has one
-  MergeLists lists;  // its parts
   RingBarriers<2> barriers;
-  uint64_t ended;  // completes when `merged` and `lists` are there and all runs are computed
 };
 
 // Which runs a block has: those of a block of the schedule. Of a cluster all blocks have the same
@@ -51,12 +48,10 @@ struct RunSource {
 __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& ring,
                                           const RunSource& source) {
   const int lane = threadIdx.x % 32;
-  const DecodeSchedule& schedule = params.schedule;
   PipelineState<2> state;
   int next = source.block;
-  reinterpret_cast<int*>(&ring.merged)[lane] = 0;
   for (bool exists = true; exists; state.advance()) {
-    int word = __ldcg(reinterpret_cast<const int*>(schedule.runs + next) + lane);
+    int word = __ldcg(reinterpret_cast<const int*>(params.schedule.runs + next) + lane);
     if (source.ranks > 1 && lane == kHeadGroupWord) word = word * source.ranks + source.rank;
     wait(&ring.barriers.empty[state.stage], state.phase ^ 1, "run_empty");
     DecodeRun& run = ring.runs[state.stage];
@@ -65,14 +60,7 @@ __device__ __forceinline__ void load_runs(const DecodeParams& params, RunRing& r
     __syncwarp();
     exists = run.exists;
     next = run.next;
-    if (!exists || !(run.merges || run.fold_parts > 0)) continue;
-    reinterpret_cast<int*>(&ring.merged)[lane] = word;
-    static_assert(sizeof(MergeLists) <= 32 * sizeof(int));
-    if (lane < int(sizeof(MergeLists) / sizeof(int)))
-      reinterpret_cast<int*>(&ring.lists)[lane] =
-          __ldcg(reinterpret_cast<const int*>(schedule.lists + source.block) + lane);
   }
-  arrive(&ring.ended);
 }
 
 // Any other role's view of the ring. One thread uses it, or whole warps.

@@ -158,10 +158,24 @@ TEST(DecodePlan, LongSequencesHaveMoreSplits) {
 TEST(DecodePlan, AMarginLeavesMultiprocessorsFree) {
   ForwardProblem problem = problem_of("bf16/b64/q1/k4096/h64x8/d128/causal");
   EXPECT_EQ(plan_of(problem).grid, 132);
-  problem.sm_margin = 32;
-  EXPECT_EQ(plan_of(problem).grid, 100);
+  EXPECT_EQ(plan_of(problem).mergers, 132) << "behind them";
+  for (const int margin : {1, 32, 100, 129}) {
+    problem.sm_margin = margin;
+    const DecodePlan plan = plan_of(problem);
+    EXPECT_EQ(plan.grid + plan.mergers, 132 - margin);
+    EXPECT_GT(plan.mergers, 0);
+  }
   problem.sm_margin = 5000;
   EXPECT_EQ(plan_of(problem).grid, 1);
+  EXPECT_EQ(plan_of(problem).mergers, 0) << "nothing is shared";
+}
+
+TEST(DecodePlan, BlocksMergeWhatOthersShare) {
+  const auto mergers = [](const char* id) { return plan_of(problem_of(id)).mergers; };
+  EXPECT_EQ(mergers("bf16/b1/q1/k4096/h32x8/d128/causal"), 11) << "two folds of eight items";
+  EXPECT_EQ(mergers("bf16/b1/q4/k4096/h32x8/d128/causal"), 43);
+  EXPECT_EQ(mergers("bf16/b1/q1/k256/h32x8/d128/causal"), 0) << "one split";
+  EXPECT_EQ(mergers("bf16/b16/q16/k4096/h32x8/d128/causal"), 132);
 }
 
 // What the device reads of the lengths is what core/kv_cache.hpp says, whatever they hold.

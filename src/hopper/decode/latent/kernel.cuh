@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
       mbarrier_init(&shared.p_full[s], 4);
     }
     shared.runs.barriers.init(kConsumerWarps + loader_warps, 32);
-    mbarrier_init(&shared.runs.ended, 32);
     fence_mbarrier_init();
   }
   if (params.cluster > 1)

@@ -31,7 +31,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // What a kernel makes of a raw score s = q·k, and in what form the online softmax keeps the maximum
-// of a row of them. The forward has more, for softcaps and for FP8.
+// of a row of them. Where rows differ in that, h tells which of the thread's two it is. The forward
+// has more, for softcaps and for FP8.
 template <ScoreKind>
 struct Score;
 
@@ -49,7 +50,7 @@ struct Score<ScoreKind::kPlain> {
   }
 
   // The score in base 2, less a shift.
-  __device__ __forceinline__ float log2_above(float s, float shift) const {
+  __device__ __forceinline__ float log2_above(float s, float shift, int) const {
     return fmaf(s, scale_log2, -shift);
   }
 
@@ -58,10 +59,10 @@ struct Score<ScoreKind::kPlain> {
   __device__ __forceinline__ float limit(float m, float slack) const {
     return m + slack / scale_log2;
   }
-  __device__ __forceinline__ float max_of(float largest) const { return largest; }
+  __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return m * scale_log2; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
-    return log2_above(m, shift);
+    return fmaf(m, scale_log2, -shift);
   }
   // In natural units, and something added.
   __device__ __forceinline__ float plus(float m, float x) const {
@@ -88,7 +89,7 @@ struct OnlineSoftmax {
     find_max_above_limit(r_s, largest);
     // A NaN is not within the limit.
     const bool within =
-        score.max_of(largest[0]) <= limit(0) && score.max_of(largest[1]) <= limit(1);
+        score.max_of(largest[0], 0) <= limit(0) && score.max_of(largest[1], 1) <= limit(1);
     const bool raise = __any_sync(~0u, !within);
     alpha[0] = alpha[1] = 1.f;
     if (raise) raise_max(r_s, alpha);
@@ -102,7 +103,8 @@ struct OnlineSoftmax {
     float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      r_s[j] = exp2_approx(score.log2_above(r_s[j], row_shift[j / 2 % 2]));
+      const int h = j / 2 % 2;
+      r_s[j] = exp2_approx(score.log2_above(r_s[j], row_shift[h], h));
       sum[j % 4] += r_s[j];
     }
 #pragma unroll
@@ -176,7 +178,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Only the rows that demand it, so that no row's bits depend on its neighbours.
-      const float tile_max = score.max_of(quad_max(largest[h]));
+      const float tile_max = score.max_of(quad_max(largest[h]), h);
       const float new_max = tile_max <= limit(h) ? row_max[h] : fmaxf(row_max[h], tile_max);
       // 0 in the place of −∞ gives p = 0 instead of NaN.
       const float new_shift = new_max == -kInfinity ? 0.f : score.shift_of(new_max);

@@ -101,6 +101,9 @@ struct ForwardConfig {
   // Keys that are loaded at once where they are widened, and their bytes.
   FLASH3_HOST_DEVICE constexpr int raw_rows() const { return tile_n / 2; }
   FLASH3_HOST_DEVICE constexpr int raw_bytes() const { return raw_rows() * head_dim; }
+  // FP8: whether each row of Q has a scale of its own, so that rows may be of several heads
+  // (HeadPack). Otherwise a warpgroup's rows have one.
+  FLASH3_HOST_DEVICE constexpr bool row_scales() const { return fp8() && paged; }
   // Keys that boxes of pages must divide.
   FLASH3_HOST_DEVICE constexpr int rows_at_once() const { return widened() ? raw_rows() : tile_n; }
   FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
@@ -111,7 +114,8 @@ struct ForwardConfig {
                          2 * raw_stages + 1;
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
-    const int scales = fp8()       ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_stages * 16
+    const int q_scales = q_stages * 4 * (row_scales() ? tile_m() : 4);
+    const int scales = fp8()       ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_scales
                        : widened() ? (2 * stages + raw_stages) * 8
                                    : 0;
     const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp

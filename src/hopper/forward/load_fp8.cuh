@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_fp8_q(const ForwardParams& params,
                    box_at(params.q_rows, s.batch, s.q_first, s.q_length, row, work.head_group),
                    full);
     // Rows behind the end have no scale; any does for them.
-    copy_scale(&shared.q_scales[state.stage][w], scales,
+    copy_scale(shared.q_scales[state.stage][w].q, scales,
                min(row, s.q_length - 1) / int(kScaleBlock));
     arrive_behind_copies(full);
     arrive_expect_bytes(full, Tile::kBytes);
@@ -140,8 +140,8 @@ struct Fp8Barriers {
   static constexpr int kTileReaders = 1 + kTransposeThreads;  // the loader, transposers
 
   static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
-    // The copies of scales make an arrival of their own.
-    for (auto& barriers : shared.q_barriers) barriers.init(4, 2);
+    // The copies of scales make an arrival of their own; those of rows one of each lane's.
+    for (auto& barriers : shared.q_barriers) barriers.init(4, Traits::kRowScales ? 1 + 32 : 2);
     shared.k_barriers.init(4 * Traits::kWarpgroups, 2);
     shared.v_barriers.init(4 * Traits::kWarpgroups, kTransposeThreads);
     shared.raw_v_barriers.init(kTransposeThreads);

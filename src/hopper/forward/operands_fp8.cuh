@@ -34,31 +34,44 @@ struct Fp8Maximum {
   }
 };
 
-template <ScoreKind>
+// What the scores of a key tile are multiplied by: those of a thread's two rows by one factor, or
+// by one each.
+template <bool kRowScales>
+struct ScoreScale {
+  static constexpr int kCount = kRowScales ? 2 : 1;
+
+  float factors[kCount];
+
+  // q_scales: with what all scores are multiplied by.
+  __device__ __forceinline__ void begin_tile(const float (&q_scales)[kCount], float k_scale) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) factors[i] = q_scales[i] * k_scale;
+  }
+  __device__ __forceinline__ float of_row(int h) const { return factors[kRowScales ? h : 0]; }
+};
+
+template <ScoreKind, bool kRowScales = false>
 struct Fp8Score;
 
-template <>
-struct Fp8Score<ScoreKind::kPlain> : Fp8Maximum {
+template <bool kRowScales>
+struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
   static constexpr bool kCapped = false;
 
-  float scale;
+  ScoreScale<kRowScales> scale;
 
   template <class Params>
   static __device__ __forceinline__ Fp8Score of(const Params&) {
     return {};
   }
 
-  // q_scale: with softmax_scale · log2 e.
-  __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
-    scale = q_scale * k_scale;
-  }
-
   // As Score<kPlain>, but m is of scaled scores.
-  __device__ __forceinline__ float log2_above(float s, float shift) const {
-    return fmaf(s, scale, -shift);
+  __device__ __forceinline__ float log2_above(float s, float shift, int h) const {
+    return fmaf(s, scale.of_row(h), -shift);
   }
   __device__ __forceinline__ float limit(float m, float slack) const { return m + slack; }
-  __device__ __forceinline__ float max_of(float largest) const { return largest * scale; }
+  __device__ __forceinline__ float max_of(float largest, int h) const {
+    return largest * scale.of_row(h);
+  }
 };
 
 // Issues O += P·V, or O = P·V, V transposed by transpose_v.cuh, and commits it as one group.
@@ -111,7 +124,7 @@ __device__ __forceinline__ void pack_fp8_probabilities(const float (&r_s)[N],
 template <class Traits>
 class OperandsFp8 {
  public:
-  using Score = Fp8Score<Traits::kScore>;
+  using Score = Fp8Score<Traits::kScore, Traits::kRowScales>;
   using Scales = typename Traits::Scales;
   using VTile = typename Traits::VTile;
   static constexpr int kTileN = Traits::kTileN;
@@ -129,7 +142,7 @@ class OperandsFp8 {
       : params_(params),
         shared_(shared),
         sums_(params, shared),
-        q_scale_(shared.q_scales[q_stage][warpgroup]) {}
+        q_scales_(shared.q_scales[q_stage][warpgroup]) {}
 
   static __device__ __forceinline__ void issue_scores(float (&r_s)[kTileN / 2], Descriptor q,
                                                       Descriptor k) {
@@ -152,12 +165,17 @@ class OperandsFp8 {
   __device__ __forceinline__ void begin_key_tile(Tile& tile, const typename Traits::KvState& k,
                                                  const typename Traits::KvState& previous) {
     scales_ = &shared_.key_scales[k.phase][k.stage];
-    tile.softmax.score.begin_tile(q_scale_ * params_.fp8.q_factor, Scales::largest(scales_->k));
+    float q_scales[kQScales];
+#pragma unroll
+    for (int i = 0; i < kQScales; ++i) q_scales[i] = q_scale(i) * params_.fp8.q_factor;
+    tile.softmax.score.scale.begin_tile(q_scales, Scales::largest(scales_->k));
     differ_ = Scales::kMayDiffer && __any_sync(~0u, scales_->differ());
     changes_v_scale_ = __any_sync(~0u, Scales::largest(scales_->v) != v_scale(previous));
     // In front of the wait for the scores, where ptxas would not leave it.
-    if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer)
-      order_positive_before(tile.softmax.score.scale);
+    if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer) {
+#pragma unroll
+      for (int i = 0; i < kQScales; ++i) order_positive_before(tile.softmax.score.scale.factors[i]);
+    }
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 
@@ -220,6 +238,17 @@ class OperandsFp8 {
   }
 
  private:
+  static constexpr int kQScales = ScoreScale<Traits::kRowScales>::kCount;  // a thread's
+
+  // Read again for each key tile: they need no registers in between.
+  __device__ __forceinline__ float q_scale(int h) const {
+    if constexpr (!Traits::kRowScales) {
+      return q_scales_.q[0];
+    } else {
+      const int thread = thread_in_warpgroup();
+      return q_scales_.q[thread / 32 * kWarpRows + thread % 32 / 4 + 8 * h];
+    }
+  }
   // Where a key tile lies in several blocks of scales they seldom differ.
   static __device__ __forceinline__ int keys_in_first_block(int n) {
     return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
@@ -231,7 +260,7 @@ class OperandsFp8 {
   const ForwardParams& params_;
   const typename Traits::Shared& shared_;
   const OutputSums<Traits> sums_;
-  const float& q_scale_;            // read again for each key tile: it needs no register in between
+  const typename Traits::QScales& q_scales_;
   const Scales* scales_ = nullptr;  // the present key tile's
   bool differ_ = false;             // its blocks' scales
   bool changes_v_scale_ = false;    // from the key tile before

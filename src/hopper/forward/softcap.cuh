@@ -22,17 +22,17 @@ struct Score<ScoreKind::kSoftcap> {
   }
 
   // A remapped score, capped, in base 2, less a shift.
-  __device__ __forceinline__ float log2_above(float s, float shift) const {
+  __device__ __forceinline__ float log2_above(float s, float shift, int) const {
     return fmaf(s, cap.factor(s), -shift);
   }
 
   // m is of remapped scores, which have the order of capped ones. limit: P is nowhere steeper than
   // at 0.
   __device__ __forceinline__ float limit(float m, float slack) const { return m + slack / cap.a; }
-  __device__ __forceinline__ float max_of(float largest) const { return largest; }
+  __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return m * cap.factor(m); }
   __device__ __forceinline__ float max_above(float m, float shift) const {
-    return log2_above(m, shift);
+    return fmaf(m, cap.factor(m), -shift);
   }
   __device__ __forceinline__ float plus(float m, float x) const {
     return fmaf(shift_of(m), 0.693147180559945309f, x);

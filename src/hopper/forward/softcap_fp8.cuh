@@ -7,27 +7,24 @@
 
 namespace flash3::hopper {
 
-// The cap is of scaled scores: begin_tile() scales them, and m is of those.
-template <>
-struct Fp8Score<ScoreKind::kSoftcap> : Score<ScoreKind::kSoftcap> {
+// The cap is of scaled scores: scale_scores() scales them, and m is of those. Q's factor is 1: the
+// cap's polynomial has the softmax_scale.
+template <bool kRowScales>
+struct Fp8Score<ScoreKind::kSoftcap, kRowScales> : Score<ScoreKind::kSoftcap> {
   using Capped = Score<ScoreKind::kSoftcap>;
   static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
 
-  float scale;
+  ScoreScale<kRowScales> scale;
 
   template <class Params>
   static __device__ __forceinline__ Fp8Score of(const Params& params) {
-    return {Capped::of(params), 1.f};
+    return {Capped::of(params), {}};
   }
 
-  // q_scale: nothing but Q's; the cap's polynomial has the softmax_scale.
-  __device__ __forceinline__ void begin_tile(float q_scale, float k_scale) {
-    scale = q_scale * k_scale;
-  }
   template <int N>
   __device__ __forceinline__ void scale_scores(float (&r_s)[N]) const {
 #pragma unroll
-    for (int j = 0; j < N; ++j) r_s[j] *= scale;
+    for (int j = 0; j < N; ++j) r_s[j] *= scale.of_row(j / 2 % 2);
   }
 
   __device__ __forceinline__ float shift_of(float m) const { return Capped::shift_of(m) - kOffset; }

@@ -44,6 +44,13 @@ struct SharedSums {
 template <int kWarpgroups, int kHeadDimV>
 struct SharedSums<kWarpgroups, kHeadDimV, false> {};
 
+// What the elements of a warpgroup's rows of Q stand for: one scale for all, or one each where the
+// rows may be of several heads.
+template <bool kOfRows>
+struct QueryScales {
+  float q[kOfRows ? kWarpgroupRows : 1];
+};
+
 template <class Row>
 struct Fp8Traits : ForwardConstants<Row> {
   using Constants = ForwardConstants<Row>;
@@ -58,6 +65,9 @@ struct Fp8Traits : ForwardConstants<Row> {
   using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
   using Scales = KeyScales<blocks_of_scales(kTileN)>;
   using RawState = PipelineState<kRawStages>;
+
+  static constexpr bool kRowScales = kConfig.row_scales();
+  using QScales = QueryScales<kRowScales>;
 
   static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = kConfig.sums_in_shared();
 
@@ -75,10 +85,10 @@ struct Fp8Traits : ForwardConstants<Row> {
     TileRing tiles;
     // For the key tile in K's stage, by the ring's phase: V's scales are read when K has gone.
     Scales key_scales[2][kStages];
-    float q_scales[kQStages][4];                   // each warpgroup's
-    WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
-    RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
-    uint64_t v_loaded;                             // but not cleared yet
+    QScales q_scales[kQStages][kRowScales ? kWarpgroups : 4];  // each warpgroup's
+    WarpQueries warp_queries[4 * kWarpgroups];                 // each consumer warp's
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees
+    uint64_t v_loaded;                                         // but not cleared yet
   };
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };

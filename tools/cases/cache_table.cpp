@@ -204,6 +204,43 @@ std::vector<Case> pairwise_cases(Level level, std::span<const flash3_dtype> dtyp
   return table;
 }
 
+// Prompts of so few queries a tile that FP8 packs heads, of scales that differ from head to head
+// and from block to block of queries: packs that leave rows idle and others, a last query tile that
+// is nearly empty, masks, pages of every number of rows, cache_batch_idx, and caches without a
+// table.
+void add_packed_fp8_prompts(std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 72}};
+  constexpr int64_t kShapes[][3] = {{32, 8, 2}, {17, 6, 2},  {24, 12, 1},
+                                    {64, 8, 4}, {140, 8, 1}, {300, 20, 1}};  // queries, heads
+  constexpr int64_t kPageSizes[] = {64, 128, 0, -1, 16};  // 0: batch_idx, -1: no table
+  size_t n = 0;
+  for (const auto& [dim, dim_v] : kDims)
+    for (const auto& [queries, heads_q, heads_k] : kShapes)
+      for (const float softcap : {0.f, 20.f}) {
+        const int64_t page_size = kPageSizes[n % std::size(kPageSizes)];
+        Case c;
+        c.dtype = FLASH3_FLOAT8_E4M3, c.batch = 3, c.seq_q = queries, c.seq_k = 400;
+        c.heads_q = heads_q, c.heads_k = heads_k, c.head_dim = dim, c.head_dim_v = dim_v;
+        c.scales = Scales::kBlock;
+        c.used_k = true, c.packed_q = n % 3 != 0;
+        c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
+        if (page_size > 0) c.page_size = page_size;
+        c.batch_idx = page_size == 0;
+        // Blocks of keys lie in key tiles, or have no scales of their own.
+        if (page_size == 64 || page_size == 16)
+          c.own_scales[1] = c.own_scales[2] = n % 2 == 0 ? Scales::kHead : Scales::kTensor;
+        if (page_size == -1 && n % 2 == 0) c.append = 20, c.append_packed = c.packed_q;
+        c.causal = n % 4 != 1, c.softcap = softcap;
+        c.window = n % 4 > 1;
+        if (c.window) c.window_left = n % 4 == 2 ? 40 : 350;
+        if (n % 5 < 2) c.sink = Sink::kFloat32;
+        if (n % 7 == 0) c.seq_k = 3000;  // sums in two levels
+        c.seed = 8000 + table->size();
+        table->push_back(c);
+        ++n;
+      }
+}
+
 // FP8 keys and values under every kind of q, with all kinds of scales.
 std::vector<Case> fp8_cases(Level level) {
   constexpr flash3_dtype kDtypes[] = {FLASH3_BFLOAT16, FLASH3_FLOAT16, FLASH3_FLOAT8_E4M3};
@@ -237,6 +274,7 @@ std::vector<Case> fp8_cases(Level level) {
       c.rotary = Rotary::kNone, c.rotary_offsets = c.rotate = false;
     ++i;
   }
+  add_packed_fp8_prompts(&list);
   return list;
 }
 

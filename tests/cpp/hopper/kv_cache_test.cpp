@@ -85,6 +85,28 @@ TEST_F(KvCache, PromptsInPagesOfAnySize) {
     verify(cases::parsed(id), 2);
 }
 
+// Packed heads of queries in FP8, each with scales of its own: packs of every number of heads,
+// those that leave rows idle too, in boxes of every number of rows and without a table.
+TEST_F(KvCache, PacksHeadsOfFp8Queries) {
+  const std::string own_keys = "/k:headscales/v:onescale";
+  for (const char* const heads : {"h8x2", "h6x2", "h5x1", "h14x2", "h16x1", "h64x1"})
+    for (const char* const queries : {"q17", "q40", "q130"})
+      for (const char* const rest :
+           {"d128/causal/random/packedq/usedk/paged128", "d64/causal+w70:/giant/usedk/paged256",
+            "d192x128/full/random/packedq/usedk/batchidx", "d256/causal/random/sink/usedk/append9",
+            "d128/w200:5/edges/packedq/usedk/softcap20/paged128"})
+        verify(cases::parsed(std::string("e4m3/b3/") + queries + "/k500/" + heads + "/" + rest +
+                             "/blockscales"),
+               2);
+  for (const char* const page_size : {"16", "32", "48", "64", "96"})
+    verify(cases::parsed("e4m3/b4/q30/k900/h12x2/d128/causal/random/packedq/usedk/paged" +
+                         std::string(page_size) + "/blockscales" + own_keys),
+           2);
+  verify(cases::parsed("e4m3/b4/q30/k900/h12x2/d64/causal/random/usedk/leftpad/blockscales" +
+                       own_keys),
+         2);
+}
+
 // A call that has tokens to append and no query only appends.
 TEST_F(KvCache, AppendsWithoutQueries) {
   const std::string id = "bf16/b4/q1/k300/h4x2/d128/causal/random/usedk/paged16/append3/rotary";

@@ -84,13 +84,17 @@ bool has_two_level_rival(const ForwardConfig& c) {
   });
 }
 
+// Whether the keys are those of a cache: paged kernels find them, with a table and without one.
+bool reads_cache(const ForwardProblem& problem) {
+  const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
+  return problem.has_cache() || (k.has_used && !k.packed && !q.has_used);
+}
+
 // Whether some sequence may have too few query tiles to fill a GPU, in front of many keys: those of
 // a cache. The choice looks at the most queries that one can have, and never at the batch.
 bool has_few_tiles(const ForwardProblem& problem) {
   constexpr int64_t kTileQueries = 128;
-  const Sequences &q = problem.sequences_q, &k = problem.sequences_k;
-  const bool reads_cache = problem.has_cache() || (k.has_used && !k.packed && !q.has_used);
-  return reads_cache && q.bounded && slot_rows_of(problem) == 0 &&
+  return reads_cache(problem) && problem.sequences_q.bounded && slot_rows_of(problem) == 0 &&
          most_key_parts(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
 }
 
@@ -136,12 +140,15 @@ void for_each_choice(const ForwardProblem& problem,
   const bool band = needs_band(problem), split = splits_keys(problem, element),
              widened = problem.widens_keys(), paged = split || widened || has_table(problem);
   const bool two_levels = sums_in_two_levels(problem);
+  // In FP8 paged kernels alone pack heads: where no table leads to the keys they serve for that.
+  const bool packs_in_paged = element == Element::kE4m3 && !paged && reads_cache(problem);
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 || widened ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
   for (const ForwardKernel& kernel : forward_kernels()) {
     const ForwardConfig& c = kernel.config;
-    if (kernel.element != element || c.score != score || c.paged != paged || c.split != split ||
+    const bool serves = c.paged == paged || (c.paged && packs_in_paged);
+    if (kernel.element != element || c.score != score || !serves || c.split != split ||
         c.widened() != widened || c.head_dim < problem.head_dim ||
         c.head_dim_v < problem.head_dim_v) {
       continue;
@@ -150,9 +157,9 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : c.band != band) continue;
-    visit(ForwardChoice{&kernel, HeadPack{}});
-    if (c.fp8()) continue;  // a warpgroup's rows have one scale
+    if (c.paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : c.band != band) continue;
+    if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
+    if (c.fp8() && !c.row_scales()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);
     for (int heads = 2; heads <= most; ++heads) {
       if (problem.queries_per_kv_head() % heads == 0)

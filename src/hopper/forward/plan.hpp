@@ -41,8 +41,8 @@ struct ForwardChoice {
 
 // All ways that give the right answer. They are the kernels of the narrowest head dims that hold
 // the call's; each with one head a tile, with heads packed by every divisor of the heads per KV
-// head that fits a warpgroup's rows, and with slots where max_seqlen is small enough. Empty if no
-// kernel takes the dtype or the head dims.
+// head that fits a warpgroup's rows (in FP8 on a cache alone), and with slots where max_seqlen is
+// small enough. Empty if no kernel takes the dtype or the head dims.
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
 
 // FP8 sums up O in two levels where a query may see more keys, unless the call says otherwise.

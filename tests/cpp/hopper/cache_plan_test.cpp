@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -71,6 +72,87 @@ TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
                          "e4m3/b2/q200/k300/h8/d128/causal/usedk/leftpad/append1/blockscales",
                          "bf16/b2/q200/k300/h8/d128/causal/usedk/paged64/kv8/blockscales"})
     EXPECT_TRUE(is_decode(problem_of(id))) << id;
+}
+
+// Each row of a paged FP8 kernel has a scale, so that it packs heads as others do; for short
+// prompts on a cache without a table as well, where it is faster than a kernel without a look-up.
+TEST(CachePlan, PacksHeadsOfFp8OnACache) {
+  const auto plan_with = [](const std::string& sizes, const std::string& rest) {
+    return plan_of("e4m3/b64/" + sizes + rest);
+  };
+  const auto heads = [&](const std::string& sizes, const std::string& rest) {
+    return plan_with(sizes, rest).pack.heads;
+  };
+  for (const char* scales : {"", "/onescale", "/headscales", "/blockscales"}) {
+    const std::string cache = std::string("/usedk/paged128") + scales;
+    EXPECT_EQ(heads("q32/k4096/h32x8/d128/causal", cache), 4) << scales;
+    EXPECT_EQ(heads("q64/k4096/h32x8/d128/causal", cache), 2) << scales;
+    EXPECT_EQ(heads("q24/k4096/h24x8/d128/causal", cache), 3) << "63 of 64 rows" << scales;
+    EXPECT_EQ(heads("q32/k4096/h32x8/d64/causal", cache), 4) << scales;
+    EXPECT_EQ(heads("q17/k4096/h32x8/d192x128/full", cache), 4) << scales;
+    EXPECT_EQ(heads("q32/k4096/h32x8/d256/causal", cache + "/softcap20"), 4) << scales;
+    EXPECT_EQ(heads("q32/k4096/h8/d128/causal", cache), 1) << "no heads to pack";
+    EXPECT_EQ(heads("q4096/k4096/h32x8/d128/causal", cache), 1) << "long prompts";
+  }
+  for (const char* cache : {"/usedk", "/usedk/append32", "/packedq/usedk/append32/blockscales",
+                            "/usedk/leftpad/headscales"}) {
+    const ForwardPlan packs = plan_with("q32/k4096/h32x8/d128/causal", cache);
+    EXPECT_EQ(packs.kernel->id, "fwd_e4m3_d128_paged_128x128") << cache;
+    EXPECT_EQ(packs.pack.heads, 4) << cache;
+    EXPECT_EQ(packs.box_keys, 128) << cache;
+    const ForwardPlan plain = plan_with("q4096/k4096/h32x8/d128/causal", cache);
+    EXPECT_FALSE(plain.kernel->config.paged) << cache;
+    EXPECT_EQ(plain.pack.heads, 1) << cache;
+  }
+}
+
+// Beside a cache FP8 packs none, nor in kernels whose warpgroups have one scale of q.
+TEST(CachePlan, OnlyPagedKernelsPackHeadsOfFp8) {
+  for (const char* sizes :
+       {"q32/k4096/h32x8/d128/causal", "q32/k4096/h32x8/d64/full", "q20/k300/h8x1/d192/causal"})
+    for (const char* keys : {"", "/packed", "/packedq/usedk", "/usedq/usedk", "/usedk/append20",
+                             "/usedk/paged128", "/usedk/batchidx"}) {
+      const std::string id = std::string("e4m3/b3/") + sizes + keys;
+      const ForwardProblem problem = problem_of(id);
+      const bool is_cache = problem.has_cache() || id.find("/packedq") != std::string::npos;
+      int packed = 0;
+      for (const ForwardChoice& choice : forward_choices(problem)) {
+        const ForwardConfig& c = choice.kernel->config;
+        EXPECT_EQ(choice.slot_rows, 0) << id;
+        if (choice.pack.heads == 1) {
+          EXPECT_EQ(c.paged, problem.cache.paged || problem.cache.has_batch_idx) << id;
+          continue;
+        }
+        ++packed;
+        EXPECT_TRUE(c.paged && c.row_scales()) << id << ", " << choice.kernel->id;
+      }
+      // A row of 192 dims has a kernel of its own width without a table.
+      const bool narrow = problem.head_dim == 192 && !problem.cache.given();
+      EXPECT_EQ(packed > 0, is_cache && !narrow) << id;
+    }
+}
+
+// So that `flash3 verify --decode` runs them on a GPU.
+TEST(CachePlan, TheCaseTablePacksHeadsInEveryFp8Kernel) {
+  std::map<std::string, int> packed;
+  int idle = 0, without_table = 0, blocks = 0;
+  for (const cases::Case& c :
+       cases::cache_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
+    if (c.dtype != FLASH3_FLOAT8_E4M3) continue;
+    const ForwardProblem problem = problem_of(to_id(c));
+    if (is_decode(problem)) continue;
+    const ForwardPlan plan = plan_of(problem);
+    if (plan.pack.heads == 1) continue;
+    if (problem.q_scale.kind == ScaleKind::kBlock) ++packed[plan.kernel->id];
+    idle += plan.pack.rows() < HeadPack::kRows;
+    without_table += !problem.cache.paged && !problem.cache.has_batch_idx;
+    blocks += problem.q_scale.kind == ScaleKind::kBlock && problem.seq_q > kScaleBlock;
+  }
+  EXPECT_EQ(packed.size(), 7u);
+  for (const auto& [id, count] : packed) EXPECT_GE(count, 2) << id;
+  EXPECT_GE(idle, 5);
+  EXPECT_GE(without_table, 5);
+  EXPECT_GE(blocks, 5);
 }
 
 // FP8 caches under queries of 16 bits, in pages and without, at any number of heads.

@@ -11,19 +11,25 @@ import math
 import torch
 
 
+DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+
+
 class Pool:
     """N(0, 1) keys and values, of which every point takes views."""
 
     def __init__(self, points, device):
-        elements = max(point.buffers * point.rows * point.heads_k * point.dim for point in points)
-        self.tensors = [torch.empty(elements, device=device, dtype=torch.bfloat16).normal_() for _ in range(2)]
+        def normal(dtype):
+            elements = max(point.buffers * point.rows * point.heads_k * point.dim for point in points if point.dtype == dtype)
+            return [torch.empty(elements, device=device, dtype=torch.bfloat16).normal_().to(DTYPES[dtype]) for _ in range(2)]
+
+        self.tensors = {dtype: normal(dtype) for dtype in {point.dtype for point in points}}
 
     def views(self, point):
         """[k, v], each a list with one tensor a buffer: [batch, ctx, heads_k, dim] or [pages, page, heads_k, dim]."""
         layout = (-1, point.page) if point.page else (point.batch, point.ctx)
         elements = point.rows * point.heads_k * point.dim
         return [[x[i * elements:(i + 1) * elements].view(*layout, point.heads_k, point.dim) for i in range(point.buffers)]
-                for x in self.tensors]
+                for x in self.tensors[point.dtype]]
 
 
 class Inputs:
@@ -37,7 +43,7 @@ class Inputs:
         def int32(values):
             return torch.tensor(values, dtype=torch.int32, device=device)
 
-        self.packed_q = torch.randn(sum(point.lengths_q), point.heads, point.dim, device=device).bfloat16()
+        self.packed_q = torch.randn(sum(point.lengths_q), point.heads, point.dim, device=device).to(DTYPES[point.dtype])
         self.q = self.packed_q if point.is_packed else self.packed_q.view(point.batch, point.queries, point.heads, point.dim)
         self.lengths_k, self.cu_seqlens_q, self.max_q = int32(point.lengths_k), int32(point.cu_seqlens_q), max(point.lengths_q)
         self.table = None
@@ -56,7 +62,7 @@ class Inputs:
         if self.table is None:
             return self.k[buffer][sequence, :n], self.v[buffer][sequence, :n]
         pages = self.table[sequence].long()
-        return [x[buffer][pages].flatten(0, 1)[:n] for x in (self.k, self.v)]
+        return [x[buffer].view(torch.uint8)[pages].view(x[buffer].dtype).flatten(0, 1)[:n] for x in (self.k, self.v)]
 
     def reference(self, sequence, buffer):
         """[queries, heads, dim] in float32."""
@@ -98,14 +104,21 @@ def flash3(point, x):
     return [on(k, v) for k, v in zip(x.k, x.v)]
 
 
+def fa3_operators(point):
+    if point.dtype == "bf16":
+        return torch.ops.flash_attn_3
+    import fa3_fwd._C  # noqa: F401  registers torch.ops.fa3_fwd
+    return torch.ops.fa3_fwd
+
+
 def fa3(point, x):
-    """FlashAttention-3's operators; it chooses in how many parts it splits the keys."""
-    operators, out = torch.ops.flash_attn_3, torch.full_like(x.q, float("nan"))
+    """FlashAttention-3's operators; it chooses in how many parts it splits the keys. Of e4m3 scales are 1, as N(0, 1) data allow."""
+    operators, out = fa3_operators(point), torch.full_like(x.q, float("nan"), dtype=torch.bfloat16)
     packed = {"cu_seqlens_q": x.cu_seqlens_q} if point.is_packed else {}
     metadata = None
     if hasattr(operators, "get_scheduler_metadata"):
         metadata = operators.get_scheduler_metadata(
-            point.batch, x.max_q, x.most_keys, point.heads, point.heads_k, point.dim, point.dim, torch.bfloat16, x.lengths_k,
+            point.batch, x.max_q, x.most_keys, point.heads, point.heads_k, point.dim, point.dim, x.q.dtype, x.lengths_k,
             page_size=point.page or None, is_causal=True, num_splits=0, **packed)
     if point.is_packed:
         packed["max_seqlen_q"] = x.max_q
@@ -131,6 +144,8 @@ def cudnn(point, x):
     """cuDNN's attention through its frontend, on padded tensors with lengths."""
     if point.is_packed:
         raise NotImplementedError("sequences with different numbers of queries are not measured through cuDNN's frontend")
+    if point.dtype != "bf16":
+        raise NotImplementedError("FP8 caches are not measured through cuDNN's frontend")
     import cudnn as frontend
     f32, bf16 = frontend.data_type.FLOAT, frontend.data_type.BFLOAT16
     handle = cudnn_handle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of bench/decode_peers.py: attention over a KV cache in bf16. Nothing here needs torch or a GPU."""
+"""The points of bench/decode_peers.py: attention over a KV cache in bf16 and in e4m3. Nothing here needs torch or a GPU."""
 import math
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,7 +9,7 @@ from ragged_points import uniforms
 K = 1024
 SPAN = 640e6  # bytes that keys and values of all buffers take at least: more than ten times the L2
 FEW_CALLS = 4
-ELEMENT = 2  # bytes of a bf16
+ELEMENT = {"bf16": 2, "e4m3": 1}  # bytes
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,15 @@ class CachePoint:
     queries: int = 1
     page: int = 0  # keys of a page; 0: dense
     kind: str = "decode"  # or "ragged", lengths from ctx / 64 to ctx; "chunked", a part of a prompt; "mixed", a half of each
+    dtype: str = "bf16"  # of q, k and v
 
     @property
     def case(self):
         ctx = f"{self.ctx // K}k" if self.ctx % K == 0 else f"{self.ctx}"
         queries = [f"q{self.queries}"] * (self.queries > 1)
         layout = f"p{self.page}" if self.page else "dense"
-        return "/".join([self.kind, f"b{self.batch}", ctx, *queries, f"h{self.heads}x{self.heads_k}", f"d{self.dim}", layout])
+        dtype = [self.dtype] * (self.dtype != "bf16")
+        return "/".join([self.kind, f"b{self.batch}", ctx, *queries, f"h{self.heads}x{self.heads_k}", f"d{self.dim}", layout, *dtype])
 
     @property
     def lengths_k(self):
@@ -66,7 +68,7 @@ class CachePoint:
     @property
     def row_bytes(self):
         """The bytes of a token's key and value in all heads."""
-        return 2 * self.heads_k * self.dim * ELEMENT
+        return 2 * self.heads_k * self.dim * ELEMENT[self.dtype]
 
     @property
     def kv_bytes(self):
@@ -113,4 +115,8 @@ def cache_suite():
         for sizes in few:
             points += both(*sizes, dim=dim)
     points += [CachePoint(*sizes, page=page) for sizes in ((64, 4 * K), (1, 64 * K)) for page in (16, 128, 256, 1)]
+    for batch, ctx in ((1, 4), (1, 16), (1, 64), (16, 4), (16, 16), (16, 64), (64, 4), (64, 16), (256, 4)):
+        points += both(batch, ctx * K, dtype="e4m3")
+    for sizes in few:
+        points += [CachePoint(*sizes, queries=queries, page=64) for queries in (2, 8, 16)]
     return points

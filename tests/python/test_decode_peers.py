@@ -16,7 +16,8 @@ from test_needle import BENCH
 
 SMALL = [dict(batch=3, ctx=200), dict(batch=2, ctx=333, page=16), dict(batch=1, ctx=70, page=1, queries=4, heads=2, heads_k=2),
          dict(batch=4, ctx=300, kind="ragged", page=64), dict(batch=2, ctx=260, kind="chunked", queries=50),
-         dict(batch=4, ctx=130, kind="mixed", queries=20), dict(batch=5, ctx=130, kind="mixed", queries=20, page=16, dim=128)]
+         dict(batch=4, ctx=130, kind="mixed", queries=20), dict(batch=5, ctx=130, kind="mixed", queries=20, page=16, dim=128),
+         dict(batch=3, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3")]
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def scripts(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))  # for clocks, which no test here reads
     peers, calls, points = (importlib.import_module(f"decode_{name}") for name in ("peers", "calls", "points"))
     monkeypatch.setattr(points, "SPAN", 3e5)
+    monkeypatch.setattr(calls, "fa3_operators", lambda point: torch.ops.flash_attn_3)
     return peers, calls, points
 
 

@@ -17,7 +17,10 @@ from test_needle import BENCH
 SMALL = [dict(batch=3, ctx=200), dict(batch=2, ctx=333, page=16), dict(batch=1, ctx=70, page=1, queries=4, heads=2, heads_k=2),
          dict(batch=4, ctx=300, kind="ragged", page=64), dict(batch=2, ctx=260, kind="chunked", queries=50),
          dict(batch=4, ctx=130, kind="mixed", queries=20), dict(batch=5, ctx=130, kind="mixed", queries=20, page=16, dim=128),
-         dict(batch=3, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3")]
+         dict(batch=6, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3")]
+
+
+ERROR = {"bf16": 0.005, "e4m3": 0.03}  # weights in e4m3
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def test_calls(scripts, device, sizes, name):
     for buffer in {0, point.buffers - 1}:
         out = made[buffer]()
         outs.append(out.clone())
-        assert x.error(out, x.references(buffer)) < 0.005
+        assert x.error(out, x.references(buffer)) < ERROR[point.dtype]
         # The results of other heads, and of a row that nobody wrote.
         wrong = out.reshape(x.packed_q.shape).roll(1, 1)
         assert x.error(wrong, x.references(buffer)) > 0.02
@@ -117,7 +120,8 @@ def test_run(on_cpu, capsys):
     for record, point in zip(result["cache_points"], peers.cache_suite()):
         assert list(record["us"]) == ["flash3", "fa3"] and record["us"]["fa3"] == round(1000 / point.calls, 2)
         assert record["share_of_peak"]["flash3"] == pytest.approx(record["kv_bytes"] * point.calls / 1e-3 / 4.8e12, abs=1e-4)
-        assert list(record["refused"]) == ["cudnn"] and max(record["error"].values()) < 0.005  # without the frontend, or a GPU for it
+        assert list(record["refused"]) == ["cudnn"]  # without the frontend, or a GPU for it
+        assert max(record["error"].values()) < ERROR[point.dtype]
     assert "/fa3 1.000" in capsys.readouterr().out
     # What is there is not measured again.
     before = list(result["cache_points"])

@@ -205,8 +205,10 @@ def captured(calls):
 
 
 def is_alive():
-    """Whether the GPU still answers: an error inside a kernel ends everything in this process."""
+    """Whether the GPU still answers, and torch draws numbers: an error inside a kernel ends everything in this process, one inside a
+    capture leaves torch's generator behind, in a graph that is none."""
     try:
+        torch.randn((), device="cuda")
         torch.cuda.synchronize()
         return True
     except RuntimeError:

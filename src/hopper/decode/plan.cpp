@@ -159,8 +159,7 @@ void plan_blocks(const ForwardProblem& problem, Index tiles, Index most_queries,
 
 Status check_dtype(const ForwardProblem& problem) {
   const flash3_dtype q = problem.dtype;
-  const bool takes_fp8 = problem.has_fp8_keys() && (problem.has_cache() || problem.tree.given);
-  if (q == FLASH3_FLOAT16 || q == FLASH3_BFLOAT16 || takes_fp8) return {};
+  if (q == FLASH3_FLOAT16 || q == FLASH3_BFLOAT16 || problem.has_fp8_keys()) return {};
   return unsupported(message("q.dtype = ", dtype_name(q),
                              " but the hopper backend has a KV cache in float16, bfloat16 and "
                              "float8_e4m3 only"));
@@ -199,12 +198,16 @@ std::span<const DecodeKernel> decode_kernels() {
   return list;
 }
 
+bool asks_for_fp8_sums(const ForwardProblem& problem) {
+  return problem.fp8_sums != FLASH3_FP8_SUMS_AUTO;
+}
+
 bool is_decode(const ForwardProblem& problem) {
   if (is_latent(problem) || problem.tree.given) return true;
   if (problem.has_cache() || problem.widens_keys())
     return !problem.has_output() || has_few_queries(problem) ||
            !why_not_from_cache(problem).empty();
-  return check_dtype(problem).ok() && has_few_queries(problem) &&
+  return check_dtype(problem).ok() && has_few_queries(problem) && !asks_for_fp8_sums(problem) &&
          (!problem.sequences_k.bounded || problem.seq_k >= kLeastDecodeKeys);
 }
 

@@ -47,9 +47,11 @@ struct DecodePlan {
   size_t workspace_bytes = 0;
 };
 
-// Whether the decode kernels run a call: few 16-bit queries look at a cache, or at many keys, or
-// the cache or its mask is one that the forward kernels cannot read. Neither the number of
-// sequences nor that of heads counts.
+// Whether the call says how products in FP8 are summed up, of which the decode kernels have none.
+bool asks_for_fp8_sums(const ForwardProblem& problem);
+// Whether the decode kernels run a call: few queries look at a cache, or at many keys, or the cache
+// or its mask is one that the forward kernels cannot read. Neither the number of sequences nor that
+// of heads counts. Without a cache asks_for_fp8_sums() keeps a call from them.
 bool is_decode(const ForwardProblem& problem);
 // Why they do.
 std::string why_decode(const ForwardProblem& problem);

@@ -23,8 +23,8 @@ bool keys_are_a_cache(const ForwardProblem& problem) {
 
 bool is_mixed(const ForwardProblem& problem) {
   const bool is_16_bit = problem.dtype == FLASH3_FLOAT16 || problem.dtype == FLASH3_BFLOAT16;
-  // The decode kernels have FP8 queries of caches alone.
-  const bool decodes = is_16_bit || (problem.has_fp8_keys() && problem.has_cache());
+  const bool decodes =
+      is_16_bit || (problem.has_fp8_keys() && (problem.has_cache() || !asks_for_fp8_sums(problem)));
   const bool queries_differ = problem.sequences_q.packed || problem.sequences_q.has_used;
   return decodes && queries_differ && keys_are_a_cache(problem) && !is_decode(problem);
 }

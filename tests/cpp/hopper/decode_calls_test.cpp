@@ -22,11 +22,13 @@ TEST(DecodeCalls, RunsFewQueriesOfManyKeysAndOfCaches) {
         "fp16/b1/q16/k4096/h8/d128/full", "bf16/b1/q4/k4096/h32x4/d64/causal",
         "bf16/b4/q1/k300/h16x1/d256/causal/usedk", "bf16/b1/q1/k300/h16x1/d192x128/full/softcap20",
         "bf16/b2/q16/k20/h4/d128/causal/usedk/paged16", "bf16/b2/q1/k1/h4/d33/full/usedk/leftpad",
-        "bf16/b8/q16/k300/h8/d128/causal/packedq/usedk/paged16"})
+        "bf16/b8/q16/k300/h8/d128/causal/packedq/usedk/paged16", "e4m3/b1/q1/k4096/h8/d128/causal",
+        "e4m3/b4/q16/k256/h16x2/d128/causal/usedk/headscales"})
     EXPECT_TRUE(is_decode(problem_of(id))) << id;
   for (const char* id :
        {"bf16/b1/q1/k255/h1/d128/causal", "bf16/b1/q17/k4096/h8/d128/full",
-        "bf16/b2/q17/k300/h8/d128/full/usedk/paged16", "e4m3/b1/q1/k4096/h8/d128/causal",
+        "bf16/b2/q17/k300/h8/d128/full/usedk/paged16", "e4m3/b1/q1/k255/h8/d128/causal",
+        "e4m3/b1/q17/k4096/h8/d128/causal", "e4m3/b1/q1/k4096/h8/d128/causal/sums1",
         "fp32/b1/q1/k4096/h8/d128/causal", "bf16/b2/q4096/k4096/h8/d128/causal"})
     EXPECT_FALSE(is_decode(problem_of(id))) << id;
 }

@@ -28,6 +28,7 @@ TEST(MixedPlan, RunsCallsWhoseSequencesMayDiffer) {
                          "fp16/b4/q200/k20/h8x2/d64/full/packedq/usedk/batchidx",
                          "bf16/b4/q200/k300/h8x2/d256/causal/packedq/usedk/append3",
                          "bf16/b4/q200/k256/h8x2/d128/causal/packedq/usedk",
+                         "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk",
                          "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk/paged16",
                          "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk/append3/headscales",
                          "bf16/b4/q200/k300/h8/d128/causal/packedq/usedk/paged16/kv8",
@@ -44,7 +45,7 @@ TEST(MixedPlan, LeavesAllOthersAlone) {
         "bf16/b4/q200/k300/h8/d128/causal/packedq/usedk/paged3",
         "bf16/b4/q200/k255/h8/d128/causal/packedq/usedk", "bf16/b4/q200/k300/h8/d128/causal/used",
         "bf16/b4/q300/k300/h8/d128/causal/packed", "bf16/b4/q300/k300/h8/d128/causal",
-        "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk",
+        "e4m3/b4/q200/k300/h8/d128/causal/packedq/usedk/sums2",
         "bf16/b4/q200/k300/h8/d128/causal/packedq/usedk/paged64/kv8/blockscales"})
     EXPECT_FALSE(is_mixed(problem_of(id))) << id;
 }

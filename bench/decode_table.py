@@ -50,7 +50,8 @@ def decode_points(path, report, up="../"):
     clocks, watts = ([point[field] for point in points] for field in ("sm_mhz", "watts"))
     header = ["case", "K and V, MB", *(f"{NAMES.get(name, name)} µs" for name in names), *(f"/ {NAMES[name]}" for name in names[1:]),
               "/ the fastest", "widest spread, p10 to p90", "MHz", "W"]
-    lines = [f"{libraries(report)}; {report['dtype']}, CUDA graphs over buffers of 640 MB or more, schedules made before; median of "
+    dtypes = " and ".join(dict.fromkeys(point.get("dtype", report["dtype"]) for point in points))
+    lines = [f"{libraries(report)}; {dtypes}, CUDA graphs over buffers of 640 MB or more, schedules made before; median of "
              f"{report['samples']} samples of {report['sample_ms']:g} ms, interleaved in one process; the GPU ran at {statistics.median(clocks):.0f} MHz "
              f"and {statistics.median(watts):.0f} W in the median. In brackets the share of the memory's bandwidth by the data sheet that reading K and V "
              "once takes, or TFLOP/s. Ratios are of speeds: above 1 flash3 is faster.",

@@ -179,11 +179,14 @@ struct Consumer {
                                                 float (&lse)[2]) {
     const KvState v_state = k_state.behind(1);
     issue_output(tile, v_state);
-    if constexpr (!Traits::kSplit) {
+    float unit[2] = {1.f, 1.f};  // of O
+    if constexpr (Traits::kSplit) {
+      tile.operands.scale_normalisation(unit, v_state);
+    } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
+      tile.operands.scale_normalisation(inverse_sum, v_state);
     }
-    tile.operands.scale_normalisation(inverse_sum, v_state);
     if constexpr (!Store::kInPlaceOfQ) {
       release_q(q_state.stage);
       q_state.advance();
@@ -196,9 +199,10 @@ struct Consumer {
 
     bool is_whole = true;
     if constexpr (Traits::kSplit) {
-      is_whole = part().merge(tile.softmax, tile.output);
+      is_whole = part().merge(tile.softmax, tile.output, unit);
       tile.softmax.finish(inverse_sum, lse);
       if (is_whole) add_sinks(params, output(), row, inverse_sum, lse);
+      inverse_sum[0] *= unit[0], inverse_sum[1] *= unit[1];
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);

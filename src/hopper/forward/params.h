@@ -60,12 +60,9 @@ struct ForwardParams {
   TileSchedule schedule;  // with the shape of the problem
 
   Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
-  // No kernel has both.
-  union {
-    Fp8Params fp8;
-    PartSlots parts;
-  };
-  KeyPages pages;  // only of a paged kernel
+  Fp8Params fp8;    // only of a kernel whose keys are FP8
+  KeyPages pages;   // only of a paged kernel
+  PartSlots parts;  // only of a split kernel
 };
 
 }  // namespace flash3::hopper

@@ -56,7 +56,7 @@ __device__ __forceinline__ void write_part(const ForwardParams& params, int i, i
 }
 
 // schedule_tiles() for parts.
-template <class Traits>
+template <class Traits, bool kAllWait = false>
 __device__ __forceinline__ void schedule_parts(const ForwardParams& params,
                                                typename Traits::Shared& shared) {
   const TileSchedule& schedule = params.schedule;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void schedule_parts(const ForwardParams& params,
       if (!valid) break;
       if (schedule.counter != nullptr) {
         // As in schedule_tiles().
-        if (leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
+        if (kAllWait || leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
         __syncwarp();
       }
     }
@@ -98,13 +98,16 @@ struct PartRows {
   const KeyPart& part;
   int warpgroup, thread;
 
-  // Whether the rows are whole now: merged if there are several parts.
+  // Whether the rows are whole now: merged if there are several parts. unit: what the rows of O
+  // are to be multiplied by; it may differ from part to part, and is 1 where they have been merged.
   template <class Softmax>
-  __device__ __forceinline__ bool merge(Softmax& softmax, Output& r_o) const {
+  __device__ __forceinline__ bool merge(Softmax& softmax, Output& r_o, float (&unit)[2]) const {
     if (part.count > 1) {
+      Softmax::scale_rows(r_o, unit);
       store(softmax, r_o);
       if (!is_last()) return false;
       load_all(softmax, r_o);
+      unit[0] = unit[1] = 1.f;
       sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);  // all have read
       if (thread == 0) arrived() = 0;
     }

@@ -72,8 +72,8 @@ struct Fp8Traits : ForwardConstants<Row> {
   static constexpr bool kTwoLevel = kConfig.two_level, kSharedSums = kConfig.sums_in_shared();
 
   // The sums come first: they keep the tiles' alignment of 1024 bytes, and may be empty.
-  struct Shared : SharedFactors<kWarpgroups, kTwoLevel>,
-                  SharedSums<kWarpgroups, kConfig.head_dim_v, kSharedSums> {
+  struct WholeTiles : SharedFactors<kWarpgroups, kTwoLevel>,
+                      SharedSums<kWarpgroups, kConfig.head_dim_v, kSharedSums> {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -90,6 +90,7 @@ struct Fp8Traits : ForwardConstants<Row> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees
     uint64_t v_loaded;                                         // but not cleared yet
   };
+  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -25,7 +25,7 @@ struct WidenedTraits : ForwardConstants<Row> {
   using Scales = KeyScales<1>;
   using RawState = PipelineState<kRawStages>;
 
-  struct Shared {
+  struct WholeTiles {
     uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
@@ -43,6 +43,7 @@ struct WidenedTraits : ForwardConstants<Row> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
+  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
   static_assert(kConfig.raw_bytes() % 1024 == 0, "what the swizzle repeats after");
 };

@@ -99,18 +99,21 @@ bool has_few_tiles(const ForwardProblem& problem) {
 }
 
 // Whether the call runs in a split kernel. None is wider than the kernel that takes the call
-// otherwise.
+// otherwise. Of FP8 caches there is none for scores with a softcap: three more kernels for calls
+// that are few.
 bool splits_keys(const ForwardProblem& problem, Element element) {
-  if (problem.widens_keys() || !has_few_tiles(problem)) return false;
+  if (!has_few_tiles(problem)) return false;
+  const bool widened = problem.widens_keys();
   const auto takes = [&](const ForwardConfig& c, bool paged, bool split) {
-    return c.holds(element) && !c.widened() && c.score == score_kind(problem) && c.paged == paged &&
-           c.split == split && c.head_dim >= problem.head_dim && c.head_dim_v >= problem.head_dim_v;
+    return c.holds(element) && c.widened() == widened && c.score == score_kind(problem) &&
+           c.paged == paged && c.split == split && c.head_dim >= problem.head_dim &&
+           c.head_dim_v >= problem.head_dim_v;
   };
   const auto narrowest = [&](bool paged, bool split) {
     return std::ranges::find_if(kForwardConfigs,
                                 [&](const ForwardConfig& c) { return takes(c, paged, split); });
   };
-  const auto whole = narrowest(has_table(problem), false), split = narrowest(true, true);
+  const auto whole = narrowest(widened || has_table(problem), false), split = narrowest(true, true);
   return whole != std::end(kForwardConfigs) && split != std::end(kForwardConfigs) &&
          whole->head_dim == split->head_dim && whole->head_dim_v == split->head_dim_v;
 }

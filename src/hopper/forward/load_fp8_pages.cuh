@@ -7,6 +7,7 @@
 #pragma once
 
 #include "hopper/forward/paged_boxes.cuh"
+#include "hopper/forward/split.cuh"
 
 namespace flash3::hopper {
 
@@ -133,7 +134,11 @@ struct Fp8Producer<Traits> : Fp8Barriers<Traits> {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
       // A cache is a ragged batch whose sequences share no tiles.
-      schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
+      if constexpr (Traits::kSplit) {
+        schedule_parts<Traits, true>(params, shared);
+      } else {
+        schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
+      }
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else {

@@ -6,6 +6,7 @@
 
 #include "hopper/forward/load.cuh"
 #include "hopper/forward/paged_boxes.cuh"
+#include "hopper/forward/split.cuh"
 #include "hopper/forward/widen_keys.cuh"
 
 namespace flash3::hopper {
@@ -102,7 +103,11 @@ struct WidenedProducer {
                                              typename Traits::Shared& shared) {
     const WideningWarp role{warp_in_warpgroup()};
     if (role == WideningWarp::kSchedule) {
-      schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
+      if constexpr (Traits::kSplit) {
+        schedule_parts<Traits, true>(params, shared);
+      } else {
+        schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
+      }
     } else if (role >= WideningWarp::kWiden) {
       widen_keys<Traits>(shared, int(threadIdx.x) - 32 * int(WideningWarp::kWiden));
     } else {

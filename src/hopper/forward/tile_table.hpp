@@ -156,6 +156,15 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.6, .tile_us = 2.3},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap, .operands = Operands::kE4m3, .paged = true,
      .tile_n = 64, .warpgroups = 2, .stages = 3, .q_stages = 1, .raw_v_stages = 3, .two_level = true, .key_tile_us = 1.3, .tile_us = 4.0},
+    // The same where the query tiles of a sequence do not fill a GPU. Those of scores with a softcap are not split.
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .operands = Operands::kE4m3, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.28, .tile_us = 5.2},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .operands = Operands::kE4m3, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.33, .tile_us = 3.6},
+    {.head_dim = 192, .head_dim_v = 128, .band = true, .operands = Operands::kE4m3, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 1.2, .tile_us = 3.0},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .operands = Operands::kE4m3, .paged = true, .split = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 3, .q_stages = 1, .raw_v_stages = 3, .two_level = true, .key_tile_us = 1.18, .tile_us = 5.2},
     // FP8 caches under a Q of 16 bits.
     {.head_dim = 64, .head_dim_v = 64, .band = true, .operands = Operands::kWidened, .paged = true,
      .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .raw_stages = 4, .key_tile_us = 1.6, .tile_us = 2.4},
@@ -164,6 +173,15 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.head_dim = 192, .head_dim_v = 128, .band = true, .operands = Operands::kWidened, .paged = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_stages = 4, .key_tile_us = 1.2, .tile_us = 4.2},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .operands = Operands::kWidened, .paged = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_stages = 3, .key_tile_us = 1.7, .tile_us = 4.5},
+    // The same where the query tiles of a sequence do not fill a GPU. At d 64 consumers have no registers for a second stage of Q.
+    {.head_dim = 64, .head_dim_v = 64, .band = true, .operands = Operands::kWidened, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 1, .raw_stages = 4, .key_tile_us = 1.6, .tile_us = 2.4},
+    {.head_dim = 128, .head_dim_v = 128, .band = true, .operands = Operands::kWidened, .paged = true, .split = true,
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_stages = 4, .key_tile_us = 1.9, .tile_us = 3.3},
+    {.head_dim = 192, .head_dim_v = 128, .band = true, .operands = Operands::kWidened, .paged = true, .split = true,
+     .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_stages = 4, .key_tile_us = 1.2, .tile_us = 4.2},
+    {.head_dim = 256, .head_dim_v = 256, .band = true, .operands = Operands::kWidened, .paged = true, .split = true,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_stages = 3, .key_tile_us = 1.7, .tile_us = 4.5},
 };
 // clang-format on

@@ -68,7 +68,10 @@ template <class Config>
 std::string kernel_id(const char* family, Element element, const Config& c, int tile_m) {
   const char* keys = "";
   if constexpr (requires { c.paged; })
-    keys = c.widened() ? "_kv8" : c.split ? "_split" : c.paged ? "_paged" : "";
+    keys = c.widened() ? (c.split ? "_kv8_split" : "_kv8")
+           : c.split   ? "_split"
+           : c.paged   ? "_paged"
+                       : "";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
                      : *keys                        ? ""
                      : c.band                       ? "_band"

@@ -106,6 +106,11 @@ void add_long_fp8_prompts(std::vector<Case>* table) {
       if (page_size == 128) c.append = 130;
       c.seed = 7000 + table->size();
       table->push_back(c);
+      // So many heads fill a GPU, as in add_prompts().
+      c.batch = 1, c.seq_q = 20, c.seq_k = 5000, c.heads_q = 128;
+      if (c.append > 0) c.append = 20;
+      c.seed = 7000 + table->size();
+      table->push_back(c);
     }
 }
 
@@ -210,8 +215,9 @@ std::vector<Case> pairwise_cases(Level level, std::span<const flash3_dtype> dtyp
 // table.
 void add_packed_fp8_prompts(std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {80, 72}};
-  constexpr int64_t kShapes[][3] = {{32, 8, 2}, {17, 6, 2},  {24, 12, 1},
-                                    {64, 8, 4}, {140, 8, 1}, {300, 20, 1}};  // queries, heads
+  // Queries, heads; the last ones fill a GPU, and run in kernels that split no keys.
+  constexpr int64_t kShapes[][3] = {{32, 8, 2},  {17, 6, 2},   {24, 12, 1},   {64, 8, 4},
+                                    {140, 8, 1}, {300, 20, 1}, {40, 128, 16}, {140, 72, 8}};
   constexpr int64_t kPageSizes[] = {64, 128, 0, -1, 16};  // 0: batch_idx, -1: no table
   size_t n = 0;
   for (const auto& [dim, dim_v] : kDims)
@@ -239,6 +245,55 @@ void add_packed_fp8_prompts(std::vector<Case>* table) {
         table->push_back(c);
         ++n;
       }
+}
+
+// add_split_prompts() of FP8 keys: in parts whose values have other scales, or one; of several
+// heads in a tile; and of so many keys that sums in two levels are flushed in each part.
+void add_split_fp8_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
+  constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  constexpr int64_t kPageSizes[] = {128, -1, 64, 0, 16};  // 0: batch_idx, -1: no table
+  constexpr int64_t kHeads[][2] = {{8, 2}, {2, 1}, {7, 1}, {4, 4}};
+  for (const flash3_dtype dtype : dtypes) {
+    size_t n = 0;
+    const bool kv8 = dtype != FLASH3_FLOAT8_E4M3;
+    for (const auto& [dim, dim_v] : kDims)
+      for (const int64_t page_size : kPageSizes) {
+        Case c;
+        c.dtype = dtype, c.kv8 = kv8, c.batch = 2, c.seq_q = n % 3 == 0 ? 150 : 40;
+        c.seq_k = 15000 + int64_t(n);
+        c.heads_q = kHeads[n % 4][0], c.heads_k = kHeads[n % 4][1];
+        c.head_dim = dim, c.head_dim_v = dim_v;
+        c.causal = n % 5 != 4;
+        c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
+        c.used_k = true, c.packed_q = n % 2 == 1;
+        if (page_size > 0) c.page_size = page_size;
+        c.batch_idx = page_size == 0, c.leftpad = page_size == 0 && n % 2 == 1;
+        c.window = n % 4 == 2;
+        if (c.window) c.window_left = 8000;
+        if (n % 7 == 3) c.chunk = 9000;
+        if (n % 3 == 2) c.sink = Sink::kFloat32;
+        if (page_size == 128 || page_size == 16) c.append = 40, c.append_packed = c.packed_q;
+        c.scales = Scales::kBlock;
+        // As in add_packed_fp8_prompts().
+        if (page_size == 64 || page_size == 16 || c.leftpad)
+          c.own_scales[1] = c.own_scales[2] = n % 2 == 0 ? Scales::kHead : Scales::kTensor;
+        c.seed = 9000 + table->size();
+        table->push_back(c);
+        ++n;
+      }
+    Case many;
+    many.dtype = dtype, many.kv8 = kv8, many.batch = 140, many.seq_q = 17, many.seq_k = 7300;
+    many.causal = many.used_k = true, many.lengths = Lengths::kGiant;
+    many.head_dim = many.head_dim_v = 64, many.page_size = 128, many.scales = Scales::kBlock;
+    table->push_back(many);
+    many.lengths = Lengths::kAll, many.page_size = 0;
+    table->push_back(many);
+    Case far;
+    far.dtype = dtype, far.kv8 = kv8, far.seq_q = 33, far.seq_k = 58001, far.heads_q = 2;
+    far.causal = far.used_k = true, far.page_size = 128, far.scales = Scales::kBlock;
+    far.head_dim = far.head_dim_v = 128;
+    table->push_back(far);
+  }
 }
 
 // FP8 keys and values under every kind of q, with all kinds of scales.
@@ -275,6 +330,7 @@ std::vector<Case> fp8_cases(Level level) {
     ++i;
   }
   add_packed_fp8_prompts(&list);
+  add_split_fp8_prompts(kDtypes, &list);
   return list;
 }
 

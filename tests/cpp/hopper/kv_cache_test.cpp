@@ -89,7 +89,7 @@ TEST_F(KvCache, PromptsInPagesOfAnySize) {
 // those that leave rows idle too, in boxes of every number of rows and without a table.
 TEST_F(KvCache, PacksHeadsOfFp8Queries) {
   const std::string own_keys = "/k:headscales/v:onescale";
-  for (const char* const heads : {"h8x2", "h6x2", "h5x1", "h14x2", "h16x1", "h64x1"})
+  for (const char* const heads : {"h8x2", "h6x2", "h5x1", "h14x2", "h16x1", "h64x1", "h144x16"})
     for (const char* const queries : {"q17", "q40", "q130"})
       for (const char* const rest :
            {"d128/causal/random/packedq/usedk/paged128", "d64/causal+w70:/giant/usedk/paged256",
@@ -105,6 +105,26 @@ TEST_F(KvCache, PacksHeadsOfFp8Queries) {
   verify(cases::parsed("e4m3/b4/q30/k900/h12x2/d64/causal/random/usedk/leftpad/blockscales" +
                        own_keys),
          2);
+}
+
+// Prompts in front of many FP8 keys that blocks share, with scales of V that differ from part to
+// part and maxima that do: many tiles, few of many parts, sums in one level and in two.
+TEST_F(KvCache, SplitsFp8Keys) {
+  for (const char* const id :
+       {"e4m3/b1/q150/k9000/h2x1/d128/full/usedk/blockscales",
+        "e4m3/b2/q40/k30000/h8x1/d64/causal/random/usedk/paged256/blockscales/outliers",
+        "e4m3/b1/q40/k30000/h4x2/d256/causal/usedk/batchidx/blockscales/outfp32",
+        "e4m3/b3/q300/k15000/h6x2/d192x128/w9000:5/random/packedq/usedk/paged128/append9/"
+        "blockscales",
+        "e4m3/b2/q40/k15000/h8x2/d128/causal/usedk/paged48/headscales",
+        "e4m3/b80/q17/k7300/h8x1/d128/causal/usedk/paged64/sink",
+        "bf16/b1/q150/k9000/h2x1/d128/full/usedk/kv8/blockscales",
+        "fp16/b2/q40/k30000/h8x1/d64/causal/random/usedk/paged256/kv8/blockscales/outliers",
+        "bf16/b1/q40/k30000/h4x2/d256/causal/usedk/batchidx/kv8/blockscales/outfp32",
+        "bf16/b3/q300/k15000/h6x2/d192x128/w9000:5/random/packedq/usedk/paged128/append9/kv8/"
+        "blockscales",
+        "bf16/b80/q17/k7300/h8x1/d128/causal/usedk/paged64/sink/kv8/headscales"})
+    verify(cases::parsed(id), 3);
 }
 
 // A call that has tokens to append and no query only appends.
@@ -128,7 +148,9 @@ TEST_F(KvCache, MarginsChangeNoBit) {
        {"bf16/b3/q1/k5000/h8x2/d128/causal/random/usedk/paged16",
         "bf16/b3/q150/k15000/h8x2/d128/causal/usedk/paged64", "bf16/b2/q300/k700/h4x2/d128/causal",
         "fp16/b3/q200/k300/h4/d64/full/random/packed",
-        "e4m3/b2/q300/k300/h4x2/d128/causal/blockscales", "bf16/b2/q300/k300/h4/d128/causal/fp8"}) {
+        "e4m3/b2/q300/k300/h4x2/d128/causal/blockscales", "bf16/b2/q300/k300/h4/d128/causal/fp8",
+        "e4m3/b3/q150/k15000/h8x2/d256/causal/usedk/paged128/blockscales",
+        "bf16/b3/q150/k15000/h8x2/d128/causal/usedk/paged128/kv8/blockscales"}) {
     DeviceCall call(id, *memory_);
     call.run();
     const auto expected = call.outputs();

@@ -68,6 +68,15 @@ struct RowParts {
     Bits128* at[kAtOnce];  // units 32 apart
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) at[n] = row_at(params, list[min(n, count - 1)], row) + lane;
+    // Beside a block that computes it looks for the sums alone at first: all units, again and
+    // again, would slow that block down, for whose parts others wait.
+    if constexpr (Traits::kConfig.blocks > 1)
+      wait_until(
+          [&] {
+            sum = load_relaxed(of_sum);
+            return __all_sync(~0u, sum.high == params.ticket);
+          },
+          "sum_stored", list[0]);
     wait_until(
         [&] {
           sum = load_relaxed(of_sum);

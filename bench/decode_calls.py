@@ -19,7 +19,7 @@ class Pool:
 
     def __init__(self, points, device):
         def normal(dtype):
-            elements = max(point.buffers * point.rows * point.heads_k * point.dim for point in points if point.dtype == dtype)
+            elements = max(point.buffers * point.rows * point.heads_k * point.dim_v for point in points if point.dtype == dtype)
             return [torch.empty(elements, device=device, dtype=torch.bfloat16).normal_().to(DTYPES[dtype]) for _ in range(2)]
 
         self.tensors = {dtype: normal(dtype) for dtype in {point.dtype for point in points}}
@@ -27,9 +27,12 @@ class Pool:
     def views(self, point):
         """[k, v], each a list with one tensor a buffer: [batch, ctx, heads_k, dim] or [pages, page, heads_k, dim]."""
         layout = (-1, point.page) if point.page else (point.batch, point.ctx)
-        elements = point.rows * point.heads_k * point.dim
-        return [[x[i * elements:(i + 1) * elements].view(*layout, point.heads_k, point.dim) for i in range(point.buffers)]
-                for x in self.tensors[point.dtype]]
+
+        def of(x, dim):
+            elements = point.rows * point.heads_k * dim
+            return [x[i * elements:(i + 1) * elements].view(*layout, point.heads_k, dim) for i in range(point.buffers)]
+
+        return [of(x, dim) for x, dim in zip(self.tensors[point.dtype], (point.dim, point.dim_v))]
 
 
 class Inputs:
@@ -43,8 +46,16 @@ class Inputs:
         def int32(values):
             return torch.tensor(values, dtype=torch.int32, device=device)
 
-        self.packed_q = torch.randn(sum(point.lengths_q), point.heads, point.dim, device=device).to(DTYPES[point.dtype])
-        self.q = self.packed_q if point.is_packed else self.packed_q.view(point.batch, point.queries, point.heads, point.dim)
+        def queries(dim):
+            return torch.randn(sum(point.lengths_q), point.heads, dim, device=device).to(DTYPES[point.dtype])
+
+        def in_batch(q):
+            return q if point.is_packed else q.view(point.batch, point.queries, point.heads, -1)
+
+        self.packed_q, self.scale = queries(point.dim), 1 / math.sqrt(point.score_dim)
+        self.q = in_batch(self.packed_q)
+        self.packed_qv = queries(point.dim_latent) if point.dim_latent else None
+        self.qv = in_batch(self.packed_qv) if point.dim_latent else None
         self.lengths_k, self.cu_seqlens_q, self.max_q = int32(point.lengths_k), int32(point.cu_seqlens_q), max(point.lengths_q)
         self.table = None
         if point.page:
@@ -70,11 +81,13 @@ class Inputs:
         k, v = self.keys_and_values(sequence, buffer)
         begin, end = point.cu_seqlens_q[sequence:sequence + 2]
         q, group, hidden = self.packed_q[begin:end].float(), point.heads // point.heads_k, k.shape[0] - (end - begin)
+        if point.dim_latent:
+            q, k = torch.cat([q, self.packed_qv[begin:end].float()], -1), torch.cat([k.float(), v.float()], -1)
         seen = torch.ones(end - begin, k.shape[0], dtype=torch.bool, device=q.device).tril_(hidden)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], point.dim_v)
         for head in range(point.heads_k):
             of_q = slice(head * group, (head + 1) * group)
-            scores = torch.einsum("qgd,kd->gqk", q[:, of_q], k[:, head].float()) / math.sqrt(point.dim)
+            scores = torch.einsum("qgd,kd->gqk", q[:, of_q], k[:, head].float()) * self.scale
             weights = scores.masked_fill_(~seen, -math.inf).softmax(-1)
             out[:, of_q] = torch.einsum("gqk,kd->qgd", weights, v[:, head].float())
         return out
@@ -85,7 +98,7 @@ class Inputs:
 
     def error(self, out, references):
         """RMS of the difference of these sequences, of the references' RMS."""
-        out, cu = out.reshape(self.packed_q.shape), self.point.cu_seqlens_q
+        out, cu = out.reshape(*self.packed_q.shape[:2], self.point.dim_v), self.point.cu_seqlens_q
         got = torch.cat([out[cu[sequence]:cu[sequence + 1]].float() for sequence in references])
         wanted = torch.cat(list(references.values()))
         return ((got - wanted).norm() / wanted.norm()).item()
@@ -93,7 +106,7 @@ class Inputs:
 
 def flash3(point, x):
     import flash3
-    options = {"seqused_k": x.lengths_k, "page_table": x.table, "causal": True}
+    options = {"seqused_k": x.lengths_k, "page_table": x.table, "causal": True, "qv": x.qv, "softmax_scale": x.scale}
     if point.is_packed:
         options |= {"cu_seqlens_q": x.cu_seqlens_q, "max_seqlen_q": x.max_q}
     schedule = flash3.kv_cache_schedule(x.q, x.k[0], x.v[0], **options)
@@ -113,12 +126,13 @@ def fa3_operators(point):
 
 def fa3(point, x):
     """FlashAttention-3's operators; it chooses in how many parts it splits the keys. Of e4m3 scales are 1, as N(0, 1) data allow."""
-    operators, out = fa3_operators(point), torch.full_like(x.q, float("nan"), dtype=torch.bfloat16)
+    operators = fa3_operators(point)
+    out = torch.full((*x.q.shape[:-1], point.dim_v), float("nan"), dtype=torch.bfloat16, device=x.q.device)
     packed = {"cu_seqlens_q": x.cu_seqlens_q} if point.is_packed else {}
     metadata = None
     if hasattr(operators, "get_scheduler_metadata"):
         metadata = operators.get_scheduler_metadata(
-            point.batch, x.max_q, x.most_keys, point.heads, point.heads_k, point.dim, point.dim, x.q.dtype, x.lengths_k,
+            point.batch, x.max_q, x.most_keys, point.heads, point.heads_k, point.dim, point.dim_v, x.q.dtype, x.lengths_k,
             page_size=point.page or None, is_causal=True, num_splits=0, **packed)
     if point.is_packed:
         packed["max_seqlen_q"] = x.max_q
@@ -126,7 +140,7 @@ def fa3(point, x):
     def on(k, v):
         def call():
             operators.fwd(x.q, k, v, out=out, seqused_k=x.lengths_k, page_table=x.table, is_causal=True,
-                          scheduler_metadata=metadata, num_splits=0, **packed)
+                          scheduler_metadata=metadata, num_splits=0, q_v=x.qv, softmax_scale=x.scale, **packed)
             return out
 
         return call
@@ -144,8 +158,8 @@ def cudnn(point, x):
     """cuDNN's attention through its frontend, on padded tensors with lengths."""
     if point.is_packed:
         raise NotImplementedError("sequences with different numbers of queries are not measured through cuDNN's frontend")
-    if point.dtype != "bf16":
-        raise NotImplementedError("FP8 caches are not measured through cuDNN's frontend")
+    if point.dtype != "bf16" or point.dim_latent:
+        raise NotImplementedError("FP8 caches and latent attention are not measured through cuDNN's frontend")
     import cudnn as frontend
     f32, bf16 = frontend.data_type.FLOAT, frontend.data_type.BFLOAT16
     handle = cudnn_handle()

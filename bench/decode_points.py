@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of bench/decode_peers.py: attention over a KV cache in bf16 and in e4m3. Nothing here needs torch or a GPU."""
+"""The points of bench/decode_peers.py: attention over a KV cache in bf16 and in e4m3, latent too. Nothing here needs torch or a GPU."""
 import math
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,6 +24,7 @@ class CachePoint:
     page: int = 0  # keys of a page; 0: dense
     kind: str = "decode"  # or "ragged", lengths from ctx / 64 to ctx; "chunked", a part of a prompt; "mixed", a half of each
     dtype: str = "bf16"  # of q, k and v
+    dim_latent: int = 0  # latent attention: v has so many dims, and q a second part that meets v
 
     @property
     def case(self):
@@ -31,7 +32,17 @@ class CachePoint:
         queries = [f"q{self.queries}"] * (self.queries > 1)
         layout = f"p{self.page}" if self.page else "dense"
         dtype = [self.dtype] * (self.dtype != "bf16")
-        return "/".join([self.kind, f"b{self.batch}", ctx, *queries, f"h{self.heads}x{self.heads_k}", f"d{self.dim}", layout, *dtype])
+        dims = f"d{self.dim}x{self.dim_latent}" if self.dim_latent else f"d{self.dim}"
+        return "/".join([self.kind, f"b{self.batch}", ctx, *queries, f"h{self.heads}x{self.heads_k}", dims, layout, *dtype])
+
+    @property
+    def dim_v(self):
+        return self.dim_latent or self.dim
+
+    @property
+    def score_dim(self):
+        """Dims of the products that make a score."""
+        return self.dim + self.dim_latent
 
     @property
     def lengths_k(self):
@@ -68,7 +79,7 @@ class CachePoint:
     @property
     def row_bytes(self):
         """The bytes of a token's key and value in all heads."""
-        return 2 * self.heads_k * self.dim * ELEMENT[self.dtype]
+        return self.heads_k * (self.dim + self.dim_v) * ELEMENT[self.dtype]
 
     @property
     def kv_bytes(self):
@@ -79,7 +90,7 @@ class CachePoint:
     def flops(self):
         """The operations on the pairs that the causal mask leaves."""
         pairs = sum(q * k - q * (q - 1) // 2 for q, k in zip(self.lengths_q, self.lengths_k))
-        return 4 * self.heads * self.dim * pairs
+        return 2 * self.heads * (self.score_dim + self.dim_v) * pairs
 
     @property
     def buffers(self):
@@ -119,4 +130,7 @@ def cache_suite():
         points += both(batch, ctx * K, dtype="e4m3")
     for sizes in few:
         points += [CachePoint(*sizes, queries=queries, page=64) for queries in (2, 8, 16)]
+    for heads in (128, 16):
+        for batch, ctx in ((1, 16), (16, 4), (64, 4), (64, 16), (128, 4)):
+            points += both(batch, ctx * K, heads, 1, dim=64, dim_latent=512)
     return points

@@ -17,7 +17,8 @@ from test_needle import BENCH
 SMALL = [dict(batch=3, ctx=200), dict(batch=2, ctx=333, page=16), dict(batch=1, ctx=70, page=1, queries=4, heads=2, heads_k=2),
          dict(batch=4, ctx=300, kind="ragged", page=64), dict(batch=2, ctx=260, kind="chunked", queries=50),
          dict(batch=4, ctx=130, kind="mixed", queries=20), dict(batch=5, ctx=130, kind="mixed", queries=20, page=16, dim=128),
-         dict(batch=6, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3")]
+         dict(batch=6, ctx=200, dtype="e4m3"), dict(batch=2, ctx=333, page=16, queries=2, dtype="e4m3"),
+         dict(batch=2, ctx=90, page=16, queries=2, heads=4, heads_k=1, dim_latent=128)]
 
 
 ERROR = {"bf16": 0.005, "e4m3": 0.03}  # weights in e4m3
@@ -52,7 +53,7 @@ def test_calls(scripts, device, sizes, name):
         outs.append(out.clone())
         assert x.error(out, x.references(buffer)) < ERROR[point.dtype]
         # The results of other heads, and of a row that nobody wrote.
-        wrong = out.reshape(x.packed_q.shape).roll(1, 1)
+        wrong = out.reshape(*x.packed_q.shape[:2], point.dim_v).roll(1, 1)
         assert x.error(wrong, x.references(buffer)) > 0.02
         wrong[-1] = float("nan")
         assert not x.error(wrong, x.references(buffer)) <= 0.02

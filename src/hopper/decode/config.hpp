@@ -29,8 +29,8 @@ struct DecodeConfig {
 
   // Of one warpgroup of producers, and of the consumers.
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + consumers); }
-  // A thread's, as the kernel begins and ends. Where that is not enough for consumers they borrow
-  // from the producers between.
+  // A thread's, as the kernel begins. Where that is not enough consumers have some of the
+  // producers', for good.
   FLASH3_HOST_DEVICE constexpr int registers() const {
     const int share = 65536 / (threads() * blocks) / 8 * 8;
     return share < 255 ? share : 255;

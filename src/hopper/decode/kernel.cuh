@@ -52,7 +52,6 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blo
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  // Consumers may have registers of the producers'.
   using Consumer = Choice<Traits::kFp8, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
   constexpr DecodeConfig kConfig = Traits::kConfig;
   constexpr bool kBorrows = kConfig.borrows();

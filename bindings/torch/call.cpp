@@ -112,6 +112,11 @@ Tensor empty_heads_first(const Sizes& sizes, int32_t dtype, const Device& device
   return empty_strided(sizes, strides, dtype, device);
 }
 
+int32_t out_dtype_of(const Tensor& q, const std::optional<int32_t>& asked) {
+  if (asked) return *asked;
+  return is_fp8(q) ? aoti_torch_dtype_bfloat16() : torch_dtype_of(q);
+}
+
 Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
                  const std::optional<int32_t>& asked_dtype, const Device& device) {
   check_dims("q", q);
@@ -119,9 +124,7 @@ Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
   const auto of_q = q.sizes();
   Sizes sizes(of_q.begin(), of_q.end());
   sizes.back() = v.size(v.dim() - 1);
-  const int32_t dtype = asked_dtype ? *asked_dtype
-                        : is_fp8(q) ? aoti_torch_dtype_bfloat16()
-                                    : torch_dtype_of(q);
+  const int32_t dtype = out_dtype_of(q, asked_dtype);
   return heads_first ? empty_heads_first(sizes, dtype, device) : empty(sizes, dtype, device);
 }
 

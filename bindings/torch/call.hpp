@@ -41,6 +41,8 @@ int32_t torch_dtype_of(const Tensor& t);
 // A dtype in torch's numbering as the library's; name is the argument's, for messages.
 flash3_dtype dtype_of(const char* name, int32_t dtype);
 bool is_fp8(const Tensor& t);
+// The dtype of out, in torch's numbering: the one that is asked for, or as q's.
+int32_t out_dtype_of(const Tensor& q, const std::optional<int32_t>& asked);
 void check_dims(const char* name, const Tensor& t);
 
 Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device);

@@ -198,10 +198,7 @@ void set_for_schedule(const Tensors& t, Arguments& a, CacheCall* call) {
   out = call->params.q;
   out.data = nullptr;
   out.shape[out.ndim - 1] = t.v_cache.size(3);
-  if (out_dtype)
-    out.dtype = dtype_of("out", *out_dtype);
-  else if (is_fp8(t.q))
-    out.dtype = FLASH3_BFLOAT16;  // as empty_results() makes it
+  out.dtype = dtype_of("out", out_dtype_of(t.q, out_dtype));
   int64_t step = 1;
   for (int32_t d = out.ndim; d-- > 0; step *= std::max<int64_t>(out.shape[d], 1))
     out.stride[d] = step;

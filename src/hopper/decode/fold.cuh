@@ -6,8 +6,8 @@
 //
 // Floating point makes the order count, so it is fixed (work.hpp): eight splits are merged into a
 // fold, and an item's folds into the item, both from the first to the last. A block merges what its
-// splits hold whole and leaves the rest as parts in the workspace (share.cuh). Other blocks merge
-// those with the same arithmetic: who ends a fold the fold, who has the last split the item.
+// splits hold whole and leaves the rest as parts in the workspace (share.cuh). Blocks behind those
+// that compute merge these with the same arithmetic, to folds and then to the item.
 #pragma once
 
 #include "hopper/decode/traits.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schedule kernel: it decides which block of the decode kernel computes which splits of which
-// items, and who merges them. It runs on the device, where the lengths lie, so that a captured
-// graph replays with others. Each block cuts the same axis of cost (work.hpp) and writes its own
-// runs.
+// items, and what is then to be merged. It runs on the device, where the lengths lie, so that a
+// captured graph replays with others. Each block cuts the same axis of cost (work.hpp) and writes
+// its own runs.
 #pragma once
 
 #include "hopper/decode/config.hpp"

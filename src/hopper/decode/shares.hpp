@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several blocks may share an item. This file says which parts each leaves in the workspace, and
-// who merges them. Integers only, host and device: the schedule lists it, and the tests try it out.
+// which of them make up a fold, and the item. Integers only, host and device: the schedule lists
+// it, and the tests try it out.
 //
-// The block that ends a fold merges that fold; the block that has the item's last split merges the
-// folds. So a block waits for blocks with lower numbers only.
+// Merging a fold belongs to the block that ends it, merging the item to the one with its last split
+// (merge_shares.cuh). So all parts are of blocks with lower numbers, or its own.
 #pragma once
 
 #include "hopper/decode/work.hpp"
@@ -11,7 +12,7 @@
 namespace flash3::hopper {
 
 // A part lies in a slot of its block. Slots from 0 on hold single splits and then whole folds. The
-// last three, counted from the end, hold the shared fold that the block has merged, and, of the
+// last three, counted from the end, hold the shared fold that the block ends, merged, and, of the
 // block with the sequence's first split, the folds that it has finished and the one that it began.
 inline constexpr int kMergedFoldSlot = 3, kFirstFoldsSlot = 2, kBegunFoldSlot = 1;
 

@@ -101,8 +101,8 @@ install: build
 	cmake --install build/release --prefix $(PREFIX)
 
 hub: setup-gates
-	@cmake --preset release -B build/hub -DFLASH3_CLI=OFF -DFLASH3_EXAMPLES=OFF -DFLASH3_SHARED=OFF -DFLASH3_LINEINFO=OFF \
-	       -DFLASH3_MANYLINUX=ON $(configure_args) -DFLASH3_PYTHON=ON -DFLASH3_HUB=ON
+	@cmake --preset release -B build/hub -DFLASH3_CLI=OFF -DFLASH3_EXAMPLES=OFF -DFLASH3_SHARED=OFF -DFLASH3_MANYLINUX=ON \
+	       $(configure_args) -DFLASH3_PYTHON=ON -DFLASH3_HUB=ON
 	@cmake --build build/hub
 	@rm -rf dist/hub
 	@cmake --install build/hub --component hub --prefix dist/hub
@@ -110,7 +110,7 @@ hub: setup-gates
 deb:
 	@scripts/setup.sh deb
 	@cmake --preset release -B build/deb -DCMAKE_INSTALL_PREFIX=/usr -DFLASH3_DEB=ON -DFLASH3_EXAMPLES=OFF -DFLASH3_TVM_FFI=OFF \
-	       -DFLASH3_LINEINFO=OFF $(configure_args)
+	       $(configure_args)
 	@cmake --build build/deb
 	@scripts/deb.sh
 

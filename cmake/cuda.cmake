@@ -110,6 +110,9 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+if(NOT FLASH3_LINEINFO)  # with -lineinfo nvcc does it: kernels name their source file, by which `flash3 verify` knows ours
+  string(APPEND CMAKE_CUDA_COMPILE_OBJECT " -Xfatbin --ident=<SOURCE>")
+endif()
 
 set(FLASH3_WITH_HOPPER ON)
 set(FLASH3_CUDA_ROOT_DIR ${CMAKE_CUDA_COMPILER_TOOLKIT_ROOT})

@@ -163,7 +163,9 @@ void add_fat_binary(std::string_view entries, std::vector<KernelCode>* all) {
     std::string_view source = part(header, entry.source_offset, entry.source_size);
     source = source.substr(0, source.find('\0'));
     if (!source.ends_with(".cu"))
-      unreadable("a fat binary does not say which file it is from; nvcc notes it with -lineinfo");
+      unreadable(
+          "a fat binary does not say which file it is from; our build tells nvcc (-Xfatbin "
+          "--ident)");
     if (const size_t ours = source.rfind("src/hopper/"); ours != std::string_view::npos)
       add_kernels(body, std::string(source.substr(ours)), all);
   }

@@ -168,7 +168,7 @@ TEST(MachineCode, SaysWhatItCannotRead) {
             std::string::npos);
   EXPECT_NE(complaint(program(fat_binary("src/hopper/a.cu", "packed"))).find("compressed"),
             std::string::npos);
-  EXPECT_NE(complaint(program(fat_binary("", elf(kKernel)))).find("-lineinfo"), std::string::npos);
+  EXPECT_NE(complaint(program(fat_binary("", elf(kKernel)))).find("--ident"), std::string::npos);
   EXPECT_NE(complaint(program(fat_binary("tools/t.cu", elf(kKernel)))).find("src/hopper"),
             std::string::npos);
   EXPECT_NE(complaint(program(good + good)).find("two kernels have the name a"), std::string::npos);

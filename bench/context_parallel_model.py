@@ -16,10 +16,9 @@ Assumptions: a ring that passes from host to host sends every step at the networ
 longer; no copy slows a kernel. In a host, ranks of an all-gather copy each other's keys at the rate that the file has for that. Otherwise it and Ulysses send to all ranks of other hosts at the network's speed and to those of the own host at the
 link's, one after the other. An all-gather's call costs what _cost.py says. No rank waits for another one; hosts have no other traffic.
 
-The backward is the forward's formula with 2.5 times the operations and: in the ring 6 bytes for each element of K and V, those of its float32
-gradient with it, of which the last step's gradient is under no kernel; after an all-gather by messages all float32 gradients under none, by copies
-those of the last heads, as far as they take longer than those heads' own keys, and the sums of all ranks' parts; in Ulysses as much as in the
-forward, or float32 gradients where ranks share KV heads.
+The backward has 2.5 times the operations and, beside the keys: in the ring float32 gradients, of which the last step's are under no kernel; after
+an all-gather by messages all of them under none, by copies half of them, and the sums of all ranks' parts; in Ulysses as much as the forward, or
+float32 gradients where ranks share KV heads.
 
 Below the table stands how far the prediction for the measured ranks is from the measurement. Documents are not predicted: what ranks send of them
 depends on where they are cut.
@@ -34,9 +33,6 @@ from context_points import ELEMENT, METHODS, PASSES
 from table_parts import RESULTS, table
 
 RANKS = (2, 4, 8, 64)
-FLOAT32 = 4
-GRADIENT_GROUPS = 2  # of heads, whose gradients go back together
-MEMORY = 3.5e12  # bytes a second, of adding up gradients
 
 
 def parse_args(arguments=None):
@@ -74,43 +70,19 @@ def rates_of(cost, report, point, what, link):
         step = (point["ring"]["computing_ms"][what] - point["ms"]["alone"][what]) / 1e3 / (point["ranks"] - 1)
     # _cost.py has a step as a call and 12 bytes of each element of the sums; these take what is left of the measured step.
     memory = 3 * 4 * rows / (step - call) if step > call else float("inf")
-    # Its work is that of a forward.
+    kernels = [1e12 * point["tflops"]["alone"][name] for name in PASSES]
     copy = report["link"].get("copy_gbps", 0) * 1e9
-    return cost.Rates(point["tflops"]["alone"][what] * 1e12 / PASSES[what], link, memory, copy, report["link"]["message_us"] / 1e6, call)
+    return cost.Rates(*kernels, link, memory, copy, report["link"]["message_us"] / 1e6, call)
 
 
 def seconds_of(cost, report, point, method, what, ranks, args):
     """(seconds of a pass, or why not; of its kernels alone)."""
     of_ring, of_all = link_rates(report, ranks, args)
-    link = of_ring if method == "ring" else of_all
-    rates = rates_of(cost, report, point, what, link)
-    backward = what == "backward"
-    size = ELEMENT + FLOAT32 if backward and method == "ring" else ELEMENT
-    shape = cost.Shape(1, point["tokens"], point["heads"], point["heads_k"], 2 * point["dim"], size, 0.5)
-    before = cost.RATES.get("measured")
-    cost.RATES["measured"] = rates
-    try:
-        seconds, _ = cost.times(shape, (ranks,), "measured")[method]
-    finally:
-        if before is None:
-            del cost.RATES["measured"]
-        else:
-            cost.RATES["measured"] = before
-    work = 2 * shape.part * shape.tokens**2 * ranks * shape.heads_q * shape.dims / rates.flops
-    if isinstance(seconds, str) or not backward:
-        return seconds, work
-    elements = shape.tokens * shape.heads_k * shape.dims  # of a rank's own K and V
-    if method == "ring":
-        seconds += elements * FLOAT32 / link
-    elif method == "all_gather" and rates.copy and ranks <= cost.HOST:
-        parts = elements * FLOAT32
-        last = max(0, (ranks - 1) * parts / rates.copy - work / ranks) / GRADIENT_GROUPS
-        seconds += last + (ranks + 1) * parts / MEMORY
-    elif method == "all_gather":
-        seconds += (ranks - 1) * elements * FLOAT32 / link
-    elif shape.heads_k % ranks:
-        seconds += elements * (ranks // shape.heads_k) * (FLOAT32 - ELEMENT) * (ranks - 1) / ranks / link
-    return seconds, work
+    rates = rates_of(cost, report, point, what, of_ring if method == "ring" else of_all)
+    shape = cost.Shape(1, point["tokens"], point["heads"], point["heads_k"], 2 * point["dim"], ELEMENT, 0.5)
+    seconds, _ = cost.pass_times(shape, (ranks,), rates, what == "backward")[method]
+    work = 2 * shape.part * shape.tokens**2 * ranks * shape.heads_q * shape.dims * PASSES[what]
+    return seconds, work / getattr(rates, what)
 
 
 def share(cost, report, point, method, what, ranks, args):

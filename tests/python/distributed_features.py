@@ -80,7 +80,7 @@ def in_context(function, checkpoints=False, compiles=False):
 
 def compiled(method):
     """No graph break, and no new compilation for the plan of another batch of as many tokens."""
-    plans = [fd.plan(cu_seqlens=cu) for cu in ((0, 48), (0, 7, 30, 48))]
+    plans = [fd.plan(cu_seqlens=cu) for cu in ((0, 48), (0, 7, 30, 48), (0, 20, 48))]
     frames = CompileCounterWithBackend("aot_eager")
 
     def call(q, k, v, plan):
@@ -269,7 +269,7 @@ def cases(ranks):
             found[name] = functools.partial(in_context, function, checkpoints)
     found["transformers"] = transformers_model
     if ranks == 2:
-        for one in ("ring", "all_gather", "ulysses"):
+        for one in ("auto", "ring", "all_gather", "ulysses"):
             found[f"compiled_{one}"] = functools.partial(compiled, one)
         found.update({one.__name__: one for one in (compiled_without_a_plan, compiled_contexts, under_autocast)})
         found["compiled_context_sdpa"] = functools.partial(in_context, by_sdpa, compiles=True)

@@ -360,7 +360,6 @@ def test_model(script):
     args = model.parse_args([__file__])
     point = made_up(65536, 64, 8, {"forward": 200., "backward": 600.}, {"forward": 204., "backward": 610.}, {"forward": 0.97, "backward": 0.97})
     report = {"device": "NVIDIA H200", "ranks": 2, "link": {"gbps": 300., "message_us": 50.}, "context_points": [point]}
-    rates = dict(_cost.RATES)
 
     def share(method, what, ranks, point=point):
         return model.share(_cost, report, point, method, what, ranks, args)
@@ -380,13 +379,29 @@ def test_model(script):
     assert share("ring", "forward", 64, short) < share("ring", "forward", 8, short)
     few = made_up(65536, 16, 16, {"forward": 50., "backward": 150.}, {"forward": 51., "backward": 153.}, {"forward": 0.97, "backward": 0.97})
     assert share("ulysses", "forward", 64, few) is None and share("ulysses", "forward", 8, few) < 1
-    assert _cost.RATES == rates  # as they were
     report["context_points"].append({"kind": "documents", "ms": {"alone": {}}})
     text = model.text_of(_cost, report, args)
     assert "| causal/65536/h64x8/d128 | ring | 97.0 / 97.0 | 98.0 / 98.1 |" in text
     assert "forward, 2 ranks, predicted less measured: +1.0 percentage points in the mean, off by 1.0 in the median and 1.0 at most, of 1" in text
     report["context_points"] = []
     assert "no causal point" in model.text_of(_cost, report, args)
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_auto_on_what_was_measured(ranks):
+    """Of the committed points: by the forward alone auto takes the fastest forward; in training it never takes longer than that choice would, and on
+    four ranks as long as the fastest method."""
+    report = json.loads((BENCH / f"results/context_parallel_{ranks}_h200.json").read_text(encoding="utf-8"))
+    points = [point for point in report["context_points"] if point["kind"] == "causal"]
+    assert len(points) == 6
+    for point in points:
+        shape = _cost.Shape(1, point["tokens"], point["heads"], point["heads_k"], 2 * point["dim"], 2, 0.5)
+        by_forward, by_both = (_cost.times(shape, (ranks,), "cuda", gradients) for gradients in (False, True))
+        forward, both = ({method: sum(point["ms"][method][name] for name in passes) for method in by_forward}
+                         for passes in (("forward",), ("forward", "backward")))
+        first, trained = _cost.cheapest(by_forward), _cost.cheapest(by_both)
+        assert forward[first] <= 1.01 * min(forward.values()), point["case"]
+        assert both[trained] <= both[first] and both[trained] <= (1.002 if ranks == 4 else 1.1) * min(both.values()), point["case"]
 
 
 @pytest.mark.parametrize("arguments, part", [

@@ -3,13 +3,15 @@
 import itertools
 import os
 import random
+import types
 
 import pytest
 import torch
 
-from flash3.distributed import _balance, _cost, _geometry as geometry, _peers
+from flash3.distributed import _attention, _balance, _cost, _geometry as geometry, _peers
 from flash3.distributed._layout import Layout, make_spec, mask_of
 from flash3.distributed._operators import METHODS
+from flash3.distributed._plan import Plan
 from oracle import visible
 
 DRAWS = 150
@@ -172,10 +174,10 @@ def test_packed_documents_are_balanced():
 
 
 def test_auto_goes_by_cost():
-    def chosen(sizes, **changed):
+    def chosen(sizes, gradients=False, **changed):
         shape = _cost.Shape(**{"batch": 1, "tokens": 8192, "heads_q": 64, "heads_k": 8, "dims": 256, "size": 2, "part": 0.5,
                                **changed})
-        found = _cost.times(shape, sizes, "cuda")
+        found = _cost.times(shape, sizes, "cuda", gradients)
         assert set(found) <= set(METHODS)
         return _cost.cheapest(found), found
     assert chosen((4,), heads_q=1, heads_k=1)[0] in ("ring", "all_gather")
@@ -183,6 +185,30 @@ def test_auto_goes_by_cost():
     assert chosen((2, 4))[0] == "ulysses_ring"
     long, short = chosen((8,), tokens=131072)[1], chosen((8,))[1]
     assert all(long[method][0] > short[method][0] for method in long)
+    for sizes in ((2,), (8,), (16,), (2, 4)):  # a backward has more work, and sends as much again at least
+        one, both = chosen(sizes)[1], chosen(sizes, gradients=True)[1]
+        assert all(both[method][0] > 3 * one[method][0] and both[method][1] >= 2 * one[method][1] for method in one)
+    assert chosen((4,), heads_q=16, heads_k=16)[0] == "all_gather" != chosen((4,), gradients=True, heads_q=16, heads_k=16)[0]
+    assert "heads_q = 1" in chosen((4,), gradients=True, heads_q=1, heads_k=1)[1]["ulysses"][0]
+
+
+def test_auto_counts_the_backward_where_it_comes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_cost, "times", lambda shape, sizes, device, gradients: asked.append(gradients) or {"ring": (1.0, 0)})
+    q, k, v = (torch.zeros(1, 8, 4, 16) for _ in range(3))
+    trained = q.clone().requires_grad_()
+    sink = torch.zeros(4, requires_grad=True)
+    groups = types.SimpleNamespace(ranks=2, rank=0, sizes=(2,))
+    one, documents = (Plan(groups, make_spec(cu, cu, True, None, 0)) for cu in ((0, 16), (0, 4, 16)))
+
+    def counts(group=None, q=q, sink=None, window=None, chunk=0):
+        assert _attention._chosen("auto", (2,), group, q, k, v, sink, True, window, chunk) == "ring"
+        return asked.pop()
+    assert not counts() and not counts(one)
+    assert counts(q=trained) and counts(one, trained) and counts(sink=sink) and counts(q=trained, window=(None, None))
+    assert not any((counts(documents, trained), counts(q=trained, window=(4, 0)), counts(q=trained, chunk=4)))
+    with torch.no_grad():
+        assert not counts(q=trained)
 
 
 class FakeGroup:

@@ -6,7 +6,7 @@ from .._options import computes_fp8, rotation_seed as seed_of, scale_or_default,
 from .._torch import autocast, _signed
 from . import _cost
 from ._layout import make_spec, mask_of
-from ._operators import METHODS, forward
+from ._operators import METHODS, forward, is_recorded
 from ._peers import Peers, known
 from ._plan import Groups, Plan
 
@@ -26,7 +26,8 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
             whose ranks all have as many tokens of each sequence, zigzag, as shard() deals them. None: all ranks.
         method: "ring": keys of one other rank after the other, under the kernels; "all_gather": of all ranks at once, for some
             heads at a time, by copies out of the other ranks' memory where that can be reached; "ulysses": all tokens of some heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two
-            dimensions: heads among the ranks of the second one, a ring over the first. "auto": what explain() says is fastest.
+            dimensions: heads among the ranks of the second one, a ring over the first. "auto": what explain() says is fastest, for
+            one sequence without a window with its backward, where autograd records the call; it must do so on all ranks, or none.
         sink: [heads_q], the same on all ranks; its gradient is that of the own part of the loss, or of the own heads: the
             sum over the ranks is the whole one, as it is for a model's other weights.
         deterministic: gradients have the same bits each time.
@@ -47,7 +48,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     q, k, v = autocast(q, k, v)
     groups, spec, rows = _where(group, q, k, packed)
-    method = _chosen(method, groups.sizes, q, k, v, causal, group.mean_tokens if isinstance(group, Plan) else q.shape[1])
+    method = _chosen(method, groups.sizes, group, q, k, v, sink, causal, window, chunk)
     rows_q, rows_k = rows(method)
     ring, heads = _names(groups.names, method)
     left, right = window_sides(window) or (-1, -1)
@@ -94,13 +95,18 @@ def _names(names, method):
     return ("", names[0]) if method == "ulysses" else (names[0], "")
 
 
-def _shape(q, k, v, causal, tokens):
-    return _cost.Shape(q.shape[0], tokens, q.shape[2], k.shape[2], q.shape[3] + v.shape[3], q.element_size(),
-                       0.5 if causal else 1.0)
+def _times(sizes, group, q, k, v, sink, causal, window, chunk):
+    """What the model says of each method; the same on all ranks, as tokens are those of a rank on average. The backward counts where
+    autograd records the call, but not under masks that leave few pairs, of which the model knows nothing."""
+    is_plan = isinstance(group, Plan)
+    shape = _cost.Shape(q.shape[0], group.mean_tokens if is_plan else q.shape[1], q.shape[2], k.shape[2], q.shape[3] + v.shape[3],
+                        q.element_size(), 0.5 if causal else 1.0)
+    leaves_few = chunk or window_sides(window) not in (None, (-1, -1)) or is_plan and not group.is_one_sequence
+    return _cost.times(shape, sizes, q.device.type, not leaves_few and is_recorded(q, k, v, sink))
 
 
-def _chosen(method, sizes, q, k, v, causal, tokens):
-    """The method, the same on all ranks: tokens are those of a rank on average."""
+def _chosen(method, sizes, *call):
+    """The method, the same on all ranks."""
     if method not in (*METHODS, "auto"):
         raise ValueError(f"method = {method!r} but it must be one of {', '.join(METHODS)}, or auto")
     if len(sizes) == 2 and method not in ("ulysses_ring", "auto") or len(sizes) == 1 and method == "ulysses_ring":
@@ -108,9 +114,7 @@ def _chosen(method, sizes, q, k, v, causal, tokens):
                          "DeviceMesh of 2, (ring, heads), and the others a group or a DeviceMesh of 1")
     if method != "auto":
         return method
-    if len(sizes) == 2:
-        return "ulysses_ring"
-    return _cost.cheapest(_cost.times(_shape(q, k, v, causal, tokens), sizes, q.device.type))
+    return "ulysses_ring" if len(sizes) == 2 else _cost.cheapest(_times(sizes, *call))
 
 
 def _copies(group, device):
@@ -123,7 +127,8 @@ def _copies(group, device):
 
 def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, chunk=0, **options):
     """What attention() with these arguments does on this rank, as lines of "name: value": the method, what it sends, and what the
-    cost model says of each method. Sends nothing. Other options of attention() are taken and change nothing here."""
+    cost model says of each method, with its backward where auto goes by both. Sends nothing. Other options of attention() are taken
+    and change nothing here."""
     _check_form(q, k, v)
     packed = q.dim() == 3
     if packed:
@@ -131,7 +136,8 @@ def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, ch
     groups, spec, _ = _where(group, q, k, packed)
     plan = group if isinstance(group, Plan) else Plan(groups, spec)
     layout, mask = plan.layout, mask_of(causal, window, chunk)
-    chosen = _chosen(method, groups.sizes, q, k, v, causal, plan.mean_tokens)
+    call = plan, q, k, v, options.get("sink"), causal, window, chunk
+    chosen = _chosen(method, groups.sizes, *call)
     lines = [("method", chosen), ("ranks", " x ".join(map(str, groups.sizes))),
              ("tokens", f"{plan.tokens} of {layout.cu_q[-1]}, {len(layout.documents)} documents"),
              ("work", f"{max(layout.work) * groups.ranks / max(1, sum(layout.work)):.3f} of the mean at most")]
@@ -142,7 +148,7 @@ def explain(q, k, v, group=None, *, method="auto", causal=False, window=None, ch
         if chosen == "all_gather":
             lines.append(("copies", _copies(groups.all[0], q.device)))
         lines.append(("keys sent", f"{rows} rows, of {held * (groups.ranks // heads - 1)} if all were seen"))
-    for name, (seconds, sent) in _cost.times(_shape(q, k, v, causal, plan.mean_tokens), groups.sizes, q.device.type).items():
+    for name, (seconds, sent) in _times(groups.sizes, *call).items():
         why = seconds if isinstance(seconds, str) else f"{1e6 * seconds:.0f} us, {sent / 1e6:.2f} MB sent, by the model"
         lines.append((name, why))
     return "".join(f"{name}: {value}\n" for name, value in lines)

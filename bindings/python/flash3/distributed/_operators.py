@@ -240,10 +240,14 @@ def _is_plain(*tensors):
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def is_recorded(q, k, v, sink):
+    """Whether autograd will ask for gradients of a call."""
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                                        sink is not None and sink.requires_grad)
+
+
 def forward(q, k, v, sink, *arguments):
     """(out, lse, …) of torch.ops.flash3_distributed.forward, by the shortest way."""
     if not _is_plain(q, k, v, sink):
         return _forward(q, k, v, sink, *arguments)
-    is_recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
-                                               sink is not None and sink.requires_grad)
-    return (DistributedAttention.apply if is_recorded else _attend)(q, k, v, sink, *arguments)
+    return (DistributedAttention.apply if is_recorded(q, k, v, sink) else _attend)(q, k, v, sink, *arguments)

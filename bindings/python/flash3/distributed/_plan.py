@@ -53,6 +53,7 @@ class Plan:
         self.groups, self.spec, self.rank = groups, spec, groups.rank
         self.layout = layout_of(spec, groups.ranks)
         self.mean_tokens = self.layout.cu_q[-1] // groups.ranks
+        self.is_one_sequence = len(self.layout.documents) <= 1
         self._rows = {}
 
     def rows(self, method):

@@ -133,12 +133,7 @@ struct Fp8Producer<Traits> : Fp8Barriers<Traits> {
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};
     if (role == Fp8ProducerWarp::kSchedule) {
-      // A cache is a ragged batch whose sequences share no tiles.
-      if constexpr (Traits::kSplit) {
-        schedule_parts<Traits, true>(params, shared);
-      } else {
-        schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
-      }
+      schedule_cache<Traits, true>(params, shared);
     } else if (role >= Fp8ProducerWarp::kTranspose) {
       transpose_v<Traits>(shared, int(threadIdx.x) - 32 * int(Fp8ProducerWarp::kTranspose));
     } else {

@@ -79,12 +79,7 @@ struct Producer16Bit<Traits, true> {
                                              typename Traits::Shared& shared) {
     const ProducerWarp role{warp_in_warpgroup()};
     if (role == ProducerWarp::kSchedule) {
-      // A cache is a ragged batch whose sequences share no tiles.
-      if constexpr (Traits::kSplit) {
-        schedule_parts<Traits>(params, shared);
-      } else {
-        schedule_tiles<Traits::kTileN, Traits::kBand, true>(params.schedule, shared.tiles);
-      }
+      schedule_cache<Traits>(params, shared);
     } else if (role == ProducerWarp::kLoadK) {
       load_paged_tiles<Traits, typename Traits::KTile>(params, &params.k, params.k_rows, shared.k,
                                                        shared.k_barriers, "k_empty", shared.tiles,

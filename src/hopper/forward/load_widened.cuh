@@ -103,11 +103,7 @@ struct WidenedProducer {
                                              typename Traits::Shared& shared) {
     const WideningWarp role{warp_in_warpgroup()};
     if (role == WideningWarp::kSchedule) {
-      if constexpr (Traits::kSplit) {
-        schedule_parts<Traits, true>(params, shared);
-      } else {
-        schedule_tiles<Traits::kTileN, Traits::kBand, true, true>(params.schedule, shared.tiles);
-      }
+      schedule_cache<Traits, true>(params, shared);
     } else if (role >= WideningWarp::kWiden) {
       widen_keys<Traits>(shared, int(threadIdx.x) - 32 * int(WideningWarp::kWiden));
     } else {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void write_part(const ForwardParams& params, int i, i
 }
 
 // schedule_tiles() for parts.
-template <class Traits, bool kAllWait = false>
+template <class Traits, bool kAllWait>
 __device__ __forceinline__ void schedule_parts(const ForwardParams& params,
                                                typename Traits::Shared& shared) {
   const TileSchedule& schedule = params.schedule;
@@ -87,6 +87,17 @@ __device__ __forceinline__ void schedule_parts(const ForwardParams& params,
     i = __shfl_sync(~0u, leader ? counter.next(i) : 0, 0);
   }
   if (leader) counter.finish();
+}
+
+// The scheduler of kernels on a cache, which is a ragged batch whose sequences share no tiles.
+template <class Traits, bool kAllWait = false>
+__device__ __forceinline__ void schedule_cache(const ForwardParams& params,
+                                               typename Traits::Shared& shared) {
+  if constexpr (Traits::kSplit) {
+    schedule_parts<Traits, kAllWait>(params, shared);
+  } else {
+    schedule_tiles<Traits::kTileN, Traits::kBand, true, kAllWait>(params.schedule, shared.tiles);
+  }
 }
 
 // A consumer warpgroup's rows of a part.

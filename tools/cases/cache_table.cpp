@@ -114,10 +114,43 @@ void add_long_fp8_prompts(std::vector<Case>* table) {
     }
 }
 
+// Queries in front of so many keys that blocks share them. n: of a series; what it changes are the
+// masks, of which some leave a part nothing, and which lengths and sinks there are.
+Case split_prompt(flash3_dtype dtype, int64_t dim, int64_t dim_v, int64_t page_size, size_t n) {
+  Case c;
+  c.dtype = dtype, c.batch = 2, c.seq_q = 40, c.seq_k = 15000;
+  c.head_dim = dim, c.head_dim_v = dim_v;
+  c.causal = n % 5 != 4;
+  c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
+  c.used_k = true, c.packed_q = n % 2 == 1;
+  if (page_size > 0) c.page_size = page_size;
+  c.batch_idx = page_size == 0;
+  c.window = n % 4 == 2;
+  if (c.window) c.window_left = 8000;
+  if (n % 7 == 3) c.chunk = 9000;
+  if (n % 3 == 2) c.sink = Sink::kFloat32;
+  return c;
+}
+
+// More parts than the workspace has room for, and as many of one tile as there can be. c has their
+// dtype and scales.
+void add_many_parts(Case c, int64_t page_size, int64_t page_size_of_one_tile,
+                    std::vector<Case>* table) {
+  c.causal = c.used_k = true;
+  Case many = c;
+  many.batch = 140, many.seq_q = 17, many.seq_k = 7300;
+  many.head_dim = many.head_dim_v = 64;
+  many.lengths = Lengths::kGiant, many.page_size = page_size;
+  table->push_back(many);
+  many.lengths = Lengths::kAll, many.page_size = 0;
+  table->push_back(many);
+  c.seq_q = 33, c.seq_k = 58001, c.heads_q = 2;
+  c.head_dim = c.head_dim_v = 128, c.page_size = page_size_of_one_tile;
+  table->push_back(c);
+}
+
 // Prompts whose query tiles are few in front of many keys, so that blocks share them: pages of
-// several sizes and none, masks that leave some parts nothing, rows and keys that fill no tile,
-// sequences of too few keys beside others; more parts than the workspace has room for; and as many
-// of one tile as there can be.
+// several sizes and none, rows and keys that fill no tile, sequences of too few keys beside others.
 void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* table) {
   constexpr int64_t kDims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   constexpr int64_t kPageSizes[] = {16, 64, 0, -1};  // 0: batch_idx, -1: no cache
@@ -126,36 +159,18 @@ void add_split_prompts(std::span<const flash3_dtype> dtypes, std::vector<Case>* 
     for (const auto& [dim, dim_v] : kDims)
       for (const int64_t page_size : kPageSizes)
         for (const float softcap : {0.f, 20.f}) {
-          Case c;
-          c.dtype = dtype, c.batch = 2, c.seq_q = 40, c.seq_k = 15000;
+          Case c = split_prompt(dtype, dim, dim_v, page_size, n);
           c.heads_q = n % 3 == 0 ? 4 : 2, c.heads_k = n % 2 == 0 ? 2 : 1;
-          c.head_dim = dim, c.head_dim_v = dim_v;
-          c.causal = n % 5 != 4, c.softcap = softcap;
-          c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
-          c.used_k = true, c.packed_q = n % 2 == 1;
-          if (page_size > 0) c.page_size = page_size;
-          c.batch_idx = page_size == 0, c.leftpad = page_size == 0 && n % 3 == 1;
-          c.window = n % 4 == 2;
-          if (c.window) c.window_left = 8000;
-          if (n % 7 == 3) c.chunk = 9000;
-          if (n % 3 == 2) c.sink = Sink::kFloat32;
+          c.softcap = softcap;
+          c.leftpad = c.batch_idx && n % 3 == 1;
           if (page_size == 64) c.append = 40, c.append_packed = true, c.rotary = Rotary::kHalves;
           c.seed = 5000 + table->size();
           table->push_back(c);
           ++n;
         }
-    Case many;
-    many.dtype = dtype, many.batch = 140, many.seq_q = 17, many.seq_k = 7300;
-    many.causal = many.used_k = true, many.lengths = Lengths::kGiant;
-    many.head_dim = many.head_dim_v = 64, many.page_size = 64;
-    table->push_back(many);
-    many.lengths = Lengths::kAll, many.page_size = 0;
-    table->push_back(many);
-    Case far;
-    far.dtype = dtype, far.seq_q = 33, far.seq_k = 58001, far.heads_q = 2;
-    far.causal = far.used_k = true, far.page_size = 16;
-    far.head_dim = far.head_dim_v = 128;
-    table->push_back(far);
+    Case of_dtype;
+    of_dtype.dtype = dtype;
+    add_many_parts(of_dtype, 64, 16, table);
   }
 }
 
@@ -258,20 +273,11 @@ void add_split_fp8_prompts(std::span<const flash3_dtype> dtypes, std::vector<Cas
     const bool kv8 = dtype != FLASH3_FLOAT8_E4M3;
     for (const auto& [dim, dim_v] : kDims)
       for (const int64_t page_size : kPageSizes) {
-        Case c;
-        c.dtype = dtype, c.kv8 = kv8, c.batch = 2, c.seq_q = n % 3 == 0 ? 150 : 40;
-        c.seq_k = 15000 + int64_t(n);
+        Case c = split_prompt(dtype, dim, dim_v, page_size, n);
+        c.kv8 = kv8, c.seq_k += int64_t(n);
+        if (n % 3 == 0) c.seq_q = 150;
         c.heads_q = kHeads[n % 4][0], c.heads_k = kHeads[n % 4][1];
-        c.head_dim = dim, c.head_dim_v = dim_v;
-        c.causal = n % 5 != 4;
-        c.lengths = n % 4 == 3 ? Lengths::kAll : Lengths::kRandom;
-        c.used_k = true, c.packed_q = n % 2 == 1;
-        if (page_size > 0) c.page_size = page_size;
-        c.batch_idx = page_size == 0, c.leftpad = page_size == 0 && n % 2 == 1;
-        c.window = n % 4 == 2;
-        if (c.window) c.window_left = 8000;
-        if (n % 7 == 3) c.chunk = 9000;
-        if (n % 3 == 2) c.sink = Sink::kFloat32;
+        c.leftpad = c.batch_idx && n % 2 == 1;
         if (page_size == 128 || page_size == 16) c.append = 40, c.append_packed = c.packed_q;
         c.scales = Scales::kBlock;
         // As in add_packed_fp8_prompts().
@@ -281,18 +287,9 @@ void add_split_fp8_prompts(std::span<const flash3_dtype> dtypes, std::vector<Cas
         table->push_back(c);
         ++n;
       }
-    Case many;
-    many.dtype = dtype, many.kv8 = kv8, many.batch = 140, many.seq_q = 17, many.seq_k = 7300;
-    many.causal = many.used_k = true, many.lengths = Lengths::kGiant;
-    many.head_dim = many.head_dim_v = 64, many.page_size = 128, many.scales = Scales::kBlock;
-    table->push_back(many);
-    many.lengths = Lengths::kAll, many.page_size = 0;
-    table->push_back(many);
-    Case far;
-    far.dtype = dtype, far.kv8 = kv8, far.seq_q = 33, far.seq_k = 58001, far.heads_q = 2;
-    far.causal = far.used_k = true, far.page_size = 128, far.scales = Scales::kBlock;
-    far.head_dim = far.head_dim_v = 128;
-    table->push_back(far);
+    Case of_dtype;
+    of_dtype.dtype = dtype, of_dtype.kv8 = kv8, of_dtype.scales = Scales::kBlock;
+    add_many_parts(of_dtype, 128, 128, table);
   }
 }
 

@@ -136,7 +136,8 @@ def measure_point(gpu, decode, point, pool, args, lost, peak):
     replays, errors, refused = make_graphs(decode, point, inputs, names)
     with gpu.Sensors() as sensors:
         ms = gpu.measure(replays, args.samples, SAMPLE_MS) if replays else {}
-    about = {name: getattr(point, name) for name in ("kind", "batch", "ctx", "queries", "heads", "heads_k", "dim", "dim_v", "page", "dtype", "buffers", "kv_bytes")}
+    about = {name: getattr(point, name) for name in ("kind", "batch", "ctx", "queries", "heads", "heads_k", "dim", "dim_v", "page", "dtype",
+                                                     "buffers", "kv_bytes")}
     return {"case": point.case, **about, **figures(point, ms, peak), "error": errors, "sm_mhz": sensors.mhz, "watts": sensors.watts,
             "refused": refused | lost}
 

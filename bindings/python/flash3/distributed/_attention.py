@@ -25,9 +25,10 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
         group: a Plan, which says which tokens are whose; or a ProcessGroup or a DeviceMesh, (ring, heads) if it has two dimensions,
             whose ranks all have as many tokens of each sequence, zigzag, as shard() deals them. None: all ranks.
         method: "ring": keys of one other rank after the other, under the kernels; "all_gather": of all ranks at once, for some
-            heads at a time, by copies out of the other ranks' memory where that can be reached; "ulysses": all tokens of some heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two
-            dimensions: heads among the ranks of the second one, a ring over the first. "auto": what explain() says is fastest, for
-            one sequence without a window with its backward, where autograd records the call; it must do so on all ranks, or none.
+            heads at a time, by copies out of the other ranks' memory where that can be reached; "ulysses": all tokens of some
+            heads, heads_q and heads_k permitting; "ulysses_ring", on a mesh of two dimensions: heads among the ranks of the second
+            one, a ring over the first. "auto": what explain() says is fastest; of one sequence without a window or chunks with its
+            backward, where autograd records the call, which it must do on all ranks or on none.
         sink: [heads_q], the same on all ranks; its gradient is that of the own part of the loss, or of the own heads: the
             sum over the ranks is the whole one, as it is for a model's other weights.
         deterministic: gradients have the same bits each time.

@@ -243,8 +243,8 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   plan->heads = largest_divisor(group, config.rows);
   plan->groups_per_kv = int(group) / plan->heads;
   plan->box_rows = box_rows(problem, config);
-  // Two blocks that bring each other half of the keys read half as much from L2.
-  if (config.latent && plan->box_rows > 0 && plan->groups_per_kv % 2 == 0) plan->cluster = 2;
+  // Two blocks side by side read the same keys, the second out of L2.
+  if (config.latent && plan->groups_per_kv % 2 == 0) plan->cluster = 2;
   plan->groups_per_kv /= plan->cluster;
   plan->rule = rule_of(problem, config, most_queries, plan->heads);
   plan->rule.head_groups /= plan->cluster;

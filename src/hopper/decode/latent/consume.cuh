@@ -3,7 +3,10 @@
 // tiles of a run, the other of the odd ones. O is halved by head dims, so each multiplies every
 // tile's P, its own from registers and the other's from shared memory:
 //
-//   own tile n:  O += P_{n−1}·V_{n−1} and S_n are issued | softmax of S_n | O += P_n·V_n
+//   own tile n:  O += P_{n−1}·V_{n−1} | S_n | softmax of S_n | O += P_n·V_n
+//
+// The tile n−1 goes back before S_n is issued: with two tiles in shared memory, what counts is how
+// soon the next one may come.
 //
 // The maximum follows lazily, as in the other decode kernels (decode/consume.cuh), and goes from
 // warpgroup to warpgroup with P.
@@ -51,47 +54,35 @@ class LatentConsumer : LatentSoftmax<Traits> {
   __device__ __forceinline__ void compute(const DecodeRun& run, Sums& sums) {
     const int begin = uniform(run.tiles.begin), end = uniform(run.tiles.end);
     if (begin >= end) return;
-    Scores r_s;
-    Probabilities r_p;
+    const TileMask::Range unmasked{uniform(run.unmasked.begin), uniform(run.unmasked.end)};
     int tile = begin + warpgroup_;
     if (warpgroup_ == 0) {
-      issue_scores(r_s, state_);
-      wgmma_wait<0>();
-      end_own(run, tile, r_s, r_p, sums);
-      state_.advance();
+      compute_own(run, unmasked, tile, sums);
       tile += 2;
     }
     for (; tile < end; tile += 2) {
-      const KvState before = state_;  // of the other's tile
-      state_.advance();
-      issue_others_output(sums, before);
-      issue_scores(r_s, state_);
-      wgmma_wait<1>();
-      end_output(sums, before);
-      wgmma_wait<0>();
-      end_own(run, tile, r_s, r_p, sums);
-      state_.advance();
+      add_others_output(sums);
+      compute_own(run, unmasked, tile, sums);
     }
-    if (tile == end) {  // the last tile is the other's
-      issue_others_output(sums, state_);
-      wgmma_wait<0>();
-      end_output(sums, state_);
-      state_.advance();
-    }
+    if (tile == end) add_others_output(sums);
   }
 
-  // The scores of an own tile are there: softmax and O.
-  __device__ __forceinline__ void end_own(const DecodeRun& run, int tile, Scores& r_s,
-                                          Probabilities& r_p, Sums& sums) const {
-    fence_operand(r_s);
-    this->softmax(run, tile, state_, r_s, r_p, sums);
-    issue_pv<Traits::kElement, HalfTile>(sums.out, r_p, values(state_));
+  // An own tile: scores, softmax and O.
+  __device__ __forceinline__ void compute_own(const DecodeRun& run, const TileMask::Range& unmasked,
+                                              int tile, Sums& sums) {
+    Scores r_s;
+    Probabilities r_p;
+    issue_scores(r_s);
     wgmma_wait<0>();
-    end_output(sums, state_);
+    fence_operand(r_s);
+    this->softmax(run, unmasked, tile, state_.stage, r_s, r_p, sums);
+    issue_pv<Traits::kElement, HalfTile>(sums.out, r_p, values());
+    end_output(sums);
   }
 
   // Issues the scores of a tile: the rope parts are there first.
-  __device__ __forceinline__ void issue_scores(Scores& r_s, const KvState& at) const {
+  __device__ __forceinline__ void issue_scores(Scores& r_s) const {
+    const KvState& at = state_;
     using KTile = typename Traits::KTile;
     using VTile = typename Traits::VTile;
     using QTile = typename Traits::QTile;
@@ -119,17 +110,18 @@ class LatentConsumer : LatentSoftmax<Traits> {
   }
 
   // This warpgroup's head dims of V.
-  __device__ __forceinline__ Descriptor values(const KvState& at) const {
-    return descriptor_in_cluster(HalfTile::kMajorMN, shared_.v[at.stage]) +
+  __device__ __forceinline__ Descriptor values() const {
+    return descriptor_in_cluster(HalfTile::kMajorMN, shared_.v[state_.stage]) +
            warpgroup_ * HalfTile::kBytes;
   }
 
-  // Issues O += P·V of a tile of which the other warpgroup computes P.
-  __device__ __forceinline__ void issue_others_output(Sums& sums, const KvState& at) const {
+  // O += P·V of a tile of which the other warpgroup computes P.
+  __device__ __forceinline__ void add_others_output(Sums& sums) {
     using PTile = typename Traits::PTile;
-    wait(&shared_.p_full[at.stage], at.phase, "p_full");
-    this->take_max(at.stage, sums);
-    const Descriptor p = descriptor_in_cluster(PTile::kMajorK, shared_.k[at.stage]), v = values(at);
+    const int stage = state_.stage;
+    wait(&shared_.p_full[stage], state_.phase, "p_full");
+    this->take_max(stage, sums);
+    const Descriptor p = descriptor_in_cluster(PTile::kMajorK, shared_.k[stage]), v = values();
     fence_operand(sums.out);
     wgmma_fence();
 #pragma unroll
@@ -137,15 +129,15 @@ class LatentConsumer : LatentSoftmax<Traits> {
       Wgmma<Traits::kElement, Traits::kDims>::template ss<false, true>(
           sums.out, p + PTile::k_step(key), v + HalfTile::mn_step(key), true);
     wgmma_commit();
+    end_output(sums);
   }
 
-  // O is there: the tile goes back.
-  __device__ __forceinline__ void end_output(Sums& sums, const KvState& at) const {
+  // Waits for O: the tile goes back.
+  __device__ __forceinline__ void end_output(Sums& sums) {
+    wgmma_wait<0>();
     fence_operand(sums.out);
-    if (params_.cluster == 1)
-      release(&shared_.empty[at.stage], thread_);
-    else if (thread_ % 32 < params_.cluster)  // all blocks of the cluster write into it
-      mbarrier_arrive_at(&shared_.empty[at.stage], thread_ % 32);
+    release(&shared_.empty[state_.stage], thread_);
+    state_.advance();
   }
 
   KvState state_{};  // of the next tile

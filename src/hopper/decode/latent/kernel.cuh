@@ -24,32 +24,29 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     for (int s = 0; s < Traits::kStages; ++s) {
       mbarrier_init(&shared.k_full[s], producers);
       for (uint64_t& full : shared.v_full[s]) mbarrier_init(&full, producers);
-      mbarrier_init(&shared.empty[s], kConsumerWarps * params.cluster);
+      mbarrier_init(&shared.empty[s], kConsumerWarps);
       mbarrier_init(&shared.p_full[s], 4);
     }
     shared.runs.barriers.init(kConsumerWarps + loader_warps, 32);
     fence_mbarrier_init();
   }
-  if (params.cluster > 1)
-    sync_cluster();
-  else
-    __syncthreads();
+  __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
   constexpr DecodeConfig kConfig = Traits::kConfig;
-  const int warpgroup = warpgroup_index(), rank = params.cluster > 1 ? rank_in_cluster() : 0;
+  const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     release_registers<kConfig.producer_registers()>();
     if (warp_in_warpgroup() == kRunWarp)
-      load_runs(params, shared.runs, {int(blockIdx.x) / params.cluster, params.cluster, rank});
+      load_runs(
+          params, shared.runs,
+          {int(blockIdx.x) / params.cluster, params.cluster, int(blockIdx.x) % params.cluster});
     else if (warp_in_warpgroup() < kLoaderWarps)
-      load_latent_keys<Traits>(params, shared, rank);
+      load_latent_keys<Traits>(params, shared);
   } else {
     acquire_registers<kConfig.consumer_registers()>();
     LatentConsumer<Traits>(params, shared, warpgroup - 1).run();
   }
-  // Others of the cluster write into this block's shared memory until they end.
-  if (params.cluster > 1) sync_cluster();
 }
 
 }  // namespace flash3::hopper

@@ -10,28 +10,23 @@
 namespace flash3::hopper {
 
 // Loads a box of rows of the latent parts of a tile, each chunk for the barrier of its group. Other
-// blocks read the same keys for other heads, so L2 keeps them. Of a cluster each block loads every
-// second chunk, for both.
+// blocks read the same keys for other heads, so L2 keeps them.
 template <class Traits>
 __device__ __forceinline__ void load_latent_rows(uint8_t* tile, int at_row, const TensorMap* map,
-                                                 BoxAt at, uint64_t* full, int cluster, int rank) {
+                                                 BoxAt at, uint64_t* full) {
   using VTile = typename Traits::VTile;
 #pragma unroll
   for (int c = 0; c < VTile::kChunks; ++c) {
     at.dim = c * VTile::kChunk;
-    uint8_t* const to = tile + c * VTile::kChunkBytes + at_row * VTile::kRowBytes;
-    uint64_t* const of_group = full + at.dim / Traits::kGroupDims;
-    if (cluster == 1)
-      tma_load(to, map, at, of_group);
-    else if (c % 2 == rank)
-      copy_box_to_cluster(to, map, {at.dim, at.head, at.y, at.x}, of_group, 3);
+    tma_load(tile + c * VTile::kChunkBytes + at_row * VTile::kRowBytes, map, at,
+             full + at.dim / Traits::kGroupDims);
   }
 }
 
 // One warp calls it: each lane has one box of a tile, as far as there are boxes.
 template <class Traits>
 __device__ __forceinline__ void load_latent_by_boxes(const DecodeParams& params,
-                                                     typename Traits::Shared& shared, int rank) {
+                                                     typename Traits::Shared& shared) {
   using KTile = typename Traits::KTile;
   const int lane = threadIdx.x % 32, at_row = lane * params.box_rows;
   const bool has_box = at_row < Traits::kTileN;
@@ -59,8 +54,7 @@ __device__ __forceinline__ void load_latent_by_boxes(const DecodeParams& params,
       __syncwarp();
       if (!has_box) continue;
       tma_load(shared.k[stage] + at_row * KTile::kRowBytes, &params.k, at, k_full);
-      load_latent_rows<Traits>(shared.v[stage], at_row, &params.v, at, shared.v_full[stage],
-                               params.cluster, rank);
+      load_latent_rows<Traits>(shared.v[stage], at_row, &params.v, at, shared.v_full[stage]);
     }
   }
 }
@@ -109,11 +103,11 @@ __device__ __forceinline__ void load_latent_by_rows(const DecodeParams& params,
 // The loaders' warps call it.
 template <class Traits>
 __device__ __forceinline__ void load_latent_keys(const DecodeParams& params,
-                                                 typename Traits::Shared& shared, int rank) {
+                                                 typename Traits::Shared& shared) {
   if (params.box_rows == 0) {
     load_latent_by_rows<Traits>(params, shared);
   } else if (threadIdx.x < 32) {
-    load_latent_by_boxes<Traits>(params, shared, rank);
+    load_latent_by_boxes<Traits>(params, shared);
   }
 }
 

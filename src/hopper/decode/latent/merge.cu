@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges the parts of items that blocks of the latent kernel share, and stores their rows. A unit
-// of work is a quarter of a row's head dims, for a warp; the grid deals units out evenly.
+// of work is a quarter of a row's head dims. Many units have few parts each: the grid deals them
+// out to warps. Few units may have one of every block: a block has a unit, and its warps share the
+// parts.
 #include "hopper/decode/latent/merge.hpp"
 #include "hopper/decode/latent/parts.cuh"
 #include "hopper/decode/latent/traits.cuh"
@@ -99,6 +101,13 @@ struct Quarter {
     }
   }
 
+  __device__ __forceinline__ void add(const Quarter& other) {
+    const FoldFactors factors = fold_max(max, other.max);
+    sum = fold_element(sum, other.sum, factors);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = fold_element(out[i], other.out[i], factors);
+  }
+
  private:
   // Its four head dims of parts from `first` on; 0 of lanes that have none.
   template <int N>
@@ -114,20 +123,31 @@ struct Quarter {
   }
 };
 
+// Which of the parts of a unit a warp merges: of each so many eights, one.
+struct WarpShare {
+  int number, of;
+};
+
 // A quarter of a row of the item that a block has begun, from all blocks that share it.
 __device__ __forceinline__ Quarter merge_quarter(const DecodeParams& params, int blocks,
                                                  const Headers& headers, int begin, int row,
-                                                 int first_dim) {
+                                                 int first_dim, const WarpShare& share) {
   const int lane = threadIdx.x % 32;
   Quarter all;
   bool ends = false;
+  int passed = 0;
   for (int word = begin / 32; !ends && 32 * word < blocks; ++word) {
     const unsigned behind = word == begin / 32 ? ~1u << begin % 32 : ~0u,
                    last = headers.ends[word] & behind,
                    own = word == begin / 32 ? 1u << begin % 32 : 0u;
     ends = last != 0;
     const unsigned before = ends ? ((last & (0u - last)) << 1) - 1 : ~0u;
-    const unsigned have = (headers.continues[word] & behind & before) | own;
+    unsigned have = (headers.continues[word] & behind & before) | own;
+    if (share.of > 1) {
+      const int number = passed + __popc(have & ((1u << lane) - 1));
+      passed += __popc(have);
+      have = __ballot_sync(~0u, (have >> lane & 1) && number / 8 % share.of == share.number);
+    }
     if (have == 0) continue;
     const int block = min(32 * word + lane, blocks - 1);
     const LatentSlot slot = own >> lane & 1 ? LatentSlot::kBegun : LatentSlot::kContinued;
@@ -135,6 +155,17 @@ __device__ __forceinline__ Quarter merge_quarter(const DecodeParams& params, int
             part_row(params, blocks, block, slot, row) + first_dim);
   }
   return all;
+}
+
+// Merges what the warps of a block have of a unit, for the first of them.
+__device__ __forceinline__ void merge_warps(Quarter& all) {
+  __shared__ Quarter quarters[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  quarters[warp][lane] = all;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) all.add(quarters[w][lane]);
 }
 
 template <Element kElement>
@@ -146,15 +177,21 @@ __global__ void __launch_bounds__(kLatentMergeThreads)
   wait_for_previous_kernel();
   const int blocks = params.blocks, lane = threadIdx.x % 32;
   read_headers(params, blocks, headers);
-  const int units = headers.items * Traits::kRows * kQuarters;
+  const int units = headers.items * Traits::kRows * kQuarters, warp = threadIdx.x / 32;
+  const bool few = units <= int(gridDim.x);
+  const WarpShare share = few ? WarpShare{warp, kWarps} : WarpShare{0, 1};
 #pragma unroll 1
-  for (int unit = uniform(blockIdx.x * kWarps + threadIdx.x / 32); unit < units;
+  for (int unit = uniform(few ? blockIdx.x : blockIdx.x * kWarps + warp); unit < units;
        unit += gridDim.x * kWarps) {
     const int begin = headers.begun[unit / (Traits::kRows * kQuarters)],
               row = unit / kQuarters % Traits::kRows, quarter = unit % kQuarters;
     const LatentParts& item = headers.parts[begin];
     if (row >= item.rows) continue;
-    const Quarter all = merge_quarter(params, blocks, headers, begin, row, quarter * kQuarter);
+    Quarter all = merge_quarter(params, blocks, headers, begin, row, quarter * kQuarter, share);
+    if (few) {
+      merge_warps(all);
+      if (warp > 0) return;
+    }
     DecodeRun run{};
     run.batch = item.batch;
     run.head_group = item.head_group;

@@ -19,7 +19,11 @@ class LatentSoftmax {
 
   __device__ __forceinline__ LatentSoftmax(const DecodeParams& params, Shared& shared,
                                            int warpgroup)
-      : params_(params), shared_(shared), warpgroup_(warpgroup), thread_(thread_in_warpgroup()) {}
+      : params_(params),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        thread_(thread_in_warpgroup()),
+        slack_(kSlack / params.scale_log2) {}
 
  protected:
   using KvState = typename Traits::KvState;
@@ -51,14 +55,16 @@ class LatentSoftmax {
 
   // ---- a tile ----
 
-  // Turns the scores of a tile into P, in registers and for the other warpgroup.
-  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, const KvState& at,
-                                          Scores& r_s, Probabilities& r_p, Sums& sums) const {
+  // Turns the scores of a tile into P, in registers and for the other warpgroup. P of the maximum
+  // so far is computed beside the test whether that serves, and seldom once more.
+  __device__ __forceinline__ void softmax(const DecodeRun& run, const TileMask::Range& unmasked,
+                                          int tile, int stage, Scores& r_s, Probabilities& r_p,
+                                          Sums& sums) const {
     const int first_key = tile * Traits::kTileN;
     if (params_.capped) cap_scores(r_s);
-    if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
+    if (tile < unmasked.begin || tile >= unmasked.end) {
       mask(run, r_s, first_key + thread_ % 4 * 2);
-      clear_hidden_values(run, first_key, shared_.v[at.stage]);
+      clear_hidden_values(run, first_key, shared_.v[stage]);
     }
     bool within = true;
 #pragma unroll
@@ -68,19 +74,29 @@ class LatentSoftmax {
       for (int j = 0; j < Traits::kTileN / 8; ++j)
         within &= r_s[4 * j + 2 * h] <= limit && r_s[4 * j + 2 * h + 1] <= limit;  // a NaN is not
     }
-    if (__any_sync(~0u, !within)) raise_max(r_s, sums);
-    store_probabilities(r_s, shared_.k[at.stage], r_p, sums);
+    float added[2];
+    weigh(r_s, sums, r_p, added);
+    const bool raises = __any_sync(~0u, !within);
+    if (raises) {
+      raise_max(r_s, sums);
+      weigh(r_s, sums, r_p, added);
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      if (thread_ % 4 == 0) shared_.max[at.stage][row_of(h)] = sums.max[h];
+      for (int h = 0; h < 2; ++h)
+        if (thread_ % 4 == 0) shared_.max[stage][row_of(h)] = sums.max[h];
+    }
+    sums.sum[0] += added[0];
+    sums.sum[1] += added[1];
+    store_probabilities(r_p, shared_.k[stage]);
+    if (thread_ % 32 == 0) shared_.raised[stage][thread_ / 32] = raises;
     __syncwarp();
-    if (thread_ % 32 == 0) arrive(&shared_.p_full[at.stage]);
+    if (thread_ % 32 == 0) arrive(&shared_.p_full[stage]);
   }
 
   // The maximum to which P of the other warpgroup refers becomes this one's.
   __device__ __forceinline__ void take_max(int stage, Sums& sums) const {
+    if (!shared_.raised[stage][thread_ / 32]) return;
     const float max[2] = {shared_.max[stage][row_of(0)], shared_.max[stage][row_of(1)]};
-    if (__any_sync(~0u, max[0] != sums.max[0] || max[1] != sums.max[1])) rescale(max, sums);
+    rescale(max, sums);
   }
 
   // ---- the end of a run ----
@@ -105,6 +121,7 @@ class LatentSoftmax {
   const DecodeParams& params_;
   Shared& shared_;
   const int warpgroup_, thread_;
+  const float slack_;  // of scores
 
  private:
   __device__ __forceinline__ int row_of(int h) const {
@@ -159,21 +176,16 @@ class LatentSoftmax {
   }
 
   // The largest score that this maximum serves.
-  __device__ __forceinline__ float limit_of(float max) const {
-    return max + kSlack / params_.scale_log2;
-  }
+  __device__ __forceinline__ float limit_of(float max) const { return max + slack_; }
   __device__ __forceinline__ float shift_of(float max) const {
     return max == -kInfinity ? 0.f : max * params_.scale_log2;
   }
 
-  // P = 2^(c·s − c·m), rounded, to registers and shared memory; the sums grow by it.
-  __device__ __forceinline__ void store_probabilities(const Scores& r_s, uint8_t* shared_p,
-                                                      Probabilities& r_p, Sums& sums) const {
-    using PTile = typename Traits::PTile;
-    const int lane = thread_ % 32, row = thread_ / 32 * 16 + lane % 16;
+  // P = 2^(c·s − c·m), rounded, and what it adds to the sums.
+  __device__ __forceinline__ void weigh(const Scores& r_s, const Sums& sums, Probabilities& r_p,
+                                        float (&added)[2]) const {
     const float shift[2] = {shift_of(sums.max[0]), shift_of(sums.max[1])};
-    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
-    float added[2] = {0.f, 0.f};
+    added[0] = added[1] = 0.f;
 #pragma unroll
     for (int i = 0; i < Traits::kTileN / 4; ++i) {
       const int h = i % 2;
@@ -182,13 +194,18 @@ class LatentSoftmax {
       added[h] += a + b;
       r_p[i] = pack2<Traits::kElement>(a, b);
     }
+  }
+
+  __device__ __forceinline__ void store_probabilities(const Probabilities& r_p,
+                                                      uint8_t* shared_p) const {
+    using PTile = typename Traits::PTile;
+    const int lane = thread_ % 32, row = thread_ / 32 * 16 + lane % 16;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
 #pragma unroll
     for (int i = 0; i < Traits::kTileN / 4; i += 4)  // rows r and r + 8 of eight keys, of the next
       stmatrix_x4(base + PTile::offset(row, 4 * i + lane / 16 * 8), r_p[i], r_p[i + 1], r_p[i + 2],
                   r_p[i + 3]);
     fence_shared_for_async_proxy();
-    sums.sum[0] += added[0];
-    sums.sum[1] += added[1];
   }
 
   static __device__ __forceinline__ float quad_max(float x) {
@@ -249,18 +266,73 @@ class LatentSoftmax {
     return warpgroup_ * Traits::kDims + thread_ % 4 * 2;
   }
 
-  __device__ __forceinline__ void store_result(const DecodeRun& run, const Sums& sums) const {
+  __device__ __forceinline__ void store_result(const DecodeRun& run, Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const QueryRow at = query_row(params_, run, row_of(h));
+      const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
+      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows)
+        store_row_lse(params_, run, at, result.lse);
+#pragma unroll
+      for (int i = 2 * h; i < Traits::kDims / 2; i += i % 2 == 0 ? 1 : 3)
+        sums.out[i] *= result.inverse_sum;
+    }
+    if (params_.out_float32)
+      store_float32(run, sums);
+    else
+      store_16_bit(run, sums);
+  }
+
+  __device__ __forceinline__ void store_float32(const DecodeRun& run, const Sums& sums) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row_of(h) >= run.rows) continue;
-      const QueryRow at = query_row(params_, run, row_of(h));
-      const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
-      const OutRow<Traits> out(params_, run, at);
+      const OutRow<Traits> out(params_, run, query_row(params_, run, row_of(h)));
+      float* const to = static_cast<float*>(params_.out) + out.begin + first_dim();
 #pragma unroll
-      for (int j = 0; j < Traits::kDims / 8; ++j)
-        out.store_pair(first_dim() + 8 * j, sums.out[4 * j + 2 * h] * result.inverse_sum,
-                       sums.out[4 * j + 2 * h + 1] * result.inverse_sum);
-      if (warpgroup_ == 0 && thread_ % 4 == 0) store_row_lse(params_, run, at, result.lse);
+      for (int j = 0; j < Traits::kDims / 8; ++j) {
+        to[8 * j] = sums.out[4 * j + 2 * h];
+        to[8 * j + 1] = sums.out[4 * j + 2 * h + 1];
+      }
+    }
+  }
+
+  // By way of shared memory, where nobody reads Q any more: a warp stores its rows one by one.
+  __device__ __forceinline__ void store_16_bit(const DecodeRun& run, const Sums& sums) const {
+    using Tile = SharedTile<16, Traits::kDims>;
+    const int lane = thread_ % 32, first_row = thread_ / 32 * 16;
+    uint8_t* const tile = shared_.q + (warpgroup_ * 4 + thread_ / 32) * Tile::kBytes;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
+#pragma unroll
+    for (int i = 0; i < Traits::kDims / 2; i += 8) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        packed[j] = pack2<Traits::kElement>(sums.out[i + 2 * j], sums.out[i + 2 * j + 1]);
+      stmatrix_x4(base + Tile::offset(lane % 16, 2 * i + lane / 16 * 8), packed[0], packed[1],
+                  packed[2], packed[3]);
+    }
+    __syncwarp();
+    const OutRow<Traits> out(params_, run, query_row(params_, run, first_row + lane % 16));
+    const int rows = min(run.rows - first_row, 16), dim = warpgroup_ * Traits::kDims + 8 * lane;
+#pragma unroll 4
+    for (int row = 0; row < rows; ++row)
+      store_piece(static_cast<uint16_t*>(params_.out) + __shfl_sync(~0u, out.begin, row) + dim,
+                  *reinterpret_cast<const uint4*>(tile + Tile::offset(row, 8 * lane)));
+    sync_all();  // the next queries come there
+  }
+
+  // Eight elements, aligned or not.
+  static __device__ __forceinline__ void store_piece(uint16_t* to, const uint4& piece) {
+    if (reinterpret_cast<unsigned long long>(to) % sizeof(piece) == 0) {
+      *reinterpret_cast<uint4*>(to) = piece;
+      return;
+    }
+    const uint32_t pairs[] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i] = uint16_t(pairs[i]);
+      to[2 * i + 1] = uint16_t(pairs[i] >> 16);
     }
   }
 

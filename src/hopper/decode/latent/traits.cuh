@@ -51,7 +51,8 @@ struct LatentTraits {
     uint8_t k[kStages][KTile::kBytes];
     uint8_t v[kStages][VTile::kBytes];
     uint8_t q[QTile::kBytes];
-    float max[kStages][kRows];  // to which P of the stage refers
+    float max[kStages][kRows];    // to which P of the stage refers, where a warp has
+    uint32_t raised[kStages][4];  // raised it
     float sums[kWarpgroups][kRows];
     RowKeys row_keys[kRows];  // what each query row sees
     uint64_t k_full[kStages], v_full[kStages][kGroups], empty[kStages];

@@ -35,18 +35,6 @@ __device__ __forceinline__ void copy_box_in(void* shared, const void* map, const
       : "memory");
 }
 
-// To the same place of each block of the cluster that the mask names, and counted at the same
-// barrier of each.
-__device__ __forceinline__ void copy_box_to_cluster(void* shared, const void* map,
-                                                    const int32_t (&c)[4], uint64_t* barrier,
-                                                    uint16_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(shared_address(barrier)), "h"(ranks)
-      : "memory");
-}
-
 // What is read once: it is the first to leave the L2 cache.
 __device__ __forceinline__ void copy_box_in_once(void* shared, const void* map,
                                                  const int32_t (&c)[4], uint64_t* barrier) {

@@ -77,29 +77,6 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-// ---- blocks of a cluster: PTX ISA 9.7.8.24 mapa, 9.7.13.5 barrier.cluster ----
-
-__device__ __forceinline__ int rank_in_cluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return int(rank);
-}
-
-// Waits until all threads of all blocks of the cluster have come.
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-
-// Arrives at the same barrier of a block of the cluster.
-__device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
-          shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
 // ---- the hardware's sixteen barriers of a block; __syncthreads uses id 0 ----
 
 // Waits until `threads` threads in all, waiting and arriving, have come.

@@ -30,11 +30,17 @@ namespace flash3::hopper {
 
 inline constexpr int kTransposeThreads = 64;
 
-// A patch of 32 keys × 16 dims: what ldmatrix has loaded is stored.
-__device__ __forceinline__ void store_patch(uint32_t to, const uint32_t (&r)[4]) {
+// A patch of 32 keys × 16 dims, as stmatrix takes it.
+struct Patch {
+  uint32_t r[4];
+};
+__device__ __forceinline__ Patch permuted(const uint32_t (&loaded)[4]) {
   constexpr uint32_t kFirst = 0x6420, kSecond = 0x7531;  // of each pair
-  stmatrix_x4(to, __byte_perm(r[0], r[1], kFirst), __byte_perm(r[0], r[1], kSecond),
-              __byte_perm(r[2], r[3], kFirst), __byte_perm(r[2], r[3], kSecond));
+  return {__byte_perm(loaded[0], loaded[1], kFirst), __byte_perm(loaded[0], loaded[1], kSecond),
+          __byte_perm(loaded[2], loaded[3], kFirst), __byte_perm(loaded[2], loaded[3], kSecond)};
+}
+__device__ __forceinline__ void store(uint32_t to, const Patch& patch) {
+  stmatrix_x4(to, patch.r[0], patch.r[1], patch.r[2], patch.r[3]);
 }
 
 // A part of a tile, the keys from first_key on. Each warp transposes every other 16 dims. Addresses
@@ -70,10 +76,53 @@ __device__ __forceinline__ void transpose_part(uint32_t raw, uint32_t transposed
 #pragma unroll
       for (int i = 0; i < kPatches; ++i) {
         const int at = first_key + key + i * 32;
-        store_patch((transposed ^ uint32_t(at % VTile::kChunk)) +
-                        at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
-                    r[i]);
+        store((transposed ^ uint32_t(at % VTile::kChunk)) +
+                  at / VTile::kChunk * VTile::kChunkBytes + dim * VTile::kRowBytes,
+              permuted(r[i]));
       }
+    }
+  }
+}
+
+// The same of a part whose place is a constant, with 64 keys or so: the next patches are on their
+// way while one is permuted and stored, without a pause between dims. base: of shared memory, to
+// which raw is added behind the swizzle, so that one register serves all parts.
+template <class Traits>
+__device__ __forceinline__ void transpose_part_ahead(uint32_t base, uint32_t raw,
+                                                     uint32_t transposed, int first_key,
+                                                     int thread) {
+  using RawVTile = typename Traits::RawVTile;
+  using VTile = typename Traits::VTile;
+  constexpr int kKeys = RawVTile::kRows, kAhead = 2;
+  constexpr int kBothWarps = 16 * (kTransposeThreads / 32);
+  static_assert(RawVTile::kCols % kBothWarps == 0 && kKeys % (32 * kAhead) == 0);
+  const int lane = thread % 32, first_dim = thread / 32 * 16;
+  base += RawVTile::offset(lane, first_dim);
+  transposed += VTile::offset(first_dim + lane % 16, lane / 16 * 16);
+  uint32_t r[kAhead][4];
+  const auto load = [&](int dim, int key) {
+    ldmatrix_x4_transposed((base ^ uint32_t(dim % RawVTile::kChunk)) +
+                               dim / RawVTile::kChunk * RawVTile::kChunkBytes +
+                               (raw + key * RawVTile::kRowBytes),
+                           r[key / 32 % kAhead]);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(0, 32 * i);
+#pragma unroll 1
+  for (int next = kBothWarps; next <= RawVTile::kCols; next += kBothWarps) {
+    const uint32_t to = transposed + next * VTile::kRowBytes;
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 32) {
+      Patch patch = permuted(r[key / 32 % kAhead]);
+      const int key_ahead = key + 32 * kAhead;
+      if (key_ahead < kKeys)
+        load(next - kBothWarps, key_ahead);
+      else if (next < RawVTile::kCols)
+        load(next, key_ahead - kKeys);
+      const int at = first_key + key;
+      store((to ^ uint32_t(at % VTile::kChunk)) + at / VTile::kChunk * VTile::kChunkBytes -
+                kBothWarps * VTile::kRowBytes,
+            patch);
     }
   }
 }
@@ -83,7 +132,8 @@ template <class Traits>
 __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int thread) {
   using RawVTile = typename Traits::RawVTile;
   using VTile = typename Traits::VTile;
-  const uint32_t raw = uint32_t(__cvta_generic_to_shared(shared.raw_v)),
+  const uint32_t base = uint32_t(__cvta_generic_to_shared(&shared)),
+                 raw = uint32_t(__cvta_generic_to_shared(shared.raw_v)),
                  transposed = uint32_t(__cvta_generic_to_shared(shared.v));
   TileReader tiles{shared.tiles};
   // One state for both rings, to spare registers: where tiles come in parts, a part is always in
@@ -103,9 +153,13 @@ __device__ __forceinline__ void transpose_v(typename Traits::Shared& shared, int
                                              kInParts ? uint32_t(to.stage) : to.phase};
         wait(&shared.raw_v_barriers.full[from.stage], from.phase, "raw_v_full");
         if (part == 0) wait(&shared.v_barriers.empty[to.stage], to.phase ^ 1, "v_empty");
-        transpose_part<Traits>(raw + from.stage * RawVTile::kBytes,
-                               transposed + to.stage * VTile::kBytes, part * RawVTile::kRows,
-                               thread);
+        const uint32_t to_stage = transposed + to.stage * VTile::kBytes;
+        const int first_key = part * RawVTile::kRows;
+        if constexpr (kInParts && RawVTile::kRows % 64 == 0)
+          transpose_part_ahead<Traits>(base, (raw - base) + from.stage * RawVTile::kBytes, to_stage,
+                                       first_key, thread);
+        else
+          transpose_part<Traits>(raw + from.stage * RawVTile::kBytes, to_stage, first_key, thread);
         arrive(&shared.raw_v_barriers.empty[from.stage]);
       }
       fence_shared_for_async_proxy();

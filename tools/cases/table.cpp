@@ -170,6 +170,7 @@ void add_shapes(std::span<const flash3_dtype> dtypes, bool large, Table* table) 
       add(2, 500, 1300, {48, 16}, {64, 64});
       add(200, 7, 40, {9, 3}, {72, 72});
       add(1, 2048, 2048, {7, 1}, {192, 128});
+      add(3, 700, 500, {16, 16}, {96, 96});
     }
 }
 

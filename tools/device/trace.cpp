@@ -46,9 +46,9 @@ TracedKernel traced_kernel_of(const ForwardKernel& kernel) {
   find<kBf16, 64, false, 192, 128>(kernel, &found);
   find<kBf16, 64, true, 192, 128>(kernel, &found);
   find<kBf16, 128, false, 128, 128>(kernel, &found);
-  find<kBf16, 128, false, 128, 144>(kernel, &found);
+  find<kBf16, 128, false, 192, 80>(kernel, &found);
   find<kBf16, 128, true, 128, 128>(kernel, &found);
-  find<kBf16, 128, true, 128, 144>(kernel, &found);
+  find<kBf16, 128, true, 192, 80>(kernel, &found);
   find<kFp8, 128, false, 128, 128>(kernel, &found);
   find<kFp8, 128, true, 128, 128>(kernel, &found);
   return found;

@@ -20,7 +20,7 @@
 namespace flash3::hopper {
 
 struct ForwardKernel {
-  std::string id;  // "fwd_bf16_d128_band_128x144", "fwd_bf16_d128_softcap_128x144"
+  std::string id;  // "fwd_bf16_d128_band_192x80", "fwd_bf16_d128_softcap_128x128"
   Element element;
   ForwardConfig config;
   const void* function;  // for cudaLaunchKernel

@@ -11,7 +11,8 @@ namespace flash3::hopper {
 // Head dims and mask choose a group of rows, the narrowest that is wide enough; within it
 // forward/estimate.cpp takes the row that is expected to be the fastest. key_tile_us and tile_us
 // are fitted to bf16, 16k tokens, hidden size 2048, band: causal, H200, 2026-11-21. Behind a row:
-// TFLOP/s and the ratio to cuDNN in the same run, if there was one, and at which length.
+// TFLOP/s and the ratio to cuDNN in the same run, if there was one, and at which length; or what it
+// gains over another row, beside which it is fitted (H100, 2026-11-26).
 // clang-format off
 inline constexpr ForwardConfig kForwardConfigs[] = {
     {.head_dim = 64, .head_dim_v = 64, .band = false,
@@ -24,16 +25,20 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 64, .warpgroups = 4, .stages = 2, .q_stages = 2, .key_tile_us = 1.06, .tile_us = 1.3},  // 381, 1.19 at 1k
     {.head_dim = 96, .head_dim_v = 96, .band = false,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.37, .tile_us = 1.6},  // 606, 1.23 at 16k
+    {.head_dim = 96, .head_dim_v = 96, .band = false,
+     .tile_n = 112, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.52, .tile_us = 1.8},  // 1.17 of 128 x 128 at 16k
     {.head_dim = 96, .head_dim_v = 96, .band = true,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.41, .tile_us = 1.7},  // 590, 1.34 at 16k
+    {.head_dim = 96, .head_dim_v = 96, .band = true,
+     .tile_n = 112, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.63, .tile_us = 1.8},  // 1.12 of 128 x 128 at 16k
     {.head_dim = 128, .head_dim_v = 128, .band = false,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 1.5},  // 533, 1.07 at 512
     {.head_dim = 128, .head_dim_v = 128, .band = false,
-     .tile_n = 144, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.83, .tile_us = 1.7},  // 706, 1.14 at 16k
+     .tile_n = 80, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.445, .tile_us = 1.6},  // 1.04 of 128 x 128 at 4k
     {.head_dim = 128, .head_dim_v = 128, .band = true,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.65, .tile_us = 2.3},  // 576, 1.29 at 2k
     {.head_dim = 128, .head_dim_v = 128, .band = true,
-     .tile_n = 144, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.79, .tile_us = 3.0},  // 713, 1.31 at 16k
+     .tile_n = 80, .warpgroups = 3, .stages = 2, .q_stages = 2, .key_tile_us = 1.49, .tile_us = 2.2},  // 1.04 of 128 x 128 at 8k
     {.head_dim = 160, .head_dim_v = 160, .band = false,
      .tile_n = 112, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.60, .tile_us = 3.1},  // 674 at 16k
     {.head_dim = 160, .head_dim_v = 160, .band = true,
@@ -57,8 +62,6 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile_n = 64, .warpgroups = 4, .stages = 2, .q_stages = 2, .key_tile_us = 1.17, .tile_us = 1.3},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap,
      .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.82, .tile_us = 2.3},
-    {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap,
-     .tile_n = 144, .warpgroups = 2, .stages = 2, .q_stages = 2, .key_tile_us = 1.97, .tile_us = 3.0},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .score = ScoreKind::kSoftcap,
      .tile_n = 64, .warpgroups = 2, .stages = 2, .q_stages = 1, .key_tile_us = 1.66, .tile_us = 4.5},
     // Caches whose keys a table finds, under any mask. The head dims of the decode kernels, and tiles that the boxes of pages of 2^n
@@ -125,11 +128,11 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.head_dim = 256, .head_dim_v = 256, .band = false, .operands = Operands::kE4m3,
      .tile_n = 64, .warpgroups = 2, .stages = 3, .q_stages = 1, .raw_v_stages = 3, .two_level = true, .key_tile_us = 1.18, .tile_us = 4.2},
     {.head_dim = 256, .head_dim_v = 256, .band = false, .operands = Operands::kE4m3,
-     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 1, .two_level = true, .key_tile_us = 1.85, .tile_us = 4.9},
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 1, .two_level = true, .key_tile_us = 1.70, .tile_us = 4.9},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .operands = Operands::kE4m3,
      .tile_n = 64, .warpgroups = 2, .stages = 3, .q_stages = 1, .raw_v_stages = 3, .two_level = true, .key_tile_us = 1.18, .tile_us = 5.2},
     {.head_dim = 256, .head_dim_v = 256, .band = true, .operands = Operands::kE4m3,
-     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 1, .two_level = true, .key_tile_us = 1.85, .tile_us = 5.4},
+     .tile_n = 128, .warpgroups = 2, .stages = 2, .q_stages = 1, .raw_v_stages = 1, .two_level = true, .key_tile_us = 1.70, .tile_us = 5.4},
     {.head_dim = 64, .head_dim_v = 64, .band = true, .score = ScoreKind::kSoftcap, .operands = Operands::kE4m3,
      .tile_n = 128, .warpgroups = 3, .stages = 2, .q_stages = 2, .raw_v_stages = 2, .two_level = true, .key_tile_us = 2.0, .tile_us = 2.4},
     {.head_dim = 128, .head_dim_v = 128, .band = true, .score = ScoreKind::kSoftcap, .operands = Operands::kE4m3,

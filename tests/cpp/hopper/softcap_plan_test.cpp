@@ -56,8 +56,10 @@ TEST(SoftcapPlan, TakesTheKernelOfTheSoftcap) {
 }
 
 TEST(SoftcapPlan, TakesTheTileOfTheLength) {
-  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b1/q16384/k16384/h16/d128/causal/softcap50"),
-            "fwd_bf16_d128_softcap_128x144");
+  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b1/q16384/k16384/h32/d64/causal/softcap50"),
+            "fwd_bf16_d64_softcap_192x128");
+  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h32/d64/causal/softcap50"),
+            "fwd_bf16_d64_softcap_256x64");
   EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h16/d128/full/softcap50"),
             "fwd_bf16_d128_softcap_128x128");
   EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h16/d128/full"),

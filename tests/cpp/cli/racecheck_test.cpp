@@ -55,6 +55,21 @@ TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   EXPECT_EQ(check_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
 }
 
+TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaxima) {
+  const std::string softmax = "flash3::hopper::LatentSoftmax<flash3::hopper::LatentTraits<X>>";
+  const std::string read = "Read Thread (292,0,0) at " + softmax + "::take_max(int, " + softmax +
+                           "::Sums &) const+0x16310 in softmax.cuh:108",
+                    write =
+                        "Write Thread (164,0,0) at void flash3::hopper::latent_kernel<"
+                        "flash3::hopper::LatentTraits<X>>(flash3::hopper::DecodeParams)+0xc410 in "
+                        "softmax.cuh:91";
+  EXPECT_EQ(check_races(output(hazard("RAW", write, read), 1)).known, 1);
+  EXPECT_EQ(check_races(output(hazard("WAR", read, write), 1)).known, 0);
+  const std::string sums = "Read Thread (352,0,0) at " + softmax + "::end_sums(" + softmax +
+                           "::Sums &) const+0x17020 in softmax.cuh:268";
+  EXPECT_EQ(check_races(output(hazard("RAW", write, sums), 1)).known, 0);
+}
+
 TEST(Racecheck, KnowsNothingElse) {
   const std::string known = hazard("WAR", kRead, kWrite);
   const std::string elsewhere =

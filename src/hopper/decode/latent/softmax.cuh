@@ -47,6 +47,12 @@ class LatentSoftmax {
     named_barrier_sync(int(DecodeBarrier::kAllConsumers), Traits::kThreads);
   }
 
+  __device__ __forceinline__ void sync_warpgroup() const {
+    named_barrier_sync(
+        int(warpgroup_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers),
+        kWarpgroupThreads);
+  }
+
   // Rows that producers gathered came through the generic proxy.
   __device__ __forceinline__ void wait_for(uint64_t& full, uint32_t phase, const char* name) const {
     wait(&full, phase, name);
@@ -94,7 +100,7 @@ class LatentSoftmax {
 
   // The maximum to which P of the other warpgroup refers becomes this one's.
   __device__ __forceinline__ void take_max(int stage, Sums& sums) const {
-    if (!shared_.raised[stage][thread_ / 32]) return;
+    if (!__any_sync(~0u, shared_.raised[stage][thread_ / 32])) return;
     const float max[2] = {shared_.max[stage][row_of(0)], shared_.max[stage][row_of(1)]};
     rescale(max, sums);
   }
@@ -170,9 +176,7 @@ class LatentSoftmax {
         *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
     }
     fence_shared_for_async_proxy();
-    named_barrier_sync(
-        int(warpgroup_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers),
-        kWarpgroupThreads);
+    sync_warpgroup();
   }
 
   // The largest score that this maximum serves.
@@ -312,7 +316,7 @@ class LatentSoftmax {
       stmatrix_x4(base + Tile::offset(lane % 16, 2 * i + lane / 16 * 8), packed[0], packed[1],
                   packed[2], packed[3]);
     }
-    __syncwarp();
+    sync_warpgroup();
     const OutRow<Traits> out(params_, run, query_row(params_, run, first_row + lane % 16));
     const int rows = min(run.rows - first_row, 16), dim = warpgroup_ * Traits::kDims + 8 * lane;
 #pragma unroll 4

@@ -87,9 +87,11 @@ const std::vector<std::vector<std::string>> kSanitizedCases = {
      "bf16/b1/q200/k300/h2x1/d128/causal", "fp16/b1/q200/k300/h2x1/d128/full",
      "bf16/b1/q5/k300/h8x1/d128/causal", "bf16/b1/q129/k150/h2/d100/w40:20/odd",
      "bf16/b1/q192/k1000/h1/d64/causal"},
-    // more query tiles than multiprocessors, where tiles of three warpgroups serve
-    {"bf16/b9/q190/k150/h16/d128/full", "fp16/b9/q190/k150/h16/d128/causal",
-     "bf16/b9/q190/k200/h16/d96/causal", "fp16/b9/q190/k200/h16/d96/full"},
+    // tiles of three warpgroups, which serve where they fit on the multiprocessors and others do
+    // not; synccheck calls it an error that blocks of several tiles never wait for `wanted`
+    // (TileRing) where tiles come in order
+    {"bf16/b8/q190/k150/h16/d128/full", "fp16/b9/q190/k150/h16/d128/causal",
+     "bf16/b9/q190/k200/h16/d96/causal", "fp16/b8/q190/k200/h16/d96/full"},
     {"bf16/b1/q130/k200/h2x1/d192x128/causal", "fp16/b1/q130/k200/h1/d192x128/full",
      "bf16/b1/q130/k200/h1/d192/full", "fp16/b1/q130/k200/h1/d192/causal",
      "bf16/b1/q130/k150/h1/d256/causal", "fp16/b1/q130/k150/h1/d256/full",

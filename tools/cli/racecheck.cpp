@@ -32,9 +32,10 @@ bool is_of_scales(std::string_view report) {
           is_at(report, "Write Thread", " at flash3::hopper::copy_scale(float *, "));
 }
 
-bool is_of_maxima(std::string_view report) {
+bool is_of_latent_rows(std::string_view report) {
   return report.find("Potential RAW hazard detected at __shared__") != report.npos &&
-         is_at(report, "Read Thread", "::take_max(int, flash3::hopper::LatentSoftmax<") &&
+         (is_at(report, "Read Thread", "::take_max(int, flash3::hopper::LatentSoftmax<") ||
+          is_at(report, "Read Thread", "::end_sums(flash3::hopper::LatentSoftmax<")) &&
          (is_at(report, "Write Thread", " at void flash3::hopper::latent_kernel<") ||
           is_at(report, "Write Thread", " at flash3::hopper::LatentSoftmax<"));
 }
@@ -56,7 +57,7 @@ Races check_races(const std::string& output) {
   for (const std::string_view start : {kHazard, kWarning}) {
     for (size_t at = output.find(start); at != output.npos; at = output.find(start, at + 1)) {
       const std::string_view report = report_at(output, at);
-      if (is_of_scales(report) || is_of_maxima(report)) {
+      if (is_of_scales(report) || is_of_latent_rows(report)) {
         ++races.known;
       } else if (races.unknown.empty()) {
         races.unknown = report;

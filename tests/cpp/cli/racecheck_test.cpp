@@ -55,7 +55,7 @@ TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   EXPECT_EQ(check_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
 }
 
-TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaxima) {
+TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaximaAndSums) {
   const std::string softmax = "flash3::hopper::LatentSoftmax<flash3::hopper::LatentTraits<X>>";
   const std::string read = "Read Thread (292,0,0) at " + softmax + "::take_max(int, " + softmax +
                            "::Sums &) const+0x16310 in softmax.cuh:108",
@@ -67,7 +67,10 @@ TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaxima) {
   EXPECT_EQ(check_races(output(hazard("WAR", read, write), 1)).known, 0);
   const std::string sums = "Read Thread (352,0,0) at " + softmax + "::end_sums(" + softmax +
                            "::Sums &) const+0x17020 in softmax.cuh:268";
-  EXPECT_EQ(check_races(output(hazard("RAW", write, sums), 1)).known, 0);
+  EXPECT_EQ(check_races(output(hazard("RAW", write, sums), 1)).known, 1);
+  const std::string part = "Read Thread (352,0,0) at " + softmax + "::store_part(" + softmax +
+                           "::Sums &) const+0x17020 in softmax.cuh:353";
+  EXPECT_EQ(check_races(output(hazard("RAW", write, part), 1)).known, 0);
 }
 
 TEST(Racecheck, KnowsNothingElse) {

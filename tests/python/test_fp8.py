@@ -257,14 +257,18 @@ def test_opcheck(device):
 
 
 def test_sums(device):
-    """It reaches the library from every way in. A CPU's results are the same bits; a GPU's explanation says which sums it makes."""
+    """It reaches the library from every way in. A CPU's results are the same bits; a GPU's, in other tiles, as far apart as e4m3 weights
+    make them, and its explanation says which sums it makes."""
     t = fp8_inputs(device, "blocks", seq_q=40, seq_k=2600, dim=64)
     q, k, v = make(device, torch.bfloat16, seq_q=40, seq_k=2600, grad=True)
     for fp8_sums, levels in (("one", "one level"), ("two", "two levels")):
         calls = (t, {}), ({"q": q, "k": k, "v": v}, {"compute": "fp8"})
         for tensors, options in calls:
             out, auto = (flash3.attention(**tensors, **options, **more) for more in ({"fp8_sums": fp8_sums}, {}))
-            (torch.testing.assert_close if out.is_cuda else assert_same)(out, auto)
+            if out.is_cuda:
+                assert (out - auto).float().norm() < 0.06 * auto.float().norm()
+            else:
+                assert_same(out, auto)
             text = flash3.explain(**tensors, **options, fp8_sums=fp8_sums)
             assert f"FP8 sums in {levels}" in text and (not out.is_cuda or f"{levels}" in text.split("sums: ")[1])
             assert flash3.supported(**tensors, **options, fp8_sums=fp8_sums)

@@ -257,15 +257,15 @@ def test_opcheck(device):
 
 
 def test_sums(device):
-    """It reaches the library from every way in. A CPU's results are the same bits; a GPU's, in other tiles, as far apart as e4m3 weights
-    make them, and its explanation says which sums it makes."""
+    """It reaches the library from every way in. A CPU's results are the same bits; a GPU, whose explanation says which sums it makes, makes
+    two levels of rows of so many keys. One level runs in other tiles, where e4m3 weights round otherwise: 2.6 % of an output each (docs/fp8.md)."""
     t = fp8_inputs(device, "blocks", seq_q=40, seq_k=2600, dim=64)
     q, k, v = make(device, torch.bfloat16, seq_q=40, seq_k=2600, grad=True)
     for fp8_sums, levels in (("one", "one level"), ("two", "two levels")):
         calls = (t, {}), ({"q": q, "k": k, "v": v}, {"compute": "fp8"})
         for tensors, options in calls:
             out, auto = (flash3.attention(**tensors, **options, **more) for more in ({"fp8_sums": fp8_sums}, {}))
-            if out.is_cuda:
+            if out.is_cuda and fp8_sums == "one":
                 assert (out - auto).float().norm() < 0.06 * auto.float().norm()
             else:
                 assert_same(out, auto)

@@ -199,7 +199,7 @@ TEST(Plan, PacksUnderANarrowWindow) {
   const ForwardPlan plan = plan_of(id);
   const ForwardRival rival = best_rival(problem_of(id), plan);
   EXPECT_GT(plan.pack.heads, 1);
-  EXPECT_LE(plan.tiles, rival.estimate.tiles);
+  EXPECT_NEAR(double(plan.tiles), double(rival.estimate.tiles), 0.01 * double(plan.tiles));
   EXPECT_LT(plan.estimate.us, rival.estimate.us);
 }
 
@@ -278,21 +278,23 @@ TEST(Plan, TakesTheRowOfTheLength) {
     EXPECT_EQ(tile(id + "full"), Tile(192, 128)) << id;
     EXPECT_EQ(tile(id + "causal"), Tile(256, 64)) << id;
   }
-  for (const char* mask : {"full", "causal"}) {
-    const std::string m = mask;
-    EXPECT_EQ(tile("bf16/b32/q512/k512/h32/d64/" + m), Tile(256, 64)) << m;
-    EXPECT_EQ(tile("bf16/b16/q1024/k1024/h32/d64/" + m), Tile(256, 64)) << m;
-    EXPECT_EQ(tile("bf16/b2/q8192/k8192/h32/d64/" + m), Tile(192, 128)) << m;
-    EXPECT_EQ(tile("bf16/b1/q16384/k16384/h32/d64/" + m), Tile(192, 128)) << m;
-    EXPECT_EQ(tile("bf16/b32/q512/k512/h16/d128/" + m), Tile(128, 128)) << m;
-    EXPECT_EQ(tile("bf16/b16/q1024/k1024/h16/d128/" + m), Tile(128, 128)) << m;
-    EXPECT_EQ(tile("bf16/b2/q8192/k8192/h16/d128/" + m), Tile(192, 80)) << m;
-    EXPECT_EQ(tile("bf16/b1/q16384/k16384/h16/d128/" + m), Tile(192, 80)) << m;
-    EXPECT_EQ(tile("bf16/b32/q512/k512/h21/d96/" + m), Tile(128, 128)) << m;
-    EXPECT_EQ(tile("bf16/b16/q1024/k1024/h21/d96/" + m), Tile(128, 128)) << m;
-    EXPECT_EQ(tile("bf16/b4/q4096/k4096/h21/d96/" + m), Tile(192, 112)) << m;
-    EXPECT_EQ(tile("bf16/b1/q16384/k16384/h21/d96/" + m), Tile(192, 112)) << m;
-  }
+  // Between short and long at d 128 it is the mask that decides.
+  EXPECT_EQ(tile("bf16/b4/q4096/k4096/h16/d128/full"), Tile(192, 80));
+  EXPECT_EQ(tile("bf16/b4/q4096/k4096/h16/d128/causal"), Tile(128, 128));
+  constexpr struct {
+    const char* dims;
+    Tile of_short, of_long;
+  } kDims[] = {{"h32/d64/", {256, 64}, {192, 128}},
+               {"h21/d96/", {128, 128}, {192, 112}},
+               {"h16/d128/", {128, 128}, {192, 80}}};
+  for (const auto& [dims, of_short, of_long] : kDims)
+    for (const std::string mask : {"full", "causal"}) {
+      const std::string call = dims + mask;
+      for (const std::string sizes : {"bf16/b32/q512/k512/", "bf16/b16/q1024/k1024/"})
+        EXPECT_EQ(tile(sizes + call), of_short) << sizes << call;
+      for (const std::string sizes : {"bf16/b2/q8192/k8192/", "bf16/b1/q16384/k16384/"})
+        EXPECT_EQ(tile(sizes + call), of_long) << sizes << call;
+    }
 }
 
 // FP8 sums up long rows in two levels, the second in shared memory where there is room for it; how

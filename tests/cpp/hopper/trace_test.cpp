@@ -71,7 +71,10 @@ TEST(Trace, TheTracedKernelComputesWhatTheLibraryDoes) {
       for (const RoleTrace& role : trace.roles) expect_in_order(role, id);
       const bool fp8 = call.params.q.dtype == FLASH3_FLOAT8_E4M3;
       const int consumers = int(std::ranges::count(trace.roles, Role::kConsumer, &RoleTrace::role));
-      EXPECT_GE(consumers, 2) << id;
+      // At d 128 tiles of 128 queries and of 192 are traced, in FP8 of 128 alone.
+      const int least = call.params.q.shape[3] == 64 ? 3 : 2, most = fp8 ? 2 : 3;
+      EXPECT_GE(consumers, least) << id;
+      EXPECT_LE(consumers, most) << id;
       ASSERT_EQ(int(trace.roles.size()), consumers + (fp8 ? 2 : 4)) << id;
       // Whatever K brings, V brings; a warpgroup issues the products of those key tiles that it
       // sees.

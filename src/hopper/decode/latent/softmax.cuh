@@ -287,6 +287,8 @@ class LatentSoftmax {
       store_16_bit(run, sums);
   }
 
+  // Straight to memory: OutRow::store_pair() would ask for the type at every pair, in code that is
+  // cold.
   __device__ __forceinline__ void store_float32(const DecodeRun& run, const Sums& sums) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

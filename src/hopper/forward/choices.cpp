@@ -50,13 +50,18 @@ bool has_table(const ForwardProblem& problem) {
   return problem.cache.paged || problem.cache.has_batch_idx;
 }
 
+// Whether rows of an FP8 K or V have scales in blocks. Then a key tile, which has one scale, must
+// lie in one block.
+bool has_block_scales(const ForwardProblem& problem) {
+  return problem.k_scale.kind == ScaleKind::kBlock || problem.v_scale.kind == ScaleKind::kBlock;
+}
+
 // Whether a key tile of an FP8 cache may lie in several blocks of scales, which lie with the rows
 // of its pages or elements.
 bool scales_change_in_tiles(const ForwardProblem& problem) {
-  const bool by_rows =
-      problem.k_scale.kind == ScaleKind::kBlock || problem.v_scale.kind == ScaleKind::kBlock;
   const KvCache& cache = problem.cache;
-  return by_rows && (cache.has_leftpad || (cache.paged && cache.page_size % kScaleBlock != 0));
+  return has_block_scales(problem) &&
+         (cache.has_leftpad || (cache.paged && cache.page_size % kScaleBlock != 0));
 }
 
 // Whether slots of so many rows fit the kernel's tiles: a work tile's keys are those of its slots.
@@ -159,6 +164,7 @@ void for_each_choice(const ForwardProblem& problem,
     if (!narrowest) narrowest = &c;
     if (c.head_dim != narrowest->head_dim || c.head_dim_v != narrowest->head_dim_v) continue;
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
+    if (has_block_scales(problem) && int(kScaleBlock) % c.tile_n != 0) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
     if (c.paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : c.band != band) continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});

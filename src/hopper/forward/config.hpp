@@ -8,14 +8,6 @@
 
 namespace flash3::hopper {
 
-// How many blocks of scales an FP8 tile of tile_n keys may lie in, beginning at a multiple of
-// tile_n.
-FLASH3_HOST_DEVICE constexpr int blocks_of_scales(int tile_n) {
-  int step = int(kScaleBlock);  // between the places where tiles begin in a block
-  while (tile_n % step != 0) step /= 2;
-  return (2 * int(kScaleBlock) - step + tile_n - 1) / int(kScaleBlock);
-}
-
 // Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
 FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up(tile_n, 64); }
 
@@ -115,7 +107,7 @@ struct ForwardConfig {
     const int tile_ring = 2408;                          // device/scheduler.cuh
     const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
     const int q_scales = q_stages * 4 * (row_scales() ? tile_m() : 4);
-    const int scales = fp8()       ? 2 * stages * blocks_of_scales(tile_n) * 8 + q_scales
+    const int scales = fp8()       ? 2 * stages * 8 + q_scales
                        : widened() ? (2 * stages + raw_stages) * 8
                                    : 0;
     const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp

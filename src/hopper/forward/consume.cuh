@@ -156,15 +156,16 @@ struct Consumer {
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     wait_for_scores(tile, stage);
     const bool raised = begin_softmax(tile);
+    if constexpr (Operands::kPassTurn == PassTurn::kWithMaxima) ping_pong.arrive();
     wait_for_output(tile, v_stage_at(stage));
     finish_softmax(tile, raised, stage);
   }
   __device__ __forceinline__ void wait_for_scores(Tile& tile, int stage) {
     tile.operands.begin_key_tile(tile, {stage, k_state.phase}, v_state_at(stage));
-    if constexpr (!Operands::kArriveLate) ping_pong.arrive();
+    if constexpr (Operands::kPassTurn == PassTurn::kAtIssue) ping_pong.arrive();
     wgmma_wait<1>();
     fence_operand(tile.scores);
-    if constexpr (Operands::kArriveLate) ping_pong.arrive();
+    if constexpr (Operands::kPassTurn == PassTurn::kWithScores) ping_pong.arrive();
     release(&shared.k_barriers.empty[stage], thread);
   }
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {

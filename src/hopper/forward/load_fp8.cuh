@@ -89,13 +89,10 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       load_box<KTile>(shared.k[k_state.stage], &params.k,
                       box_at(params.k_rows, s.batch, s.k_first, s.k_length, n * KTile::kRows, head),
                       full);
-      auto& scales = shared.key_scales[k_state.phase][k_state.stage];
-#pragma unroll
-      for (int b = 0; b < blocks_of_scales(Traits::kTileN); ++b) {
-        const int block = min(n * KTile::kRows / int(kScaleBlock) + b, last_block);
-        copy_scale(&scales.k[b], k_scales, block);
-        copy_scale(&scales.v[b], v_scales, block);
-      }
+      KeyScales& scales = shared.key_scales[k_state.phase][k_state.stage];
+      const int block = min(n * KTile::kRows / int(kScaleBlock), last_block);
+      copy_scale(&scales.k, k_scales, block);
+      copy_scale(&scales.v, v_scales, block);
       arrive_behind_copies(full);
       arrive_expect_bytes(full, KTile::kBytes);
       k_state.advance();

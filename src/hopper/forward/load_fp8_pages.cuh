@@ -65,7 +65,6 @@ __device__ __forceinline__ void load_fp8_pages(const ForwardParams& params,
                                                typename Traits::Shared& shared) {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::RawVTile;
-  static_assert(!Traits::Scales::kMayDiffer, "a key tile has one scale");
   static_assert(Traits::kRawStages == Traits::kStages, "K and V come by turns");
   const PagedBoxes<Traits::kTileN, true> boxes(params);
   const bool leads = boxes.leads();

@@ -16,7 +16,8 @@ struct Operands16Bit {
   static constexpr Descriptor kVLayout = Traits::VTile::kMajorMN;
   // Two warpgroups fall further apart where the next one may issue once the scores are there, three
   // and four issue sooner where it may once the products are issued.
-  static constexpr bool kArriveLate = Traits::kWarpgroups == 2;
+  static constexpr PassTurn kPassTurn =
+      Traits::kWarpgroups == 2 ? PassTurn::kWithScores : PassTurn::kAtIssue;
   // One copy of the softmax, not one a stage: less code to fetch. Four warpgroups, and three with
   // capped scores, have too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax =

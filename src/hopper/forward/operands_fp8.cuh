@@ -89,26 +89,6 @@ __device__ __forceinline__ void issue_fp8_pv(float (&r_o)[VTile::kRows / 2],
   wgmma_commit();
 }
 
-// Brings the columns of each block of scales to the tile's, the largest; `first_keys` keys of the
-// tile lie in its first block.
-template <int kBlocks, int N>
-__device__ __forceinline__ void scale_columns(float (&r_s)[N], const float (&scales)[kBlocks],
-                                              int first_keys) {
-  const float largest = KeyScales<kBlocks>::largest(scales);
-  float part[kBlocks];
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) part[b] = scales[b] / largest;
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const int column = j / 4 * 8;
-    float factor = part[0];
-#pragma unroll
-    for (int b = 1; b < kBlocks; ++b)
-      if (column >= first_keys + (b - 1) * int(kScaleBlock)) factor = part[b];
-    r_s[j] *= factor;
-  }
-}
-
 // The score accumulator becomes the A operand of the next product: a thread's four scores of 16
 // keys of a row are the four bytes of a register, in V's order of keys (transpose_v.cuh).
 template <int N>
@@ -125,13 +105,13 @@ template <class Traits>
 class OperandsFp8 {
  public:
   using Score = Fp8Score<Traits::kScore, Traits::kRowScales>;
-  using Scales = typename Traits::Scales;
   using VTile = typename Traits::VTile;
   static constexpr int kTileN = Traits::kTileN;
   static constexpr int kProbabilityRegisters = kTileN / 8;
   static constexpr Descriptor kVLayout = VTile::kMajorK;
-  // One warpgroup's exponentials then fall into the other's products.
-  static constexpr bool kArriveLate = true;
+  // One warpgroup's exponentials then fall into the other's products, the more so the later.
+  static constexpr PassTurn kPassTurn =
+      kTileN >= 128 && Traits::kHeadDimV <= 128 ? PassTurn::kWithMaxima : PassTurn::kWithScores;
   // One copy of the softmax, not one a stage: less code to fetch. Three and four warpgroups have
   // too few registers for a stage that is no constant.
   static constexpr bool kOneSoftmax = Traits::kWarpgroups == 2;
@@ -168,20 +148,16 @@ class OperandsFp8 {
     float q_scales[kQScales];
 #pragma unroll
     for (int i = 0; i < kQScales; ++i) q_scales[i] = q_scale(i) * params_.fp8.q_factor;
-    tile.softmax.score.scale.begin_tile(q_scales, Scales::largest(scales_->k));
-    differ_ = Scales::kMayDiffer && __any_sync(~0u, scales_->differ());
-    changes_v_scale_ = __any_sync(~0u, Scales::largest(scales_->v) != v_scale(previous));
+    tile.softmax.score.scale.begin_tile(q_scales, scales_->k);
+    changes_v_scale_ = __any_sync(~0u, scales_->v != v_scale(previous));
     // In front of the wait for the scores, where ptxas would not leave it.
-    if constexpr (Traits::kWarpgroups == 2 || !Scales::kMayDiffer) {
 #pragma unroll
-      for (int i = 0; i < kQScales; ++i) order_positive_before(tile.softmax.score.scale.factors[i]);
-    }
+    for (int i = 0; i < kQScales; ++i) order_positive_before(tile.softmax.score.scale.factors[i]);
     __syncwarp();  // a warp's release of the stage is for what its threads have read too
   }
 
   template <class Tile>
   __device__ __forceinline__ void scale_scores(Tile& tile) const {
-    if (differ_) scale_columns(tile.scores, scales_->k, keys_in_first_block(tile.n));
     if constexpr (Score::kCapped) tile.softmax.score.scale_scores(tile.scores);
   }
 
@@ -197,7 +173,7 @@ class OperandsFp8 {
   __device__ __forceinline__ void change_output(Tile& tile, bool rescale,
                                                 const typename Traits::KvState& previous) const {
     if (changes_v_scale_) {
-      const float ratio = v_scale(previous) / Scales::largest(scales_->v);
+      const float ratio = v_scale(previous) / scales_->v;
       tile.alpha[0] *= ratio, tile.alpha[1] *= ratio;
     }
     if (rescale || changes_v_scale_) {
@@ -213,21 +189,10 @@ class OperandsFp8 {
     sums_.take(tile.output, tile.keys.seen);
   }
 
-  // Sums and rounding stand beside the exponentials, on either side: what both have in common the
-  // compiler would take out of the branch, did it know the shifts, and did nothing stand at the
-  // end.
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    if (!differ_) {
-      tile.softmax.exponentiate(tile.scores);
-      pack_fp8_probabilities(tile.scores, tile.probabilities);
-    } else {
-      fence_operand(tile.softmax.row_shift);
-      tile.softmax.exponentiate(tile.scores);
-      scale_columns(tile.scores, scales_->v, keys_in_first_block(tile.n));
-      pack_fp8_probabilities(tile.scores, tile.probabilities);
-      fence_operand(tile.probabilities);
-    }
+    tile.softmax.exponentiate(tile.scores);
+    pack_fp8_probabilities(tile.scores, tile.probabilities);
   }
 
   // Takes the last key tile's scale of V into what normalises O.
@@ -249,21 +214,16 @@ class OperandsFp8 {
       return q_scales_.q[thread / 32 * kWarpRows + thread % 32 / 4 + 8 * h];
     }
   }
-  // Where a key tile lies in several blocks of scales they seldom differ.
-  static __device__ __forceinline__ int keys_in_first_block(int n) {
-    return int(kScaleBlock) - n * kTileN % int(kScaleBlock);
-  }
   __device__ __forceinline__ float v_scale(const typename Traits::KvState& state) const {
-    return Scales::largest(shared_.key_scales[state.phase][state.stage].v);
+    return shared_.key_scales[state.phase][state.stage].v;
   }
 
   const ForwardParams& params_;
   const typename Traits::Shared& shared_;
   const OutputSums<Traits> sums_;
   const typename Traits::QScales& q_scales_;
-  const Scales* scales_ = nullptr;  // the present key tile's
-  bool differ_ = false;             // its blocks' scales
-  bool changes_v_scale_ = false;    // from the key tile before
+  const KeyScales* scales_ = nullptr;  // the present key tile's
+  bool changes_v_scale_ = false;       // from the key tile before
 };
 
 }  // namespace flash3::hopper

@@ -14,7 +14,6 @@ template <class Traits>
 class OperandsWidened : public Operands16Bit<Traits> {
  public:
   using Score = Fp8Score<Traits::kScore>;
-  using Scales = typename Traits::Scales;
 
   __device__ __forceinline__ OperandsWidened(const ForwardParams& params,
                                              const typename Traits::Shared& shared, int q_stage,
@@ -34,8 +33,8 @@ class OperandsWidened : public Operands16Bit<Traits> {
                                                  const typename Traits::KvState&) {
     float k_scale = 0.f, v_scale = 0.f;
     if (threadIdx.x % 32 == 0) {
-      const Scales& scales = shared_.key_scales[k.phase][k.stage];
-      k_scale = scales.k[0], v_scale = scales.v[0];
+      const KeyScales& scales = shared_.key_scales[k.phase][k.stage];
+      k_scale = scales.k, v_scale = scales.v;
     }
     k_scale = __shfl_sync(~0u, k_scale, 0), v_scale = __shfl_sync(~0u, v_scale, 0);
     tile.softmax.score.scale.begin_tile({params_.fp8.q_factor}, k_scale);

@@ -20,6 +20,10 @@ enum class ForwardBarrier : int {
                                                       // readers are done with what was there
 };
 
+// When a consumer lets the next one issue its products: when its own are issued, when its scores
+// are there, or when it knows their maxima.
+enum class PassTurn { kAtIssue, kWithScores, kWithMaxima };
+
 // A row of the tile table as a type, with the element type that it is compiled for: kElement and
 // kConfig. The file of an instance defines its own.
 template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,

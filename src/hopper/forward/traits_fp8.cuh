@@ -7,26 +7,9 @@
 
 namespace flash3::hopper {
 
-// What the elements of a key tile stand for: the scales of the blocks that it may lie in.
-template <int kBlocks>
+// What the elements of a key tile stand for.
 struct KeyScales {
-  static constexpr bool kMayDiffer = kBlocks > 1;
-
-  float k[kBlocks], v[kBlocks];
-
-  // The tile's own are the largest of them.
-  static __device__ __forceinline__ float largest(const float (&scales)[kBlocks]) {
-    float x = scales[0];
-#pragma unroll
-    for (int b = 1; b < kBlocks; ++b) x = fmaxf(x, scales[b]);
-    return x;
-  }
-  __device__ __forceinline__ bool differ() const {
-    bool differ = false;
-#pragma unroll
-    for (int b = 1; b < kBlocks; ++b) differ |= k[b] != k[0] || v[b] != v[0];
-    return differ;
-  }
+  float k, v;
 };
 
 // Each thread's factors and float32 sums of O (output_sums.cuh). Either is empty in a kernel that
@@ -63,7 +46,6 @@ struct Fp8Traits : ForwardConstants<Row> {
   using KTile = SharedTile<kTileN, kConfig.head_dim, 1>;
   using RawVTile = SharedTile<kTileN / kRawParts, kConfig.head_dim_v, 1>;  // as it lies in memory
   using VTile = SharedTile<kConfig.head_dim_v, transposed_v_cols(kTileN), 1>;  // transposed
-  using Scales = KeyScales<blocks_of_scales(kTileN)>;
   using RawState = PipelineState<kRawStages>;
 
   static constexpr bool kRowScales = kConfig.row_scales();
@@ -84,7 +66,7 @@ struct Fp8Traits : ForwardConstants<Row> {
     RingBarriers<kRawStages> raw_v_barriers;
     TileRing tiles;
     // For the key tile in K's stage, by the ring's phase: V's scales are read when K has gone.
-    Scales key_scales[2][kStages];
+    KeyScales key_scales[2][kStages];
     QScales q_scales[kQStages][kRowScales ? kWarpgroups : 4];  // each warpgroup's
     WarpQueries warp_queries[4 * kWarpgroups];                 // each consumer warp's
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees

@@ -22,7 +22,6 @@ struct WidenedTraits : ForwardConstants<Row> {
   using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
   using RawKTile = SharedTile<kRawRows, kConfig.head_dim, 1>;      // as it lies in memory
   using RawVTile = SharedTile<kRawRows, kConfig.head_dim_v, 1>;
-  using Scales = KeyScales<1>;
   using RawState = PipelineState<kRawStages>;
 
   struct WholeTiles {
@@ -37,8 +36,8 @@ struct WidenedTraits : ForwardConstants<Row> {
     TileRing tiles;
     // Of the key tile whose first keys lie in the stage; then for that in K's stage, by the ring's
     // phase: V's scales are read when K has gone.
-    Scales raw_scales[kRawStages];
-    Scales key_scales[2][kStages];
+    KeyScales raw_scales[kRawStages];
+    KeyScales key_scales[2][kStages];
     WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet

@@ -63,7 +63,7 @@ TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
   EXPECT_EQ(kernel("d256/causal/usedk/batchidx/blockscales"), "fwd_e4m3_d256_paged_128x64");
   EXPECT_EQ(kernel("d64/full/usedk/batchidx/leftpad/onescale"), "fwd_e4m3_d64_paged_192x128");
   EXPECT_EQ(kernel("d128/full/usedk/paged64/softcap20"), "fwd_e4m3_d128_paged_softcap_128x128");
-  for (const char* cache : {"usedk/leftpad", "usedk/append3/blockscales"})
+  for (const char* cache : {"usedk/leftpad", "usedk/append3/headscales"})
     EXPECT_FALSE(
         plan_of(std::string("e4m3/b2/q200/k300/h64x16/d128/causal/") + cache).kernel->config.paged)
         << cache;

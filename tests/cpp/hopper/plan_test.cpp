@@ -333,6 +333,19 @@ TEST(Plan, SumsUpLongRowsInTwoLevels) {
   EXPECT_EQ(flushed_keys("bf16/b1/q5000/k5000/h8/d128/causal"), 0);
 }
 
+// A key tile has one scale: where blocks of keys have their own it lies in one of them.
+TEST(Plan, Fp8TilesLieInOneBlockOfScales) {
+  const auto tile_n = [](const std::string& id) { return plan_of(id).kernel->config.tile_n; };
+  for (const std::string dim : {"d64", "d128", "d192", "d256"})
+    for (const std::string mask : {"full", "causal", "causal/softcap30"})
+      for (const std::string keys : {"k100", "k1000", "k2000", "k5000", "k16384"}) {
+        const std::string id = "e4m3/b2/q2000/" + keys + "/h8/" + dim + "/" + mask;
+        EXPECT_EQ(int(kScaleBlock) % tile_n(id + "/blockscales"), 0) << id;
+      }
+  for (const std::string scales : {"", "/onescale", "/headscales"})
+    EXPECT_EQ(tile_n("e4m3/b1/q16384/k16384/h16/d128/full" + scales), 192) << scales;
+}
+
 // So that `flash3 verify` on a GPU runs them.
 TEST(Plan, TheCaseTableReachesEveryKernel) {
   std::map<std::string, int> cases_of;

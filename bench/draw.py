@@ -21,7 +21,7 @@ from svg_parts import PAGES, text
 from tables import NAMES, RESULTS, ROOT, mask
 
 IMAGES = ROOT / "docs/images"
-FIGURES = {"forward": "forward_h100.json", "backward": "backward_h200.json", "fp8": "fp8_h100.json"}
+FIGURES = {"forward": "forward_h200.json", "backward": "backward_h200.json", "fp8": "fp8_h200.json"}
 TRAINING = "fp8_backward_study_cpu.json"
 # The lines that trainings are drawn as.
 ARMS = {"float32": "fa2", "bf16": "flash3_bf16", "fp8_forward": "fa4", "fp8_forward_dequantised": "cudnn", "fp8": "flash3", "fp8_dout_e5m2": "fa3"}

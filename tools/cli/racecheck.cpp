@@ -24,8 +24,10 @@ bool is_at(std::string_view report, std::string_view start, std::string_view fun
 }
 
 bool is_of_scales(std::string_view report) {
+  const bool in_operands = is_at(report, "Read Thread", "flash3::hopper::OperandsFp8<");
   return report.find("Potential WAR hazard detected at __shared__") != report.npos &&
-         (is_at(report, "Read Thread", " at flash3::hopper::KeyScales<") ||
+         ((in_operands && is_at(report, "Read Thread", ">::v_scale(const ")) ||
+          (in_operands && is_at(report, "Read Thread", ">::begin_key_tile<")) ||
           is_at(report, "Read Thread",
                 " at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<")) &&
          (is_at(report, "Write Thread", " at flash3::hopper::copy_async(float *, ") ||

@@ -2,8 +2,8 @@
 // What compute-sanitizer's racecheck reports, hazard by hazard, and which of them count.
 //
 // One kind of hazard is known to be none, in FP8 kernels of long sequences. All threads of a warp
-// read the scales of a key tile (KeyScales); a __syncwarp later one lane arrives for its warp at
-// the barrier that the loader waits for before it copies the next scales to their place
+// read the scales of a key tile (begin_key_tile, v_scale); a __syncwarp later one lane arrives for
+// its warp at the barrier that the loader waits for before it copies the next scales to their place
 // (copy_async, or copy_scale, which stores 1 where a tensor has no scales). That orders the reads
 // before the write, but where a warp is converged anyway ptxas leaves nothing of the __syncwarp
 // that racecheck could see. Where ptxas merges the reads of two arms, their place in the source is

@@ -8,9 +8,8 @@ namespace flash3::cli {
 namespace {
 
 constexpr const char* kRead =
-    "Read Thread (383,0,0) at flash3::hopper::KeyScales<(int)2>::largest(const float "
-    "(&)[2])+0x2590 "
-    "in kernel.cuh:24";
+    "Read Thread (383,0,0) at flash3::hopper::OperandsFp8<flash3::hopper::Fp8Traits<X>>::v_scale("
+    "const flash3::hopper::PipelineState<(int)2> &) const+0x2590 in operands_fp8.cuh:218";
 constexpr const char* kWrite =
     "Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float *)+0xec80 in "
     "memory.cuh:117";
@@ -35,6 +34,17 @@ TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
   EXPECT_EQ(races.known, 2);
   EXPECT_EQ(races.unknown, "");
   EXPECT_EQ(check_races(output("", 0)).unknown, "");
+}
+
+TEST(Racecheck, KnowsTheReadsOfKeyTilesAlone) {
+  const auto read_in = [](const std::string& member) {
+    return "Read Thread (1,0,0) at void "
+           "flash3::hopper::OperandsFp8<flash3::hopper::Fp8Traits<X>>::" +
+           member + "+0x1f30 in operands_fp8.cuh:151";
+  };
+  EXPECT_EQ(check_races(output(hazard("WAR", read_in("begin_key_tile<Y>(T1 &)"), kWrite), 1)).known,
+            1);
+  EXPECT_EQ(check_races(output(hazard("WAR", read_in("q_scale(int) const"), kWrite), 1)).known, 0);
 }
 
 TEST(Racecheck, KnowsThemWhereATensorHasNoScales) {

@@ -166,7 +166,7 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
 TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"
-      "=========     Read Thread (383,0,0) at flash3::hopper::KeyScales<(int)2>::largest()+0x2590\n"
+      "=========     Read Thread (383,0,0) at flash3::hopper::OperandsFp8<X>::v_scale(const Y &)\n"
       "=========     Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float "
       "*)+0xec80\n"
       "========= \n"

@@ -155,8 +155,7 @@ struct Consumer {
   // P of this key tile; O of the one before it comes in between.
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     wait_for_scores(tile, stage);
-    const bool raised = begin_softmax(tile);
-    if constexpr (Operands::kPassTurn == PassTurn::kWithMaxima) ping_pong.arrive();
+    const bool raised = find_maxima(tile);
     wait_for_output(tile, v_stage_at(stage));
     finish_softmax(tile, raised, stage);
   }
@@ -167,6 +166,11 @@ struct Consumer {
     fence_operand(tile.scores);
     if constexpr (Operands::kPassTurn == PassTurn::kWithScores) ping_pong.arrive();
     release(&shared.k_barriers.empty[stage], thread);
+  }
+  __device__ __forceinline__ bool find_maxima(Tile& tile) {
+    const bool raised = begin_softmax(tile);
+    if constexpr (Operands::kPassTurn == PassTurn::kWithMaxima) ping_pong.arrive();
+    return raised;
   }
   __device__ __forceinline__ void finish_softmax(Tile& tile, bool rescale, int stage) {
     // One branch for all that seldom happens to O.

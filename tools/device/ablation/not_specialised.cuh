@@ -120,7 +120,7 @@ struct LoadingConsumer : Base {
   __device__ __forceinline__ void run_softmax(Tile& tile, int stage) {
     this->wait_for_scores(tile, stage);
     loads.load_k();
-    const bool rescale = this->begin_softmax(tile);
+    const bool rescale = this->find_maxima(tile);
     this->wait_for_output(tile, this->v_stage_at(stage));
     loads.load_v();
     this->finish_softmax(tile, rescale, stage);

@@ -75,7 +75,7 @@ struct TracedConsumer : Base {
     trace.begin(Phase::kWaitScores, tile.n);
     this->wait_for_scores(tile, stage);
     trace.begin(Phase::kMaximum, tile.n);
-    const bool raised = this->begin_softmax(tile);
+    const bool raised = this->find_maxima(tile);
     trace.begin(Phase::kWaitOutput, tile.n);
     this->wait_for_output(tile, this->v_stage_at(stage));
     trace.begin(Phase::kExponentiate, tile.n);

@@ -5,6 +5,7 @@
 #include "hopper/device/online_softmax.cuh"
 #include "hopper/device/tile/mma.cuh"
 #include "hopper/forward/params.h"
+#include "hopper/forward/traits.cuh"
 
 namespace flash3::hopper {
 

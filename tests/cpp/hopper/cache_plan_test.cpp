@@ -67,6 +67,8 @@ TEST(CachePlan, TakesFp8KernelsWhereAllIsFp8) {
     EXPECT_FALSE(
         plan_of(std::string("e4m3/b2/q200/k300/h64x16/d128/causal/") + cache).kernel->config.paged)
         << cache;
+  // Tiles of 96 keys may lie in two blocks of scales; packed heads win over those of 128.
+  EXPECT_EQ(kernel("d128/causal/usedk/append3/blockscales"), "fwd_e4m3_d128_paged_128x128");
   for (const char* id : {"e4m3/b2/q200/k300/h8/d128/causal/usedk/paged64/blockscales",
                          "e4m3/b2/q200/k300/h8/d128/causal/usedk/batchidx/leftpad/blockscales",
                          "e4m3/b2/q200/k300/h8/d128/causal/usedk/leftpad/append1/blockscales",

@@ -281,6 +281,8 @@ TEST(Plan, TakesTheRowOfTheLength) {
   // Between short and long at d 128 it is the mask that decides.
   EXPECT_EQ(tile("bf16/b4/q4096/k4096/h16/d128/full"), Tile(192, 80));
   EXPECT_EQ(tile("bf16/b4/q4096/k4096/h16/d128/causal"), Tile(128, 128));
+  for (const std::string mask : {"full", "causal"})
+    EXPECT_EQ(tile("bf16/b4/q4096/k4096/h21/d96/" + mask), Tile(192, 112)) << mask;
   constexpr struct {
     const char* dims;
     Tile of_short, of_long;

@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_fp8(const ForwardParams& params,
       load_box<KTile>(shared.k[k_state.stage], &params.k,
                       box_at(params.k_rows, s.batch, s.k_first, s.k_length, n * KTile::kRows, head),
                       full);
-      KeyScales& scales = shared.key_scales[k_state.phase][k_state.stage];
+      KeyTileScales& scales = shared.key_scales[k_state.phase][k_state.stage];
       const int block = min(n * KTile::kRows / int(kScaleBlock), last_block);
       copy_scale(&scales.k, k_scales, block);
       copy_scale(&scales.v, v_scales, block);

@@ -222,8 +222,8 @@ class OperandsFp8 {
   const typename Traits::Shared& shared_;
   const OutputSums<Traits> sums_;
   const typename Traits::QScales& q_scales_;
-  const KeyScales* scales_ = nullptr;  // the present key tile's
-  bool changes_v_scale_ = false;       // from the key tile before
+  const KeyTileScales* scales_ = nullptr;  // the present key tile's
+  bool changes_v_scale_ = false;           // from the key tile before
 };
 
 }  // namespace flash3::hopper

@@ -33,7 +33,7 @@ class OperandsWidened : public Operands16Bit<Traits> {
                                                  const typename Traits::KvState&) {
     float k_scale = 0.f, v_scale = 0.f;
     if (threadIdx.x % 32 == 0) {
-      const KeyScales& scales = shared_.key_scales[k.phase][k.stage];
+      const KeyTileScales& scales = shared_.key_scales[k.phase][k.stage];
       k_scale = scales.k, v_scale = scales.v;
     }
     k_scale = __shfl_sync(~0u, k_scale, 0), v_scale = __shfl_sync(~0u, v_scale, 0);

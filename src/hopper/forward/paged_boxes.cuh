@@ -52,8 +52,9 @@ __device__ __forceinline__ void copy_paged_scale(float* shared, const ScaleView&
 }
 
 // Those of K and V.
-__device__ __forceinline__ void copy_paged_scales(KeyScales& scales, const ForwardParams& params,
-                                                  const WorkTile& work, const PagePlace& tile) {
+__device__ __forceinline__ void copy_paged_scales(KeyTileScales& scales,
+                                                  const ForwardParams& params, const WorkTile& work,
+                                                  const PagePlace& tile) {
   const int batch = work.sequence.batch, head = work.head_group / params.groups_per_kv_head;
   copy_paged_scale(&scales.k, params.fp8.k_scale, batch, head, tile);
   copy_paged_scale(&scales.v, params.fp8.v_scale, batch, head, tile);

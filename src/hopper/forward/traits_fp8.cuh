@@ -8,7 +8,7 @@
 namespace flash3::hopper {
 
 // What the elements of a key tile stand for.
-struct KeyScales {
+struct KeyTileScales {
   float k, v;
 };
 
@@ -66,7 +66,7 @@ struct Fp8Traits : ForwardConstants<Row> {
     RingBarriers<kRawStages> raw_v_barriers;
     TileRing tiles;
     // For the key tile in K's stage, by the ring's phase: V's scales are read when K has gone.
-    KeyScales key_scales[2][kStages];
+    KeyTileScales key_scales[2][kStages];
     QScales q_scales[kQStages][kRowScales ? kWarpgroups : 4];  // each warpgroup's
     WarpQueries warp_queries[4 * kWarpgroups];                 // each consumer warp's
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];              // what each row sees

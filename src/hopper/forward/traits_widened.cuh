@@ -36,8 +36,8 @@ struct WidenedTraits : ForwardConstants<Row> {
     TileRing tiles;
     // Of the key tile whose first keys lie in the stage; then for that in K's stage, by the ring's
     // phase: V's scales are read when K has gone.
-    KeyScales raw_scales[kRawStages];
-    KeyScales key_scales[2][kStages];
+    KeyTileScales raw_scales[kRawStages];
+    KeyTileScales key_scales[2][kStages];
     WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet

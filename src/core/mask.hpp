@@ -80,6 +80,9 @@ struct MaskOf {
     return {{-band.hi, -band.lo}, chunk, column_shift, row_shift};
   }
 
+  // Of a mask without chunks: the same, but the compiler knows that there are none.
+  FLASH3_HOST_DEVICE constexpr MaskOf without_chunks() const { return {band}; }
+
   // The columns that row i sees, also outside the tensor: [first(i), end(i)).
   FLASH3_HOST_DEVICE constexpr Index first(Index i) const {
     const Index first = i + band.lo;

@@ -99,24 +99,39 @@ struct Consumer {
   template <class Tiles>
   __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) const {
     const WorkTile& work = source.tile();
+    // Chunks cost divisions. They stand apart: a consumer that jumps over them waits for its next
+    // instructions.
+    const KeyTileRanges keys =
+        !Traits::kBand || uniform(work.mask.chunk) == 0
+            ? describe_rows<false>(work, work.mask.without_chunks(), source.slots())
+            : describe_rows<Traits::kSlots>(work, work.mask, source.slots());
+    if constexpr (Traits::kSplit)
+      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
+    __syncwarp();
+    source.release();
+    return keys;
+  }
+  // mask: the work tile's. kSlots: whether short sequences may share it.
+  template <bool kSlots>
+  __device__ __forceinline__ KeyTileRanges describe_rows(const WorkTile& work, const TileMask& mask,
+                                                         const ListedSequence* slots) const {
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
     const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
     // FP8 has no register in which a row could wait for the next work tile.
     const int lane = Traits::kSlots ? thread % 32 : hide_from_optimizer(thread % 32);
-    describe_queries<Traits::kBand, Traits::kSlots>(
-        params, work, source.slots(), warpgroup, warp - 4 * warpgroup, lane,
-        shared.warp_queries[warp], shared.row_keys[warp]);
+    describe_queries<Traits::kBand, kSlots>(params, work, mask, slots, warpgroup,
+                                            warp - 4 * warpgroup, lane, shared.warp_queries[warp],
+                                            shared.row_keys[warp]);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
+    const int k_length = work.sequence.k_length;
     TileMask::Range seen = loaded;
-    if constexpr (Traits::kSkipMaskedTiles) seen = seen_tiles(work, queries, loaded, kTileN);
-    TileMask::Range unmasked = unmasked_tiles<Traits::kBand>(params, work, queries, kTileN);
-    unmasked = {uniform(unmasked.begin), uniform(unmasked.end)};
-    if constexpr (Traits::kSplit)
-      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
-    __syncwarp();
-    source.release();
-    return {loaded, seen, unmasked};
+    if constexpr (Traits::kSkipMaskedTiles)
+      seen = seen_tiles(mask, k_length, queries, loaded, kTileN);
+    const bool in_slots = kSlots && params.schedule.slot_rows != 0;
+    const TileMask::Range unmasked =
+        unmasked_tiles<Traits::kBand>(mask, k_length, in_slots, queries, kTileN);
+    return {loaded, seen, {uniform(unmasked.begin), uniform(unmasked.end)}};
   }
 
   __device__ __forceinline__ Operands make_operands() const {

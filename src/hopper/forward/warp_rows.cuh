@@ -31,29 +31,30 @@ __device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams
 
 // The key tiles that these queries see, among all of the work tile; one that they do not see where
 // they see none.
-__device__ __forceinline__ TileMask::Range seen_tiles(const WorkTile& work,
+__device__ __forceinline__ TileMask::Range seen_tiles(const TileMask& mask, int k_length,
                                                       const TileMask::Range& queries,
                                                       const TileMask::Range& all, int tile_n) {
-  const TileMask::Range seen = work.mask.key_tiles(queries, work.sequence.k_length, tile_n);
+  const TileMask::Range seen = mask.key_tiles(queries, k_length, tile_n);
   const int begin = uniform(max(all.begin, min(all.end - 1, seen.begin)));
   return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
 }
 
 // Key tiles that need no mask for these queries.
 template <bool kBand>
-__device__ __forceinline__ TileMask::Range unmasked_tiles(const ForwardParams& params,
-                                                          const WorkTile& work,
+__device__ __forceinline__ TileMask::Range unmasked_tiles(const TileMask& mask, int k_length,
+                                                          bool in_slots,
                                                           const TileMask::Range& queries,
                                                           int tile_n) {
-  if constexpr (!kBand) return {0, work.sequence.k_length / tile_n};
-  if (params.schedule.slot_rows != 0) return {0, 0};
-  return work.mask.full_tiles(queries, work.sequence.k_length, tile_n);
+  if constexpr (!kBand) return {0, k_length / tile_n};
+  if (in_slots) return {0, 0};
+  return mask.full_tiles(queries, k_length, tile_n);
 }
 
-// Notes the rows of warp `warp` of a warpgroup. slots: the short sequences that share the tile, in
-// kernels where some may.
+// Notes the rows of warp `warp` of a warpgroup. mask: the work tile's. slots: the short sequences
+// that share the tile, where some may.
 template <bool kBand, bool kSlots>
 __device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
+                                                 const TileMask& mask,
                                                  const ListedSequence* slots, int warpgroup,
                                                  int warp, int lane, WarpQueries& queries,
                                                  RowKeys (&keys)[kWarpRows]) {
@@ -72,10 +73,10 @@ __device__ __forceinline__ void describe_queries(const ForwardParams& params, co
   if (lane >= kWarpRows) return;
   const int token = query + params.pack.query_of(first_row + lane);
   if (!in_slot) {
-    keys[lane] = keys_of_row<kBand>(work.mask, sequence->k_length, token);
+    keys[lane] = keys_of_row<kBand>(mask, sequence->k_length, token);
   } else {
-    const auto mask = TileMask::make(sequence->q_length, sequence->k_length, params.schedule.rule);
-    const RowKeys seen = keys_of_row<true>(mask, sequence->k_length, token);
+    const auto own = TileMask::make(sequence->q_length, sequence->k_length, params.schedule.rule);
+    const RowKeys seen = keys_of_row<true>(own, sequence->k_length, token);
     const int first_key = work.query + row_of_slot;  // of the slot's keys in the long sequence
     keys[lane] = {first_key + max(seen.first, 0), first_key + seen.end};
   }

@@ -94,7 +94,7 @@ __device__ __forceinline__ RowResult finish_row(const DecodeParams& params, floa
                                                 int head) {
   RowResult result = {0.f, -kInfinity};
   if (sum != 0.f)
-    result = {reciprocal_approx(sum), fmaf(max, 0.693147180559945309f, log_approx(sum))};
+    result = {reciprocal_approx(sum), fmaf(max, kLn2, log_approx(sum))};
   if (params.sink.data != nullptr)
     add_sink(load_sink(params.sink, head), result.inverse_sum, result.lse);
   return result;

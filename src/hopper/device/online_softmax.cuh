@@ -7,7 +7,7 @@
 //   p_j = 2^(c·s_j − c·m)      l += Σ_j p_j
 // with c = softmax_scale · log2 e, so that scale and shift fold into one FMA before ex2. Any m
 // gives the same result as long as nothing overflows, so m stays as it is until a score exceeds it
-// by more than kSlack / c. Only then
+// by more than 8 / c. Only then
 //   m' = max(m, max_j s_j)      l ·= α      O ·= α      with α = 2^(c·m − c·m')
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.
@@ -39,14 +39,13 @@ struct Score;
 template <>
 struct Score<ScoreKind::kPlain> {
   static constexpr bool kCapped = false;
-  static constexpr float kSlack = 8.f;  // p stays below 2^8, far from the largest float16
 
-  float softmax_scale;
   float scale_log2;  // softmax_scale · log2 e
+  float slack;       // by how much a score may exceed its row's maximum
 
   template <class Params>
   static __device__ __forceinline__ Score of(const Params& params) {
-    return {params.softmax_scale, params.scale_log2};
+    return {params.scale_log2, params.score_slack};
   }
 
   // The score in base 2, less a shift.
@@ -55,25 +54,17 @@ struct Score<ScoreKind::kPlain> {
   }
 
   // The maximum m of a row is of raw scores, as a tile's scores are. max_of: m, by a tile's largest
-  // score. limit: the largest of those that is within the slack, in base 2, of m.
-  __device__ __forceinline__ float limit(float m, float slack) const {
-    return m + slack / scale_log2;
-  }
+  // score. limit: the largest of those that m serves.
+  __device__ __forceinline__ float limit(float m) const { return m + slack; }
   __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return m * scale_log2; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return fmaf(m, scale_log2, -shift);
   }
-  // In natural units, and something added.
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m, softmax_scale, x);
-  }
 };
 
 template <class Score>
 struct OnlineSoftmax {
-  static constexpr float kSlack = Score::kSlack;  // in powers of two
-
   Score score;
   float row_max[2] = {-kInfinity, -kInfinity};  // m; −∞: no key seen yet
   float row_shift[2] = {0.f, 0.f};              // c·m or P(m); 0 if m is −∞
@@ -125,14 +116,15 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(row_sum[h]);
       inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
-      lse[h] = sum == 0.f ? -kInfinity : score.plus(row_max[h], log_approx(sum));
+      lse[h] = sum == 0.f ? -kInfinity
+                          : fmaf(score.shift_of(row_max[h]), kLn2, log_approx(sum));
     }
   }
 
   // ---- for begin_tile, and for what takes its place under a softcap ----
 
   // The largest maximum that row h's m serves.
-  __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h], kSlack); }
+  __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h]); }
 
   // The largest score of each row among this thread's columns; if that is negative, and no row's
   // limit is, maybe another negative one.

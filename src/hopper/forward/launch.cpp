@@ -107,14 +107,17 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
   params.lse_stride_batch = problem.lse.stride_batch;
   params.lse_stride_head = problem.lse.stride_head;
   params.sink = sink_row(problem.sink);
-  params.softmax_scale = problem.softmax_scale;
   params.scale_log2 = problem.softmax_scale * float(kLog2E);
+  const float slack = config.operands == Operands::kE4m3 ? kFp8Slack : kSlack;
+  params.score_slack = slack / params.scale_log2;
   params.head_dim_v = problem.head_dim_v;
   params.pack = plan.pack;
   params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
 
-  if (problem.softcap > 0.f)
+  if (problem.softcap > 0.f) {
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
+    params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
+  }
 
   if (config.paged) params.pages = key_pages(problem, plan);
   if (config.split) params.parts = part_slots(problem, plan);

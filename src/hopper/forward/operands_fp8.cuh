@@ -18,19 +18,16 @@ namespace flash3::hopper {
 // 2^kFp8Slack before it is raised (online_softmax.cuh): together they must stay below 448. What is
 // 2^(6 + kFp8Offset) below the maximum begins to lose bits.
 
-// In powers of two. What weights are multiplied by, and by how much one may exceed the maximum.
-inline constexpr float kFp8Offset = 6.f, kFp8Slack = 2.75f;
+// In powers of two: what weights are multiplied by.
+inline constexpr float kFp8Offset = 6.f;
 
 // m is in base 2, and shifts leave the offset: as in device/online_softmax.cuh.
 struct Fp8Maximum {
-  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
+  static constexpr float kOffset = kFp8Offset;
 
   __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return m - kOffset - shift;
-  }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kOffset, 0.693147180559945309f, x);
   }
 };
 
@@ -68,7 +65,7 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
   __device__ __forceinline__ float log2_above(float s, float shift, int h) const {
     return fmaf(s, scale.of_row(h), -shift);
   }
-  __device__ __forceinline__ float limit(float m, float slack) const { return m + slack; }
+  __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
     return largest * scale.of_row(h);
   }

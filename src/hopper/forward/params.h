@@ -31,6 +31,10 @@ struct PartSlots {
   int* freed;    // [slots]: warpgroups that have done with the parts that lay in the slot, in all
 };
 
+// By how much, in base 2, a score may exceed its row's maximum before that is raised. p stays below
+// 2^8, far from the largest float16; e4m3's largest number is 448 (operands_fp8.cuh).
+inline constexpr float kSlack = 8.f, kFp8Slack = 2.75f;
+
 struct ForwardParams {
   TensorMap q;    // box [pack.queries, pack.heads, chunk]: one warpgroup's rows
   TensorMap k;    // box [tile_n, chunk]
@@ -50,8 +54,8 @@ struct ForwardParams {
 
   SinkRow sink;
 
-  float softmax_scale;
-  float scale_log2;  // softmax_scale · log2 e
+  float scale_log2;   // softmax_scale · log2 e
+  float score_slack;  // kSlack or kFp8Slack in units of a score
   int head_dim_v;
   HeadPack pack;           // of each warpgroup
   int groups_per_kv_head;  // head groups: pack.heads query heads each

@@ -12,13 +12,13 @@ namespace flash3::hopper {
 template <>
 struct Score<ScoreKind::kSoftcap> {
   static constexpr bool kCapped = true;
-  static constexpr float kSlack = 8.f;
 
   Softcap cap;  // unit: softcap · log2 e
+  float slack;
 
   template <class Params>
   static __device__ __forceinline__ Score of(const Params& params) {
-    return {params.softcap};
+    return {params.softcap, params.score_slack};
   }
 
   // A remapped score, capped, in base 2, less a shift.
@@ -28,14 +28,11 @@ struct Score<ScoreKind::kSoftcap> {
 
   // m is of remapped scores, which have the order of capped ones. limit: P is nowhere steeper than
   // at 0.
-  __device__ __forceinline__ float limit(float m, float slack) const { return m + slack / cap.a; }
+  __device__ __forceinline__ float limit(float m) const { return m + slack; }
   __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return m * cap.factor(m); }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return fmaf(m, cap.factor(m), -shift);
-  }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(shift_of(m), 0.693147180559945309f, x);
   }
 
   // Whether a row's scores below −range must be remapped.

@@ -12,7 +12,7 @@ namespace flash3::hopper {
 template <bool kRowScales>
 struct Fp8Score<ScoreKind::kSoftcap, kRowScales> : Score<ScoreKind::kSoftcap> {
   using Capped = Score<ScoreKind::kSoftcap>;
-  static constexpr float kSlack = kFp8Slack, kOffset = kFp8Offset;
+  static constexpr float kOffset = kFp8Offset;
 
   ScoreScale<kRowScales> scale;
 
@@ -28,9 +28,6 @@ struct Fp8Score<ScoreKind::kSoftcap, kRowScales> : Score<ScoreKind::kSoftcap> {
   }
 
   __device__ __forceinline__ float shift_of(float m) const { return Capped::shift_of(m) - kOffset; }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(shift_of(m), 0.693147180559945309f, x);
-  }
   // As if shifts had no offset.
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return Capped::max_above(m, shift + kOffset);

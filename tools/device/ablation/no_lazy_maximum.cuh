@@ -8,18 +8,16 @@
 namespace flash3::device {
 
 struct EagerFp8Score : Fp8Score<ScoreKind::kPlain> {
-  static constexpr float kSlack = 0.f, kOffset = 8.f;
+  static constexpr float kOffset = 8.f;
 
   template <class Params>
   static __device__ __forceinline__ EagerFp8Score of(const Params&) {
     return {};
   }
+  __device__ __forceinline__ float limit(float m) const { return m; }
   __device__ __forceinline__ float shift_of(float m) const { return m - kOffset; }
   __device__ __forceinline__ float max_above(float m, float shift) const {
     return m - kOffset - shift;
-  }
-  __device__ __forceinline__ float plus(float m, float x) const {
-    return fmaf(m - kOffset, 0.693147180559945309f, x);
   }
 };
 

@@ -15,6 +15,8 @@
 
 namespace flash3::hopper {
 
+inline constexpr float kLn2 = 0.693147180559945309f;
+
 #if defined(__CUDACC_RTC__)  // NVRTC has no <cstdint>
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
@@ -49,7 +51,7 @@ __device__ __forceinline__ float log2_approx(float x) {
 
 // ln x, as exact.
 __device__ __forceinline__ float log_approx(float x) {
-  return log2_approx(x) * 0.693147180559945309f;
+  return log2_approx(x) * kLn2;
 }
 
 // max(x, y), or NaN if either is. PTX ISA 9.7.3.12, max.

@@ -57,11 +57,22 @@ struct StoreFp8 {
       const int row = first_row + 8 * h;
       if (!output.exists(row)) continue;
       T* const out = output.address<T>(row);
+      const auto quad = [&](int i) {
+        const float* r = &r_o[8 * i + 2 * h];
+        return quad_of(float4{r[0], r[4], r[1], r[5]});
+      };
+      const int first_col = thread % 4 * 4;
+      // The usual rows need no branch each four columns. Split kernels lack a register for that.
+      if (!Traits::kSplit && params.out_in_quads && params.head_dim_v == Traits::kHeadDimV) {
+#pragma unroll
+        for (int i = 0; i < Traits::kHeadDimV / 16; ++i)
+          store_quad(out + 16 * i + first_col, quad(i), 4, true);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < Traits::kHeadDimV / 16; ++i) {
-        const float* r = &r_o[8 * i + 2 * h];
-        const int col = 16 * i + thread % 4 * 4;
-        store_quad(out + col, quad_of(float4{r[0], r[4], r[1], r[5]}), params.head_dim_v - col,
+        const int col = 16 * i + first_col;
+        store_quad(out + col, quad(i), params.head_dim_v - col,
                    params.out_in_quads);
       }
     }

@@ -20,8 +20,9 @@ __device__ __forceinline__ RowKeys keys_of_row(const TileMask& mask, int seq_k, 
   return {mask.first(row), min(seq_k, mask.end(row))};
 }
 
-// upper, lower: what this thread's two rows see; key: the column of its element 0.
-template <bool kBand, int N>
+// upper, lower: what this thread's two rows see; key: the column of its element 0. kFirst: whether
+// there may be keys in front of what a row sees.
+template <bool kBand, bool kFirst = kBand, int N>
 __device__ __forceinline__ void mask_scores(float (&r_s)[N], const RowKeys& upper,
                                             const RowKeys& lower, int key) {
 #pragma unroll
@@ -34,7 +35,7 @@ __device__ __forceinline__ void mask_scores(float (&r_s)[N], const RowKeys& uppe
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int col = 8 * j + e;
-        const bool visible = kBand ? col >= first && col <= last : col <= last;
+        const bool visible = (!kFirst || col >= first) && col <= last;
         if (!visible) r_s[4 * j + 2 * h + e] = -kInfinity;
       }
     }

@@ -41,6 +41,9 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kSplit = Traits::kSplit;
+  // Two warpgroups leave time beside the first scores of a work tile, and room for a second mask;
+  // split kernels lack registers.
+  static constexpr bool kTwoWarpgroups = Traits::kWarpgroups == 2 && !kSplit;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
   // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
@@ -95,34 +98,22 @@ struct Consumer {
     return {params, shared.warp_queries[warp]};
   }
 
-  // Notes what the rows of the next work tile are, and hands its description back to the source.
-  template <class Tiles>
-  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) const {
-    const WorkTile& work = source.tile();
-    // Chunks cost divisions. They stand apart: a consumer that jumps over them waits for its next
-    // instructions.
-    const KeyTileRanges keys =
-        !Traits::kBand || uniform(work.mask.chunk) == 0
-            ? describe_rows<false>(work, work.mask.without_chunks(), source.slots())
-            : describe_rows<Traits::kSlots>(work, work.mask, source.slots());
-    if constexpr (Traits::kSplit)
-      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
-    __syncwarp();
-    source.release();
-    return keys;
+  // Chunks cost divisions, and short sequences share tiles in chunks only. Both stand apart: a
+  // consumer that jumps over them waits for its next instructions.
+  static __device__ __forceinline__ bool has_chunks(const WorkTile& work) {
+    return Traits::kBand && uniform(work.mask.chunk) != 0;
   }
-  // mask: the work tile's. kSlots: whether short sequences may share it.
+
+  __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work) const {
+    return has_chunks(work) ? find_key_tiles<Traits::kSlots>(work, work.mask)
+                            : find_key_tiles<false>(work, work.mask.without_chunks());
+  }
   template <bool kSlots>
-  __device__ __forceinline__ KeyTileRanges describe_rows(const WorkTile& work, const TileMask& mask,
-                                                         const ListedSequence* slots) const {
+  __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work,
+                                                          const TileMask& mask) const {
     // Numbers that are known to be uniform: branches on them then need no convergence barrier, and
     // addresses of stages stay in uniform registers.
     const TileMask::Range loaded{uniform(work.key_tile_begin), uniform(work.key_tile_end)};
-    // FP8 has no register in which a row could wait for the next work tile.
-    const int lane = Traits::kSlots ? thread % 32 : hide_from_optimizer(thread % 32);
-    describe_queries<Traits::kBand, kSlots>(params, work, mask, slots, warpgroup,
-                                            warp - 4 * warpgroup, lane, shared.warp_queries[warp],
-                                            shared.row_keys[warp]);
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     const int k_length = work.sequence.k_length;
     TileMask::Range seen = loaded;
@@ -134,6 +125,42 @@ struct Consumer {
     return {loaded, seen, {uniform(unmasked.begin), uniform(unmasked.end)}};
   }
 
+  // Notes what the rows of the work tile are, and hands its description back to the source.
+  template <class Tiles>
+  __device__ __forceinline__ void describe_rows(Tiles& source) const {
+    const WorkTile& work = source.tile();
+    if (has_chunks(work)) {
+      describe_rows<Traits::kSlots, true>(source, work.mask);
+    } else {
+      describe_rows<false, true>(source, work.mask.without_chunks());
+    }
+  }
+  // Of a work tile without keys: only what its output needs.
+  template <class Tiles>
+  __device__ __forceinline__ void describe_empty_rows(Tiles& source) const {
+    describe_rows<Traits::kBand && Traits::kSlots, false>(source, {});
+  }
+  template <bool kSlots, bool kKeys, class Tiles>
+  __device__ __forceinline__ void describe_rows(const Tiles& source, const TileMask& mask) const {
+    const WorkTile& work = source.tile();
+    // FP8 has no register in which a row could wait for the next work tile.
+    const int lane = Traits::kSlots ? thread % 32 : hide_from_optimizer(thread % 32);
+    const int warp_in_warpgroup = warp - 4 * warpgroup;
+    const RowsOfWarp rows =
+        rows_of_warp<kSlots>(params, work, source.slots(), warpgroup, warp_in_warpgroup);
+    if (lane == 0) shared.warp_queries[warp] = {*rows.sequence, rows.query, work.head_group};
+    if constexpr (kKeys)
+      note_keys<Traits::kBand>(params, work, mask, rows, warp_in_warpgroup, lane,
+                               shared.row_keys[warp]);
+  }
+  template <class Tiles>
+  __device__ __forceinline__ void hand_back(Tiles& source) const {
+    if constexpr (Traits::kSplit)
+      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
+    __syncwarp();
+    source.release();
+  }
+
   __device__ __forceinline__ Operands make_operands() const {
     return {params, shared, q_state.stage, warpgroup};
   }
@@ -141,17 +168,20 @@ struct Consumer {
     return descriptor(QTile::kMajorK, shared.q[q_state.stage][warpgroup]);
   }
 
-  // P of the first key tile; nothing runs beside it.
-  __device__ __forceinline__ void first_key_tile(Tile& tile) {
-    first_scores(tile);
+  // P of the first key tile; no other product runs beside its scores, but `meanwhile` does.
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
+    first_scores(tile, meanwhile);
     begin_softmax(tile);
     tile.operands.make_probabilities(tile);
   }
-  __device__ __forceinline__ void first_scores(Tile& tile) {
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_scores(Tile& tile, const Meanwhile& meanwhile) {
     wait(&shared.q_barriers[warpgroup].full[q_state.stage], q_state.phase, "q_full");
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
+    meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
     fence_operand(tile.scores);
@@ -205,6 +235,7 @@ struct Consumer {
     } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
+      store_lse(params, output(), row, lse);  // under the product
       tile.operands.scale_normalisation(inverse_sum, v_state);
     }
     if constexpr (!Store::kInPlaceOfQ) {
@@ -226,7 +257,7 @@ struct Consumer {
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);
-      store_lse(params, output(), row, lse);
+      if constexpr (Traits::kSplit) store_lse(params, output(), row, lse);
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
     }
@@ -282,12 +313,8 @@ struct Consumer {
 
   // Masks the scores and raises the rows' maxima; true if O must be rescaled.
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
-    const RowKeys(&row_keys)[kWarpRows] = shared.row_keys[warp];
     tile.operands.scale_scores(tile);
-    const auto mask = [&] {
-      mask_scores<Traits::kBand>(tile.scores, row_keys[row % kWarpRows],
-                                 row_keys[row % kWarpRows + 8], tile.n * kTileN + key_in_tile);
-    };
+    const auto mask = [&] { mask_keys(tile); };
     const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (Score::kCapped) {
       return begin_capped_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
@@ -295,6 +322,20 @@ struct Consumer {
       if (masked) mask();
       return tile.softmax.begin_tile(tile.scores, tile.alpha);
     }
+  }
+
+  __device__ __forceinline__ void mask_keys(Tile& tile) const {
+    const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
+    const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
+    const int key = tile.n * kTileN + key_in_tile;
+    // A causal mask's keys end in the tile, and begin in front of it.
+    if constexpr (Traits::kBand && kTwoWarpgroups) {
+      if (!__any_sync(~0u, upper.first > key || lower.first > key)) {
+        mask_scores<true, false>(tile.scores, upper, lower, key);
+        return;
+      }
+    }
+    mask_scores<Traits::kBand>(tile.scores, upper, lower, key);
   }
 
   // Each warp releases Q for itself, when its rows of the output have left the same place.
@@ -323,8 +364,12 @@ template <class Consumer>
 __device__ __forceinline__ void consume(Consumer& c) {
   c.begin();
   while (uniform(c.tiles.next())) {
-    const KeyTileRanges keys = c.begin_work_tile(c.tiles);
-    if (keys.loaded.begin >= keys.loaded.end) {
+    if constexpr (!Consumer::kTwoWarpgroups) c.describe_rows(c.tiles);
+    const KeyTileRanges keys = c.find_key_tiles(c.tiles.tile());
+    const bool is_empty = keys.loaded.begin >= keys.loaded.end;
+    if (Consumer::kTwoWarpgroups && is_empty) c.describe_empty_rows(c.tiles);
+    if (!Consumer::kTwoWarpgroups || is_empty) c.hand_back(c.tiles);
+    if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
       if constexpr (Consumer::kSplit) c.part().free();
       continue;
@@ -344,7 +389,11 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .probabilities = probabilities,
                                  .output = output,
                                  .alpha = alpha};
-    c.first_key_tile(tile);
+    c.first_key_tile(tile, [&] {
+      if constexpr (!Consumer::kTwoWarpgroups) return;
+      c.describe_rows(c.tiles);
+      c.hand_back(c.tiles);
+    });
     run_key_tiles(c, tile);
     float inverse_sum[2], lse[2];
     c.finish_output(tile, inverse_sum, lse);

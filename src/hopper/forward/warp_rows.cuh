@@ -50,34 +50,42 @@ __device__ __forceinline__ TileMask::Range unmasked_tiles(const TileMask& mask, 
   return mask.full_tiles(queries, k_length, tile_n);
 }
 
-// Notes the rows of warp `warp` of a warpgroup. mask: the work tile's. slots: the short sequences
-// that share the tile, where some may.
-template <bool kBand, bool kSlots>
-__device__ __forceinline__ void describe_queries(const ForwardParams& params, const WorkTile& work,
-                                                 const TileMask& mask,
-                                                 const ListedSequence* slots, int warpgroup,
-                                                 int warp, int lane, WarpQueries& queries,
-                                                 RowKeys (&keys)[kWarpRows]) {
-  const int first_row = warp * kWarpRows, slot_rows = params.schedule.slot_rows;
-  const bool in_slot = kBand && kSlots && slot_rows != 0;
-  int query = work.query + warpgroup * params.pack.queries;
-  const ListedSequence* sequence = &work.sequence;
-  int row_of_slot = 0;  // the slot's first, from the work tile's
-  if (in_slot) {
-    const int slot = unsigned(warpgroup * kWarpgroupRows + first_row) / unsigned(slot_rows);
-    sequence = &slots[slot];
-    row_of_slot = slot * slot_rows;
-    query = warpgroup * kWarpgroupRows - row_of_slot;
-  }
-  if (lane == 0) queries = {*sequence, query, work.head_group};
+// Where a warp's rows lie: row r of the warpgroup is query `query + pack.query_of(r)`.
+struct RowsOfWarp {
+  const ListedSequence* sequence;
+  int query;
+  int row_of_slot;  // the slot's first, from the work tile's
+  bool in_slot;
+};
+
+// Warp `warp` of a warpgroup. slots: the short sequences that share the tile, where some may.
+template <bool kSlots>
+__device__ __forceinline__ RowsOfWarp rows_of_warp(const ForwardParams& params,
+                                                   const WorkTile& work,
+                                                   const ListedSequence* slots, int warpgroup,
+                                                   int warp) {
+  const int slot_rows = params.schedule.slot_rows;
+  if (!kSlots || slot_rows == 0)
+    return {&work.sequence, work.query + warpgroup * params.pack.queries, 0, false};
+  const int first = warpgroup * kWarpgroupRows;
+  const int slot = unsigned(first + warp * kWarpRows) / unsigned(slot_rows);
+  return {&slots[slot], first - slot * slot_rows, slot * slot_rows, true};
+}
+
+// Notes what each row of the warp sees. mask: the work tile's.
+template <bool kBand>
+__device__ __forceinline__ void note_keys(const ForwardParams& params, const WorkTile& work,
+                                          const TileMask& mask, const RowsOfWarp& rows, int warp,
+                                          int lane, RowKeys (&keys)[kWarpRows]) {
   if (lane >= kWarpRows) return;
-  const int token = query + params.pack.query_of(first_row + lane);
-  if (!in_slot) {
-    keys[lane] = keys_of_row<kBand>(mask, sequence->k_length, token);
+  const int token = rows.query + params.pack.query_of(warp * kWarpRows + lane);
+  const int q_length = rows.sequence->q_length, k_length = rows.sequence->k_length;
+  if (!rows.in_slot) {
+    keys[lane] = keys_of_row<kBand>(mask, k_length, token);
   } else {
-    const auto own = TileMask::make(sequence->q_length, sequence->k_length, params.schedule.rule);
-    const RowKeys seen = keys_of_row<true>(own, sequence->k_length, token);
-    const int first_key = work.query + row_of_slot;  // of the slot's keys in the long sequence
+    const auto own = TileMask::make(q_length, k_length, params.schedule.rule);
+    const RowKeys seen = keys_of_row<true>(own, k_length, token);
+    const int first_key = work.query + rows.row_of_slot;  // of the slot's in the long sequence
     keys[lane] = {first_key + max(seen.first, 0), first_key + seen.end};
   }
 }

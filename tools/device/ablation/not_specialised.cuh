@@ -109,8 +109,9 @@ struct LoadingConsumer : Base {
     loads.begin();
   }
 
-  __device__ __forceinline__ void first_key_tile(Tile& tile) {
-    this->first_scores(tile);
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
+    this->first_scores(tile, meanwhile);
     loads.load_k();
     if (this->previous_q_is_held) loads.load_q(1 - this->q_state.stage);
     this->begin_softmax(tile);

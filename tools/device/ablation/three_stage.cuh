@@ -22,12 +22,14 @@ struct ThreeStageConsumer : Base {
   // gives all products of one shape the same registers.
   using Next = float[kTileN / 2];
 
-  __device__ __forceinline__ void first_key_tile(Tile& tile) {
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
     Next next;
     wait(&this->shared.q_barriers[this->warpgroup].full[this->q_state.stage], this->q_state.phase,
          "q_full");
     issue_scores(tile, next, k_state.stage);
     if (Base::kHoldQ && this->previous_q_is_held) this->release_q(1 - this->q_state.stage);
+    meanwhile();
     wgmma_wait<0>();
     take_scores(tile, next, k_state.stage);
     k_state.advance();

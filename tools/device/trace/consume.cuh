@@ -32,20 +32,21 @@ struct TracedConsumer : Base {
     trace.note_time(1);
   }
 
-  template <class Tiles>
-  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) {
+  __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work) {
     trace.begin(Phase::kBeginTile);
-    return Base::begin_work_tile(source);
+    return Base::find_key_tiles(work);
   }
 
-  __device__ __forceinline__ void first_key_tile(Tile& tile) {
-    first_scores(tile);
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_key_tile(Tile& tile, const Meanwhile& meanwhile) {
+    first_scores(tile, meanwhile);
     trace.begin(Phase::kMaximum, tile.n);
     this->begin_softmax(tile);
     trace.begin(Phase::kExponentiate, tile.n);
     tile.operands.make_probabilities(tile);
   }
-  __device__ __forceinline__ void first_scores(Tile& tile) {
+  template <class Meanwhile>
+  __device__ __forceinline__ void first_scores(Tile& tile, const Meanwhile& meanwhile) {
     trace.begin(Phase::kWaitQ);
     wait(&this->shared.q_barriers[this->warpgroup].full[q_state.stage], q_state.phase, "q_full");
     trace.begin(Phase::kWaitK, tile.n);
@@ -54,6 +55,7 @@ struct TracedConsumer : Base {
     this->issue_scores(tile.scores, tile.q, k_state.stage);
     trace.begin(Phase::kWaitScores, tile.n);
     if (kHoldQ && previous_q_is_held) this->release_q(1 - q_state.stage);
+    meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
     fence_operand(tile.scores);
@@ -90,6 +92,7 @@ struct TracedConsumer : Base {
     this->issue_output(tile, v_state);
     tile.softmax.finish(inverse_sum, lse);
     add_sinks(this->params, this->output(), this->row, inverse_sum, lse);
+    store_lse(this->params, this->output(), this->row, lse);
     tile.operands.scale_normalisation(inverse_sum, v_state);
     if constexpr (!Store::kInPlaceOfQ) {
       this->release_q(q_state.stage);
@@ -103,7 +106,6 @@ struct TracedConsumer : Base {
     this->skip_masked_tiles(tile.keys.seen.begin - tile.keys.loaded.begin);
 
     Softmax::scale_rows(tile.output, inverse_sum);
-    store_lse(this->params, this->output(), this->row, lse);
     Store::store(this->params, this->output(), this->shared.q[q_state.stage][this->warpgroup],
                  tile.output, this->warpgroup, this->thread);
     if constexpr (Store::kInPlaceOfQ) {

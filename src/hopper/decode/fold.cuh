@@ -93,8 +93,7 @@ struct RowResult {
 __device__ __forceinline__ RowResult finish_row(const DecodeParams& params, float max, float sum,
                                                 int head) {
   RowResult result = {0.f, -kInfinity};
-  if (sum != 0.f)
-    result = {reciprocal_approx(sum), fmaf(max, kLn2, log_approx(sum))};
+  if (sum != 0.f) result = {reciprocal_approx(sum), fmaf(max, kLn2, log_approx(sum))};
   if (params.sink.data != nullptr)
     add_sink(load_sink(params.sink, head), result.inverse_sum, result.lse);
   return result;

@@ -116,8 +116,7 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(row_sum[h]);
       inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
-      lse[h] = sum == 0.f ? -kInfinity
-                          : fmaf(score.shift_of(row_max[h]), kLn2, log_approx(sum));
+      lse[h] = sum == 0.f ? -kInfinity : fmaf(score.shift_of(row_max[h]), kLn2, log_approx(sum));
     }
   }
 

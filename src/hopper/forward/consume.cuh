@@ -41,9 +41,10 @@ struct Consumer {
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
   static constexpr bool kSplit = Traits::kSplit;
-  // Two warpgroups leave time beside the first scores of a work tile, and room for a second mask;
-  // split kernels lack registers.
-  static constexpr bool kTwoWarpgroups = Traits::kWarpgroups == 2 && !kSplit;
+  // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
+  // mask, but for those of split kernels.
+  static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !kSplit;
+  static constexpr bool kOneSidedMasks = Traits::kBand && kDescribeUnderScores;
   // Where the output is staged in Q's slot and Q has another one, the slot goes back to the loader
   // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
@@ -125,9 +126,9 @@ struct Consumer {
     return {loaded, seen, {uniform(unmasked.begin), uniform(unmasked.end)}};
   }
 
-  // Notes what the rows of the work tile are, and hands its description back to the source.
+  // Notes what the rows of the source's work tile are.
   template <class Tiles>
-  __device__ __forceinline__ void describe_rows(Tiles& source) const {
+  __device__ __forceinline__ void describe_rows(const Tiles& source) const {
     const WorkTile& work = source.tile();
     if (has_chunks(work)) {
       describe_rows<Traits::kSlots, true>(source, work.mask);
@@ -137,7 +138,7 @@ struct Consumer {
   }
   // Of a work tile without keys: only what its output needs.
   template <class Tiles>
-  __device__ __forceinline__ void describe_empty_rows(Tiles& source) const {
+  __device__ __forceinline__ void describe_empty_rows(const Tiles& source) const {
     describe_rows<Traits::kBand && Traits::kSlots, false>(source, {});
   }
   template <bool kSlots, bool kKeys, class Tiles>
@@ -153,6 +154,7 @@ struct Consumer {
       note_keys<Traits::kBand>(params, work, mask, rows, warp_in_warpgroup, lane,
                                shared.row_keys[warp]);
   }
+  // Nobody reads the description any more.
   template <class Tiles>
   __device__ __forceinline__ void hand_back(Tiles& source) const {
     if constexpr (Traits::kSplit)
@@ -329,7 +331,7 @@ struct Consumer {
     const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
     const int key = tile.n * kTileN + key_in_tile;
     // A causal mask's keys end in the tile, and begin in front of it.
-    if constexpr (Traits::kBand && kTwoWarpgroups) {
+    if constexpr (kOneSidedMasks) {
       if (!__any_sync(~0u, upper.first > key || lower.first > key)) {
         mask_scores<true, false>(tile.scores, upper, lower, key);
         return;
@@ -364,11 +366,12 @@ template <class Consumer>
 __device__ __forceinline__ void consume(Consumer& c) {
   c.begin();
   while (uniform(c.tiles.next())) {
-    if constexpr (!Consumer::kTwoWarpgroups) c.describe_rows(c.tiles);
+    // Rows are described under the first product where that leaves time, else at once.
+    if constexpr (!Consumer::kDescribeUnderScores) c.describe_rows(c.tiles);
     const KeyTileRanges keys = c.find_key_tiles(c.tiles.tile());
     const bool is_empty = keys.loaded.begin >= keys.loaded.end;
-    if (Consumer::kTwoWarpgroups && is_empty) c.describe_empty_rows(c.tiles);
-    if (!Consumer::kTwoWarpgroups || is_empty) c.hand_back(c.tiles);
+    if (Consumer::kDescribeUnderScores && is_empty) c.describe_empty_rows(c.tiles);
+    if (!Consumer::kDescribeUnderScores || is_empty) c.hand_back(c.tiles);
     if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
       if constexpr (Consumer::kSplit) c.part().free();
@@ -390,7 +393,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .output = output,
                                  .alpha = alpha};
     c.first_key_tile(tile, [&] {
-      if constexpr (!Consumer::kTwoWarpgroups) return;
+      if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);
       c.hand_back(c.tiles);
     });

@@ -72,8 +72,7 @@ struct StoreFp8 {
 #pragma unroll
       for (int i = 0; i < Traits::kHeadDimV / 16; ++i) {
         const int col = 16 * i + first_col;
-        store_quad(out + col, quad(i), params.head_dim_v - col,
-                   params.out_in_quads);
+        store_quad(out + col, quad(i), params.head_dim_v - col, params.out_in_quads);
       }
     }
   }

@@ -50,9 +50,7 @@ __device__ __forceinline__ float log2_approx(float x) {
 }
 
 // ln x, as exact.
-__device__ __forceinline__ float log_approx(float x) {
-  return log2_approx(x) * kLn2;
-}
+__device__ __forceinline__ float log_approx(float x) { return log2_approx(x) * kLn2; }
 
 // max(x, y), or NaN if either is. PTX ISA 9.7.3.12, max.
 __device__ __forceinline__ float max_nan(float x, float y) {

@@ -95,7 +95,6 @@ def context_suite(ranks, device="cuda"):
     if device == "cpu":  # for the tests
         return [ContextPoint(kind, 256, heads, heads_k, ranks, mean=64) for kind in ("causal", "documents") for heads, heads_k in ((8, 2), (4, 4))]
     many, few = (64, 8), (16, 16)
-    causal = [(tokens * K, heads) for tokens in (8, 16, 64) for heads in (few, many)]
-    points = [ContextPoint("causal", tokens, *heads, ranks) for tokens, heads in causal]
-    points[4:4] = [ContextPoint("documents", 64 * K, *heads, ranks) for heads in (few, many)]
+    points = [ContextPoint(kind, tokens * K, *heads, ranks) for tokens in (8, 16) for kind in ("causal", "documents") for heads in (few, many)]
+    points += [ContextPoint(kind, 64 * K, *heads, ranks) for kind in ("documents", "causal") for heads in (few, many)]
     return points + [ContextPoint("causal", 128 * K, *heads, ranks) for heads in (few, many)]

@@ -215,8 +215,8 @@ def test_alone_has_all_work(script, kind, ranks):
 def test_points(script):
     points = script("context_points")
     suite = points.context_suite(2)
-    assert len({point.case for point in suite}) == len(suite) == 10 and suite[-1].case == "causal/128k/h64x8/d128"
-    documents = next(point for point in suite if point.kind == "documents")
+    assert len({point.case for point in suite}) == len(suite) == 14 and suite[-1].case == "causal/128k/h64x8/d128"
+    documents = next(point for point in suite if point.kind == "documents" and point.tokens == 2**16)
     assert sum(documents.lengths) == 2**17 and 2048 < 2**17 / len(documents.lengths) < 8192
     assert suite[-1].flops["forward"] == pytest.approx(4 * 131072**2 * 64 * 128, rel=1e-4)
     assert suite[-1].own_bytes == 4 * 131072 * 72 * 256 and suite[-1].block_bytes == 131072 * 8 * 2 * 256
@@ -421,4 +421,4 @@ def test_list_needs_no_torch():
     program = "import sys; sys.modules['torch'] = None; import context_parallel as c; sys.exit(c.main(['--list']))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
                          env={**os.environ, "PYTHONPATH": str(BENCH)})
-    assert run.returncode == 0 and len(run.stdout.splitlines()) == 10, run.stderr
+    assert run.returncode == 0 and len(run.stdout.splitlines()) == 14, run.stderr

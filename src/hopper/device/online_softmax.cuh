@@ -7,7 +7,7 @@
 //   p_j = 2^(c·s_j − c·m)      l += Σ_j p_j
 // with c = softmax_scale · log2 e, so that scale and shift fold into one FMA before ex2. Any m
 // gives the same result as long as nothing overflows, so m stays as it is until a score exceeds it
-// by more than 8 / c. Only then
+// by more than a slack. Only then
 //   m' = max(m, max_j s_j)      l ·= α      O ·= α      with α = 2^(c·m − c·m')
 // The usual tile does without the exchange of a row's maximum between threads and without
 // rescaling.

@@ -32,9 +32,10 @@ struct TracedConsumer : Base {
     trace.note_time(1);
   }
 
-  __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work) {
+  template <class Tiles>
+  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) {
     trace.begin(Phase::kBeginTile);
-    return Base::find_key_tiles(work);
+    return Base::begin_work_tile(source);
   }
 
   template <class Meanwhile>

@@ -15,7 +15,7 @@ enum class Phase {
   kEnd,         // nothing any more
   kWaitTile,    // for a work tile; the scheduler: until one is wanted, and there is room for it
   kWriteTile,   // scheduler: finds the next work tile
-  kBeginTile,   // consumer: which rows these are, and which keys they see
+  kBeginTile,   // consumer: which key tiles its rows see
   kWaitRoom,    // loader: for a stage that the consumers have left
   kLoad,        // loader: asks the copy engine for a tile, and waits for nothing
   kWaitV,       // transposer: for V as it comes

@@ -105,15 +105,6 @@ struct Consumer {
     return Traits::kBand && uniform(work.mask.chunk) != 0;
   }
 
-  // Describes the rows of the next work tile too, unless that waits for its first product.
-  template <class Tiles>
-  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) const {
-    if constexpr (!kDescribeUnderScores) describe_rows(source);
-    const KeyTileRanges keys = find_key_tiles(source.tile());
-    if (kDescribeUnderScores && keys.loaded.empty()) describe_empty_rows(source);
-    if (!kDescribeUnderScores || keys.loaded.empty()) hand_back(source);
-    return keys;
-  }
   __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work) const {
     return has_chunks(work) ? find_key_tiles<Traits::kSlots>(work, work.mask)
                             : find_key_tiles<false>(work, work.mask.without_chunks());
@@ -375,8 +366,13 @@ template <class Consumer>
 __device__ __forceinline__ void consume(Consumer& c) {
   c.begin();
   while (uniform(c.tiles.next())) {
-    const KeyTileRanges keys = c.begin_work_tile(c.tiles);
-    if (keys.loaded.empty()) {
+    // Rows are described under the first product where that leaves time, else at once.
+    if constexpr (!Consumer::kDescribeUnderScores) c.describe_rows(c.tiles);
+    const KeyTileRanges keys = c.find_key_tiles(c.tiles.tile());
+    const bool is_empty = keys.loaded.begin >= keys.loaded.end;
+    if (Consumer::kDescribeUnderScores && is_empty) c.describe_empty_rows(c.tiles);
+    if (!Consumer::kDescribeUnderScores || is_empty) c.hand_back(c.tiles);
+    if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
       if constexpr (Consumer::kSplit) c.part().free();
       continue;

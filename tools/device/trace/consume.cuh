@@ -32,10 +32,9 @@ struct TracedConsumer : Base {
     trace.note_time(1);
   }
 
-  template <class Tiles>
-  __device__ __forceinline__ KeyTileRanges begin_work_tile(Tiles& source) {
+  __device__ __forceinline__ KeyTileRanges find_key_tiles(const WorkTile& work) {
     trace.begin(Phase::kBeginTile);
-    return Base::begin_work_tile(source);
+    return Base::find_key_tiles(work);
   }
 
   template <class Meanwhile>

@@ -170,7 +170,8 @@ typedef struct flash3_forward_params {
    * not; the others are as if they were not there. Between 0 and the sequence's rows.
    *
    * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
-   * tokens that count is read; of out and lse only their rows are written.
+   * tokens that count is read; of out and lse only their rows are written, unless fill_padding says
+   * otherwise.
    *
    * max_seqlen: with cu_seqlens only, that of k with page_table too; no sequence has more tokens
    * that count. It bounds the choice of kernel and of workspace; 0: not known, as if one sequence
@@ -313,6 +314,10 @@ typedef struct flash3_forward_params {
    * flash3_quantize_params says, before they are rounded: for a cache whose keys all are. head_dim
    * ≤ 256; neither may be FP8; v is not rotated, and no part of k where k_new is given. */
   int32_t rotate;
+  /** 1: rows of out and lse that belong to no token that counts become 0 and −∞, as those of a
+   * query that sees no key: rows that cu_seqlens_q leaves out, and those from seqused_q on. For
+   * results in memory that has not been initialised. 0: they are left as they are. */
+  int32_t fill_padding;
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; unless it is FLASH3_OK, with the
@@ -353,7 +358,8 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
  * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
  * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
- * for rows of packed tensors that belong to no sequence: they are left as they are. */
+ * for rows of packed tensors that belong to no sequence: they are left as they are, unless
+ * fill_padding says otherwise. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -404,7 +410,8 @@ typedef struct flash3_backward_params {
   int64_t chunk;
   /** @} */
 
-  flash3_tensor dsink; /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
+  flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
+  int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

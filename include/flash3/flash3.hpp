@@ -125,6 +125,7 @@ struct Forward {
   flash3_fp8_sums fp8_sums = FLASH3_FP8_SUMS_AUTO;
   Tensor tree_mask{};  // none
   bool rotate = false;
+  bool fill_padding = false;
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -153,6 +154,7 @@ struct Forward {
     p.fp8_sums = fp8_sums;
     p.tree_mask = tree_mask;
     p.rotate = rotate;
+    p.fill_padding = fill_padding;
     return p;
   }
 };
@@ -178,6 +180,7 @@ struct Backward {
   Tensor cu_seqlens_q{}, cu_seqlens_k{};                       // not packed unless set
   Tensor seqused_q{}, seqused_k{};                             // every token counts unless set
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;                  // not known
+  bool fill_padding = false;
   flash3_backend backend = FLASH3_BACKEND_AUTO;
   int num_threads = 0;
   void* stream = nullptr;
@@ -196,6 +199,7 @@ struct Backward {
     detail::set_options(*this, p);
     detail::set_sequences_and_context(*this, p);
     p.deterministic = deterministic;
+    p.fill_padding = fill_padding;
     return p;
   }
 };

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "core/padding.hpp"
 #include "core/plan.hpp"
 
 namespace flash3 {
@@ -32,11 +33,15 @@ class Backend {
   }
 
   // The one entry for each kind of problem; fails where this backend cannot run it, and says why. A
-  // forward problem that it is given never quantizes: core/quantized_forward.hpp makes two of it.
+  // problem that it is given never quantizes and never fills padding: core/quantized_forward.hpp
+  // and core/padded_plan.hpp make of it what does.
   virtual Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const = 0;
   virtual Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const = 0;
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;
   virtual Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const = 0;
+
+  // Fills rows of no token, after what is on the stream.
+  virtual Status fill_padding(const Padding& padding, void* stream) const = 0;
 };
 
 // Built-in backends, best first: [hopper,] cpu.

@@ -2,9 +2,12 @@
 // The registry of backends, and the choice of the one that runs a call.
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "core/backend.hpp"
 #include "core/message.hpp"
+#include "core/padded_plan.hpp"
 #include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
 #include "core/schedule.hpp"
@@ -50,11 +53,24 @@ const char* workspace_function(const QuantizeProblem&) { return "flash3_quantize
 const char* workspace_function(const MergeProblem&) { return "flash3_merge_workspace"; }
 
 template <AnyProblem P>
-Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
-  FLASH3_CHECK(check_memory(backend, problem));
+Status plan_attention_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
   if constexpr (std::same_as<P, ForwardProblem>)
     if (problem.quantizes) return plan_quantized_forward(backend, problem, plan);
   return backend.plan(problem, plan);
+}
+
+template <AnyProblem P>
+Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
+  FLASH3_CHECK(check_memory(backend, problem));
+  if constexpr (HasPadding<P>)
+    if (problem.fills_padding) {
+      const P attention = without_padding(problem);
+      PlanPointer<P> planned;
+      if (!attention.is_empty()) FLASH3_CHECK(plan_attention_on(backend, attention, &planned));
+      *plan = std::make_unique<PaddedPlan<P>>(backend, std::move(planned));
+      return {};
+    }
+  return plan_attention_on(backend, problem, plan);
 }
 
 }  // namespace

@@ -166,6 +166,7 @@ Status visit_options(const flash3_forward_params& a, const flash3_forward_params
   FLASH3_CHECK(visit("sm_margin", a.sm_margin, b.sm_margin));
   FLASH3_CHECK(visit("rotate", a.rotate, b.rotate));
   FLASH3_CHECK(visit("fp8_sums", a.fp8_sums, b.fp8_sums));
+  FLASH3_CHECK(visit("fill_padding", a.fill_padding, b.fill_padding));
   return visit_common_options(a, b, visit);
 }
 
@@ -174,6 +175,7 @@ Status visit_options(const flash3_backward_params& a, const flash3_backward_para
                      const Visit& visit) {
   FLASH3_CHECK(visit_attention_options(a, b, visit));
   FLASH3_CHECK(visit("deterministic", a.deterministic, b.deterministic));
+  FLASH3_CHECK(visit("fill_padding", a.fill_padding, b.fill_padding));
   return visit_common_options(a, b, visit);
 }
 

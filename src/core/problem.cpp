@@ -236,6 +236,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   FLASH3_CHECK(read_params(params, &p));
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
+  FLASH3_CHECK(check_flag("fill_padding", p.fill_padding));
   FLASH3_CHECK(check_cache_options(p));
   *problem = {};
   fill(p, problem);
@@ -250,6 +251,8 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   problem->v_scale = scale_view(p.v_scale, 1);
   problem->quantizes = p.compute == FLASH3_COMPUTE_FP8;
   problem->rotates = p.rotate != 0;
+  problem->fills_padding =
+      p.fill_padding != 0 && (problem->sequences_q.packed || problem->sequences_q.has_used);
   problem->rotation_seed = p.rotation_seed;
   return {};
 }
@@ -261,6 +264,7 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
   FLASH3_CHECK(check_flag("deterministic", p.deterministic));
+  FLASH3_CHECK(check_flag("fill_padding", p.fill_padding));
   *problem = {};
   fill(p, problem);
   problem->gradient_dtype = p.dq.dtype;
@@ -271,6 +275,9 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   problem->dv = view_k(*problem, p.dv);
   problem->dsink = sink_view(p.dsink);
   problem->deterministic = p.deterministic != 0;
+  // Where tensors are not packed, gradients of unused tokens are written all the same.
+  problem->fills_padding =
+      p.fill_padding != 0 && (problem->sequences_q.packed || problem->sequences_k.packed);
   return {};
 }
 

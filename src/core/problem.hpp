@@ -112,6 +112,7 @@ struct Problem : ExecutionContext {
   float softcap = 0.f;        // 0: none
   SinkView sink;
   MaskRule mask_rule;
+  bool fills_padding = false;  // core/padding.hpp; no backend sees it
 
   // Forward calls alone have these. `qv`: what of the queries meets v; without dimensions: none.
   // `cache`: where the keys of a sequence lie in k and v.
@@ -171,7 +172,10 @@ struct ForwardProblem : Problem {
     return append.given && batch > 0 && append.sequences.max_length > 0 && heads_k > 0;
   }
   // No element of out or of the cache is to be written: nothing to run.
-  bool is_empty() const { return !has_output() && !has_tokens_to_append(); }
+  bool is_empty() const {
+    return !has_output() && !has_tokens_to_append() && !has_padding_to_fill();
+  }
+  bool has_padding_to_fill() const { return fills_padding && sequences_q.rows > 0 && heads_q > 0; }
 
   // The rotary embedding's position of query i, where that of the sequence's first new token is
   // `first`.
@@ -190,7 +194,11 @@ struct BackwardProblem : Problem {
   // No gradient element exists: nothing to run.
   bool is_empty() const {
     if (dsink.given && heads_q > 0) return false;  // the sum of no rows is 0, and is written
+    if (has_padding_to_fill()) return false;
     return batch == 0 || (seq_q * heads_q == 0 && seq_k * heads_k == 0);  // products below 2^62
+  }
+  bool has_padding_to_fill() const {
+    return fills_padding && (sequences_q.rows * heads_q > 0 || sequences_k.rows * heads_k > 0);
   }
 };
 

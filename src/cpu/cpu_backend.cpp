@@ -12,6 +12,7 @@
 #include "cpu/attention.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/merge.hpp"
+#include "cpu/padding.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/quantize.hpp"
 
@@ -156,6 +157,11 @@ class CpuBackend final : public Backend {
   }
   Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
     *plan = std::make_unique<CpuPlan<MergeProblem, MergePlan, run_merge>>(plan_merge(problem));
+    return {};
+  }
+
+  Status fill_padding(const Padding& padding, void*) const override {
+    cpu::fill_padding(padding);
     return {};
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper backend: what core/backend.hpp asks, answered by the plans of forward, decode, mixed,
-// backward, quantize and merge.
+// backward, quantize and merge, and by the kernel that fills padding.
 #include <memory>
 #include <utility>
 
@@ -13,6 +13,7 @@
 #include "hopper/host/device_info.hpp"
 #include "hopper/mixed/plan.hpp"
 #include "hopper/quantize/plan.hpp"
+#include "hopper/varlen/padding.hpp"
 
 namespace flash3 {
 namespace {
@@ -102,6 +103,10 @@ class HopperBackend final : public Backend {
   }
   Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
     return make_plan<MergePlan>(problem, plan);
+  }
+
+  Status fill_padding(const Padding& padding, void* stream) const override {
+    return launch_fill_padding(padding, stream);
   }
 };
 

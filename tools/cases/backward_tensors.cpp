@@ -73,9 +73,11 @@ BackwardTensors make_backward_tensors(const Case& c, int oracle_threads) {
   }
   if (c.is_ragged()) {
     // Unused tokens have a gradient, 0, but are not read.
-    forbid_rows(&t.dq, sequences.q, c.batch, {RowUse::kOutside});
-    for (GuardedTensor* rows : {&t.dk, &t.dv})
-      forbid_rows(rows, sequences.k, c.batch, {RowUse::kOutside});
+    if (!c.fill) {
+      forbid_rows(&t.dq, sequences.q, c.batch, {RowUse::kOutside});
+      for (GuardedTensor* rows : {&t.dk, &t.dv})
+        forbid_rows(rows, sequences.k, c.batch, {RowUse::kOutside});
+    }
     const auto dead = {RowUse::kUnused, RowUse::kOutside};
     forbid_rows(&t.dout, sequences.q, c.batch, dead);
     if (c.want_dlse) forbid_rows(&t.dlse, sequences.q, c.batch, dead, /*is_lse=*/true);

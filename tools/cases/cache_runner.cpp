@@ -96,7 +96,7 @@ CheckResult run_cache_case(const Case& c, Memory& memory, const RunOptions& opti
     if (options.repeat > 1) out.keep(), lse.keep();
   }
 
-  const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
+  const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
   result.out = check_out(c, got_out.view, expected.ref, rules, expected.naive_out.view);
   result.failure = result.out.failure;
   if (c.want_lse) {

@@ -90,6 +90,7 @@ bool ragged_option(std::string_view text, Case* c) {
   if (const auto lengths = value_in(kLengths, text)) return c->lengths = *lengths, true;
   if (eat("lognormal", &text)) return log_normal(text, c);
   if (text == "nomax") return c->max_known = false, true;
+  if (text == "fill") return c->fill = true;
   if (eat("front", &text)) return number(text, &c->front);
   return sides("packed", text, &c->packed_q, &c->packed_k) ||
          sides("used", text, &c->used_q, &c->used_k);
@@ -210,6 +211,7 @@ std::string to_id(const Case& c) {
   add_sides("used", c.used_q, c.used_k);
   if (!c.max_known) id += "/nomax";
   if (c.front != 0) id += "/front" + std::to_string(c.front);
+  if (c.fill) id += "/fill";
   if (c.page_size != 0) id += "/paged" + std::to_string(c.page_size);
   if (c.batch_idx) id += "/batchidx";
   if (c.leftpad) id += "/leftpad";
@@ -262,7 +264,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "the mask (full, causal, w<left>:<right> or causal+w<left>:)",
       "an option (bshd, bhsd, padded, odd, normal, outliers, special, nolse, scale<x>, seed<n>, "
       "random, giant, edges, empty, mixed, loguniform, lognormal<tokens>:<draw>, packed, packedq, "
-      "packedk, used, usedq, usedk, nomax, front<n>, paged<n>, batchidx, leftpad, append<n>, "
+      "packedk, used, usedq, usedk, nomax, front<n>, fill, paged<n>, batchidx, leftpad, append<n>, "
       "packednew, offsets, new<dtype>, kv8, latent, qv, tree, sink, sink16, softcap<x>, chunk<n>, "
       "onescale, "
       "headscales, "

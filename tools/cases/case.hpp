@@ -87,6 +87,7 @@ struct Case {
   bool packed_q = false, packed_k = false;  // "packedq", "packedk": cu_seqlens
   bool used_q = false, used_k = false;      // "usedq", "usedk": seqused
   bool max_known = true;                    // "nomax": max_seqlen is 0
+  bool fill = false;                        // "fill": fill_padding
   int64_t front = 0;  // "front<n>": rows of packed tensors before the first sequence
 
   // A KV cache; k's lengths are then seqused_k, before anything is appended.

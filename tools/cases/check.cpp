@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "cases/internals.hpp"
 
@@ -116,6 +117,14 @@ class Checker {
   }
 
  private:
+  bool check_filled(double got, double ref) {
+    const double filled =
+        std::string_view(name_) == "lse" ? -std::numeric_limits<double>::infinity() : 0;
+    if (got == filled) return true;
+    result_.failure = describe(std::string(name_) + " was not filled: ", place_, got, ref);
+    return false;
+  }
+
   // False if there is no need to look further.
   bool check_element(size_t i, int64_t at, RowRule rule) {
     const double ref = expected_.ref[i], bound = expected_.bound[i];
@@ -125,6 +134,7 @@ class Checker {
       result_.failure = describe(std::string(name_) + " was not written: ", place_, got, ref);
       return false;
     }
+    if (rule == RowRule::kFilled) return check_filled(got, ref);
     if (rule == RowRule::kZeros && got != 0) {
       result_.failure = describe(std::string(name_) + " must be exactly 0: ", place_, got, ref);
       return false;
@@ -231,12 +241,13 @@ bool is_fp8(const Case& c) { return c.fp8 || c.dtype == FLASH3_FLOAT8_E4M3; }
 constexpr double kTimesNaive = 1.5;
 
 // By the use of each row.
-std::vector<RowRule> rules_by_use(const SequenceLengths& rows, int64_t batch, RowRule unused) {
+std::vector<RowRule> rules_by_use(const SequenceLengths& rows, int64_t batch, RowRule unused,
+                                  RowRule outside) {
   std::vector<RowRule> rules;
   for (const RowUse use : row_uses(rows, batch))
     rules.push_back(use == RowUse::kCounts   ? RowRule::kValues
                     : use == RowUse::kUnused ? unused
-                                             : RowRule::kAnything);
+                                             : outside);
   return rules;
 }
 
@@ -247,8 +258,9 @@ struct GradientRules {
 // Zeros too for rows that see no key, and for keys that no row sees.
 GradientRules gradient_rules(const Case& c) {
   const CaseSequences sequences = make_sequences(c);
-  GradientRules rules{rules_by_use(sequences.q, c.batch, RowRule::kZeros),
-                      rules_by_use(sequences.k, c.batch, RowRule::kZeros)};
+  const RowRule outside = c.fill ? RowRule::kFilled : RowRule::kAnything;
+  GradientRules rules{rules_by_use(sequences.q, c.batch, RowRule::kZeros, outside),
+                      rules_by_use(sequences.k, c.batch, RowRule::kZeros, outside)};
   const auto first_row = [](const SequenceLengths& rows, int64_t b) {
     return (rows.cu.empty() ? b * rows.rows : 0) + rows_of(rows.view(), b).first;
   };
@@ -298,8 +310,9 @@ TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceFo
 
 bool needs_naive(const Case& c) { return is_fp8(c); }
 
-std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch) {
-  return rules_by_use(sequences.q, batch, RowRule::kAnything);
+std::vector<RowRule> output_rules(const Case& c, const CaseSequences& sequences) {
+  const RowRule dead = c.fill ? RowRule::kFilled : RowRule::kAnything;
+  return rules_by_use(sequences.q, c.batch, dead, dead);
 }
 
 GradientChecks check_gradients(const Case& c, const BackwardViews& got,

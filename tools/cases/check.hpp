@@ -14,7 +14,8 @@
 // lse, whose sums are those of FP8 tensor cores.
 //
 // A gradient that the mask leaves nothing for must be exactly 0, and so must that of a token that
-// does not count; other rows of ragged batches that hold no token are not looked at. Infinities and
+// does not count; other rows of ragged batches that hold no token are looked at only where the call
+// fills them. Infinities and
 // NaNs must stand where the oracle has them, and no element may keep the fill pattern.
 #pragma once
 
@@ -47,7 +48,12 @@ struct CheckResult {
 };
 
 // What a row of a tensor must hold.
-enum class RowRule : char { kValues, kZeros, kAnything };
+enum class RowRule : char {
+  kValues,
+  kZeros,
+  kFilled,  // 0, or −∞ of lse
+  kAnything
+};
 
 // Host tensors, [batch, seq_q, heads_q, dim_v] and [batch, heads_q, seq_q], or packed ones. rules:
 // of each row; empty: values. naive: a tensor without data if there is none.
@@ -64,7 +70,7 @@ TensorCheck check_lse(const Case& c, const flash3_tensor& got, const ReferenceFo
 bool needs_naive(const Case& c);
 
 // The rules of the rows of out and lse.
-std::vector<RowRule> output_rules(const CaseSequences& sequences, int64_t batch);
+std::vector<RowRule> output_rules(const Case& c, const CaseSequences& sequences);
 
 struct GradientChecks {
   TensorCheck dq, dk, dv, dsink;

@@ -108,6 +108,34 @@ constexpr Packing kPackings[] = {
     {true, false, false, false, true}, {false, true, false, false, true},
     {true, true, false, false, false}};
 
+// Rows of no token that are filled: before and after packed sequences, and unused ones; of all
+// widths that stores have, in more sequences than a block looks at, and where no sequence has a
+// token.
+void add_filled(std::span<const flash3_dtype> dtypes, std::vector<Case>* cases) {
+  constexpr Shape kFilled[] = {{5, 100, 130, Lengths::kRandom},
+                               {700, 20, 20, Lengths::kRandom},
+                               {3, 200, 200, Lengths::kEmpty},
+                               {0, 64, 64, Lengths::kRandom}};
+  constexpr Dims kWidths[] = {{64, 64}, {128, 128}, {33, 33}, {100, 72}};
+  size_t i = 0;
+  for (const Shape& shape : kFilled)
+    for (const Packing& packing : std::span(kPackings).first(6)) {
+      if (!packing.packed_q && !packing.used_q) continue;
+      Case c = make_case(dtypes[i % dtypes.size()], kWidths[i % std::size(kWidths)],
+                         kHeads[i % std::size(kHeads)], kMasks[i % 2], kScores[i % 2]);
+      c.batch = shape.batch, c.seq_q = shape.seq_q, c.seq_k = shape.seq_k;
+      c.lengths = shape.lengths;
+      c.packed_q = packing.packed_q, c.packed_k = packing.packed_k;
+      c.used_q = packing.used_q, c.used_k = packing.used_k;
+      c.max_known = packing.max_known || !(c.packed_q || c.packed_k);
+      c.front = c.packed_q ? 70 : 0;
+      c.layout = kLayouts[i % std::size(kLayouts)];
+      c.fill = true;
+      cases->push_back(c);
+      ++i;
+    }
+}
+
 }  // namespace
 
 std::vector<Case> option_cases(Level level, std::span<const flash3_dtype> dtypes) {
@@ -162,6 +190,7 @@ std::vector<Case> ragged_case_table(Level level, std::span<const flash3_dtype> d
         c.heads_q /= c.heads_k, c.heads_k = 1;
       cases.push_back(c);
     }
+  add_filled(dtypes, &cases);
   for (const Case& c : empty_cases(level == Level::kQuick ? dtypes.first(1) : dtypes))
     cases.push_back(c);
   return with_unrounded(std::move(cases));

@@ -379,6 +379,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && !is_fp8 && !c.kv8 && d.percent(6)) draw_latent(d, &c);
   if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
+  if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
   return c;
 }
 

@@ -80,7 +80,7 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const Expected expected = expect(c, host, options, &result.failure);
   result.oracle_seconds = oracle_time.seconds();
   if (!result.passed()) return result;
-  const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
+  const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
   result.out = check_out(c, got_out.view, expected.ref, rules, expected.naive_out.view);
   result.failure = result.out.failure;
   if (c.want_lse) {

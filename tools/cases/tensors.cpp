@@ -307,9 +307,11 @@ ForwardTensors make_forward_tensors(const Case& c) {
   if (c.distribution == Distribution::kSpecial && !c.latent && !c.qv) place_specials(c, t);
   if (!c.is_ragged()) return t;
   const auto dead = {RowUse::kUnused, RowUse::kOutside};
-  for (GuardedTensor* rows : {&t.q, &t.out}) forbid_rows(rows, sequences.q, c.batch, dead);
+  forbid_rows(&t.q, sequences.q, c.batch, dead);
   for (GuardedTensor* rows : {&t.k, &t.v})
     if (!rows->bytes.empty()) forbid_rows(rows, sequences.k, c.batch, dead);
+  if (c.fill && !c.backward) return t;
+  forbid_rows(&t.out, sequences.q, c.batch, dead);
   if (c.want_lse) forbid_rows(&t.lse, sequences.q, c.batch, dead, /*is_lse=*/true);
   return t;
 }

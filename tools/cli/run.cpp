@@ -107,7 +107,7 @@ Checked compare(const Input& in, flash3_backend backend, const Output& result) {
   else
     attention_naive(problem);
   Checked c;
-  const auto rules = cases::output_rules(in.sequences, in.c.batch);
+  const auto rules = cases::output_rules(in.c, in.sequences);
   c.out = check_out(in.c, result.out, ref, rules, naive.out);
   c.lse = check_lse(in.c, result.lse, ref, rules, naive.lse);
   c.failure = c.out.failure.empty() ? c.lse.failure : c.out.failure;

@@ -43,7 +43,8 @@ class ForwardParams(ctypes.Structure):
                 ("lse", Tensor), ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32),
                 ("window", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 *_RUN, *_SEQUENCES, *_MODEL, *_SCALES, ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64),
-                *_CACHE, ("fp8_sums", ctypes.c_int32), ("tree_mask", Tensor), ("rotate", ctypes.c_int32)]
+                *_CACHE, ("fp8_sums", ctypes.c_int32), ("tree_mask", Tensor), ("rotate", ctypes.c_int32),
+                ("fill_padding", ctypes.c_int32)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -51,7 +52,7 @@ class BackwardParams(ctypes.Structure):
                 ("v", Tensor), ("out", Tensor), ("lse", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor),
                 ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32),
                 ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                *_RUN, *_SEQUENCES, *_MODEL, ("dsink", Tensor)]
+                *_RUN, *_SEQUENCES, *_MODEL, ("dsink", Tensor), ("fill_padding", ctypes.c_int32)]
 
 
 class QuantizeParams(ctypes.Structure):

@@ -164,7 +164,7 @@ struct ForwardRun {
     return p;
   }
   std::string failure() const {
-    const std::vector<RowRule> rules = output_rules(make_sequences(c), c.batch);
+    const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
     std::string text = check_out(got.out.view, ref, rules).failure;
     if (c.want_lse && text.empty()) text = check_lse(got.lse.view, ref, rules).failure;
     if (text.empty()) text = got.out.damage();

@@ -61,7 +61,8 @@ _Static_assert(offsetof(flash3_forward_params, page_table) == 1160 &&
                    offsetof(flash3_forward_params, tree_mask) == 1984,
                "what flash3_forward_params has for a KV cache");
 _Static_assert(offsetof(flash3_forward_params, fp8_sums) == 1976 &&
-                   offsetof(flash3_forward_params, rotate) == 2064,
+                   offsetof(flash3_forward_params, rotate) == 2064 &&
+                   offsetof(flash3_forward_params, fill_padding) == 2068,
                "what flash3_forward_params has for FP8 since");
 
 _Static_assert(offsetof(flash3_merge_params, out_parts) == 8 &&
@@ -119,7 +120,8 @@ _Static_assert(offsetof(flash3_backward_params, cu_seqlens_q) == 872 &&
                    offsetof(flash3_backward_params, sink) == 1208 &&
                    offsetof(flash3_backward_params, softcap) == 1288 &&
                    offsetof(flash3_backward_params, chunk) == 1296 &&
-                   offsetof(flash3_backward_params, dsink) == 1304,
+                   offsetof(flash3_backward_params, dsink) == 1304 &&
+                   offsetof(flash3_backward_params, fill_padding) == 1384,
                "what flash3_backward_params has after its first version");
 
 flash3_status c11_average(float a, float b, float* out, float* lse) {

@@ -93,6 +93,7 @@ class PickyBackend : public Backend {
   Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
   Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
   Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
+  Status fill_padding(const Padding&, void*) const override { return {}; }
 
   const void* forbidden = nullptr;
 };

@@ -196,6 +196,7 @@ class ListingBackend : public Backend {
   Status plan(const BackwardProblem&, PlanPointer<BackwardProblem>*) const override { return {}; }
   Status plan(const QuantizeProblem&, PlanPointer<QuantizeProblem>*) const override { return {}; }
   Status plan(const MergeProblem&, PlanPointer<MergeProblem>*) const override { return {}; }
+  Status fill_padding(const Padding&, void*) const override { return {}; }
 };
 
 class ListingPlan : public Plan<ForwardProblem> {

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of no token, which a call may be asked to fill (fill_padding): a description that every
+// backend understands, made of a forward or backward problem.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "core/row_gap.hpp"
+
+namespace flash3 {
+
+// A tensor, and what its rows of no token become.
+struct PaddedTensor {
+  TensorView view;  // of an LSE, with dim 1 and its rows side by side
+  Sequences sequences;
+  int element_bytes = 0;
+  uint32_t bits = 0;  // of every element; other than 0 only where an element has four bytes
+};
+
+inline constexpr int kMostPadded = 3;
+
+struct Padding {
+  PaddedTensor tensors[kMostPadded];
+  int count = 0;
+  int64_t batch = 0;
+};
+
+template <class P>
+concept HasPadding = std::same_as<P, ForwardProblem> || std::same_as<P, BackwardProblem>;
+
+// out becomes 0 and lse −∞, as a query's that sees no key.
+Padding padding_of(const ForwardProblem& problem);
+
+// dq, dk and dv become 0. Those of unused tokens of a sequence are 0 already.
+Padding padding_of(const BackwardProblem& problem);
+
+}  // namespace flash3

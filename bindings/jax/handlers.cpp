@@ -231,6 +231,7 @@ ffi::Error forward(Platform platform, const ffi::RemainingArgs& operands,
   scores.set(&call.params);
   call.params.compute = compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
   call.params.rotation_seed = static_cast<uint64_t>(rotation_seed);
+  call.params.fill_padding = 1;  // XLA's results hold whatever was in their memory
   if (ffi::Error error = call.tensors(operands, results); error.failure()) return error;
   return call.run(std::move(platform), flash3_forward_plan, flash3_forward_run);
 }

@@ -138,12 +138,6 @@ Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
   return {std::move(out), empty(sizes, aoti_torch_dtype_float32(), device)};
 }
 
-void Attended::fill() const {
-  Tensor zeros = out, infinities = lse;  // the same memory: fills take no const
-  torch::stable::zero_(zeros);
-  torch::stable::fill_(infinities, -std::numeric_limits<double>::infinity());
-}
-
 // The current stream of a device. Only libtorch_cuda has the function, and a torch without CUDA has
 // no CUDA tensor that could bring us here.
 void* current_stream(int32_t device_index) {

@@ -54,9 +54,6 @@ void* current_stream(int32_t device_index);
 // What a forward call returns.
 struct Attended {
   Tensor out, lse;
-
-  // What a query without keys gets.
-  void fill() const;
 };
 // out has q's shape with v's head dim, and q's dtype unless another is asked for.
 Tensor empty_out(const Tensor& q, const Tensor& v, bool heads_first,
@@ -101,14 +98,6 @@ struct Sequences {
 #define FLASH3_SEQUENCES                                                           \
   "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, " \
   "Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
-
-// Rows that belong to no token are not written by the library. Where there may be such rows they
-// get what a query without keys gets, but for rows before and behind all packed sequences on a GPU:
-// there the lengths cannot be looked at, and a fill would cost up to 15 % of a short call.
-inline bool may_leave_rows(const MaybeTensor& cu_seqlens, const MaybeTensor& seqused,
-                           const Device& device) {
-  return seqused || (cu_seqlens && !device.is_cuda());
-}
 
 // One call: its params, and the copies that they point to.
 template <class Params>

@@ -338,8 +338,7 @@ Owned attend_to_cache(PyObject* const* arguments) {
   flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
   if (o[19] != Py_None && !describe_schedule(o[19], device, &schedule)) return nullptr;
   p->schedule = o[19] != Py_None ? &schedule : nullptr;
-  // Rows of no sequence are the operator's to fill.
-  if (o[12] != Py_None || (o[11] != Py_None && device.device_type == kDLCPU)) return nullptr;
+  p->fill_padding = 1;
   Owned out = empty_out(q, params);
   Owned lse = with_lse == Py_True ? empty_lse(q, p->q) : Owned();
   if (!out || !describe(out.get(), &p->out, &device_out)) return nullptr;

@@ -153,12 +153,13 @@ flash3_schedule schedule_of(const Tensor& t, int64_t key, const Device& device) 
 }
 
 void run(const Tensors& t, const Tensor& out, const MaybeTensor& lse, const Append& append,
-         const CacheOptions& o, const GivenSchedule& given, const More& more,
+         const CacheOptions& o, const GivenSchedule& given, const More& more, bool fill_padding,
          const Device& device) {
   CacheCall call("q", device);
   set(t, append, o, more, &call);
   call.output("out", &call.params.out, out);
   call.optional_output("lse", &call.params.lse, lse);
+  call.params.fill_padding = fill_padding;
   flash3_schedule schedule{};
   if (given.data) {
     schedule = schedule_of(*given.data, given.key, device);
@@ -179,8 +180,7 @@ void return_results(StableIValue* stack, const Tensors& t, const Append& append,
   const Device device = device_of("q", t.q);
   check_cache_dims(t.v_cache);
   const Attended made = empty_results(t.q, t.v_cache, false, {}, device);
-  if (may_leave_rows(o.cu_seqlens_q, o.seqused_q, device)) made.fill();
-  run(t, made.out, made.lse, append, o, schedule, more, device);
+  run(t, made.out, made.lse, append, o, schedule, more, true, device);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -237,7 +237,7 @@ void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
   return_results(stack, t, append, o, schedule, More(a));
 }
 
-// attention_with_kv_cache_out(q, k_cache, v_cache, out, lse, append, options) -> ()
+// attention_with_kv_cache_out(q, k_cache, v_cache, out, lse, append, options, fill_padding) -> ()
 void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensors t(a);
@@ -246,7 +246,8 @@ void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t) {
   const Append append(a);
   const CacheOptions o(a);
   const GivenSchedule schedule(a);
-  run(t, out, lse, append, o, schedule, More(a), device_of("q", t.q));
+  const More more(a);
+  run(t, out, lse, append, o, schedule, more, a.next<bool>(), device_of("q", t.q));
 }
 
 // kv_cache_schedule(q, k_cache, v_cache, append, options, out_dtype) -> (schedule, its key)
@@ -321,7 +322,7 @@ const char* const kCacheSchemas[7] = {
     ") -> (Tensor, Tensor)",
     "attention_with_kv_cache_out(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, "
     "Tensor(d!)? lse, " FLASH3_APPEND ", " FLASH3_CACHE_OPTIONS ", " FLASH3_GIVEN_SCHEDULE
-    ", " FLASH3_MORE ") -> ()",
+    ", " FLASH3_MORE ", bool fill_padding=False) -> ()",
     "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, " FLASH3_APPEND
     ", " FLASH3_CACHE_OPTIONS ", ScalarType? out_dtype=None, " FLASH3_MORE ") -> (Tensor, SymInt)",
     "kv_cache_schedule_out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor(a!) schedule, "

@@ -118,7 +118,7 @@ void run_forward(ForwardCall& call, const Tensor& q, const Tensor& k, const Tens
 
 void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                  const MaybeTensor& lse, const Options& o, const ForwardOptions& f,
-                 const MaybeTensor& qv) {
+                 const MaybeTensor& qv, bool fill_padding) {
   ForwardCall call(device_of("q", q), o);
   flash3_forward_params& p = call.params;
   call.optional_output("lse", &p.lse, lse);
@@ -130,6 +130,7 @@ void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   p.sm_margin = int32_of("sm_margin", f.sm_margin);
   if (qv) call.rows("qv", &p.qv, *qv);
   p.fp8_sums = int32_of("fp8_sums", f.fp8_sums);
+  p.fill_padding = fill_padding;
   run_forward(call, q, k, v, out);
 }
 
@@ -153,10 +154,12 @@ struct BackwardInputs {
         lse(a.tensor()) {}
 };
 
-void run_backward(const BackwardInputs& in, const Gradients& gradients, const Options& o) {
+void run_backward(const BackwardInputs& in, const Gradients& gradients, const Options& o,
+                  bool fill_padding) {
   AttentionCall<flash3_backward_params> call(device_of("q", in.q), o);
   flash3_backward_params& p = call.params;
   p.deterministic = o.deterministic;
+  p.fill_padding = fill_padding;
   call.rows("dout", &p.dout, in.dout);
   call.optional_input("dlse", &p.dlse, in.dlse);
   call.rows("q", &p.q, in.q);
@@ -186,8 +189,7 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   const MaybeTensor qv = a.maybe_tensor();
   const Device device = device_of("q", q);
   const Attended made = empty_results(q, v, o.heads_first, out_dtype, device);
-  if (may_leave_rows(o.sequences.cu_seqlens_q, o.sequences.seqused_q, device)) made.fill();
-  run_forward(q, k, v, made.out, made.lse, o, f, qv);
+  run_forward(q, k, v, made.out, made.lse, o, f, qv, true);
   stack[0] = torch::stable::detail::from(made.out);
   stack[1] = torch::stable::detail::from(made.lse);
 }
@@ -205,14 +207,15 @@ void inference(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(out);
 }
 
-// forward_out(q, k, v, out, lse, options, a forward's options, qv) -> ()
+// forward_out(q, k, v, out, lse, options, a forward's options, qv, fill_padding) -> ()
 void forward_out(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const Tensor q = a.tensor(), k = a.tensor(), v = a.tensor(), out = a.tensor();
   const MaybeTensor lse = a.maybe_tensor();
   const Options o(a);
   const ForwardOptions f(a);
-  run_forward(q, k, v, out, lse, o, f, a.maybe_tensor());
+  const MaybeTensor qv = a.maybe_tensor();
+  run_forward(q, k, v, out, lse, o, f, qv, a.next<bool>());
 }
 
 // backward(dout, dlse, q, k, v, out, lse, options) -> (dq, dk, dv, dsink); no sink: dsink is empty
@@ -224,11 +227,7 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
   Gradients made{
       empty_of_shape(in.q, device), empty_of_shape(in.k, device), empty_of_shape(in.v, device), {}};
   if (o.sink) made.dsink = empty_of_shape(*o.sink, device);
-  if (!device.is_cuda()) {  // as in forward: rows of no sequence
-    if (o.sequences.cu_seqlens_q) torch::stable::zero_(made.dq);
-    if (o.sequences.cu_seqlens_k) torch::stable::zero_(made.dk), torch::stable::zero_(made.dv);
-  }
-  run_backward(in, made, o);
+  run_backward(in, made, o, true);
   stack[0] = torch::stable::detail::from(made.dq);
   stack[1] = torch::stable::detail::from(made.dk);
   stack[2] = torch::stable::detail::from(made.dv);
@@ -236,12 +235,13 @@ void backward(StableIValue* stack, uint64_t, uint64_t) {
       made.dsink ? *made.dsink : empty({0}, aoti_torch_dtype_float32(), device));
 }
 
-// backward_out(dout, dlse, q, k, v, out, lse, dq, dk, dv, dsink, options) -> ()
+// backward_out(dout, dlse, q, k, v, out, lse, dq, dk, dv, dsink, options, fill_padding) -> ()
 void backward_out(StableIValue* stack, uint64_t, uint64_t) {
   Arguments a(stack);
   const BackwardInputs in(a);
   const Gradients given{a.tensor(), a.tensor(), a.tensor(), a.maybe_tensor()};
-  run_backward(in, given, Options(a));
+  const Options o(a);
+  run_backward(in, given, o, a.next<bool>());
 }
 
 }  // namespace
@@ -260,14 +260,14 @@ FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
         ", ScalarType? out_dtype=None, Tensor? qv=None) -> (Tensor, Tensor)");
   m.def("inference(Tensor q, Tensor k, Tensor v, " FLASH3_PLAIN_OPTIONS ") -> Tensor");
   m.def("forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, " FLASH3_OPTIONS
-        ", " FLASH3_FORWARD_OPTIONS ", Tensor? qv=None) -> ()");
+        ", " FLASH3_FORWARD_OPTIONS ", Tensor? qv=None, bool fill_padding=False) -> ()");
   m.def(
       "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, " FLASH3_OPTIONS ") -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "backward_out(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink, " FLASH3_OPTIONS
-      ") -> ()");
+      ", bool fill_padding=False) -> ()");
   m.def(flash3_torch::kQuantizeSchema);
   m.def(flash3_torch::kQuantizeOutSchema);
   for (const char* schema : flash3_torch::kCacheSchemas) m.def(schema);

@@ -98,7 +98,9 @@ void allocate(Part* part, const MaybeTensor& cu_seqlens, const MaybeTensor& sequ
       empty(scale_sizes(in, cu_seqlens, ndim, heads_k), aoti_torch_dtype_float32(), device);
   // The library leaves the scales of no token as they are: they get that of zeros.
   if (cu_seqlens || seqused || in.numel() == 0) torch::stable::fill_(*part->scale, 1.0);
-  if (may_leave_rows(cu_seqlens, seqused, device)) torch::stable::zero_(*part->out);
+  // Nor does it write rows of no token. On a GPU only the device knows the lengths of packed
+  // sequences, and what lies around them is no token's and stays as it is.
+  if (seqused || (cu_seqlens && !device.is_cuda())) torch::stable::zero_(*part->out);
 }
 
 StableIValue result(const MaybeTensor& t, const Device& device) {

@@ -164,17 +164,12 @@ def given(**tensors):
 
 
 def _run_forward(inputs, options, with_lse):
-    """out, lse: of rows that seqused_q leaves out, which the library does not write, what a query without keys gets."""
+    """out, lse."""
     results = {"out": _shape_of_out, **({"lse": _shape_of_lse} if with_lse else {})}
     attributes = {**options.scores(), "compute_fp8": options.compute_fp8,
                   "rotation_seed": np.uint64(options.rotation_seed).astype(np.int64)}
     made = _call("flash3_forward", tuple(inputs), results, attributes)(*inputs.values())
-    out, lse = made if with_lse else (*made, None)
-    if "seqused_q" in inputs:
-        counts = jnp.arange(out.shape[1])[None, :] < inputs["seqused_q"][:, None]
-        out = jnp.where(counts[:, :, None, None], out, jnp.zeros((), out.dtype))
-        lse = None if lse is None else jnp.where(counts[:, None, :], lse, -jnp.inf)
-    return out, lse
+    return made if with_lse else (*made, None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -66,8 +66,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         chunk: > 0: query i sees keys of its own chunk alone, floor(j / chunk) = floor(i' / chunk). 0: none.
         sink: [heads_q], float32 or of q's dtype: one more logit per head, which takes part in the softmax without a value.
         cu_seqlens_q: [batch + 1] int32: q and the result are packed, [total_q, heads_q, dim], and sequence b has the rows
-            from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. On a GPU rows before the first
-            sequence and behind the last are left undefined, in results and gradients (docs/python.md says what to mind).
+            from cu_seqlens_q[b] to just before cu_seqlens_q[b + 1]; lse is [heads_q, total_q]. Rows before the first sequence and
+            after the last are 0 in the result and in gradients, and -inf in lse.
         cu_seqlens_k: [batch + 1] int32: likewise k and v.
         max_seqlen_q, max_seqlen_k: with cu_seqlens, no sequence is longer. Not needed, but the better kernel is chosen with it.
         seqused_q, seqused_k: [batch] int32: only the first tokens of each sequence count.

@@ -154,7 +154,6 @@ function(flash3_cuda_flags target)
   target_include_directories(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${PROJECT_BINARY_DIR}/src>)
   target_include_directories(${target} SYSTEM PRIVATE
                              $<$<COMPILE_LANGUAGE:CXX>:${FLASH3_CUDA_INCLUDE_DIR}>)
-  target_compile_definitions(${target} PRIVATE FLASH3_WITH_HOPPER=1)
 endfunction()
 
 # The library's kernels: no spill, and a log of each file's ptxas report and compile time beside its

@@ -6,13 +6,13 @@
 # makes FOLDER/build/VARIANT, a package without a name, and its metadata.json. Libraries and operators have a name
 # that no other build has, made of the sources: the dynamic linker takes libraries of one name for one library, and torch
 # refuses operators that are there already.
-option(FLASH3_HUB "Build the Python package for Hugging Face's hub too" ${FLASH3_TESTS})
+option(FLASH3_HUB "Build the Python package for Hugging Face's hub too" ${FLASH3_CHECK})
 if(NOT FLASH3_HUB)
   return()
 endif()
 if(NOT TARGET flash3_eager)
   set(why "flash3: without the build for Hugging Face's hub, which needs the Python package, built with Python's headers")
-  if(FLASH3_TESTS)
+  if(FLASH3_CHECK)
     message(STATUS "${why}")
     return()
   endif()
@@ -55,7 +55,7 @@ function(flash3_hub_library target exports)
   install(TARGETS ${target} LIBRARY DESTINATION build/${hub_variant} COMPONENT hub EXCLUDE_FROM_ALL)
 endfunction()
 
-add_library(flash3_hub SHARED $<TARGET_OBJECTS:flash3_objects>)
+add_library(flash3_hub SHARED ${flash3_library_objects})
 target_link_libraries(flash3_hub PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_hub)
 set_target_properties(flash3_hub PROPERTIES OUTPUT_NAME ${hub_name})

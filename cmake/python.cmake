@@ -88,7 +88,7 @@ function(flash3_python_library target exports)
   install(TARGETS ${target} LIBRARY DESTINATION flash3 COMPONENT python EXCLUDE_FROM_ALL) # for the wheel alone
 endfunction()
 
-add_library(flash3_python SHARED $<TARGET_OBJECTS:flash3_objects>)
+add_library(flash3_python SHARED ${flash3_library_objects})
 target_link_libraries(flash3_python PRIVATE $<$<BOOL:${FLASH3_WITH_HOPPER}>:flash3::cudart> flash3_manylinux)
 flash3_library(flash3_python)
 flash3_python_library(flash3_python ${PROJECT_SOURCE_DIR}/cmake/flash3.map)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program flash3.
+// The program flash3, and with FLASH3_RUN_ALONE flash3_run, which has of its commands run alone.
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -10,6 +10,16 @@
 
 namespace {
 
+using namespace flash3::cli;
+
+Commands commands() {
+#ifdef FLASH3_RUN_ALONE
+  return {{}, run, {}, {}, {}, {}, {}};
+#else
+  return {info, run, bench, compare, verify, explain, trace};
+#endif
+}
+
 int fail(const std::exception& e, int exit_code) {
   std::fprintf(stderr, "flash3: %s\n", e.what());
   return exit_code;
@@ -18,10 +28,9 @@ int fail(const std::exception& e, int exit_code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace flash3::cli;
   try {
     return parse_and_run(argc, argv, std::string(flash3_version()) + " (" + build_commit() + ")",
-                         {info, run, bench, compare, verify, explain, trace}, std::cout, std::cerr);
+                         commands(), std::cout, std::cerr);
   } catch (const flash3::safetensors::FileError& e) {
     return fail(e, kExitUsage);
   } catch (const UsageError& e) {

@@ -281,6 +281,14 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->capture_default_str();
   trace_app->callback([&] { command = [&] { return commands.trace(trace_options); }; });
 
+  const std::pair<CLI::App*, bool> offered[] = {
+      {info_app, bool(commands.info)},     {run_app, bool(commands.run)},
+      {bench_app, bool(commands.bench)},   {compare_app, bool(commands.compare)},
+      {verify_app, bool(commands.verify)}, {explain_app, bool(commands.explain)},
+      {trace_app, bool(commands.trace)}};
+  for (const auto& [subcommand, is_there] : offered)
+    if (!is_there) app.remove_subcommand(subcommand);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

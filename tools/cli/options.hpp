@@ -10,7 +10,7 @@
 
 namespace flash3::cli {
 
-// What the subcommands do; each returns the exit code.
+// What the subcommands do; each returns the exit code. The program offers those that are there.
 struct Commands {
   std::function<int(const InfoOptions&)> info;
   std::function<int(const RunOptions&)> run;

@@ -1,35 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run and make test work from a bare clone; both bring what they need first (scripts/setup.sh).
-# CMake does the building: see CMakePresets.json.
+# make run, make test and make check work from a bare clone; each brings what it needs first (scripts/setup.sh).
+# CMake does the building: see CMakePresets.json. All of these build in build/release, each on what is there.
 #
-#   FLASH3_HOPPER=OFF    the CPU backend alone; ON: the GPU kernels too where make run and make bench find no GPU
+#   FLASH3_HOPPER=OFF    the CPU backend alone; ON: the GPU kernels too where there is no GPU
 #   FLASH3_CUDA_ROOT=…   your own CUDA toolkit (12.8 or newer) instead of the pinned wheels
-#   FLASH3_PYTHON=OFF    without the Python package (make test)
+#   FLASH3_PYTHON=OFF    without the Python package (make test, make check)
+#   FLASH3_WERROR=ON     warnings are errors, as make check has them
 #   CMAKE_ARGS=…         more arguments for the configure step
 #   FUZZ_TARGET=…        one fuzz target alone; FUZZ_SECONDS=…: for each (make fuzz)
 
 CMAKE_ARGS ?=
-configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) \
-                 $(if $(FLASH3_PYTHON),-DFLASH3_PYTHON=$(FLASH3_PYTHON)) $(CMAKE_ARGS)
 INPUT ?= data/minilm_layer0.safetensors
 
-# What make run and make bench build: without an NVIDIA GPU (WSL has it as /dev/dxg), and not asked to, no kernels that could
+# Without an NVIDIA GPU (WSL has it as /dev/dxg), and not asked to, nothing but make check and the packages builds kernels, which could
 # not run here.
 has_gpu := $(wildcard /dev/nvidiactl /dev/dxg)
-program_build := build/$(if $(has_gpu)$(filter-out OFF,$(FLASH3_HOPPER)),release,cpu)
-flash3 = $(program_build)/bin/flash3
+kernels := $(or $(FLASH3_HOPPER),$(if $(has_gpu),AUTO,OFF))
+
+# What make check compiles with; make test in front of it, then, or all would be compiled twice.
+FLASH3_WERROR ?= $(if $(filter check,$(MAKECMDGOALS)),ON)
+export FLASH3_WERROR
+
+options = $(if $(FLASH3_PYTHON),-DFLASH3_PYTHON=$(FLASH3_PYTHON)) $(if $(FLASH3_WERROR),-DFLASH3_WERROR=$(FLASH3_WERROR)) $(CMAKE_ARGS)
+configure_args = $(if $(FLASH3_HOPPER),-DFLASH3_HOPPER=$(FLASH3_HOPPER)) $(options)
+here_args = -DFLASH3_HOPPER=$(kernels) $(options)
+flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz bench docs build program setup setup-gates build-without-python format tidy install hub deb release aarch64 clean distclean
+.PHONY: help run test check fuzz bench docs build setup setup-here setup-python setup-gates build-without-python format tidy install hub deb \
+        release aarch64 clean distclean
 
 help:
-	@echo "make run      build, then attention on the real input in data/, compared with the oracle"
-	@echo "make test     build everything; unit tests, again under sanitizers, gates, install test"
+	@echo "make run      build what it takes, then attention on the real input in data/, compared with the oracle"
+	@echo "make test     is this build right here? The library, the program and the Python package, built and tested: minutes"
+	@echo "make check    is this commit right? make test, then kernels, sanitizers, gates, packages, JAX, transformers: half an hour"
 	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make docs     the documentation as a web site: build/docs/html/index.html"
 	@echo "make format   clang-format on every source"
 	@echo "make tidy     clang-tidy on every source, also of tools and tests"
+	@echo "make build    all that ships: the libraries, the program and the examples"
 	@echo "make install  build, then install to PREFIX (default /usr/local)"
 	@echo "make hub      the Python package as Hugging Face's hub has kernels, in dist/hub/"
 	@echo "make deb      Debian packages of the library, its headers and the program, in dist/deb/"
@@ -40,44 +50,48 @@ help:
 setup:
 	@scripts/setup.sh
 
+setup-here:
+	@$(if $(filter OFF,$(kernels)),echo "the CPU backend alone$(if $(FLASH3_HOPPER),,: no NVIDIA GPU here (FLASH3_HOPPER=ON builds the GPU kernels all the same))")
+	@FLASH3_HOPPER=$(kernels) scripts/setup.sh
+
+setup-python:
+	@FLASH3_HOPPER=$(kernels) scripts/setup.sh test
+
 setup-gates:
 	@scripts/setup.sh gates
 
-build: setup
-	@cmake --preset release $(configure_args)
+build: setup-here
+	@cmake --preset release $(here_args)
 	@cmake --build --preset release
 
-ifeq ($(program_build),build/cpu)
-program:
-	@echo "no NVIDIA GPU here: building the CPU backend alone (make run FLASH3_HOPPER=ON: the GPU's kernels too)"
-	@FLASH3_HOPPER=OFF scripts/setup.sh
-	@cmake --preset release -B $(program_build) $(configure_args) -DFLASH3_HOPPER=OFF
-	@cmake --build $(program_build) --target flash3
-else
-program: setup
-	@cmake --preset release $(configure_args) $(bench_args)
+run: setup-here
+	@cmake --preset release $(here_args)
+	@cmake --build --preset release --target flash3_run
+	build/release/bin/flash3_run run --input $(INPUT) --check
+
+# With a GPU also the kernels of --ablation, --ceiling and trace, which everything else leaves out.
+bench: setup-here
+	@cmake --preset release $(here_args) $(if $(filter-out OFF,$(kernels)),-DFLASH3_BENCH_KERNELS=ON)
 	@cmake --build --preset release --target flash3
-endif
-
-run: program
-	$(flash3) run --input $(INPUT) --check
-
-# With a GPU also the kernels of --ablation, --ceiling and trace, which make run and make build leave out.
-bench: bench_args = -DFLASH3_BENCH_KERNELS=ON
-bench: program
 	$(flash3) bench
 
-# What needs no Python is built while setup-gates, which mostly waits and unpacks, brings one.
-test:
-	@scripts/setup.sh tools
-	@$(MAKE) --no-print-directory -j2 setup-gates build-without-python
-	@cmake --preset ci $(configure_args)
-	@cmake --build --preset ci
-	ctest --preset ci
+# What needs no Python is built while setup-python, which mostly waits and unpacks, brings one.
+test: setup-here
+	@$(MAKE) --no-print-directory -j2 setup-python build-without-python
+	@cmake --preset test $(here_args)
+	@cmake --build --preset test
+	ctest --preset test
 
 build-without-python:
-	@cmake --preset ci $(configure_args) -DFLASH3_PYTHON=OFF
-	@cmake --build --preset ci
+	@cmake --preset test $(here_args) -DFLASH3_PYTHON=OFF
+	@cmake --build --preset test
+
+# Kernels are built here if make test has not. Where it has, its tests are not run again; where not, those in which kernels change
+# nothing (the label cpu) are not.
+check: test setup-gates
+	@cmake --preset check -DFLASH3_HOPPER=$(or $(FLASH3_HOPPER),AUTO) $(options)
+	@cmake --build --preset check
+	ctest --preset check $(if $(filter-out OFF,$(kernels)),-L '^check$$')
 
 fuzz:
 	@scripts/setup.sh fuzz
@@ -123,7 +137,7 @@ aarch64:
 	@scripts/aarch64.sh
 
 clean:
-	rm -rf build/release build/cpu build/dev build/cpu-only build/ci build/fuzz build/docs build/hub build/aarch64 build/deb build/sdist
+	rm -rf build/release build/dev build/cpu-only build/ci build/fuzz build/docs build/hub build/aarch64 build/deb build/sdist
 
 distclean:
 	rm -rf build dist

@@ -61,8 +61,8 @@ function(flash3_row_name result e4m3 head_dim head_dim_v)
 endfunction()
 
 # Adds lines to the first of the family's files that includes the same and has room for their weight, else to a new one, named after
-# them. Weights are the seconds of CPU time that kernels take to compile where an empty file takes 1.7 s; that of a file, with what
-# CUDA's own headers take, must stay below what gate.compile_time allows.
+# them. Weights are the seconds of CPU time that kernels take to compile where an empty file takes 1.7 s (bench/compile_time.py);
+# gate.kernel_code counts what a file holds in the end.
 set(flash3_weight_of_file 16)
 function(flash3_add_instance id weight includes lines)
   if(id IN_LIST ids)

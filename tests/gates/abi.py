@@ -37,7 +37,7 @@ def run(*command, cwd=None):
     try:
         done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SystemExit(f"cannot run {command[0]}: {error}; scripts/setup.sh brings it") from error
+        raise SystemExit(f"cannot run {command[0]}: {error}; scripts/setup.sh gates brings it") from error
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr or done.stdout}")
     return done.stdout
@@ -90,7 +90,7 @@ def incompatible(old, new, abidiff="abidiff"):
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise SystemExit(f"cannot run {abidiff}: {error}; scripts/setup.sh brings it") from error
+            raise SystemExit(f"cannot run {abidiff}: {error}; scripts/setup.sh gates brings it") from error
         if done.returncode & 3:  # it or its arguments failed; 4 and 8 are differences
             raise SystemExit(f"{' '.join(command)}: {done.stderr or done.stdout}")
         return done.stdout if done.returncode else ""

@@ -11,10 +11,15 @@ def parse_args(description, programs=()):
     for program in programs:
         parser.add_argument(f"--{program}", required=True)
     args = parser.parse_args()
-    args.objects = [pathlib.Path(line) for line in args.objects.read_text(encoding="utf-8").split()]
-    if not args.objects:
-        raise SystemExit("no CUDA object in the build: the gate looks in the wrong place")
+    args.objects = read_objects(args.objects)
     return args
+
+
+def read_objects(listed):
+    objects = [pathlib.Path(line) for line in listed.read_text(encoding="utf-8").split()]
+    if not objects:
+        raise SystemExit("no CUDA object in the build: the gate looks in the wrong place")
+    return objects
 
 
 def log_of(obj):

@@ -31,7 +31,7 @@ def measured(tmp_path_factory):
     """(what a run of two processes prints, the file that it writes)."""
     file = tmp_path_factory.mktemp("run") / "context.json"
     run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--points", "/h8x2/", "--samples", "2",
-                          "--commit", "abc", "--json", file, "--timeout", "100"], capture_output=True, text=True, timeout=120)
+                          "--commit", "abc", "--json", file, "--timeout", "1000"], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout, file
 
@@ -82,7 +82,7 @@ def profiled(tmp_path_factory):
     """The file that a profile of two processes writes."""
     file = tmp_path_factory.mktemp("profile") / "profile.json"
     run = subprocess.run([sys.executable, BENCH / "context_parallel.py", "--device", "cpu", "--profile", file, "--commit", "abc"],
-                         capture_output=True, text=True, timeout=80)
+                         capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("causal/256/h8x2/d128 ring") == 2
     return file
@@ -286,14 +286,16 @@ def test_all_end_when_one_does(script, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "GRACE", 0.3)
     said = tmp_path / "errors0"
     said.write_text("Traceback\nRuntimeError: no memory\n", encoding="utf-8")
-    began, sleeping = time.monotonic(), "import time; time.sleep(60)"
+    sleeping, long = "import time; time.sleep(3600)", time.monotonic() + 3000
     group = children("import sys; sys.exit(3)", sleeping)
-    why = bench.watch(group, time.monotonic() + 50, [said])
+    why = bench.watch(group, long, [said])
     assert why == "rank 0 ended with 3\n  rank 0: Traceback\n  rank 0: RuntimeError: no memory"
     late = children("", sleeping)
+    late[0].wait()
     assert bench.watch(late, time.monotonic() + 0.5, []) == "rank 1 has not ended in time (--timeout)"
-    assert bench.watch(children("", ""), time.monotonic() + 50, []) is None
-    assert all(child.returncode is not None for child in group + late) and time.monotonic() - began < 30
+    assert bench.watch(children("", ""), long, []) is None
+    assert all(child.returncode is not None for child in group + late)
+    assert group[1].returncode < 0 and late[1].returncode < 0  # by a signal
 
 
 def test_what_takes_processes_along_is_left_out(script, tmp_path, monkeypatch, capsys):
@@ -419,6 +421,6 @@ def test_errors_name_the_argument(script, arguments, part):
 
 def test_list_needs_no_torch():
     program = "import sys; sys.modules['torch'] = None; import context_parallel as c; sys.exit(c.main(['--list']))"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                          env={**os.environ, "PYTHONPATH": str(BENCH)})
     assert run.returncode == 0 and len(run.stdout.splitlines()) == 14, run.stderr

@@ -70,7 +70,7 @@ TEST_P(ContextLoss, IsReported) {
   for (const Fault& fault : kFaults)
     EXPECT_EXIT(
         {
-          alarm(30);
+          alarm(600);
           std::_Exit(meet_lost_context(GetParam(), fault, *memory_) == 0 ? 0 : 1);
         },
         testing::ExitedWithCode(0), "");

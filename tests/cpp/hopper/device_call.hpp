@@ -36,7 +36,7 @@ inline constexpr std::byte kUnwritten = cases::kFillPattern;
 // Ends the process, by SIGALRM, if a kernel never does.
 class TimeLimit {
  public:
-  explicit TimeLimit(unsigned seconds) { alarm(seconds); }
+  explicit TimeLimit(unsigned seconds = 600) { alarm(seconds); }
   ~TimeLimit() { alarm(0); }
   TimeLimit(const TimeLimit&) = delete;
   TimeLimit& operator=(const TimeLimit&) = delete;

@@ -86,7 +86,7 @@ Side draw_side(DeviceCall& call, bool is_q, Random& random) {
 
 TEST_P(GraphReplay, WithOtherLengthsEachTime) {
   const auto replays = setting("FLASH3_GRAPH_REPLAYS", 1000);
-  const TimeLimit limit(unsigned(30 + replays / 200));
+  const TimeLimit limit(unsigned(600 + replays / 20));
   const auto started = std::chrono::steady_clock::now();
   const std::string id = GetParam();
   DeviceCall call(id, *memory_);

@@ -81,7 +81,7 @@ std::vector<int> with_rows(std::vector<int> values, int64_t rows) {
 }
 
 TEST_P(GuardPages, AreNotTouchedWhateverTheLengthsAre) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const Place place : {Place::kStart, Place::kEnd}) {
     std::vector<std::unique_ptr<GuardedMemory>> pages;
     const auto allocate = [&](const char* name, size_t bytes) {

@@ -44,7 +44,7 @@ void copy_rows(const flash3_tensor& to, const flash3_tensor& from, cudaStream_t 
 }
 
 TEST_P(Huge, EachDimensionOfEachTensor) {
-  const TimeLimit limit(60);
+  const TimeLimit limit;
   if (!has_free_memory(kArena + (size_t{2} << 30)))
     GTEST_SKIP() << "needs 20 GB of free device memory";
   const auto arena = memory_->allocate(kArena);
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, Huge, testing::ValuesIn(kSpread));
 // A batch of copies of one element, of more than 2^31 elements of data in each tensor that counts:
 // each copy must have the outputs of the one.
 TEST_P(HugeCopies, HaveTheResultsOfOne) {
-  const TimeLimit limit(60);
+  const TimeLimit limit;
   DeviceCall one(GetParam(), *memory_);
   one.run();
   AnyParams params = one.params;

@@ -30,7 +30,7 @@ AnyParams question(AnyParams params) {
 }
 
 TEST_P(KeptPlanOnHopper, RunsAsTheCallDoes) {
-  const TimeLimit limit(60);
+  const TimeLimit limit;
   DeviceCall first(GetParam(), *memory_), second(GetParam(), *memory_);
   const bool aligned = second.the_case().layout != cases::Layout::kOdd;
   const PlanOwner plan = make_plan(aligned ? question(first.params) : first.params);

@@ -56,7 +56,7 @@ constexpr const char* kEmptyKeys[] = {"",        "/usedk",       "/packedk",    
                                       "/packed", "/packed/used", "/packedk/nomax", "/used"};
 
 TEST_P(ZeroRows, ForwardOfNoKeys) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const type : {"bf16", "fp16", "e4m3"})
     for (const auto& [heads, mask] : {std::pair{"/h2", "/full"}, std::pair{"/h8x2", "/causal"}})
       for (const char* const cap : {"", "/softcap30"})
@@ -81,7 +81,7 @@ TEST_P(ZeroRows, ForwardOfNoKeys) {
 }
 
 TEST_P(ZeroRows, ForwardThatQuantizesNoKeys) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const lengths : kEmptyKeys) {
     if (std::string_view(lengths) == "/packed/used") continue;
     run("bf16/b2/q24/k0/h2" + dims() + "/full" + lengths + "/fp8",
@@ -95,7 +95,7 @@ TEST_P(ZeroRows, ForwardThatQuantizesNoKeys) {
 
 // Nothing is to be written.
 TEST_P(ZeroRows, ForwardOfNoQueries) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const type : {"bf16", "e4m3"})
     for (const char* const keys : {"/k0", "/k100"})
       for (const char* const lengths : {"", "/usedq", "/packedq", "/packedq/usedq", "/packed",
@@ -108,7 +108,7 @@ TEST_P(ZeroRows, ForwardOfNoQueries) {
 }
 
 TEST_P(ZeroRows, BackwardOfNoKeys) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const type : {"bf16", "fp16"})
     for (const char* const order : {"/bwd", "/deterministic"})
       for (const char* const cap : {"", "/softcap30"})
@@ -122,7 +122,7 @@ TEST_P(ZeroRows, BackwardOfNoKeys) {
 }
 
 TEST_P(ZeroRows, BackwardOfNoQueries) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const type : {"bf16", "fp16"})
     for (const char* const order : {"/bwd", "/deterministic"})
       for (const char* const cap : {"", "/softcap30"})
@@ -139,7 +139,7 @@ TEST_P(ZeroRows, BackwardOfNoQueries) {
 
 // What is left is as if the empty tensors were not there.
 TEST_P(ZeroRows, Quantize) {
-  const TimeLimit limit(30);
+  const TimeLimit limit;
   for (const char* const sizes : {"/b2/q24/k0", "/b2/q0/k24", "/b2/q0/k0"})
     for (const char* const lengths : {"", "/used", "/packed", "/packed/used"})
       for (const char* const scales : {"/onescale", "/headscales", "/blockscales"})

@@ -13,7 +13,7 @@ import sys
 
 from sources import ROOT, sources
 
-# What ships. A file takes seconds, which all of the tests and tools are not worth in each `make test`: `make tidy` does them.
+# What ships. A file takes seconds, which all of the tests and tools are not worth in each `make check`: `make tidy` does them.
 SHIPPED = ("include", "src", "bindings")
 EVERYTHING = SHIPPED + ("tools", "tests", "examples", "bench")
 # One source, src/cpu/kernels/*-inl.hpp, compiled for each instruction set: once is enough.

@@ -286,8 +286,11 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       {bench_app, bool(commands.bench)},   {compare_app, bool(commands.compare)},
       {verify_app, bool(commands.verify)}, {explain_app, bool(commands.explain)},
       {trace_app, bool(commands.trace)}};
-  for (const auto& [subcommand, is_there] : offered)
-    if (!is_there) app.remove_subcommand(subcommand);
+  for (const auto& [subcommand, is_there] : offered) {
+    if (is_there) continue;
+    app.remove_subcommand(subcommand);
+    app.footer("The other commands are in the program flash3: make build");
+  }
 
   try {
     app.parse(argc, argv);

@@ -45,9 +45,9 @@ class Cli : public testing::Test {
 
   std::string path(const std::string& name) const { return folder_ / name; }
 
-  Outcome flash3(const std::string& arguments) const {
+  Outcome flash3(const std::string& arguments, const char* program = FLASH3_BINARY) const {
     const std::string command =
-        std::string(FLASH3_BINARY) + " " + arguments + " >" + path("out") + " 2>" + path("err");
+        std::string(program) + " " + arguments + " >" + path("out") + " 2>" + path("err");
     const int status = std::system(command.c_str());
     Outcome o;
     o.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;

@@ -27,6 +27,21 @@ TEST_F(Cli, RunOnRealInput) {
   EXPECT_NE(text.out.find("passed"), std::string::npos) << text.out;
 }
 
+TEST_F(Cli, RunAlone) {
+  const std::string data = FLASH3_DATA_DIR "/minilm_layer5.safetensors";
+  const Outcome o = flash3("run --backend cpu --check -i " + data, FLASH3_RUN_BINARY);
+  EXPECT_EQ(o.exit_code, 0) << o.err;
+  EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
+  const std::string help = flash3("--help", FLASH3_RUN_BINARY).out;
+  EXPECT_NE(help.find("run "), std::string::npos) << help;
+  for (const std::string other : {"info", "bench", "compare", "verify", "explain", "trace"}) {
+    EXPECT_EQ(help.find("\n  " + other), std::string::npos) << help;
+    const Outcome refused = flash3(other + " --help", FLASH3_RUN_BINARY);
+    EXPECT_NE(refused.out.find("make build"), std::string::npos) << refused.out << refused.err;
+  }
+  EXPECT_EQ(flash3("verify", FLASH3_RUN_BINARY).exit_code, 2);
+}
+
 TEST_F(Cli, RunTakesBothLayouts) {
   const std::string file = input("heads_first", "F32", {2, 4, 6, 8}, {2, 2, 7, 8}, {2, 2, 7, 3});
   const Outcome o =

@@ -21,14 +21,15 @@ from decode_table import decode_points
 from fp8_backward_table import study_tables
 from models_table import models_tables
 from needle_table import needle_tables
+from speed_table import in_order, newest_of_each_device, speed_over_peers
 from table_parts import NAMES, NOT_MEASURED, RESULTS, ROOT, libraries, median_range, source, table
 
 sys.path.insert(0, str(ROOT / "tools/codegen"))
 from generated_block import update  # noqa: E402
 
-SPEED_PEERS = ("cudnn", "fa2", "fa3", "fa4")
 FP8_NAMES = {"cudnn": "cuDNN, bf16", "cudnn_fp8": "cuDNN, FP8 (out in e4m3)", "fa3_fp8": "FlashAttention-3, FP8 without scales",
              "fp8_gemm": "FP8 GEMM"}
+FP8_PEERS = ("cudnn_fp8", "fa3_fp8")
 
 
 def load():
@@ -178,22 +179,6 @@ def gpu_summary(path, report, up="../"):
     return "\n".join([*lines, f"- From {source(path, report, up)}."])
 
 
-def speed_over_peers(gpu, backward, cpu):
-    """README.md's few numbers: flash3's speed divided by each library's, at the newest points of each pass, and on the CPU."""
-    shown = [(what, reports[0][1]["points"]) for what, reports in (("forward", gpu), ("backward", backward)) if reports]
-    peers = [peer for peer in SPEED_PEERS if any(ratio(p, peer) for _, points in shown for p in points)]
-    rows = []
-    for what, points in shown:
-        ratios = [[r for p in points if (r := ratio(p, peer))] for peer in peers]
-        rows.append([f"{what}, {len(points)} points",
-                     *(f"{statistics.median(r):.2f} ({min(r):.2f} … {max(r):.2f})" if r else "" for r in ratios)])
-    text = table(["flash3's speed divided by", *(NAMES[peer] for peer in peers)], rows)
-    for _, report in cpu[:1]:
-        text += (f"\n\nMedian, least and most. On the CPU, {report['device']}, {report['instructions']}, it is {report['geometric_mean_speedup']:.1f} "
-                 f"times as fast as torch, the geometric mean of {len(report['results'])} cases.")
-    return text
-
-
 def gpu_points(path, report, up="../"):
     points = report["points"]
     names = list(dict.fromkeys(name for p in points for name in p["tflops"]))
@@ -282,6 +267,10 @@ def fp8_points(path, report, up="../"):
     ratios = [(titles[n], [r for p in points if (r := quotient(p, mine, n))]) for n in beside]
     ratios.append((f"{titles[with_quantize[1]]}, with quantise", [r for p in points if (r := quotient(p, *with_quantize))]))
     lines.append("\n".join(f"- {titles[mine]} / {title}, over these {len(r)} points: {median_range(r)}" for title, r in ratios if r))
+    best = [min(at) for p in points if (at := [r for n in FP8_PEERS if (r := quotient(p, mine, n))])]
+    if best:
+        lines[-1] += (f"\n- {titles[mine]} / the faster of the others' FP8, over these {len(best)} points: {median_range(best)}; flash3 leads at "
+                      f"{sum(r >= 1 for r in best)}")
     refusals = dict.fromkeys(f"{titles.get(name, name)}: {why}" for p in points for name, why in p.get("refused", {}).items())
     if refusals:
         lines.append("Empty cells, in the libraries' own words: " + "; ".join(refusals) + ".")
@@ -385,10 +374,13 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, other = load()
-    newest_backward = [item for item in backward if not item[1]["deterministic"]][:1]
-    summary = [section("On the GPU", gpu[:1], gpu_summary)]
-    if newest_backward:
-        summary.append(section("On the GPU, backward", newest_backward, gpu_summary))
+    plain_backward = [item for item in backward if not item[1]["deterministic"]]
+    of_gpu, of_backward = newest_of_each_device(gpu), newest_of_each_device(plain_backward)
+    devices = in_order(of_gpu, of_backward, newest_of_each_device(fp8))
+    newest = lambda of_device: [of_device[device][0] for device in devices if device in of_device]
+    summary = [section("On the GPU", newest(of_gpu), gpu_summary)]
+    if plain_backward:
+        summary.append(section("On the GPU, backward", newest(of_backward), gpu_summary))
     summary += [section("On the CPU", cpu, cpu_summary)]
     everything = [section("Hopper, forward", gpu, gpu_points)]
     if backward:
@@ -411,7 +403,7 @@ def main():
     if other:
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))
-    status = update("README.md", "speed", speed_over_peers(gpu, newest_backward, cpu), args.check)
+    status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
     status |= update("docs/fp8.md", "cache-needle", cache_needle_tables(cache_needle[0] if cache_needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)

@@ -12,6 +12,7 @@ import decode_table  # noqa: E402, from bench/
 import draw  # noqa: E402
 import cache_needle_table  # noqa: E402
 import needle_table  # noqa: E402
+import speed_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
 
@@ -46,14 +47,32 @@ class Tables(unittest.TestCase):
         report = self.report()
         report["points"].append({**report["points"][0], "tflops": {"flash3": 600.0, "cudnn": 600.0, "fa4": 800.0}})
         cpu = {"device": "CPU", "instructions": "X, 2 threads", "geometric_mean_speedup": 2.78, "results": [{}, {}]}
-        text = tables.speed_over_peers([(path, report)], [], [(path, cpu)])
-        self.assertIn("| forward, 2 points | 1.20 (1.00 … 1.40) | 0.75 (0.75 … 0.75) |", text)
+        text = speed_table.speed_over_peers([(path, report)], [], [], [(path, cpu)])
+        self.assertIn("| forward, GPU, 2 points | 1.20 (1.00 … 1.40) | 0.75 (0.75 … 0.75) | 1 of 2 |", text)
         self.assertIn("2.8 times as fast as torch, the geometric mean of 2 cases", text)
         self.assertNotIn("backward", text)
+        self.assertNotIn("FP8", text)
         # At each point the fastest of the others counts.
         summary = tables.gpu_summary(path, {**report, "fa3": "a wheel"})
         self.assertIn("the fastest of the others, over these 2 points: 0.75 … 1.40, median 1.07; flash3 leads at 1", summary)
         self.assertIn("cuDNN 91900, FlashAttention-3 of a wheel; bf16", summary)
+
+    def test_speed_of_each_pass_and_card(self):
+        def of(device, commit, flash3, peers, field="points"):
+            points = [{"tflops": {"flash3": value, **peers}} for value in flash3]
+            return ROOT / "bench/results/x.json", {"device": device, "commit": commit, field: points}
+
+        h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+        forward = [of(h100, "c", [90.0], {"cudnn": 100.0, "fa3": 80.0}), of(h200, "b", [300.0], {"fa3": 100.0}), of(h200, "b", [100.0], {"fa3": 200.0}),
+                   of(h200, "a", [900.0], {"fa3": 100.0})]
+        # flash3 in bf16 and a GEMM are no FP8 attention; a row for each card is there, one after the card with more passes.
+        peers = {"flash3_bf16": 999.0, "cudnn": 999.0, "fp8_gemm": 999.0, "cudnn_fp8": 100.0, "fa3_fp8": 200.0}
+        text = speed_table.speed_over_peers(forward, [of(h200, "b", [100.0], {"fa3": 50.0})], [of(h200, "b", [100.0, 240.0], peers, "fp8_points")], [])
+        self.assertEqual([line for line in text.splitlines() if line.startswith("|")], [
+            "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "| --- | ---: | ---: | ---: |",
+            "| forward, H200, 2 points | – | 1.75 (0.50 … 3.00) | 1 of 2 |", "| backward, H200, 1 points | – | 2.00 (2.00 … 2.00) | 1 of 1 |",
+            "| FP8 forward, H200, 2 points | 1.70 (1.00 … 2.40) | 0.85 (0.50 … 1.20) | 1 of 2 |",
+            "| forward, H100, 1 points | 0.90 (0.90 … 0.90) | 1.12 (1.12 … 1.12) | 0 of 1 |"])
 
     def test_backward(self):
         path = ROOT / "bench/results/x.json"

@@ -73,7 +73,7 @@ Field new_field(const Params& p, const char* name, bool is_v) {
             t};
   return {name,
           is_v ? "[batch, seq_new, heads_k, head_dim_v]" : "[batch, seq_new, heads_k, head_dim]", 4,
-          t};
+          t, "cu_seqlens_k_new"};
 }
 
 // A page or an element that an index can name must exist, and all pages of a sequence together are

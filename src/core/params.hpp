@@ -19,26 +19,27 @@ struct Layout {
   // What k and v are that are not packed.
   const char* k_words = "[batch, seq_k, heads_k, head_dim]";
   const char* v_words = "[batch, seq_k, heads_k, head_dim_v]";
+  const char* k_packed_by = "cu_seqlens_k";
 
   Field q(const char* name, const flash3_tensor& t) const {
     return packed_q ? Field{name, "[total_q, heads_q, head_dim]", 3, t}
-                    : Field{name, "[batch, seq_q, heads_q, head_dim]", 4, t};
+                    : Field{name, "[batch, seq_q, heads_q, head_dim]", 4, t, "cu_seqlens_q"};
   }
   Field out(const char* name, const flash3_tensor& t) const {
     return packed_q ? Field{name, "[total_q, heads_q, head_dim_v]", 3, t}
-                    : Field{name, "[batch, seq_q, heads_q, head_dim_v]", 4, t};
+                    : Field{name, "[batch, seq_q, heads_q, head_dim_v]", 4, t, "cu_seqlens_q"};
   }
   Field lse(const char* name, const flash3_tensor& t) const {
     return packed_q ? Field{name, "[heads_q, total_q]", 2, t}
-                    : Field{name, "[batch, heads_q, seq_q]", 3, t};
+                    : Field{name, "[batch, heads_q, seq_q]", 3, t, "cu_seqlens_q"};
   }
   Field k(const char* name, const flash3_tensor& t) const {
     return packed_k ? Field{name, "[total_k, heads_k, head_dim]", 3, t}
-                    : Field{name, k_words, 4, t};
+                    : Field{name, k_words, 4, t, k_packed_by};
   }
   Field v(const char* name, const flash3_tensor& t) const {
     return packed_k ? Field{name, "[total_k, heads_k, head_dim_v]", 3, t}
-                    : Field{name, v_words, 4, t};
+                    : Field{name, v_words, 4, t, k_packed_by};
   }
 };
 

@@ -113,6 +113,7 @@ Status check_tensors(const flash3_forward_params& p, Pointers pointers) {
   FLASH3_CHECK(check_cache_fields(p, pointers));
   if (is_given(p.page_table)) layout.k_words = "[pages, page_size, heads_k, head_dim]";
   if (is_given(p.page_table)) layout.v_words = "[pages, page_size, heads_k, head_dim_v]";
+  if (is_given(p.page_table)) layout.k_packed_by = nullptr;
   const Field q = layout.q("q", p.q), k = layout.k("k", p.k), v = layout.v("v", p.v);
   const Field out = layout.out("out", p.out), lse = layout.lse("lse", p.lse);
 

@@ -82,9 +82,12 @@ Status check_form(const Field& f, Dtypes dtypes) {
 
 Status check_sizes(const Field& f) {
   const flash3_tensor& t = f.tensor;
-  if (t.ndim != f.ndim)
-    return invalid_argument(
-        message(f.name, ".ndim = ", t.ndim, " but it must be ", f.ndim, ", ", f.layout));
+  if (t.ndim != f.ndim) {
+    const bool packed = f.packed_by && t.ndim == f.ndim - 1;
+    return invalid_argument(message(f.name, ".ndim = ", t.ndim, " but it must be ", f.ndim, ", ",
+                                    f.layout, packed ? "; packed sequences need " : "",
+                                    packed ? f.packed_by : ""));
+  }
   for (int d = 0; d < f.ndim; ++d)
     if (t.shape[d] < 0 || t.shape[d] > kMaxSize)
       return invalid_argument(message(f.part("shape", d), " = ", t.shape[d],

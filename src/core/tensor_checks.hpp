@@ -19,6 +19,7 @@ struct Field {
   const char* layout;
   int ndim;  // 4: [batch, seq, heads, dim]; 3: that, packed [total, heads, dim], or the rows of one
   const flash3_tensor& tensor;
+  const char* packed_by = nullptr;  // what a call has that packs it, with one dimension less
 
   std::string part(const char* member, int dim) const;
   bool has_no_elements() const;

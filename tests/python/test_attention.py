@@ -305,13 +305,54 @@ def test_explain_and_supported(device):
     text = flash3.explain(q, k, v, causal=True)
     assert ("hopper" if device == "cuda" else "cpu_fwd_bf16") in text
     assert flash3.supported(q, k, v) and flash3.supported(q, k, v).reason == ""
+    with pytest.raises(TypeError, match="unexpected argument 'cusal'"):  # a mistake in the program is no answer
+        flash3.supported(q, k, v, cusal=True)
     if device == "cpu":
         assert_hopper_refuses(lambda: flash3.supported(q, k, v, backend="hopper"))
     else:
         no = flash3.supported(q.float(), k.float(), v.float())
         assert not no and no.reason
-    with pytest.raises(ValueError, match="must have the same head_dim"):
-        flash3.supported(q, k[..., :8], v)
+
+
+# What attention() refuses, and what it says of it: the same that supported() gives as the reason.
+REFUSED = {
+    "heads": lambda q, k, v: dict(q=q[:, :, :3], k=k[:, :, :2], v=v[:, :, :2]),
+    "head dim": lambda q, k, v: dict(q=q, k=k[..., :8], v=v),
+    "float64": lambda q, k, v: dict(q=q.double(), k=k.double(), v=v.double()),
+    "not packed": lambda q, k, v: dict(q=q[0], k=k[0], v=v[0]),
+    "2 dimensions": lambda q, k, v: dict(q=q[0, 0], k=k, v=v),
+    "no tensor": lambda q, k, v: dict(q=[1.0], k=k, v=v),
+    "window": lambda q, k, v: dict(q=q, k=k, v=v, window=3),
+    "compute": lambda q, k, v: dict(q=q, k=k, v=v, compute="int4"),
+    "scales": lambda q, k, v: dict(q=q, k=k, v=v, q_scale=torch.ones(1, device=q.device)),
+    "wide": lambda q, k, v: dict(q=torch.cat([q] * 20, -1), k=torch.cat([k] * 20, -1), v=v),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_supported_is_false_where_attention_refuses(device, why):
+    call = REFUSED[why](*make(device, torch.float16, dim=32))
+    with pytest.raises((TypeError, ValueError)) as refused:
+        flash3.attention(**call)
+    no = flash3.supported(**call)
+    assert not no and isinstance(no, flash3.Support)
+    # torch's operators have a list of dtypes of their own.
+    assert no.reason == str(refused.value) or why == "float64" and no.reason.startswith("q.dtype = float64 but it must be")
+    assert not flash3.supported(**call, backward=True)
+
+
+def test_supported_asks_for_gradients_of_what_attention_takes(device):
+    q, k, v = make(device, torch.float16, dim=32)
+    assert flash3.supported(q, k, v, backward=True, compute="fp8", rotation_seed=3, sm_margin=1, deterministic=True, return_lse=True)
+    qv = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=device)
+    assert flash3.supported(q, k, v, qv=qv, backward=True) == (False, "qv is given, and a call with it has no gradients")
+
+
+def test_three_dimensions_hint_at_packing(device):
+    q, k, v = make(device, torch.float16)
+    for three, by in ((dict(q=q[0], k=k, v=v), "cu_seqlens_q"), (dict(q=q, k=k[0], v=v[0]), "cu_seqlens_k")):
+        with pytest.raises(ValueError, match=rf"ndim = 3 but it must be 4, \[batch, .*; packed sequences need {by}$"):
+            flash3.attention(**three)
 
 
 @pytest.mark.parametrize("make_tensor", [lambda x: x, torch.Tensor.numpy], ids=["torch", "numpy"])

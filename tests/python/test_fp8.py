@@ -351,8 +351,7 @@ def test_questions(device):
     assert "computed in float8_e4m3" in flash3.explain(q, k, v, compute="fp8")
     if device == "cpu":
         assert_hopper_refuses(lambda: flash3.supported(**t, backend="hopper"))
-    with pytest.raises(ValueError, match=re.escape("k_scale.shape[0] = 4 but")):
-        flash3.supported(**{**t, "k_scale": torch.ones(4, device=device)})
+    assert flash3.supported(**{**t, "k_scale": torch.ones(4, device=device)}).reason.startswith("k_scale.shape[0] = 4 but")
 
 
 @pytest.mark.gpu

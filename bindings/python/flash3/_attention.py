@@ -4,7 +4,9 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
+from ._options import computes_fp8
 from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
+from ._support import support_of
 from ._tensors import E4M3, describe
 
 if importlib.util.find_spec("torch"):
@@ -198,18 +200,35 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
     out, lse = _Shape((*about_q.shape[:-1], about_v.shape[-1]), dtype), _Shape((*batch, heads, seq), "float32")
     if not backward:
         return ask_forward(q, k, v, out, lse, **options)
-    options.pop("sm_margin", None), options.pop("fp8_sums", None)
+    _check_gradients_of(options)
     gradients = (_Shape(about.shape, about.dtype) for about in (about_q, about_k, about_v))
     return ask_backward(out, q, k, v, out, lse, *gradients, deterministic=deterministic, **options)
+
+
+# What attention() takes and its gradients do not depend on, and what it has no gradients of.
+_FORWARD_ALONE, _WITHOUT_GRADIENTS = ("compute", "rotation_seed", "sm_margin", "fp8_sums"), ("q_scale", "k_scale", "v_scale", "qv")
+
+
+def _check_gradients_of(options):
+    """Takes from attention()'s options what its gradients do not have."""
+    computes_fp8(options.get("compute"))
+    for name in _FORWARD_ALONE:
+        options.pop(name, None)
+    for name in _WITHOUT_GRADIENTS:
+        if options.pop(name, None) is not None:
+            raise NotImplementedError(f"{name} is given, and a call with it has no gradients")
 
 
 def supported(q, k, v, *, backward=False, **options):
     """Whether ``attention(q, k, v, **options)``, or with backward the call for its gradients, would run here.
 
-    A Support: true or false, with the reason if false. Raises TypeError or ValueError, as attention() does, if the call is wrong
-    in itself. Looks at no data. Options of flash3.arrays, as backend, may be among the others.
+    A Support: true; or false with the reason, the message of the TypeError, ValueError or NotImplementedError that the call would
+    raise. Looks at no data. Options of flash3.arrays, as backend, may be among the others; an option of a name that neither has
+    raises TypeError.
     """
-    return _question(arrays.forward_supported, arrays.backward_supported, q, k, v, backward, options)
+    return support_of(lambda: _question(
+        lambda *tensors, **others: arrays._forward(*tensors, others).check_supported(),
+        lambda *tensors, **others: arrays._backward(*tensors, None, None, others).check_supported(), q, k, v, backward, options))
 
 
 def explain(q, k, v, *, backward=False, **options):

@@ -51,6 +51,7 @@ from typing import NamedTuple
 from . import _library as _c
 from ._options import computes_fp8, int32_of, int64_of, levels_of_sums, number_of, rotation_seed, scale_or_default, window_sides
 from ._results import Results, check_given
+from ._support import Support, UnexpectedArgument, support_of
 from ._tensors import E4M3, describe, memory_of
 
 __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "backward_workspace", "quantize_workspace",
@@ -62,15 +63,6 @@ _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _CACHE = ("page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
           "rotary_offsets", "qv", "tree_mask")
-
-
-class Support(NamedTuple):
-    """Whether a call would run here, and if not, why. True or false like `supported`."""
-    supported: bool  #: whether it would run
-    reason: str  #: why not; empty if it would
-
-    def __bool__(self):
-        return self.supported
 
 
 class Schedule(NamedTuple):
@@ -97,7 +89,7 @@ class _Call:
                  num_threads=0, stream=None, workspace=None, **options):
         """known: the names of the options, besides those here, that a call of this kind has; the others are refused."""
         for unknown in sorted(set(options) - set(known) - set(_SEQUENCES)):
-            raise TypeError(f"unexpected argument {unknown!r}")
+            raise UnexpectedArgument(f"unexpected argument {unknown!r}")
         self.params = p = params_type(struct_size=ctypes.sizeof(params_type))
         self.tensors = {}
         for name_of_one, x in {**inputs, **{name: options.get(name) for name in _SEQUENCES}}.items():
@@ -120,13 +112,9 @@ class _Call:
     def _function(self, suffix=""):
         return getattr(_c.lib, self._name + suffix)
 
-    def supported(self):
-        status = self._function("_supported")(self.params)
-        if status == _c.OK:
-            return Support(True, "")
-        if status == _c.UNSUPPORTED:
-            return Support(False, _c.last_error())
-        raise _c.exception(status, _c.last_error())
+    def check_supported(self):
+        """Raises what run() would raise before it computes anything."""
+        _c.check(self._function("_supported")(self.params))
 
     def explain(self):
         return _c.text_of(self._function("_explain"), self.params)
@@ -279,8 +267,8 @@ def forward_workspace(q, k, v, out, lse=None, **options):
 
 
 def forward_supported(q, k, v, out, lse=None, **options):
-    """A Support: whether forward() would run this call. Raises what forward() would if the call is wrong in itself."""
-    return _forward(q, k, v, out, lse, options).supported()
+    """A Support: whether forward() would run this call, and if not, why. Raises TypeError for an argument that forward() does not have."""
+    return support_of(lambda: _forward(q, k, v, out, lse, options).check_supported())
 
 
 def forward_explain(q, k, v, out, lse=None, **options):
@@ -335,8 +323,8 @@ def backward_workspace(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=
 
 
 def backward_supported(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
-    """A Support: whether backward() would run this call."""
-    return _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).supported()
+    """A Support: whether backward() would run this call, and if not, why."""
+    return support_of(lambda: _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options).check_supported())
 
 
 def backward_explain(dout, q, k, v, out, lse, dq, dk, dv, *, dlse=None, dsink=None, **options):
@@ -388,8 +376,8 @@ def quantize_workspace(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=
 
 def quantize_supported(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
                        **options):
-    """A Support: whether quantize() would run this call."""
-    return _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).supported()
+    """A Support: whether quantize() would run this call, and if not, why."""
+    return support_of(lambda: _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options).check_supported())
 
 
 def quantize_explain(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None,
@@ -407,7 +395,7 @@ def _merge(out_parts, lse_parts, out, lse, options):
     inputs = {"out_parts": out_parts, "lse_parts": lse_parts, "sink": options.get("sink")}
     for name in (*_SEQUENCES, "max_seqlen_q", "max_seqlen_k"):
         if options.get(name) is not None:
-            raise TypeError(f"unexpected argument {name!r}")
+            raise UnexpectedArgument(f"unexpected argument {name!r}")
     return _Call("flash3_merge", _c.MergeParams, inputs, {"out": out, "lse": lse}, ("sink",), **options)
 
 
@@ -433,8 +421,8 @@ def merge_workspace(out_parts, lse_parts, out, lse=None, **options):
 
 
 def merge_supported(out_parts, lse_parts, out, lse=None, **options):
-    """A Support: whether merge() would run this call."""
-    return _merge(out_parts, lse_parts, out, lse, options).supported()
+    """A Support: whether merge() would run this call, and if not, why."""
+    return support_of(lambda: _merge(out_parts, lse_parts, out, lse, options).check_supported())
 
 
 def merge_explain(out_parts, lse_parts, out, lse=None, **options):

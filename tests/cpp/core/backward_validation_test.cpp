@@ -80,7 +80,8 @@ std::vector<Rule<P>> rules() {
        "dlse.dtype = 0 but it must be 3 (float32); a dlse that is not given is all zero"},
 
       {"DkNdim", [](P& p) { p.dk.ndim = 3; },
-       "dk.ndim = 3 but it must be 4, [batch, seq_k, heads_k, head_dim]"},
+       "dk.ndim = 3 but it must be 4, [batch, seq_k, heads_k, head_dim]; packed sequences need "
+       "cu_seqlens_k"},
       {"DlseNdim", [](P& p) { p.dlse.ndim = 4; },
        "dlse.ndim = 4 but it must be 3, [batch, heads_q, seq_q]"},
       {"NegativeDvSize", [](P& p) { p.dv.shape[0] = -1; },

@@ -130,7 +130,9 @@ std::vector<Rule<F>> cache_rules() {
       {"NewDtype", [](F& p) { p.k_new.dtype = FLASH3_BFLOAT16; },
        "k_new.dtype = bfloat16 but k.dtype = float32; k and k_new must have the same dtype"},
       {"NewNdim", [](F& p) { p.k_new.ndim = 3; },
-       "k_new.ndim = 3 but it must be 4, [batch, seq_new, heads_k, head_dim]"},
+       "k_new.ndim = 3 but it must be 4, [batch, seq_new, heads_k, head_dim]; packed sequences "
+       "need "
+       "cu_seqlens_k_new"},
       {"NewPackedNdim", [](F& p) { p.cu_seqlens_k_new = index(3); },
        "k_new.ndim = 4 but it must be 3, [total_new, heads_k, head_dim]"},
       {"NewHeads", [](F& p) { p.v_new.shape[2] = 1; },

@@ -79,7 +79,8 @@ std::vector<Rule<P>> ragged_rules() {
       {"LseNotPacked", [](P& p) { p.lse.ndim = 3; },
        "lse.ndim = 3 but it must be 2, [heads_q, total_q]"},
       {"KPackedAlone", [](P& p) { p.cu_seqlens_k = {}, p.max_seqlen_k = 0; },
-       "k.ndim = 3 but it must be 4, [batch, seq_k, heads_k, head_dim]"},
+       "k.ndim = 3 but it must be 4, [batch, seq_k, heads_k, head_dim]; packed sequences need "
+       "cu_seqlens_k"},
       {"TotalV", [](P& p) { p.v.shape[0] = 7; },
        "v.shape[0] = 7 but k.shape[0] = 9; k and v must have the same total_k"},
       {"TotalOut", [](P& p) { p.out.shape[0] = 7; },

@@ -65,7 +65,8 @@ std::vector<Rule<P>> shared_rules(const std::string& params) {
        "5 "
        "(float8_e4m3)"},
       {"QNdim", [](P& p) { p.q.ndim = 3; },
-       "q.ndim = 3 but it must be 4, [batch, seq_q, heads_q, head_dim]"},
+       "q.ndim = 3 but it must be 4, [batch, seq_q, heads_q, head_dim]; packed sequences need "
+       "cu_seqlens_q"},
       {"OutNdim", [](P& p) { p.out.ndim = 5; },
        "out.ndim = 5 but it must be 4, [batch, seq_q, heads_q, head_dim_v]"},
       {"LseNdim", [](P& p) { p.lse.ndim = 4; },

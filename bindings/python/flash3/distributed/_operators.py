@@ -72,14 +72,9 @@ class _Attention:
         shape = (q.shape[0], 1, q.shape[2], v.shape[3])
         lse = _Shape((q.shape[0], q.shape[2], 1), "float32")
         own_sink = None if sink is None else _Shape(sink.shape, str(sink.dtype).removeprefix("torch."))
-        _raise_unless(arrays.forward_supported(*one, _Shape(shape, name), lse, sink=own_sink, **question))
+        arrays._forward(*one, _Shape(shape, name), lse, {**question, "sink": own_sink}).check_supported()
         if self.merges():
-            _raise_unless(arrays.forward_supported(*one, _Shape(shape, "float32"), lse, **question))
-
-
-def _raise_unless(support):
-    if not support:
-        raise NotImplementedError(support.reason)
+            arrays._forward(*one, _Shape(shape, "float32"), lse, question).check_supported()
 
 
 def _fields(q, k, v, sink, call, options, out_dtype):

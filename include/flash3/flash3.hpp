@@ -11,57 +11,21 @@
 ///
 /// Tensors are plain views (flash3::tensor makes one from a pointer and a shape). forward(),
 /// backward(), quantize() and merge() throw flash3::Error; try_forward() and its siblings return a
-/// Result instead. Shapes, rules and units: flash3.h.
+/// Result instead. Without exceptions (-fno-exceptions) only those that return a Result are there.
+/// Shapes, rules and units: flash3.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "flash3/flash3.h"
+#include "flash3/result.hpp"
 #include "flash3/tensors.hpp"
 
 namespace flash3 {
-
-/// What went wrong: a code and a sentence.
-class Error : public std::runtime_error {
- public:
-  /// From what a C function returned and flash3_last_error() says of it.
-  Error(flash3_status code, const std::string& message)
-      : std::runtime_error(message), code_(code) {}
-  /// Anything but FLASH3_OK.
-  flash3_status code() const noexcept { return code_; }
-
- private:
-  flash3_status code_;
-};
-
-/// The outcome of a try_ call; true if it went well.
-class [[nodiscard]] Result {
- public:
-  /// A call that went well.
-  Result() = default;
-  /// What a C function returned, with flash3_last_error() if it failed.
-  explicit Result(flash3_status code)
-      : code_(code), message_(code == FLASH3_OK ? "" : flash3_last_error()) {}
-  /// True if the call went well.
-  explicit operator bool() const noexcept { return code_ == FLASH3_OK; }
-  /// FLASH3_OK, or the kind of error.
-  flash3_status code() const noexcept { return code_; }
-  /// The sentence that goes with an error; otherwise empty.
-  const std::string& message() const noexcept { return message_; }
-  /// Throws an Error if the call failed.
-  void or_throw() const {
-    if (code_ != FLASH3_OK) throw Error(code_, message_);
-  }
-
- private:
-  flash3_status code_ = FLASH3_OK;
-  std::string message_;
-};
-
 namespace detail {
 
 // The options that forward and backward have.
@@ -326,27 +290,26 @@ Result supported_of(const Args& args) {
 }
 
 template <class Args>
-size_t workspace_of(const Args& args) {
+Result workspace_of(const Args& args, size_t* bytes) {
   const auto p = args.params();
-  size_t bytes = 0;
-  Result(workspace(&p, &bytes)).or_throw();
-  return bytes;
+  return Result(workspace(&p, bytes));
 }
 
 template <class Ask>
-std::string text_of(const Ask& ask) {
+Result text_of(const Ask& ask, std::string* text) {
   size_t size = 0;
-  Result(ask(nullptr, &size)).or_throw();
-  std::string text(size, '\0');
-  Result(ask(text.data(), &size)).or_throw();
-  text.resize(size - 1);  // the final NUL
-  return text;
+  if (Result failed(ask(nullptr, &size)); !failed) return failed;
+  std::string found(size, '\0');
+  if (Result failed(ask(found.data(), &size)); !failed) return failed;
+  found.resize(size - 1);  // the final NUL
+  *text = std::move(found);
+  return {};
 }
 
 template <class Args>
-std::string explain_of(const Args& args) {
+Result explain_of(const Args& args, std::string* text) {
   const auto p = args.params();
-  return text_of([&p](char* buffer, size_t* size) { return explain(&p, buffer, size); });
+  return text_of([&p](char* buffer, size_t* size) { return explain(&p, buffer, size); }, text);
 }
 
 }  // namespace detail
@@ -360,15 +323,6 @@ inline Result try_quantize(const Quantize& args) { return detail::try_run(args);
 inline Result try_merge(const Merge& args) { return detail::try_run(args); }
 /// @}
 
-/// @{ @name Calls that throw
-
-/// Runs the call; throws an Error if it fails.
-inline void forward(const Forward& args) { try_forward(args).or_throw(); }
-inline void backward(const Backward& args) { try_backward(args).or_throw(); }
-inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
-inline void merge(const Merge& args) { try_merge(args).or_throw(); }
-/// @}
-
 /// @{ @name Questions: would it run
 
 /// OK if the call would run, else the reason.
@@ -378,22 +332,77 @@ inline Result supported(const Quantize& args) { return detail::supported_of(args
 inline Result supported(const Merge& args) { return detail::supported_of(args); }
 /// @}
 
-/// @{ @name Questions: bytes of workspace
+/// @{ @name Questions that return a Result
 
-/// Bytes of workspace that the call needs.
-inline size_t workspace(const Forward& args) { return detail::workspace_of(args); }
-inline size_t workspace(const Backward& args) { return detail::workspace_of(args); }
-inline size_t workspace(const Quantize& args) { return detail::workspace_of(args); }
-inline size_t workspace(const Merge& args) { return detail::workspace_of(args); }
+/// Finds the bytes of workspace that the call needs; sets nothing if it fails.
+inline Result try_workspace(const Forward& args, size_t* bytes) {
+  return detail::workspace_of(args, bytes);
+}
+inline Result try_workspace(const Backward& args, size_t* bytes) {
+  return detail::workspace_of(args, bytes);
+}
+inline Result try_workspace(const Quantize& args, size_t* bytes) {
+  return detail::workspace_of(args, bytes);
+}
+inline Result try_workspace(const Merge& args, size_t* bytes) {
+  return detail::workspace_of(args, bytes);
+}
+
+/// Finds which kernel runs and why, as lines of "name: value"; sets nothing if it fails.
+inline Result try_explain(const Forward& args, std::string* text) {
+  return detail::explain_of(args, text);
+}
+inline Result try_explain(const Backward& args, std::string* text) {
+  return detail::explain_of(args, text);
+}
+inline Result try_explain(const Quantize& args, std::string* text) {
+  return detail::explain_of(args, text);
+}
+inline Result try_explain(const Merge& args, std::string* text) {
+  return detail::explain_of(args, text);
+}
 /// @}
 
-/// @{ @name Questions: which kernel
+#if FLASH3_EXCEPTIONS
 
-/// Which kernel runs and why, as lines of "name: value".
-inline std::string explain(const Forward& args) { return detail::explain_of(args); }
-inline std::string explain(const Backward& args) { return detail::explain_of(args); }
-inline std::string explain(const Quantize& args) { return detail::explain_of(args); }
-inline std::string explain(const Merge& args) { return detail::explain_of(args); }
+namespace detail {
+
+template <class Args>
+size_t workspace_or_throw(const Args& args) {
+  return or_throw<size_t>([&](size_t* bytes) { return workspace_of(args, bytes); });
+}
+
+template <class Args>
+std::string explain_or_throw(const Args& args) {
+  return or_throw<std::string>([&](std::string* text) { return explain_of(args, text); });
+}
+
+}  // namespace detail
+
+/// @{ @name Calls that throw
+
+/// Runs the call; throws an Error if it fails.
+inline void forward(const Forward& args) { try_forward(args).or_throw(); }
+inline void backward(const Backward& args) { try_backward(args).or_throw(); }
+inline void quantize(const Quantize& args) { try_quantize(args).or_throw(); }
+inline void merge(const Merge& args) { try_merge(args).or_throw(); }
 /// @}
+
+/// @{ @name Questions that throw
+
+/// Bytes of workspace that the call needs; throws an Error if it could not run.
+inline size_t workspace(const Forward& args) { return detail::workspace_or_throw(args); }
+inline size_t workspace(const Backward& args) { return detail::workspace_or_throw(args); }
+inline size_t workspace(const Quantize& args) { return detail::workspace_or_throw(args); }
+inline size_t workspace(const Merge& args) { return detail::workspace_or_throw(args); }
+
+/// Which kernel runs and why, as lines of "name: value"; throws an Error if the call could not run.
+inline std::string explain(const Forward& args) { return detail::explain_or_throw(args); }
+inline std::string explain(const Backward& args) { return detail::explain_or_throw(args); }
+inline std::string explain(const Quantize& args) { return detail::explain_or_throw(args); }
+inline std::string explain(const Merge& args) { return detail::explain_or_throw(args); }
+/// @}
+
+#endif  // FLASH3_EXCEPTIONS
 
 }  // namespace flash3

@@ -45,30 +45,40 @@ inline flash3_status run_plan(const flash3_plan* plan, const flash3_merge_params
 }  // namespace detail
 
 /// A call's plan, kept (flash3/plan.h): Plan plan(args); plan.run(args) with other addresses,
-/// stream and workspace. Args: Forward, Backward, Quantize or Merge. Throws Error.
+/// stream and workspace. Args: Forward, Backward, Quantize or Merge. Members without try_ throw
+/// Error, and are not there without exceptions.
 template <class Args>
 class Plan {
  public:
+  /// No plan yet: every use of it fails but try_plan().
+  Plan() = default;
   /// Plans the call; addresses may be left out.
-  explicit Plan(const Args& args) {
+  explicit Plan(const Args& args);
+
+  /// Plans this call instead; addresses may be left out. Leaves the plan as it is if it fails.
+  Result try_plan(const Args& args) {
     const auto p = args.params();
     flash3_plan* made = nullptr;
-    Result(detail::make_plan(&p, &made)).or_throw();
-    plan_.reset(made);
+    Result result(detail::make_plan(&p, &made));
+    if (result) plan_.reset(made);
+    return result;
   }
 
   /// Bytes of workspace that each run needs.
-  size_t workspace() const {
-    size_t bytes = 0;
-    Result(flash3_plan_workspace(plan_.get(), &bytes)).or_throw();
-    return bytes;
+  size_t workspace() const;
+  /// workspace() by a Result; sets nothing if it fails.
+  Result try_workspace(size_t* bytes) const {
+    return Result(flash3_plan_workspace(plan_.get(), bytes));
   }
 
   /// Which kernel runs and why, as lines of "name: value".
-  std::string explain() const {
-    return detail::text_of([this](char* buffer, size_t* size) {
+  std::string explain() const;
+  /// explain() by a Result; sets nothing if it fails.
+  Result try_explain(std::string* text) const {
+    const auto ask = [this](char* buffer, size_t* size) {
       return flash3_plan_explain(plan_.get(), buffer, size);
-    });
+    };
+    return detail::text_of(ask, text);
   }
 
   /// Runs the call with the addresses, stream and workspace of args.
@@ -77,7 +87,7 @@ class Plan {
     return Result(detail::run_plan(plan_.get(), &p));
   }
   /// try_run(), throwing.
-  void run(const Args& args) const { try_run(args).or_throw(); }
+  void run(const Args& args) const;
 
  private:
   struct Destroy {
@@ -85,5 +95,33 @@ class Plan {
   };
   std::unique_ptr<flash3_plan, Destroy> plan_;
 };
+
+/// The Args of Plan(args).
+template <class Args>
+Plan(const Args&) -> Plan<Args>;
+
+#if FLASH3_EXCEPTIONS
+
+template <class Args>
+Plan<Args>::Plan(const Args& args) {
+  try_plan(args).or_throw();
+}
+
+template <class Args>
+size_t Plan<Args>::workspace() const {
+  return detail::or_throw<size_t>([this](size_t* bytes) { return try_workspace(bytes); });
+}
+
+template <class Args>
+std::string Plan<Args>::explain() const {
+  return detail::or_throw<std::string>([this](std::string* text) { return try_explain(text); });
+}
+
+template <class Args>
+void Plan<Args>::run(const Args& args) const {
+  try_run(args).or_throw();
+}
+
+#endif  // FLASH3_EXCEPTIONS
 
 }  // namespace flash3

@@ -18,20 +18,34 @@ namespace flash3 {
 /// A schedule: plain data, as in schedule.h.
 using Schedule = flash3_schedule;
 
+/// Finds the bytes that the schedule of this call takes; sets nothing if it fails.
+inline Result try_schedule_size(const Forward& args, size_t* bytes) {
+  const flash3_forward_params p = args.params();
+  return Result(flash3_forward_schedule_size(&p, bytes));
+}
+
+/// Makes the schedule of this call in memory of the caller's; sets nothing if it fails.
+inline Result try_schedule(const Forward& args, void* data, size_t size, Schedule* schedule) {
+  const flash3_forward_params p = args.params();
+  Schedule made{data, size, 0};
+  Result result(flash3_forward_schedule(&p, &made));
+  if (result) *schedule = made;
+  return result;
+}
+
+#if FLASH3_EXCEPTIONS
+
 /// Bytes that the schedule of this call takes. Throws Error.
 inline size_t schedule_size(const Forward& args) {
-  const flash3_forward_params p = args.params();
-  size_t bytes = 0;
-  Result(flash3_forward_schedule_size(&p, &bytes)).or_throw();
-  return bytes;
+  return detail::or_throw<size_t>([&](size_t* bytes) { return try_schedule_size(args, bytes); });
 }
 
 /// Makes the schedule of this call in memory of the caller's. Throws Error.
 inline Schedule schedule(const Forward& args, void* data, size_t size) {
-  const flash3_forward_params p = args.params();
-  Schedule made{data, size, 0};
-  Result(flash3_forward_schedule(&p, &made)).or_throw();
-  return made;
+  return detail::or_throw<Schedule>(
+      [&](Schedule* made) { return try_schedule(args, data, size, made); });
 }
+
+#endif  // FLASH3_EXCEPTIONS
 
 }  // namespace flash3

@@ -33,10 +33,11 @@ run "$cmake" --build "$work/consumer" >"$work/build.log" || { cat "$work/build.l
 
 # try_pkg_config PREFIX shared|static
 try_pkg_config() {
-  libdir=$(dirname "$(find "$1" -name flash3.pc)")/..
-  export PKG_CONFIG_PATH="$libdir/pkgconfig"
+  PKG_CONFIG_PATH=$(dirname "$(find "$1" -name flash3.pc)")
+  export PKG_CONFIG_PATH
   case $2 in
-    shared) flags=$(pkg-config --cflags --libs flash3) ;;
+    # The library is where no loader looks: the programs must be told.
+    shared) flags="$(pkg-config --cflags --libs flash3) $(pkg-config --variable=rpath flash3)" ;;
     static) flags=$(pkg-config --static --cflags --libs flash3) ;;
   esac
   echo "== pkg-config, $2: $flags"
@@ -45,8 +46,10 @@ try_pkg_config() {
   "$cc" -std=c11 "$consumer/main.c" -o "$work/c_$2" $flags
   # shellcheck disable=SC2086
   "$cxx" -std=c++20 "$consumer/main.cpp" -o "$work/cpp_$2" $flags
-  for program in c cpp; do
-    LD_LIBRARY_PATH="$libdir" "$work/${program}_$2"
+  # shellcheck disable=SC2086
+  "$cxx" -std=c++20 -fno-exceptions -fno-rtti "$consumer/no_exceptions.cpp" -o "$work/no_exceptions_$2" $flags
+  for program in c cpp no_exceptions; do
+    (unset LD_LIBRARY_PATH && "$work/${program}_$2")
   done
 }
 

@@ -6,15 +6,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BATCH = 1, SEQ = 300, HEADS = 2, DIM = 32, WINDOW = 100, COUNT = BATCH * SEQ * HEADS * DIM };
+/* README: begin */
+/* A query sees itself and the 99 keys before it. q, k, v and out are float32 [1, 300, 2, 32], lse
+ * is [1, 2, 300]. Where the status is not FLASH3_OK, flash3_last_error() says why. */
+flash3_status attend(float* q, float* k, float* v, float* out, float* lse) {
+  const flash3_tensor any = {NULL, FLASH3_FLOAT32, 4, {1, 300, 2, 32}, {300 * 64, 64, 32, 1}};
+  flash3_forward_params call = {.struct_size = sizeof call};
+  call.q = call.k = call.v = call.out = any;
+  call.q.data = q, call.k.data = k, call.v.data = v, call.out.data = out;
+  call.lse = (flash3_tensor){lse, FLASH3_FLOAT32, 3, {1, 2, 300}, {2 * 300, 300, 1}};
+  call.causal = call.window = 1, call.window_left = 99;
 
-static float q[COUNT], k[COUNT], v[COUNT], out[COUNT], lse[BATCH * HEADS * SEQ];
-
-static flash3_tensor tensor(float* data) {
-  const flash3_tensor t = {
-      data, FLASH3_FLOAT32, 4, {BATCH, SEQ, HEADS, DIM}, {SEQ * HEADS * DIM, HEADS * DIM, DIM, 1}};
-  return t;
+  size_t bytes = 0;
+  flash3_status status = flash3_forward_workspace(&call, &bytes);
+  if (status != FLASH3_OK) return status;
+  call.workspace_size = (bytes / FLASH3_WORKSPACE_ALIGNMENT + 1) * FLASH3_WORKSPACE_ALIGNMENT;
+  call.workspace = aligned_alloc(FLASH3_WORKSPACE_ALIGNMENT, call.workspace_size);
+  status = flash3_forward(&call);
+  free(call.workspace);
+  return status;
 }
+/* README: end */
+
+enum { SEQ = 300, HEADS = 2, WINDOW = 100, COUNT = SEQ * HEADS * 32 };
+
+static float q[COUNT], k[COUNT], v[COUNT], out[COUNT], lse[HEADS * SEQ];
 
 int main(void) {
   /* With Q = 0 all scores are equal: out is the mean of the values that a query sees, and lse the
@@ -23,29 +39,7 @@ int main(void) {
     k[i] = (float)(i % 7);
     v[i] = 1.5f;
   }
-
-  /* README: begin */
-  flash3_forward_params params = {.struct_size = sizeof params};
-  params.q = tensor(q);
-  params.k = tensor(k);
-  params.v = tensor(v);
-  params.out = tensor(out);
-  params.lse = (flash3_tensor){lse, FLASH3_FLOAT32, 3, {BATCH, HEADS, SEQ}, {HEADS * SEQ, SEQ, 1}};
-  params.causal = 1;
-  params.window = 1;
-  params.window_left = WINDOW - 1; /* a query sees itself and the 99 keys before it */
-
-  size_t bytes = 0;
-  if (flash3_forward_workspace(&params, &bytes) != FLASH3_OK) {
-    fprintf(stderr, "flash3: %s\n", flash3_last_error());
-    return 1;
-  }
-  const size_t unit = FLASH3_WORKSPACE_ALIGNMENT;
-  params.workspace = bytes ? aligned_alloc(unit, (bytes + unit - 1) / unit * unit) : NULL;
-  params.workspace_size = bytes;
-  const flash3_status status = flash3_forward(&params);
-  /* README: end */
-  free(params.workspace);
+  const flash3_status status = attend(q, k, v, out, lse);
   if (status != FLASH3_OK) {
     fprintf(stderr, "flash3: %s: %s\n", flash3_status_name(status), flash3_last_error());
     return 1;
@@ -56,8 +50,7 @@ int main(void) {
     return 1;
 
   /* A mistake is a status and a sentence; nothing has been computed. */
-  params.k.shape[3] = 16;
-  if (flash3_forward(&params) != FLASH3_INVALID_ARGUMENT) return 1;
+  if (attend(q, NULL, v, out, lse) != FLASH3_INVALID_ARGUMENT) return 1;
   printf("as expected: %s\n", flash3_last_error());
   return 0;
 }

@@ -14,7 +14,7 @@ from code_names import project_code
 from sources import ROOT
 
 # The language of a block in README.md: the program that it is the marked part of, and what stands in front of that part.
-EXAMPLES = {"cpp": ("examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"), "c": ("examples/02_forward_c.c", "")}
+EXAMPLES = {"cpp": ("examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"), "c": ("examples/02_forward_c.c", "#include <flash3/flash3.h>\n#include <stdlib.h>\n\n")}
 # What a path in backticks may begin with, so that `flash3/flash3.h` and `hopper/device/tma.cuh` read as in an #include.
 BASES = ("", "include", "src", "src/hopper", "tools")
 FILE = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")

@@ -1,23 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python examples in the documentation run as they stand, each file's one behind the other."""
+"""The Python examples in README.md and docs/*.md run as they stand, those of a page in order and in one namespace."""
 import pathlib
 import re
-import textwrap
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/gates"))
+from snippets import blocks, pages  # noqa: E402
+
+# A page that has a test of its own: each of its blocks holds another library's call too.
+ELSEWHERE = {"migration.md"}
+# What a page needs beside torch and flash3, all of it optional.
+NEEDS = {"jax.md": "jax", "engines.md": "transformers"}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/index.md", "docs/jax.md"])
-def test_python_blocks(name, capsys):
-    if name == "docs/jax.md":
-        pytest.importorskip("flash3.jax", reason="flash3.jax needs jax, and a build with jaxlib's headers", exc_type=ImportError)
-    blocks = re.findall(r"^( *)```python\n(.*?)^ *```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
-    assert blocks
-    scope = {}
-    for _, block in blocks:
-        exec(compile(textwrap.dedent(block), name, "exec"), scope)
+def python_blocks(page):
+    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python" and not block.not_run]
+
+
+PAGES = {page.name: page for page in pages() if page.name not in ELSEWHERE and python_blocks(page)}
+
+
+@pytest.fixture
+def one_process(monkeypatch, tmp_path):
+    """What a page leaves behind is taken back: modules that it puts into the place of others, torch's flash attention, a process group. And what
+    torchrun tells a process of a group of one."""
+    import torch.distributed
+    modules = dict(sys.modules)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if hasattr(torch.nn.attention, "restore_flash_attention_impl") and torch.nn.attention.current_flash_attention_impl() is not None:
+        torch.nn.attention.restore_flash_attention_impl()
+    for name in set(sys.modules) - set(modules):
+        if name.partition(".")[0] in ("vllm", "sgl_kernel"):
+            del sys.modules[name]
+
+
+def test_the_pages_have_examples():
+    assert {"README.md", "python.md", "index.md", "jax.md", "fp8.md", "engines.md", "distributed.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_blocks(name, one_process, capsys):
+    page = PAGES[name]
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    if name == "jax.md":
+        pytest.importorskip("flash3.jax", reason="flash3.jax needs a build with jaxlib's headers", exc_type=ImportError)
+    scope = {"__name__": "a_page"}
+    for block in python_blocks(page):
+        code = "\n" * (block.line - 1) + block.code  # errors name the page's line
+        exec(compile(code, str(page.relative_to(ROOT)), "exec"), scope)
+    for output in scope.get("outputs", {}).values() if name == "engines.md" else ():
+        assert output.error is None and len(output.generated_tokens) > 0
 
 
 def migrations():

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "core/latent_checks.hpp"
 #include "core/padding.hpp"
 #include "core/plan.hpp"
 
@@ -32,6 +33,9 @@ class Backend {
     return {};
   }
 
+  // The largest head dims that it takes; all smaller ones too.
+  virtual DimLimits head_dims(flash3_head_dims_of calls) const { return limits_of(calls); }
+
   // The one entry for each kind of problem; fails where this backend cannot run it, and says why. A
   // problem that it is given never quantizes and never fills padding: core/quantized_forward.hpp
   // and core/padded_plan.hpp make of it what does.
@@ -49,6 +53,9 @@ std::span<const Backend* const> backends();
 
 // The backend by id; null if it was not built in.
 const Backend* find_backend(flash3_backend id);
+
+// The backend `id`, which is one that is built in, and not auto.
+Status built_in_backend(flash3_backend id, const Backend** backend);
 
 // The backend `id` if it is built in and this machine can run it; for auto, the first such.
 Status available_backend(flash3_backend id, const Backend** backend);

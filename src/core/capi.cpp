@@ -11,6 +11,7 @@
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
 #include "core/schedule.hpp"
+#include "flash3/limits.h"
 
 namespace flash3 {
 namespace {
@@ -325,6 +326,24 @@ flash3_status flash3_backend_describe(flash3_backend id, char* buffer, size_t* s
     FLASH3_CHECK(flash3::check_backend_id(id));
     FLASH3_CHECK(flash3::available_backend(id, &backend));
     return flash3::give_text(backend->describe(), buffer, size);
+  });
+}
+
+flash3_status flash3_backend_head_dims(flash3_backend id, flash3_head_dims_of calls,
+                                       int32_t* head_dim, int32_t* head_dim_v) {
+  return flash3::guarded([&]() -> flash3::Status {
+    FLASH3_CHECK(flash3::check_result(head_dim, "head_dim"));
+    FLASH3_CHECK(flash3::check_result(head_dim_v, "head_dim_v"));
+    if (calls < FLASH3_HEAD_DIMS_OF_FORWARD || calls > FLASH3_HEAD_DIMS_OF_BACKWARD)
+      return flash3::invalid_argument(
+          flash3::message("calls = ", static_cast<int32_t>(calls),
+                          " but it must be 0 (forward), 1 (forward in FP8) ", "or 2 (backward)"));
+    const flash3::Backend* backend = nullptr;
+    FLASH3_CHECK(flash3::check_backend_id(id));
+    FLASH3_CHECK(flash3::built_in_backend(id, &backend));
+    const flash3::DimLimits most = backend->head_dims(calls);
+    *head_dim = static_cast<int32_t>(most.qk), *head_dim_v = static_cast<int32_t>(most.v);
+    return {};
   });
 }
 

@@ -91,6 +91,13 @@ const Backend* find_backend(flash3_backend id) {
   return nullptr;
 }
 
+Status built_in_backend(flash3_backend id, const Backend** backend) {
+  if (id == FLASH3_BACKEND_AUTO)
+    return invalid_argument("backend = 0 (auto) but it must be 1 (hopper) or 2 (cpu)");
+  *backend = find_backend(id);
+  return *backend ? Status() : not_built_in(id);
+}
+
 Status available_backend(flash3_backend id, const Backend** backend) {
   *backend = nullptr;
   if (id != FLASH3_BACKEND_AUTO) {

@@ -26,9 +26,13 @@ bool same_strides(const TensorView& a, const TensorView& b) {
 
 }  // namespace
 
+DimLimits limits_of(flash3_head_dims_of calls) {
+  if (calls == FLASH3_HEAD_DIMS_OF_FORWARD) return {kMaxScoreDim, kMaxValueDim};
+  return {kMaxHeadDim, kMaxHeadDim};
+}
+
 DimLimits forward_limits(const flash3_forward_params& p) {
-  if (computes_fp8(p)) return {kMaxHeadDim, kMaxHeadDim};
-  return {kMaxScoreDim, kMaxValueDim};
+  return limits_of(computes_fp8(p) ? FLASH3_HEAD_DIMS_OF_FORWARD_FP8 : FLASH3_HEAD_DIMS_OF_FORWARD);
 }
 
 Status check_qv(const flash3_forward_params& p, const Field& q, const Field& v, Pointers pointers) {

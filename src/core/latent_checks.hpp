@@ -4,10 +4,12 @@
 #pragma once
 
 #include "core/tensor_checks.hpp"
+#include "flash3/limits.h"
 
 namespace flash3 {
 
-// The largest head dims of a forward call.
+// The largest head dims of valid calls; a backend may take less.
+DimLimits limits_of(flash3_head_dims_of calls);
 DimLimits forward_limits(const flash3_forward_params& params);
 
 // qv against q, v and what else the call has.

@@ -41,7 +41,8 @@ Status check_agreement(const Params& p, const Field& q, const Field& k, const Fi
   if constexpr (std::same_as<Params, flash3_forward_params>)
     FLASH3_CHECK(check_cache_shapes(p, q, k, v, out, batch_q, batch_k));
   else
-    FLASH3_CHECK(check_shapes(q, k, v, out, batch_q, batch_k, {kMaxHeadDim, kMaxHeadDim}));
+    FLASH3_CHECK(
+        check_shapes(q, k, v, out, batch_q, batch_k, limits_of(FLASH3_HEAD_DIMS_OF_BACKWARD)));
   FLASH3_CHECK(check_used(sequences_q, batch_q));
   FLASH3_CHECK(check_used(sequences_k, batch_q));
   return is_given(p.sink) ? check_sink({"sink", "[heads_q]", 1, p.sink}, q, out, pointers)

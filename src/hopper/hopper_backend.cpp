@@ -89,6 +89,9 @@ class HopperBackend final : public Backend {
     return is_device_only_memory(address, owned);
   }
 
+  // Of wide heads it has latent attention's alone: check_latent().
+  DimLimits head_dims(flash3_head_dims_of) const override { return {kMaxHeadDim, kMaxHeadDim}; }
+
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
     FLASH3_CHECK(check_latent(problem));
     if (is_decode(problem)) return make_plan<DecodePlan>(problem, plan);

@@ -287,7 +287,20 @@ def test_masks_of_the_models_own_are_refused():
 
 
 def test_head_dims_beyond_the_kernels_are_refused():
-    q, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 512)
-    for name, call in (("query", (v, v, q)), ("value", (q, q, v))):
-        with pytest.raises(NotImplementedError, match=rf"{name}.shape\[-1\] = 512 but flash3's head dims are up to 256"):
+    q, v, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 512, requires_grad=True), torch.randn(1, 2, 4, 577)
+    for name, call, most in (("query", (v, v, q), "256 on cpu with gradients"), ("value", (q, q, v), "256 on cpu with gradients"),
+                             ("query", (k, k, q), "576 on cpu"), ("value", (q, q, k), "512 on cpu")):
+        size = dict(zip(("query", "key", "value"), call))[name].shape[-1]
+        with pytest.raises(NotImplementedError, match=rf"{name}.shape\[-1\] = {size} but flash3's head dims are up to {most}; "):
             integration.attention_forward(torch.nn.Module(), *call, None)
+
+
+def test_a_head_dim_of_512_on_a_cpu():
+    """That of Gemma 4's global layers, without gradients."""
+    eager, other = pair(transformers.Qwen3Config(**SMALL, head_dim=512), "cpu", "f3")
+    tokens = torch.randint(3, 99, (2, 19))
+    with torch.no_grad():
+        wanted, got = eager(tokens).logits, other(tokens).logits
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    with pytest.raises(NotImplementedError, match="512 but flash3's head dims are up to 256 on cpu with gradients"):
+        other(tokens)

@@ -57,8 +57,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
     Args:
         q: [batch, seq_q, heads_q, head_dim]; float16, bfloat16, on the CPU float32, or FP8 (float8_e4m3fn). Any strides.
         k: [batch, seq_k, heads_k, head_dim] of the same dtype; heads_q is a multiple of heads_k (GQA, MQA).
-        v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. head_dim is from 1 to 576 and head_dim_v to 512; in FP8,
-            for gradients and on a GPU both are at most 256.
+        v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. Both head dims are from
+            1 to 256, and on the CPU, without gradients and FP8, head_dim to 576 and head_dim_v to 512.
         causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner. (torch's
             scaled_dot_product_attention aligns it to the top left one: flash3.sdpa.)
         window: (left, right): query i sees keys from i' - left to i' + right. None or a negative number: unbounded on that

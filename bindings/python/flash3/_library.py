@@ -88,6 +88,7 @@ def _load():
     lib.flash3_plan_destroy.argtypes, lib.flash3_plan_destroy.restype = [ctypes.c_void_p], None
     lib.flash3_backend_available.argtypes = [ctypes.c_int32]
     lib.flash3_backend_describe.argtypes = [ctypes.c_int32, *text]
+    lib.flash3_backend_head_dims.argtypes = [ctypes.c_int32, ctypes.c_int32, *[ctypes.POINTER(ctypes.c_int32)] * 2]
     for function in (lib.flash3_last_error, lib.flash3_version):
         function.argtypes, function.restype = [], ctypes.c_char_p
     return lib

@@ -6,6 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import _overrides
+from ._limits import WITH_GRADIENTS as _MOST
 from ._torch import autocast, run_forward
 
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -33,6 +34,7 @@ def _is_hopper(index):
 _is_hopper._dynamo_marked_constant = True
 
 
+_TOO_WIDE = f"a head dim is not from 1 to {_MOST}, which have gradients"
 _SHAPES = "the shapes of query, key and value differ in more than lengths and head dims"
 
 
@@ -73,8 +75,8 @@ def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
         reason = _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa)
         if reason is not None:
             return reason
-    if not (1 <= shape_q[-1] <= 256 and 1 <= shape_v[-1] <= 256):
-        return "a head dim is not from 1 to 256"
+    if not (1 <= shape_q[-1] <= _MOST and 1 <= shape_v[-1] <= _MOST):
+        return _TOO_WIDE
     if scale is not None and scale <= 0:
         return "scale is not greater than 0"
     if kind == "cuda" and not _is_hopper(device.index):

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 
 from ._build import NAME
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
+from ._limits import WITH_GRADIENTS
 from ._options import computes_fp8, levels_of_sums, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
@@ -238,7 +239,7 @@ _NO_FP8_GRADIENTS = ("FP8 has no gradients; compute=\"fp8\" takes 16-bit tensors
 
 
 _NO_QV_GRADIENTS = ("there are no gradients of a call with qv; call it under torch.no_grad(), or give k and v with their rows side "
-                    "by side as k, up to 256 wide")
+                    f"by side as k, up to {WITH_GRADIENTS} wide")
 
 
 def _refuse_qv_gradients(**tensors):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program as a user meets it: exit codes, messages, files.
+#include "flash3/limits.h"
 #include "program.hpp"
 
 namespace flash3::cli {
@@ -95,6 +96,10 @@ TEST_F(Cli, InfoNamesTheCpuBackendAndItsKernels) {
     EXPECT_EQ(backend["available"], true);
     EXPECT_NE(backend["kernels"].dump().find("cpu_fwd_"), std::string::npos) << backend;
     EXPECT_NE(backend["kernels"].dump().find("cpu_bwd_"), std::string::npos) << backend;
+    int32_t most = 0, most_v = 0;
+    flash3_backend_head_dims(FLASH3_BACKEND_CPU, FLASH3_HEAD_DIMS_OF_FORWARD, &most, &most_v);
+    const std::string pair = std::to_string(most) + "x" + std::to_string(most_v);
+    EXPECT_NE(backend["kernels"].dump().find(", " + pair + "\""), std::string::npos) << backend;
   }
   EXPECT_TRUE(cpu);
 }

@@ -14,6 +14,7 @@ import torch
 from .. import _overrides
 from .._attention import attention
 from .._kv_cache import attention_with_kv_cache
+from .._limits import MOST
 from ._transformers_masks import INSTEAD, Mask, make_mask
 
 
@@ -108,9 +109,12 @@ def _append_and_attend(q, k_cache, v_cache, k, v, cu_seqlens_k, table, options):
 
 
 def _refuse(query, value, dropout, position_bias, output_attentions=False, **kwargs):
-    for name, x in (("query", query), ("value", value)):
-        if x.shape[-1] > 256:
-            raise NotImplementedError(f"{name}.shape[-1] = {x.shape[-1]} but flash3's head dims are up to 256; {INSTEAD}")
+    device, differentiated = query.device.type, torch.is_grad_enabled() and (query.requires_grad or value.requires_grad)
+    limits = MOST.get(device, MOST["cpu"])["backward" if differentiated else "forward"]
+    for name, x, most in zip(("query", "value"), (query, value), limits or ()):
+        if x.shape[-1] > most:
+            raise NotImplementedError(f"{name}.shape[-1] = {x.shape[-1]} but flash3's head dims are up to {most} on {device}"
+                                      f"{' with gradients' if differentiated else ''}; {INSTEAD}")
     if dropout:
         raise NotImplementedError(f"dropout = {dropout} but flash3 has no attention dropout; set the config's to 0")
     if output_attentions:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/figures.md, of docs/fp8.md, of docs/transformers.md, and README.md's of speed, from the committed measurements in bench/results.
+"""Writes the tables of docs/figures.md, of docs/fp8.md, of docs/transformers.md, and README.md's of speed, from the committed measurements in
+bench/results, and what kernels have passed in docs/accuracy.md, from their record.
 
     python3 bench/tables.py [--check]
 
@@ -14,6 +15,7 @@ import json
 import statistics
 import sys
 
+import verified_table
 from cache_needle_table import cache_needle_tables
 from context_table import context_points
 from cpu_table import cpu_points, cpu_summary
@@ -404,6 +406,7 @@ def main():
         files = [f"- [`{file}`](../{file})" for file in (path.relative_to(ROOT) for path in other)]
         everything.append("### Other files\n\n" + "\n".join(files))
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)
+    status |= update("docs/accuracy.md", "verified", verified_table.verified_text(verified_table.load()), args.check)
     status |= update("docs/fp8.md", "needle", needle_tables(needle[0] if needle else None), args.check)
     status |= update("docs/fp8.md", "cache-needle", cache_needle_tables(cache_needle[0] if cache_needle else None), args.check)
     status |= update("docs/fp8.md", "backward", study_tables(), args.check)

@@ -13,6 +13,7 @@ import draw  # noqa: E402
 import cache_needle_table  # noqa: E402
 import needle_table  # noqa: E402
 import speed_table  # noqa: E402
+import verified_table  # noqa: E402
 import tables  # noqa: E402, from bench/, where check_bench_scripts looks too
 
 
@@ -192,6 +193,19 @@ class Tables(unittest.TestCase):
                      "head dims 64, 128 and of dense and paged caches", "commit abc, 2026-11-25"):
             self.assertIn(line, text)
         self.assertEqual(cache_needle_table.cache_needle_tables(None), tables.NOT_MEASURED)
+
+    def test_what_kernels_have_passed(self):
+        part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}
+        record = {"kernels": {"a": "1", "b": "2"}, "parts": {"full": part, "decode": {**part, "passed": 234}}}
+        text = verified_table.verified_text(record)
+        for words in ("The 2 GPU kernels", "have passed\n1,234 cases of the tables,\nand failed none (NVIDIA H100 80GB HBM3, 2026-11-27 at abc)."):
+            self.assertIn(words, text)
+        record["parts"] |= {"random": {**part, "forward": 130000, "backward": 60000}, "repeat": {**part, "passed": 64, "repetitions": 1000},
+                            "sanitizer": {**part, "passed": 137, "failed": 2, "commit": "def"}}
+        text = verified_table.verified_text(record)
+        for words in ("1,234 cases of the tables, 130,000 random forward and 60,000 random backward problems, 64 cases 1,000 times over",
+                      " and 137 cases under compute-sanitizer's", "and failed 2 (", "2026-11-27 at abc, 2026-11-27 at def"):
+            self.assertIn(words, text)
 
     def test_calls_on_a_cache(self):
         path = ROOT / "bench/results/x.json"

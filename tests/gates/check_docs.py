@@ -121,6 +121,13 @@ def check_identifiers(path, text, code, known=frozenset()):
             yield f"`{span}`: no code has this name"
 
 
+def check_tiles(limits, kernels):
+    """The tiles of kernels that a table of docs/limits.md is about are those of docs/support.md, or said to be gone."""
+    for name, m, n in re.findall(r"^\| ((?:backward |FP8 )?d \d+ [^|]*?(\d+)×(\d+)) \|", limits, re.M):
+        if f"| {m} × {n} |" not in kernels:
+            yield f"a table is about {name}, and no kernel has such a tile: write \"(gone)\" behind it"
+
+
 def check_example(language, readme, source, front):
     """front: what the block has in front of the part of the source between its marks."""
     block = re.search(rf"^```{language}\n(.*?)^```", readme, re.M | re.S)
@@ -142,6 +149,8 @@ def main():
     bad, files = list(check_examples()), markdown_files()
     bad += [f"{path.relative_to(ROOT)}: {complaint}" for path, text in notebook_texts() for complaint in check_links(path, text)]
     code, known = project_code(NOT_CODE), gates() | {path.name for path in files}
+    read = lambda name: (ROOT / name).read_text(encoding="utf-8")
+    bad += [f"docs/limits.md: {complaint}" for complaint in check_tiles(read("docs/limits.md"), read("docs/support.md"))]
     for path in files:
         text = without_code_blocks(path.read_text(encoding="utf-8"))
         complaints = [*check_links(path, text), *check_file_names(path, text)]

@@ -46,6 +46,7 @@ nitpick_ignore = [("cpp:identifier", name) for name in ("int32_t", "int64_t", "u
 sys.path[:0] = [str(ROOT / "bindings/python"), str(ROOT / "bindings/dropin")]
 sys.dont_write_bytecode = True
 ctypes.CDLL = mock.MagicMock()
+ctypes.CDLL.return_value.flash3_backend_head_dims.return_value = 0  # FLASH3_OK: the package asks as it is imported
 autodoc_mock_imports = ["torch", "transformers", "flash3._torch", "flash_attn_3._C"]
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False

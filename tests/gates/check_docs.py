@@ -125,7 +125,7 @@ def check_tiles(limits, kernels):
     """The tiles of kernels that a table of docs/limits.md is about are those of docs/support.md, or said to be gone."""
     for name, m, n in re.findall(r"^\| ((?:backward |FP8 )?d \d+ [^|]*?(\d+)×(\d+)) \|", limits, re.M):
         if f"| {m} × {n} |" not in kernels:
-            yield f"a table is about {name}, and no kernel has such a tile: write \"(gone)\" behind it"
+            yield f"a table is about {name}, and no kernel has such a tile: write \"(gone)\" after it"
 
 
 def check_example(language, readme, source, front):

@@ -265,6 +265,13 @@ def is_differentiated(q, k, v, sink, qv=None):
                                         getattr(sink, "requires_grad", False) or getattr(qv, "requires_grad", False))
 
 
+def _refuse_wide_gradients(**tensors):
+    for name, x in tensors.items():
+        if x.dim() and x.shape[-1] > WITH_GRADIENTS:
+            raise NotImplementedError(f"{name}.shape[{x.dim() - 1}] = {x.shape[-1]} but with gradients a head dim must be at most "
+                                      f"{WITH_GRADIENTS}; call it under torch.no_grad() if none is wanted")
+
+
 def check_companions(name, first, **others):
     """The others are torch tensors too, and of the device of the first one."""
     device = first.device
@@ -286,6 +293,7 @@ def run_forward(q, k, v, options, sink=None, with_lse=True):
         return _forward(q, k, v, *options)
     try:
         if is_differentiated(q, k, v, sink):
+            _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
                 defaults = [a.default_value for a in _forward._schema.arguments[3 + len(options):]]
                 return _Transformed.apply(q, k, v, *options, *defaults)

@@ -98,7 +98,12 @@ typedef enum flash3_backend FLASH3_ENUM_INT32 {
  * an input may share memory (stride 0 broadcasts); those of an output must not: each dimension's
  * stride must reach past the dimensions with smaller strides. data must be aligned to the element,
  * and may be NULL if there are no elements. Where only a question is asked (_supported, _workspace,
- * _explain), data may be NULL. */
+ * _explain), data may be NULL.
+ *
+ * The elements of a tensor that a call writes lie in no other tensor of the call and in neither its
+ * workspace nor its schedule, and its workspace lies in none of them. Tensors whose elements
+ * alternate in memory, as dq, dk and dv do in a packed tensor, share none. Inputs may share theirs.
+ */
 typedef struct flash3_tensor {
   void* data;         /**< the first element */
   flash3_dtype dtype; /**< of every element */

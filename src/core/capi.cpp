@@ -113,6 +113,7 @@ flash3_status run(const Params* params) {
     PlannedCall<P> call;
     FLASH3_CHECK(plan_params(params, Pointers::kRequired, &problem, &call));
     FLASH3_CHECK(check_workspace(problem, call));
+    FLASH3_CHECK(check_scratch_aliases(params, problem, call));
     return call.plan ? call.plan->launch(problem) : Status();
   });
 }
@@ -147,6 +148,7 @@ flash3_status schedule(const flash3_forward_params* params, flash3_schedule* mad
     ForwardProblem problem;
     PlannedCall<ForwardProblem> call;
     FLASH3_CHECK(plan_params(params, Pointers::kOptional, &problem, &call));
+    FLASH3_CHECK(check_schedule_aliases(params, problem, call, *made));
     return make_schedule(problem, call, made);
   });
 }

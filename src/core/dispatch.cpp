@@ -5,9 +5,11 @@
 #include <memory>
 #include <utility>
 
+#include "core/alias_checks.hpp"
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "core/padded_plan.hpp"
+#include "core/params.hpp"
 #include "core/pointers.hpp"
 #include "core/quantized_forward.hpp"
 #include "core/schedule.hpp"
@@ -172,6 +174,24 @@ Status check_workspace(const P& problem, const PlannedCall<P>& call) {
                        call.plan->workspace_bytes(), workspace_function(problem));
 }
 
+template <AnyProblem P, class Params>
+Status check_scratch_aliases(const Params* params, const P& problem, const PlannedCall<P>& call) {
+  if (!call.plan) return {};
+  const size_t workspace = call.plan->workspace_bytes();
+  size_t schedule = 0;
+  if constexpr (std::same_as<P, ForwardProblem>)
+    if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
+  if (workspace == 0 && schedule == 0) return {};
+  Params own;
+  FLASH3_CHECK(read_params(params, &own));
+  CallMemory memory;
+  add_tensors(own, problem, &memory);
+  memory.add("workspace", problem.workspace, workspace, true);
+  if constexpr (std::same_as<P, ForwardProblem>)
+    if (schedule > 0) memory.add("schedule->data", problem.schedule->data, schedule, false);
+  return memory.check();
+}
+
 template Status check_memory(const Backend&, const ForwardProblem&);
 template Status check_memory(const Backend&, const BackwardProblem&);
 template Status check_memory(const Backend&, const QuantizeProblem&);
@@ -184,6 +204,14 @@ template Status check_workspace(const ForwardProblem&, const PlannedCall<Forward
 template Status check_workspace(const BackwardProblem&, const PlannedCall<BackwardProblem>&);
 template Status check_workspace(const QuantizeProblem&, const PlannedCall<QuantizeProblem>&);
 template Status check_workspace(const MergeProblem&, const PlannedCall<MergeProblem>&);
+template Status check_scratch_aliases(const flash3_forward_params*, const ForwardProblem&,
+                                      const PlannedCall<ForwardProblem>&);
+template Status check_scratch_aliases(const flash3_backward_params*, const BackwardProblem&,
+                                      const PlannedCall<BackwardProblem>&);
+template Status check_scratch_aliases(const flash3_quantize_params*, const QuantizeProblem&,
+                                      const PlannedCall<QuantizeProblem>&);
+template Status check_scratch_aliases(const flash3_merge_params*, const MergeProblem&,
+                                      const PlannedCall<MergeProblem>&);
 
 const char* backend_name(flash3_backend id) {
   switch (id) {

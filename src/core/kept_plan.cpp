@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/alias_checks.hpp"
 #include "core/explain.hpp"
 #include "core/latent_checks.hpp"
 #include "core/message.hpp"
@@ -102,8 +103,11 @@ Status KeptPlan<P>::run(const Params* params) const {
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;
   if constexpr (std::same_as<P, ForwardProblem>) problem.schedule = given.schedule;
+  FLASH3_CHECK(check_aliases(given, problem));
   if (call_.plan) FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));
+  given.struct_size = sizeof given;  // what it holds by now
+  FLASH3_CHECK(check_scratch_aliases(&given, problem, call_));
   return call_.plan ? call_.plan->launch(problem) : Status();
 }
 

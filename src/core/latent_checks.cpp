@@ -77,15 +77,9 @@ Status check_values_in_keys(const Field& k, const Field& v) {
 }
 
 Status check_shared_rows(const ForwardProblem& p) {
-  if (!p.append.given || !p.k.data || !p.v.data) return {};
+  if (!p.append.given || p.append.has_v || !p.k.data || !p.v.data) return {};
   int64_t first = 0;
   const bool whole = distance(p, &first), even = whole && same_strides(p.k, p.v);
-  if (p.append.has_v) {
-    if (!even || first >= p.head_dim || first <= -p.head_dim_v) return {};
-    return invalid_argument(message("v_new is given but v begins at element ", first,
-                                    " of the rows of k; where they ",
-                                    "share memory k_new alone is given, which writes both"));
-  }
   if (!even || first < 0 || first + p.head_dim_v > p.head_dim)
     return invalid_argument(
         "k_new is given but v_new is not; keys are appended with their values, unless v is a part "

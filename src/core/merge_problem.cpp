@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the input of flash3_merge is checked: params of the C interface in, a problem out.
+#include "core/alias_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/problem.hpp"
@@ -87,7 +88,7 @@ Status make_merge_problem(const flash3_merge_params* params, Pointers pointers,
   made.sink = sink_view(p.sink);
   fill_context(p, &made);
   *problem = made;
-  return {};
+  return check_aliases(p, made);
 }
 
 }  // namespace flash3

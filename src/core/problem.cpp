@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/alias_checks.hpp"
 #include "core/cache_checks.hpp"
 #include "core/latent_checks.hpp"
 #include "core/message.hpp"
@@ -256,7 +257,7 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
   problem->fills_padding =
       p.fill_padding != 0 && (problem->sequences_q.packed || problem->sequences_q.has_used);
   problem->rotation_seed = p.rotation_seed;
-  return {};
+  return check_aliases(p, *problem);
 }
 
 Status make_backward_problem(const flash3_backward_params* params, Pointers pointers,
@@ -280,7 +281,7 @@ Status make_backward_problem(const flash3_backward_params* params, Pointers poin
   // Where tensors are not packed, gradients of unused tokens are written all the same.
   problem->fills_padding =
       p.fill_padding != 0 && (problem->sequences_q.packed || problem->sequences_k.packed);
-  return {};
+  return check_aliases(p, *problem);
 }
 
 const char* dtype_name(flash3_dtype dtype) {

@@ -2,6 +2,7 @@
 // Where the input of flash3_quantize is checked: params of the C interface in, a problem out.
 #include <algorithm>
 
+#include "core/alias_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/problem.hpp"
@@ -200,7 +201,7 @@ Status make_quantize_problem(const flash3_quantize_params* params, Pointers poin
   made.rotary_offset_k = p.rotary_offset_k;
   fill_context(p, &made);
   *problem = made;
-  return {};
+  return check_aliases(p, made);
 }
 
 }  // namespace flash3

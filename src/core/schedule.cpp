@@ -4,7 +4,9 @@
 #include <concepts>
 #include <cstdint>
 
+#include "core/alias_checks.hpp"
 #include "core/message.hpp"
+#include "core/params.hpp"
 
 namespace flash3 {
 namespace {
@@ -80,6 +82,19 @@ Status check_schedule(const ForwardProblem& problem, const PlannedCall<ForwardPr
   if (!problem.schedule) return {};
   FLASH3_CHECK(check_key(*problem.schedule, key_of(problem, call)));
   return call.plan ? check_room(*problem.schedule, call) : Status();
+}
+
+Status check_schedule_aliases(const flash3_forward_params* params, const ForwardProblem& problem,
+                              const PlannedCall<ForwardProblem>& call,
+                              const flash3_schedule& schedule) {
+  const size_t bytes = call.plan ? call.plan->schedule_needs().bytes : 0;
+  if (bytes == 0) return {};
+  flash3_forward_params own;
+  FLASH3_CHECK(read_params(params, &own));
+  CallMemory memory;
+  add_tensors(own, problem, &memory);
+  memory.add("schedule->data", schedule.data, bytes, true);
+  return memory.check();
 }
 
 Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,

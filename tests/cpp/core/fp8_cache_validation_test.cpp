@@ -15,24 +15,25 @@ namespace {
 
 using F = flash3_forward_params;
 
-// Memory that questions never look at.
-alignas(256) unsigned char memory[256];
-int32_t* const kInts = reinterpret_cast<int32_t*>(memory);
-float* const kFloats = reinterpret_cast<float*>(memory);
+// Addresses that nobody looks at, each far from the others.
+template <class T = void>
+T* memory(uintptr_t tensor) {
+  return reinterpret_cast<T*>(tensor << 40);
+}
 
 // Two sequences, 4 query heads on 2 KV heads, 40 pages of 200 rows, head_dim 8, head_dim_v 16.
 F call(flash3_dtype q, flash3_dtype added) {
   Forward f;
-  f.q = tensor(memory, q, {2, 3, 4, 8});
-  f.k = tensor(memory, FLASH3_FLOAT8_E4M3, {40, 200, 2, 8});
-  f.v = tensor(memory, FLASH3_FLOAT8_E4M3, {40, 200, 2, 16});
-  f.out = tensor(memory, q == FLASH3_FLOAT8_E4M3 ? FLASH3_FLOAT16 : q, {2, 3, 4, 16});
-  f.page_table = page_table_tensor(kInts, 2, 9);
-  f.seqused_k = index_tensor(kInts, 2);
-  f.k_new = tensor(memory, added, {2, 5, 2, 8});
-  f.v_new = tensor(memory, added, {2, 5, 2, 16});
-  f.k_scale = scale_tensor(kFloats, 40, 2, 2);
-  f.v_scale = scale_tensor(kFloats, 2, 2);
+  f.q = tensor(memory(1), q, {2, 3, 4, 8});
+  f.k = tensor(memory(2), FLASH3_FLOAT8_E4M3, {40, 200, 2, 8});
+  f.v = tensor(memory(3), FLASH3_FLOAT8_E4M3, {40, 200, 2, 16});
+  f.out = tensor(memory(4), q == FLASH3_FLOAT8_E4M3 ? FLASH3_FLOAT16 : q, {2, 3, 4, 16});
+  f.page_table = page_table_tensor(memory<int32_t>(5), 2, 9);
+  f.seqused_k = index_tensor(memory<int32_t>(6), 2);
+  f.k_new = tensor(memory(7), added, {2, 5, 2, 8});
+  f.v_new = tensor(memory(8), added, {2, 5, 2, 16});
+  f.k_scale = scale_tensor(memory<float>(9), 40, 2, 2);
+  f.v_scale = scale_tensor(memory<float>(10), 2, 2);
   return f.params();
 }
 F call_of_bf16() { return call(FLASH3_BFLOAT16, FLASH3_BFLOAT16); }
@@ -86,7 +87,7 @@ TEST(Fp8Cache, RefusesOtherDtypes) {
 
 TEST(Fp8Cache, AnEmbeddingNeeds16Bits) {
   const auto rotates = [](F& p) {
-    p.rotary_cos = p.rotary_sin = rotary_tensor(memory, FLASH3_FLOAT32, 4, 2);
+    p.rotary_cos = p.rotary_sin = rotary_tensor(memory(11), FLASH3_FLOAT32, 4, 2);
   };
   EXPECT_EQ(error_of(call_of_bf16(), rotates), "");
   EXPECT_EQ(error_of(call(FLASH3_FLOAT8_E4M3, FLASH3_BFLOAT16), rotates),
@@ -110,20 +111,25 @@ TEST(Fp8Cache, ARotationNeeds16Bits) {
 
 // By blocks: as many as k has pages or elements; by heads: as there are sequences.
 TEST(Fp8Cache, ScalesOfPagesAndElements) {
-  EXPECT_EQ(error_of(call_of_bf16(), [](F& p) { p.k_scale = scale_tensor(kFloats, 2, 2, 2); }),
-            "k_scale.shape[0] = 2 but k.shape[0] = 40; k and k_scale must have the same number of "
-            "pages");
-  EXPECT_EQ(error_of(call_of_bf16(), [](F& p) { p.k_scale = scale_tensor(kFloats, 40, 2, 15); }),
+  EXPECT_EQ(
+      error_of(call_of_bf16(), [](F& p) { p.k_scale = scale_tensor(memory<float>(12), 2, 2, 2); }),
+      "k_scale.shape[0] = 2 but k.shape[0] = 40; k and k_scale must have the same number of "
+      "pages");
+  EXPECT_EQ(error_of(call_of_bf16(),
+                     [](F& p) { p.k_scale = scale_tensor(memory<float>(13), 40, 2, 15); }),
             "k_scale.shape[2] = 15 but k.shape[1] = 200; blocks must be 2, rows / 128, rounded up");
   EXPECT_EQ(
-      error_of(call_of_bf16(), [](F& p) { p.v_scale = scale_tensor(kFloats, 40, 2); }),
+      error_of(call_of_bf16(), [](F& p) { p.v_scale = scale_tensor(memory<float>(14), 40, 2); }),
       "v_scale.shape[0] = 40 but q.shape[0] = 2; q and v_scale must have the same batch size");
-  const auto elements = [](F& p) { p.page_table = {}, p.cache_batch_idx = index_tensor(kInts, 2); };
+  const auto elements = [](F& p) {
+    p.page_table = {}, p.cache_batch_idx = index_tensor(memory<int32_t>(15), 2);
+  };
   EXPECT_EQ(error_of(call_of_bf16(), elements), "");
-  EXPECT_EQ(error_of(call_of_bf16(),
-                     [&](F& p) { elements(p), p.k_scale = scale_tensor(kFloats, 2, 2, 2); }),
-            "k_scale.shape[0] = 2 but k.shape[0] = 40; k and k_scale must have the same number of "
-            "elements");
+  EXPECT_EQ(
+      error_of(call_of_bf16(),
+               [&](F& p) { elements(p), p.k_scale = scale_tensor(memory<float>(16), 2, 2, 2); }),
+      "k_scale.shape[0] = 2 but k.shape[0] = 40; k and k_scale must have the same number of "
+      "elements");
 }
 
 TEST(Fp8Cache, WhoseScaleARowHas) {

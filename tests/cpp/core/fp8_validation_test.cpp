@@ -17,42 +17,45 @@ namespace {
 using F = flash3_forward_params;
 using Q = flash3_quantize_params;
 
-// Memory that questions never look at.
-alignas(256) unsigned char memory[256];
+// Addresses that nobody looks at, each far from the others.
+template <class T = void>
+T* memory(uintptr_t tensor) {
+  return reinterpret_cast<T*>(tensor << 40);
+}
 
 // 4 query heads on 2 KV heads, 300 queries, 130 keys, head_dim 8, head_dim_v 16.
 F fp8_forward() {
   Forward f;
-  f.q = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 300, 4, 8});
-  f.k = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 130, 2, 8});
-  f.v = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 130, 2, 16});
-  f.out = tensor(memory, FLASH3_BFLOAT16, {2, 300, 4, 16});
-  f.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 4, 3);
-  f.k_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 2);
-  f.v_scale = scale_tensor(reinterpret_cast<float*>(memory));
+  f.q = tensor(memory(1), FLASH3_FLOAT8_E4M3, {2, 300, 4, 8});
+  f.k = tensor(memory(2), FLASH3_FLOAT8_E4M3, {2, 130, 2, 8});
+  f.v = tensor(memory(3), FLASH3_FLOAT8_E4M3, {2, 130, 2, 16});
+  f.out = tensor(memory(4), FLASH3_BFLOAT16, {2, 300, 4, 16});
+  f.q_scale = scale_tensor(memory<float>(5), 2, 4, 3);
+  f.k_scale = scale_tensor(memory<float>(6), 2, 2);
+  f.v_scale = scale_tensor(memory<float>(7));
   return f.params();
 }
 
 Q quantize_call() {
   Quantize c;
-  c.q = tensor(memory, FLASH3_BFLOAT16, {2, 300, 4, 8});
-  c.k = tensor(memory, FLASH3_BFLOAT16, {2, 130, 2, 8});
-  c.v = tensor(memory, FLASH3_BFLOAT16, {2, 130, 2, 16});
-  c.q_out = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 300, 4, 8});
-  c.k_out = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 130, 2, 8});
-  c.v_out = tensor(memory, FLASH3_FLOAT8_E4M3, {2, 130, 2, 16});
-  c.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 4, 3);
-  c.k_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 2);
-  c.v_scale = scale_tensor(reinterpret_cast<float*>(memory));
-  c.rotary_cos = c.rotary_sin = Tensor{memory, FLASH3_FLOAT32, 2, {302, 4, 0, 0}, {4, 1, 0, 0}};
+  c.q = tensor(memory(8), FLASH3_BFLOAT16, {2, 300, 4, 8});
+  c.k = tensor(memory(9), FLASH3_BFLOAT16, {2, 130, 2, 8});
+  c.v = tensor(memory(10), FLASH3_BFLOAT16, {2, 130, 2, 16});
+  c.q_out = tensor(memory(11), FLASH3_FLOAT8_E4M3, {2, 300, 4, 8});
+  c.k_out = tensor(memory(12), FLASH3_FLOAT8_E4M3, {2, 130, 2, 8});
+  c.v_out = tensor(memory(13), FLASH3_FLOAT8_E4M3, {2, 130, 2, 16});
+  c.q_scale = scale_tensor(memory<float>(14), 2, 4, 3);
+  c.k_scale = scale_tensor(memory<float>(15), 2, 2);
+  c.v_scale = scale_tensor(memory<float>(16));
+  c.rotary_cos = c.rotary_sin = Tensor{memory(17), FLASH3_FLOAT32, 2, {302, 4, 0, 0}, {4, 1, 0, 0}};
   c.rotary_offset_q = 2, c.rotary_offset_k = 172;
   return c.params();
 }
 
 template <class P>
 void pack(P* p) {
-  p->q = packed_tensor(memory, p->q.dtype, {300, 4, 8});
-  p->cu_seqlens_q = index_tensor(reinterpret_cast<int32_t*>(memory), 3);
+  p->q = packed_tensor(memory(18), p->q.dtype, {300, 4, 8});
+  p->cu_seqlens_q = index_tensor(memory<int32_t>(19), 3);
 }
 
 Status make(const F& p, ForwardProblem* problem) {
@@ -125,7 +128,7 @@ TEST(Fp8Forward, IsRefused) {
        {"QScaleOf16Bit", [](F& p) { p.q.dtype = FLASH3_BFLOAT16; },
         "q_scale is given but q.dtype = bfloat16; only FP8 tensors have scales, and one that is "
         "not given is all zero"},
-       {"SinkOfNoOut", [](F& p) { p.sink = sink_tensor(memory, FLASH3_FLOAT8_E4M3, 4); },
+       {"SinkOfNoOut", [](F& p) { p.sink = sink_tensor(memory(20), FLASH3_FLOAT8_E4M3, 4); },
         "sink.dtype = 5 but out.dtype = 2; a sink must be 3 (float32) or have the dtype of out, "
         "and one that is not wanted is all zero"},
        {"ScaleDtype", [](F& p) { p.q_scale.dtype = FLASH3_BFLOAT16; },
@@ -156,14 +159,14 @@ TEST(Fp8Forward, IsRefused) {
        {"PackedBlocksBatch",
         [](F& p) {
           pack(&p);
-          p.out = packed_tensor(memory, FLASH3_BFLOAT16, {300, 4, 16});
+          p.out = packed_tensor(memory(21), FLASH3_BFLOAT16, {300, 4, 16});
         },
         "q_scale.shape[0] = 2 but q is packed; the scales of its blocks are [1, heads, blocks]"},
        {"PackedBlocks",
         [](F& p) {
           pack(&p);
-          p.out = packed_tensor(memory, FLASH3_BFLOAT16, {300, 4, 16});
-          p.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 1, 4, 3);
+          p.out = packed_tensor(memory(22), FLASH3_BFLOAT16, {300, 4, 16});
+          p.q_scale = scale_tensor(memory<float>(23), 1, 4, 3);
         },
         "q_scale.shape[2] = 3 but q.shape[0] = 300 and cu_seqlens_q.shape[0] - 1 = 2; blocks must "
         "be 4, total / 128 + batch, rounded down"},
@@ -201,7 +204,7 @@ TEST(Fp8Forward, BecomesAProblem) {
   EXPECT_EQ(problem.k_scale.offset(1, 1, 5), 3);
   EXPECT_EQ(problem.v_scale.kind, ScaleKind::kTensor);
   EXPECT_EQ(problem.v_scale.offset(1, 1, 5), 0);
-  p.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 2);
+  p.q_scale = scale_tensor(memory<float>(24), 2, 2);
   ASSERT_EQ(make(p, &problem).message(), "");
   EXPECT_EQ(problem.q_scale.offset(1, 3, 5), 2 + 1);  // the KV head of query head 3
 
@@ -341,7 +344,7 @@ TEST(Quantize, IsRefused) {
 TEST(Quantize, BecomesAProblem) {
   Q p = quantize_call();
   p.rotate = 1;
-  p.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 2);
+  p.q_scale = scale_tensor(memory<float>(25), 2, 2);
   QuantizeProblem problem;
   ASSERT_EQ(make(p, &problem).message(), "");
   EXPECT_EQ(problem.batch, 2);
@@ -363,11 +366,11 @@ TEST(Quantize, BecomesAProblem) {
 TEST(Quantize, OfQAlone) {
   Q p = quantize_call();
   p.k = p.k_out = p.k_scale = p.v = p.v_out = p.v_scale = {};
-  p.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 2);
+  p.q_scale = scale_tensor(memory<float>(26), 2, 2);
   QuantizeProblem problem;
   ASSERT_EQ(make(p, &problem).message(), "");
   EXPECT_EQ(problem.q.scale.heads_per_scale, 2);
-  p.q_scale = scale_tensor(reinterpret_cast<float*>(memory), 2, 3);
+  p.q_scale = scale_tensor(memory<float>(27), 2, 3);
   EXPECT_EQ(make(p, &problem).message(),
             "q.shape[2] = 4 but q_scale.shape[1] = 3; heads_q must be a multiple of heads_k");
 }

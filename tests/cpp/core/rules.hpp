@@ -9,12 +9,18 @@
 #include <functional>
 #include <limits>
 #include <ostream>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "flash3/flash3.h"
 
 namespace flash3::test {
+
+// A sentence about memory, without the addresses that differ each time.
+inline std::string without_addresses(const std::string& sentence) {
+  return std::regex_replace(sentence, std::regex(" at 0x[0-9a-f]+"), "");
+}
 
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();

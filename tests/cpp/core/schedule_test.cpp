@@ -14,6 +14,7 @@
 #include "cache_call.hpp"
 #include "flash3/plan.h"
 #include "flash3/schedule.hpp"
+#include "rules.hpp"
 
 namespace flash3::test {
 namespace {
@@ -237,7 +238,35 @@ TEST(Schedule, RulesOfItsMemory) {
   EXPECT_EQ(make_schedule(problem, of_other_device, &made).code(), FLASH3_INVALID_ARGUMENT);
   EXPECT_EQ(memory[511], 0);
 
+  const auto aliases = [&](const flash3_forward_params& p) {
+    return without_addresses(check_schedule_aliases(&p, problem, call, made).message());
+  };
+  flash3_forward_params params{};
+  params.struct_size = sizeof params;
+  params.seqused_k = index_tensor(reinterpret_cast<int32_t*>(memory + 512), 2);
+  problem.sequences_k.used = static_cast<const int*>(params.seqused_k.data);
+  EXPECT_EQ(aliases(params), "");
+  params.seqused_k.data = memory + 508;
+  EXPECT_EQ(
+      aliases(params),
+      "schedule->data and seqused_k share memory, but the call writes schedule->data; what it "
+      "writes must lie in no other tensor of the call");
+
   problem.schedule = &made;
+  params.seqused_k.data = memory + 512;
+  EXPECT_TRUE(check_scratch_aliases(&params, problem, call).ok());  // both are read
+  params.out = tensor(memory + 504, FLASH3_FLOAT32, {1, 1, 1, 4});
+  problem.out.data = params.out.data;
+  EXPECT_EQ(
+      without_addresses(check_scratch_aliases(&params, problem, call).message()),
+      "out and seqused_k share memory, but the call writes out; what it writes must lie in no "
+      "other tensor of the call");
+  params.out = tensor(memory + 504, FLASH3_FLOAT32, {1, 1, 1, 2});
+  EXPECT_EQ(without_addresses(check_scratch_aliases(&params, problem, call).message()),
+            "out and schedule->data share memory, but the call writes out; what it writes must lie "
+            "in no other tensor of the call");
+  problem.sequences_k.used = nullptr, problem.out.data = nullptr;
+
   EXPECT_TRUE(check_workspace(problem, call).ok());
   EXPECT_EQ(check_workspace(problem, of_other_device).code(), FLASH3_INVALID_ARGUMENT);
   made.size = 256;

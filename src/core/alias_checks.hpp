@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rule of flash3.h for memory that two tensors of a call share: what the call writes lies in no
+// other tensor, and in neither its workspace nor its schedule.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/pointers.hpp"
+#include "core/status.hpp"
+
+namespace flash3 {
+
+// The memory of a call: strided tensors, and regions without gaps.
+class CallMemory {
+ public:
+  // One without elements is left out.
+  void add(const char* name, const flash3_tensor& tensor, bool written);
+  void add(const char* name, const void* data, size_t bytes, bool written);
+
+  // Fails for the first two of which at least one is written and which have a byte in common.
+  Status check() const;
+
+ private:
+  struct Part {
+    const char* name;
+    const flash3_tensor* tensor;  // null: a region
+    uintptr_t begin, end;         // of its first and behind its last byte
+    bool written;
+  };
+  static bool share_bytes(const Part& a, const Part& b);
+
+  // The tensors of the largest params, the workspace and the schedule.
+  static constexpr size_t kMost = 32;
+  std::array<Part, kMost> parts_;  // NOLINT: only the first count_ are ever looked at
+  size_t count_ = 0;
+};
+
+// Every tensor of the call that has memory. `problem` is what the params became; the tensors that
+// it has no address of are not looked at.
+template <AnyProblem P>
+void add_tensors(const typename ParamsOf<P>::type& params, const P& problem, CallMemory* memory);
+
+template <AnyProblem P>
+Status check_aliases(const typename ParamsOf<P>::type& params, const P& problem) {
+  CallMemory memory;
+  add_tensors(params, problem, &memory);
+  return memory.check();
+}
+
+}  // namespace flash3

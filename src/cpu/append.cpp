@@ -15,28 +15,30 @@
 namespace flash3::cpu {
 namespace {
 
-// Tokens of one sequence, one thread's work.
-struct Tokens {
-  Index batch, begin, end;
-};
 constexpr Index kTokensAtOnce = 16;
 
-// Calls each(batch, token) for `count(batch)` tokens of every sequence, on as many threads as they
-// are worth. A token has so many elements.
-template <class Count, class Each>
-void for_each_token(const ForwardProblem& p, Index elements, const Count& count, const Each& each) {
-  constexpr double kWorkOfElement = 8;  // in multiply-adds
+// All tokens of these sequences that count.
+std::vector<Tokens> tokens_of(const Sequences& sequences, Index batch) {
   std::vector<Tokens> tasks;
-  double tokens = 0;
-  for (Index b = 0; b < p.batch; ++b) {
-    const Index here = count(b);
-    tokens += static_cast<double>(here);
-    for (Index i = 0; i < here; i += kTokensAtOnce)
-      tasks.push_back({b, i, std::min(i + kTokensAtOnce, here)});
+  for (Index b = 0; b < batch; ++b) {
+    const Index count = rows_of(sequences, b).length;
+    for (Index i = 0; i < count; i += kTokensAtOnce)
+      tasks.push_back({b, i, std::min(i + kTokensAtOnce, count)});
   }
+  return tasks;
+}
+
+// Calls each(batch, token) for all of them, on as many threads as they are worth. A token has so
+// many elements.
+template <class Each>
+void for_each_token(const std::vector<Tokens>& tasks, Index elements, int num_threads,
+                    const Each& each) {
+  constexpr double kWorkOfElement = 8;  // in multiply-adds
+  double tokens = 0;
+  for (const Tokens& task : tasks) tokens += static_cast<double>(task.end - task.begin);
   const auto size = static_cast<Index>(tasks.size());
   const int threads =
-      threads_for(tokens * kWorkOfElement * static_cast<double>(elements), p.num_threads);
+      threads_for(tokens * kWorkOfElement * static_cast<double>(elements), num_threads);
   std::atomic<Index> next{0};
   run_workers(static_cast<int>(std::clamp<Index>(size, 1, threads)), [&](int) {
     for (Index i; (i = next.fetch_add(1)) < size;) {
@@ -136,11 +138,17 @@ Index cache_offset(const TensorView& t, const CacheRow& at, Index head) {
 
 }  // namespace
 
-void run_append(const ForwardProblem& p) {
+Preparation::Preparation(const ForwardProblem& problem) : p_(problem) {
+  if (p_.append.given) new_keys_ = tokens_of(p_.append.sequences, p_.batch);
+  if (p_.transforms_q() && p_.has_output()) queries_ = tokens_of(p_.sequences_q, p_.batch);
+}
+
+void Preparation::append_keys() const {
+  const ForwardProblem& p = p_;
   const Append& append = p.append;
   const CallTransform transform(p);
-  const auto count = [&](Index b) { return rows_of(append.sequences, b).length; };
-  for_each_token(p, p.heads_k * (p.head_dim + p.head_dim_v), count, [&](Index b, Index n) {
+  const Index elements = p.heads_k * (p.head_dim + p.head_dim_v);
+  for_each_token(new_keys_, elements, p.num_threads, [&](Index b, Index n) {
     const RowRange rows = rows_of(append.sequences, b);
     const CacheKeys keys = p.keys_in_cache(b);
     const CacheRow at = cache_row(p.cache, b, keys.first + keys.cached + n);
@@ -160,15 +168,15 @@ size_t transformed_q_bytes(const ForwardProblem& p) {
   return static_cast<size_t>(most_queries(p) * p.heads_q * p.head_dim * dtype_size(p.dtype));
 }
 
-TensorView transform_q(const ForwardProblem& p, void* memory) {
+TensorView Preparation::transform_q(void* memory) const {
+  const ForwardProblem& p = p_;
   const CallTransform transform(p);
   TensorView to = p.q;
   to.data = memory;
   to.stride_head = p.head_dim;
   to.stride_seq = p.heads_q * p.head_dim;
   to.stride_batch = p.sequences_q.packed ? 0 : p.seq_q * to.stride_seq;
-  const auto count = [&](Index b) { return rows_of(p.sequences_q, b).length; };
-  for_each_token(p, p.heads_q * p.head_dim, count, [&](Index b, Index i) {
+  for_each_token(queries_, p.heads_q * p.head_dim, p.num_threads, [&](Index b, Index i) {
     const RowRange rows = rows_of(p.sequences_q, b);
     const Index position = p.append.rotary.given ? p.query_position(first_position(p, b), i) : 0;
     for (Index head = 0; head < p.heads_q; ++head)

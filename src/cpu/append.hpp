@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "core/problem.hpp"
 
@@ -12,10 +13,26 @@ namespace flash3::cpu {
 // Bytes of workspace for q with its embedding or rotation; 0 with neither.
 size_t transformed_q_bytes(const ForwardProblem& problem);
 
-// Writes the cache. The problem's lengths have been checked.
-void run_append(const ForwardProblem& problem);
+// Tokens of one sequence, one thread's work.
+struct Tokens {
+  Index batch, begin, end;
+};
 
-// Writes q with its embedding and rotation to `memory`, of transformed_q_bytes(); returns its view.
-TensorView transform_q(const ForwardProblem& problem, void* memory);
+// Made before anything is written, since that can fail: its steps cannot. The problem's lengths
+// have been checked, and it outlives this.
+class Preparation {
+ public:
+  explicit Preparation(const ForwardProblem& problem);
+
+  // Writes the cache, if anything is appended.
+  void append_keys() const;
+  // Writes q with its embedding and rotation to `memory`, of transformed_q_bytes(); returns its
+  // view.
+  TensorView transform_q(void* memory) const;
+
+ private:
+  const ForwardProblem& p_;
+  std::vector<Tokens> new_keys_, queries_;
+};
 
 }  // namespace flash3::cpu

@@ -176,6 +176,48 @@ struct Free {
   void operator()(void* p) const { std::free(p); }
 };
 
+// The tasks of a call and the memory that they take: all that can fail is in make().
+class Tasks {
+ public:
+  explicit Tasks(const ForwardProblem& p) : list_(p.heads_k) {}
+
+  Status make(const ForwardProblem& p, const AttentionPlan& plan) {
+    list_ = list_blocks(p, plan);
+    threads_ = plan.threads;
+    if (p.is_ragged()) threads_ = std::min(threads_, threads_for(list_.work(), p.num_threads));
+    list_.close(threads_);
+    threads_ = static_cast<int>(std::min<int64_t>(threads_, list_.tasks()));
+    if (threads_ == 0) return {};
+    scratch_size_ =
+        round_up(static_cast<int64_t>(plan.kernel->scratch_bytes(p, plan.tile)), kCacheLine);
+    scratch_.reset(std::aligned_alloc(kCacheLine, scratch_size_ * static_cast<size_t>(threads_)));
+    if (scratch_) return {};
+    return {FLASH3_OUT_OF_MEMORY,
+            message("no host memory for ", threads_, " × ", scratch_size_, " bytes of scratch")};
+  }
+
+  void run(const ForwardProblem& p, const AttentionPlan& plan) const {
+    if (threads_ == 0) return;
+    std::atomic<int64_t> next{0};
+    run_workers(threads_, [&](int worker) {
+      void* own = static_cast<char*>(scratch_.get()) + worker * scratch_size_;
+      for (int64_t index; (index = next.fetch_add(1)) < list_.tasks();)
+        list_.for_each_unit(index, [&](int64_t unit) {
+          TileShape tile;
+          const AttentionTask task = task_of(p, plan, list_, unit, &tile);
+          plan.kernel->run(task, tile, own);
+        });
+    });
+    if (plan.splits > 1) merge(p, plan, list_);
+  }
+
+ private:
+  WorkList list_;
+  int threads_ = 0;
+  size_t scratch_size_ = 0;  // of one thread
+  std::unique_ptr<void, Free> scratch_;
+};
+
 }  // namespace
 
 AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> target) {
@@ -240,45 +282,21 @@ AttentionPlan plan_attention(const ForwardProblem& p, std::optional<CpuTarget> t
   return plan;
 }
 
-static Status run_tasks(const ForwardProblem& p, const AttentionPlan& plan) {
-  WorkList list = list_blocks(p, plan);
-  int threads = plan.threads;
-  if (p.is_ragged()) threads = std::min(threads, threads_for(list.work(), p.num_threads));
-  list.close(threads);
-  threads = static_cast<int>(std::min<int64_t>(threads, list.tasks()));
-  if (threads == 0) return {};
-
-  const size_t scratch_size =
-      round_up(static_cast<int64_t>(plan.kernel->scratch_bytes(p, plan.tile)), kCacheLine);
-  const std::unique_ptr<void, Free> scratch(
-      std::aligned_alloc(kCacheLine, scratch_size * static_cast<size_t>(threads)));
-  if (!scratch)
-    return {FLASH3_OUT_OF_MEMORY, "no host memory for " + std::to_string(threads) + " × " +
-                                      std::to_string(scratch_size) + " bytes of scratch"};
-
-  std::atomic<int64_t> next{0};
-  run_workers(threads, [&](int worker) {
-    void* own = static_cast<char*>(scratch.get()) + worker * scratch_size;
-    for (int64_t index; (index = next.fetch_add(1)) < list.tasks();)
-      list.for_each_unit(index, [&](int64_t unit) {
-        TileShape tile;
-        const AttentionTask task = task_of(p, plan, list, unit, &tile);
-        plan.kernel->run(task, tile, own);
-      });
-  });
-  if (plan.splits > 1) merge(p, plan, list);
-  return {};
-}
-
 Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
   if (p.is_empty()) return {};
   if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
-  if (p.append.given) run_append(p);
+  // All that can fail comes before the cache is written.
+  const Preparation first(p);
+  Tasks tasks(p);
+  if (p.has_output()) FLASH3_CHECK(tasks.make(p, plan));
+
+  first.append_keys();
   if (!p.has_output()) return {};
-  if (!p.transforms_q()) return run_tasks(p, plan);
   ForwardProblem transformed = p;
-  transformed.q = transform_q(p, static_cast<char*>(p.workspace) + plan.q_offset);
-  return run_tasks(transformed, plan);
+  if (p.transforms_q())
+    transformed.q = first.transform_q(static_cast<char*>(p.workspace) + plan.q_offset);
+  tasks.run(transformed, plan);
+  return {};
 }
 
 }  // namespace flash3::cpu

@@ -121,21 +121,18 @@ class BlockBuffer {
 };
 
 // Calls each(buffer, work, number of the work) for the blocks of works that take part and that have
-// tokens.
+// tokens, on at most as many threads as there are buffers.
 template <class Takes, class Each>
-void for_each_block(const QuantizeProblem& p, const Works& works, int threads, const Takes& takes,
+void for_each_block(const Works& works, std::vector<BlockBuffer>* buffers, const Takes& takes,
                     const Each& each) {
   const Work* all[] = {&works.q, &works.k, &works.v};
   Index blocks = 0;
   for (const Work* work : all) blocks += takes(*work) ? work->blocks() : 0;
-  // Before the threads: what they run must not throw.
-  threads = static_cast<int>(std::clamp<Index>(blocks, 1, threads));
-  std::vector<BlockBuffer> buffers;
-  buffers.reserve(static_cast<size_t>(threads));
-  for (int i = 0; i < threads; ++i) buffers.emplace_back(p);
+  const auto threads =
+      static_cast<int>(std::clamp<Index>(blocks, 1, static_cast<Index>(buffers->size())));
   std::atomic<Index> next{0};
   run_workers(threads, [&](int worker) {
-    BlockBuffer& buffer = buffers[static_cast<size_t>(worker)];
+    BlockBuffer& buffer = (*buffers)[static_cast<size_t>(worker)];
     for (Index index; (index = next.fetch_add(1)) < blocks;)
       for (int w = 0; w < 3; ++w) {
         if (!takes(*all[w])) continue;
@@ -192,11 +189,15 @@ Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
   if (p.is_empty()) return {};
   if (p.is_ragged()) FLASH3_CHECK(check_lengths(p));
   const Works works = works_of(p);
+  // All that can fail comes before the first scale is written.
+  std::vector<BlockBuffer> buffers;
+  buffers.reserve(static_cast<size_t>(plan.threads));
+  for (int i = 0; i < plan.threads; ++i) buffers.emplace_back(p);
   Amaxes amaxes[3] = {Amaxes(static_cast<size_t>(works.q.scales())),
                       Amaxes(static_cast<size_t>(works.k.scales())),
                       Amaxes(static_cast<size_t>(works.v.scales()))};
   for_each_block(
-      p, works, plan.threads, [](const Work& work) { return work.has_wide_scales(); },
+      works, &buffers, [](const Work& work) { return work.has_wide_scales(); },
       [&](const BlockBuffer& buffer, const Work& work, int w) {
         const Index number = work.scale_number(buffer.batch(), buffer.head());
         raise(&amaxes[w][static_cast<size_t>(number)], buffer.amax_bits(work));
@@ -205,7 +206,7 @@ Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
   if (works.k.has_wide_scales()) write_wide_scales(works.k, amaxes[1]);
   if (works.v.has_wide_scales()) write_wide_scales(works.v, amaxes[2]);
   for_each_block(
-      p, works, plan.threads, [](const Work&) { return true; },
+      works, &buffers, [](const Work&) { return true; },
       [&](const BlockBuffer& buffer, const Work& work, int w) {
         if (work.has_wide_scales()) {
           const Index number = work.scale_number(buffer.batch(), buffer.head());

@@ -3,7 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <cmath>
 #include <limits>
+#include <sstream>
 #include <stdexcept>
 #include <string_view>
 
@@ -49,6 +51,16 @@ int32_t int32_of(const char* name, int64_t value) {
     fail(FLASH3_INVALID_ARGUMENT,
          std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
   return static_cast<int32_t>(value);
+}
+
+float float32_of(const char* name, double value) {
+  const auto kept = static_cast<float>(value);
+  // To the library 0 stands for something else.
+  if ((kept == 0) == (value == 0) && std::isinf(kept) == std::isinf(value)) return kept;
+  std::ostringstream sentence;
+  sentence << name << " = " << value
+           << " but it must be a number that float32 can hold, which makes " << kept << " of it";
+  fail(FLASH3_INVALID_ARGUMENT, sentence.str());
 }
 
 std::string Device::name() const {

@@ -28,6 +28,7 @@ using Sizes = std::vector<int64_t>;
 [[noreturn]] void fail(flash3_status status, const std::string& sentence);
 void check(flash3_status status);
 int32_t int32_of(const char* name, int64_t value);
+float float32_of(const char* name, double value);
 
 struct Device {
   int32_t type = 0, index = 0;
@@ -134,12 +135,12 @@ class Call {
   // Scale and mask, of forward and backward.
   void scores(double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
               double softcap) {
-    params.softmax_scale = static_cast<float>(softmax_scale);
+    params.softmax_scale = float32_of("softmax_scale", softmax_scale);
     params.causal = causal;
     params.window = window_left >= 0 || window_right >= 0;
     params.window_left = window_left;
     params.window_right = window_right;
-    params.softcap = static_cast<float>(softcap);
+    params.softcap = float32_of("softcap", softcap);
   }
   void sequences(const Sequences& s) {
     optional_input("cu_seqlens_q", &params.cu_seqlens_q, s.cu_seqlens_q);

@@ -5,11 +5,13 @@
 #include <flash3/flash3.h>
 #include <tvm/ffi/c_api.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -133,9 +135,16 @@ inline int32_t int32_of(const Argument& a, const TVMFFIAny& value) {
 }
 
 inline float number_of(const Argument& a, const TVMFFIAny& value) {
-  if (value.type_index == kTVMFFIFloat) return static_cast<float>(value.v_float64);
-  if (value.type_index != kTVMFFIInt) refuse_type(a, "a number or None");
-  return static_cast<float>(value.v_int64);
+  if (value.type_index == kTVMFFIInt) return static_cast<float>(value.v_int64);
+  if (value.type_index != kTVMFFIFloat) refuse_type(a, "a number or None");
+  const double given = value.v_float64;
+  const auto kept = static_cast<float>(given);
+  // To the library 0 stands for something else.
+  if ((kept == 0) == (given == 0) && std::isinf(kept) == std::isinf(given)) return kept;
+  std::ostringstream sentence;
+  sentence << a.name << " = " << given
+           << " but it must be a number that float32 can hold, which makes " << kept << " of it";
+  throw Refusal{"ValueError", sentence.str()};
 }
 
 inline std::string_view text_of(const Argument& a, const TVMFFIAny& value) {

@@ -133,7 +133,8 @@ typedef struct flash3_forward_params {
   flash3_tensor lse; /**< [batch, heads_q, seq_q] float32, natural log; all zero: not wanted */
   /** @} */
 
-  float softmax_scale; /**< finite and ≥ 0; 0: 1/√head_dim, with qv 1/√(head_dim + head_dim_v) */
+  /** From 1e-18 to 1e18; 0: 1/√head_dim, with qv 1/√(head_dim + head_dim_v). */
+  float softmax_scale;
 
   /** @name Mask
    * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
@@ -202,7 +203,9 @@ typedef struct flash3_forward_params {
    * 1. It is neither scaled nor capped nor masked. lse includes it; without keys it is the sink. */
   flash3_tensor sink; /**< [heads_q] float32, or the dtype of out; all zero: none */
 
-  float softcap; /**< ≥ 0; 0: none. A scaled score s becomes softcap · tanh(s / softcap) */
+  /** From 1e-18 to 1e18; 0: none. A scaled score s becomes softcap · tanh(s / softcap). On Hopper
+   * softcap and softmax_scale / softcap lie from 1e-6 to 1e6. */
+  float softcap;
   int64_t chunk; /**< ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
                     floor(i' / chunk), with i' as above, besides what the other masks say */
   /** @} */

@@ -16,17 +16,26 @@
 namespace flash3 {
 namespace {
 
+// Within these, what float32 makes of the two is exact but for rounding: softmax_scale · log2 e and
+// softcap · log2 e are normal, their quotient lies from 1e-36 to 1e36, and so does its inverse, of
+// normal numbers from 1.2e-38 to 3.4e38. Scores of float16 tensors, at most 576 · 65504² = 2.5e12
+// times the scale, stay finite too, with or without a cap. What else overflows comes from the data.
+constexpr float kLeastFactor = 1e-18f, kMostFactor = 1e18f;
+
+// softmax_scale or softcap, of which 0 stands for `none`.
+Status check_factor(const char* name, float value, const char* none) {
+  if (value == 0.f || (value >= kLeastFactor && value <= kMostFactor)) return {};
+  return invalid_argument(message(name, " = ", value, " but it must be 0 (", none, ") or from ",
+                                  kLeastFactor, " to ", kMostFactor));
+}
+
 template <class Params>
 Status check_options(const Params& p) {
-  if (!std::isfinite(p.softmax_scale) || p.softmax_scale < 0.f)
-    return invalid_argument(message("softmax_scale = ", p.softmax_scale,
-                                    " but it must be finite and at least 0 (0: 1/sqrt(head_dim))"));
+  FLASH3_CHECK(check_factor("softmax_scale", p.softmax_scale, "1/sqrt(head_dim)"));
   FLASH3_CHECK(check_flag("causal", p.causal));
   FLASH3_CHECK(check_flag("window", p.window));
   FLASH3_CHECK(check_context(p));
-  if (!(p.softcap >= 0.f) || std::isinf(p.softcap))
-    return invalid_argument(
-        message("softcap = ", p.softcap, " but it must be finite and at least 0 (0: none)"));
+  FLASH3_CHECK(check_factor("softcap", p.softcap, "none"));
   if (p.chunk < 0)
     return invalid_argument(message("chunk = ", p.chunk, " but it must be at least 0 (0: none)"));
   return {};

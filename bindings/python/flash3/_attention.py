@@ -63,8 +63,8 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
             scaled_dot_product_attention aligns it to the top left one: flash3.sdpa.)
         window: (left, right): query i sees keys from i' - left to i' + right. None or a negative number: unbounded on that
             side.
-        softmax_scale: > 0; None: 1/sqrt(head_dim).
-        softcap: > 0: scores become softcap * tanh(score / softcap) before the mask. 0: none.
+        softmax_scale: from 1e-18 to 1e18; None: 1/sqrt(head_dim).
+        softcap: from 1e-18 to 1e18 (on a GPU from 1e-6 to 1e6): scores become softcap * tanh(score / softcap) before the mask. 0: none.
         chunk: > 0: query i sees keys of its own chunk alone, floor(j / chunk) = floor(i' / chunk). 0: none.
         sink: [heads_q], float32 or of q's dtype: one more logit per head, which takes part in the softmax without a value.
         cu_seqlens_q: [batch + 1] int32: q and the result are packed, [total_q, heads_q, dim], and sequence b has the rows

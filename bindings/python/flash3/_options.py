@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
+import ctypes
+import math
 import operator
 
 from . import _library as _c
@@ -24,10 +26,16 @@ def int32_of(name, value):
 
 
 def number_of(name, value):
+    """value as a float that is one in 32 bits too, as the C interface has it: there 0 stands for something else."""
     try:
-        return float(value)
+        number = float(value)
     except TypeError:
         raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
+    if not 1e-37 < abs(number) < 1e38:
+        kept = ctypes.c_float(number).value
+        if (kept == 0.0) != (number == 0.0) or math.isinf(kept) != math.isinf(number):
+            raise ValueError(f"{name} = {number} but it must be a number that float32 can hold, which makes {kept} of it")
+    return number
 
 
 def window_sides(window):

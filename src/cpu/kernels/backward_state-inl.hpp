@@ -18,13 +18,20 @@ constexpr int spread_stride(int columns) { return (ceil_div(columns, 16) | 1) * 
 // that their size does not change the sums; and that much of K stays in the first-level cache.
 constexpr int kDepth = kKeyAlignment;
 
+// e^(score − lse), at most 1. lse is rounded: of scores of 2^25 and more, whose lse is off by more
+// than 1, what the difference is above 0 would make it large, and of 2^31 and more infinite.
+HWY_INLINE VecF probability(VecF score_minus_lse) {
+  const VecF exponent = hn::Mul(score_minus_lse, set(float(kLog2E)));
+  return exp2(hn::IfThenElse(hn::Gt(exponent, hn::Zero(F32())), hn::Zero(F32()), exponent));
+}
+
 // S and dP of a row become P and dS for the keys that it sees, and 0 for all others.
 HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, float row_lse,
                                  float row_delta, int columns, float* p, float* ds) {
   if (!own.empty()) {
     // Base 2 only behind the difference: scale · log2 e, rounded, would be an error of the
     // score's size, which lse, unlike the sum that the forward divides by, does not share.
-    const VecF scale = set(problem.softmax_scale), lse = set(row_lse), log2_e = set(float(kLog2E));
+    const VecF scale = set(problem.softmax_scale), lse = set(row_lse);
     const VecF delta = set(row_delta);
     const Index begin = own.begin / kLanes * kLanes;
     if (problem.softcap > 0) {
@@ -32,13 +39,13 @@ HWY_INLINE void softmax_backward(const BackwardProblem& problem, Range own, floa
       const VecF scale_over_cap = set(problem.softmax_scale / problem.softcap);
       for (Index j = begin; j < own.end; j += kLanes) {
         const Tanh t = tanh(hn::Mul(load(p + j), scale_over_cap));
-        const VecF weight = exp2(hn::Mul(hn::MulSub(t.value, cap, lse), log2_e));
+        const VecF weight = probability(hn::MulSub(t.value, cap, lse));
         store(weight, p + j);
         store(hn::Mul(hn::Mul(weight, t.slope), hn::Sub(load(ds + j), delta)), ds + j);
       }
     } else {
       for (Index j = begin; j < own.end; j += kLanes) {
-        const VecF weight = exp2(hn::Mul(hn::MulSub(load(p + j), scale, lse), log2_e));
+        const VecF weight = probability(hn::MulSub(load(p + j), scale, lse));
         store(weight, p + j);
         store(hn::Mul(weight, hn::Sub(load(ds + j), delta)), ds + j);
       }

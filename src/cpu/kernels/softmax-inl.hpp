@@ -15,6 +15,34 @@ HWY_NOINLINE void cap_row(float* scores, int64_t begin, int64_t end, float scale
     hn::Store(tanh(hn::Mul(hn::Load(F32(), scores + j), factor)).value, F32(), scores + j);
 }
 
+// 2^(scale · s − shift), where the shift is the largest scale · s or more. Fused, the product is
+// not rounded as that in the shift has been: the exponent of the largest score is up to half a unit
+// in the last place of the shift then, which at 2^32 leaves float32's range. Else it is rounded,
+// and at most the shift; the comparison also keeps the compiler from fusing it.
+template <bool kFused>
+HWY_INLINE VecF weights_of(const float* scores, VecF scale, VecF shift) {
+  const VecF s = hn::Load(F32(), scores);
+  if constexpr (kFused) return exp2(hn::MulSub(s, scale, shift));
+  const VecF scaled = hn::Mul(s, scale);
+  return exp2(hn::Sub(hn::IfThenElse(hn::Gt(scaled, shift), shift, scaled), shift));
+}
+constexpr float kMostFusedShift = 1 << 16;
+
+// Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; returns their sum.
+template <class Words, bool kFused>
+HWY_INLINE VecF make_weights(const float* scores, int64_t begin, int64_t end, VecF scale,
+                             VecF shift, float* weights) {
+  VecF sum0 = hn::Zero(F32()), sum1 = sum0;
+  for (int64_t j = begin; j < end; j += 2 * kLanes) {
+    const VecF p0 = weights_of<kFused>(scores + j, scale, shift);
+    const VecF p1 = weights_of<kFused>(scores + j + kLanes, scale, shift);
+    sum0 = hn::Add(sum0, p0);
+    sum1 = hn::Add(sum1, p1);
+    Words::store_weights(p0, p1, weights + j / Words::kElements);
+  }
+  return hn::Add(sum0, sum1);
+}
+
 // Makes weights of scores [begin, end) of one row, a multiple of 2 · kLanes; updates the row's
 // max and sum; returns the factor that brings what was summed before to the new max.
 template <class Words>
@@ -31,16 +59,11 @@ HWY_INLINE float softmax_row(const float* scores, int64_t begin, int64_t end, fl
   const float correction = *row_max == max ? 1.f : std::exp2(*row_max - origin);
 
   const VecF factor = set(scale), shift = set(origin);
-  VecF sum0 = hn::Zero(F32()), sum1 = sum0;
-  for (int64_t j = begin; j < end; j += 2 * kLanes) {
-    const VecF p0 = exp2(hn::MulSub(hn::Load(F32(), scores + j), factor, shift));
-    const VecF p1 = exp2(hn::MulSub(hn::Load(F32(), scores + j + kLanes), factor, shift));
-    sum0 = hn::Add(sum0, p0);
-    sum1 = hn::Add(sum1, p1);
-    Words::store_weights(p0, p1, weights + j / Words::kElements);
-  }
+  const VecF sum = std::abs(origin) <= kMostFusedShift
+                       ? make_weights<Words, true>(scores, begin, end, factor, shift, weights)
+                       : make_weights<Words, false>(scores, begin, end, factor, shift, weights);
   *row_max = max;
-  *row_sum = *row_sum * correction + hn::GetLane(hn::SumOfLanes(F32(), hn::Add(sum0, sum1)));
+  *row_sum = *row_sum * correction + hn::GetLane(hn::SumOfLanes(F32(), sum));
   return correction;
 }
 

@@ -115,11 +115,15 @@ std::vector<Rule<P>> ragged_rules() {
        "contiguous"},
 
       {"SoftcapNan", [](P& p) { p.softcap = std::nanf(""); },
-       "softcap = nan but it must be finite and at least 0 (0: none)"},
+       "softcap = nan but it must be 0 (none) or from 1e-18 to 1e+18"},
       {"SoftcapInfinite", [](P& p) { p.softcap = INFINITY; },
-       "softcap = inf but it must be finite and at least 0 (0: none)"},
+       "softcap = inf but it must be 0 (none) or from 1e-18 to 1e+18"},
+      {"SoftcapTooSmall", [](P& p) { p.softcap = 1e-40f; },
+       "softcap = 1e-40 but it must be 0 (none) or from 1e-18 to 1e+18"},
+      {"SoftcapTooLarge", [](P& p) { p.softcap = 2.5e38f; },
+       "softcap = 2.5e+38 but it must be 0 (none) or from 1e-18 to 1e+18"},
       {"SoftcapNegative", [](P& p) { p.softcap = -30.f; },
-       "softcap = -30 but it must be finite and at least 0 (0: none)"},
+       "softcap = -30 but it must be 0 (none) or from 1e-18 to 1e+18"},
       {"ChunkNegative", [](P& p) { p.chunk = -8192; },
        "chunk = -8192 but it must be at least 0 (0: none)"},
   };

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <limits>
 
+#include "../core/backward_call.hpp"
+#include "cases/memory.hpp"
+#include "cases/runner.hpp"
 #include "core/convert.hpp"
 #include "harness.hpp"
 
@@ -124,6 +127,53 @@ TEST(SpecialValues, LargeScores) {
     for (int64_t i = 0; i < 50; ++i) set(t.q.view, i, 0, 0, 60.f);
     for (int64_t j = 0; j < 200; ++j) set(t.k.view, j, 0, 0, j % 2 ? 100.f : -100.f);
   });
+}
+
+// ---- the ends of what softmax_scale and softcap may be ----
+
+// Scores of up to about 1e18 · 1e6, and of so many small ones: as the definition has them.
+TEST(Scores, AtTheEndsOfScaleAndSoftcap) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"})
+    for (const char* scale :
+         {"", "/scale1e-18", "/scale1e-6", "/scale1e6", "/scale1e9", "/scale1e12", "/scale1e18"})
+      for (const char* cap :
+           {"", "/softcap1e-18", "/softcap1e-6", "/softcap1e6", "/softcap1e12", "/softcap1e18"})
+        for (const char* rest : {"/b1/q70/k600/h2x1/d64/causal", "/b1/q3/k40/h2/d72x24/full/sink"})
+          check_case(std::string(dtype) + rest + scale + cap, 2);
+}
+
+// Gradients as the definition has them, where lse can tell the weights.
+TEST(Scores, GradientsAtTheEndsOfScaleAndSoftcap) {
+  cases::HostMemory memory;
+  for (const char* dtype : {"fp32", "bf16", "fp16"})
+    for (const char* scale : {"", "/scale1e-18", "/scale1e-6", "/scale50"})
+      for (const char* cap : {"", "/softcap1e-18", "/softcap1e-6", "/softcap1e6", "/softcap1e18"}) {
+        std::string error;
+        const auto c = cases::parse_id(
+            std::string(dtype) + "/b1/q70/k90/h2x1/d64/causal" + scale + cap + "/bwd", &error);
+        ASSERT_TRUE(c) << error;
+        cases::RunOptions options;
+        options.num_threads = 2;
+        EXPECT_EQ(run_case(*c, memory, options).failure, "") << to_id(*c);
+      }
+}
+
+// Where lse cannot tell them, being rounded, they are still weights.
+TEST(Scores, GradientsOfTheLargestAreFinite) {
+  for (const float scale : {1e6f, 1e9f, 1e12f, 1e18f})
+    for (const float softcap : {0.f, 1e18f}) {
+      BackwardCall call({.batch = 2, .seq_q = 33, .seq_k = 70, .head_dim = 64, .head_dim_v = 64});
+      call.args.softmax_scale = scale, call.args.softcap = softcap;
+      call.args.backend = FLASH3_BACKEND_CPU;
+      call.run_forward();
+      call.args.workspace_size = workspace(call.args);
+      std::vector<std::byte> memory(call.args.workspace_size + 256);
+      call.args.workspace =
+          memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256);
+      backward(call.args);
+      for (const auto* gradient : {&call.dq, &call.dk, &call.dv})
+        for (const float x : *gradient) ASSERT_TRUE(std::isfinite(x)) << scale << ", " << softcap;
+    }
 }
 
 }  // namespace

@@ -260,7 +260,7 @@ def test_cuda_array_interface_refusals(monkeypatch):
     good = dict(shape=q.shape, typestr="<f2", address=q.ctypes.data)
     for change, error, message in (
             (dict(stream=0), ValueError, "q.__cuda_array_interface__['stream'] = 0 but it must be None, 1, 2 or a cudaStream_t"),
-            (dict(mask=object()), TypeError, "q has a mask, and a tensor must have none"),
+            (dict(mask=object()), TypeError, "q has a mask, which its memory does not show"),
             (dict(strides=(3, 2, 2, 2)), ValueError, "q.strides = (3, 2, 2, 2) bytes but they must be multiples of 2"),
             (dict(typestr="<c8"), TypeError, "q.dtype = <c8 but it must be one of")):
         with pytest.raises(error, match=re.escape(message)):

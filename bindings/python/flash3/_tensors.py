@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any tensor as a flash3_tensor: torch tensors, and what has __array_interface__, __dlpack__ or __cuda_array_interface__.
 
-Nothing is copied. What is returned keeps the memory alive that it points to.
+Nothing is copied. What is returned keeps the memory alive that it points to. A tensor whose memory is not all that it means (torch's
+lazy negation, a mask, a subclass with a state of its own) is refused.
 """
 import ctypes
 import math
+import sys
 
 from . import _streams
 from ._library import DTYPES, Tensor
@@ -13,7 +15,7 @@ _NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int3
 _DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8",
                  (10, 8): "float8_e4m3fn"}
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)  # CPU and pinned; CUDA and managed
-_DLPACK_READ_ONLY = 1
+_DLPACK_READ_ONLY, _DLPACK_COPIED = 1, 2
 
 
 class Described:
@@ -47,7 +49,24 @@ def is_torch(x):
     return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "data_ptr") and hasattr(x, "is_meta")
 
 
+def _check_is_memory(name, x):
+    """That the numbers of a torch tensor are those of its memory."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return
+    if x.is_neg() or x.is_conj():
+        bit, resolve = ("negative", "resolve_neg") if x.is_neg() else ("conjugate", "resolve_conj")
+        raise ValueError(f"{name} has torch's {bit} bit, which its memory does not show; {name}.{resolve}() is a tensor without it")
+    if x.is_nested:
+        raise TypeError(f"{name} is a nested tensor but a tensor must have one shape; see cu_seqlens for sequences of different lengths")
+    own = type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if x._is_zerotensor() or not x.is_meta and (own or torch._C._functorch.is_functorch_wrapped_tensor(x)):
+        kind = "zero tensor" if x._is_zerotensor() else type(x).__name__ if own else "tensor inside of a transform"
+        raise TypeError(f"{name} is a {kind}, which has more or less than memory; it must be a plain tensor")
+
+
 def _of_torch(name, x):
+    _check_is_memory(name, x)
     dtype = str(x.dtype).removeprefix("torch.")
     if x.layout.__str__() != "torch.strided":
         raise TypeError(f"{name}.layout = {x.layout} but a tensor must be strided")
@@ -65,8 +84,17 @@ def _dense_strides(shape):
     return strides[::-1]
 
 
+def check_has_no_mask(name, x, mask=None):
+    """mask: what the array's interface says; numpy's masked arrays do not put theirs into it."""
+    if mask is not None or hasattr(x, "mask") and hasattr(x, "filled"):
+        raise TypeError(f"{name} has a mask, which its memory does not show; {name}.filled(value) is an array without one")
+
+
 def _of_interface(name, x, interface, writable):
     """What __array_interface__ and __cuda_array_interface__ have in common."""
+    check_has_no_mask(name, x, interface.get("mask"))
+    if not isinstance(interface.get("data"), tuple):
+        raise TypeError(f"{name} has an array interface without an address but it must have one: data = (address, is read-only)")
     typestr, shape = interface["typestr"], interface["shape"]
     dtype = _NUMPY_KINDS.get(typestr)
     if dtype is None:  # ml_dtypes' types are opaque bytes to numpy
@@ -91,8 +119,6 @@ def _of_array(name, x, writable):
 
 def _of_cuda_array(name, x, writable, stream):
     interface = x.__cuda_array_interface__
-    if interface.get("mask") is not None:
-        raise TypeError(f"{name} has a mask, and a tensor must have none")
     parts = _of_interface(name, x, interface, writable)
     device = _streams.device_of(parts[0]) if parts[0] else 0  # an empty one has no address
     # Version 3 names the stream on which the memory becomes what it is; None: nobody need wait.
@@ -137,16 +163,17 @@ def _of_dlpack(name, x, writable, stream):
     # A capsule that nobody consumed frees its tensor when it goes: holding it is holding the memory.
     capsule = _dlpack_capsule(x) if on_host else _dlpack_capsule(x, stream=stream or _streams.LEGACY_DEFAULT)
     kind = _capsule_name(capsule)
-    address, read_only = _capsule_pointer(capsule, kind), False
+    address, flags = _capsule_pointer(capsule, kind), 0
     if kind == b"dltensor_versioned":
         versioned = _DLTensorVersioned.from_address(address)
         if versioned.major != 1:
             raise TypeError(f"{name}: DLPack of version {versioned.major} but it must be 1")
-        t, read_only = versioned.tensor, bool(versioned.flags & _DLPACK_READ_ONLY)
+        t, flags = versioned.tensor, versioned.flags
     else:
         t = _DLTensor.from_address(address)
-    if writable and read_only:
-        raise ValueError(f"{name} is read-only memory, which an output cannot be")
+    if writable and flags & (_DLPACK_READ_ONLY | _DLPACK_COPIED):
+        what = "read-only memory" if flags & _DLPACK_READ_ONLY else "a copy that DLPack has made"
+        raise ValueError(f"{name} is {what}, which an output cannot be")
     dtype = _DLPACK_KINDS.get((t.code, t.bits), f"DLPack type (code {t.code}, {t.bits} bits)")
     if t.lanes != 1:
         raise TypeError(f"{name}.dtype has {t.lanes} lanes but it must have 1")
@@ -192,6 +219,10 @@ def memory_of(name, given, stream=None):
     if isinstance(given, tuple):
         return given
     if is_torch(given):
+        if not given.is_contiguous():
+            raise ValueError(f"{name}.stride() = {tuple(given.stride())} but it must have no gaps: "
+                             f"{tuple(_dense_strides(given.shape))}")
+        _check_is_memory(name, given)
         return given.data_ptr(), given.numel() * given.element_size()
     try:
         data, dtype, shape, strides, _, _ = _parts(name, given, True, stream)

@@ -2,7 +2,7 @@
 """tree_mask(): the words of attention_with_kv_cache(tree_mask=), of a tree's parents or of a mask of booleans."""
 import importlib
 
-from ._tensors import is_torch
+from ._tensors import check_has_no_mask, is_torch
 
 MOST_DRAFTS = 64  # that a word has bits for
 
@@ -33,6 +33,7 @@ def tree_mask(parents=None, *, seen=None):
     if (parents is None) == (seen is None):
         raise TypeError("tree_mask() takes parents or seen, and one of them")
     given = parents if seen is None else seen
+    check_has_no_mask("parents" if seen is None else "seen", given)
     library = importlib.import_module("torch" if is_torch(given) else "numpy")
     given = library.asarray(given)
     if seen is None:

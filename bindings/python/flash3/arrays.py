@@ -2,7 +2,8 @@
 """flash3's C calls as they are: every tensor, also those for the results, is the caller's.
 
 Tensors are torch tensors, numpy arrays, or anything with __array_interface__, __dlpack__ or __cuda_array_interface__ (ml_dtypes,
-CuPy, Numba, JAX …), on the host or on a GPU, and nothing is copied. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x),
+CuPy, Numba, JAX …), on the host or on a GPU, and nothing is copied; one whose memory is not all that it means, as with torch's lazy
+negation or a mask of numpy's, is refused. FP8 is float8_e4m3fn of torch, ml_dtypes or DLPack, or E4M3(x),
 with x of uint8. There is no autograd here; see flash3.attention for that. Errors are raised as there.
 
 forward, backward, quantize and merge write into the results that they are given. With like= they make those that are None, on the
@@ -17,8 +18,8 @@ Options of forward and backward, all by keyword, as in flash3/flash3.h::
     causal=False                  query i sees keys up to i + seq_k - seq_q (aligned to the bottom right corner)
     window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or a
                                   negative number: unbounded on that side
-    softmax_scale=None            > 0; None: 1/sqrt(head_dim)
-    softcap=0.0                   > 0: scores become softcap * tanh(score / softcap)
+    softmax_scale=None            from 1e-18 to 1e18; None: 1/sqrt(head_dim)
+    softcap=0.0                   from 1e-18 to 1e18: scores become softcap * tanh(score / softcap)
     chunk=0                       > 0: a query sees keys of its own chunk alone
     sink=None                     [heads_q] float32 or q's dtype: one more logit per head, without a value
     cu_seqlens_q, cu_seqlens_k    [batch + 1] int32: q (k and v) are packed, [total, heads, dim]
@@ -153,7 +154,8 @@ class _Call:
 class Plan:
     """A call's plan, kept for a call that is made again and again: the kernel is chosen once.
 
-    forward_plan(), backward_plan(), quantize_plan() and merge_plan() make one. It may be run by many threads at once.
+    forward_plan(), backward_plan(), quantize_plan() and merge_plan() make one. It may be run by many threads at once. It can be
+    neither copied nor pickled: TypeError.
     """
 
     def __init__(self, make_call, tensors, options):
@@ -180,6 +182,11 @@ class Plan:
     def explain(self):
         """Which kernel runs and why, as lines of "name: value"."""
         return _c.text_of(_c.lib.flash3_plan_explain, self.address)
+
+    def _refuse_copy(self, *_):
+        raise TypeError("a Plan owns memory of the C library, so that it can be neither copied nor pickled; make another one")
+
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = _refuse_copy
 
     def __del__(self):
         if address := getattr(self, "address", None):

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "device/compare.hpp"
+#include "hopper/host/cuda_status.hpp"
 
 namespace flash3::device {
 namespace {
@@ -133,7 +134,7 @@ int attribute(cudaDeviceAttr which, int device) {
 std::vector<Gpu> gpus(std::string* reason) {
   int count = 0;
   if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess || count == 0) {
-    *reason = code == cudaSuccess ? "no CUDA device is visible" : cudaGetErrorString(code);
+    *reason = code == cudaSuccess ? "no CUDA device is visible" : hopper::why_no_device(code);
     return {};
   }
   std::vector<Gpu> found;

@@ -10,7 +10,10 @@ LEGACY_DEFAULT = 1  # the default stream, as __cuda_array_interface__ and DLPack
 
 @functools.cache
 def _driver():
-    return ctypes.CDLL("libcuda.so.1")
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise RuntimeError("no NVIDIA driver found (libcuda.so.1), without which there is no memory of a GPU") from None
 
 
 def _check(driver, name, *arguments):

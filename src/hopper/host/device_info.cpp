@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/message.hpp"
+#include "hopper/host/cuda_status.hpp"
 #include "hopper/host/driver.hpp"
 
 namespace flash3::hopper {
@@ -48,7 +49,7 @@ Status context_lost(int error) {
 Status no_device(cudaError_t error) {
   cudaGetLastError();  // not the caller's to find later
   if (is_context_lost(error)) return context_lost(error);
-  return unsupported(message("no CUDA device: ", cudaGetErrorString(error)));
+  return unsupported(message("no CUDA device: ", why_no_device(error)));
 }
 
 // What a device has for as long as the process lives.

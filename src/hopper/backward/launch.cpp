@@ -44,9 +44,9 @@ int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
 }
 
 // The input as the main kernel loads it.
-Status load_view(const BackwardProblem& problem, const TensorView& tensor,
-                 const Sequences& sequences, const PackedCopy& copy, TensorView* view) {
-  return input_view(problem, tensor_rows(tensor, sequences), copy, view);
+TensorView load_view(const BackwardProblem& problem, const TensorView& tensor,
+                     const Sequences& sequences, const PackedCopy& copy) {
+  return input_view(problem, tensor_rows(tensor, sequences), copy);
 }
 
 Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Sequences& sequences,
@@ -55,18 +55,21 @@ Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Seque
                     rows);
 }
 
+KernelLaunch kernel_launch(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel->config;
+  return {plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true};
+}
+
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
                    const BackwardWorkspace& workspace, const SequenceList& list,
                    BackwardParams* params) {
   const BackwardConfig& c = plan.kernel->config;
   const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
-  TensorView q, k, v, dout;
-  FLASH3_CHECK(load_view(problem, problem.k, of_k, plan.k, &k));
-  FLASH3_CHECK(load_view(problem, problem.v, of_k, plan.v, &v));
-  FLASH3_CHECK(load_view(problem, problem.q, of_q, plan.q, &q));
-  FLASH3_CHECK(load_view(problem, problem.dout, of_q, plan.dout, &dout));
-  q = mappable(q, k.data);  // k has rows, or no block would run
-  dout = mappable(dout, k.data);
+  const TensorView k = load_view(problem, problem.k, of_k, plan.k),
+                   v = load_view(problem, problem.v, of_k, plan.v);
+  // k has rows, or no block would run.
+  const TensorView q = mappable(load_view(problem, problem.q, of_q, plan.q), k.data),
+                   dout = mappable(load_view(problem, problem.dout, of_q, plan.dout), k.data);
   const auto load_map = [&](const TensorView& view, int box_rows, int head_dim, TensorMap* map,
                             RowMap* map_rows) {
     return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map, map_rows);
@@ -100,26 +103,38 @@ Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
   return {};
 }
 
-// A ragged batch has one; otherwise the list stays empty.
-Status make_varlen_schedule(const BackwardProblem& problem, const BackwardPlan& plan,
-                            SequenceList* sequences) {
-  *sequences = {};
-  if (!problem.is_ragged() || plan.grid == 0) return {};
+bool lists_sequences(const BackwardProblem& problem, const BackwardPlan& plan) {
+  return problem.is_ragged() && plan.grid > 0;
+}
+
+VarlenScheduleParams list_params(const BackwardProblem& problem, const BackwardPlan& plan) {
   char* const workspace = static_cast<char*>(problem.workspace);
   VarlenScheduleParams list = varlen_schedule_params(problem, plan);
   list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
   list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
-  *sequences = {list.rows, list.first_tile, list.batch};
-  return launch_varlen_schedule(list, problem.stream);
+  return list;
+}
+
+// Empty where none is made.
+SequenceList sequence_list(const BackwardProblem& problem, const BackwardPlan& plan) {
+  if (!lists_sequences(problem, plan)) return {};
+  const VarlenScheduleParams list = list_params(problem, plan);
+  return {list.rows, list.first_tile, list.batch};
+}
+
+Status launch_copies(const BackwardProblem& problem, const BackwardPlan& plan) {
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, of_k), plan.k));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.v, of_k), plan.v));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.q, of_q), plan.q));
+  return launch_copy(problem, tensor_rows(problem.dout, of_q), plan.dout);
 }
 
 Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
-                   const BackwardWorkspace& workspace, const SequenceList& list) {
-  BackwardParams params{};
-  FLASH3_CHECK(make_params(problem, plan, workspace, list, &params));
-  const BackwardConfig& c = plan.kernel->config;
-  return launch_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
-                       &params, problem.stream, "launching the backward kernel");
+                   BackwardParams* params) {
+  FLASH3_CHECK(launch_copies(problem, plan));
+  return launch_kernel(kernel_launch(plan), params, problem.stream,
+                       "launching the backward kernel");
 }
 
 }  // namespace
@@ -129,31 +144,37 @@ Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   const Element element = plan.kernel->element;
   const bool has_rows = workspace.all_tiles() > 0;
-  SequenceList list;
-  FLASH3_CHECK(make_varlen_schedule(problem, plan, &list));
+  const SequenceList list = sequence_list(problem, plan);
+  // What can fail comes before the first gradient is written, which is that of the sink.
+  BackwardParams params{};
+  if (plan.grid > 0) FLASH3_CHECK(make_params(problem, plan, workspace, list, &params));
+  if (plan.grid > 0 && problem.dsink.given) FLASH3_CHECK(load_kernel(kernel_launch(plan)));
+  if (lists_sequences(problem, plan))
+    FLASH3_CHECK(launch_varlen_schedule(list_params(problem, plan), problem.stream));
   if (has_rows) {
-    const PreprocessParams params{workspace,
-                                  element_view(problem.dout, problem.sequences_q, problem.dtype),
-                                  element_view(problem.out, problem.sequences_q, problem.dtype),
-                                  row_view(problem.lse),
-                                  row_view(problem.dlse),
-                                  problem.head_dim_v,
-                                  ticket(problem, plan),
-                                  list.rows != nullptr};
-    FLASH3_CHECK(cuda_status(launch_preprocess(params, element, stream),
+    const PreprocessParams preprocess{
+        workspace,
+        element_view(problem.dout, problem.sequences_q, problem.dtype),
+        element_view(problem.out, problem.sequences_q, problem.dtype),
+        row_view(problem.lse),
+        row_view(problem.dlse),
+        problem.head_dim_v,
+        ticket(problem, plan),
+        list.rows != nullptr};
+    FLASH3_CHECK(cuda_status(launch_preprocess(preprocess, element, stream),
                              "launching the kernel before the backward kernel"));
   }
   if (problem.dsink.given && problem.heads_q > 0) {
-    const SinkGradientParams params{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
+    const SinkGradientParams gradient{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
     FLASH3_CHECK(
-        cuda_status(launch_sink_gradient(params, stream), "launching the sink's gradient"));
+        cuda_status(launch_sink_gradient(gradient, stream), "launching the sink's gradient"));
   }
-  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, workspace, list));
+  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, &params));
   if (!has_rows) return {};
-  const ConvertParams params{workspace,
-                             element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
-                             problem.softmax_scale, problem.head_dim};
-  return cuda_status(launch_convert_dq(params, float_type(problem.gradient_dtype), stream),
+  const ConvertParams convert{workspace,
+                              element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
+                              problem.softmax_scale, problem.head_dim};
+  return cuda_status(launch_convert_dq(convert, float_type(problem.gradient_dtype), stream),
                      "launching dq's conversion");
 }
 

@@ -61,10 +61,24 @@ void fill_latent(const TensorView& q, bool capped, const DecodePlan& plan, Decod
   params->cluster = plan.cluster;
 }
 
-Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
+KernelLaunch kernel_launch(const DecodePlan& plan) {
+  const DecodeConfig& config = plan.kernel->config;
+  return {plan.kernel->function,
+          plan.grid + plan.mergers,
+          config.threads(),
+          config.shared_bytes(),
+          true,
+          plan.cluster};
+}
+
+}  // namespace
+
+Status prepare_attention(const ForwardProblem& problem, const DecodePlan& plan,
+                         DecodeParams* prepared) {
   const DecodeConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes();
-  DecodeParams params{};
+  DecodeParams& params = *prepared;
+  if (problem.append.given) FLASH3_CHECK(load_kernel(kernel_launch(plan)));
   const bool latent = config.latent, capped = problem.softcap > 0.f;
   const TensorView given_q = transformed_q(problem, plan.append);
   const TensorView q = latent ? latent_views(problem, given_q).q_rope : given_q;
@@ -126,14 +140,17 @@ Status run_kernel(const ForwardProblem& problem, const DecodePlan& plan) {
   static_assert(sizeof(*params.tree) == sizeof(*problem.tree.words));
   params.tree = reinterpret_cast<const unsigned long long*>(problem.tree.words);
   params.tree_stride_batch = problem.tree.stride_batch;
-
-  FLASH3_CHECK(launch_kernel({plan.kernel->function, plan.grid + plan.mergers, config.threads(),
-                              config.shared_bytes(), true, plan.cluster},
-                             &params, problem.stream, "launching the decode kernel"));
-  return latent && plan.slots > 0 ? launch_latent_merge(problem, plan, &params) : Status();
+  return {};
 }
 
-}  // namespace
+Status launch_prepared(const ForwardProblem& problem, const DecodePlan& plan,
+                       DecodeParams* params) {
+  if (!problem.schedule) FLASH3_CHECK(make_schedule(problem, plan, schedule_data(problem, plan)));
+  FLASH3_CHECK(
+      launch_kernel(kernel_launch(plan), params, problem.stream, "launching the decode kernel"));
+  const bool merges = plan.kernel->config.latent && plan.slots > 0;
+  return merges ? launch_latent_merge(problem, plan, params) : Status();
+}
 
 ScheduleNeeds schedule_needs(const DecodePlan& plan) {
   return {plan.schedule_bytes, uint64_t(plan.grid)};
@@ -160,13 +177,10 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
 
 Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
   FLASH3_CHECK(check_latent(problem));
+  DecodeParams params{};
+  if (problem.has_output()) FLASH3_CHECK(prepare_attention(problem, plan, &params));
   if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  return problem.has_output() ? launch_attention(problem, plan) : Status();
-}
-
-Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan) {
-  if (!problem.schedule) FLASH3_CHECK(make_schedule(problem, plan, schedule_data(problem, plan)));
-  return run_kernel(problem, plan);
+  return problem.has_output() ? launch_prepared(problem, plan, &params) : Status();
 }
 
 }  // namespace flash3::hopper

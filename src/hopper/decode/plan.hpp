@@ -14,6 +14,8 @@
 
 namespace flash3::hopper {
 
+struct DecodeParams;  // params.h
+
 // These kernels are for sequences of at most so many queries. The forward kernels read fewer keys
 // than kLeastDecodeKeys faster, if they are no cache.
 inline constexpr Index kMostDecodeQueries = 16, kLeastDecodeKeys = 256;
@@ -69,7 +71,10 @@ Status launch(const ForwardProblem& problem, const DecodePlan& plan);
 
 // The same without the append.
 void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out);
-Status launch_attention(const ForwardProblem& problem, const DecodePlan& plan);
+// In two steps: what can fail before anything is enqueued, and the rest.
+Status prepare_attention(const ForwardProblem& problem, const DecodePlan& plan,
+                         DecodeParams* params);
+Status launch_prepared(const ForwardProblem& problem, const DecodePlan& plan, DecodeParams* params);
 
 // The schedule alone, which depends on the lengths.
 ScheduleNeeds schedule_needs(const DecodePlan& plan);

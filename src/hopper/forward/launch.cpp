@@ -23,12 +23,12 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
             key_bytes = config.key_element_bytes();
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
   const TensorView given_q = transformed_q(problem, plan.append);
-  TensorView q, k, v;
-  FLASH3_CHECK(input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q, &q));
-  FLASH3_CHECK(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, &k));
-  FLASH3_CHECK(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, &v));
-  k = mappable(k, q.data);  // q has rows, or there would be no call
-  v = mappable(v, q.data);
+  const TensorView q = input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q);
+  // q has rows, or there would be no call.
+  const TensorView k =
+      mappable(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k), q.data);
+  const TensorView v =
+      mappable(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v), q.data);
   FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q,
                           &params->q_rows));
   FLASH3_CHECK(encode_map(k, plan.rows,
@@ -45,6 +45,19 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
                             &params->out_rows));
   }
   return {};
+}
+
+Status launch_copies(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const TensorView q = transformed_q(problem, plan.append);
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(q, problem.sequences_q), plan.q));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k));
+  return launch_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v);
+}
+
+KernelLaunch kernel_launch(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const ForwardConfig& config = plan.kernel->config;
+  return {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
+          problem.is_ragged()};
 }
 
 // cache_batch_idx is a table of one page a sequence, as long as an element.
@@ -86,14 +99,23 @@ PartSlots part_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
 }  // namespace
 
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
+  ForwardParams params{};
+  FLASH3_CHECK(prepare_attention(problem, plan, &params));
   if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  return launch_attention(problem, plan);
+  return launch_prepared(problem, plan, &params);
 }
 
 Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) {
-  const ForwardConfig& config = plan.kernel->config;
   ForwardParams params{};
+  FLASH3_CHECK(prepare_attention(problem, plan, &params));
+  return launch_prepared(problem, plan, &params);
+}
 
+Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
+                         ForwardParams* prepared) {
+  const ForwardConfig& config = plan.kernel->config;
+  ForwardParams& params = *prepared;
+  if (problem.append.given) FLASH3_CHECK(load_kernel(kernel_launch(problem, plan)));
   FLASH3_CHECK(encode_maps(problem, plan, &params));
 
   params.out_data = problem.out.data;
@@ -130,19 +152,26 @@ Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) 
     params.schedule.counter = reinterpret_cast<TileCounterMemory*>(workspace + plan.counter_offset);
     params.schedule.ticket = new_ticket();
   }
+  return {};
+}
+
+Status launch_prepared(const ForwardProblem& problem, const ForwardPlan& plan,
+                       ForwardParams* prepared) {
+  ForwardParams& params = *prepared;
+  char* const workspace = static_cast<char*>(problem.workspace);
+  FLASH3_CHECK(launch_copies(problem, plan));
   if (problem.is_ragged()) {
     VarlenScheduleParams list = varlen_schedule_params(problem, plan);
     list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
     if (!list.in_order)
       list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
-    if (config.split) list.counters = params.parts.freed;
+    if (plan.kernel->config.split) list.counters = params.parts.freed;
     params.schedule.sequences = {list.rows, list.first_tile, list.batch};
     FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
   }
 
-  return launch_kernel({plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
-                        problem.is_ragged()},
-                       &params, problem.stream, "launching the forward kernel");
+  return launch_kernel(kernel_launch(problem, plan), &params, problem.stream,
+                       "launching the forward kernel");
 }
 
 }  // namespace flash3::hopper

@@ -19,6 +19,8 @@
 
 namespace flash3::hopper {
 
+struct ForwardParams;  // params.h
+
 struct ForwardKernel {
   std::string id;  // "fwd_bf16_d128_band_192x80", "fwd_bf16_d128_softcap_128x128"
   Element element;
@@ -99,8 +101,13 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
 // Enqueues the call on the problem's stream: the append, the copies that the plan asks for, the
 // list of a ragged batch, the kernel.
 Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
-// The same without the append.
+// The same without the append, in two steps: what can fail before anything is enqueued, and the
+// rest.
 Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan);
+Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
+                         ForwardParams* params);
+Status launch_prepared(const ForwardProblem& problem, const ForwardPlan& plan,
+                       ForwardParams* params);
 
 // If the plan shares tiles, the best choice that does not; otherwise the best that does. No kernel:
 // there is none.

@@ -47,12 +47,25 @@ cudaLaunchAttribute clusters_of(int blocks) {
   return attribute;
 }
 
-cudaError_t grant_shared_memory(const KernelLaunch& launch) {
-  return cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              launch.shared_bytes);
+SharedMemoryGrants& grants() {
+  static SharedMemoryGrants all;
+  return all;
+}
+
+Status grant_shared_memory(const KernelLaunch& launch) {
+  return cuda_status(
+      cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           launch.shared_bytes),
+      "reserving shared memory");
 }
 
 }  // namespace
+
+Status load_kernel(const KernelLaunch& launch) {
+  int device = 0;
+  FLASH3_CHECK(cuda_status(cudaGetDevice(&device), "reserving shared memory"));
+  return grants().has(launch.function, device) ? Status() : grant_shared_memory(launch);
+}
 
 Status launch_kernel(const KernelLaunch& launch, void* params, void* stream, const char* what) {
   cudaLaunchConfig_t config{};
@@ -67,18 +80,17 @@ Status launch_kernel(const KernelLaunch& launch, void* params, void* stream, con
   void* arguments[] = {params};
   const auto enqueue = [&] { return cudaLaunchKernelExC(&config, launch.function, arguments); };
 
-  static SharedMemoryGrants grants;
   int device = 0;
   FLASH3_CHECK(cuda_status(cudaGetDevice(&device), what));
-  if (grants.has(launch.function, device)) {
+  if (grants().has(launch.function, device)) {
     const cudaError_t error = enqueue();
     // A device that has been reset has forgotten the grant.
     if (error != cudaErrorInvalidValue) return cuda_status(error, what);
     cudaGetLastError();
   }
-  FLASH3_CHECK(cuda_status(grant_shared_memory(launch), "reserving shared memory"));
+  FLASH3_CHECK(grant_shared_memory(launch));
   FLASH3_CHECK(cuda_status(enqueue(), what));
-  grants.add(launch.function, device);
+  grants().add(launch.function, device);
   return {};
 }
 

@@ -15,6 +15,10 @@ struct KernelLaunch {
   int cluster = 1;    // blocks of a cluster
 };
 
+// Loads the kernel and reserves its shared memory, which launch_kernel() does otherwise when it
+// comes to it: for calls that enqueue something before that they could not take back.
+Status load_kernel(const KernelLaunch& launch);
+
 // Enqueues the kernel with these params, its only argument, on the stream. `what`: as in "launching
 // the forward kernel", for the message.
 Status launch_kernel(const KernelLaunch& launch, void* params, void* stream, const char* what);

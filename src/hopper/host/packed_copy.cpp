@@ -33,12 +33,14 @@ PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace
   return copy;
 }
 
-Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,
-                  TensorView* view) {
-  *view = source;
+TensorView input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy) {
+  if (!copy.needed) return source;
+  return packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
+}
+
+Status launch_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy) {
   if (!copy.needed) return {};
-  *view = packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
-  return cuda_status(launch_pack_rows(source, *view, copy.element_bytes,
+  return cuda_status(launch_pack_rows(source, input_view(problem, source, copy), copy.element_bytes,
                                       static_cast<cudaStream_t>(problem.stream)),
                      "launching the copy");
 }

@@ -23,8 +23,9 @@ struct PackedCopy {
 PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace,
                      int element_bytes = 2);
 
-// The tensor that the kernel loads: the caller's own, or the copy, which is enqueued here.
-Status input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy,
-                  TensorView* view);
+// The tensor that the kernel loads: the caller's own, or the copy.
+TensorView input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy);
+// Enqueues the copy, if one is needed.
+Status launch_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy);
 
 }  // namespace flash3::hopper

@@ -2,6 +2,8 @@
 #include "hopper/mixed/plan.hpp"
 
 #include "core/message.hpp"
+#include "hopper/decode/params.h"
+#include "hopper/forward/params.h"
 
 namespace flash3::hopper {
 namespace {
@@ -54,9 +56,13 @@ void explain(const ForwardProblem& problem, const MixedPlan& plan, Explanation* 
 
 Status launch(const ForwardProblem& problem, const MixedPlan& plan) {
   const AppendPlan& append = plan.forward.append;
+  DecodeParams decode{};
+  ForwardParams forward{};
+  FLASH3_CHECK(prepare_attention(problem, plan.decode, &decode));
+  FLASH3_CHECK(prepare_attention(problem, plan.forward, &forward));
   if (append.launches()) FLASH3_CHECK(launch_append(problem, append));
-  FLASH3_CHECK(launch_attention(problem, plan.decode));
-  return launch_attention(problem, plan.forward);
+  FLASH3_CHECK(launch_prepared(problem, plan.decode, &decode));
+  return launch_prepared(problem, plan.forward, &forward);
 }
 
 ScheduleNeeds schedule_needs(const MixedPlan& plan) { return schedule_needs(plan.decode); }

@@ -10,6 +10,7 @@
 #include "cases/cache_plan.hpp"
 #include "cases/id_text.hpp"
 #include "cases/internals.hpp"
+#include "cases/printable.hpp"
 #include "cases/sequences.hpp"
 
 namespace flash3::cases {
@@ -293,8 +294,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
     }
     if (good) continue;
     if (error != nullptr) {
-      const std::string found = i < parts.size() ? "'" + std::string(parts[i]) + "'" : "its end";
-      *error = "case '" + std::string(id) + "': expected " + kWhat[std::min(i, kRequired)] +
+      const std::string found = i < parts.size() ? in_quotes(parts[i]) : "its end";
+      constexpr size_t kMost = 200;
+      *error = "case " + in_quotes(id, kMost) + ": expected " + kWhat[std::min(i, kRequired)] +
                ", found " + found;
     }
     return std::nullopt;

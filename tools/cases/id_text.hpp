@@ -3,9 +3,11 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace flash3::cases {
@@ -32,10 +34,11 @@ inline bool eat(std::string_view prefix, std::string_view* text) {
   return true;
 }
 
-// All of text as a non-negative number.
+// All of text as a non-negative number, and a finite one.
 template <class Number>
 bool number(std::string_view text, Number* out) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  if (std::is_floating_point_v<Number> && !std::isfinite(static_cast<double>(*out))) return false;
   return !text.empty() && text[0] != '-' && code == std::errc() && end == text.data() + text.size();
 }
 

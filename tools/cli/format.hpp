@@ -12,7 +12,13 @@
 namespace flash3::cli {
 
 std::string format_arguments(fmt::string_view text, fmt::format_args values);
+// Control characters but for the newline are escaped: text of files and arguments reaches no
+// terminal as it is.
 void print_arguments(std::FILE* file, fmt::string_view text, fmt::format_args values);
+
+void flush_output();
+// errno of the first write to stdout that failed; 0: none has.
+int output_error();
 
 template <class... Values>
 std::string format(fmt::format_string<Values...> text, Values&&... values) {

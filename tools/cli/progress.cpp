@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "cases/printable.hpp"
+#include "cli/format.hpp"
+
 namespace flash3::cli {
 
 using Clock = std::chrono::steady_clock;
@@ -25,14 +28,14 @@ void Progress::step() {
 }
 
 void Progress::announce(const std::string& what) {
-  what_ = what;
+  what_ = cases::printable(what);
   draw();
 }
 
 void Progress::print(const std::string& line) {
   clear();
-  std::puts(line.c_str());
-  std::fflush(stdout);  // a run that is cut short keeps its lines
+  cli::print("{}\n", line);
+  flush_output();  // a run that is cut short keeps its lines
 }
 
 void Progress::draw() {

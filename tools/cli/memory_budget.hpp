@@ -11,20 +11,23 @@
 
 namespace flash3::cli {
 
+// Bytes that this machine has, or a container gives.
+inline double memory_of_machine() {
+  double bytes =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
+    if (double limit; std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
+  return bytes;
+}
+
 class MemoryBudget {
  public:
   // Bytes for all that is under way at a time.
   explicit MemoryBudget(double bytes) : bytes_(bytes) {}
 
-  // Half of what this machine has, or a container gives.
-  static double of_machine() {
-    double bytes =
-        static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-    for (const char* path :
-         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
-      if (double limit; std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
-    return bytes / 2;
-  }
+  // Half of what there is.
+  static double of_machine() { return memory_of_machine() / 2; }
 
   // A share of the budget while it lives. Waits until there is room, or until nothing else is under
   // way: what needs more than all of it runs alone.

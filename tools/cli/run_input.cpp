@@ -7,41 +7,67 @@
 #include <utility>
 
 #include "cases/internals.hpp"
+#include "cases/printable.hpp"
 #include "cli/format.hpp"
+#include "cli/memory_budget.hpp"
 #include "flash3/flash3.hpp"
 
 namespace flash3::cli {
 namespace {
 
 using cases::Case;
+using cases::in_quotes;
 using cases::Layout;
+using cases::printable;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return format("[{}]", join(shape, ", "));
 }
 
-const safetensors::Tensor& find(const Input& in, const std::string& path, const std::string& name) {
-  const safetensors::Tensor* t = in.file.find(name);
-  if (t == nullptr) throw UsageError(path + ": holds no tensor '" + name + "'");
+const safetensors::TensorInfo& find(const safetensors::Reader& file, const std::string& name) {
+  const safetensors::TensorInfo* t = file.header().find(name);
+  if (t == nullptr)
+    throw UsageError(
+        format("{}: holds no tensor {}", printable(file.file().path()), in_quotes(name)));
   return *t;
 }
 
-flash3_tensor find_tensor(const Input& in, const std::string& path, const std::string& name,
-                          size_t ndim, Layout layout) {
-  const safetensors::Tensor& t = find(in, path, name);
-  const flash3_dtype dtype = safetensors::dtype_of(t.dtype);
-  if (dtype == FLASH3_DTYPE_NONE)
-    throw UsageError(
-        format("{}: tensor '{}' is {}; flash3 takes F16, BF16 and F32", path, name, t.dtype));
+// What attention takes, by dtype and rank.
+const safetensors::TensorInfo& find_tensor(const safetensors::Reader& file, const std::string& name,
+                                           size_t ndim) {
+  const safetensors::TensorInfo& t = find(file, name);
+  const std::string where = format("{}: tensor {}", printable(file.file().path()), in_quotes(name));
+  if (safetensors::dtype_of(t.dtype) == FLASH3_DTYPE_NONE)
+    throw UsageError(format("{} is {}; flash3 takes F16, BF16 and F32", where, t.dtype));
   if (t.shape.size() != ndim)
-    throw UsageError(format("{}: tensor '{}' has shape {}; it must have {} dimension{}", path, name,
+    throw UsageError(format("{} has shape {}; it must have {} dimension{}", where,
                             shape_text(t.shape), ndim, ndim == 1 ? "" : "s"));
-  return view_of(const_cast<std::byte*>(t.data.data()), dtype, t.shape, layout);
+  return t;
+}
+
+// Before memory is asked for that there is none of.
+void check_memory(const safetensors::Reader& file,
+                  const std::vector<const safetensors::TensorInfo*>& tensors) {
+  constexpr double kGigabyte = 1e9;
+  double bytes = 0;
+  for (const safetensors::TensorInfo* t : tensors) bytes += static_cast<double>(t->bytes());
+  const double there = memory_of_machine();
+  if (bytes > there)
+    throw UsageError(
+        format("{}: its tensors take {:.1f} GB, and this machine has {:.1f} GB of "
+               "memory",
+               printable(file.file().path()), bytes / kGigabyte, there / kGigabyte));
+}
+
+flash3_tensor read_tensor(const safetensors::Reader& file, const safetensors::TensorInfo& t,
+                          Layout layout, Input* in) {
+  in->data.push_back(file.read(t));
+  return view_of(in->data.back().data(), safetensors::dtype_of(t.dtype), t.shape, layout);
 }
 
 // "0,5,12", or the name of an I32 tensor in the file.
-std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
-                                     const std::string& option, const std::string& text) {
+std::vector<int32_t> sequence_bounds(const safetensors::Reader& file, const std::string& option,
+                                     const std::string& text) {
   std::vector<int32_t> bounds;
   if (text.find_first_not_of("0123456789,") == std::string::npos) {
     const char *at = text.data(), *end = at + text.size();
@@ -51,22 +77,25 @@ std::vector<int32_t> sequence_bounds(const Input& in, const std::string& path,
         throw UsageError(
             format("{} {}: it must be numbers with commas between them, such as "
                    "0,5,12, or the name of an I32 tensor in the file",
-                   option, text));
+                   option, printable(text)));
       bounds.push_back(n);
       if (behind == end) break;
       at = behind;
     }
   } else {
-    const safetensors::Tensor& t = find(in, path, text);
+    const safetensors::TensorInfo& t = find(file, text);
     if (t.dtype != "I32" || t.shape.size() != 1)
-      throw UsageError(format("{}: tensor '{}' is {} {}; {} takes I32 of 1 dimension", path, text,
-                              t.dtype, shape_text(t.shape), option));
-    bounds.resize(t.data.size() / sizeof(int32_t));
-    std::memcpy(bounds.data(), t.data.data(), t.data.size());
+      throw UsageError(format("{}: tensor {} is {} {}; {} takes I32 of 1 dimension",
+                              printable(file.file().path()), in_quotes(text), t.dtype,
+                              shape_text(t.shape), option));
+    check_memory(file, {&t});
+    const std::vector<std::byte> data = file.read(t);
+    bounds.resize(data.size() / sizeof(int32_t));
+    std::memcpy(bounds.data(), data.data(), data.size());
   }
   if (bounds.size() < 2)
-    throw UsageError(
-        format("{} {}: it must have one number more than there are sequences", option, text));
+    throw UsageError(format("{} {}: it must have one number more than there are sequences", option,
+                            printable(text)));
   return bounds;
 }
 
@@ -79,14 +108,13 @@ cases::SequenceLengths packed_rows(std::vector<int32_t> bounds, int64_t rows) {
   return s;
 }
 
-Layout layout_of(const Input& in, const RunOptions& options) {
+Layout layout_of(const safetensors::Metadata& metadata, const RunOptions& options) {
   std::string layout = options.layout;
-  if (const auto it = in.file.metadata.find("layout");
-      layout.empty() && it != in.file.metadata.end())
+  if (const auto it = metadata.find("layout"); layout.empty() && it != metadata.end())
     layout = it->second;
   if (layout.empty()) layout = "bshd";
   if (layout != "bshd" && layout != "bhsd")
-    throw UsageError("layout '" + layout + "' is not one of bshd, bhsd");
+    throw UsageError("layout " + in_quotes(layout) + " is not one of bshd, bhsd");
   return *cases::parse_layout(layout);
 }
 
@@ -140,16 +168,20 @@ cases::ExtraViews Input::extra() const {
 
 Input load_input(const RunOptions& options) {
   Input in;
-  in.file = safetensors::read(options.input);
+  const safetensors::Reader file(options.input);
+  in.metadata = file.header().metadata;
   Case& c = in.c;
-  c.layout = layout_of(in, options);
+  c.layout = layout_of(in.metadata, options);
   c.packed_q = c.packed_k = !options.cu_seqlens.empty();
   const size_t ndim = c.is_ragged() ? 3 : 4;
-  in.q = find_tensor(in, options.input, "q", ndim, c.layout);
-  in.k = find_tensor(in, options.input, "k", ndim, c.layout);
-  in.v = find_tensor(in, options.input, "v", ndim, c.layout);
-  if (!options.sink.empty())
-    in.sink = find_tensor(in, options.input, options.sink, 1, Layout::kBatchSeq);
+  std::vector<const safetensors::TensorInfo*> tensors;
+  for (const char* name : {"q", "k", "v"}) tensors.push_back(&find_tensor(file, name, ndim));
+  if (!options.sink.empty()) tensors.push_back(&find_tensor(file, options.sink, 1));
+  check_memory(file, tensors);
+  in.q = read_tensor(file, *tensors[0], c.layout, &in);
+  in.k = read_tensor(file, *tensors[1], c.layout, &in);
+  in.v = read_tensor(file, *tensors[2], c.layout, &in);
+  if (!options.sink.empty()) in.sink = read_tensor(file, *tensors[3], Layout::kBatchSeq, &in);
 
   const auto size = [&](const flash3_tensor& t, size_t from_end) {
     return t.shape[size_t(t.ndim) - from_end];
@@ -158,12 +190,11 @@ Input load_input(const RunOptions& options) {
   c.heads_q = size(in.q, 2), c.heads_k = size(in.k, 2);
   c.head_dim = size(in.q, 1), c.head_dim_v = size(in.v, 1);
   if (c.is_ragged()) {
-    auto bounds = sequence_bounds(in, options.input, "--cu-seqlens", options.cu_seqlens);
+    auto bounds = sequence_bounds(file, "--cu-seqlens", options.cu_seqlens);
     c.batch = static_cast<int64_t>(bounds.size()) - 1;
-    auto bounds_k =
-        options.cu_seqlens_k.empty()
-            ? bounds
-            : sequence_bounds(in, options.input, "--cu-seqlens-k", options.cu_seqlens_k);
+    auto bounds_k = options.cu_seqlens_k.empty()
+                        ? bounds
+                        : sequence_bounds(file, "--cu-seqlens-k", options.cu_seqlens_k);
     in.sequences = {packed_rows(std::move(bounds), size(in.q, 3)),
                     packed_rows(std::move(bounds_k), size(in.k, 3))};
     c.seq_q = in.sequences.q.max_length, c.seq_k = in.sequences.k.max_length;

@@ -2,6 +2,7 @@
 // What `flash3 run` computes: the tensors of a safetensors file, as the options say to read them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -12,18 +13,19 @@
 namespace flash3::cli {
 
 struct Input {
-  safetensors::File file;
-  cases::Case c;  // ragged: seq_q and seq_k are the longest
+  safetensors::Metadata metadata;  // of the file
+  cases::Case c;                   // ragged: seq_q and seq_k are the longest
   cases::CaseSequences sequences;
-  // Views into file, always [batch, seq, heads, dim], or packed [total, heads, dim].
+  // Views into data, always [batch, seq, heads, dim], or packed [total, heads, dim].
   flash3_tensor q{}, k{}, v{};
-  flash3_tensor sink{};  // all zero: none
+  flash3_tensor sink{};                      // all zero: none
+  std::vector<std::vector<std::byte>> data;  // of these tensors
 
   // cu_seqlens point into `sequences`.
   cases::ExtraViews extra() const;
 };
 
-// Throws UsageError and safetensors::FileError.
+// Reads of the file what the options ask for. Throws UsageError and FileError.
 Input load_input(const RunOptions& options);
 
 // The contiguous tensor of this shape in memory, seen as [(batch,) seq, heads, dim]; or of any

@@ -3,9 +3,20 @@
 #include "cli/options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "cases/printable.hpp"
+#include "cli/format.hpp"
 
 namespace flash3::cli {
 namespace {
+
+using cases::in_quotes;
 
 constexpr const char* kCaseHelp =
     "A case, e.g. bf16/b2/q129/k1000/h4x2/d128/causal (repeatable)\n"
@@ -23,6 +34,89 @@ constexpr const char* kCaseHelp =
     "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
     "e.g. v:onescale";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
+constexpr int kMostJobs = 1 << 16;
+
+// All of text as a number; NaN, which no comparison holds for, where it is none.
+double number_in(const std::string& text) {
+  double value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = code == std::errc() && end == text.data() + text.size();
+  return whole ? value : std::numeric_limits<double>::quiet_NaN();
+}
+
+// Of every option that is a number. What is not finite is in no range.
+CLI::Validator in_range(double least, double most) {
+  return {[=](const std::string& text) {
+            const double value = number_in(text);
+            return value >= least && value <= most
+                       ? std::string()
+                       : format("{} is not a number in the range {} to {}", in_quotes(text), least,
+                                most);
+          },
+          format("in {} .. {}", least, most)};
+}
+
+// Of what the library takes as float32, where a small number must not become 0, its default. Signs
+// are up to the library.
+CLI::Validator a_float32() {
+  return {[](const std::string& text) {
+            constexpr double kLargest = std::numeric_limits<float>::max();
+            constexpr double kSmallest = std::numeric_limits<float>::min();
+            const double size = std::abs(number_in(text));
+            return size == 0 || (size >= kSmallest && size <= kLargest)
+                       ? std::string()
+                       : format("{} is neither 0 nor a number of {:.3g} to {:.3g}", in_quotes(text),
+                                kSmallest, kLargest);
+          },
+          "FLOAT32"};
+}
+
+CLI::Validator a_file_name() {
+  return {[](const std::string& text) {
+            return text.empty() ? std::string("the name of a file is empty") : std::string();
+          },
+          ""};
+}
+
+// Letters to change, to add or to leave out, to make one of the other.
+size_t edits(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& known) {
+  constexpr size_t kMost = 100;  // letters; nobody means anything by more
+  const std::string start = word.substr(0, kMost);
+  return *std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
+    return edits(start, a) < edits(start, b);
+  });
+}
+
+// "; did you mean …?", of the options of the command that was given, or "".
+std::string suggestion(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  if (commands.empty()) return "";
+  std::vector<std::string> known;
+  for (const CLI::Option* option : commands.front()->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  std::string text;
+  for (const std::string& word : app.remaining(true)) {
+    const std::string option = word.substr(0, word.find('='));
+    if (!option.starts_with("--")) continue;
+    const std::string found = nearest(option, known);
+    if (edits(option, found) <= found.size() / 3) text += format("; did you mean {}?", found);
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -31,6 +125,11 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   CLI::App app("Exact attention for NVIDIA Hopper GPUs and CPUs", "flash3");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& e) {
+    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr;
+    return format("flash3: {}{}\nRun with --help for more information.\n",
+                  cases::printable(e.what()), extra ? suggestion(*failed) : "");
+  });
   std::function<int()> command;
 
   InfoOptions info_options;
@@ -42,8 +141,11 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
 
   RunOptions run_options;
   auto* run_app = app.add_subcommand("run", "Attention on Q, K, V from a safetensors file");
-  run_app->add_option("-i,--input", run_options.input, "File with tensors q, k, v")->required();
-  run_app->add_option("-o,--output", run_options.output, "File for out and lse");
+  run_app->add_option("-i,--input", run_options.input, "File with tensors q, k, v")
+      ->required()
+      ->check(a_file_name());
+  run_app->add_option("-o,--output", run_options.output, "File for out and lse")
+      ->check(a_file_name());
   run_app->add_option("--layout", run_options.layout,
                       "bshd [batch, seq, heads, dim] or bhsd [batch, heads, seq, dim]; default: "
                       "the file's metadata 'layout', else bshd");
@@ -53,8 +155,10 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                                    "Keys seen to the left of the diagonal");
   auto* right = run_app->add_option("--window-right", run_options.window_right,
                                     "Keys seen to the right of the diagonal");
-  run_app->add_option("--softmax-scale", run_options.softmax_scale, "Default: 1/sqrt(head_dim)");
-  run_app->add_option("--softcap", run_options.softcap, "Soft cap of the scores; 0: none");
+  run_app->add_option("--softmax-scale", run_options.softmax_scale, "Default: 1/sqrt(head_dim)")
+      ->check(a_float32());
+  run_app->add_option("--softcap", run_options.softcap, "Soft cap of the scores; 0: none")
+      ->check(a_float32());
   run_app->add_option("--chunk", run_options.chunk,
                       "Queries see only keys of their own chunk of so many; 0: none");
   run_app->add_option("--sink", run_options.sink,
@@ -76,7 +180,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->check(CLI::IsMember({"fp8"}))
       ->excludes("--dtype");
   run_app->add_option("--threads", run_options.threads, "CPU: threads; 0: all cores")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(0, kMostJobs));
   run_app->add_flag("--check", run_options.check, "Compare with the float64 oracle");
   run_app->add_flag("--json", run_options.json, "Print JSON");
   run_app->callback([&] {
@@ -118,25 +222,29 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "sustained speed")
       ->expected(0, 1)
       ->default_str("30")
-      ->check(CLI::Range(0.1, 3600.0));
+      ->check(in_range(0.1, 3600));
   bench_app->add_option("--samples", bench_options.samples, "Samples per case")
-      ->check(CLI::Range(1, 100000))
+      ->check(in_range(1, 100000))
       ->capture_default_str();
   bench_app->add_option("--sample-ms", bench_options.sample_ms, "Back-to-back calls fill this time")
-      ->check(CLI::Range(0.0, 60000.0))
+      ->check(in_range(0, 60000))
       ->capture_default_str();
   bench_app->add_option("--threads", bench_options.threads, "CPU: threads; 0: all cores")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(0, kMostJobs));
   bench_app->add_flag("--naive", bench_options.naive,
                       "CPU: also time the naive implementation and print the ratio");
   auto* list_flag = bench_app->add_flag("--list", bench_options.list,
                                         "Print the cases with their sequences, operations and "
                                         "bytes (--json too) and run nothing");
-  bench_app->add_option("--json", bench_options.json_file, "Write the results to this file");
-  bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file");
-  bench_app->add_option("--share", bench_options.share_file,
-                        "Write every sample to this file too, with the machine (but not its name), "
-                        "versions, clocks and watts: for flash3 compare, also by others");
+  bench_app->add_option("--json", bench_options.json_file, "Write the results to this file")
+      ->check(a_file_name());
+  bench_app->add_option("--csv", bench_options.csv_file, "Write the results to this file")
+      ->check(a_file_name());
+  bench_app
+      ->add_option("--share", bench_options.share_file,
+                   "Write every sample to this file too, with the machine (but not its name), "
+                   "versions, clocks and watts: for flash3 compare, also by others")
+      ->check(a_file_name());
   auto* ablation_flag = bench_app->add_flag(
       "--ablation", bench_options.ablation,
       "Hopper: the FlashAttention-3 paper's ablation instead of cases: the forward kernel with "
@@ -155,13 +263,17 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
   CompareOptions compare_options;
   auto* compare_app = app.add_subcommand(
       "compare", "Two files of bench --json or --share: what became faster, what slower");
-  compare_app->add_option("A", compare_options.a, "The file to compare with")->required();
-  compare_app->add_option("B", compare_options.b, "The file that is compared")->required();
+  compare_app->add_option("A", compare_options.a, "The file to compare with")
+      ->required()
+      ->check(a_file_name());
+  compare_app->add_option("B", compare_options.b, "The file that is compared")
+      ->required()
+      ->check(a_file_name());
   compare_app
       ->add_option("--at-least", compare_options.least,
                    "Exit code 1 if B's mean speed is below so much of A's, or a case's is "
                    "and that is not noise, e.g. 0.97")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(0, 1e6));
   compare_app->callback([&] { command = [&] { return commands.compare(compare_options); }; });
 
   VerifyOptions verify_options;
@@ -177,11 +289,12 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "Of --accuracy: queries and keys, e.g. 1024,8192; of more than 4096 some rows\n"
                    "are compared, in FP8 alone")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(in_range(1, 1 << 24))
       ->needs("--accuracy");
   verify_app
       ->add_option("--input", verify_options.inputs,
                    "Of --accuracy: the FP8 table on q, k and v of this safetensors file instead")
+      ->check(a_file_name())
       ->needs("--accuracy")
       ->excludes("--length");
   verify_app
@@ -212,7 +325,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
               "--backward, --ragged, --quantize, --decode or --filter only such ones. Each\n"
               "that fails is printed with its id, to be run alone by --case")
           ->excludes("--accuracy", "--level")
-          ->check(CLI::Range(0.001, 1e7));
+          ->check(in_range(0.001, 1e7));
   verify_app
       ->add_option("--seed", verify_options.seed,
                    "Of --random: the same problems in the same order; default: a new one, printed")
@@ -221,7 +334,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       ->add_option("--count", verify_options.count,
                    "Of --random: stop after so many problems, and print each")
       ->needs(random)
-      ->check(CLI::PositiveNumber);
+      ->check(in_range(1, 1e15));
   verify_app->add_option("--case", verify_options.cases, kCaseHelp)
       ->excludes("--ragged", "--quantize", "--decode", "--length", "--input", "--random");
   verify_app->add_option(
@@ -229,14 +342,14 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       "Only cases whose id contains this, e.g. /d128/ (repeatable: all of them)");
   verify_app->add_option("--backend", verify_options.backend, kBackendHelp)->capture_default_str();
   verify_app->add_option("--jobs", verify_options.jobs, "Cases at a time; 0: one per core")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(0, kMostJobs));
   verify_app->add_option("--threads", verify_options.threads, "CPU: threads of each call")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(0, kMostJobs))
       ->capture_default_str();
   verify_app
       ->add_option("--repeat", verify_options.repeat,
                    "Run each case so often; bits must agree (of backward cases: if deterministic)")
-      ->check(CLI::Range(1, 1000))
+      ->check(in_range(1, 1000))
       ->capture_default_str();
   verify_app->add_flag("-q,--quiet", verify_options.quiet, "Print failures and the summary only");
   verify_app->add_flag("--list", verify_options.list, "Print the ids and run nothing");
@@ -251,6 +364,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
           "it is there; random problems run for --random seconds, and add up")
       ->delimiter(',')
       ->needs(record_option);
+  record_option->check(a_file_name());
   for (const char* other : {"--level", "--accuracy", "--backward", "--ragged", "--quantize",
                             "--decode", "--case", "--repeat", "--list", "--count"})
     record_option->excludes(verify_app->get_option(other));
@@ -273,11 +387,13 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "A forward case, e.g. bf16/b1/q2048/k2048/h16/d128/causal; more about "
                    "cases: flash3 explain --help")
       ->required();
-  trace_app->add_option("-o,--output", trace_options.output,
-                        "File for the timeline, in Chrome's trace format (chrome://tracing, "
-                        "ui.perfetto.dev)");
+  trace_app
+      ->add_option("-o,--output", trace_options.output,
+                   "File for the timeline, in Chrome's trace format (chrome://tracing, "
+                   "ui.perfetto.dev)")
+      ->check(a_file_name());
   trace_app->add_option("--block", trace_options.block, "The block, counted from 0")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(0, kMostJobs))
       ->capture_default_str();
   trace_app->callback([&] { command = [&] { return commands.trace(trace_options); }; });
 
@@ -292,6 +408,15 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
     app.footer("The other commands are in the program flash3: make build");
   }
 
+  std::vector<std::string> names;
+  for (const CLI::App* each : app.get_subcommands({})) names.push_back(each->get_name());
+  if (const std::string word = argc > 1 ? argv[1] : "";
+      !word.empty() && word[0] != '-' &&
+      std::find(names.begin(), names.end(), word) == names.end()) {
+    err << format("flash3: there is no command {}; did you mean {}? The commands are {}\n",
+                  in_quotes(word), nearest(word, names), join(names, ", "));
+    return kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -9,11 +9,14 @@
 
 #include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
+#include "cases/printable.hpp"
 #include "cases/tensors.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 #include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
 
@@ -27,7 +30,8 @@ constexpr double kMaxDifference = 1e-3, kMaxFp8Difference = 8e-3;
 
 void check_options(const BenchOptions& options) {
   if (!options.dtype.empty() && options.dtype != "fp16" && options.dtype != "e4m3")
-    throw UsageError("--dtype " + options.dtype + " but --ablation is for fp16 and e4m3");
+    throw UsageError("--dtype " + cases::printable(options.dtype) +
+                     " but --ablation is for fp16 and e4m3");
   if (options.backend == "cpu")
     throw UsageError("--ablation needs a Hopper GPU, and --backend is cpu");
   resolve_backend(options.backend);  // a name that there is not
@@ -113,6 +117,8 @@ Json report(const std::vector<device::AblationVariant>& variants,
 
 int bench_ablation(const BenchOptions& options) {
   check_options(options);
+  std::optional<OutputFile> file;
+  if (!options.json_file.empty()) file.emplace(options.json_file);
   const bool fp8 = options.dtype == "e4m3";
   const char* const id = fp8 ? device::kFp8AblationCase : device::kAblationCase;
   const cases::Case c = parse_case(id);
@@ -154,12 +160,12 @@ int bench_ablation(const BenchOptions& options) {
     print("{:.0f} MHz, {:.0f} W{} over all of them\n", 1e-6 * reading.clock_hz,
           reading.mean_watts(),
           reading.throttled ? ", held below its clock by power or heat," : "");
-  if (!options.json_file.empty()) {
+  if (file) {
     Json about = metadata(FLASH3_BACKEND_HOPPER);
     about["case"] = id;
     about["how"] = how;
     add_reading(reading, &about);
-    write_file(options.json_file, Json{{"metadata", about}, {"ablation", results}}.dump(2) + "\n");
+    file->finish(json_text(Json{{"metadata", about}, {"ablation", results}}, 2) + "\n");
   }
   return 0;
 }

@@ -6,12 +6,16 @@
 
 #include "cases/fp8_input.hpp"
 #include "cases/internals.hpp"
+#include "cases/printable.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 #include "cli/progress.hpp"
 #include "cli/share.hpp"
+#include "cli/stop.hpp"
 #include "cli/suites.hpp"
 #include "cli/workbench.hpp"
 #include "device/bench_kernels.hpp"
@@ -32,13 +36,15 @@ flash3_dtype products_of(const Case& c) { return c.fp8 ? FLASH3_FLOAT8_E4M3 : c.
 flash3_dtype dtype_of(const BenchOptions& options) {
   if (options.dtype.empty()) return FLASH3_BFLOAT16;
   if (!options.cases.empty())
-    throw UsageError("--dtype " + options.dtype +
+    throw UsageError("--dtype " + cases::printable(options.dtype) +
                      " is for a suite and --ceiling; a --case names its own");
   const auto dtype = cases::parse_dtype(options.dtype);
-  if (!dtype) throw UsageError("dtype '" + options.dtype + "' is not one of fp16, bf16, fp32");
+  if (!dtype)
+    throw UsageError("dtype " + cases::in_quotes(options.dtype) +
+                     " is not one of fp16, bf16, fp32");
   if (dtype == FLASH3_FLOAT8_E4M3 && !options.suite.empty())
-    throw UsageError("--dtype e4m3 is for --ceiling alone; of --suite " + options.suite +
-                     " it is fp16, bf16 or fp32");
+    throw UsageError("--dtype e4m3 is for --ceiling alone; of --suite " +
+                     cases::printable(options.suite) + " it is fp16, bf16 or fp32");
   return *dtype;
 }
 
@@ -265,6 +271,8 @@ std::string how(const BenchOptions& options) {
 
 // What the cases ask for, without running any.
 int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list) {
+  std::optional<OutputFile> file;
+  if (!options.json_file.empty()) file.emplace(options.json_file);
   Json all = Json::array();
   for (const auto& [c, beside] : list) {
     Json j = work_of(c);
@@ -276,16 +284,25 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
     }
     all.push_back(std::move(j));
   }
-  if (!options.json_file.empty())
-    write_file(options.json_file, Json{{"cases", all}}.dump(2) + "\n");
+  if (file) file->finish(json_text(Json{{"cases", all}}, 2) + "\n");
   return 0;
 }
 
 // What a run prints and writes.
 class Report {
  public:
+  // Opens the files that were asked for.
   Report(const BenchOptions& options, const BenchTable& table, size_t cases)
-      : options_(options), table_(table), progress_("bench", cases) {}
+      : options_(options), table_(table), progress_("bench", cases) {
+    const std::pair<std::optional<OutputFile>*, const std::string*> files[] = {
+        {&json_, &options.json_file}, {&csv_, &options.csv_file}, {&share_, &options.share_file}};
+    for (const auto& [file, path] : files) {
+      for (const auto& [other, taken] : files)
+        if (*other && is_same_file(*path, *taken))
+          throw UsageError(cases::printable(*path) + " is named for two of the results' files");
+      if (!path->empty()) file->emplace(*path);
+    }
+  }
 
   void run_ceilings(Bench& bench, const std::vector<flash3_dtype>& dtypes, double seconds,
                     const std::string& when) {
@@ -311,45 +328,52 @@ class Report {
   }
 
   void run_points(Bench& bench, const std::vector<BenchPoint>& list) {
-    const bool shares = !options_.share_file.empty();
-    if (shares) before_ = bench.state();
+    if (share_) before_ = bench.state();
     progress_.print(table_.header());
     for (const BenchPoint& point : list) {
+      if (stop_requested()) break;
       progress_.announce(to_id(point.c));
       try {
         const BenchResult r = bench.run(point);
         results_.push_back(to_json(r));
-        if (!options_.share_file.empty()) shared_.push_back(with_samples(results_.back(), r));
+        if (share_) shared_.push_back(with_samples(results_.back(), r));
         throttled_ |= r.reading.throttled;
         progress_.print(table_.row(r));
       } catch (const UsageError&) {
         throw;
-      } catch (const std::runtime_error& e) {  // the other cases may still run
+      } catch (const Stopped&) {
+        break;
+      } catch (const std::exception& e) {  // the other cases may still run
         failed_ = true;
-        progress_.print(table_.failure(point.c, e.what()));
+        progress_.print(table_.failure(point.c, sentence_of(e)));
       }
       progress_.step();
     }
-    if (shares) after_ = bench.state();
+    if (share_) after_ = bench.state();
   }
 
-  // Writes the files that were asked for; returns the exit code.
-  int finish(const Json& about) {
+  // Writes the files that were asked for; returns the exit code. A run that was stopped leaves what
+  // it has by then, and says so, but nothing in the place of an older file if it has nothing.
+  int finish(Json about) {
+    if (stop_requested()) {
+      if (results_.empty() && ceilings_.empty()) return kExitFailure;
+      about["interrupted"] = true;
+    }
     if (throttled_) progress_.print("* held below its clock by power or heat");
-    if (!options_.json_file.empty()) {
+    if (json_) {
       Json all{{"metadata", about}};
       if (options_.ceiling) all["ceiling"] = ceilings_;
       if (copy_) all["copy"] = to_json(*copy_);
       all["results"] = results_;
-      write_file(options_.json_file, all.dump(2) + "\n");
+      json_->finish(json_text(all, 2) + "\n");
     }
-    if (!options_.csv_file.empty()) write_file(options_.csv_file, to_csv(results_));
-    if (!options_.share_file.empty()) {
+    if (csv_) csv_->finish(to_csv(results_));
+    if (share_) {
       Json all = shared_report(about, before_, after_);
       if (options_.ceiling) all["ceiling"] = ceilings_;
       if (copy_) all["copy"] = to_json(*copy_);
       all["results"] = shared_;
-      write_file(options_.share_file, all.dump(1) + "\n");
+      share_->finish(json_text(all, 1) + "\n");
     }
     return failed_ ? kExitFailure : 0;
   }
@@ -358,6 +382,7 @@ class Report {
   const BenchOptions& options_;
   const BenchTable& table_;
   Progress progress_;
+  std::optional<OutputFile> json_, csv_, share_;
   Json ceilings_ = Json::array(), results_ = Json::array(), shared_ = Json::array();
   Json before_, after_;  // what the machine did when no case ran
   std::optional<CopyResult> copy_;
@@ -385,10 +410,13 @@ int bench(const BenchOptions& options) {
         list.empty() && options.sustained > 0 ? options.sustained : kCeilingSeconds;
     report.run_ceilings(bench, ceiling_dtypes(options, list), seconds, when);
   };
-  if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");
-  if (table.cache) report.run_copy(bench);
-  if (!list.empty()) report.run_points(bench, list);
-  if (options.ceiling && !list.empty()) run_ceilings("after");
+  try {
+    if (options.ceiling) run_ceilings(list.empty() ? "alone" : "before");
+    if (table.cache) report.run_copy(bench);
+    if (!list.empty()) report.run_points(bench, list);
+    if (options.ceiling && !list.empty()) run_ceilings("after");
+  } catch (const Stopped&) {  // between two measurements of the machine
+  }
   return report.finish(about);
 }
 

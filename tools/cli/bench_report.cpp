@@ -2,8 +2,6 @@
 #include "cli/bench_report.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <stdexcept>
 
 #include "cli/format.hpp"
 
@@ -35,13 +33,6 @@ void add_reading(const device::Reading& r, Json* j) {
   (*j)["max_watts"] = r.max_watts;
   (*j)["celsius"] = r.celsius;
   (*j)["throttled"] = r.throttled;
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw std::runtime_error(path + ": cannot be written");
 }
 
 double BenchResult::tflops() const { return flops(c) / seconds() * 1e-12; }

@@ -84,7 +84,4 @@ std::string to_csv(const Json& results);
 // Clock, watts and heat; nothing if there is no reading.
 void add_reading(const device::Reading& r, Json* j);
 
-// Throws std::runtime_error with the path if that fails.
-void write_file(const std::string& path, const std::string& text);
-
 }  // namespace flash3::cli

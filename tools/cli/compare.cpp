@@ -3,19 +3,27 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <tuple>
 
+#include "cases/printable.hpp"
 #include "cli/commands.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
+#include "cli/names.hpp"
 #include "cli/share.hpp"
 
 namespace flash3::cli {
 namespace {
 
+using cases::printable;
+
+// Of a file: the bootstrap draws each of them thousands of times.
+constexpr size_t kMostSamples = 1'000'000;
+
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw UsageError(path + ": " + why +
+  throw UsageError(printable(path) + ": " + why +
                    "; flash3 compare reads what flash3 bench --json and --share write");
 }
 
@@ -31,17 +39,14 @@ std::string text_at(const Json& j, const char* name) {
   return at != j.end() && at->is_string() ? at->get<std::string>() : "unknown";
 }
 
-Json read_json(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw UsageError(path + ": cannot be read");
-  Json report = Json::parse(file, nullptr, false);
-  if (report.is_discarded()) refuse(path, "is no JSON");
+Json read_report(const std::string& path) {
+  Json report = read_json(path);
   if (!report.is_object() || !report.contains("metadata") || !report["metadata"].is_object() ||
       !report.contains("results") || !report["results"].is_array())
     refuse(path, "has no metadata and results");
   if (report.contains("format") && report["format"] != kShareFormat)
-    refuse(path, format("its format is {} and this flash3 reads {}", report["format"].dump(),
-                        kShareFormat));
+    refuse(path, format("its format is {} and this flash3 reads {}",
+                        json_text(report["format"], -1), kShareFormat));
   return report;
 }
 
@@ -62,7 +67,7 @@ Facts facts_of(const Json& report, const char* part) {
   const auto at = report.find(part);
   if (at == report.end() || !at->is_object()) return facts;
   for (const auto& [name, value] : at->items())
-    facts.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+    facts.emplace_back(name, value.is_string() ? value.get<std::string>() : json_text(value, -1));
   return facts;
 }
 
@@ -75,21 +80,25 @@ const char* word(Change change) {
 }  // namespace
 
 BenchFile read_bench_file(const std::string& path) {
-  const Json report = read_json(path);
+  const Json report = read_report(path);
   const Json& about = report["metadata"];
   BenchFile file{
       path, text_at(about, "commit"),    text_at(about, "device"),    text_at(about, "date"),
       {},   facts_of(report, "machine"), facts_of(report, "versions")};
+  size_t samples = 0;
   for (const Json& result : report["results"]) {
     if (!result.is_object() || !result.contains("case") || !result["case"].is_string())
       refuse(path, "a result has no case");
     const std::string id = result["case"];
     const CaseTime time{number(result, "median_ms", path), number(result, "p10_ms", path),
                         number(result, "p90_ms", path), samples_of(result, path)};
-    for (const auto& [other, ignored] : file.times)
-      if (other == id) refuse(path, id + " occurs twice");
     file.times.emplace_back(id, time);
+    samples += time.samples.size();
+    if (samples > kMostSamples) refuse(path, format("has more than {} samples", kMostSamples));
   }
+  const NameIndex index(file.times, [](const auto& e) -> const std::string& { return e.first; });
+  if (index.repeated < file.times.size())
+    refuse(path, printable(file.times[index.repeated].first) + " occurs twice");
   return file;
 }
 
@@ -126,10 +135,10 @@ bool Comparison::reaches(double least) const {
 
 std::vector<std::string> differences(const Facts& a, const Facts& b) {
   std::vector<std::string> found;
+  const std::map<std::string, std::string> of_b(b.begin(), b.end());
   for (const auto& [name, value] : a)
-    for (const auto& [other_name, other] : b)
-      if (name == other_name && value != other)
-        found.push_back(format("{} ({}, {})", name, value, other));
+    if (const auto other = of_b.find(name); other != of_b.end() && value != other->second)
+      found.push_back(format("{} ({}, {})", name, value, other->second));
   return found;
 }
 
@@ -148,7 +157,8 @@ Comparison compare_files(const BenchFile& a, const BenchFile& b) {
   for (const auto& [id, time] : b.times)
     if (of_b.contains(id)) made.only_b.push_back(id);
   if (made.cases.empty())
-    throw UsageError(format("{} and {} have no case in common", a.path, b.path));
+    throw UsageError(
+        format("{} and {} have no case in common", printable(a.path), printable(b.path)));
   return made;
 }
 
@@ -158,21 +168,22 @@ int compare(const CompareOptions& options) {
   size_t width = 4;
   for (const ComparedCase& c : all.cases) width = std::max(width, c.id.size());
   for (const auto& [name, file] : {std::pair{"A", &a}, std::pair{"B", &b}})
-    print("{}: {}, commit {}, {}, {}\n", name, file->path, file->commit, file->device, file->date);
+    print("{}: {}, commit {}, {}, {}\n", name, printable(file->path), printable(file->commit),
+          printable(file->device), printable(file->date));
   if (a.device != b.device) print("A and B ran on different devices\n");
   for (const auto& [what, of_a, of_b] : {std::tuple{"machines", &a.machine, &b.machine},
                                          std::tuple{"versions", &a.versions, &b.versions}})
     if (const auto found = differences(*of_a, *of_b); !found.empty())
-      print("different {}: {}\n", what, join(found, "; "));
+      print("different {}: {}\n", what, printable(join(found, "; ")));
   print("\n{:<{}} {:>12} {:>7} {:>12} {:>7} {:>8} {:>15}  B is\n", "case", width, "A, ms", "noise",
         "B, ms", "noise", "speed", "interval");
   for (const ComparedCase& c : all.cases) {
-    print("{:<{}} {:>12.5f} {:>6.1f}% {:>12.5f} {:>6.1f}% {:>8.3f} {:>6.3f} … {:>6.3f}  {}\n", c.id,
-          width, c.a.median, 100 * c.a.noise(), c.b.median, 100 * c.b.noise(), c.ratio(),
-          c.interval.low, c.interval.high, word(c.change()));
+    print("{:<{}} {:>12.5f} {:>6.1f}% {:>12.5f} {:>6.1f}% {:>8.3f} {:>6.3f} … {:>6.3f}  {}\n",
+          printable(c.id), width, c.a.median, 100 * c.a.noise(), c.b.median, 100 * c.b.noise(),
+          c.ratio(), c.interval.low, c.interval.high, word(c.change()));
   }
   for (const auto& [name, ids] : {std::pair{"A", &all.only_a}, std::pair{"B", &all.only_b}})
-    if (!ids->empty()) print("in {} alone: {}\n", name, join(*ids, " "));
+    if (!ids->empty()) print("in {} alone: {}\n", name, printable(join(*ids, " ")));
   print(
       "\nB has {:.3f} of A's speed, the geometric mean of {} cases: {} faster, {} slower, {} "
       "within noise\n",

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -14,8 +15,10 @@
 #include "build_commit.hpp"
 #include "cases/entry_points.hpp"
 #include "cases/internals.hpp"
+#include "cases/printable.hpp"
 #include "cli/commands.hpp"
 #include "cli/format.hpp"
+#include "cli/memory_budget.hpp"
 #include "cpu/parallel.hpp"
 #include "device/monitor.hpp"
 
@@ -104,7 +107,7 @@ flash3_backend backend_named(const std::string& name) {
     return unavailable(FLASH3_BACKEND_HOPPER).empty() ? FLASH3_BACKEND_HOPPER : FLASH3_BACKEND_CPU;
   if (name == "hopper") return FLASH3_BACKEND_HOPPER;
   if (name == "cpu") return FLASH3_BACKEND_CPU;
-  throw UsageError("backend '" + name + "' is not one of auto, hopper, cpu");
+  throw UsageError("backend " + cases::in_quotes(name) + " is not one of auto, hopper, cpu");
 }
 
 flash3_backend resolve_backend(const std::string& name) {
@@ -147,11 +150,19 @@ void check(flash3_status status) {
   if (status != FLASH3_OK) throw std::runtime_error(flash3_last_error());
 }
 
+std::string sentence_of(const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr)
+    return format("there is not enough memory; this machine has {:.1f} GB",
+                  1e-9 * memory_of_machine());
+  return e.what();
+}
+
 cases::Case parse_case(const std::string& text) {
   std::string error;
   const auto c = cases::parse_id(text, &error);
   if (!c) throw UsageError(error);
-  if (error = size_objection(*c); !error.empty()) throw UsageError("case '" + text + "': " + error);
+  if (error = size_objection(*c); !error.empty())
+    throw UsageError("case " + cases::in_quotes(text, 200) + ": " + error);
   return *c;
 }
 

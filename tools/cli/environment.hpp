@@ -2,6 +2,7 @@
 // What the commands share: the backend to use, its memory, what is known about the machine.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -36,6 +37,9 @@ std::optional<device::Gpu> gpu_of(flash3_backend backend);
 // Throws the library's message unless status is OK: a UsageError where the call breaks a rule, else
 // a std::runtime_error.
 void check(flash3_status status);
+
+// What to tell the user of it.
+std::string sentence_of(const std::exception& e);
 
 // The case that text names, or UsageError.
 cases::Case parse_case(const std::string& text);

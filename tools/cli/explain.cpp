@@ -8,6 +8,7 @@
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -41,7 +42,7 @@ int explain(const ExplainOptions& options) {
         entry[line.substr(0, colon)] = line.substr(colon + 2);
     all.push_back(entry);
   }
-  if (options.json) print("{}\n", all.dump(2));
+  if (options.json) print("{}\n", json_text(all, 2));
   return 0;
 }
 

@@ -9,6 +9,7 @@
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 #include "cli/machine_code.hpp"
 #include "device/monitor.hpp"
 
@@ -128,7 +129,7 @@ int print_machine_code(bool as_json) {
   for (const KernelCode& k : kernels)
     list.push_back(
         {{"name", k.name}, {"hash", k.hash}, {"function", k.function}, {"source", k.source}});
-  print("{}\n", Json{{"compiler", kernel_compiler()}, {"kernels", list}}.dump(2));
+  print("{}\n", json_text(Json{{"compiler", kernel_compiler()}, {"kernels", list}}, 2));
   return 0;
 }
 
@@ -138,7 +139,7 @@ int info(const InfoOptions& options) {
   if (options.machine_code) return print_machine_code(options.json);
   const Json all = collect();
   if (options.json) {
-    print("{}\n", all.dump(2));
+    print("{}\n", json_text(all, 2));
     return 0;
   }
   print("flash3 {} ({})\n", text_of(all["flash3"]), text_of(all["commit"]));

@@ -402,19 +402,24 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
       {bench_app, bool(commands.bench)},   {compare_app, bool(commands.compare)},
       {verify_app, bool(commands.verify)}, {explain_app, bool(commands.explain)},
       {trace_app, bool(commands.trace)}};
-  for (const auto& [subcommand, is_there] : offered) {
-    if (is_there) continue;
-    app.remove_subcommand(subcommand);
-    app.footer("The other commands are in the program flash3: make build");
-  }
-
   std::vector<std::string> names;
-  for (const CLI::App* each : app.get_subcommands({})) names.push_back(each->get_name());
+  std::string elsewhere;
+  for (const auto& [subcommand, is_there] : offered) {
+    if (is_there) {
+      names.push_back(subcommand->get_name());
+      continue;
+    }
+    app.remove_subcommand(subcommand);
+    elsewhere = "The other commands are in the program flash3: make build";
+  }
+  app.footer(elsewhere);
+
   if (const std::string word = argc > 1 ? argv[1] : "";
       !word.empty() && word[0] != '-' &&
       std::find(names.begin(), names.end(), word) == names.end()) {
     err << format("flash3: there is no command {}; did you mean {}? The commands are {}\n",
                   in_quotes(word), nearest(word, names), join(names, ", "));
+    if (!elsewhere.empty()) err << elsewhere << "\n";
     return kExitUsage;
   }
   try {

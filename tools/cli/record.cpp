@@ -5,20 +5,24 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cases/printable.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 #include "cli/machine_code.hpp"
 #include "cli/record_parts.hpp"
+#include "cli/stop.hpp"
 #include "device/launches.hpp"
 
 namespace flash3::cli {
 namespace {
 
+using cases::printable;
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
@@ -41,13 +45,15 @@ class Record {
   Record(std::string path, flash3_backend backend) : path_(std::move(path)), backend_(backend) {
     if (backend == FLASH3_BACKEND_HOPPER) kernels_ = own_machine_code();
     begin();
+    const OutputFile can_be_written(path_);  // hours before it is
     if (!fs::exists(path_)) return;
     const Json old = read();
     if (old["backend"] != json_["backend"])
-      throw UsageError(
-          format("{} is a record of the {} backend", path_, old["backend"].get<std::string>()));
+      throw UsageError(format("{} is a record of the {} backend", printable(path_),
+                              printable(old["backend"].get<std::string>())));
     if (old["compiler"] != json_["compiler"] || old["kernels"] != json_["kernels"])
-      print("{} is of other machine code than this program's: a new record begins\n", path_);
+      print("{} is of other machine code than this program's: a new record begins\n",
+            printable(path_));
     else
       json_ = old;
   }
@@ -78,6 +84,7 @@ class Record {
     device::start_launch_log();
     const Json result = part.run(options, json_["parts"].value(part.name, Json::object()));
     const std::set<std::string> launched = device::stop_launch_log();
+    throw_if_stopped();  // not all of the part has run
     const Json about = metadata(backend_);
     Json entry{{"command", result["command"]}};
     for (const char* key : {"commit", "date", "device", "driver"})
@@ -96,7 +103,7 @@ class Record {
     for (const RecordPart& part : record_parts())
       if (const std::string what = missing(part); !what.empty())
         list += format("\n  {}: {}", part.name, what);
-    print("\n{}: {} kernels, {} not launched", path_, json_["kernels"].size(),
+    print("\n{}: {} kernels, {} not launched", printable(path_), json_["kernels"].size(),
           json_["not_launched"].size());
     for (const Json& name : json_["not_launched"]) print("\n  {}", name.get<std::string>());
     print("\n{}\n", list.empty() ? "all parts are there" : "missing:" + list);
@@ -112,15 +119,23 @@ class Record {
   }
 
   Json read() const {
-    std::ifstream file(path_);
-    try {
-      const Json json = Json::parse(file);
-      for (const char* key : {"backend", "compiler", "kernels", "not_launched", "parts"})
-        json.at(key);
-      return json;
-    } catch (const Json::exception& e) {
-      throw UsageError(format("{} is no record of flash3 verify --record: {}", path_, e.what()));
-    }
+    const Json json = read_json(path_);
+    const auto demand = [&](bool holds, const std::string& rule) {
+      if (!holds)
+        throw UsageError(
+            format("{} is no record of flash3 verify --record: {}", printable(path_), rule));
+    };
+    demand(json.is_object(), "it is no JSON object");
+    for (const char* name : {"backend", "compiler"})
+      demand(json.contains(name) && json[name].is_string(), format("it has no text '{}'", name));
+    for (const char* name : {"kernels", "parts"})
+      demand(json.contains(name) && json[name].is_object(), format("it has no object '{}'", name));
+    demand(json.contains("not_launched") && json["not_launched"].is_array(),
+           "it has no list 'not_launched'");
+    for (const Json& name : json["not_launched"])
+      demand(name.is_string(), "'not_launched' holds what is no name");
+    for (const Json& part : json["parts"]) demand(part.is_object(), "a part is no object");
+    return json;
   }
 
   void note_launched(const std::set<std::string>& functions) {
@@ -134,14 +149,7 @@ class Record {
   }
 
   // Whole or not at all: a run that is cut short leaves the last part's file.
-  void write() const {
-    const std::string temporary = path_ + ".new";
-    std::ofstream file(temporary);
-    file << json_.dump(2) << "\n";
-    file.close();
-    if (!file) throw std::runtime_error("cannot write " + temporary);
-    fs::rename(temporary, path_);
-  }
+  void write() const { OutputFile(path_).finish(json_.dump(2) + "\n"); }
 
   std::string path_;
   flash3_backend backend_;
@@ -167,7 +175,8 @@ void check_names(const std::vector<std::string>& wanted) {
   for (const RecordPart& part : record_parts()) known.push_back(part.name);
   for (const std::string& name : wanted)
     if (std::find(known.begin(), known.end(), name) == known.end())
-      throw UsageError(format("part '{}' is not one of {}", name, join(known, ", ")));
+      throw UsageError(
+          format("part {} is not one of {}", cases::in_quotes(name), join(known, ", ")));
 }
 
 }  // namespace
@@ -183,8 +192,12 @@ int record(const VerifyOptions& options) {
   if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
   try {
     run_parts(asked, &record);
+  } catch (const Json::exception& e) {  // what an older program noted of a part, or somebody else
+    throw UsageError(format("{} is no record of flash3 verify --record: {}",
+                            printable(options.record), e.what()));
   } catch (const PartFailed& e) {
-    print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(), options.record);
+    print(stderr, "flash3: {}; nothing of it is noted in {}\n", e.what(),
+          printable(options.record));
     return kExitFailure;
   }
   record.print_summary();

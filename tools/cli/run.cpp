@@ -5,12 +5,16 @@
 #include <optional>
 
 #include "cases/fp8_input.hpp"
+#include "cases/printable.hpp"
 #include "cases/runner.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
+#include "cli/json_file.hpp"
 #include "cli/run_input.hpp"
 #include "cli/safetensors.hpp"
+#include "cli/stop.hpp"
 #include "cli/timing.hpp"
 #include "oracle/yardsticks/naive.hpp"
 
@@ -19,6 +23,7 @@ namespace {
 
 using cases::Case;
 using cases::Layout;
+using cases::printable;
 using Json = nlohmann::ordered_json;
 
 // out and lse in host memory, in the layout of the input.
@@ -46,48 +51,62 @@ struct Measured {
   double quantize_ms = 0;  // where that came before the call
 };
 
-// Copies the input to the backend's memory, computes, copies the result back, then times the call.
-// in_fp8: the call takes tensors that flash3_quantize has made before.
-Measured compute(const Input& in, flash3_backend backend, int threads, bool in_fp8,
-                 Output* result) {
-  const auto memory = make_memory(backend);
-  auto params = cases::make_params(in.c, in.q, in.k, in.v, result->out, result->lse, in.extra());
-  params.backend = backend;
-  params.num_threads = threads;
-  params.stream = memory->stream();
-
-  std::vector<std::shared_ptr<void>> buffers;
-  for (flash3_tensor* t : {&params.q, &params.k, &params.v, &params.out, &params.lse, &params.sink,
-                           &params.cu_seqlens_q, &params.cu_seqlens_k}) {
-    if (t->ndim == 0) continue;
-    const auto bytes = static_cast<size_t>(cases::span_of(*t) * cases::element_size(t->dtype));
-    buffers.push_back(memory->allocate(bytes));
-    memory->copy_in(buffers.back().get(), t->data, bytes);
-    t->data = buffers.back().get();
+// The input in the backend's memory, and the call on it.
+class Computation {
+ public:
+  // in_fp8: the call takes tensors that flash3_quantize has made before.
+  Computation(const Input& in, flash3_backend backend, int threads, bool in_fp8, Output* result)
+      : memory_(make_memory(backend)), result_(result) {
+    params_ = cases::make_params(in.c, in.q, in.k, in.v, result->out, result->lse, in.extra());
+    params_.backend = backend;
+    params_.num_threads = threads;
+    params_.stream = memory_->stream();
+    for (flash3_tensor* t : {&params_.q, &params_.k, &params_.v, &params_.out, &params_.lse,
+                             &params_.sink, &params_.cu_seqlens_q, &params_.cu_seqlens_k}) {
+      if (t->ndim == 0) continue;
+      const auto bytes = static_cast<size_t>(cases::span_of(*t) * cases::element_size(t->dtype));
+      buffers_.push_back(memory_->allocate(bytes));
+      memory_->copy_in(buffers_.back().get(), t->data, bytes);
+      t->data = buffers_.back().get();
+    }
+    if (in_fp8) {
+      fp8_.emplace(*memory_, params_, cases::Scales::kBlock, /*rotate=*/true);
+      check(fp8_->quantize());
+      memory_->finish();
+      fp8_->apply(&params_);
+    }
+    check(flash3_forward_supported(&params_));
+    check(flash3_forward_workspace(&params_, &params_.workspace_size));
+    if (params_.workspace_size == 0) return;
+    buffers_.push_back(memory_->allocate(params_.workspace_size));
+    params_.workspace = buffers_.back().get();
   }
-  Measured m;
-  std::optional<cases::Fp8Input> fp8;
-  if (in_fp8) {
-    fp8.emplace(*memory, params, cases::Scales::kBlock, /*rotate=*/true);
-    check(fp8->quantize());
-    memory->finish();
-    m.quantize_ms = 1e3 * measure(*memory, [&] { check(fp8->quantize()); }, 5, 2e-3).median;
-    fp8->apply(&params);
-  }
-  check(flash3_forward_supported(&params));
-  check(flash3_forward_workspace(&params, &m.workspace));
-  if (m.workspace > 0) buffers.push_back(memory->allocate(m.workspace));
-  params.workspace = m.workspace > 0 ? buffers.back().get() : nullptr;
-  params.workspace_size = m.workspace;
-  m.kernel = value_of(explanation(params), "kernel");
 
-  check(flash3_forward(&params));
-  memory->finish();
-  memory->copy_out(result->out_bytes.data(), params.out.data, result->out_bytes.size());
-  memory->copy_out(result->lse_bytes.data(), params.lse.data, result->lse_bytes.size());
-  m.timing = measure(*memory, [&] { check(flash3_forward(&params)); }, 20, 12e-3);
-  return m;
-}
+  // Computes, and copies the result back.
+  void run() {
+    check(flash3_forward(&params_));
+    memory_->finish();
+    memory_->copy_out(result_->out_bytes.data(), params_.out.data, result_->out_bytes.size());
+    memory_->copy_out(result_->lse_bytes.data(), params_.lse.data, result_->lse_bytes.size());
+  }
+
+  Measured time() {
+    Measured m;
+    m.kernel = value_of(explanation(params_), "kernel");
+    m.workspace = params_.workspace_size;
+    if (fp8_)
+      m.quantize_ms = 1e3 * measure(*memory_, [&] { check(fp8_->quantize()); }, 5, 2e-3).median;
+    m.timing = measure(*memory_, [&] { check(flash3_forward(&params_)); }, 20, 12e-3);
+    return m;
+  }
+
+ private:
+  const std::unique_ptr<cases::Memory> memory_;
+  Output* const result_;
+  flash3_forward_params params_{};
+  std::vector<std::shared_ptr<void>> buffers_;
+  std::optional<cases::Fp8Input> fp8_;
+};
 
 struct Checked {
   cases::TensorCheck out, lse;
@@ -114,30 +133,30 @@ Checked compare(const Input& in, flash3_backend backend, const Output& result) {
   return c;
 }
 
-void save(const std::string& path, const RunOptions& options, const Input& in,
-          const Output& result) {
+void save(OutputFile* file, const RunOptions& options, const Input& in, const Output& result) {
   const Case& c = in.c;
-  safetensors::File file;
-  file.metadata = {{"layout", short_name(c.layout)},
-                   {"input", options.input},
-                   {"case", to_id(c)},
-                   {"producer", format("flash3 {} ({})", flash3_version(), build_commit())}};
-  file.tensors.push_back(
-      {"out", safetensors::dtype_name(c.dtype), out_shape(in), result.out_bytes});
-  file.tensors.push_back(
-      {"lse", "F32", {result.lse.shape, result.lse.shape + result.lse.ndim}, result.lse_bytes});
-  safetensors::write(path, file);
+  const safetensors::Metadata metadata = {
+      {"layout", short_name(c.layout)},
+      {"input", options.input},
+      {"case", to_id(c)},
+      {"producer", format("flash3 {} ({})", flash3_version(), build_commit())}};
+  const std::vector<int64_t> lse_shape(result.lse.shape, result.lse.shape + result.lse.ndim);
+  safetensors::write(file,
+                     {{"out", safetensors::dtype_name(c.dtype), out_shape(in), result.out_bytes},
+                      {"lse", "F32", lse_shape, result.lse_bytes}},
+                     metadata);
+  file->commit();
 }
 
 std::string megabytes(double bytes) { return format("{:.2f} MiB", bytes / (1 << 20)); }
 
 void print_text(const RunOptions& options, const Input& in, const Json& r, const Checked* checked) {
-  const auto text = [&](const char* name) { return r[name].get<std::string>(); };
+  const auto text = [&](const char* name) { return printable(r[name].get<std::string>()); };
   const auto number = [&](const char* name) { return r[name].get<double>(); };
   const Case& c = in.c;
-  print("input    {}: {}\n", options.input, text("case"));
-  if (const auto it = in.file.metadata.find("description"); it != in.file.metadata.end())
-    print("         {}\n", it->second);
+  print("input    {}: {}\n", printable(options.input), text("case"));
+  if (const auto it = in.metadata.find("description"); it != in.metadata.end())
+    print("         {}\n", printable(it->second));
   if (c.is_ragged())
     print("         {} sequences: {} queries, at most {}; {} keys, at most {}\n", c.batch,
           in.sequences.q.cu.back() - in.sequences.q.cu.front(), c.seq_q,
@@ -155,7 +174,7 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
       "stored, would take {} more\n",
       megabytes(tensor_bytes(c, &in.sequences)), megabytes(number("workspace_bytes")),
       megabytes(score_matrix_bytes(c, &in.sequences)));
-  if (!options.output.empty()) print("output   {}\n", options.output);
+  if (!options.output.empty()) print("output   {}\n", printable(options.output));
   if (checked == nullptr) return;
   const char* part = c.fp8 ? "worst block of rows" : "worst element";
   print("check    against float64: out error {:.2e}, {} {:.2f} of its bound\n", checked->out.error,
@@ -170,11 +189,19 @@ void print_text(const RunOptions& options, const Input& in, const Json& r, const
 }  // namespace
 
 int run(const RunOptions& options) {
+  if (!options.output.empty() && is_same_file(options.output, options.input))
+    throw UsageError(format("--output {} is the file of --input, which it would replace",
+                            printable(options.output)));
   const Input in = load_input(options);
   const flash3_backend backend = resolve_backend(options.backend);
+  std::optional<OutputFile> file;
+  if (!options.output.empty()) file.emplace(options.output);
   Output result(in);
-  const Measured m = compute(in, backend, options.threads, options.dtype == "e4m3", &result);
-  if (!options.output.empty()) save(options.output, options, in, result);
+  Computation computation(in, backend, options.threads, options.dtype == "e4m3", &result);
+  throw_if_stopped();
+  computation.run();
+  if (file) save(&*file, options, in, result);
+  const Measured m = computation.time();
 
   Json r = metadata(backend);
   r["input"] = options.input;
@@ -205,7 +232,7 @@ int run(const RunOptions& options) {
                   {"lse", part(checked->lse)}};
   }
   if (options.json)
-    print("{}\n", r.dump(2));
+    print("{}\n", json_text(r, 2));
   else
     print_text(options, in, r, checked ? &*checked : nullptr);
   return checked && !checked->failure.empty() ? kExitFailure : 0;

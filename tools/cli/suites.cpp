@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cases/printable.hpp"
 #include "cases/sequences.hpp"
 #include "cli/commands.hpp"
 
@@ -142,8 +143,8 @@ std::vector<BenchPoint> bench_suite(const std::string& name, flash3_backend back
     return suite;
   }
   if (name == "decode") return decode_suite(gpu, dtype);
-  throw UsageError("suite '" + name +
-                   "' is not one of quick, forward, backward, window, ragged, fp8, decode");
+  throw UsageError("suite " + cases::in_quotes(name) +
+                   " is not one of quick, forward, backward, window, ragged, fp8, decode");
 }
 
 }  // namespace flash3::cli

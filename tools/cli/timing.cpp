@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "cli/stop.hpp"
+
 namespace flash3::cli {
 namespace {
 
@@ -30,6 +32,7 @@ class Sampler {
 
   // Seconds a call.
   double sample() {
+    throw_if_stopped();
     return memory_.time([&] {
       for (int i = 0; i < calls_; ++i) call_();
     }) / calls_;

@@ -2,12 +2,14 @@
 // flash3 trace: what each role of one block of a forward kernel does, and when.
 #include "device/trace.hpp"
 
+#include <optional>
 #include <stdexcept>
 
 #include "cases/internals.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/environment.hpp"
+#include "cli/files.hpp"
 #include "cli/format.hpp"
 #include "cli/timing.hpp"
 #include "cli/trace_report.hpp"
@@ -22,8 +24,7 @@ constexpr double kSampleSeconds = 0.01;
 
 cases::Case case_to_trace(const TraceOptions& options) {
   const cases::Case c = parse_case(options.id);
-  if (c.backward)
-    throw UsageError(options.id + " is a backward call but trace is for forward calls");
+  if (c.backward) throw UsageError(to_id(c) + " is a backward call but trace is for forward calls");
   if (const std::string reason = unavailable(FLASH3_BACKEND_HOPPER); !reason.empty())
     throw std::runtime_error("trace needs a Hopper GPU: " + reason);
   device::require_bench_kernels("trace");
@@ -47,6 +48,8 @@ void check_output(const device::TracedCall& call, const flash3_tensor& out, case
 
 int trace(const TraceOptions& options) {
   const cases::Case c = case_to_trace(options);
+  std::optional<OutputFile> output;
+  if (!options.output.empty()) output.emplace(options.output);
   Workbench workbench(FLASH3_BACKEND_HOPPER, 0);
   const PreparedCase prepared = workbench.prepare(c);
   cases::Memory& memory = workbench.memory();
@@ -84,7 +87,7 @@ int trace(const TraceOptions& options) {
   if (left_out > 0)
     print("{} stamps had no room: the timeline ends before the block does\n", left_out);
   print("{}", trace_table(recorded));
-  if (!options.output.empty()) write_file(options.output, chrome_trace(recorded, about));
+  if (output) output->finish(chrome_trace(recorded, about));
   return 0;
 }
 

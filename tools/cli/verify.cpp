@@ -6,10 +6,12 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "cases/accuracy.hpp"
 #include "cases/accuracy_fp8.hpp"
+#include "cases/printable.hpp"
 #include "cases/runner.hpp"
 #include "cases/table.hpp"
 #include "cli/commands.hpp"
@@ -18,6 +20,7 @@
 #include "cli/memory_budget.hpp"
 #include "cli/progress.hpp"
 #include "cli/run_input.hpp"
+#include "cli/stop.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -59,7 +62,8 @@ std::vector<Case> select_cases(const VerifyOptions& options, flash3_backend back
   }
   if (list.empty()) {
     const auto level = cases::parse_level(options.level);
-    if (!level) throw UsageError("level '" + options.level + "' is not one of quick, full");
+    if (!level)
+      throw UsageError("level " + cases::in_quotes(options.level) + " is not one of quick, full");
     list = table_of(options, backend, *level);
   }
   if (options.accuracy)
@@ -105,11 +109,11 @@ std::string accuracy_row(const Case& c, const CheckResult& v) {
   return v.passed() ? row : row + "\n      " + v.failure;
 }
 
-// All cases, `jobs` at a time; done is called with each one's place in the list as soon as it is
-// done, by one thread at a time.
-std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend backend,
-                                 const VerifyOptions& options, int jobs,
-                                 const std::function<void(size_t, const CheckResult&)>& done) {
+// All cases, `jobs` at a time, or those that were begun before a stop was requested; done is called
+// with each one's place in the list as soon as it is done, by one thread at a time.
+std::vector<std::optional<CheckResult>> run_all(
+    const std::vector<Case>& list, flash3_backend backend, const VerifyOptions& options, int jobs,
+    const std::function<void(size_t, const CheckResult&)>& done) {
   // The costliest first, so that no worker ends alone with one of them.
   std::vector<size_t> order(list.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -122,7 +126,7 @@ std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend b
   run.naive = options.accuracy;
   run.oracle_threads = std::max(1, available_cores() / jobs);
 
-  std::vector<CheckResult> results(list.size());
+  std::vector<std::optional<CheckResult>> results(list.size());
   std::mutex mutex;
   std::atomic<size_t> next{0};
   std::string broken;  // the device failed: nothing after it means anything
@@ -131,19 +135,19 @@ std::vector<CheckResult> run_all(const std::vector<Case>& list, flash3_backend b
     size_t i = 0;
     try {
       const auto memory = make_memory(backend);
-      while ((i = next++) < order.size()) {
+      while (!stop_requested() && (i = next++) < order.size()) {
         const Case& c = list[order[i]];
-        CheckResult& result = results[order[i]];
         const MemoryBudget::Share share(budget, cases::host_bytes(c));
-        result = run_case(c, *memory, run);
+        CheckResult result = run_case(c, *memory, run);
         if (options.accuracy && result.passed()) result.failure = check_accuracy(result.out);
         const std::lock_guard lock(mutex);
         done(order[i], result);
+        results[order[i]] = std::move(result);
       }
     } catch (const std::exception& e) {
       const std::lock_guard lock(mutex);
       if (broken.empty())
-        broken = (i < order.size() ? to_id(list[order[i]]) + ": " : std::string()) + e.what();
+        broken = (i < order.size() ? to_id(list[order[i]]) + ": " : std::string()) + sentence_of(e);
       next = order.size();
     }
   };
@@ -165,14 +169,14 @@ size_t print_fp8_row(const std::string& name, const cases::Fp8Accuracy& a, cases
   for (const double rmse : a.rmse) print(" {:>9.2e}", rmse);
   print("\n");
   if (!failure.empty()) print("      {}\n", failure);
-  std::fflush(stdout);  // a run that is cut short keeps its lines
+  flush_output();  // a run that is cut short keeps its lines
   return failure.empty() ? 0 : 1;
 }
 
-// FP8 against float64 of the 16-bit tensors, on the paper's data and on files. The number of rows
-// that failed.
-size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend,
-                           const VerifyOptions& options) {
+// FP8 against float64 of the 16-bit tensors, on the paper's data and on files. The rows that passed
+// and failed.
+VerifyCounts verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend,
+                                 const VerifyOptions& options) {
   const auto memory = make_memory(backend);
   const int threads = options.inputs.empty() ? 0 : options.threads;
   print(
@@ -182,18 +186,21 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
       "      {:<48} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
       cases::kFp8Bar, cases::kAllRows, cases::kFp8RelativeBar, "case", "RMS out", "16 bit", "plain",
       "tensor", "blocks", "rotated", "both");
-  size_t failed = 0;
+  VerifyCounts counts;
+  const auto count = [&](size_t failed) { counts.failed += failed, counts.passed += 1 - failed; };
   for (const std::string& path : options.inputs) {
+    if (stop_requested()) break;
     RunOptions file;
     file.input = path;
     const Input in = load_input(file);
     const flash3_tensor out = view_of(nullptr, in.c.dtype, out_shape(in), in.c.layout);
     const auto params = cases::make_params(in.c, in.q, in.k, in.v, out, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
-    failed += print_fp8_row(path.substr(path.rfind('/') + 1), measured, cases::Fp8Demand::kOwn,
-                            options.quiet);
+    count(print_fp8_row(cases::printable(path.substr(path.rfind('/') + 1)), measured,
+                        cases::Fp8Demand::kOwn, options.quiet));
   }
   for (const Case& c : list) {
+    if (stop_requested()) break;
     const cases::ForwardTensors t = cases::make_forward_tensors(c);
     const auto params = cases::make_params(c, t.q.view, t.k.view, t.v.view, t.out.view, {});
     const auto measured = measure_fp8_accuracy(params, *memory, backend, threads);
@@ -203,16 +210,16 @@ size_t verify_fp8_accuracy(const std::vector<Case>& list, flash3_backend backend
     const cases::Fp8Demand demand = !options.cases.empty() ? cases::Fp8Demand::kNone
                                     : paper                ? cases::Fp8Demand::kPaper
                                                            : cases::Fp8Demand::kOwn;
-    failed += print_fp8_row(to_id(c), measured, demand, options.quiet);
+    count(print_fp8_row(to_id(c), measured, demand, options.quiet));
   }
-  return failed;
+  return counts;
 }
 
 }  // namespace
 
 VerifyCounts verify_cases(const VerifyOptions& options) {
   const flash3_backend backend = resolve_backend(options.backend);
-  if (!options.inputs.empty()) return {.failed = verify_fp8_accuracy({}, backend, options)};
+  if (!options.inputs.empty()) return verify_fp8_accuracy({}, backend, options);
   std::vector<Case> list = select_cases(options, backend);
   if (options.list) {
     for (const Case& c : list) print("{}\n", to_id(c));
@@ -228,7 +235,7 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
   print("{} cases on {} ({}), {} at a time\n", std::max(list.size(), fp8_list.size()),
         flash3_backend_name(backend), describe(backend), jobs);
   Progress progress("verify", list.size());
-  const std::vector<CheckResult> results =
+  const std::vector<std::optional<CheckResult>> results =
       run_all(list, backend, options, jobs, [&](size_t i, const CheckResult& result) {
         // The accuracy table is printed whole, in its own order.
         if (!options.accuracy && (!options.quiet || !result.passed()))
@@ -237,21 +244,26 @@ VerifyCounts verify_cases(const VerifyOptions& options) {
       });
 
   if (options.accuracy && !list.empty()) progress.print(accuracy_header());
-  size_t failed = 0;
+  VerifyCounts counts;
   for (size_t i = 0; i < list.size(); ++i) {
-    failed += !results[i].passed();
-    if (options.accuracy && (!options.quiet || !results[i].passed()))
-      progress.print(accuracy_row(list[i], results[i]));
-    if (!options.accuracy && !options.quiet && !results[i].passed())
-      progress.print(report(list[i], results[i]));
+    if (!results[i]) continue;
+    const bool passed = results[i]->passed();
+    ++(passed ? counts.passed : counts.failed);
+    if (options.accuracy && (!options.quiet || !passed))
+      progress.print(accuracy_row(list[i], *results[i]));
+    if (!options.accuracy && !options.quiet && !passed)
+      progress.print(report(list[i], *results[i]));
   }
   size_t total = list.size();
   if (takes_fp8(backend) && !fp8_list.empty()) {
-    failed += verify_fp8_accuracy(fp8_list, backend, options);
+    const VerifyCounts fp8 = verify_fp8_accuracy(fp8_list, backend, options);
+    counts.passed += fp8.passed, counts.failed += fp8.failed;
     total += fp8_list.size();
   }
-  progress.print(format("{} passed, {} failed", total - failed, failed));
-  return {total - failed, failed};
+  const size_t left = total - counts.passed - counts.failed;
+  progress.print(format("{} passed, {} failed{}", counts.passed, counts.failed,
+                        left > 0 ? format(", {} not run", left) : ""));
+  return counts;
 }
 
 int verify(const VerifyOptions& options) {

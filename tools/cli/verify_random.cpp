@@ -18,6 +18,7 @@
 #include "cli/environment.hpp"
 #include "cli/format.hpp"
 #include "cli/progress.hpp"
+#include "cli/stop.hpp"
 
 namespace flash3::cli {
 namespace {
@@ -81,7 +82,7 @@ class RandomRun {
       const std::lock_guard lock(mutex_);
       over_ = true;
       if (!broken_.empty()) return;
-      broken_ = std::string(e.what()) + ", while these ran:";
+      broken_ = sentence_of(e) + ", while these ran:";
       for (const std::string& id : running_)
         if (!id.empty()) broken_ += "\n  " + id;
     }
@@ -105,7 +106,7 @@ class RandomRun {
   // problems is then the first `count`, as `--list` names them.
   bool take(size_t job, Case* c) {
     const std::lock_guard lock(mutex_);
-    while (!over_ && seconds() < options_.random) {
+    while (!over_ && !stop_requested() && seconds() < options_.random) {
       *c = cases::random_case(seed_, next_++);
       if (!is_wanted(options_, *c)) continue;
       if (!takes(backend_, c->dtype)) {
@@ -153,7 +154,7 @@ void list(const VerifyOptions& options, uint64_t seed) {
   if (options.count == 0) throw UsageError("--list of --random needs --count: there is no end");
   const auto end = Clock::now() + std::chrono::duration<double>(options.random);
   int64_t listed = 0;
-  for (uint64_t i = 0; listed < options.count && Clock::now() < end; ++i) {
+  for (uint64_t i = 0; listed < options.count && !stop_requested() && Clock::now() < end; ++i) {
     const Case c = cases::random_case(seed, i);
     if (!is_wanted(options, c)) continue;
     print("{}\n", to_id(c));
@@ -172,7 +173,7 @@ RandomCounts run_random_problems(const VerifyOptions& options, flash3_backend ba
   const int jobs = options.jobs > 0 ? options.jobs : available_cores();
   print("seed {}: random problems on {} ({}) for {} s, {} at a time\n", seed,
         flash3_backend_name(backend), describe(backend), options.random, jobs);
-  std::fflush(stdout);
+  flush_output();
   RandomRun run(options, backend, seed);
   const RandomCounts counts = run.run(jobs);
   print("seed {}: {} forward, {} backward, {} quantize in {:.0f} s, {:.1f} a second", seed,

@@ -47,14 +47,6 @@ TEST_F(Cli, BenchOfTheBackwardTellsItsMemory) {
               2.5 * 4 * 64 * 64 * 64 * 2 / 2, 1);
 }
 
-TEST_F(Cli, BenchCannotWriteToNowhere) {
-  const Outcome o = flash3(
-      "bench --backend cpu --samples 1 --sample-ms 0 --case fp32/b1/q1/k1/h1/d1/full --json "
-      "/nonexistent/x");
-  EXPECT_EQ(o.exit_code, 1);
-  EXPECT_NE(o.err.find("/nonexistent/x: cannot be written"), std::string::npos) << o.err;
-}
-
 TEST_F(Cli, BenchTellsTheTimeOfAWindowPerKey) {
   const Outcome o =
       flash3("bench --backend cpu --suite window --filter /d64/ --samples 1 --sample-ms 0 --json " +

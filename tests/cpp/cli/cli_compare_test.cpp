@@ -98,7 +98,10 @@ TEST_F(CliCompare, RefusesOtherFiles) {
   expect_refused(good, report({{"x", {0, 0, 0}}}), "b.json", "a case has no median_ms");
   expect_refused(report({{"x", {1, 1, 1}}, {"x", {1, 1, 1}}}), good, "a.json", "x occurs twice");
   expect_refused(good, report({{"y", {1, 1, 1}}}), "b.json", "no case in common");
-  expect_usage_error("compare " + path("a.json") + " " + path("none.json"), "cannot be read");
+  expect_usage_error("compare " + path("a.json") + " " + path("none.json"),
+                     "none.json: no such file");
+  expect_usage_error("compare " + folder_.string() + " " + path("a.json"), "not a regular file");
+  expect_refused(good, std::string(1'000'000, '['), "b.json", "more than 16 levels of arrays");
   expect_usage_error("compare " + path("a.json"), "B is required");
 }
 

@@ -16,7 +16,7 @@ TEST_F(Cli, HelpAndVersion) {
 
 TEST_F(Cli, BadArguments) {
   expect_usage_error("", "subcommand is required");
-  expect_usage_error("frobnicate", "");
+  expect_usage_error("frobnicate", "there is no command 'frobnicate'; did you mean");
   expect_usage_error("info --frobnicate", "frobnicate");
   expect_usage_error("run", "--input is required");
   expect_usage_error("explain", "required");

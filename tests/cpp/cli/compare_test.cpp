@@ -12,6 +12,9 @@
 #include <random>
 #include <stdexcept>
 
+#include "cli/files.hpp"
+#include "cli/json_file.hpp"
+#include "cli/names.hpp"
 #include "cli/share.hpp"
 
 namespace flash3::cli {
@@ -109,6 +112,61 @@ TEST(Compare, DifferencesAreOfWhatBothTell) {
   EXPECT_EQ(differences({{"cpu", "x"}, {"cores", "2"}, {"gone", "1"}},
                         {{"cores", "4"}, {"cpu", "x"}, {"new", "1"}}),
             (std::vector<std::string>{"cores (2, 4)"}));
+}
+
+// What a file costs to read is bounded by its bytes, its levels, and the comparisons of names.
+class JsonFile : public testing::Test {
+ protected:
+  void TearDown() override { fs::remove(path_); }
+  std::string error(const std::string& text, const JsonLimits& limits = {}) {
+    std::ofstream(path_) << text;
+    try {
+      read_json(path_, limits, &comparisons_);
+    } catch (const FileError& e) {
+      return std::string(e.what()).substr(path_.size() + 2);
+    }
+    return "";
+  }
+  static std::string object_of(int names) {
+    std::string text = "{";
+    for (int i = 0; i < names; ++i) text += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":0";
+    return text + "}";
+  }
+  const std::string path_ = fs::temp_directory_path() / ("flash3_json_" + std::to_string(getpid()));
+  uint64_t comparisons_ = 0;
+};
+
+TEST_F(JsonFile, BytesAndLevelsAreBounded) {
+  EXPECT_EQ(error("[1]"), "");
+  EXPECT_EQ(error("[12]", {.bytes = 3}), "has 4 bytes, and 3 is the most for JSON");
+  EXPECT_EQ(error("[[1]]", {.depth = 2}), "");
+  EXPECT_EQ(error("[[[1", {.depth = 2}), "has more than 2 levels of arrays and objects");
+  EXPECT_EQ(error(R"({"a":{"a":[1)", {.depth = 2}), "has more than 2 levels of arrays and objects");
+  EXPECT_EQ(error("").find("is no JSON: "), 0u);
+  EXPECT_EQ(error("[\"" + std::string(100'000, 'x') + "\x1b").find("is no JSON: "), 0u);
+  EXPECT_LT(error("[\"" + std::string(100'000, 'x') + "\x1b").size(), 300u);
+}
+
+TEST_F(JsonFile, ComparisonsAreBounded) {
+  EXPECT_EQ(error(object_of(1000)), "");
+  EXPECT_EQ(comparisons_, 1000u * 999 / 2);
+  EXPECT_EQ(error("[" + object_of(9) + "," + object_of(5) + "]"), "");
+  EXPECT_EQ(comparisons_, 36u + 10);
+  EXPECT_EQ(error(object_of(7000)), "has objects of too many names");
+}
+
+TEST(Names, ARepeatedOneIsFoundInOrder) {
+  for (const size_t count : {1000, 40'000}) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < count; ++i) names.push_back("case " + std::to_string(i * 7919 % count));
+    const auto itself = [](const std::string& name) -> const std::string& { return name; };
+    EXPECT_EQ(NameIndex(names, itself).repeated, names.size());
+    names[count / 3] = names[count / 2];
+    const NameIndex index(names, itself);
+    ASSERT_LT(index.repeated, names.size());
+    EXPECT_EQ(names[index.repeated], names[count / 2]);
+    EXPECT_LE(double(index.comparisons), 3 * double(count) * std::log2(double(count)));
+  }
 }
 
 class Powercap : public testing::Test {

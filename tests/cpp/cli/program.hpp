@@ -20,13 +20,36 @@
 namespace flash3::cli {
 
 using nlohmann::json;
-using safetensors::File;
 namespace fs = std::filesystem;
 
 struct Outcome {
   int exit_code = -1;
   std::string out, err;
 };
+
+// A tensor of a file.
+struct Stored {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> data;
+};
+
+inline Stored stored(const std::string& path, const std::string& name) {
+  const safetensors::Reader file(path);
+  const safetensors::TensorInfo* t = file.header().find(name);
+  if (t == nullptr) {
+    ADD_FAILURE() << path << " holds no " << name;
+    return {};
+  }
+  return {t->dtype, t->shape, file.read(*t)};
+}
+
+inline void store(const std::string& path, const std::vector<safetensors::Tensor>& tensors,
+                  const safetensors::Metadata& metadata = {}) {
+  OutputFile file(path);
+  safetensors::write(&file, tensors, metadata);
+  file.commit();
+}
 
 inline std::string slurp(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -45,9 +68,12 @@ class Cli : public testing::Test {
 
   std::string path(const std::string& name) const { return folder_ / name; }
 
-  Outcome flash3(const std::string& arguments, const char* program = FLASH3_BINARY) const {
+  // before: shell commands, such as a ulimit. Where arguments have a `>` of their own, that is
+  // where stdout goes.
+  Outcome flash3(const std::string& arguments, const std::string& before = "",
+                 const char* program = FLASH3_BINARY) const {
     const std::string command =
-        std::string(program) + " " + arguments + " >" + path("out") + " 2>" + path("err");
+        before + "exec " + program + " >" + path("out") + " 2>" + path("err") + " " + arguments;
     const int status = std::system(command.c_str());
     Outcome o;
     o.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -73,16 +99,17 @@ class Cli : public testing::Test {
   // A file with q, k, v of these shapes, all values 1.
   std::string input(const std::string& name, const std::string& dtype, std::vector<int64_t> q,
                     std::vector<int64_t> k, std::vector<int64_t> v) const {
-    File file;
+    std::vector<std::vector<std::byte>> data;
+    std::vector<safetensors::Tensor> tensors;
     for (const auto& [tensor, shape] : {std::pair{"q", q}, std::pair{"k", k}, std::pair{"v", v}}) {
       size_t bytes = dtype == "F32" ? 4 : dtype == "I64" ? 8 : 2;
       for (const int64_t n : shape) bytes *= static_cast<size_t>(n);
-      std::vector<std::byte> data(bytes);
+      std::vector<std::byte>& values = data.emplace_back(bytes);
       for (size_t i = 0; i + 1 < bytes; i += 2)
-        data[i] = std::byte{0x80}, data[i + 1] = std::byte{0x3F};
-      file.tensors.push_back({tensor, dtype, shape, data});
+        values[i] = std::byte{0x80}, values[i + 1] = std::byte{0x3F};
+      tensors.push_back({tensor, dtype, shape, values});
     }
-    safetensors::write(path(name), file);
+    store(path(name), tensors);
     return path(name);
   }
 

@@ -14,12 +14,10 @@ TEST_F(Cli, RunOnRealInput) {
   EXPECT_EQ(r["check"]["passed"], true);
   EXPECT_EQ(r["case"], "bf16/b1/q512/k512/h12/d32/full");
   EXPECT_EQ(r["score_matrix_bytes"], 2. * 12 * 512 * 512);
-  const File file = safetensors::read(path("o.safetensors"));
-  ASSERT_NE(file.find("out"), nullptr);
-  EXPECT_EQ(file.find("out")->shape, (std::vector<int64_t>{1, 512, 12, 32}));
-  EXPECT_EQ(file.find("out")->dtype, "BF16");
-  ASSERT_NE(file.find("lse"), nullptr);
-  EXPECT_EQ(file.find("lse")->shape, (std::vector<int64_t>{1, 12, 512}));
+  const Stored out = stored(path("o.safetensors"), "out");
+  EXPECT_EQ(out.shape, (std::vector<int64_t>{1, 512, 12, 32}));
+  EXPECT_EQ(out.dtype, "BF16");
+  EXPECT_EQ(stored(path("o.safetensors"), "lse").shape, (std::vector<int64_t>{1, 12, 512}));
 
   const Outcome text = flash3("run --backend cpu --check --causal --window-left 100 -i " + data);
   EXPECT_EQ(text.exit_code, 0) << text.err;
@@ -29,17 +27,17 @@ TEST_F(Cli, RunOnRealInput) {
 
 TEST_F(Cli, RunAlone) {
   const std::string data = FLASH3_DATA_DIR "/minilm_layer5.safetensors";
-  const Outcome o = flash3("run --backend cpu --check -i " + data, FLASH3_RUN_BINARY);
+  const Outcome o = flash3("run --backend cpu --check -i " + data, "", FLASH3_RUN_BINARY);
   EXPECT_EQ(o.exit_code, 0) << o.err;
   EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
-  const std::string help = flash3("--help", FLASH3_RUN_BINARY).out;
+  const std::string help = flash3("--help", "", FLASH3_RUN_BINARY).out;
   EXPECT_NE(help.find("run "), std::string::npos) << help;
   for (const std::string other : {"info", "bench", "compare", "verify", "explain", "trace"}) {
     EXPECT_EQ(help.find("\n  " + other), std::string::npos) << help;
-    const Outcome refused = flash3(other + " --help", FLASH3_RUN_BINARY);
-    EXPECT_NE(refused.out.find("make build"), std::string::npos) << refused.out << refused.err;
+    const Outcome refused = flash3(other + " --help", "", FLASH3_RUN_BINARY);
+    EXPECT_NE(refused.err.find("make build"), std::string::npos) << refused.out << refused.err;
   }
-  EXPECT_EQ(flash3("verify", FLASH3_RUN_BINARY).exit_code, 2);
+  EXPECT_EQ(flash3("verify", "", FLASH3_RUN_BINARY).exit_code, 2);
 }
 
 TEST_F(Cli, RunTakesBothLayouts) {
@@ -48,7 +46,7 @@ TEST_F(Cli, RunTakesBothLayouts) {
       flash3("run --backend cpu --check --layout bhsd -i " + file + " -o " + path("o"));
   ASSERT_EQ(o.exit_code, 0) << o.err;
   EXPECT_NE(o.out.find("fp32/b2/q6/k7/h4x2/d8x3/full/bhsd"), std::string::npos) << o.out;
-  EXPECT_EQ(safetensors::read(path("o")).find("out")->shape, (std::vector<int64_t>{2, 4, 6, 3}));
+  EXPECT_EQ(stored(path("o"), "out").shape, (std::vector<int64_t>{2, 4, 6, 3}));
   expect_usage_error("run --layout hbsd -i " + file, "layout 'hbsd'");
 }
 
@@ -60,8 +58,7 @@ TEST_F(Cli, RunRefusesBadFiles) {
   std::ofstream(path("empty")).close();
   expect_usage_error("run -i " + path("empty"), "has 0 bytes");
 
-  File lacking;
-  safetensors::write(path("lacking"), lacking);
+  store(path("lacking"), {});
   expect_usage_error("run -i " + path("lacking"), "holds no tensor 'q'");
   expect_usage_error("run -i " + input("ints", "I64", {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}),
                      "'q' is I64");
@@ -69,6 +66,30 @@ TEST_F(Cli, RunRefusesBadFiles) {
                      "must have 4 dimensions");
   expect_usage_error("run -i " + input("dims", "F16", {1, 2, 2, 8}, {1, 2, 2, 9}, {1, 2, 2, 8}),
                      "head_dim");
+}
+
+// Files that tell of more than they hold, and that hold more than there is memory.
+TEST_F(Cli, RunRefusesWhatDoesNotFit) {
+  const auto header = [](int64_t rows) {
+    std::string text = "{";
+    for (int64_t i = 0; i < 3; ++i)
+      text += std::string(i > 0 ? "," : "") + "\"" + "qkv"[i] + R"(":{"dtype":"F32","shape":[1,)" +
+              std::to_string(rows) + R"(,1,128],"data_offsets":[)" +
+              std::to_string(i * rows * 512) + "," + std::to_string((i + 1) * rows * 512) + "]}";
+    text += "}";
+    std::string start(8, '\0');
+    start[0] = static_cast<char>(text.size() & 0xFF),
+    start[1] = static_cast<char>(text.size() >> 8);
+    return start + text;
+  };
+  constexpr int64_t kRows = 10'000'000'000;  // 5.12 TB a tensor
+  std::ofstream(path("large")) << header(kRows);
+  expect_usage_error("run -i " + path("large"), "but the file holds 0 bytes of data");
+  fs::resize_file(path("large"), header(kRows).size() + 3 * kRows * 512);
+  expect_usage_error("run -i " + path("large"),
+                     "its tensors take 15360.0 GB, and this machine has");
+  fs::resize_file(path("large"), uint64_t{30} << 30);
+  expect_usage_error("run -i " + path("large"), "bytes of data");
 }
 
 TEST_F(Cli, RunOnPackedSequences) {
@@ -84,9 +105,8 @@ TEST_F(Cli, RunOnPackedSequences) {
             std::string::npos)
       << o.out;
   EXPECT_NE(o.out.find("passed"), std::string::npos) << o.out;
-  const File result = safetensors::read(path("o"));
-  EXPECT_EQ(result.find("out")->shape, (std::vector<int64_t>{12, 4, 8}));
-  EXPECT_EQ(result.find("lse")->shape, (std::vector<int64_t>{4, 12}));
+  EXPECT_EQ(stored(path("o"), "out").shape, (std::vector<int64_t>{12, 4, 8}));
+  EXPECT_EQ(stored(path("o"), "lse").shape, (std::vector<int64_t>{4, 12}));
 }
 
 TEST_F(Cli, RunRefusesBadSequences) {
@@ -173,8 +193,7 @@ TEST_F(Cli, RunOnAnEmptySequence) {
   const std::string file = input("no_keys", "BF16", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
   const Outcome o = flash3("run --backend cpu --check -i " + file + " -o " + path("o"));
   ASSERT_EQ(o.exit_code, 0) << o.out << o.err;
-  const File result = safetensors::read(path("o"));
-  EXPECT_EQ(result.find("out")->data, std::vector<std::byte>(2 * 3 * 2 * 8));  // zeros
+  EXPECT_EQ(stored(path("o"), "out").data, std::vector<std::byte>(2 * 3 * 2 * 8));  // zeros
 }
 
 }  // namespace

@@ -85,6 +85,45 @@ int32_t torch_dtype_of(const Tensor& t) {
   return dtype;
 }
 
+namespace {
+
+// torch's name of a dtype that no call takes.
+const char* torch_name_of(int32_t dtype) {
+  const std::pair<int32_t, const char*> known[] = {
+      {aoti_torch_dtype_float64(), "float64"},
+      {aoti_torch_dtype_int64(), "int64"},
+      {aoti_torch_dtype_int16(), "int16"},
+      {aoti_torch_dtype_int8(), "int8"},
+      {aoti_torch_dtype_uint8(), "uint8"},
+      {aoti_torch_dtype_uint16(), "uint16"},
+      {aoti_torch_dtype_uint32(), "uint32"},
+      {aoti_torch_dtype_uint64(), "uint64"},
+      {aoti_torch_dtype_bool(), "bool"},
+      {aoti_torch_dtype_complex32(), "complex32"},
+      {aoti_torch_dtype_complex64(), "complex64"},
+      {aoti_torch_dtype_complex128(), "complex128"},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+      {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
+      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"}};
+  for (const auto& [value, text] : known)
+    if (value == dtype) return text;
+  return "one that flash3 does not know";
+}
+
+// What an argument of this name takes; bindings/python/flash3/_library.py has the same.
+const char* dtypes_for(std::string_view name) {
+  for (const char* index :
+       {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k", "page_table",
+        "cache_batch_idx", "leftpad_k", "rotary_offsets"})
+    if (name == index) return "int32";
+  if (name == "tree_mask") return "int64";
+  for (const char* figure : {"lse", "dlse", "lse_parts", "out_parts"})
+    if (name == figure) return "float32";
+  return name.ends_with("_scale") ? "float32" : "float16, bfloat16, float32 or float8_e4m3fn";
+}
+
+}  // namespace
+
 flash3_dtype dtype_of(const char* name, int32_t dtype) {
   if (dtype == aoti_torch_dtype_bfloat16()) return FLASH3_BFLOAT16;
   if (dtype == aoti_torch_dtype_float16()) return FLASH3_FLOAT16;
@@ -93,13 +132,8 @@ flash3_dtype dtype_of(const char* name, int32_t dtype) {
   if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
   if (dtype == aoti_torch_dtype_int64() && std::string_view(name) == "tree_mask")
     return FLASH3_INT64;
-  const char* known = dtype == aoti_torch_dtype_float64()       ? "float64"
-                      : dtype == aoti_torch_dtype_int64()       ? "int64"
-                      : dtype == aoti_torch_dtype_float8_e5m2() ? "float8_e5m2"
-                                                                : "another one";
-  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + known +
-                                    " but it must be float16, bfloat16, float32 or float8_e4m3fn; "
-                                    "int32 for lengths, and float32 for scales");
+  fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + torch_name_of(dtype) +
+                                    " but it must be " + dtypes_for(name));
 }
 
 bool is_fp8(const Tensor& t) { return torch_dtype_of(t) == aoti_torch_dtype_float8_e4m3fn(); }

@@ -19,10 +19,12 @@ def bad(**changes):
 
 WRONG = {
     "q int64": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.int64)), TypeError, "q.dtype = int64 but it must be float16"),
+    "q complex": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.complex64)), TypeError, "q.dtype = complex64 but it must be float16"),
+    "q float8_e5m2": (bad(q=torch.zeros(2, 33, 4, 32).to(torch.float8_e5m2)), TypeError, "q.dtype = float8_e5m2 but it must be float16"),
     "q float64": (bad(q=lambda t: t["q"].double()), TypeError, "q.dtype = float64 but it must be float16"),
     "k float16": (bad(k=lambda t: t["k"].half()), TypeError, "k.dtype = float16 but q.dtype = float32; q, k, v and out must"),
     "v bfloat16": (bad(v=lambda t: t["v"].bfloat16()), TypeError, "v.dtype = bfloat16 but q.dtype = float32"),
-    "q bool": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.bool)), TypeError, "q.dtype = "),
+    "q bool": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.bool)), TypeError, "q.dtype = bool but it must be float16"),
     "k numpy": (bad(k=lambda t: t["k"].numpy()), TypeError, "k is a ndarray but it must be a torch tensor, as q is"),
     "v None": (bad(v=None), TypeError, "v is a NoneType but it must be a torch tensor"),
     "q string": (bad(q="q"), TypeError, "q is a str but it must be a torch tensor, a numpy array"),
@@ -49,9 +51,17 @@ WRONG = {
     "softcap 1e-40": (bad(softcap=1e-40), ValueError, "softcap = 1e-40 but it must be 0 (none) or from 1e-18 to 1e+18"),
     "softcap 2.5e38": (bad(softcap=2.5e38), ValueError, "softcap = 2.5e+38 but it must be 0 (none) or from 1e-18 to 1e+18"),
     "scale string": (bad(softmax_scale=[]), TypeError, "softmax_scale is a list but it must be a number"),
+    "scale 'a'": (bad(softmax_scale="a"), TypeError, "softmax_scale is a str but it must be a number"),
+    "scale '1'": (bad(softmax_scale="1"), TypeError, "softmax_scale is a str but it must be a number"),
+    "scale of two": (bad(softmax_scale=torch.ones(2)), TypeError, "softmax_scale is a Tensor but it must be a number"),
+    "scale 10^400": (bad(softmax_scale=10**400), ValueError, f"softmax_scale = {10**400} but it must fit into 64 bits"),
     "softcap": (bad(softcap=-2.0), ValueError, "softcap = -2 but it must be 0 (none) or from 1e-18 to 1e+18"),
     "softcap None": (bad(softcap=None), TypeError, "softcap is a NoneType but it must be of type float"),
     "chunk": (bad(chunk=-1), ValueError, "chunk = -1 but it must be at least 0"),
+    "chunk 2^80": (bad(chunk=2**80), ValueError, f"chunk = {2**80} but it must fit into 64 bits"),
+    "chunk -2^80": (bad(chunk=-2**80), ValueError, f"chunk = {-2**80} but it must fit into 64 bits"),
+    "softcap 10^400": (bad(softcap=10**400), ValueError, f"softcap = {10**400} but it must fit into 64 bits"),
+    "softcap '1'": (bad(softcap="1"), TypeError, "softcap is a str but it must be of type float"),
     "deterministic": (bad(deterministic=""), TypeError, "deterministic is a str but it must be of type bool"),
     "causal": (bad(causal="yes"), TypeError, "causal is a str but it must be of type bool"),
     "window": (bad(window=3), ValueError, "window = 3 but it must be a pair (left, right), or None"),
@@ -63,10 +73,15 @@ WRONG = {
     "sm_margin float": (bad(sm_margin=1.5), TypeError, "sm_margin is a float but it must be of type int"),
     "fp8_sums": (bad(fp8_sums="three"), ValueError, "fp8_sums = 'three' but it must be 'auto', 'one' or 'two'"),
     "fp8_sums None": (bad(fp8_sums=None), ValueError, "fp8_sums = None but it must be 'auto', 'one' or 'two'"),
-    "fp8_sums of 16 bits": (bad(fp8_sums="two"), ValueError, "fp8_sums = 2 but q.dtype = float32 and compute = 0"),
+    "fp8_sums of 16 bits": (bad(fp8_sums="two"), ValueError, "fp8_sums = 'two' but q.dtype = float32 and compute = None; sums"),
     "sink shape": (bad(sink=torch.zeros(3)), ValueError, "sink.shape[0] = 3 but q.shape[2] = 4"),
-    "sink dtype": (bad(sink=torch.zeros(4).half()), TypeError, "sink.dtype = "),
-    "cu dtype": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9])), TypeError, "cu_seqlens_q.dtype = int64 but"),
+    "sink dtype": (bad(sink=torch.zeros(4).half()), TypeError,
+                   "sink.dtype = float16 but out.dtype = float32; a sink must be float32 or have the dtype of out, and one that is not "
+                   "wanted is None"),
+    "cu dtype": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 9])), TypeError,
+                 "cu_seqlens_q.dtype = int64 but it must be int32"),
+    "cu float": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.zeros(3)), TypeError,
+                 "cu_seqlens_q.dtype = float32 but it must be int32; cu_seqlens_q that is not given is None"),
     "cu decreases": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 9, 4], dtype=INT)), ValueError, "cu_seqlens_q[2] = 4"),
     "cu too far": (bad(q=torch.zeros(9, 4, 32), cu_seqlens_q=torch.tensor([0, 4, 10], dtype=INT)), ValueError, "cu_seqlens_q[2] = 10"),
     "used": (bad(seqused_k=torch.tensor([51, 0], dtype=INT)), ValueError, "seqused_k[0] = 51"),
@@ -99,12 +114,34 @@ def test_backward_names_its_own_arguments():
     q, k, v = make("cpu", torch.float32)
     out, lse = flash3.attention(q, k, v, return_lse=True)
     for changes, error, message in (({"dout": out[:, :5]}, ValueError, "dout.shape[1] = 5 but out.shape[1] = 33"),
-                                    ({"lse": lse.half()}, TypeError, "lse.dtype"),
+                                    ({"lse": lse.half()}, TypeError, "lse.dtype = float16 but it must be float32"),
+                                    ({"lse": lse.double()}, TypeError, "lse.dtype = float64 but it must be float32"),
                                     ({"dlse": lse[:1]}, ValueError, "dlse.shape[0] = 1 but q.shape[0] = 2"),
                                     ({"out": None}, TypeError, "out.dtype is none")):
         arguments = {"dout": out, "q": q, "k": k, "v": v, "out": out, "lse": lse, **changes}
         with pytest.raises(error, match=re.escape(message)):
             flash3.attention_backward(**arguments)
+
+
+def test_an_argument_of_another_dtype_is_told_its_own():
+    """Which dtype is wanted depends on the argument: a page table is of no float."""
+    q, cache = torch.zeros(2, 1, 4, 32), torch.zeros(3, 16, 2, 32)
+    lengths, pages = torch.ones(2, dtype=INT), torch.zeros(2, 1, dtype=INT)
+    for changes, message in (({"page_table": pages.long()}, "page_table.dtype = int64 but it must be int32"),
+                             ({"page_table": pages.short()}, "page_table.dtype = int16 but it must be int32"),
+                             ({"page_table": pages.float()},
+                              "page_table.dtype = float32 but it must be int32; page_table that is not given is None"),
+                             ({"seqused_k": lengths.long()}, "seqused_k.dtype = int64 but it must be int32"),
+                             ({"k_scale": torch.ones(1).double()}, "k_scale.dtype = float64 but it must be float32"),
+                             ({"rotary_cos": torch.ones(9, 16).double(), "rotary_sin": torch.ones(9, 16)},
+                              "rotary_cos.dtype = float64 but it must be float16")):
+        arguments = {"page_table": pages, "seqused_k": lengths, **changes}
+        with pytest.raises(TypeError, match=re.escape(message)):
+            flash3.attention_with_kv_cache(q, cache, cache, **arguments)
+        if "page_table" in changes or "seqused_k" in changes:  # and what is no torch tensor
+            arrays = {name: x.numpy() for name, x in arguments.items()}
+            with pytest.raises(TypeError, match=re.escape(message)):
+                flash3.attention_with_kv_cache(q.numpy(), cache.numpy(), cache.numpy(), **arrays)
 
 
 def test_an_operator_by_itself_says_the_same():

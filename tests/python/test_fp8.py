@@ -186,7 +186,7 @@ def bad(device="cpu", **changes):
 
 
 WRONG = {
-    "k bfloat16": (bad(k=lambda t: t["k"].bfloat16()), TypeError, "k.dtype = bfloat16 but q.dtype = float8_e4m3"),
+    "k bfloat16": (bad(k=lambda t: t["k"].bfloat16()), TypeError, "k.dtype = bfloat16 but q.dtype = float8_e4m3fn"),
     "e5m2": (bad(q=lambda t: t["q"].view(torch.float8_e5m2)), TypeError, "q.dtype = float8_e5m2 but it must be"),
     "scale float16": (bad(q_scale=torch.ones(1).half()), TypeError, "q_scale.dtype = "),
     "scale float64": (bad(v_scale=torch.ones(1).double()), TypeError, "v_scale.dtype = float64 but it must be"),
@@ -198,7 +198,7 @@ WRONG = {
     "scale numpy": (bad(v_scale=np.ones(1, np.float32)), TypeError, "v_scale is a ndarray but it must be of type"),
     "scale without FP8": (bad(**{n: lambda t, n=n: t[n].float() for n in "qkv"}, k_scale=torch.ones(1)), ValueError,
                           "k_scale is given but k.dtype = float32; only FP8 tensors have scales"),
-    "compute": (bad(compute="fp8"), ValueError, "compute = 1 (fp8) but q.dtype = float8_e4m3"),
+    "compute": (bad(compute="fp8"), ValueError, "compute = 'fp8' but q.dtype = float8_e4m3fn"),
     "compute int8": (bad(compute="int8"), ValueError, "compute = 'int8' but it must be 'fp8' or None"),
     "seed": (bad(rotation_seed=-1), ValueError, "rotation_seed = -1 but it must be from 0 to 2**64 - 1"),
     "seed float": (bad(rotation_seed=0.5), TypeError, "rotation_seed is a float but it must be an integer"),

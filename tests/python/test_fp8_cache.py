@@ -175,14 +175,14 @@ def test_compile(device):
 
 @pytest.mark.parametrize("change,error,message", (
     (dict(k_scale=torch.ones(BATCH, HEADS_K, 2)), ValueError, "k_scale.shape[2] = 2 but k_cache.shape[1] = 300"),
-    (dict(k_scale=torch.ones(1, dtype=torch.float16)), TypeError, "k_scale.dtype = 1 but it must be 3 (float32)"),
+    (dict(k_scale=torch.ones(1, dtype=torch.float16)), TypeError, "k_scale.dtype = float16 but it must be float32"),
     (dict(q_scale=torch.ones(1)), ValueError, "q_scale is given but q.dtype = bfloat16"),
     (dict(k_new=torch.zeros(BATCH, 1, HEADS_K, DIM), v_new=torch.zeros(BATCH, 1, HEADS_K, DIM)), TypeError,
-     "k_new.dtype = float32 but k_cache.dtype = float8_e4m3 and q.dtype = bfloat16"),
+     "k_new.dtype = float32 but k_cache.dtype = float8_e4m3fn and q.dtype = bfloat16"),
     (dict(v_cache=torch.zeros(BATCH, ROWS, HEADS_K, DIM).bfloat16()), TypeError, "v_cache.dtype = bfloat16"),
-    (dict(q=torch.zeros(BATCH, 1, HEADS_Q, DIM).to(FP8), rotate=True), NotImplementedError, "rotate = 1 but q.dtype = float8_e4m3"),
+    (dict(q=torch.zeros(BATCH, 1, HEADS_Q, DIM).to(FP8), rotate=True), NotImplementedError, "rotate = True but q.dtype = float8_e4m3fn"),
     (dict(k_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), v_new=torch.zeros(BATCH, 1, HEADS_K, DIM).to(FP8), rotate=True),
-     NotImplementedError, "rotate = 1 but k_new.dtype = float8_e4m3; what is rotated must be of more than 8 bits"),
+     NotImplementedError, "rotate = True but k_new.dtype = float8_e4m3fn; what is rotated must be of more than 8 bits"),
     (dict(rotate=True, rotation_seed=-1), ValueError, "rotation_seed = -1 but it must be from 0 to 2**64 - 1"),
 ), ids=lambda x: ",".join(x) if isinstance(x, dict) else "")
 def test_errors(change, error, message):

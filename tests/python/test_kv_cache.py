@@ -130,7 +130,7 @@ def test_a_plan_of_decoding():
 
 
 @pytest.mark.parametrize("change,error,message", (
-    (dict(page_table=np.zeros((3, 4), np.int64)), TypeError, "page_table.dtype = int64 but it must be one of"),
+    (dict(page_table=np.zeros((3, 4), np.int64)), TypeError, "page_table.dtype = int64 but it must be int32"),
     (dict(seqused_k=None), ValueError, "k_new is given but seqused_k is not"),
     (dict(k_new=None, v_new=None), ValueError, "rotary_cos is given but k_new is not"),
     (dict(page_table=np.zeros((2, 4), np.int32)), ValueError, "page_table.shape[0] = 2 but q.shape[0] = 3"),

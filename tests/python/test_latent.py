@@ -166,7 +166,7 @@ def test_what_is_refused():
              lambda: flash3.attention(q, k, v, qv=qv.half())),
             (ValueError, "q.shape[3] = 65 and v.shape[3] = 512 but with qv head_dim + head_dim_v must be at most 576",
              lambda: flash3.attention(whole[..., :65], cache[..., :65], v, qv=qv)),
-            (NotImplementedError, "qv is given but k_cache.dtype = float8_e4m3; with qv nothing may be FP8",
+            (NotImplementedError, "qv is given but k_cache.dtype = float8_e4m3fn; with qv nothing may be FP8",
              lambda: flash3.attention_with_kv_cache(q[..., :64], *(x[..., :64].to(torch.float8_e4m3fn) for x in (k, v)),
                                                     qv=qv[..., :64])),
             (ValueError, "must be from 1 to 256", lambda: flash3.attention_with_kv_cache(whole, cache.to(torch.float8_e4m3fn),

@@ -127,7 +127,7 @@ def test_wrong_calls_of_quantize():
             ({"k": k, "v": v.float().numpy()}, TypeError, "v is a ndarray but it must be a torch tensor, as k is"),
             ({"k": k, "v": v.to("meta")}, ValueError, "v.device = meta but k.device = cpu"),
             ({"v": v.clone().requires_grad_()}, NotImplementedError, "v.requires_grad = True but flash3.quantize has no gradients"),
-            ({"q": q, "rotary_cos": cos}, ValueError, "rotary_sin is all zero"),
+            ({"q": q, "rotary_cos": cos}, ValueError, "rotary_sin is None"),
             ({"q": q, "rotary_cos": cos, "rotary_sin": cos, "rotary_offset_q": 8}, ValueError,
              "rotary_cos.shape[0] = 40 but rotary_offset_q = 8"),
             ({"q": q, "rotation_seed": 2**64}, ValueError, f"rotation_seed = {2**64} but it must be from 0"),
@@ -214,7 +214,7 @@ def test_errors_of_arrays():
             (lambda: arrays.forward(q, k, v, out, compute="fp4"), ValueError, "compute = 'fp4' but it must be 'fp8' or None"),
             (lambda: arrays.forward(q, k, v, out, seed=1), TypeError, "unexpected argument 'seed'"),
             (lambda: arrays.quantize(q, causal=True), TypeError, "unexpected argument 'causal'"),
-            (lambda: arrays.quantize(q), ValueError, "q_out is all zero; it must be a tensor"),
+            (lambda: arrays.quantize(q), ValueError, "q_out is None; it must be a tensor"),
             (lambda: arrays.quantize(q, q_out=arrays.E4M3(read_only)), ValueError, "q_out is read-only memory"),
             (lambda: flash3.quantize(q.astype(np.float64)), TypeError, "q.dtype = float64 but"),
             (lambda: flash3.quantize(q, k.tolist()), TypeError, "k is a list but it must be a torch tensor, a numpy array")):

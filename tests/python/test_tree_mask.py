@@ -127,7 +127,7 @@ def test_plain_tensors(device):
     ({"causal": True}, ValueError, "tree_mask is given and causal = 1; tree_mask is the mask of the call"),
     ({"window": (3, 0)}, ValueError, "tree_mask is given and window = 1"),
     ({"tree_mask": torch.zeros(4, 6, dtype=torch.int64)}, ValueError, "tree_mask.shape[1] = 6 but q.shape[1] = 7"),
-    ({"tree_mask": torch.zeros(4, 7, dtype=torch.int32)}, TypeError, "tree_mask.dtype = 4 but it must be 6 (int64)")),
+    ({"tree_mask": torch.zeros(4, 7, dtype=torch.int32)}, TypeError, "tree_mask.dtype = int32 but it must be int64; tree_mask that is not given is None")),
     ids=("causal", "window", "shape", "dtype"))
 def test_what_breaks_a_rule(device, changes, error, message):
     arguments = {**Drafts(device, torch.bfloat16 if device == "cuda" else torch.float32).arguments, **changes}

@@ -61,7 +61,7 @@ def register():
 
 def _described(name, x):
     if x.dtype.name not in _c.DTYPES:
-        raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be one of {', '.join(DTYPES)}; int32 for lengths")
+        raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be {_c.dtypes_of(name)}")
     if x.ndim > 4:
         raise ValueError(f"{name}.ndim = {x.ndim} but a tensor has at most 4 dimensions")
     strides = [int(np.prod(x.shape[d + 1:])) for d in range(x.ndim)]

@@ -102,12 +102,44 @@ def version():
     return lib.flash3_version().decode()
 
 
+_INT32 = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k", "page_table", "cache_batch_idx", "leftpad_k",
+          "rotary_offsets")
+_FLOAT32 = ("q_scale", "k_scale", "v_scale", "lse", "dlse", "lse_parts", "out_parts")
+
+
+def dtypes_of(name):
+    """What the dtype of this argument may be, in words."""
+    fixed = {"tree_mask": "int64", **dict.fromkeys(_INT32, "int32"), **dict.fromkeys(_FLOAT32, "float32")}
+    return fixed.get(name, "one of float16, bfloat16, float32, float8_e4m3fn")
+
+
+# What the C interface numbers, as Python has it: "k.dtype = 4", "1 (float16)", "compute = 1 (fp8)".
+_DTYPE_NAMES = {str(number): name for name, number in DTYPES.items()}
+_C_WORDS = [
+    (re.compile(r"\.dtype = (\d+)\b"), lambda m: f".dtype = {_DTYPE_NAMES.get(m[1], 'unknown')}"),
+    (re.compile(r"\b\d \((float16|bfloat16|float32|int32|int64|float8_e4m3)\)"), lambda m: m[1]),
+    (re.compile(r"\bfloat8_e4m3\b"), lambda m: "float8_e4m3fn"),
+    (re.compile(r"\b(is|are) all zero\b"), lambda m: f"{m[1]} None"),
+    (re.compile(r"\bcompute = (?:0|1 \(fp8\))"), lambda m: f"compute = {'None' if m[0].endswith('0') else repr('fp8')}"),
+    (re.compile(r"\bfp8_sums = ([012])\b"), lambda m: f"fp8_sums = {['auto', 'one', 'two'][int(m[1])]!r}"),
+    (re.compile(r"\brotate = 1\b"), lambda m: "rotate = True"),
+]
+
+
+def in_python(message):
+    """A sentence of the C library in the words of Python's arguments."""
+    for pattern, word in _C_WORDS:
+        message = pattern.sub(word, message)
+    return message
+
+
 # A sentence about a dtype begins with the field: "k.dtype = float32 but q.dtype = float16; …".
 _ABOUT_DTYPE = re.compile(r"\w+\.dtype\b")
 
 
 def exception(status, message):
     """The exception that a status other than OK stands for."""
+    message = in_python(message)
     if status == INVALID_ARGUMENT:
         return TypeError(message) if _ABOUT_DTYPE.match(message) else ValueError(message)
     if status == UNSUPPORTED:

@@ -28,8 +28,12 @@ def int32_of(name, value):
 def number_of(name, value):
     """value as a float that is one in 32 bits too, as the C interface has it: there 0 stands for something else."""
     try:
+        if isinstance(value, (str, bytes, bytearray)):  # float() would read "1"
+            raise TypeError
         number = float(value)
-    except TypeError:
+    except OverflowError:
+        raise ValueError(f"{name} = {value} but it must fit into 64 bits") from None
+    except (TypeError, ValueError, RuntimeError):  # of what has no one value, such as an array
         raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
     if not 1e-37 < abs(number) < 1e38:
         kept = ctypes.c_float(number).value

@@ -37,7 +37,8 @@ _STATUS = {"invalid argument": INVALID_ARGUMENT, "unsupported": UNSUPPORTED, "cu
 # The operators can only throw RuntimeError; the sentence says what it is: "flash3: unsupported: …".
 _SENTENCE = re.compile(r"flash3: ([a-z ]+): (.*)", re.S)
 # What torch says of an argument that does not fit the schema.
-_NOT_IN_SCHEMA = re.compile(r"Expected a value of type '(.*?)' for argument '(\w+)' but instead found type '(.*?)'")
+_NOT_IN_SCHEMA = re.compile(r"Expected a value of type '(.*?)' for argument '(\w+)' but instead found type '(.*?)'"
+                            r"(?:\.\nPosition: \d+\nValue: (.*))?")
 
 
 def translated(error):
@@ -46,6 +47,9 @@ def translated(error):
     if (match := _SENTENCE.match(text)) and match[1] in _STATUS:
         return exception(_STATUS[match[1]], match[2])
     if match := _NOT_IN_SCHEMA.search(text):
+        # An int is one of a float's values: this one is too large for either.
+        if match[3] == "int" and match[1] in ("int", "float"):
+            return ValueError(f"{match[2]} = {match[4]} but it must fit into 64 bits")
         return TypeError(f"{match[2]} is a {match[3]} but it must be of type {match[1]}")
     return error
 

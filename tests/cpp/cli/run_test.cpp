@@ -68,20 +68,21 @@ TEST_F(Cli, RunRefusesBadFiles) {
                      "head_dim");
 }
 
+// The start of a file of q, k and v, with so many rows of 512 bytes each.
+std::string header(int64_t rows) {
+  std::string text = "{";
+  for (int64_t i = 0; i < 3; ++i)
+    text += std::string(i > 0 ? "," : "") + "\"" + "qkv"[i] + R"(":{"dtype":"F32","shape":[1,)" +
+            std::to_string(rows) + R"(,1,128],"data_offsets":[)" + std::to_string(i * rows * 512) +
+            "," + std::to_string((i + 1) * rows * 512) + "]}";
+  text += "}";
+  std::string start(8, '\0');
+  start[0] = static_cast<char>(text.size() & 0xFF), start[1] = static_cast<char>(text.size() >> 8);
+  return start + text;
+}
+
 // Files that tell of more than they hold, and that hold more than there is memory.
 TEST_F(Cli, RunRefusesWhatDoesNotFit) {
-  const auto header = [](int64_t rows) {
-    std::string text = "{";
-    for (int64_t i = 0; i < 3; ++i)
-      text += std::string(i > 0 ? "," : "") + "\"" + "qkv"[i] + R"(":{"dtype":"F32","shape":[1,)" +
-              std::to_string(rows) + R"(,1,128],"data_offsets":[)" +
-              std::to_string(i * rows * 512) + "," + std::to_string((i + 1) * rows * 512) + "]}";
-    text += "}";
-    std::string start(8, '\0');
-    start[0] = static_cast<char>(text.size() & 0xFF),
-    start[1] = static_cast<char>(text.size() >> 8);
-    return start + text;
-  };
   constexpr int64_t kRows = 10'000'000'000;  // 5.12 TB a tensor
   std::ofstream(path("large")) << header(kRows);
   expect_usage_error("run -i " + path("large"), "but the file holds 0 bytes of data");
@@ -90,6 +91,15 @@ TEST_F(Cli, RunRefusesWhatDoesNotFit) {
                      "its tensors take 15360.0 GB, and this machine has");
   fs::resize_file(path("large"), uint64_t{30} << 30);
   expect_usage_error("run -i " + path("large"), "bytes of data");
+}
+
+TEST_F(Cli, RunSaysThatThereIsNotEnoughMemory) {
+  const std::string start = header(1'000'000);  // 512 MB a tensor
+  std::ofstream(path("large")) << start;
+  fs::resize_file(path("large"), start.size() + 3 * 512'000'000);
+  const Outcome o = flash3("run -i " + path("large"), "ulimit -v 300000; ");
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_EQ(o.err.find("flash3: there is not enough memory; this machine has "), 0u) << o.err;
 }
 
 TEST_F(Cli, RunOnPackedSequences) {

@@ -64,7 +64,6 @@ bool HeaderParser::null() { reject(); }
 bool HeaderParser::boolean(bool) { reject(); }
 bool HeaderParser::number_integer(int64_t) { reject(); }
 bool HeaderParser::number_float(double, const std::string&) { reject(); }
-bool HeaderParser::binary(nlohmann::json::binary_t&) { reject(); }
 
 bool HeaderParser::number_unsigned(uint64_t value) {
   ++tokens;
@@ -162,7 +161,7 @@ void HeaderParser::finish_entry() {
   tensors.push_back(std::move(tensor_));
 }
 
-bool HeaderParser::parse_error(size_t, const std::string&, const nlohmann::json::exception& e) {
+bool HeaderParser::parse_error(size_t, const std::string&, const std::exception& e) {
   constexpr size_t kMost = 200;  // the message holds what was read last
   fail("the header is not valid JSON: " + in_quotes(e.what(), kMost));
 }

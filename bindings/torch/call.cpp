@@ -2,12 +2,14 @@
 #include "call.hpp"
 
 #include <dlfcn.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 namespace flash3_torch {
 namespace {
@@ -104,10 +106,13 @@ const char* torch_name_of(int32_t dtype) {
       {aoti_torch_dtype_complex128(), "complex128"},
       {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
       {aoti_torch_dtype_float8_e4m3fnuz(), "float8_e4m3fnuz"},
-      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"}};
+      {aoti_torch_dtype_float8_e5m2fnuz(), "float8_e5m2fnuz"},
+      // Not among the functions of torch 2.10.
+      {static_cast<int32_t>(torch::headeronly::ScalarType::Float8_e8m0fnu), "float8_e8m0fnu"},
+      {static_cast<int32_t>(torch::headeronly::ScalarType::Float4_e2m1fn_x2), "float4_e2m1fn_x2"}};
   for (const auto& [value, text] : known)
     if (value == dtype) return text;
-  return "one that flash3 does not know";
+  return "unknown";  // of fewer bits than eight
 }
 
 // What an argument of this name takes; bindings/python/flash3/_library.py has the same.

@@ -20,6 +20,7 @@ def bad(**changes):
 WRONG = {
     "q int64": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.int64)), TypeError, "q.dtype = int64 but it must be float16"),
     "q complex": (bad(q=torch.zeros(2, 33, 4, 32, dtype=torch.complex64)), TypeError, "q.dtype = complex64 but it must be float16"),
+    "q float4": (bad(q=torch.empty(2, 33, 4, 32, dtype=torch.float4_e2m1fn_x2)), TypeError, "q.dtype = float4_e2m1fn_x2 but it must be"),
     "q float8_e5m2": (bad(q=torch.zeros(2, 33, 4, 32).to(torch.float8_e5m2)), TypeError, "q.dtype = float8_e5m2 but it must be float16"),
     "q float64": (bad(q=lambda t: t["q"].double()), TypeError, "q.dtype = float64 but it must be float16"),
     "k float16": (bad(k=lambda t: t["k"].half()), TypeError, "k.dtype = float16 but q.dtype = float32; q, k, v and out must"),

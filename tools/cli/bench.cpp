@@ -331,7 +331,8 @@ class Report {
     if (share_) before_ = bench.state();
     progress_.print(table_.header());
     for (const BenchPoint& point : list) {
-      if (stop_requested()) break;
+      if (stop_requested()) stop();
+      if (stopped_) break;
       progress_.announce(to_id(point.c));
       try {
         const BenchResult r = bench.run(point);
@@ -342,6 +343,7 @@ class Report {
       } catch (const UsageError&) {
         throw;
       } catch (const Stopped&) {
+        stop();
         break;
       } catch (const std::exception& e) {  // the other cases may still run
         failed_ = true;
@@ -352,10 +354,13 @@ class Report {
     if (share_) after_ = bench.state();
   }
 
+  // The run ends before all is measured.
+  void stop() { stopped_ = true; }
+
   // Writes the files that were asked for; returns the exit code. A run that was stopped leaves what
   // it has by then, and says so, but nothing in the place of an older file if it has nothing.
   int finish(Json about) {
-    if (stop_requested()) {
+    if (stopped_) {
       if (results_.empty() && ceilings_.empty()) return kExitFailure;
       about["interrupted"] = true;
     }
@@ -386,7 +391,7 @@ class Report {
   Json ceilings_ = Json::array(), results_ = Json::array(), shared_ = Json::array();
   Json before_, after_;  // what the machine did when no case ran
   std::optional<CopyResult> copy_;
-  bool failed_ = false, throttled_ = false;
+  bool failed_ = false, throttled_ = false, stopped_ = false;
 };
 
 }  // namespace
@@ -415,7 +420,8 @@ int bench(const BenchOptions& options) {
     if (table.cache) report.run_copy(bench);
     if (!list.empty()) report.run_points(bench, list);
     if (options.ceiling && !list.empty()) run_ceilings("after");
-  } catch (const Stopped&) {  // between two measurements of the machine
+  } catch (const Stopped&) {
+    report.stop();
   }
   return report.finish(about);
 }

@@ -39,10 +39,11 @@ int run_command(int argc, char** argv) {
     return parse_and_run(argc, argv, std::string(flash3_version()) + " (" + build_commit() + ")",
                          commands(), out, err);
   };
-  int code = kExitFailure;
+  int code = 0;
   try {
     code = command();
   } catch (const Stopped&) {
+    return kExitFailure;  // main() knows why
   } catch (const FileError& e) {
     return fail(e.what(), kExitUsage);
   } catch (const UsageError& e) {

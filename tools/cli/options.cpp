@@ -393,7 +393,7 @@ int parse_and_run(int argc, const char* const* argv, const std::string& version,
                    "ui.perfetto.dev)")
       ->check(a_file_name());
   trace_app->add_option("--block", trace_options.block, "The block, counted from 0")
-      ->check(in_range(0, kMostJobs))
+      ->check(in_range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
   trace_app->callback([&] { command = [&] { return commands.trace(trace_options); }; });
 

@@ -135,6 +135,8 @@ class Record {
     for (const Json& name : json["not_launched"])
       demand(name.is_string(), "'not_launched' holds what is no name");
     for (const Json& part : json["parts"]) demand(part.is_object(), "a part is no object");
+    for (const RecordPart& part : record_parts())
+      if (part.missing && json["parts"].contains(part.name)) part.missing(json["parts"][part.name]);
     return json;
   }
 
@@ -188,10 +190,11 @@ int record(const VerifyOptions& options) {
   const flash3_backend backend = resolve_backend(asked.backend);
   if (backend == FLASH3_BACKEND_HOPPER && !asked.filters.empty())
     throw UsageError("--filter with --record: a record is of all cases");
-  Record record(options.record, backend);
-  if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
   try {
+    Record record(options.record, backend);
+    if (backend == FLASH3_BACKEND_HOPPER) record.check_launch_log(asked);
     run_parts(asked, &record);
+    record.print_summary();
   } catch (const Json::exception& e) {  // what an older program noted of a part, or somebody else
     throw UsageError(format("{} is no record of flash3 verify --record: {}",
                             printable(options.record), e.what()));
@@ -200,7 +203,6 @@ int record(const VerifyOptions& options) {
           printable(options.record));
     return kExitFailure;
   }
-  record.print_summary();
   return 0;
 }
 

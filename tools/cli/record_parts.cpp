@@ -268,7 +268,7 @@ Json run_random(const VerifyOptions& options, const Json& before) {
   Json runs = before.value("runs", Json::array());
   uint64_t next = 1;
   for (const Json& run : runs) {
-    const auto seed = run["seed"].get<uint64_t>();
+    const auto seed = run.at("seed").get<uint64_t>();
     if (asked.seed == seed)
       throw UsageError(format("the record has the random problems of seed {}", seed));
     next = std::max(next, seed + 1);
@@ -292,7 +292,8 @@ Json run_random(const VerifyOptions& options, const Json& before) {
 }
 
 std::string missing_random(const Json& noted) {
-  const auto forward = noted["forward"].get<int64_t>(), backward = noted["backward"].get<int64_t>();
+  const auto forward = noted.at("forward").get<int64_t>();
+  const auto backward = noted.at("backward").get<int64_t>();
   if (forward >= kRandomForward && backward >= kRandomBackward) return "";
   return format("{} of {} forward problems, {} of {} backward ones", forward, kRandomForward,
                 backward, kRandomBackward);

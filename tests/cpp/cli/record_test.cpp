@@ -89,6 +89,42 @@ TEST_F(RecordTest, SanitizerRunsEveryTool) {
   EXPECT_NE(calls.find(" verify --backend cpu --quiet --jobs 1 --case "), std::string::npos);
 }
 
+// Nothing of such a file is run on, and it stays as it is.
+TEST_F(RecordTest, RefusesWhatIsNoRecord) {
+  const json good = {{"backend", "cpu"},
+                     {"compiler", ""},
+                     {"kernels", json::object()},
+                     {"not_launched", json::array()},
+                     {"parts", json::object()}};
+  json bad_backend = good, bad_names = good, bad_parts = good, no_parts = good, bad_random = good,
+       empty_random = good, no_seed = good;
+  bad_backend["backend"] = 3;
+  bad_names["not_launched"] = {1};
+  bad_parts["parts"] = {{"full", "passed"}};
+  no_parts.erase("parts");
+  empty_random["parts"] = {{"random", json::object()}};
+  no_seed["parts"] = {{"random", {{"runs", json::array({json::object()})}}}};
+  bad_random["parts"] = {{"random", {{"runs", 7}}}};
+  for (const auto& [text, why] :
+       {std::pair<std::string, std::string>{"[]", "it is no JSON object"},
+        {"{", "is no JSON: "},
+        {std::string(100, '['), "has more than 16 levels"},
+        {bad_backend.dump(), "it has no text 'backend'"},
+        {bad_names.dump(), "'not_launched' holds what is no name"},
+        {bad_parts.dump(), "a part is no object"},
+        {no_parts.dump(), "it has no object 'parts'"},
+        {bad_random.dump(), "is no record of flash3 verify --record"},
+        {no_seed.dump(), "is no record of flash3 verify --record"},
+        {empty_random.dump(), "is no record of flash3 verify --record"}}) {
+    std::ofstream(path("record.json")) << text;
+    const Outcome o = record("--part random --random 0.001");
+    EXPECT_EQ(o.exit_code, 2) << o.out << o.err;
+    EXPECT_NE(o.err.find(why), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find("record.json"), std::string::npos) << o.err;
+    EXPECT_EQ(slurp(path("record.json")), text);
+  }
+}
+
 TEST_F(RecordTest, NoSanitizer) {
   const std::string command = "env -u CUDA_HOME PATH=/nonexistent " FLASH3_BINARY
                               " verify --backend cpu --record " +

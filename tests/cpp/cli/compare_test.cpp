@@ -12,6 +12,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "cli/commands.hpp"
 #include "cli/files.hpp"
 #include "cli/json_file.hpp"
 #include "cli/names.hpp"
@@ -153,6 +154,20 @@ TEST_F(JsonFile, ComparisonsAreBounded) {
   EXPECT_EQ(error("[" + object_of(9) + "," + object_of(5) + "]"), "");
   EXPECT_EQ(comparisons_, 36u + 10);
   EXPECT_EQ(error(object_of(7000)), "has objects of too many names");
+}
+
+// The bootstrap draws each sample 2000 times.
+TEST_F(JsonFile, SamplesAreBounded) {
+  std::string samples = "1";
+  for (int i = 1; i <= 1'000'000; ++i) samples += ",1";
+  std::ofstream(path_) << R"({"metadata":{},"results":[{"case":"x","median_ms":1,"p10_ms":1,)"
+                       << R"("p90_ms":1,"samples_ms":[)" << samples << "]}]}";
+  try {
+    read_bench_file(path_);
+    ADD_FAILURE() << "no exception";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("has more than 1000000 samples"), std::string::npos);
+  }
 }
 
 TEST(Names, ARepeatedOneIsFoundInOrder) {

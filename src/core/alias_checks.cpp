@@ -31,16 +31,17 @@ class Terms {
   // An index of so many steps of one of the two tensors.
   void add(int64_t stride, int64_t most) {
     if (stride == 0 || most == 0) return;
-    for (int i = 0; i < count_; ++i)
-      if (terms_[i].stride == stride) return void(terms_[i].most += most);
-    terms_[count_++] = {stride, most};
+    int at = 0;
+    while (at < count_ && terms_[at].stride > stride) ++at;
+    if (at < count_ && terms_[at].stride == stride) return void(terms_[at].most += most);
+    std::copy_backward(terms_.begin() + at, terms_.begin() + count_, terms_.begin() + count_ + 1);
+    terms_[at] = {stride, most};
+    ++count_;
   }
 
   // Whether the terms can add up to the target. A search that takes too long, which no tensors but
   // those made for it need, says no: a call that may be right is not refused.
   bool reach(int64_t target) {
-    std::sort(terms_.begin(), terms_.begin() + count_,
-              [](const Term& a, const Term& b) { return a.stride > b.stride; });
     int64_t rest = 0;
     for (int i = count_; i-- > 0;) {
       rest_[i] = rest;
@@ -63,7 +64,7 @@ class Terms {
     return false;
   }
 
-  std::array<Term, kMost> terms_{};
+  std::array<Term, kMost> terms_{};    // the largest stride first
   std::array<int64_t, kMost> rest_{};  // what the terms behind each can add up to
   int count_ = 0;
 };

@@ -173,7 +173,7 @@ def test_what_is_refused():
                                                                                          v.to(torch.float8_e4m3fn))),
             (ValueError, "unless v_cache is a part of the rows of k_cache",
              lambda: flash3.attention_with_kv_cache(whole, cache, v.clone(), k_new=cache[:, :1].clone(), seqused_k=used)),
-            (ValueError, "where they share memory k_new alone is given",
+            (ValueError, "must lie in no other tensor of the call, but for v_cache in the rows of k_cache where k_new alone is given",
              lambda: flash3.attention_with_kv_cache(whole, cache, v, k_new=cache[:, :1].clone(), v_new=v[:, :1].clone(),
                                                     seqused_k=used)),
             (ValueError, "the values must not get the embedding of the keys",

@@ -15,7 +15,6 @@
 #include <ATen/dlpack.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -171,10 +170,8 @@ bool set_device(DLDevice device, flash3_forward_params* params) {
 // check.
 bool set_number(PyObject* given, float* field) {
   if (!PyFloat_CheckExact(given) && !PyLong_CheckExact(given)) return false;
-  const double value = PyFloat_AsDouble(given);
-  *field = static_cast<float>(value);
-  // -1: an integer that no double holds. What float32 makes 0 or infinite is something else there.
-  return *field >= 0 && (*field == 0) == (value == 0) && std::isfinite(*field);
+  *field = static_cast<float>(PyFloat_AsDouble(given));
+  return *field > 0 ? Py_IS_FINITE(*field) : PyFloat_AsDouble(given) == 0;
 }
 
 bool set_scale(PyObject* given, flash3_forward_params* params) {

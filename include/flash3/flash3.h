@@ -24,7 +24,6 @@
  *     flash3_last_error() holds a sentence that names the field, both values and the rule; nothing
  *     has been launched or written.
  *   - Safe from many threads on many streams; calls can be captured into a CUDA graph.
- *   - Sizes and strides are 64-bit and count elements, never bytes.
  */
 #ifndef FLASH3_FLASH3_H_
 #define FLASH3_FLASH3_H_
@@ -98,12 +97,8 @@ typedef enum flash3_backend FLASH3_ENUM_INT32 {
  * an input may share memory (stride 0 broadcasts); those of an output must not: each dimension's
  * stride must reach past the dimensions with smaller strides. data must be aligned to the element,
  * and may be NULL if there are no elements. Where only a question is asked (_supported, _workspace,
- * _explain), data may be NULL.
- *
- * The elements of a tensor that a call writes lie in no other tensor of the call and in neither its
- * workspace nor its schedule, and its workspace lies in none of them. Tensors whose elements
- * alternate in memory, as dq, dk and dv do in a packed tensor, share none. Inputs may share theirs.
- */
+ * _explain), data may be NULL. What a call writes, its workspace too, shares no memory with its
+ * other tensors or its schedule; views that alternate, as dq, dk and dv may, share none. */
 typedef struct flash3_tensor {
   void* data;         /**< the first element */
   flash3_dtype dtype; /**< of every element */
@@ -133,8 +128,7 @@ typedef struct flash3_forward_params {
   flash3_tensor lse; /**< [batch, heads_q, seq_q] float32, natural log; all zero: not wanted */
   /** @} */
 
-  /** From 1e-18 to 1e18; 0: 1/√head_dim, with qv 1/√(head_dim + head_dim_v). */
-  float softmax_scale;
+  float softmax_scale; /**< 1e-18 to 1e18; 0: 1/√head_dim, with qv 1/√(head_dim + head_dim_v) */
 
   /** @name Mask
    * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
@@ -203,9 +197,7 @@ typedef struct flash3_forward_params {
    * 1. It is neither scaled nor capped nor masked. lse includes it; without keys it is the sink. */
   flash3_tensor sink; /**< [heads_q] float32, or the dtype of out; all zero: none */
 
-  /** From 1e-18 to 1e18; 0: none. A scaled score s becomes softcap · tanh(s / softcap). On Hopper
-   * softcap and softmax_scale / softcap lie from 1e-6 to 1e6. */
-  float softcap;
+  float softcap; /**< 1e-18 to 1e18; 0: none. Scores s become softcap · tanh(s / softcap) */
   int64_t chunk; /**< ≥ 0; 0: none. Query i sees keys of its own chunk alone: floor(j / chunk) =
                     floor(i' / chunk), with i' as above, besides what the other masks say */
   /** @} */

@@ -19,8 +19,8 @@ Status check_qv(const flash3_forward_params& params, const Field& q, const Field
 // Of an append without v_new: that v may be a part of k's rows, as far as their sizes tell.
 Status check_values_in_keys(const Field& k, const Field& v);
 
-// Of an append without v_new: that v is a part of k's rows. By their addresses, which a plan's owner
-// may change. With v_new they share no memory, as check_aliases() sees.
+// Of an append without v_new: that v is a part of k's rows. By their addresses, which a plan's
+// owner may change. With v_new they share no memory, as check_aliases() sees.
 Status check_shared_rows(const ForwardProblem& problem);
 
 }  // namespace flash3

@@ -136,7 +136,8 @@ TEST_F(Cli, RunRefusesBadSequences) {
   refused("--cu-seqlens 0,5,12 --cu-seqlens-k 0,12", "must have the same batch size");
   refused("--cu-seqlens-k 0,5", "--cu-seqlens-k requires --cu-seqlens");
   refused("--cu-seqlens 0,5,12 --sink q", "'q' has shape [12, 4, 8]; it must have 1 dimension\n");
-  refused("--cu-seqlens 0,5,12 --softcap -3", "softcap = -3 but it must be 0 (none) or from 1e-18 to 1e+18");
+  refused("--cu-seqlens 0,5,12 --softcap -3",
+          "softcap = -3 but it must be 0 (none) or from 1e-18 to 1e+18");
   refused("--cu-seqlens 0,5,12 --chunk -1", "chunk = -1 but it must be at least 0");
 }
 

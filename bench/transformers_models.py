@@ -74,7 +74,7 @@ def results_of(output):
                 tensors.append(x)
         elif isinstance(x, dict):
             for name, part in x.items():
-                if "past_key_values" not in name:
+                if "past_key_values" not in name and name != "cache":  # as transformers 5.24 calls it
                     visit(part)
         elif isinstance(x, (list, tuple)):
             for part in x:

@@ -21,6 +21,10 @@ SMALL = dict(vocab_size=99, hidden_size=48, intermediate_size=64, num_hidden_lay
              num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
+# What a cache is called, as an argument and in a result.
+CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
+
+
 def configs():
     t = transformers
     yield "llama", t.LlamaConfig(**SMALL)
@@ -141,7 +145,7 @@ def test_decoding_with_a_cache(device, dtype, implementation, name):
             step = model(tokens[:, :12], attention_mask=mask[:, :12], use_cache=True)
             steps = [step.logits[:, -1]]
             for n in range(12, 16):
-                step = model(tokens[:, n:n + 1], attention_mask=mask[:, :n + 1], past_key_values=step.past_key_values)
+                step = model(tokens[:, n:n + 1], attention_mask=mask[:, :n + 1], **{CACHE: step[CACHE]})
                 steps.append(step.logits[:, -1])
         logits.append(torch.stack(steps))
     torch.testing.assert_close(*logits, **close(device))

@@ -9,7 +9,7 @@ import transformers
 from transformers import masking_utils
 
 import flash3.integrations.transformers as integration
-from test_transformers import CONFIGS, SMALL, calls, close, dtype, pair  # noqa: F401: a fixture
+from test_transformers import CACHE, CONFIGS, SMALL, calls, close, dtype, pair  # noqa: F401: a fixture
 
 REFUSES = pytest.raises(NotImplementedError, match="sdpa")
 
@@ -101,7 +101,7 @@ def test_positions_that_are_not_consecutive_with_a_cache(device, dtype, position
     prompt, more = tokens_of(1, 8, device=device), tokens_of(1, 4, device=device)
     with torch.no_grad():
         logits = [model(more, position_ids=torch.tensor([positions], device=device),
-                        past_key_values=model(prompt, use_cache=True).past_key_values).logits for model in (other, eager)]
+                        **{CACHE: model(prompt, use_cache=True)[CACHE]}).logits for model in (other, eager)]
     torch.testing.assert_close(*logits, **close(device))
 
 
@@ -117,7 +117,7 @@ def test_a_static_cache(device, dtype, name, side):
     logits = []
     for model in (other, eager):
         cache = transformers.StaticCache(config=model.config, max_cache_len=24)
-        steps = [model(tokens[:, a:b], attention_mask=None if mask is None else mask[:, :b], past_key_values=cache).logits
+        steps = [model(tokens[:, a:b], attention_mask=None if mask is None else mask[:, :b], **{CACHE: cache}).logits
                  for a, b in ((0, 6), (6, 10), (10, 11), (11, 14), (14, 15), (15, 16))]
         logits.append(torch.cat(steps, 1))
     real = slice(None) if mask is None else mask.bool()
@@ -142,11 +142,11 @@ def test_a_mask_that_is_shorter_than_the_tokens(device, dtype):
     tokens, mask, logits = tokens_of(2, 12, device=device), padding((8, 5), 8, "left", device), []
     for model in (other, eager):
         with torch.no_grad():
-            cache = model(tokens[:, :8], attention_mask=mask, use_cache=True).past_key_values
-            logits.append(model(tokens[:, 8:9], attention_mask=mask, past_key_values=cache).logits)
+            cache = model(tokens[:, :8], attention_mask=mask, use_cache=True)[CACHE]
+            logits.append(model(tokens[:, 8:9], attention_mask=mask, **{CACHE: cache}).logits)
     torch.testing.assert_close(*logits, **close(device))
     with pytest.raises(NotImplementedError, match="shorter than the 3 queries reach"), torch.no_grad():
-        other(tokens[:, 9:], attention_mask=mask, past_key_values=other(tokens[:, :9], use_cache=True).past_key_values)
+        other(tokens[:, 9:], attention_mask=mask, **{CACHE: other(tokens[:, :9], use_cache=True)[CACHE]})
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -182,7 +182,7 @@ def test_blocks_that_see_each_other_both_ways_are_refused():
         blocks = torch.tensor([[-1, 0, 0, 0, -1, -1]])
         with REFUSES:
             masking_utils.create_causal_mask(config=config, inputs_embeds=torch.zeros(1, 6, 48), attention_mask=None,
-                                             past_key_values=None, block_sequence_ids=blocks)
+                                             block_sequence_ids=blocks, **{CACHE: None})
     text = transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=8)
     vision = transformers.SiglipVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                                              image_size=8, patch_size=4)
@@ -255,8 +255,8 @@ def test_compiled_decoding(device, dtype):
         cache, steps = transformers.StaticCache(config=model.config, max_cache_len=24), []
         for a, b in ((0, 12), (12, 13), (13, 14)):
             with torch.no_grad():
-                inputs = model.prepare_inputs_for_generation(tokens[:, :b], next_sequence_length=b - a, past_key_values=cache,
-                                                             attention_mask=mask[:, :b], use_cache=True)
+                inputs = model.prepare_inputs_for_generation(tokens[:, :b], next_sequence_length=b - a, use_cache=True,
+                                                             attention_mask=mask[:, :b], **{CACHE: cache})
                 steps.append((model if a == 0 else step)(**inputs).logits[:, -1])
         logits.append(torch.stack(steps))
     assert all(isinstance(made, integration.Mask) for made in inputs["attention_mask"].values())
@@ -278,10 +278,10 @@ def test_plain_calls_do_not_wait_for_the_device(device, dtype):
     config = copy.deepcopy(CONFIGS["llama"])
     config._attn_implementation = "f3"
     make = lambda **more: masking_utils.create_causal_mask(config=config, inputs_embeds=torch.zeros(2, 6, 48, device=device),
-                                                           **{"attention_mask": None, "past_key_values": None, **more})
+                                                           **{"attention_mask": None, CACHE: None, **more})
     with Reads():
         make()
-        make(past_key_values=transformers.StaticCache(config=config, max_cache_len=24))
+        make(**{CACHE: transformers.StaticCache(config=config, max_cache_len=24)})
         assert not reads
         make(attention_mask=padding((6, 6), 6, "left", device))
         assert len(reads) == 1

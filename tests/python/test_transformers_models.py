@@ -52,8 +52,8 @@ def test_what_is_not_equal_is_noticed(script):
 
 
 def test_a_class_that_cannot_be_made(script):
-    assert script("transformers_models").try_class("GPTJForCausalLM", "causal") == {
-        "class": "GPTJForCausalLM", "kind": "causal", "model": "KeyError: 'f3'"}
+    assert script("transformers_models").try_class("GPTNeoForCausalLM", "causal") == {
+        "class": "GPTNeoForCausalLM", "kind": "causal", "model": "KeyError: 'f3'"}
 
 
 def test_run_and_table(script, tmp_path):

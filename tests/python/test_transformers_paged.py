@@ -66,6 +66,20 @@ def test_generate_batch(name, pages):
     assert other.config._attn_implementation == "f3"
 
 
+@pytest.mark.parametrize("layers", [["sliding_attention", "full_attention"] * 2, ["full_attention"] * 4])
+def test_layers_that_take_the_keys_of_others(layers):
+    """The last two layers of a Gemma 3n have no keys of their own, and are not told which of the cache's lengths is theirs."""
+    config = transformers.Gemma3nTextConfig(
+        **{**SMALL, "num_hidden_layers": 4, "intermediate_size": [64] * 4}, head_dim=12, sliding_window=8, num_kv_shared_layers=2,
+        layer_types=layers, vocab_size_per_layer_input=99, hidden_size_per_layer_input=16, activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=8)
+    eager, other = pair(config, "cpu", "f3")
+    prompts = make_prompts()
+    with calls() as (in_pages, gathered):
+        assert generate_batch(other, prompts, 12) == generate_alone(eager, prompts, 12)
+    assert in_pages.call_count == 0 < gathered.call_count
+
+
 @pytest.mark.filterwarnings("ignore:The `paged.` prefix is no longer needed:FutureWarning")
 def test_the_name_with_a_prefix():
     eager, other = pair(CONFIGS["llama"], "cpu", "eager")
@@ -98,8 +112,9 @@ class Cache:
         return key_states, value_states
 
 
+@pytest.mark.parametrize("updated", ["here", "by the layer"])  # as in transformers 5.23, and from 5.24 on
 @pytest.mark.parametrize("window", [None, 6])
-def test_a_step_with_padding(device, window):
+def test_a_step_with_padding(device, window, updated):
     """A captured graph has a number of sequences; those behind the last real one have neither queries nor keys."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     g = torch.Generator().manual_seed(20)
@@ -110,11 +125,16 @@ def test_a_step_with_padding(device, window):
     table = torch.tensor([[5, 0, -1], [7, 2, 11], [3, -1, -1], [-1, -1, -1]], dtype=torch.int32, device=device)
     ints = dict(dtype=torch.int32, device=device)
     sinks = torch.randn(4, generator=g).to(device, dtype)
-    out, _ = integration.paged_attention_forward(
-        SimpleNamespace(layer_idx=3), q, k, v, None, scaling=0.2, sliding_window=window, softcap=0.5, is_causal=True, s_aux=sinks,
-        cache=Cache(k_cache, v_cache, table), cu_seq_lens_q=torch.tensor([0, 1, 2, 3, 3], **ints),
-        cu_seq_lens_k={"full_attention": torch.tensor([0, 9, 26, 27, 27], **ints)}, max_length_q=1,
-        max_length_k={"full_attention": 1}, read_index=[], write_index=[], block_table=table[None])
+    given = dict(cu_seq_lens_q=torch.tensor([0, 1, 2, 3, 3], **ints), max_length_q=1, max_length_k={"full_attention": 1},
+                 cu_seq_lens_k={"full_attention": torch.tensor([0, 9, 26, 27, 27], **ints)}, read_index=[], write_index=[],
+                 block_table=table[None])
+    cache = Cache(k_cache, v_cache, table)
+    if updated == "here":
+        given["cache"] = cache
+    else:
+        k, v = cache.update(k, v, 3, kwargs=given)
+    out, _ = integration.paged_attention_forward(SimpleNamespace(layer_idx=3), q, k, v, None, scaling=0.2, sliding_window=window,
+                                                 softcap=0.5, is_causal=True, s_aux=sinks, **given)
     assert out.shape == (1, 4, 4, 16)
     for b, n in enumerate(lengths):
         keys, values = (x[table[b].clamp(min=0).long()].flatten(0, 1)[:n] for x in (k_cache, v_cache))
@@ -128,7 +148,7 @@ def test_what_it_does_not_do_is_refused_by_name():
     call = [SimpleNamespace(layer_idx=3), *(torch.zeros(1, 2, 4, 8) for _ in range(3))]
     cache = Cache(*torch.zeros(2, 1, 8, 2, 8), None)
     for error, message, mask, options in (
-            (ValueError, "cache is not given", None, {}),
+            (ValueError, "neither cache nor read_index is given", None, {}),
             (NotImplementedError, "attention_mask is given and is_causal = True", torch.zeros(1, 1, 4, 4), {"cache": cache}),
             (NotImplementedError, "attention_mask is not given and is_causal = False", None, {"cache": cache, "is_causal": False}),
             (NotImplementedError, "dropout = 0.1", None, {"cache": cache, "dropout": 0.1}),
@@ -136,6 +156,10 @@ def test_what_it_does_not_do_is_refused_by_name():
             (NotImplementedError, "position_bias is given", None, {"cache": cache, "position_bias": 1})):
         with pytest.raises(error, match=message):
             integration.paged_attention_forward(*call, mask, **options)
+    with pytest.raises(NotImplementedError, match="module.layer_type = None but the cache has layers of the types a, b"):
+        lengths = torch.zeros(2, dtype=torch.int32)
+        integration.paged_attention_forward(*call, None, read_index=[], cu_seq_lens_q=lengths, max_length_q=4,
+                                            cu_seq_lens_k={"a": lengths, "b": lengths})
     with pytest.raises(NotImplementedError, match="cache is given but this attention is not over a paged cache"):
         integration.attention_forward(*call, None, cache=cache)
 

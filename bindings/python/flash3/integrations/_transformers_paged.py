@@ -39,5 +39,7 @@ def _ensuring(ensure):
     def ensured(config, batching, *args, **kwargs):
         if config._attn_implementation not in _paged.values():  # the cache itself knows which layers have pages
             ensure(config, batching, *args, **kwargs)
+        elif "reuse" in getattr(config, "kv_sharing_modes", ()):  # a layer that takes another's keys is not told where its pages are
+            batching.max_blocks_per_request = 0
 
     return ensured

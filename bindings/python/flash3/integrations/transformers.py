@@ -80,24 +80,40 @@ def paged_attention_forward(module, query, key, value, attention_mask, dropout=0
     reads the others where they lie. Otherwise the cache gathers the keys.
     """
     _refuse(query, value, dropout, position_bias, **kwargs)
-    if cache is None:
-        raise ValueError("cache is not given but this attention is that of continuous batching; take the one that is registered "
-                         "without '_paged' for other calls")
+    if cache is None and "read_index" not in kwargs:
+        raise ValueError("neither cache nor read_index is given but this attention is that of continuous batching; take the one that "
+                         "is registered without '_paged' for other calls")
     if attention_mask is not None or not is_causal:
         raise NotImplementedError(f"attention_mask is {'not ' if attention_mask is None else ''}given and is_causal = {is_causal} "
                                   f"but flash3 does continuous batching of causal models, which gives no mask; {INSTEAD}")
-    # It puts the lengths of this layer's keys into kwargs, and the pages if they are used; else it returns the keys.
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    if cache is not None:
+        # It puts the lengths of this layer's keys into kwargs, and the pages if they are used; else it returns the keys. From
+        # transformers 5.24 on the model's layers have called it.
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     options = {"causal": True, "window": None if sliding_window is None else (sliding_window - 1, None),
                "cu_seqlens_q": cu_seq_lens_q.int(), "max_seqlen_q": _known(kwargs["max_length_q"]),
                **_options(q, scaling, softcap, s_aux)}
-    cu_seqlens_k, table = kwargs["cu_seq_lens_k"].int(), kwargs.get("block_table")
+    cu_seqlens_k, table = _of_its_layers(module, kwargs["cu_seq_lens_k"]).int(), kwargs.get("block_table")
     if table is None:
-        out = attention(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=_known(kwargs["max_length_k"]), **options)
+        max_seqlen_k = _known(_of_its_layers(module, kwargs["max_length_k"]))
+        out = attention(q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k, **options)
     else:
         out = _append_and_attend(q, kwargs["k_cache"], kwargs["v_cache"], k, v, cu_seqlens_k, table, options)
     return out[None], None
+
+
+def _of_its_layers(module, lengths):
+    """The lengths of the keys of layers like this one. A layer that takes the keys of another is told those of all types of layers."""
+    if not isinstance(lengths, dict):
+        return lengths
+    if len(lengths) == 1:
+        return next(iter(lengths.values()))
+    layer_type = getattr(module, "layer_type", None)
+    if layer_type not in lengths:
+        raise NotImplementedError(f"module.layer_type = {layer_type!r} but the cache has layers of the types {', '.join(lengths)}, and "
+                                  f"this layer, which takes the keys of another, must say which of them it is; {INSTEAD}")
+    return lengths[layer_type]
 
 
 @torch.compiler.disable  # it writes into views of the cache

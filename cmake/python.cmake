@@ -10,8 +10,9 @@
 #
 # With FLASH3_MANYLINUX they run on systems older than this one, as PyPI's wheels must (cmake/manylinux/stubs.py).
 #
-# pip builds it (pyproject.toml). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
-# torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. Both libraries and the
+# pip builds it (pyproject.toml, packaging/backend). In this tree FLASH3_PYTHON_EXECUTABLE names the interpreter whose
+# torch gives the headers; scripts/setup.sh makes one in build/toolchain/python. FLASH3_TORCH_DIR names a torch's folder itself, as
+# pip's builds do, whose Python does not see what is installed. Both libraries and the
 # package's sources then lie in python/flash3 of the build folder, so that PYTHONPATH=…/python is the
 # package.
 set(FLASH3_PYTHON AUTO CACHE STRING "Build the Python package: AUTO (if there is a torch to build with), ON or OFF")
@@ -22,24 +23,35 @@ if(SKBUILD)
   set(default_python ${Python3_EXECUTABLE})
 endif()
 set(FLASH3_PYTHON_EXECUTABLE ${default_python} CACHE FILEPATH "Interpreter whose torch the Python package is built with")
+set(FLASH3_TORCH_DIR "" CACHE PATH "Folder of the torch whose headers are taken (default: that of FLASH3_PYTHON_EXECUTABLE)")
 
 option(FLASH3_MANYLINUX "Link the Python package for manylinux_2_28: glibc 2.28 or newer (x86-64, GCC)" OFF)
 
 set(FLASH3_WITH_PYTHON FALSE)
 if(NOT FLASH3_PYTHON STREQUAL "OFF" AND PROJECT_IS_TOP_LEVEL)
-  set(torch_dir "")
-  if(EXISTS ${FLASH3_PYTHON_EXECUTABLE})
+  set(torch_dir "${FLASH3_TORCH_DIR}")
+  if(NOT torch_dir AND EXISTS ${FLASH3_PYTHON_EXECUTABLE})
     execute_process(
       COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c
               "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
       OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
+  set(torch_version "none")
   if(EXISTS "${torch_dir}/include/torch/csrc/stable/library.h")
+    file(STRINGS ${torch_dir}/version.py torch_version REGEX "^__version__")
+    string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" torch_version "${torch_version}")
+  endif()
+  if(torch_version VERSION_GREATER_EQUAL 2.10)
     set(FLASH3_WITH_PYTHON TRUE)
-  elseif(FLASH3_PYTHON STREQUAL "ON")
-    message(FATAL_ERROR "FLASH3_PYTHON=ON, but ${FLASH3_PYTHON_EXECUTABLE} has no torch >= 2.10 to build with")
   else()
-    message(STATUS "flash3: without the Python package (${FLASH3_PYTHON_EXECUTABLE} has no torch >= 2.10)")
+    set(reason "needs headers of torch >= 2.10, and in ${FLASH3_PYTHON_EXECUTABLE} there is ${torch_version}")
+    if(FLASH3_TORCH_DIR)
+      set(reason "needs headers of torch >= 2.10, and in FLASH3_TORCH_DIR=${FLASH3_TORCH_DIR} there is ${torch_version}")
+    endif()
+    if(FLASH3_PYTHON STREQUAL "ON")
+      message(FATAL_ERROR "FLASH3_PYTHON=ON ${reason}")
+    endif()
+    message(STATUS "flash3: without the Python package, which ${reason}")
   endif()
 endif()
 if(NOT FLASH3_WITH_PYTHON)
@@ -165,9 +177,7 @@ elseif(NOT FLASH3_JAX STREQUAL "OFF")
   message(STATUS "flash3: without flash3.jax (${FLASH3_PYTHON_EXECUTABLE} has no jaxlib)")
 endif()
 
-file(STRINGS ${torch_dir}/version.py version REGEX "^__version__")
-string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" version "${version}")
-flash3_contains(torch PyTorch "${version}" BSD-3-Clause "headers, compiled into libflash3_torch.so; the libraries are not shipped"
+flash3_contains(torch PyTorch "${torch_version}" BSD-3-Clause "headers, compiled into libflash3_torch.so; the libraries are not shipped"
                 pkg:pypi/torch)
 if(SKBUILD)
   flash3_write_sbom(${PROJECT_BINARY_DIR}/wheel/flash3.cdx.json library torch jax)

@@ -42,8 +42,8 @@ if [ -z "${FLASH3_CUDA_ROOT:-}${CUDACXX:-}" ] && [ -x build/toolchain/cuda/bin/n
   export FLASH3_CUDA_ROOT=$PWD/build/toolchain/cuda
 fi
 wheel=("$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist)
-"${wheel[@]}" -C "cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" -C cmake.define.FLASH3_MANYLINUX=ON \
-  -C cmake.define.FLASH3_JAX=ON "build/sdist/flash3-$version"
+"${wheel[@]}" "--config-settings=cmake.define.FLASH3_HOPPER=${FLASH3_HOPPER:-ON}" \
+  --config-settings=cmake.define.FLASH3_MANYLINUX=ON --config-settings=cmake.define.FLASH3_JAX=ON "build/sdist/flash3-$version"
 # Nothing is put into it: torch brings its own library, and all others are of the system.
 built=(dist/flash3-*linux_x86_64.whl)
 PATH=$tools:$PATH "$tools/auditwheel" repair --only-plat --plat manylinux_2_28_x86_64 --exclude libtorch_cpu.so -w dist "${built[0]}"

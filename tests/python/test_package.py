@@ -19,9 +19,9 @@ MANYLINUX = platform.machine() == "x86_64" and "clang" not in os.environ.get("CX
 HAS_HEADERS = pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
-def build(folder, source, *options):
+def build(folder, source, *settings):
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-                    "-w", folder, *options, source], check=True)
+                    "-w", folder, *(f"--config-settings={setting}" for setting in settings), source], check=True)
     wheel, = pathlib.Path(folder).glob("*.whl")
     return wheel
 
@@ -32,10 +32,9 @@ def site(tmp_path_factory):
     optimised. The rest hardly is: with -O1, which compiles in the least time, as what is not inlined at all is more code."""
     site, wheels = tmp_path_factory.mktemp("site"), {}
     for name, source, options in (
-            ("flash3", ROOT, ["-C", "cmake.define.FLASH3_HOPPER=OFF", "-C", f"cmake.define.FLASH3_MANYLINUX={MANYLINUX}",
-                              "-C", "cmake.define.FLASH3_CPU_KERNEL_OPTIMIZATION=-O0",
-                              "-C", "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
-                              "-C", f"build-dir={tmp_path_factory.mktemp('build')}"]),
+            ("flash3", ROOT, ["cmake.define.FLASH3_HOPPER=OFF", f"cmake.define.FLASH3_MANYLINUX={MANYLINUX}",
+                              "cmake.define.FLASH3_CPU_KERNEL_OPTIMIZATION=-O0", "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+                              f"build-dir={tmp_path_factory.mktemp('build')}"]),
             ("flash3_drop_in", ROOT / "bindings/dropin", []),
             ("flash_attn_3", ROOT / "bindings/dropin/metadata", [])):
         wheels[name] = build(tmp_path_factory.mktemp(name), source, *options)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pip's build decides before it compiles anything: which kernels, and whose headers (packaging/backend)."""
+"""What pip's builds decide before they compile anything, which kernels and whose headers, and what they tell the user."""
+import inspect
 import os
 import pathlib
 import pty
@@ -13,7 +14,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytest.importorskip("scikit_build_core")
-sys.path.insert(0, str(ROOT / "packaging/backend"))
+sys.path[:0] = [str(ROOT / "packaging/backend"), str(ROOT / "bindings/dropin/backend")]
+import drop_in_backend
 import flash3_backend as backend
 
 HOPPER, TORCH = "cmake.define.FLASH3_HOPPER", "cmake.define.FLASH3_TORCH_DIR"
@@ -122,12 +124,26 @@ def test_hooks_get_the_settings(gpu, said):
         assert callable(getattr(backend, name))
 
 
+@pytest.mark.parametrize("name", ["build_wheel", "build_editable"])
+def test_the_drop_in_says_what_it_does_not_bring(monkeypatch, name):
+    lines = []
+    monkeypatch.setattr(drop_in_backend, "say", lines.append)
+    with mock.patch.object(backend.hooks, name, return_value="a.whl") as hook:
+        assert getattr(drop_in_backend, name)("folder", {"a": "b"}, "info") == "a.whl"
+    hook.assert_called_once_with("folder", {"a": "b"}, "info")
+    assert len(lines) == 1 and "flash_attention_3" in lines[0]
+    folder = re.search(r"pip install (\S+)$", lines[0])[1]
+    assert 'name = "flash_attn_3"' in (ROOT / folder / "pyproject.toml").read_text(encoding="utf-8")
+
+
 def test_pyproject_takes_the_backend():
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-    system = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
-    assert system["build-backend"] == backend.__name__
-    assert (ROOT / system["backend-path"][0]).resolve() == pathlib.Path(backend.__file__).resolve().parent
-    assert not any(requirement.startswith("torch") for requirement in system["requires"])
+    for folder, module in ((ROOT, backend), (ROOT / "bindings/dropin", drop_in_backend)):
+        system = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+        assert system["build-backend"] == module.__name__
+        assert (folder / system["backend-path"][0] / f"{module.__name__}.py").samefile(module.__file__)
+        assert not any(requirement.startswith("torch") for requirement in system["requires"])
+    assert inspect.getsource(drop_in_backend.say) == inspect.getsource(backend.say)  # each archive has its own
     tried = (ROOT / "scripts/requirements-python.txt").read_text(encoding="utf-8").splitlines()
     assert backend.FETCHED in tried
 

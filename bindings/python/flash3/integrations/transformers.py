@@ -24,7 +24,8 @@ def register(name="f3"):
     There it is called name + "_paged" while a batch runs. transformers takes names with "flash" in them for kernels of its own.
     """
     if "flash" in name:
-        raise ValueError(f"name = {name!r} but it must not contain 'flash': transformers looks such names up itself")
+        raise ValueError(f"name = {name!r} but it must not contain 'flash': transformers looks such names up itself, and finds flash3 "
+                         "as 'flash_attention_3' where the distributions in bindings/dropin and bindings/dropin/metadata are installed")
     from transformers import AttentionInterface, AttentionMaskInterface, __version__
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, make_mask)

@@ -27,13 +27,14 @@ here_args = -DFLASH3_HOPPER=$(kernels) $(options)
 flash3 = build/release/bin/flash3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fuzz bench docs build setup setup-here setup-python setup-gates build-without-python format tidy install hub deb \
+.PHONY: help run test check test-torch fuzz bench docs build setup setup-here setup-python setup-gates build-without-python format tidy install hub deb \
         release aarch64 clean distclean
 
 help:
 	@echo "make run      build what it takes, then attention on the real input in data/, compared with the oracle"
 	@echo "make test     is this build right here? The library, the program and the Python package, built and tested: minutes"
 	@echo "make check    is this commit right? make test, then kernels, sanitizers, gates, packages, JAX, transformers: half an hour"
+	@echo "make test-torch TORCH=2.15.0  the Python package's tests with that torch (after make test)"
 	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"
 	@echo "make docs     the documentation as a web site: build/docs/html/index.html"
@@ -92,6 +93,10 @@ check: test setup-gates
 	@cmake --preset check -DFLASH3_HOPPER=$(or $(FLASH3_HOPPER),AUTO) $(options)
 	@cmake --build --preset check
 	ctest --preset check $(if $(filter-out OFF,$(kernels)),-L '^check$$')
+
+# With another torch than scripts/requirements-python.txt has: TORCH=2.15.0, and WHEEL=FILE instead of the package in build/release.
+test-torch:
+	@scripts/test_torch.sh
 
 fuzz:
 	@scripts/setup.sh fuzz

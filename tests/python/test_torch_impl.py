@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
-    pytest.skip("torch has no torch.nn.attention.register_flash_attention_impl", allow_module_level=True)
+if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
+    with pytest.raises(NotImplementedError, match="from 2.11 on"):
+        import flash3.integrations.torch
+    pytest.skip("torch has no torch.nn.attention.restore_flash_attention_impl", allow_module_level=True)
 
 import flash3
 import oracle

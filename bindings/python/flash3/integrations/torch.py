@@ -221,7 +221,7 @@ class Overrides:
                 kernels[name] = kernel
             elif name not in _OPTIONAL:
                 raise NotImplementedError(f"torch.__version__ = {torch.__version__} has no operator aten::{name}, which flash3 "
-                                          f"overrides; torch.nn.attention has been tried with 2.11 and 2.13")
+                                          f"overrides; torch.nn.attention has been tried with 2.11, 2.13 and 2.15")
         self.libraries = []
         try:
             for key in keys:
@@ -248,7 +248,7 @@ class Overrides:
 def register(name=NAME):
     """Makes torch.nn.attention.activate_flash_attention_impl(name) mean flash3."""
     from torch.nn import attention
-    if not hasattr(attention, "register_flash_attention_impl"):
+    if not hasattr(attention, "restore_flash_attention_impl"):  # 2.10 can register one, and not go back
         raise NotImplementedError(f"torch.__version__ = {torch.__version__} but torch.nn.attention can take another flash attention "
                                   "from 2.11 on; flash3.sdpa_override() works with this one")
     attention.register_flash_attention_impl(name, register_fn=Overrides)

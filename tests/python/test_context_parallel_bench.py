@@ -63,7 +63,8 @@ def test_run(measured):
     assert list(causal["refused"]) == ["torch_allgather", "torch_alltoall"] and all(causal["refused"].values())
     assert documents["refused"] == dict.fromkeys(("torch_allgather", "torch_alltoall", "plain_ring"), "takes one sequence, not packed documents")
     assert causal["notes"] == {"plain_ring": "K and V expanded to all heads"}
-    assert text.count("no torch_alltoall: ") == 2 and text.startswith("causal/256/h8x2/d128 ")
+    said = [line for line in text.splitlines() if not line.startswith("[Gloo]")]  # as torch 2.10's prints
+    assert text.count("no torch_alltoall: ") == 2 and said[0].startswith("causal/256/h8x2/d128 ")
 
 
 def test_model_and_table_read_it(measured, script, capsys):

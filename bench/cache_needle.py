@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A needle in an FP8 KV cache: whether decoding finds one key among up to 128k in e4m3, with the rotation and without.
 
-    PYTHONPATH=build/ci/python python3 bench/cache_needle.py --json bench/results/cache_needle_h200.json
+    PYTHONPATH=build/release/python python3 bench/cache_needle.py --json bench/results/cache_needle_h200.json
 
 Keys and values like those of bench/needle.py, or with outliers in the keys too ("outliers"), in bfloat16, are appended to e4m3 caches by flash3.attention_with_kv_cache, which quantises them in the
 kernel, and to a bfloat16 cache beside them: in pages, and in one element of a dense cache. Then sequences of --queries queries each, which

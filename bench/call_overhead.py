@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one small attention call costs the host: microseconds of CPU time from Python, by the ways to call it.
 
-    PYTHONPATH=build/ci/python:bindings/dropin python3 bench/call_overhead.py [--device cuda] [--json FILE] [--commit NAME]
+    PYTHONPATH=build/release/python:bindings/dropin python3 bench/call_overhead.py [--device cuda] [--json FILE] [--commit NAME]
 
 On a GPU a call is only enqueued, so that what is timed is the host's work: the C function alone (params made beforehand: what the
 launch itself costs), an operator, flash3.attention, flash3.sdpa, the drop-in's flash_attn_func, and torch's own attention. On a CPU

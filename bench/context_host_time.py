@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call of flash3.distributed.attention costs the host of one rank: microseconds of CPU time of its thread, by method and pass.
 
-    PYTHONPATH=build/ci/python python3 bench/context_host_time.py [--device cuda] [--json FILE] [--commit NAME]
-    PYTHONPATH=build/ci/python python3 bench/context_host_time.py --hot ring [--pass backward]
+    PYTHONPATH=build/release/python python3 bench/context_host_time.py [--device cuda] [--json FILE] [--commit NAME]
+    PYTHONPATH=build/release/python python3 bench/context_host_time.py --hot ring [--pass backward]
 
 One process stands for rank 0 of several: torch's group "fake" sends nothing, and what should come is whatever memory holds. So there is no other
 process to wait for, and what NCCL or gloo themselves cost is not in it. On the CPU a rank has a few tokens of few heads, which are computed too; on a

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """flash3.distributed on several GPUs of one host, beside one GPU's speed and other context parallelism, interleaved in one run.
 
-    PYTHONPATH=build/ci/python python3 bench/context_parallel.py --json bench/results/context_parallel_h200.json
+    PYTHONPATH=build/release/python python3 bench/context_parallel.py --json bench/results/context_parallel_h200.json
     python3 bench/context_parallel.py --list [--points REGEX]
-    PYTHONPATH=build/ci/python python3 bench/context_parallel.py --profile bench/results/context_profile_h200.json
+    PYTHONPATH=build/release/python python3 bench/context_parallel.py --profile bench/results/context_profile_h200.json
 
 Started once, it starts a process for each GPU (NCCL; --device cpu: gloo, a few tokens, for the tests). A point is causal self-attention in bf16 at
 head dim 128, 64 query heads on 8 KV heads or 16 on 16, with as many tokens on each rank: one sequence, or packed documents of log-normal lengths.

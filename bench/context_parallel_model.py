@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flash3.distributed would reach on more GPUs, from what bench/context_parallel.py measured on a few.
 
-    PYTHONPATH=build/ci/python python3 bench/context_parallel_model.py [bench/results/context_parallel_4_h200.json]
+    PYTHONPATH=build/release/python python3 bench/context_parallel_model.py [bench/results/context_parallel_4_h200.json]
 
 Prints, for one causal sequence, the share of one GPU's speed at the same work that each rank keeps, for as many tokens on each rank as were measured.
 The formulas are those by which method="auto" chooses (flash3/distributed/_cost.py), with measured rates in the place of its estimates:

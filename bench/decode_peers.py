@@ -3,7 +3,7 @@
 """flash3.attention_with_kv_cache beside its peers on one GPU, interleaved in one process: FlashAttention-3's operators (--fa3) and cuDNN
 through the package nvidia-cudnn-frontend.
 
-    PYTHONPATH=build/ci/python python3 bench/decode_peers.py --fa3 FILE --fa3-build TEXT --json bench/results/decode_peers_h200.json
+    PYTHONPATH=build/release/python python3 bench/decode_peers.py --fa3 FILE --fa3-build TEXT --json bench/results/decode_peers_h200.json
     python3 bench/decode_peers.py --list [--filter REGEX]
 
 bf16, and q, k and v in e4m3 without scales; N(0,1), lengths in seqused_k, page tables that are random permutations. A sample replays a CUDA graph for 5 ms at least; the graph is a call

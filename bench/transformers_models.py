@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model class of the installed transformers that has a flash path, on flash3: small, random, in float32 on the CPU.
 
-    PYTHONPATH=build/ci/python python3 bench/transformers_models.py [--json FILE] [--only PATTERN …]
+    PYTHONPATH=build/release/python python3 bench/transformers_models.py [--json FILE] [--only PATTERN …]
 
 Of each class that transformers' AutoModelForCausalLM and AutoModel can make, if its _supports_flash_attn is true, two models of the
 same weights are made (bench/tiny_configs.py): one with transformers' eager attention, one with flash3's ("f3"). Compared are the results

@@ -14,7 +14,7 @@ die() { echo "test-torch: $*" >&2; exit 1; }
 
 torch=${TORCH:-}
 [[ $torch =~ ^[0-9]+\.[0-9]+\.[0-9]+([+][a-z0-9]+)?$ ]] || die "TORCH = '$torch' but it must be a version: make test-torch TORCH=2.15.0"
-package=$PWD/build/ci/python
+package=$PWD/build/release/python
 if [ -n "${WHEEL:-}" ]; then
   [ -f "$WHEEL" ] || die "WHEEL = $WHEEL is not there"
 elif [ ! -f "$package/flash3/libflash3_torch.so" ]; then
@@ -26,7 +26,7 @@ python=$home/venv/bin/python
 pip_install=("$python" -m pip install -q --disable-pip-version-check --no-compile)
 list=$home/requirements.txt
 mkdir -p "$home"
-{ sed -E '/^(torch|jax|jaxlib)==/d' scripts/requirements-python.txt; echo "torch==$torch"; } >"$list"
+{ sed -E '/^(torch|jax|jaxlib)==/d' scripts/requirements-python.txt scripts/requirements-check.txt; echo "torch==$torch"; } >"$list"
 if ! cmp -s "$list" "$home/installed.txt"; then
   echo "test-torch: installing torch $torch into $home"
   python3 -m venv --clear "$home/venv"

@@ -286,6 +286,11 @@ def check_companions(name, first, **others):
             raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
 
 
+def may_leave_rows(cu_seqlens, seqused, x):
+    """Whether results for x may have rows that the library does not write: who allocates them fills them first (bindings/torch/call.hpp)."""
+    return seqused is not None or cu_seqlens is not None and not x.is_cuda
+
+
 def run_forward(q, k, v, options, sink=None, with_lse=True):
     """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions.
 

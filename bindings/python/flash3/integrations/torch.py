@@ -16,7 +16,7 @@ import re
 import torch
 
 from .._options import scale_or_default
-from .._torch import FP8, all_options, translated, with_more
+from .._torch import FP8, all_options, may_leave_rows, translated, with_more
 from .._torch_kv_cache import NO_MORE, run
 
 NAME = "FLASH3"
@@ -46,17 +46,20 @@ def _refuse(query, dropout_p=0.0, return_debug_mask=False, alibi_slopes=None):
         raise ValueError(f"query.ndim = {query.dim()} but it must be 4, or packed 3 with cum_seq_q")
 
 
-def _layout_of(x, last, dtype):
-    """Memory as torch's fake kernels have it: of x's order of dimensions, with another size of the last one."""
-    return torch.empty_like(x if x.shape[-1] == last else x[..., :1].expand(*x.shape[:-1], last), dtype=dtype)
+def _layout_of(x, last, dtype, cu_seqlens=None):
+    """Memory as torch's fake kernels have it: of x's order of dimensions, with another size of the last one. Rows that belong to no
+    sequence are 0, as those of flash3.attention."""
+    make = torch.zeros_like if may_leave_rows(cu_seqlens, None, x) else torch.empty_like
+    return make(x if x.shape[-1] == last else x[..., :1].expand(*x.shape[:-1], last), dtype=dtype)
 
 
 class _Results:
-    """Results in the memory that torch expects; flash3 needs rows without gaps, and others are copied at the end."""
+    """Results in the memory that torch expects; flash3 needs rows without gaps, and others are copied at the end, with what they hold
+    in rows that no call writes."""
 
     def __init__(self, *wanted):
         self.wanted = wanted
-        self.written = [x if x.stride(-1) == 1 or x.shape[-1] == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.written = [x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.clone(memory_format=torch.contiguous_format)
                         for x in wanted]
 
     def finish(self):
@@ -92,8 +95,10 @@ def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, 
         raise ValueError("block_table is given but seqused_k is not; it must tell how many keys of each sequence there are")
     *batch, rows, heads = (query.transpose(1, 2) if heads_first else query).shape[:-1]
     if out is None:
-        out = _layout_of(query, value.shape[-1], torch.bfloat16 if query.dtype == FP8 else query.dtype)
+        out = _layout_of(query, value.shape[-1], torch.bfloat16 if query.dtype == FP8 else query.dtype, cum_seq_q)
     lse = torch.empty((*batch, heads, rows), dtype=torch.float32, device=query.device)
+    if may_leave_rows(cum_seq_q, None, query):
+        lse.fill_(-torch.inf)
     results = _Results(out)
     try:
         if block_table is not None or is_packed and cum_seq_k is None:  # keys that are not packed lie in a cache
@@ -155,7 +160,8 @@ def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is
         raise NotImplementedError("query.dtype = torch.float8_e4m3fn but FP8 has no gradients; call it under torch.no_grad()")
     if cum_seq_q is not None and cum_seq_k is None:
         raise NotImplementedError("cum_seq_q is given but cum_seq_k is not, and there are no gradients through a KV cache")
-    results = _Results(*(_layout_of(x, x.shape[-1], x.dtype) for x in (query, key, value)))
+    results = _Results(*(_layout_of(x, x.shape[-1], x.dtype, cu_seqlens)
+                         for x, cu_seqlens in ((query, cum_seq_q), (key, cum_seq_k), (value, cum_seq_k))))
     options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k,
                        torch.are_deterministic_algorithms_enabled())
     try:

@@ -12,6 +12,7 @@ import operator
 
 import torch
 
+from flash3._options import number_of
 from flash3._torch import eager, run_forward
 from flash_attn_3 import _C  # noqa: F401  registers torch.ops.flash_attn_3
 from flash_attn_3._arguments import FP8, Forward, NAMES, check_tensors, flash3_call, forward_options, refuse, upstreams
@@ -54,7 +55,7 @@ def _length(n):
 
 
 def _number(scale):
-    return scale if scale is None else float(scale)
+    return scale if scale is None else number_of("softmax_scale", scale)
 
 
 def _takes_window_at(position):
@@ -77,7 +78,7 @@ def _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
              with_lse=True, out_=None):
     """(out, softmax_lse) of a call without a cache; without with_lse the second may be None."""
     left, right = _window(window_size, -1, -1)
-    softmax_scale = _number(softmax_scale)
+    softmax_scale, softcap = _number(softmax_scale), number_of("softcap", softcap)
     if max_seqlen_q is not None or max_seqlen_k is not None:
         max_seqlen_q, max_seqlen_k = _length(max_seqlen_q), _length(max_seqlen_k)
     if out_ is None and type(q) is type(k) is type(v) is torch.Tensor and not is_seen():
@@ -116,7 +117,8 @@ def _flash_attn_forward(q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_
     f = Forward(q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k,
                 _length(max_seqlen_q), _length(max_seqlen_k), page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin,
                 seqlens_rotary, q_descale, k_descale, v_descale, _number(softmax_scale), causal, left, right, attention_chunk,
-                softcap, rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, deterministic)
+                number_of("softcap", softcap), rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux,
+                deterministic)
     check_metadata(f)
     if f.is_on_cache():
         check_tensors(q=q, k=k, v=v)
@@ -141,8 +143,8 @@ def _flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_
     dq, dk, dv, softmax_d, *_ = flash3_call(
         torch.ops.flash_attn_3.bwd.default, dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k,
         sequed_q if seqused_q is None else seqused_q, sequed_k if seqused_k is None else seqused_k, _length(max_seqlen_q),
-        _length(max_seqlen_k), _number(softmax_scale), is_causal if causal is None else causal, left, right, softcap,
-        deterministic, sm_margin)
+        _length(max_seqlen_k), _number(softmax_scale), is_causal if causal is None else causal, left, right,
+        number_of("softcap", softcap), deterministic, sm_margin)
     return softmax_d if window_size is None else (dq, dk, dv, softmax_d)
 
 
@@ -258,8 +260,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     f = Forward(q, k_cache, v_cache, k, v, qv, None, cu_seqlens_q, None, cu_seqlens_k_new, None, cache_seqlens,
                 _length(max_seqlen_q), None,
                 page_table, cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_seqlens, q_descale, k_descale, v_descale,
-                _number(softmax_scale), causal, left, right, attention_chunk, softcap, rotary_interleaved, scheduler_metadata,
-                num_splits, pack_gqa, sm_margin, s_aux)
+                _number(softmax_scale), causal, left, right, attention_chunk, number_of("softcap", softcap), rotary_interleaved,
+                scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux)
     check_metadata(f)
     if cache_seqlens is not None and not torch.is_tensor(cache_seqlens):
         f = f._replace(seqused_k=torch.full((f.batch(),), operator.index(cache_seqlens), dtype=torch.int32, device=q.device))

@@ -12,6 +12,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import flash3
@@ -117,6 +120,179 @@ def test_what_is_wrong_gets_torchs_error():
             warnings.simplefilter("ignore")
             flash3.sdpa(*args)
         assert str(got.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"attn_mask": torch.zeros(10, 9)}, {"dropout_p": 0.1}, {"is_causal": True}], ids=str)
+@pytest.mark.parametrize("override", [False, True])
+def test_keys_and_values_of_different_lengths_are_refused(options, override):
+    """torch reads after the end of the shorter ones."""
+    q, k, v = make("cpu", (2, 4, 10, 16), (2, 4, 9, 16), (2, 4, 12, 16))
+    call = F.scaled_dot_product_attention if override else flash3.sdpa
+    for tensors in ((q, k, v), (q, v, k), (q.double(), k.double(), v.double()), (q[0], k[0], v[0])):
+        with flash3.sdpa_override() if override else contextlib.nullcontext(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(ValueError, match=r"key.shape\[-2\] = \d+ but value.shape\[-2\] = \d+; key and value must have the same"):
+                call(*tensors, **options)
+
+
+@contextlib.contextmanager
+def switched_off(name):
+    enable, enabled = (getattr(torch.backends.cuda, f) for f in (f"enable_{name}_sdp", f"{name}_sdp_enabled"))
+    before = enabled()
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(before)
+
+
+CHOICES = {**{backend.name: lambda backend=backend: sdpa_kernel(backend)
+              for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)},
+           "two": lambda: sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]),
+           "first": lambda: sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                                         SDPBackend.CUDNN_ATTENTION], set_priority=True),
+           **{f"no {name}": lambda name=name: switched_off(name) for name in ("flash", "mem_efficient", "math", "cudnn")}}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_what_torch_was_told_to_use_is_used(choose):
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+
+    def called(call):
+        with mock.patch.object(_sdpa, "_torch_sdpa", return_value=None) as theirs:
+            call(q, k, v)
+        return theirs.call_count
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert called(flash3.sdpa) == 0
+        with choose():
+            assert called(flash3.sdpa) == 1
+        assert called(flash3.sdpa) == 0
+        with flash3.sdpa_override(), choose():
+            assert calls_of_flash3(lambda: attempt(F.scaled_dot_product_attention, q, k, v)) == 0
+            layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+            assert calls_of_flash3(lambda: attempt(layer, q[0], q[0], q[0], need_weights=False)) == 0
+
+
+def attempt(call, *arguments, **named):
+    """A call that torch may refuse: it has no such backend on the CPU."""
+    with contextlib.suppress(RuntimeError):
+        call(*arguments, **named)
+
+
+def test_the_choice_inside_what_is_compiled_is_torchs():
+    torch._dynamo.reset()
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    def chosen(q, k, v):
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    with flash3.sdpa_override():
+        torch.testing.assert_close(torch.compile(chosen, backend=backend)(q, k, v), chosen(q, k, v))
+        with sdpa_kernel(SDPBackend.MATH):
+            torch.compile(lambda q: F.scaled_dot_product_attention(q, k, v) * 2, backend=backend, fullgraph=True)(q)
+        torch.compile(lambda q: F.scaled_dot_product_attention(q, k, v) * 3, backend=backend, fullgraph=True)(q)
+    assert [torch.ops.flash3.forward.default in of for of in seen] == [False, False, True]
+
+
+def test_double_backward_as_torch_was_told():
+    gradients = []
+    for override in (False, True):
+        q, k, v = make("cpu", *((1, 2, 6, 8),) * 3, dtype=torch.float64 if not override else torch.float32, grad=True)
+        with flash3.sdpa_override() if override else contextlib.nullcontext(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with sdpa_kernel(SDPBackend.MATH):
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            first, = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+            gradients.append(torch.autograd.grad(first.square().sum(), (q, k, v)))
+    for a, b in zip(*gradients):
+        torch.testing.assert_close(a.float(), b, rtol=1e-3, atol=1e-4)
+    q, k, v = make("cpu", *((1, 2, 6, 8),) * 3, grad=True)
+    first, = torch.autograd.grad(flash3.sdpa(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"no second derivatives.*sdpa_kernel\(SDPBackend.MATH\)"):
+        first.sum().backward()
+
+
+class Wrapper(torch.Tensor):
+    """Knows what aten's operators do, and no others."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device,
+                                                   requires_grad=inner.requires_grad)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        assert function.namespace == "aten", function
+        unwrap = lambda x: x.inner if isinstance(x, cls) else x
+        made = function(*torch.utils._pytree.tree_map(unwrap, args), **torch.utils._pytree.tree_map(unwrap, kwargs or {}))
+        return torch.utils._pytree.tree_map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, made)
+
+
+class Named(torch.Tensor):
+    """A subclass that adds nothing."""
+
+
+def test_tensors_of_another_class_are_torchs():
+    plain = make("cpu", *((2, 4, 10, 16),) * 3)
+    wanted = F.scaled_dot_product_attention(*plain)
+    for wrap, unwrap in ((Wrapper, lambda x: x.inner), (lambda x: x.as_subclass(Named), lambda x: x.as_subclass(torch.Tensor))):
+        wrapped = [wrap(x) for x in plain]
+        for tensors in (wrapped, [plain[0], wrapped[1], plain[2]]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = [flash3.sdpa(*tensors)]
+                with flash3.sdpa_override():
+                    made.append(F.scaled_dot_product_attention(*tensors))
+            for one in made:
+                assert type(one) is type(wrapped[0])
+                torch.testing.assert_close(unwrap(one), wanted)
+
+
+def test_tensors_that_flash3_knows():
+    """Parameters, fake tensors, what torch.func makes, and what a collective gives before it has come."""
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    with only_flash3():
+        flash3.sdpa(torch.nn.Parameter(q), k, v).sum().backward()
+        torch.compile(flash3.sdpa, backend="aot_eager", fullgraph=True)(torch.nn.Parameter(q), k, v)
+        torch.func.grad(lambda q: flash3.sdpa(q, k, v).sum())(q)
+        torch.vmap(flash3.sdpa)(*(torch.stack([x, x]) for x in (q, k, v)))
+        make_fx(lambda q, k, v: flash3.sdpa(q, k, v))(q, k, v)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert flash3.sdpa(torch.empty(2, 4, 10, 16), k, v).shape == q.shape
+        if torch.distributed.is_available():
+            from torch.distributed._functional_collectives import AsyncCollectiveTensor
+            torch.testing.assert_close(flash3.sdpa(AsyncCollectiveTensor(q), k, v), flash3.sdpa(q, k, v))
+
+
+def test_a_symbolic_trace_records_torchs_function():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    with flash3.sdpa_override(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.fx.symbolic_trace(Layer())
+    assert imported_before in [node.target for node in traced.graph.nodes]
+
+
+def test_scale_with_a_gradient():
+    q, k, v = make("cpu", *((2, 4, 10, 16),) * 3)
+    scale = torch.tensor(0.3, requires_grad=True)
+    for mask in (None, torch.zeros(10, 10)):
+        with pytest.raises(TypeError, match="scale.requires_grad = True but scale is taken as a number"):
+            flash3.sdpa(q, k, v, mask, scale=scale)
+    with torch.no_grad(), only_flash3():
+        torch.testing.assert_close(flash3.sdpa(q, k, v, scale=scale), flash3.sdpa(q, k, v, scale=float(scale)))
 
 
 def test_autocast(device):
@@ -277,6 +453,23 @@ def test_override_under_compile(device):
         got = torch.compile(lambda: imported_before(q, k, v, is_causal=True), backend=backend, fullgraph=True)()
     torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=2e-2, rtol=2e-2)
     assert torch.ops.flash3.forward.default in seen
+
+
+def test_the_first_that_is_compiled_may_be_in_an_override():
+    code = """if True:
+        import torch, flash3
+        from torch.nn.functional import scaled_dot_product_attention as imported_before
+        q, seen = torch.randn(1, 2, 5, 8), []
+
+        def backend(graph, inputs):
+            seen.extend(node.target for node in graph.graph.nodes)
+            return graph
+
+        with flash3.sdpa_override():
+            torch.compile(lambda: imported_before(q, q, q), backend=backend, fullgraph=True)()
+        assert torch.ops.flash3.forward.default in seen, seen
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_works_where_torch_is_imported_second():

@@ -25,8 +25,23 @@ def int32_of(name, value):
     return value
 
 
+def _check_no_gradient(name, value):
+    """Refuses a torch tensor whose gradient, or tangent, would be lost with what float() makes of it."""
+    import torch
+    if not isinstance(value, torch.Tensor):
+        return
+    instead = f"; give {name}.item() where that is meant" if name == "softcap" else f"; multiply q by it, with {name}=1, or give {name}.item()"
+    if value.requires_grad and torch.is_grad_enabled():
+        raise TypeError(f"{name}.requires_grad = True but {name} is taken as a number, which has no gradient{instead}")
+    if torch.autograd.forward_ad._current_level >= 0 and torch.autograd.forward_ad.unpack_dual(value).tangent is not None:
+        raise TypeError(f"{name} has a tangent but {name} is taken as a number, which has none{instead}")
+
+
 def number_of(name, value):
-    """value as a float that is one in 32 bits too, as the C interface has it: there 0 stands for something else."""
+    """value as a float that is one in 32 bits too, as the C interface has it: there 0 stands for something else. value is a number, or what
+    float() takes of one element; not a tensor through which autograd would record the call."""
+    if not isinstance(value, (int, float)) and hasattr(value, "requires_grad"):
+        _check_no_gradient(name, value)
     try:
         if isinstance(value, (str, bytes, bytearray)):  # float() would read "1"
             raise TypeError

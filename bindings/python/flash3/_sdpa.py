@@ -7,7 +7,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import _overrides
 from ._limits import WITH_GRADIENTS as _MOST
-from ._torch import autocast, run_forward
+from ._options import number_of
+from ._torch import autocast, run_forward, why_not_kind
 
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
@@ -33,6 +34,25 @@ def _is_hopper(index):
 # What torch.compiler.assume_constant_result does, which would import all of the compiler.
 _is_hopper._dynamo_marked_constant = True
 
+_FLASH = 1  # SDPBackend.FLASH_ATTENTION, the first in the order that torch has on its own
+
+
+def _is_chosen(flash=torch._C._get_flash_sdp_enabled, efficient=torch._C._get_mem_efficient_sdp_enabled,
+               math=torch._C._get_math_sdp_enabled, cudnn=torch._C._get_cudnn_sdp_enabled, order=torch._C._get_sdp_priority_order):
+    """Whether torch was told which backends to use, or which first: by sdpa_kernel(), or torch.backends.cuda.enable_…_sdp()."""
+    return not (flash() and efficient() and math() and cudnn()) or order()[0] != _FLASH
+
+
+_is_chosen._dynamo_marked_constant = True
+
+
+def _check_lengths(key, value):
+    """Refuses keys and values of different lengths: some of torch's kernels read after the end of the shorter ones."""
+    if isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor) and not (key.is_nested or value.is_nested) and \
+            key.dim() >= 2 and value.dim() >= 2 and key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key.shape[-2] = {key.shape[-2]} but value.shape[-2] = {value.shape[-2]}; key and value must have the same "
+                         "length")
+
 
 _TOO_WIDE = f"a head dim is not from 1 to {_MOST}, which have gradients"
 _SHAPES = "the shapes of query, key and value differ in more than lengths and head dims"
@@ -54,6 +74,12 @@ def _why_not_shapes(shape_q, shape_k, shape_v, enable_gqa):
 
 def _why_not(q, k, v, attn_mask, dropout_p, scale, enable_gqa):
     """Why torch must do this call; None: flash3 does it. What is wrong in itself goes to torch too, for its own error."""
+    if not type(q) is type(k) is type(v) is torch.Tensor:
+        reason = why_not_kind(type(q)) or why_not_kind(type(k)) or why_not_kind(type(v))
+        if reason is not None:
+            return reason
+    if _is_chosen():
+        return "torch was told which backends to use, by sdpa_kernel() or torch.backends.cuda"
     if attn_mask is not None:
         return "attn_mask is given"
     if dropout_p != 0.0:
@@ -88,10 +114,20 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     """torch.nn.functional.scaled_dot_product_attention, computed by flash3 where it can be.
 
     Arguments, shapes ([…, heads, seq, dim]) and meaning are torch's; is_causal is aligned to the top left corner. Calls with
-    attn_mask or dropout, and what else flash3 does not do, are left to torch, with one warning for each reason.
+    attn_mask or dropout, and what else flash3 does not do, are left to torch, with one warning for each reason. So are calls for which
+    torch was told which backends to use, by torch.nn.attention.sdpa_kernel() or torch.backends.cuda.enable_flash_sdp() and its like,
+    and those with tensors of a class that flash3 does not know. It knows DTensor, which may be sharded by batch and by heads.
+
+    Raises:
+        ValueError: key and value have different lengths.
+        TypeError: scale is a tensor whose gradient would be lost.
+        What torch raises, of calls that are left to it.
     """
+    if not (scale is None or isinstance(scale, (int, float))):
+        scale = number_of("scale", scale)
     reason = _why_not(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if reason is not None:
+        _check_lengths(key, value)
         if not torch.compiler.is_compiling():
             _say_once(reason)
         return _torch_sdpa(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
@@ -135,6 +171,7 @@ class sdpa_override(TorchFunctionMode):
     _functions = {"sdpa": sdpa}  # what stands for what: a name of _overrides, and a function
 
     def __enter__(self):
+        torch.overrides.get_overridable_functions()  # torch.compile goes by these; kept from the first call, they must not hold the router
         _overrides.push(**self._functions)
         _functional.scaled_dot_product_attention = _router
         return super().__enter__()

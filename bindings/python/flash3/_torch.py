@@ -4,12 +4,14 @@ kernels: fake kernels, gradients, and exceptions of the right type."""
 import re
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from ._build import NAME
 from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._limits import WITH_GRADIENTS
-from ._options import computes_fp8, levels_of_sums, rotation_seed, scale_or_default, scale_shape, window_sides
+from ._options import computes_fp8, levels_of_sums, number_of, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
 
@@ -175,7 +177,8 @@ torch.library.register_autograd(f"{NAME}::forward", _forward_gradient, setup_con
 
 
 def _no_second_gradient(ctx, *gradients):
-    raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented")
+    raise NotImplementedError("flash3 has no second derivatives: the gradients of its backward are not implemented; torch has them, for "
+                              "scaled_dot_product_attention in torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
 
 
 def _no_gradient_of_codes(ctx, *gradients):
@@ -291,11 +294,33 @@ def may_leave_rows(cu_seqlens, seqused, x):
     return seqused is not None or cu_seqlens is not None and not x.is_cuda
 
 
+# Kinds of tensors, and whether the operators take them: None, or why not. Subclasses of Tensor may do anything with an operator.
+_kinds = dict.fromkeys((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
+
+
+def why_not_kind(kind):
+    """None, or why tensors of this class are not for the operators; of DTensor it makes known how they are sharded."""
+    if kind not in _kinds:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        _kinds[kind] = f"a tensor is a {name}, which flash3 does not know"
+        if name == "torch.distributed._functional_collectives.AsyncCollectiveTensor":  # waits, and is a plain one then
+            _kinds[kind] = None
+        if name == "torch.distributed.tensor.DTensor":
+            from ._sharding import register
+            _kinds[kind] = register()
+    return _kinds[kind]
+
+
+why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
+
+
 def run_forward(q, k, v, options, sink=None, with_lse=True):
     """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions.
 
     Without with_lse the second result may be None.
     """
+    if type(q) is not torch.Tensor:
+        why_not_kind(type(q))
     if len(options) > _QV and options[_QV] is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=options[_QV])
     if torch.compiler.is_compiling():
@@ -338,8 +363,8 @@ def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_s
         if qv is not None and isinstance(qv, torch.Tensor):
             qv = autocast(qv, k, v)[0]
         q, k, v = autocast(q, k, v)
-    options = all_options(scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
-                          seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
+    options = all_options(scale_or_default(softmax_scale), causal, left, right, number_of("softcap", softcap), chunk, sink,
+                          cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
     if sm_margin or q.dtype == FP8 or seed or fp8_sums != "auto" or not (
             q_scale is k_scale is v_scale is out_dtype is compute is qv is None):
         options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, fp8_sums, qv)
@@ -368,10 +393,11 @@ def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax
                        cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic):
     """flash3.attention_backward for torch tensors."""
     left, right = (-1, -1) if window is None else window_sides(window)
+    why_not_kind(type(q))
     try:
         dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *all_options(
-            scale_or_default(softmax_scale), causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
-            seqused_k, max_seqlen_q, max_seqlen_k, deterministic))
+            scale_or_default(softmax_scale), causal, left, right, number_of("softcap", softcap), chunk, sink, cu_seqlens_q, cu_seqlens_k,
+            seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic))
     except RuntimeError as error:
         raise translated(error) from None
     return dq, dk, dv, dsink if sink is not None else None

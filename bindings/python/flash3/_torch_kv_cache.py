@@ -5,7 +5,7 @@ from torch.autograd import forward_ad
 
 from ._build import NAME
 from ._torch import _signed, check_companions, operators, register_fake, translated
-from ._options import rotation_seed, scale_or_default, window_sides
+from ._options import number_of, rotation_seed, scale_or_default, window_sides
 from .arrays import Schedule, check_schedule
 
 try:
@@ -136,8 +136,8 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
     if not (k_new is None and v_new is None and cu_seqlens_k_new is None and rotary_cos is None and rotary_sin is None and
             rotary_offsets is None):
         new = k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved
-    options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, softcap, chunk or 0, sink,
-               cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin, *scales,
+    options = (scale_or_default(softmax_scale), causal, seqused_k, page_table, left, right, number_of("softcap", softcap), chunk or 0,
+               sink, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q or 0, max_seqlen_k or 0, sm_margin, *scales,
                *(NO_SCHEDULE if schedule is None else _parts(schedule)), qv, tree_mask)
     is_unrounded = out_dtype is not None and out_dtype != q.dtype  # or of an FP8 q
     rotate, seed = rotation
@@ -168,7 +168,8 @@ def kv_cache_schedule(q, k_cache, v_cache, out, options):
     for unknown in sorted(set(options) - _OF_SCHEDULES):
         raise TypeError(f"unexpected argument {unknown!r}")
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
-    named = dict(options, softmax_scale=scale_or_default(options.get("softmax_scale")))
+    named = dict(options, softmax_scale=scale_or_default(options.get("softmax_scale")),
+                 softcap=number_of("softcap", options.get("softcap", 0.0)))
     named["window_left"], named["window_right"] = window_sides(named.pop("window", None)) or (-1, -1)
     for name in ("chunk", "max_seqlen_q", "max_seqlen_k"):
         named[name] = named.get(name) or 0

@@ -2,7 +2,7 @@
 """attention() over tokens that are dealt to ranks, and explain()."""
 import torch
 
-from .._options import computes_fp8, rotation_seed as seed_of, scale_or_default, window_sides
+from .._options import computes_fp8, number_of, rotation_seed as seed_of, scale_or_default, window_sides
 from .._torch import autocast, _signed
 from . import _cost
 from ._layout import make_spec, mask_of
@@ -54,7 +54,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
     ring, heads = _names(groups.names, method)
     left, right = window_sides(window) or (-1, -1)
     out, lse, *_ = forward(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype or q.dtype, bool(causal), left,
-                           right, chunk or 0, scale_or_default(softmax_scale), float(softcap), bool(deterministic),
+                           right, chunk or 0, scale_or_default(softmax_scale), number_of("softcap", softcap), bool(deterministic),
                            computes_fp8(compute), _signed(seed_of(rotation_seed)), sm_margin)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from .._kv_cache import attention_with_kv_cache as attend
 from .._kv_cache import merge
 from .._library import FP8_BLOCK
-from .._options import rotation_seed as seed_of, scale_or_default
+from .._options import number_of, rotation_seed as seed_of, scale_or_default
 from . import _own_cache
 from ._decode_checks import check
 from ._exchange import AllToAll, explained, packed, unpacked
@@ -54,7 +54,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqlens, group=None, *, interle
                "rotary_sin": rotary_sin, "rotary_offsets": rotary_offsets, "sink": sink, "tree_mask": tree_mask}
     mask = mask_of(causal, window, chunk)
     check(group, deal, heads, cache, tensors, seqlens, mask,
-          {"softmax_scale": scale_or_default(softmax_scale) or None, "softcap": float(softcap), "rotate": bool(rotate),
+          {"softmax_scale": scale_or_default(softmax_scale) or None, "softcap": number_of("softcap", softcap), "rotate": bool(rotate),
            "rotation_seed": seed_of(rotation_seed), "rotary_interleaved": bool(rotary_interleaved), "out_dtype": out_dtype})
     batch, seq_q, own_heads, _ = q.shape
     dtype = out_dtype or (torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype)

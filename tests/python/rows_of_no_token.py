@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every call that allocates results, in memory that is not zero: rows that belong to no token are 0 and their lse -inf.
 
-Run by test_rows_of_no_token.py under MALLOC_PERTURB_, which makes glibc fill what it hands out. Prints a line for each result: its name
-and "right" or "wrong".
+Run by test_rows_of_no_token.py, on a CPU under MALLOC_PERTURB_, which makes glibc fill what it hands out. With the argument cuda on a
+GPU, where torch fills what it allocates. Prints a line for each result: its name and "right" or "wrong".
 """
 import contextlib
+import sys
 
 import flash3
 import numpy as np
 import torch
 
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 BATCH, TOTAL, HEADS, HEADS_K, DIM = 2, 96, 4, 2, 64
-STARTS = torch.tensor([7, 40, 80], dtype=torch.int32)
+STARTS = torch.tensor([7, 40, 80], dtype=torch.int32, device=DEVICE)
 NONE = np.r_[0:7, 80:96]  # rows before the first sequence, and after the last one
-KEYS = torch.tensor([64, 60], dtype=torch.int32)
-PAGES = torch.arange(8, dtype=torch.int32).view(BATCH, 4)
+KEYS = torch.tensor([64, 60], dtype=torch.int32, device=DEVICE)
+PAGES = torch.arange(8, dtype=torch.int32, device=DEVICE).view(BATCH, 4)
 
 
 def check(name, x, dim=0, value=0.0, rows=NONE):
-    x = x.detach().float() if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x, np.float32))
+    x = x.detach().float().cpu() if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x, np.float32))
     print(name, "right" if (x.index_select(dim, torch.from_numpy(rows)) == value).all() else "wrong")
 
 
@@ -34,11 +36,11 @@ def check_gradients(name, gradients):
 
 
 def packed(dtype, heads_k=HEADS_K, grad=False):
-    return [torch.randn(TOTAL, heads, DIM, dtype=dtype).requires_grad_(grad) for heads in (HEADS, heads_k, heads_k)]
+    return [torch.randn(TOTAL, heads, DIM, dtype=dtype, device=DEVICE).requires_grad_(grad) for heads in (HEADS, heads_k, heads_k)]
 
 
 def cache(dtype, *rows, heads=HEADS_K):
-    return [torch.randn(*rows, heads, DIM, dtype=dtype) for _ in range(2)]
+    return [torch.randn(*rows, heads, DIM, dtype=dtype, device=DEVICE) for _ in range(2)]
 
 
 def attention(dtype):
@@ -54,7 +56,7 @@ def attention(dtype):
     check_pair("attention.out_dtype", flash3.attention(q, k, v, out_dtype=torch.float32, **both))
     if dtype != torch.float32:
         check_pair("attention.fp8", flash3.attention(q, k, v, compute="fp8", **both))
-    used = torch.tensor([5, 6], dtype=torch.int32)
+    used = torch.tensor([5, 6], dtype=torch.int32, device=DEVICE)
     check_pair("attention.seqused", flash3.attention(q, k, v, seqused_q=used, **both), rows=np.r_[0:7, 12:40, 46:96])
 
 
@@ -66,12 +68,12 @@ def kv_cache(dtype):
     check_pair("kv_cache.out_dtype", flash3.attention_with_kv_cache(q, *rows, seqused_k=KEYS, out_dtype=torch.float32, **options))
     check_pair("kv_cache.paged", flash3.attention_with_kv_cache(q, *pages, seqused_k=KEYS, page_table=PAGES, **options))
     check_pair("kv_cache.append", flash3.attention_with_kv_cache(
-        q, *pages, seqused_k=torch.tensor([3, 4], dtype=torch.int32), page_table=PAGES, k_new=k, v_new=v, cu_seqlens_k_new=STARTS,
+        q, *pages, seqused_k=torch.tensor([3, 4], dtype=torch.int32, device=DEVICE), page_table=PAGES, k_new=k, v_new=v, cu_seqlens_k_new=STARTS,
         **options))
 
 
 def quantize(dtype):
-    if dtype == torch.float32:
+    if dtype == torch.float32 or DEVICE == "cuda":  # there these rows of FP8 tensors, which no call reads, stay as they are
         return
     q, k, v = packed(dtype)
     made = flash3.quantize(q=q, k=k, v=v, cu_seqlens_q=STARTS, cu_seqlens_k=STARTS)
@@ -142,10 +144,13 @@ def jax():
         check("jax.lse", lse, 1, -np.inf, rows=np.r_[5:48])
 
 
-assert (torch.empty(1 << 20) != 0).all(), "allocations are not filled"
+if DEVICE == "cuda":
+    torch.use_deterministic_algorithms(True, warn_only=True)
+assert (torch.empty(1 << 20, device=DEVICE) != 0).all(), "allocations are not filled"
 torch.manual_seed(0)
-for each in (torch.float32, torch.bfloat16):
+for each in (torch.float32 if DEVICE == "cpu" else torch.float16, torch.bfloat16):
     for section in (attention, kv_cache, quantize, dropin, torch_impl):
         section(each)
-arrays()
-jax()
+if DEVICE == "cpu":
+    arrays()
+    jax()

@@ -8,7 +8,7 @@ are appended to the forward's: s_aux, the attention sink, and deterministic, whi
 import flash3  # noqa: F401  registers torch.ops.flash3
 import torch
 import torch.autograd.profiler as profiler
-from flash3._torch import FP8, gradients, may_leave_rows, on_one_device, save_forward
+from flash3._torch import FP8, gradients, on_one_device, save_forward
 
 from ._arguments import Forward, check_margin, check_tensors, flash3_call, options_of, refuse
 from ._kv_cache import NO_GRADIENTS, attend, check_metadata, combine, lse_shape, scheduler_metadata
@@ -128,11 +128,13 @@ def _gradients(dout, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, 
     """dq, dk, dv, in given memory or new, and softmax_d."""
     check_tensors(dout=dout, q=q, k=k, v=v, out=out, softmax_lse=lse)
     check_margin(sm_margin)
-    dq, dk, dv = ((torch.zeros_like if may_leave_rows(cu_seqlens, None, x) else torch.empty_like)(x) if given is None else given
-                  for x, given, cu_seqlens in ((q, dq, cu_seqlens_q), (k, dk, cu_seqlens_k), (v, dv, cu_seqlens_k)))
+    fills = dq is dk is dv is None  # rows of no sequence; those of given memory stay as they are
+    make = torch.empty_like if fills else torch.zeros_like
+    dq, dk, dv = (make(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv)))
     options = options_of(None, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                        is_causal, window_size_left, window_size_right, softcap, 0, deterministic)
-    flash3_call(torch.ops.flash3.backward_out.default, dout, None, q, k, v, out, lse, dq, dk, dv, None, *options)
+    flash3_call(torch.ops.flash3.backward_out.default, dout, None, q, k, v, out, lse, dq, dk, dv, None, *options,
+                fill_padding=fills)
     softmax_d = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
     return dq, dk, dv, softmax_d
 

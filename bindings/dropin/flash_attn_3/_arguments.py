@@ -33,9 +33,9 @@ def upstreams(error, names=NAMES):
     return type(error)(text)
 
 
-def flash3_call(operator, *arguments, names=NAMES):
+def flash3_call(operator, *arguments, names=NAMES, **named):
     try:
-        return operator(*arguments)
+        return operator(*arguments, **named)
     except (ValueError, TypeError, RuntimeError) as error:
         raise upstreams(error, names) from None
 

@@ -289,11 +289,6 @@ def check_companions(name, first, **others):
             raise ValueError(f"{other}.device = {x.device} but {name}.device = {device}; all tensors must be on one device")
 
 
-def may_leave_rows(cu_seqlens, seqused, x):
-    """Whether results for x may have rows that the library does not write: who allocates them fills them first (bindings/torch/call.hpp)."""
-    return seqused is not None or cu_seqlens is not None and not x.is_cuda
-
-
 # Kinds of tensors, and whether the operators take them: None, or why not. Subclasses of Tensor may do anything with an operator.
 _kinds = dict.fromkeys((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
 

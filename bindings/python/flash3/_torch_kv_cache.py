@@ -105,15 +105,15 @@ def _count_write(*tensors):
         torch.autograd.graph.increment_version(tensors)
 
 
-def run(q, k_cache, v_cache, new, options, out=None, lse=None):
-    """(out, lse) of the operators, in given memory or new.
+def run(q, k_cache, v_cache, new, options, out=None, lse=None, fill_padding=False):
+    """(out, lse) of the operators, in given memory or new. fill_padding: also rows of given memory that belong to no query.
 
     new: k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets and rotary_interleaved, or None of a call that
     appends nothing. options: the rest, in the order of the operators' schemas, to the tree_mask or the end: NO_MORE where it
     ends before the schedule.
     """
     if out is not None:
-        _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options)
+        _run(_out, q, k_cache, v_cache, out, lse, *(new or _NOTHING_NEW), *options, fill_padding=fill_padding)
         return out, lse
     if new is None:
         return _run(_read, q, k_cache, v_cache, *options)
@@ -149,7 +149,7 @@ def attention_with_kv_cache(q, k_cache, v_cache, seqused_k, page_table, cache_ba
     check_companions("q", q, k_cache=k_cache, v_cache=v_cache)
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, sink=sink, qv=qv)
     given = _results(q, v_cache, out_dtype) if is_unrounded else (None, None)
-    return run(q, k_cache, v_cache, new, options, *given)
+    return run(q, k_cache, v_cache, new, options, *given, fill_padding=True)
 
 
 def _parts(schedule):
@@ -182,7 +182,7 @@ def kv_cache_schedule(q, k_cache, v_cache, out, options):
 
 
 def _results(q, v_cache, out_dtype):
-    """Memory for (out, lse), of rows that no sequence has too."""
+    """Memory for (out, lse)."""
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
     if q.dim() not in (3, 4):
@@ -191,8 +191,8 @@ def _results(q, v_cache, out_dtype):
         raise ValueError(f"v_cache.ndim = {v_cache.dim()} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, heads, "
                          "dim]")
     *batch, seq, heads = q.shape[:-1]
-    out = torch.zeros((*q.shape[:-1], v_cache.shape[-1]), dtype=out_dtype, device=q.device)
-    return out, torch.full((*batch, heads, seq), -float("inf"), dtype=torch.float32, device=q.device)
+    out = torch.empty((*q.shape[:-1], v_cache.shape[-1]), dtype=out_dtype, device=q.device)
+    return out, torch.empty((*batch, heads, seq), dtype=torch.float32, device=q.device)
 
 
 def merge(out_parts, lse_parts, sink, out_dtype):

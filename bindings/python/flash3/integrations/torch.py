@@ -16,7 +16,7 @@ import re
 import torch
 
 from .._options import scale_or_default
-from .._torch import FP8, all_options, may_leave_rows, translated, with_more
+from .._torch import FP8, all_options, translated, with_more
 from .._torch_kv_cache import NO_MORE, run
 
 NAME = "FLASH3"
@@ -46,11 +46,9 @@ def _refuse(query, dropout_p=0.0, return_debug_mask=False, alibi_slopes=None):
         raise ValueError(f"query.ndim = {query.dim()} but it must be 4, or packed 3 with cum_seq_q")
 
 
-def _layout_of(x, last, dtype, cu_seqlens=None):
-    """Memory as torch's fake kernels have it: of x's order of dimensions, with another size of the last one. Rows that belong to no
-    sequence are 0, as those of flash3.attention."""
-    make = torch.zeros_like if may_leave_rows(cu_seqlens, None, x) else torch.empty_like
-    return make(x if x.shape[-1] == last else x[..., :1].expand(*x.shape[:-1], last), dtype=dtype)
+def _layout_of(x, last, dtype):
+    """Memory as torch's fake kernels have it: of x's order of dimensions, with another size of the last one."""
+    return torch.empty_like(x if x.shape[-1] == last else x[..., :1].expand(*x.shape[:-1], last), dtype=dtype)
 
 
 class _Results:
@@ -86,7 +84,7 @@ def _options(scale, is_causal, heads_first, left, right, cu_q=None, cu_k=None, s
 
 def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, heads_first=False, cum_seq_q=None, cum_seq_k=None,
             max_q=0, max_k=0, seqused_k=None, block_table=None, descales=(None, None, None)):
-    """(out, logsumexp), in out if it is given."""
+    """(out, logsumexp), in out if it is given, whose rows of no sequence then stay as they are."""
     is_packed = query.dim() == 3
     if is_packed != (cum_seq_q is not None):
         raise ValueError(f"query.ndim = {query.dim()} but cum_seq_q is {'not ' if is_packed else ''}given; it belongs to packed "
@@ -94,21 +92,22 @@ def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, 
     if block_table is not None and seqused_k is None:
         raise ValueError("block_table is given but seqused_k is not; it must tell how many keys of each sequence there are")
     *batch, rows, heads = (query.transpose(1, 2) if heads_first else query).shape[:-1]
-    if out is None:
-        out = _layout_of(query, value.shape[-1], torch.bfloat16 if query.dtype == FP8 else query.dtype, cum_seq_q)
     lse = torch.empty((*batch, heads, rows), dtype=torch.float32, device=query.device)
-    if may_leave_rows(cum_seq_q, None, query):
+    fills = out is None
+    if fills:
+        out = _layout_of(query, value.shape[-1], torch.bfloat16 if query.dtype == FP8 else query.dtype)
+    elif is_packed:
         lse.fill_(-torch.inf)
     results = _Results(out)
     try:
         if block_table is not None or is_packed and cum_seq_k is None:  # keys that are not packed lie in a cache
             run(query, key, value, None, (scale_or_default(scale), is_causal, seqused_k, block_table, -1 if left is None else left,
                                           -1 if right is None else right, 0.0, 0, None, None, None, cum_seq_q, None, max_q, 0,
-                                          _margin(), *descales, *NO_MORE), results.written[0], lse)
+                                          _margin(), *descales, *NO_MORE), results.written[0], lse, fills)
         else:
             options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, seqused_k, max_q, max_k)
             torch.ops.flash3.forward_out.default(query, key, value, results.written[0], lse,
-                                                 *with_more(options, *descales, False, 0, _margin()))
+                                                 *with_more(options, *descales, False, 0, _margin()), fill_padding=fills)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _in_torchs_words(error) from None
     return results.finish()[0], lse
@@ -160,12 +159,12 @@ def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is
         raise NotImplementedError("query.dtype = torch.float8_e4m3fn but FP8 has no gradients; call it under torch.no_grad()")
     if cum_seq_q is not None and cum_seq_k is None:
         raise NotImplementedError("cum_seq_q is given but cum_seq_k is not, and there are no gradients through a KV cache")
-    results = _Results(*(_layout_of(x, x.shape[-1], x.dtype, cu_seqlens)
-                         for x, cu_seqlens in ((query, cum_seq_q), (key, cum_seq_k), (value, cum_seq_k))))
+    results = _Results(*(_layout_of(x, x.shape[-1], x.dtype) for x in (query, key, value)))
     options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k,
                        torch.are_deterministic_algorithms_enabled())
     try:
-        torch.ops.flash3.backward_out.default(grad_out, None, query, key, value, out, logsumexp, *results.written, None, *options)
+        torch.ops.flash3.backward_out.default(grad_out, None, query, key, value, out, logsumexp, *results.written, None, *options,
+                                              fill_padding=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _in_torchs_words(error) from None
     return results.finish()

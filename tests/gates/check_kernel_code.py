@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What nvcc has to compile does not grow unnoticed: the instructions of all kernels together, and those of the longest file.
 
-Machine instructions predict compile time best of all that can be counted: ptxas works on each of them, in a quarter of a minute for a
-file, of which two seconds are CUDA's own headers and the same for all. They are the same on every machine, however busy; seconds of CPU
-time are not (bench/compile_time.py prints them). tests/gates/kernel_code.json holds what was there when somebody last looked; a quarter
-more fails. --write notes what is there now.
+Machine instructions predict compile time best of what can be counted: over the 67 files of a build they correlate with its seconds of CPU
+time by 0.86, the objects' bytes by 0.85, the number of kernels by 0.08. They are the same on every machine, however busy; the seconds are
+not (bench/compile_time.py prints them). tests/gates/kernel_code.json holds what was there when somebody last looked; a quarter more fails.
+--write notes what is there now.
 """
 import argparse
 import json

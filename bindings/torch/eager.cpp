@@ -167,7 +167,7 @@ bool set_device(DLDevice device, flash3_forward_params* params) {
 }
 
 // The options in the forms that they nearly always have; every other form is the operator's to
-// check.
+// check, as is a number that float32 makes 0 or infinite.
 bool set_number(PyObject* given, float* field) {
   if (!PyFloat_CheckExact(given) && !PyLong_CheckExact(given)) return false;
   *field = static_cast<float>(PyFloat_AsDouble(given));

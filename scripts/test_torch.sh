@@ -26,7 +26,7 @@ python=$home/venv/bin/python
 pip_install=("$python" -m pip install -q --disable-pip-version-check --no-compile)
 list=$home/requirements.txt
 mkdir -p "$home"
-{ sed -E '/^(torch|jax|jaxlib)==/d' scripts/requirements-python.txt scripts/requirements-check.txt; echo "torch==$torch"; } >"$list"
+{ sed -E '/^(#|(torch|jax|jaxlib)==)/d' scripts/requirements-python.txt scripts/requirements-check.txt; echo "torch==$torch"; } >"$list"
 if ! cmp -s "$list" "$home/installed.txt"; then
   echo "test-torch: installing torch $torch into $home"
   python3 -m venv --clear "$home/venv"
@@ -44,7 +44,7 @@ read -ra tests <<<"${TORCH_TESTS:-}"
 if [ ${#tests[@]} -eq 0 ]; then
   for file in test_*.py; do
     case $file in
-      test_jax.py | test_package.py | test_build_backend.py | test_hub.py | test_examples.py) ;;
+      test_jax.py | test_package.py | test_build_backend.py | test_hub.py | test_examples.py | test_docs.py) ;;
       *) tests+=("$file") ;;
     esac
   done

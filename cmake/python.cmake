@@ -133,7 +133,7 @@ execute_process(COMMAND ${FLASH3_PYTHON_EXECUTABLE} -c "import sysconfig; print(
 if(EXISTS "${python_include}/Python.h")
   # A module, whose Python symbols are those of the interpreter that loads it.
   function(flash3_eager_module target library)
-    add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp)
+    add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/bindings/torch/eager.cpp ${PROJECT_SOURCE_DIR}/bindings/torch/signals.cpp)
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME _eager SUFFIX .abi3.so)
     target_include_directories(${target} SYSTEM PRIVATE ${python_include} ${torch_dir}/include)
     target_link_libraries(${target} PRIVATE flash3_manylinux ${library} flash3_warnings)

@@ -22,6 +22,7 @@
 
 #include "flash3/plan.h"
 #include "flash3/schedule.h"
+#include "signals.hpp"
 #include "workspace.hpp"
 
 namespace {
@@ -438,9 +439,8 @@ PyModuleDef definition = {
 
 }  // namespace
 
-// NOLINTNEXTLINE(bugprone-reserved-identifier): so Python names the function of a module _eager
-PyMODINIT_FUNC PyInit__eager() {
-  if (find_torch()) return PyModule_Create(&definition);
+PyMODINIT_FUNC PyInit__eager() {  // NOLINT(bugprone-reserved-identifier): Python's name for it
+  if (find_torch() && flash3_torch::watch_signals()) return PyModule_Create(&definition);
   PyErr_Clear();
   PyErr_SetString(
       PyExc_ImportError,

@@ -13,8 +13,7 @@
  * How to call it
  *   1. Zero-initialise a flash3_forward_params, set struct_size, describe the tensors.
  *   2. flash3_forward_workspace() tells how many bytes of scratch memory the call needs (often 0).
- *   3. flash3_forward() enqueues the work on params.stream (Hopper), or has run it when it returns
- *      (CPU).
+ *   3. flash3_forward() enqueues the work on params.stream (Hopper), or does it (CPU).
  *   flash3_backward, flash3_quantize and flash3_merge go the same way.
  *
  * Rules
@@ -22,7 +21,7 @@
  *     prints or exits.
  *   - Every function that can fail returns a flash3_status. After anything but FLASH3_OK,
  *     flash3_last_error() holds a sentence that names the field, both values and the rule; nothing
- *     has been launched or written.
+ *     has been launched or written, except by a call that was cancelled (interrupt.h).
  *   - Safe from many threads on many streams; calls can be captured into a CUDA graph.
  */
 #ifndef FLASH3_FLASH3_H_
@@ -50,9 +49,10 @@ typedef enum flash3_status FLASH3_ENUM_INT32 {
   FLASH3_OK = 0,               /**< the call has done, or enqueued, its work */
   FLASH3_INVALID_ARGUMENT = 1, /**< the call breaks a rule of this header */
   FLASH3_UNSUPPORTED = 2,      /**< valid, but no backend here, or not the one asked for, runs it */
-  FLASH3_CUDA_ERROR = 3,    /**< the CUDA runtime or driver refused; the message holds its words */
-  FLASH3_OUT_OF_MEMORY = 4, /**< host memory ran out */
-  FLASH3_INTERNAL_ERROR = 5 /**< a bug in flash3 */
+  FLASH3_CUDA_ERROR = 3,     /**< the CUDA runtime or driver refused; the message holds its words */
+  FLASH3_OUT_OF_MEMORY = 4,  /**< host memory ran out */
+  FLASH3_INTERNAL_ERROR = 5, /**< a bug in flash3 */
+  FLASH3_CANCELLED = 6 /**< flash3_set_interrupt()'s function ended it: results are undefined */
 } flash3_status;
 
 /** What a tensor's elements are. */
@@ -424,8 +424,7 @@ FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* p
                                                  size_t* size);
 /** @} */
 
-/** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and the reason
- * in flash3_last_error(). */
+/** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and why. */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 
 /** What this backend (auto: the first that can run) runs on, in words: "NVIDIA H200, 132 SMs",
@@ -451,6 +450,7 @@ FLASH3_API const char* flash3_version(void);
 #endif
 
 /* The other calls, which take the types above. */
+#include "flash3/interrupt.h"
 #include "flash3/merge.h"
 #include "flash3/quantize.h"
 

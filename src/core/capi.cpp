@@ -8,6 +8,7 @@
 
 #include "core/backend.hpp"
 #include "core/explain.hpp"
+#include "core/interrupt.hpp"
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
 #include "core/schedule.hpp"
@@ -361,8 +362,13 @@ const char* flash3_status_name(flash3_status status) {
     case FLASH3_CUDA_ERROR: return "cuda error";
     case FLASH3_OUT_OF_MEMORY: return "out of memory";
     case FLASH3_INTERNAL_ERROR: return "internal error";
+    case FLASH3_CANCELLED: return "cancelled";
   }
   return "unknown";
+}
+
+void flash3_set_interrupt(flash3_interrupt_function function) {
+  flash3::interrupt_function().store(function);
 }
 
 const char* flash3_last_error(void) {

@@ -11,6 +11,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
+#include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "cpu/append.hpp"
 #include "cpu/parallel.hpp"
@@ -196,19 +197,22 @@ class Tasks {
             message("no host memory for ", threads_, " × ", scratch_size_, " bytes of scratch")};
   }
 
-  void run(const ForwardProblem& p, const AttentionPlan& plan) const {
-    if (threads_ == 0) return;
+  Status run(const ForwardProblem& p, const AttentionPlan& plan) const {
+    if (threads_ == 0) return {};
     std::atomic<int64_t> next{0};
+    Interrupt interrupt;
     run_workers(threads_, [&](int worker) {
       void* own = static_cast<char*>(scratch_.get()) + worker * scratch_size_;
-      for (int64_t index; (index = next.fetch_add(1)) < list_.tasks();)
+      for (int64_t index; !interrupt.ends(worker) && (index = next.fetch_add(1)) < list_.tasks();)
         list_.for_each_unit(index, [&](int64_t unit) {
           TileShape tile;
           const AttentionTask task = task_of(p, plan, list_, unit, &tile);
           plan.kernel->run(task, tile, own);
         });
     });
+    FLASH3_CHECK(interrupt.status());
     if (plan.splits > 1) merge(p, plan, list_);
+    return {};
   }
 
  private:
@@ -295,8 +299,7 @@ Status run_attention(const ForwardProblem& p, const AttentionPlan& plan) {
   ForwardProblem transformed = p;
   if (p.transforms_q())
     transformed.q = first.transform_q(static_cast<char*>(p.workspace) + plan.q_offset);
-  tasks.run(transformed, plan);
-  return {};
+  return tasks.run(transformed, plan);
 }
 
 }  // namespace flash3::cpu

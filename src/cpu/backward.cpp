@@ -7,6 +7,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
+#include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/work_list.hpp"
@@ -259,11 +260,12 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
   // A task waits only for those before it in the list, which have been taken before it: they cannot
   // block each other. Heads and sequences alternate, so that it seldom waits at all.
   std::atomic<int64_t> next_sequence{0}, next_task{0};
+  Interrupt interrupt;
   run_workers(threads, [&](int worker) {
     for (int64_t b; (b = next_sequence.fetch_add(1)) < p.batch;)
       finish_rest(p, plan, space, sequence_of(p, b));
     void* scratch = space.scratch(plan.scratch_size, worker);
-    for (int64_t index; (index = next_task.fetch_add(1)) < list.tasks();)
+    for (int64_t index; !interrupt.ends(worker) && (index = next_task.fetch_add(1)) < list.tasks();)
       list.for_each_unit(index, [&](int64_t unit) {
         const Block& block = list.block_of(unit);
         const Sequence s = sequence_of(p, block.sequence);
@@ -278,6 +280,7 @@ Status run_backward(const BackwardProblem& p, const BackwardPlan& plan) {
         plan.kernel->run(task, scratch);
       });
   });
+  FLASH3_CHECK(interrupt.status());
   if (p.dsink.data) sum_sink_terms(p, space);
   return {};
 }

@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
+#include "core/interrupt.hpp"
 #include "cpu/parallel.hpp"
 
 namespace flash3::cpu {
@@ -53,13 +54,14 @@ MergePlan plan_merge(const MergeProblem& p) {
 Status run_merge(const MergeProblem& p, const MergePlan& plan) {
   const Index rows = p.rows * p.heads, blocks = ceil_div(rows, kRowsAtOnce);
   std::atomic<Index> next{0};
+  Interrupt interrupt;
   run_workers(
-      static_cast<int>(std::min<Index>(plan.threads, std::max<Index>(blocks, 1))), [&](int) {
-        for (Index block; (block = next.fetch_add(1)) < blocks;)
+      static_cast<int>(std::min<Index>(plan.threads, std::max<Index>(blocks, 1))), [&](int worker) {
+        for (Index block; !interrupt.ends(worker) && (block = next.fetch_add(1)) < blocks;)
           for (Index i = block * kRowsAtOnce; i < std::min((block + 1) * kRowsAtOnce, rows); ++i)
             merge_row(p, i / p.heads, i % p.heads);
       });
-  return {};
+  return interrupt.status();
 }
 
 }  // namespace flash3::cpu

@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/convert.hpp"
+#include "core/interrupt.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rotary.hpp"
 #include "cpu/rotation.hpp"
@@ -123,17 +124,18 @@ class BlockBuffer {
 // Calls each(buffer, work, number of the work) for the blocks of works that take part and that have
 // tokens, on at most as many threads as there are buffers.
 template <class Takes, class Each>
-void for_each_block(const Works& works, std::vector<BlockBuffer>* buffers, const Takes& takes,
-                    const Each& each) {
+Status for_each_block(const Works& works, std::vector<BlockBuffer>* buffers, const Takes& takes,
+                      const Each& each) {
   const Work* all[] = {&works.q, &works.k, &works.v};
   Index blocks = 0;
   for (const Work* work : all) blocks += takes(*work) ? work->blocks() : 0;
   const auto threads =
       static_cast<int>(std::clamp<Index>(blocks, 1, static_cast<Index>(buffers->size())));
   std::atomic<Index> next{0};
+  Interrupt interrupt;
   run_workers(threads, [&](int worker) {
     BlockBuffer& buffer = (*buffers)[static_cast<size_t>(worker)];
-    for (Index index; (index = next.fetch_add(1)) < blocks;)
+    for (Index index; !interrupt.ends(worker) && (index = next.fetch_add(1)) < blocks;)
       for (int w = 0; w < 3; ++w) {
         if (!takes(*all[w])) continue;
         const Index of_work = all[w]->blocks();
@@ -145,6 +147,7 @@ void for_each_block(const Works& works, std::vector<BlockBuffer>* buffers, const
         break;
       }
   });
+  return interrupt.status();
 }
 
 void raise(std::atomic<unsigned>* largest, unsigned value) {
@@ -196,16 +199,16 @@ Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
   Amaxes amaxes[3] = {Amaxes(static_cast<size_t>(works.q.scales())),
                       Amaxes(static_cast<size_t>(works.k.scales())),
                       Amaxes(static_cast<size_t>(works.v.scales()))};
-  for_each_block(
+  FLASH3_CHECK(for_each_block(
       works, &buffers, [](const Work& work) { return work.has_wide_scales(); },
       [&](const BlockBuffer& buffer, const Work& work, int w) {
         const Index number = work.scale_number(buffer.batch(), buffer.head());
         raise(&amaxes[w][static_cast<size_t>(number)], buffer.amax_bits(work));
-      });
+      }));
   if (works.q.has_wide_scales()) write_wide_scales(works.q, amaxes[0]);
   if (works.k.has_wide_scales()) write_wide_scales(works.k, amaxes[1]);
   if (works.v.has_wide_scales()) write_wide_scales(works.v, amaxes[2]);
-  for_each_block(
+  return for_each_block(
       works, &buffers, [](const Work&) { return true; },
       [&](const BlockBuffer& buffer, const Work& work, int w) {
         if (work.has_wide_scales()) {
@@ -217,7 +220,6 @@ Status run_quantize(const QuantizeProblem& p, const QuantizePlan& plan) {
         buffer.set_scale(work, scale);
         buffer.store(work, scale);
       });
-  return {};
 }
 
 }  // namespace flash3::cpu

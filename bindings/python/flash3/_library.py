@@ -8,7 +8,7 @@ from ._build import NAME
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
-OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR = range(6)
+OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR, CANCELLED = range(7)
 BACKENDS = {"auto": 0, "hopper": 1, "cpu": 2}
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5, "int64": 6}
 COMPUTE_FP8 = 1

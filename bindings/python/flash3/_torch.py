@@ -9,7 +9,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from ._build import NAME
-from ._library import CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
+from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._limits import WITH_GRADIENTS
 from ._options import computes_fp8, levels_of_sums, number_of, rotation_seed, scale_or_default, scale_shape, window_sides
 
@@ -35,7 +35,7 @@ _quantize = operators.quantize.default
 FP8 = torch.float8_e4m3fn
 
 _STATUS = {"invalid argument": INVALID_ARGUMENT, "unsupported": UNSUPPORTED, "cuda error": CUDA_ERROR,
-           "out of memory": OUT_OF_MEMORY, "internal error": INTERNAL_ERROR}
+           "out of memory": OUT_OF_MEMORY, "internal error": INTERNAL_ERROR, "cancelled": CANCELLED}
 # The operators can only throw RuntimeError; the sentence says what it is: "flash3: unsupported: …".
 _SENTENCE = re.compile(r"flash3: ([a-z ]+): (.*)", re.S)
 # What torch says of an argument that does not fit the schema.

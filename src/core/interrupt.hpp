@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller's function that may end a CPU call before its end (flash3_set_interrupt), and who asks
+// it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+#include "core/status.hpp"
+
+namespace flash3 {
+
+// That of the process; null: none.
+std::atomic<flash3_interrupt_function>& interrupt_function();
+
+// Of one call, whose threads ask between their tasks whether it is to end. It is asked once in a
+// while, on the thread that made the call.
+class Interrupt {
+ public:
+  // worker: 0 is the thread that made the call.
+  bool ends(int worker) {
+    if (worker == 0 && function_) ask();
+    return ends_.load(std::memory_order_relaxed);
+  }
+  // Of the call.
+  Status status() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kPause{50};
+
+  void ask() {
+    if (const auto now = Clock::now(); now - last_ >= kPause) {
+      if (function_() != 0) ends_.store(true, std::memory_order_relaxed);
+      last_ = Clock::now();
+    }
+  }
+
+  flash3_interrupt_function function_ = interrupt_function().load();
+  Clock::time_point last_ = Clock::now();
+  std::atomic<bool> ends_{false};
+};
+
+}  // namespace flash3

@@ -170,8 +170,7 @@ typedef struct flash3_forward_params {
    * not; the others are as if they were not there. Between 0 and the sequence's rows.
    *
    * Masks are aligned per sequence: seq_q and seq_k mean its own lengths. Nothing outside the
-   * tokens that count is read; of out and lse only their rows are written, unless fill_padding says
-   * otherwise.
+   * tokens that count is read; of out and lse only their rows are written, but for fill_padding.
    *
    * max_seqlen: with cu_seqlens only, that of k with page_table too; no sequence has more tokens
    * that count. It bounds the choice of kernel and of workspace; 0: not known, as if one sequence
@@ -297,10 +296,8 @@ typedef struct flash3_forward_params {
 
   /** Multiprocessors that a forward leaves to others on Hopper, ≥ 0; no result depends on it. */
   int32_t sm_margin;
-
   /** One of flash3_forward_schedule (schedule.h), on which no result depends; NULL: its own. */
   const flash3_schedule* schedule;
-
   /** A second part of q, which meets v: scores are softmax_scale · (Q·Kᵀ + Qv·Vᵀ), as those of
    * multi-head latent attention (DeepSeek-V2), whose v is the latent part of a key and k the other.
    * The shape of out and the dtype of q; head_dim + head_dim_v ≤ 576, no FP8; all zero: none. */
@@ -314,9 +311,8 @@ typedef struct flash3_forward_params {
    * flash3_quantize_params says, before they are rounded: for a cache whose keys all are. head_dim
    * ≤ 256; neither may be FP8; v is not rotated, and no part of k where k_new is given. */
   int32_t rotate;
-  /** 1: rows of out and lse that belong to no token that counts become 0 and −∞, as those of a
-   * query that sees no key: rows that cu_seqlens_q leaves out, and those from seqused_q on. For
-   * results in memory that has not been initialised. 0: they are left as they are. */
+  /** 1: rows of no token, those that cu_seqlens_q leaves out and those from seqused_q on, become 0,
+   * and −∞ of lse, for results in uninitialised memory; 0: they stay as they are. */
   int32_t fill_padding;
 } flash3_forward_params;
 
@@ -358,8 +354,7 @@ FLASH3_API flash3_status flash3_forward_explain(const flash3_forward_params* par
  * q, k, v, out and lse are those of the forward call, and mask, softmax_scale, softcap, sink,
  * lengths and dtype must be the same. Gradients of rows that see nothing, of keys that nobody
  * sees, and of tokens behind seqused are exactly 0; every element of dq, dk and dv is written, but
- * for rows of packed tensors that belong to no sequence: they are left as they are, unless
- * fill_padding says otherwise. */
+ * for rows of packed tensors that belong to no sequence, unless fill_padding is set. */
 typedef struct flash3_backward_params {
   size_t struct_size; /**< sizeof of this struct: which fields the caller knows */
 
@@ -424,7 +419,7 @@ FLASH3_API flash3_status flash3_backward_explain(const flash3_backward_params* p
                                                  size_t* size);
 /** @} */
 
-/** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED and why. */
+/** FLASH3_OK if this backend (auto: any) can run here; otherwise FLASH3_UNSUPPORTED. */
 FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 
 /** What this backend (auto: the first that can run) runs on, in words: "NVIDIA H200, 132 SMs",
@@ -432,16 +427,14 @@ FLASH3_API flash3_status flash3_backend_available(flash3_backend backend);
 FLASH3_API flash3_status flash3_backend_describe(flash3_backend backend, char* buffer,
                                                  size_t* size);
 
-/** Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for any other value. */
+/** @{ Static names: "hopper", "bfloat16", "invalid argument"; "unknown" for any other value. */
 FLASH3_API const char* flash3_backend_name(flash3_backend backend);
-/** As flash3_backend_name(). */
 FLASH3_API const char* flash3_dtype_name(flash3_dtype dtype);
-/** As flash3_backend_name(). */
 FLASH3_API const char* flash3_status_name(flash3_status status);
+/** @} */
 
 /** The sentence of this thread's last failed call, valid until its next one; "": none failed. */
 FLASH3_API const char* flash3_last_error(void);
-
 /** "0.1.0" */
 FLASH3_API const char* flash3_version(void);
 

@@ -190,16 +190,17 @@ std::string to_id(const Case& c) {
   std::string id = short_name(c.dtype);
   id += "/b" + std::to_string(c.batch);
   id += "/q" + std::to_string(c.seq_q) + "/k" + std::to_string(c.seq_k);
-  id += "/h" + pair_name(c.heads_q, c.heads_k);
-  id += "/d" + pair_name(c.head_dim, c.head_dim_v);
-  id += "/" + mask_name(c);
+  id.append("/h").append(pair_name(c.heads_q, c.heads_k));
+  id.append("/d").append(pair_name(c.head_dim, c.head_dim_v));
+  id.append("/").append(mask_name(c));
   const Case defaults;
   if (c.layout != defaults.layout) id += std::string("/") + short_name(c.layout);
   for (size_t i = 0; i < kTensorNames; ++i)
-    if (c.own_layouts[i]) id += "/" + to_text(static_cast<TensorName>(i), *c.own_layouts[i]);
+    if (c.own_layouts[i])
+      id.append("/").append(to_text(static_cast<TensorName>(i), *c.own_layouts[i]));
   if (c.distribution != defaults.distribution) id += std::string("/") + short_name(c.distribution);
   if (!c.want_lse) id += "/nolse";
-  if (c.softmax_scale != 0.f) id += "/scale" + float_name(c.softmax_scale);
+  if (c.softmax_scale != 0.f) id.append("/scale").append(float_name(c.softmax_scale));
   if (c.seed != defaults.seed) id += "/seed" + std::to_string(c.seed);
   const auto add_sides = [&](const char* word, bool q, bool k) {
     if (q || k) id += std::string("/") + word + (q && k ? "" : q ? "q" : "k");
@@ -225,7 +226,7 @@ std::string to_id(const Case& c) {
   if (c.qv) id += "/qv";
   if (c.tree) id += "/tree";
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
-  if (c.softcap != 0.f) id += "/softcap" + float_name(c.softcap);
+  if (c.softcap != 0.f) id.append("/softcap").append(float_name(c.softcap));
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
   for (size_t i = 0; i < c.own_scales.size(); ++i)

@@ -32,11 +32,11 @@ class Interrupt : public ::testing::Test {
 
   // A call that takes many times the pause between two questions, on any machine's two threads.
   static constexpr int64_t kRows = 16384, kHeads = 4, kDim = 128;
-  const std::vector<float> in_ = std::vector<float>(kRows * kHeads * kDim, 0.25f);
+  std::vector<float> in_ = std::vector<float>(kRows * kHeads * kDim, 0.25f);
   std::vector<float> out_ = std::vector<float>(kRows * kHeads * kDim),
                      lse_ = std::vector<float>(kRows * kHeads);
 
-  flash3_tensor rows(const float* data) const {
+  static flash3_tensor rows(float* data) {
     return tensor(data, FLASH3_FLOAT32, {1, kRows, kHeads, kDim});
   }
   flash3_forward_params forward() {

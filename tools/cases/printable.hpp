@@ -56,9 +56,12 @@ inline std::string printable(std::string_view text, std::string_view kept = "") 
 
 // The same in quotes, the first `most` bytes of it.
 inline std::string in_quotes(std::string_view text, size_t most = 60) {
-  if (text.size() <= most) return "'" + printable(text) + "'";
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
-  return "'" + printable(text.substr(0, most)) + "…'";
+  const bool whole = text.size() <= most;
+  if (!whole)
+    while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  std::string quoted = "'";
+  quoted.append(printable(text.substr(0, most))).append(whole ? "'" : "…'");
+  return quoted;
 }
 
 }  // namespace flash3::cases

@@ -10,8 +10,8 @@ import tempfile
 
 import abi
 
-LAST_FIELD = "  int32_t rotate;\n} flash3_forward_params;"
-APPENDED = (LAST_FIELD, "  int32_t rotate;\n  int64_t extra;\n} flash3_forward_params;")
+LAST_FIELD = "  int32_t fill_padding;\n} flash3_forward_params;"
+APPENDED = (LAST_FIELD, "  int32_t fill_padding;\n  int64_t extra;\n} flash3_forward_params;")
 SOFTCAP = "  float softcap;"
 
 # What was changed: (old text, new text), …
@@ -41,7 +41,7 @@ KEEPS = {
     "function added": [("FLASH3_API const char* flash3_version(void);",
                         "FLASH3_API const char* flash3_version(void);\nFLASH3_API int flash3_more(int x);")],
     "field appended": [APPENDED],
-    "tensor appended": [(LAST_FIELD, "  int32_t rotate;\n  flash3_tensor extra;\n} flash3_forward_params;")],
+    "tensor appended": [(LAST_FIELD, "  int32_t fill_padding;\n  flash3_tensor extra;\n} flash3_forward_params;")],
     "enumerator added": [("FLASH3_INT32 = 4,", "FLASH3_INT32 = 4, FLASH3_MORE = 7,")],
     "constant added": [("#define FLASH3_FP8_BLOCK 128", "#define FLASH3_FP8_BLOCK 128\n#define FLASH3_MORE 3")],
     "type added": [("typedef struct flash3_tensor {",

@@ -64,7 +64,7 @@ class Header:
             return self.type(node.get("type-id"))
         if node.get("name") in ("char", "void"):
             return node.get("name")
-        if node.get("is-declaration-only") == "yes":  # an opaque type
+        if node.get("is-declaration-only") == "yes" or node.tag == "function-type":  # an opaque type; ctypes takes any address
             return "void"
         if node.tag == "pointer-type-def":
             pointed = self.type(node.get("type-id"))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
-import ctypes
 import math
 import operator
 
@@ -37,6 +36,10 @@ def _check_no_gradient(name, value):
         raise TypeError(f"{name} has a tangent but {name} is taken as a number, which has none{instead}")
 
 
+# The largest number that rounds to 0, half of the least that float32 has, and the least that rounds to infinity.
+_ZERO_OF_FLOAT32, _INFINITY_OF_FLOAT32 = 2.0**-150, 2.0**128 - 2.0**103
+
+
 def number_of(name, value):
     """value as a float that is one in 32 bits too, as the C interface has it: there 0 stands for something else. value is a number, or what
     float() takes of one element; not a tensor through which autograd would record the call."""
@@ -50,10 +53,9 @@ def number_of(name, value):
         raise ValueError(f"{name} = {value} but it must fit into 64 bits") from None
     except (TypeError, ValueError, RuntimeError):  # of what has no one value, such as an array
         raise TypeError(f"{name} is a {type(value).__name__} but it must be a number") from None
-    if not 1e-37 < abs(number) < 1e38:
-        kept = ctypes.c_float(number).value
-        if (kept == 0.0) != (number == 0.0) or math.isinf(kept) != math.isinf(number):
-            raise ValueError(f"{name} = {number} but it must be a number that float32 can hold, which makes {kept} of it")
+    if 0.0 < abs(number) <= _ZERO_OF_FLOAT32 or _INFINITY_OF_FLOAT32 <= abs(number) < math.inf:
+        kept = math.copysign(0.0 if abs(number) < 1.0 else math.inf, number)
+        raise ValueError(f"{name} = {number} but it must be a number that float32 can hold, which makes {kept} of it")
     return number
 
 

@@ -34,13 +34,16 @@ def _is_hopper(index):
 # What torch.compiler.assume_constant_result does, which would import all of the compiler.
 _is_hopper._dynamo_marked_constant = True
 
-_FLASH = 1  # SDPBackend.FLASH_ATTENTION, the first in the order that torch has on its own
+_FLASH, _CUDNN = 1, 3  # of SDPBackend; the first of them is first in the order that torch has on its own
 
 
 def _is_chosen(flash=torch._C._get_flash_sdp_enabled, efficient=torch._C._get_mem_efficient_sdp_enabled,
                math=torch._C._get_math_sdp_enabled, cudnn=torch._C._get_cudnn_sdp_enabled, order=torch._C._get_sdp_priority_order):
-    """Whether torch was told which backends to use, or which first: by sdpa_kernel(), or torch.backends.cuda.enable_…_sdp()."""
-    return not (flash() and efficient() and math() and cudnn()) or order()[0] != _FLASH
+    """Whether torch was told which backends to use, or which first: by sdpa_kernel(), or torch.backends.cuda.enable_…_sdp().
+
+    On a Hopper GPU torch itself puts cuDNN first at its first call.
+    """
+    return not (flash() and efficient() and math() and cudnn()) or next(x for x in order() if x != _CUDNN) != _FLASH
 
 
 _is_chosen._dynamo_marked_constant = True
@@ -121,7 +124,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     Raises:
         ValueError: key and value have different lengths.
         TypeError: scale is a tensor whose gradient would be lost.
-        What torch raises, of calls that are left to it.
+        RuntimeError: torch refuses a call that is left to it.
     """
     if not (scale is None or isinstance(scale, (int, float))):
         scale = number_of("scale", scale)

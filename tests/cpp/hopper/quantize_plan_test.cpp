@@ -264,7 +264,7 @@ TEST(QuantizePlan, AccessesAreAsWideAsMemoryAllows) {
   EXPECT_EQ(widths(p), std::pair(2, 16));
   p = padded({2, 9, 9, 2, 2, 64, 64});
   p.q.data = reinterpret_cast<void*>(uintptr_t{1028});
-  p.q_out.data = reinterpret_cast<void*>(uintptr_t{1027});
+  p.q_out.data = reinterpret_cast<void*>(uintptr_t{(1 << 20) + 3});
   EXPECT_EQ(widths(p), std::pair(4, 1));
 }
 

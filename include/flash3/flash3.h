@@ -267,7 +267,7 @@ typedef struct flash3_forward_params {
   /** @name Append
    * k_new and v_new, with seqused_k: before any query looks, they are written into the cache, token
    * n of sequence b as its key seqused_k[b] + n, and then count as its last keys; seqused_k itself
-   * stays as it is. k and v are written then, and no two sequences may share a row that is.
+   * stays as it is. k and v are written then: no two sequences, nor k and v, share a row that is.
    *
    * With rotary_cos and rotary_sin, k_new and q get a rotary position embedding first
    * (flash3_quantize_params says which), in float32 with each product and each sum rounded, and

@@ -80,7 +80,7 @@ void add_terms(const flash3_tensor* tensor, int64_t bytes, int64_t unit, Terms* 
 
 }  // namespace
 
-void CallMemory::add(const char* name, const flash3_tensor& tensor, bool written) {
+void CallMemory::add(const char* name, const flash3_tensor& tensor, bool written, bool by_page) {
   int64_t last = 0;
   for (int d = 0; d < tensor.ndim; ++d) {
     if (tensor.shape[d] == 0) return;
@@ -90,14 +90,14 @@ void CallMemory::add(const char* name, const flash3_tensor& tensor, bool written
   const auto bytes =
       static_cast<uintptr_t>(last + 1) * static_cast<uintptr_t>(dtype_size(tensor.dtype));
   assert(count_ < kMost);
-  parts_[count_++] = {name, &tensor, begin, begin + bytes, written};
+  parts_[count_++] = {name, &tensor, begin, begin + bytes, written, by_page};
 }
 
 void CallMemory::add(const char* name, const void* data, size_t bytes, bool written) {
   if (!data || bytes == 0) return;
   const auto begin = reinterpret_cast<uintptr_t>(data);
   assert(count_ < kMost);
-  parts_[count_++] = {name, nullptr, begin, begin + bytes, written};
+  parts_[count_++] = {name, nullptr, begin, begin + bytes, written, false};
 }
 
 bool CallMemory::share_bytes(const Part& a, const Part& b) {
@@ -113,12 +113,27 @@ bool CallMemory::share_bytes(const Part& a, const Part& b) {
   return terms.reach(static_cast<int64_t>(b.end - a.begin) / unit - 1);
 }
 
+// Pages of the same number. Where the first two share nothing, later ones may only if they are not
+// equally far apart; such tensors are compared as wholes.
+bool CallMemory::share_page(const Part& a, const Part& b) {
+  if (a.tensor->shape[0] > 1 && b.tensor->shape[0] > 1 &&
+      a.tensor->stride[0] * dtype_size(a.tensor->dtype) !=
+          b.tensor->stride[0] * dtype_size(b.tensor->dtype))
+    return share_bytes(a, b);
+  flash3_tensor first_a = *a.tensor, first_b = *b.tensor;
+  first_a.shape[0] = first_b.shape[0] = 1;
+  CallMemory first;
+  first.add(a.name, first_a, true);
+  first.add(b.name, first_b, true);
+  return share_bytes(first.parts_[0], first.parts_[1]);
+}
+
 Status CallMemory::check() const {
   for (size_t i = 0; i < count_; ++i) {
     for (size_t j = i + 1; j < count_; ++j) {
       const Part &a = parts_[i], &b = parts_[j];
       if (!a.written && !b.written) continue;
-      if (!share_bytes(a, b)) continue;
+      if (a.by_page && b.by_page ? !share_page(a, b) : !share_bytes(a, b)) continue;
       const bool both = a.written && b.written;
       const Part& written = a.written ? a : b;
       const Part& other = &written == &a ? b : a;
@@ -143,7 +158,13 @@ void add_tensors(const typename ParamsOf<P>::type& params, const P& problem, Cal
     if constexpr (std::same_as<P, ForwardProblem>)
       if (member == &flash3_forward_params::v && problem.append.given && !problem.append.has_v)
         return {};
-    memory->add(name, params.*member, access == kWrite);
+    // In transformers' caches k and v are pages of one pool, of which the table never names two
+    // that meet.
+    bool by_page = false;
+    if constexpr (std::same_as<P, ForwardProblem>)
+      by_page = (problem.cache.paged || problem.cache.has_batch_idx) &&
+                (member == &flash3_forward_params::k || member == &flash3_forward_params::v);
+    memory->add(name, params.*member, access == kWrite, by_page);
     return {};
   };
   static_cast<void>(visit_pointers(problem, add));

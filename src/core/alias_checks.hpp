@@ -15,8 +15,10 @@ namespace flash3 {
 // The memory of a call: strided tensors, and regions without gaps.
 class CallMemory {
  public:
-  // One without elements is left out.
-  void add(const char* name, const flash3_tensor& tensor, bool written);
+  // One without elements is left out. by_page: the first index of all such tensors is the same in
+  // all that a call does, as that of k and v is in a paged cache, so that only elements with the
+  // same first index must not share memory.
+  void add(const char* name, const flash3_tensor& tensor, bool written, bool by_page = false);
   void add(const char* name, const void* data, size_t bytes, bool written);
 
   // Fails for the first two of which at least one is written and which have a byte in common.
@@ -27,9 +29,10 @@ class CallMemory {
     const char* name;
     const flash3_tensor* tensor;  // null: a region
     uintptr_t begin, end;         // of its first and behind its last byte
-    bool written;
+    bool written, by_page;
   };
   static bool share_bytes(const Part& a, const Part& b);
+  static bool share_page(const Part& a, const Part& b);
 
   // The tensors of the largest params, the workspace and the schedule.
   static constexpr size_t kMost = 32;

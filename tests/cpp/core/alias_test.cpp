@@ -170,6 +170,14 @@ TEST(Aliases, OfACacheThatGrows) {
   f.k_new = f.v_new = f.rotary_cos = f.rotary_sin = f.rotary_offsets = {};
   EXPECT_EQ(refusal(f), "");  // only read
 
+  // Pages of one pool, as transformers has them: values begin a page after the keys, and the table
+  // names every other page.
+  const int64_t page = CacheCall::kPageSize * 2 * 16;
+  f = call.args();
+  f.k = in_pages(0, 8), f.v = in_pages(page, 16);
+  f.k.stride[0] = f.v.stride[0] = page;
+  EXPECT_EQ(refusal(f), "");
+
   f = call.args();
   f.k_new.data = f.k.data;
   EXPECT_EQ(refusal(f), "k and k_new share memory, but the call writes k" + kRule);

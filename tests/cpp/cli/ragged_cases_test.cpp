@@ -12,6 +12,8 @@
 #include "cases/check.hpp"
 #include "cases/table.hpp"
 #include "core/convert.hpp"
+#include "core/padding.hpp"
+#include "cpu/padding.hpp"
 #include "reference_values.hpp"
 
 namespace flash3::cases {
@@ -153,6 +155,7 @@ struct ForwardRun {
     ref = attention_ref(problem(got), 0);
     fill_with(ref.out, &got.out);
     if (c.want_lse) fill_with(ref.lse, &got.lse);
+    if (c.fill) cpu::fill_padding(padding_of(problem(got)));
   }
   ForwardProblem problem(const ForwardTensors& t) const {
     const auto params = make_params(c, got.q.view, got.k.view, got.v.view, t.out.view, t.lse.view,
@@ -186,7 +189,8 @@ TEST(RaggedCheck, PassesWhatIsRight) {
 TEST(RaggedCheck, SeesAWrongTokenAndAWriteOutsideTheTokens) {
   for (const char* id : {"fp32/b5/q30/k30/h2/d8/causal/random/packed/used",
                          "fp32/b5/q30/k30/h2/d8/causal/odd/random/used/seed4",
-                         "fp32/b5/q30/k30/h2/d8/causal/bhsd/random/packed/used/seed3"}) {
+                         "fp32/b5/q30/k30/h2/d8/causal/bhsd/random/packed/used/seed3",
+                         "fp32/b5/q30/k30/h2/d8/causal/random/packed/used/fill"}) {
     ForwardRun run(parsed(id));
     ASSERT_EQ(run.failure(), "") << id;
     const SequenceLengths rows = make_sequences(run.c).q;
@@ -203,7 +207,9 @@ TEST(RaggedCheck, SeesAWrongTokenAndAWriteOutsideTheTokens) {
                            (row - b * rows.rows) * t.view.stride[dim];
         const auto before = t.bytes;
         store_float(t.view.data, t.view.dtype, at, 4096.f);
-        const char* want = use == RowUse::kCounts ? "of its bound" : "outside its elements";
+        const char* want = use == RowUse::kCounts ? "of its bound"
+                           : run.c.fill           ? "was not filled"
+                                                  : "outside its elements";
         EXPECT_NE(run.failure().find(want), std::string::npos)
             << id << " row " << row << " lse " << is_lse << ": " << run.failure();
         std::copy(before.begin(), before.end(), t.bytes.begin());

@@ -38,7 +38,7 @@ TEST(RandomCase, IsTheSameOnEveryMachine) {
   EXPECT_EQ(to_id(random_case(1, 0)),
             "bf16/b23/q38/k53/h4/d72/causal/seed650692/empty/packedk/usedq/outbf16/fp8");
   EXPECT_EQ(to_id(random_case(1, 1000)),
-            "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/bwd/gradfp32");
+            "bf16/b6/q603/k2/h5x1/d64x45/full/outliers/seed228847/edges/packed/fill/bwd/gradfp32");
 }
 
 TEST(RandomCase, CoversEveryOption) {
@@ -57,6 +57,7 @@ TEST(RandomCase, CoversEveryOption) {
   std::set<std::pair<bool, Rotary>> rotations;
   std::set<std::tuple<bool, bool, bool, bool, bool, bool>> flags;
   std::set<int> sums;
+  std::set<std::pair<bool, bool>> filled;  // of backward cases, and of those on a cache
   int64_t quick = 0, long_fp8 = 0, shared_keys = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
     const Case c = random_case(3, i);
@@ -82,6 +83,7 @@ TEST(RandomCase, CoversEveryOption) {
     if (c.quantize) left_out.insert({c.left_out[0], c.left_out[1], c.left_out[2]});
     if (c.quantize) rotations.insert({c.rotate, c.rotary});
     latent.insert({c.latent, c.qv});
+    if (c.fill) filled.insert({c.backward, c.has_cache()});
     flags.insert({c.want_lse, c.max_known, c.front > 0, c.softcap > 0, c.softmax_scale > 0, c.fp8});
     sums.insert(c.sums);
     quick += flops(c) < 1e7;
@@ -128,6 +130,7 @@ TEST(RandomCase, CoversEveryOption) {
   EXPECT_EQ(left_out.size(), 7u);
   EXPECT_EQ(rotations.size(), 6u);
   EXPECT_GT(flags.size(), 30u);
+  EXPECT_EQ(filled.size(), 3u);
   EXPECT_GT(quick, int64_t(kDraws) / 2);
   EXPECT_GT(long_fp8, int64_t(kDraws) / 500);
   EXPECT_GT(shared_keys, int64_t(kDraws) / 1000);

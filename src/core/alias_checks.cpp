@@ -65,7 +65,7 @@ class Terms {
   }
 
   std::array<Term, kMost> terms_{};    // the largest stride first
-  std::array<int64_t, kMost> rest_{};  // what the terms behind each can add up to
+  std::array<int64_t, kMost> rest_{};  // what the terms after each can add up to
   int count_ = 0;
 };
 

@@ -28,7 +28,7 @@ class CallMemory {
   struct Part {
     const char* name;
     const flash3_tensor* tensor;  // null: a region
-    uintptr_t begin, end;         // of its first and behind its last byte
+    uintptr_t begin, end;         // of its first byte, and after its last
     bool written, by_page;
   };
   static bool share_bytes(const Part& a, const Part& b);

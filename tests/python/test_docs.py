@@ -25,7 +25,7 @@ PAGES = {page.name: page for page in pages() if page.name not in ELSEWHERE and p
 
 @pytest.fixture
 def one_process(monkeypatch, tmp_path):
-    """What a page leaves behind is taken back: modules that it puts into the place of others, torch's flash attention, a process group. And what
+    """What a page has changed is taken back: modules that it puts into the place of others, torch's flash attention, a process group. And what
     torchrun tells a process of a group of one."""
     import torch.distributed
     modules = dict(sys.modules)

@@ -33,7 +33,7 @@ flash3 = build/release/bin/flash3
 help:
 	@echo "make run      build what it takes, then attention on the real input in data/, compared with the oracle"
 	@echo "make test     is this build right here? The library, the program and the Python package, built and tested: minutes"
-	@echo "make check    is this commit right? make test, then kernels, sanitizers, gates, packages, JAX, transformers: half an hour"
+	@echo "make check    is this commit right? make test, then kernels, sanitizers, gates, packages, JAX, transformers: a quarter of an hour"
 	@echo "make test-torch TORCH=2.15.0  the Python package's tests with that torch (after make test)"
 	@echo "make fuzz     the fuzz targets, ten minutes each (FUZZ_SECONDS, FUZZ_TARGET)"
 	@echo "make bench    build, then time the case list on this machine"

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "cases/normal_tensors.hpp"
+#include "cuda/sm90/decode/plan.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 #include "device/device.hpp"
-#include "hopper/decode/plan.hpp"
-#include "hopper/forward/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 constexpr int kSamples = 11;
@@ -34,7 +34,7 @@ Status time_candidate(Candidate& candidate, cases::Memory& memory, int calls, do
   Status status;
   *seconds = memory.time([&] {
     for (int i = 0; i < calls && status.ok(); ++i)
-      status = hopper::launch(candidate.problem, candidate.plan);
+      status = cuda::sm90::launch(candidate.problem, candidate.plan);
   }) / calls;
   return status;
 }
@@ -47,7 +47,7 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   ForwardProblem problem;
   FLASH3_CHECK(make_forward_problem(&tensors.params, Pointers::kRequired, &problem));
   ForwardPlan planned;
-  FLASH3_CHECK(hopper::plan(problem, device, &planned));
+  FLASH3_CHECK(cuda::sm90::plan(problem, device, &planned));
 
   std::vector<Candidate> candidates;
   for (const ForwardChoice& choice : forward_choices(problem)) {
@@ -112,8 +112,8 @@ int run(std::vector<std::string> ids) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90
 
 int main(int argc, char** argv) {
-  return flash3::hopper::run(std::vector<std::string>(argv + 1, argv + argc));
+  return flash3::cuda::sm90::run(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -12,7 +12,7 @@ import sys
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 DIM, KEYS, WARPGROUPS, SMS = 128, 128, 2, 132
-BF16_QUERIES = 80  # src/hopper/backward/tile_table.hpp, from 8k queries on
+BF16_QUERIES = 80  # src/cuda/sm90/backward/tile_table.hpp, from 8k queries on
 FP8_QUERIES = 64  # dV and dK reduce over queries, 32 a product: 96 would take 224 of 240 registers for sums and scores alone
 SHARED_BYTES, MUFU, LANES = 128, 16, 128  # of an SM, a cycle
 OPERATIONS = {"bf16": 4096, "fp8": 8192}

@@ -3,7 +3,7 @@
 #
 #   flash3_wgmma_shapes()
 #
-# writes device/ptx/wgmma_shapes.inc into the build folder, which src/hopper/device/ptx/wgmma.cuh includes: a row for every N
+# writes device/ptx/wgmma_shapes.inc into the build folder, which src/cuda/device/ptx/wgmma.cuh includes: a row for every N
 # that the hardware has, the multiples of 8 up to 256, so that a row of a tile table needs nothing else. A row here is
 #
 #   FLASH3_WGMMA_N(N, the eight numbers behind the accumulators', "%0, %1, …", "+f"(d[0]), "+f"(d[1]), …)

@@ -7,7 +7,7 @@
 // In a chunked mask the bounds differ from row to row; they never decrease, so that those of a
 // tile's first and last row tell the tile's. Compiled on the host and, through NVRTC too, on the
 // device: nothing but integers here, of 64 bits, or in a kernel of 32
-// (hopper/device/sequence.hpp).
+// (cuda/device/sequence.hpp).
 #pragma once
 
 #include "core/arithmetic.hpp"

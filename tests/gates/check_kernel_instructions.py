@@ -49,7 +49,7 @@ def main():
             shown = "".join(f",{count[name]:4} {name}" for name in dict.fromkeys((*NEEDED, *FP8_NEEDED, *ADDITIONS)) if count[name])
             print(f"{count.total():6} instructions{shown}  {demangle(kernel)}")
             bad += [f"{demangle(kernel)}: no {name}" for name in needed(obj, kernel) if not count[name]]
-            if is_attention(obj) and "/hopper/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
+            if is_attention(obj) and "/cuda/sm90/backward/" in str(obj) and not any(count[name] for name in ADDITIONS):
                 bad.append(f"{demangle(kernel)}: no {' or '.join(ADDITIONS)}")
             products = ceiling_products(kernel)
             if products is None and "ceiling" in obj.name:

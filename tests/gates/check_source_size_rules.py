@@ -11,8 +11,8 @@ import check_source_size
 class Lengths(unittest.TestCase):
     def complaints(self, **lines):
         """What the gate says of files of so many lines: a source, the front page, a kernel's README and its page of another name."""
-        paths = {"source": "src/a.hpp", "front": "README.md", "kernel": "src/hopper/forward/README.md",
-                 "page": "src/hopper/decode/README_X.md"}
+        paths = {"source": "src/a.hpp", "front": "README.md", "kernel": "src/cuda/sm90/forward/README.md",
+                 "page": "src/cuda/sm90/decode/README_X.md"}
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, path in paths.items():
@@ -26,8 +26,8 @@ class Lengths(unittest.TestCase):
     def test_one_line_more(self):
         self.assertEqual(self.complaints(source=451), ["src/a.hpp: 451 lines, 450 allowed"])
         self.assertEqual(self.complaints(front=201), ["README.md: 201 lines, 200 allowed"])
-        self.assertEqual(self.complaints(kernel=151), ["src/hopper/forward/README.md: 151 lines, 150 allowed"])
-        self.assertEqual(self.complaints(page=151), ["src/hopper/decode/README_X.md: 151 lines, 150 allowed"])
+        self.assertEqual(self.complaints(kernel=151), ["src/cuda/sm90/forward/README.md: 151 lines, 150 allowed"])
+        self.assertEqual(self.complaints(page=151), ["src/cuda/sm90/decode/README_X.md: 151 lines, 150 allowed"])
 
     def test_nothing_to_look_at(self):
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(SystemExit):

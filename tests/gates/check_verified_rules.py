@@ -13,7 +13,7 @@ from check_verified import SKIPPED, check_record, lost_kernels, release_reason
 
 ABOUT = {"commit": "abc1234", "date": "2026-11-23T01:02:03Z", "device": "NVIDIA H200", "driver": "580.65", "seconds": 60,
          "passed": 1000, "failed": 0}
-BUILD = {"compiler": "13.0.88", "kernels": [{"name": name, "hash": hash, "function": f"_Z{name}", "source": f"src/hopper/{name}.cu"}
+BUILD = {"compiler": "13.0.88", "kernels": [{"name": name, "hash": hash, "function": f"_Z{name}", "source": f"src/cuda/{name}.cu"}
                                             for name, hash in (("a", "01"), ("b", "02"), ("c", "03"))]}
 RECORD = {"backend": "hopper", "compiler": "13.0.88", "kernels": {"a": "01", "b": "02", "c": "03"}, "not_launched": [],
           "parts": {name: {**ABOUT, **least} for name, least in check_verified.PARTS.items()}}

@@ -13,16 +13,16 @@ SRC = ROOT / "src"
 
 
 def device_headers():
-    headers = sorted((SRC / "hopper").rglob("*.cuh"))
+    headers = sorted((SRC / "cuda").rglob("*.cuh"))
     if not headers:
-        raise SystemExit("no device header in src/hopper: the gate looks in the wrong place")
+        raise SystemExit("no device header in src/cuda: the gate looks in the wrong place")
     return headers
 
 
 def one_kernel_of_each_family(build):
-    kernels = [min(folder.glob("*.cu")) for src in (SRC, build / "src") for folder in src.glob("hopper/*/instances")]
+    kernels = [min(folder.glob("*.cu")) for src in (SRC, build / "src") for folder in src.glob("cuda/sm90/*/instances")]
     if not kernels:
-        raise SystemExit(f"no kernel in {build}/src/hopper/*/instances: the gate looks in the wrong place")
+        raise SystemExit(f"no kernel in {build}/src/cuda/sm90/*/instances: the gate looks in the wrong place")
     return kernels
 
 

@@ -117,7 +117,7 @@ def kernel(name, ts, dur, stream, launched, number):
             event("cuda_runtime", "cudaLaunchKernelExC", launched - 2, 2, correlation=number)]
 
 
-FORWARD = "void flash3::hopper::forward_kernel<flash3::hopper::Traits<(flash3::Element)1, 128> >(flash3::ForwardParams)"
+FORWARD = "void flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Traits<(flash3::Element)1, 128> >(flash3::ForwardParams)"
 
 
 def made_up_trace():
@@ -126,7 +126,7 @@ def made_up_trace():
             *kernel(FORWARD, 50, 60, 7, 20, 1),  # of the call before
             *kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 112, 40, 20, 104, 2),
             *kernel(FORWARD, 112, 20, 7, 106, 3), *kernel(FORWARD, 155, 20, 7, 108, 4),
-            *kernel("void flash3::hopper::(anonymous namespace)::merge_kernel<float>(MergeParams)", 186, 5, 7, 183, 5),
+            *kernel("void flash3::cuda::sm90::(anonymous namespace)::merge_kernel<float>(MergeParams)", 186, 5, 7, 183, 5),
             event("gpu_memset", "Memset (Device)", 191, 1, stream=7, correlation=6), event("cuda_runtime", "cudaMemsetAsync", 183, 1, correlation=6),
             event("gpu_user_annotation", "pass forward", 112, 80, stream=7)]
 
@@ -134,9 +134,9 @@ def made_up_trace():
 def test_reduction(script):
     profile = script("context_profile")
     call = profile.reduced(made_up_trace())["forward"]
-    assert call["intervals"] == [[2, 22, 0, "attention", "flash3::hopper::forward_kernel"], [2, 42, 1, "nccl", "ncclDevKernel_SendRecv"],
-                                 [45, 65, 0, "attention", "flash3::hopper::forward_kernel"],
-                                 [76, 81, 0, "merge", "flash3::hopper::merge_kernel"], [81, 82, 0, "memset", "Memset"]]
+    assert call["intervals"] == [[2, 22, 0, "attention", "flash3::cuda::sm90::forward_kernel"], [2, 42, 1, "nccl", "ncclDevKernel_SendRecv"],
+                                 [45, 65, 0, "attention", "flash3::cuda::sm90::forward_kernel"],
+                                 [76, 81, 0, "merge", "flash3::cuda::merge_kernel"], [81, 82, 0, "memset", "Memset"]]
     assert (call["span_us"], call["host_us"], call["host"]) == (82, 90, [-10, 80])
     assert call["busy_us"] == {"attention": 40, "merge": 5, "nccl": 40, "peer": 0, "barrier": 0, "copy": 0, "memset": 1, "other": 0}
     assert call["messages_under_attention_us"] == call["messages_under_compute_us"] == 20
@@ -146,7 +146,7 @@ def test_reduction(script):
              "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)": "other",
              "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>(float*)": "copy", "Memcpy DtoD (Device -> Device)": "copy",
              "void at::native::(anonymous namespace)::indexSelectLargeIndex<float>(int)": "copy", "aten::index_select": "copy",
-             "void flash3::hopper::pack_kernel<2>(TensorView)": "copy", "flash3::hopper::convert_kernel": "attention", "ampere_sgemm": "other"}
+             "void flash3::cuda::pack_kernel<2>(TensorView)": "copy", "flash3::cuda::sm90::convert_kernel": "attention", "ampere_sgemm": "other"}
     assert {name: profile.kind_of(name) for name in kinds} == kinds
     with pytest.raises(ValueError, match="no kernel of attention in pass forward"):
         profile.reduced(made_up_trace()[:1])

@@ -126,7 +126,8 @@ void shrink(Draw& d, double most, Case* c) {
   }
 }
 
-// Rows that FP8 sums up in two levels (hopper/forward/plan.cpp): fewer of them, for the same cost.
+// Rows that FP8 sums up in two levels (cuda/sm90/forward/plan.cpp): fewer of them, for the same
+// cost.
 void draw_long_rows(Draw& d, Case* c) {
   c->seq_k = d.between(2049, 5000);
   const auto cost_without_mask = [&] {
@@ -275,7 +276,7 @@ void draw_cache(Draw& d, Case* c) {
     c->own_layouts[static_cast<size_t>(name)].reset();
 }
 
-// So few queries in front of so many keys that blocks share these (hopper/device/key_parts.hpp).
+// So few queries in front of so many keys that blocks share these (cuda/device/key_parts.hpp).
 void draw_shared_keys(Draw& d, Case* c) {
   c->seq_q = d.between(17, 60), c->seq_k = d.between(7168, 16000);
   // The cache has all rows, however few of them count.

@@ -123,7 +123,8 @@ std::string readable(const std::string& function) {
       abi::__cxa_demangle(function.c_str(), nullptr, nullptr, &status), &std::free);
   if (status != 0) return function;
   std::string name = text.get();
-  for (const char* dropped : {"flash3::hopper::", "flash3::", "(anonymous namespace)::"})
+  for (const char* dropped :
+       {"flash3::cuda::sm90::", "flash3::cuda::", "flash3::", "(anonymous namespace)::"})
     for (size_t at = 0; (at = name.find(dropped)) != std::string::npos;)
       name.erase(at, std::strlen(dropped));
   if (name.starts_with("void ")) name.erase(0, 5);
@@ -166,7 +167,7 @@ void add_fat_binary(std::string_view entries, std::vector<KernelCode>* all) {
       unreadable(
           "a fat binary does not say which file it is from; our build tells nvcc (-Xfatbin "
           "--ident)");
-    if (const size_t ours = source.rfind("src/hopper/"); ours != std::string_view::npos)
+    if (const size_t ours = source.rfind("src/cuda/"); ours != std::string_view::npos)
       add_kernels(body, std::string(source.substr(ours)), all);
   }
 }
@@ -188,7 +189,7 @@ std::vector<KernelCode> machine_code(std::string_view program) {
       add_fat_binary(part(section.bytes, at + header.header_size, header.size), &all);
       at += header.header_size + header.size;
     }
-    if (all.empty()) unreadable("none of its fat binaries is from src/hopper");
+    if (all.empty()) unreadable("none of its fat binaries is from src/cuda");
   }
   std::sort(all.begin(), all.end(),
             [](const KernelCode& a, const KernelCode& b) { return a.name < b.name; });

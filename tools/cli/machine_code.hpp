@@ -15,7 +15,7 @@ struct KernelCode {
   std::string name;      // of its file if it is alone there ("fwd_bf16_d128_full_128x128"), else of
                          // the function ("preprocess_kernel<(Element)1, 8, 64>")
   std::string function;  // as the compiler spells it
-  std::string source;    // "src/hopper/….cu"
+  std::string source;    // "src/cuda/….cu"
   std::string hash;      // 16 hexadecimal digits
 };
 

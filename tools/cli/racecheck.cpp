@@ -24,22 +24,22 @@ bool is_at(std::string_view report, std::string_view start, std::string_view fun
 }
 
 bool is_of_scales(std::string_view report) {
-  const bool in_operands = is_at(report, "Read Thread", "flash3::hopper::OperandsFp8<");
+  const bool in_operands = is_at(report, "Read Thread", "flash3::cuda::sm90::OperandsFp8<");
   return report.find("Potential WAR hazard detected at __shared__") != report.npos &&
          ((in_operands && is_at(report, "Read Thread", ">::v_scale(const ")) ||
           (in_operands && is_at(report, "Read Thread", ">::begin_key_tile<")) ||
           is_at(report, "Read Thread",
-                " at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<")) &&
-         (is_at(report, "Write Thread", " at flash3::hopper::copy_async(float *, ") ||
-          is_at(report, "Write Thread", " at flash3::hopper::copy_scale(float *, "));
+                " at void flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Fp8Traits<")) &&
+         (is_at(report, "Write Thread", " at flash3::cuda::copy_async(float *, ") ||
+          is_at(report, "Write Thread", " at flash3::cuda::sm90::copy_scale(float *, "));
 }
 
 bool is_of_latent_rows(std::string_view report) {
   return report.find("Potential RAW hazard detected at __shared__") != report.npos &&
-         (is_at(report, "Read Thread", "::take_max(int, flash3::hopper::LatentSoftmax<") ||
-          is_at(report, "Read Thread", "::end_sums(flash3::hopper::LatentSoftmax<")) &&
-         (is_at(report, "Write Thread", " at void flash3::hopper::latent_kernel<") ||
-          is_at(report, "Write Thread", " at flash3::hopper::LatentSoftmax<"));
+         (is_at(report, "Read Thread", "::take_max(int, flash3::cuda::sm90::LatentSoftmax<") ||
+          is_at(report, "Read Thread", "::end_sums(flash3::cuda::sm90::LatentSoftmax<")) &&
+         (is_at(report, "Write Thread", " at void flash3::cuda::sm90::latent_kernel<") ||
+          is_at(report, "Write Thread", " at flash3::cuda::sm90::LatentSoftmax<"));
 }
 
 // What the summary counts; −1 without one.

@@ -9,7 +9,7 @@
 // that racecheck could see. Where ptxas merges the reads of two arms, their place in the source is
 // the kernel; copy_async() of floats copies scales alone. Shown by a build in which every lane
 // arrives: racecheck reports nothing there, and FP8 at head dim 128 is 2 % slower
-// (src/hopper/forward/EXPERIMENTS.md).
+// (src/cuda/sm90/forward/EXPERIMENTS.md).
 //
 // A second kind, in the latent kernel: lanes of a warp store raised maxima, and behind a __syncwarp
 // one lane arrives for its warp at the barrier behind which the other warpgroup reads them

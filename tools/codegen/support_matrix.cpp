@@ -14,25 +14,25 @@
 #include "cases/backward_tensors.hpp"
 #include "core/backend.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/plan.hpp"
-#include "hopper/decode/latent/plan.hpp"
-#include "hopper/decode/plan.hpp"
-#include "hopper/forward/plan.hpp"
+#include "cuda/sm90/backward/plan.hpp"
+#include "cuda/sm90/decode/latent/plan.hpp"
+#include "cuda/sm90/decode/plan.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 
 namespace flash3 {
 namespace {
 
 using cases::Case;
-using hopper::BackwardKernel;
-using hopper::BackwardPlan;
-using hopper::DecodeKernel;
-using hopper::DecodePlan;
-using hopper::ForwardKernel;
-using hopper::ForwardPlan;
+using cuda::sm90::BackwardKernel;
+using cuda::sm90::BackwardPlan;
+using cuda::sm90::DecodeKernel;
+using cuda::sm90::DecodePlan;
+using cuda::sm90::ForwardKernel;
+using cuda::sm90::ForwardPlan;
 
 constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32,
                                     FLASH3_FLOAT8_E4M3};
-constexpr hopper::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
+constexpr cuda::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
 
 struct HeadDims {
   int64_t dim = 0, dim_v = 0;
@@ -85,18 +85,18 @@ Answer ask_hopper(const Case& c) {
     BackwardPlan plan;
     const auto problem = backward_problem(c);
     if (!problem) return {};
-    const Status status = hopper::plan(*problem, kDevice, &plan);
+    const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
   const auto problem = forward_problem(c);
-  if (!problem || !hopper::check_latent(*problem).ok()) return {};
-  if (hopper::is_decode(*problem)) {
+  if (!problem || !cuda::sm90::check_latent(*problem).ok()) return {};
+  if (cuda::sm90::is_decode(*problem)) {
     DecodePlan plan;
-    const Status status = hopper::plan(*problem, kDevice, &plan);
+    const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
     return answer_of(plan, status);
   }
   ForwardPlan plan;  // of a mixed call, too, whose prompts need it
-  const Status status = hopper::plan(*problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
   return answer_of(plan, status);
 }
 
@@ -310,15 +310,15 @@ bool is_paged(const BackwardKernel&) { return false; }
 bool is_split(const ForwardKernel& kernel) { return kernel.config.split; }
 bool is_split(const BackwardKernel&) { return false; }
 int consumers(const ForwardKernel& kernel) { return kernel.config.warpgroups; }
-int consumers(const BackwardKernel&) { return hopper::kConsumerWarpgroups; }
+int consumers(const BackwardKernel&) { return cuda::sm90::kConsumerWarpgroups; }
 std::string stages(const ForwardKernel& kernel) {
-  const hopper::ForwardConfig& c = kernel.config;
+  const cuda::sm90::ForwardConfig& c = kernel.config;
   return c.fp8() ? message(c.stages, ", ", c.raw_v_stages) : message(c.stages);
 }
-std::string stages(const BackwardKernel&) { return message(hopper::kQueryStages); }
+std::string stages(const BackwardKernel&) { return message(cuda::sm90::kQueryStages); }
 std::string more_registers(const ForwardKernel&) { return {}; }
 std::string more_registers(const BackwardKernel& kernel) {
-  const hopper::BackwardConfig& c = kernel.config;
+  const cuda::sm90::BackwardConfig& c = kernel.config;
   return c.wide ? message(", of dQ ", c.dq_registers()) : "";
 }
 
@@ -352,7 +352,7 @@ void print_kernels(std::span<const Kernel> kernels, const std::vector<std::strin
                 : is_paged(first) ? "/b1/q17/k1/h128/d128/"
                                   : "/b2/q512/k512/h8/d128/",
                 c.band ? "causal" : "full", is_paged(first) ? "/usedk/batchidx" : "",
-                c.score == hopper::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
+                c.score == cuda::ScoreKind::kSoftcap ? "/softcap30" : "", suffix);
     std::printf("| `%s_%s%s` | %s | %d × %d | %d | %s | %.1f KiB | %d / %d%s |\n", family.c_str(),
                 names.c_str(), shape.c_str(),
                 head_dims_of({c.head_dim, c.head_dim_v}, calls, is_paged(first) ? 8 : 1).c_str(),
@@ -367,8 +367,8 @@ void print_decode_kernels() {
   std::printf(
       "| kernel | head_dim | tile, query rows × keys | stages of K and V | shared memory |\n"
       "| --- | --- | --- | --- | --- |\n");
-  for (const DecodeKernel& kernel : hopper::decode_kernels()) {
-    if (kernel.element != hopper::Element::kBFloat16) continue;
+  for (const DecodeKernel& kernel : cuda::sm90::decode_kernels()) {
+    if (kernel.element != cuda::Element::kBFloat16) continue;
     const auto& c = kernel.config;
     const std::string family = "decode_bf16";
     const std::string dims =
@@ -385,16 +385,19 @@ void print_decode_kernels() {
 
 int main() {
   flash3::print_features();
-  const auto forward = flash3::hopper::forward_kernels();
-  const size_t fp8 = size_t(std::ranges::count_if(
-      forward, [](const flash3::hopper::ForwardKernel& kernel) { return kernel.config.fp8(); }));
+  const auto forward = flash3::cuda::sm90::forward_kernels();
+  const size_t fp8 =
+      size_t(std::ranges::count_if(forward, [](const flash3::cuda::sm90::ForwardKernel& kernel) {
+        return kernel.config.fp8();
+      }));
   const std::vector<std::string> dtypes = {"fp16", "bf16"};
   std::printf("\n");
   flash3::print_kernels(forward.first(forward.size() - fp8), dtypes, "fwd", "K and V", "");
   std::printf("\n");
   flash3::print_kernels(forward.last(fp8), {"e4m3"}, "fwd", "K and V, of V as it comes", "");
   std::printf("\n");
-  flash3::print_kernels(flash3::hopper::backward_kernels(), dtypes, "bwd", "Q and of dOut", "/bwd");
+  flash3::print_kernels(flash3::cuda::sm90::backward_kernels(), dtypes, "bwd", "Q and of dOut",
+                        "/bwd");
   std::printf("\n");
   flash3::print_decode_kernels();
 }

@@ -4,13 +4,14 @@
 #include <memory>
 #include <stdexcept>
 
+#include "cuda/sm90/forward/plan.hpp"
 #include "device/ablation/variants.hpp"
-#include "hopper/forward/plan.hpp"
 
 namespace flash3::device {
 namespace {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
@@ -47,7 +48,7 @@ AblationVariant make_variant(std::string name, double paper_tflops, const Forwar
     throw std::runtime_error(name + ": the call has no workspace for it");
   const ForwardConfig& c = call->kernel.config;
   return {std::move(name), std::to_string(c.tile_m()) + "x" + std::to_string(c.tile_n),
-          paper_tflops, [call] { check(hopper::launch(call->problem, call->plan)); }};
+          paper_tflops, [call] { check(cuda::sm90::launch(call->problem, call->plan)); }};
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 namespace flash3::device {
 namespace {
 
-using hopper::Element;
+using cuda::Element;
 
 constexpr double kWarmSeconds = 0.4;
 constexpr double kLaunchSeconds = 20e-3;  // short enough to fit the time asked for

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "hopper/device/kinds.hpp"
+#include "cuda/device/kinds.hpp"
 
 namespace flash3::device {
 
@@ -25,12 +25,12 @@ struct CeilingInstance {
 };
 
 // For head_dim 64, 128 and 256, with the instruction shapes of the attention kernels.
-template <hopper::Element kElement>
+template <cuda::Element kElement>
 struct CeilingInstances {
   static const CeilingInstance all[3];
 };
-extern template struct CeilingInstances<hopper::Element::kFloat16>;
-extern template struct CeilingInstances<hopper::Element::kBFloat16>;
-extern template struct CeilingInstances<hopper::Element::kE4m3>;
+extern template struct CeilingInstances<cuda::Element::kFloat16>;
+extern template struct CeilingInstances<cuda::Element::kBFloat16>;
+extern template struct CeilingInstances<cuda::Element::kE4m3>;
 
 }  // namespace flash3::device

@@ -3,18 +3,18 @@
 // of the blocks that the attention kernels are made of, so that it issues the same instructions.
 #pragma once
 
+#include "cuda/device/constant.cuh"
+#include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/warps.cuh"
+#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/forward/operands_fp8.cuh"
 #include "device/ceiling_instances.hpp"
-#include "hopper/device/constant.cuh"
-#include "hopper/device/ptx/arithmetic.cuh"
-#include "hopper/device/tile/mma.cuh"
-#include "hopper/device/tma.cuh"
-#include "hopper/device/warps.cuh"
-#include "hopper/forward/operands_fp8.cuh"
 
 namespace flash3::device {
 
-using hopper::Descriptor;
-using hopper::Element;
+using cuda::Descriptor;
+using cuda::Element;
 
 // What the kernel and its launch agree on.
 template <Element kElement_, int kHeadDim_, int kKeys_>
@@ -22,10 +22,10 @@ struct CeilingTraits {
   static constexpr Element kElement = kElement_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kKeys = kKeys_;
-  static constexpr int kBytes = hopper::element_bytes(kElement);
+  static constexpr int kBytes = cuda::element_bytes(kElement);
   static constexpr bool kFp8 = kElement == Element::kE4m3;
   static constexpr int kWarpgroups = 2;
-  static constexpr int kThreads = kWarpgroups * hopper::kWarpgroupThreads;
+  static constexpr int kThreads = kWarpgroups * cuda::kWarpgroupThreads;
   static constexpr int kStages = 2;  // tiles of K and of V one after the other, as in a real ring
   // Stages in a pass of the loop. ptxas gives each its own registers for the scores.
   static constexpr int kUnroll = kFp8 && kHeadDim > 192 ? 1 : kStages;
@@ -35,10 +35,10 @@ struct CeilingTraits {
 
   static constexpr int kScores = kThreads * kKeys / 2;
 
-  using QTile = hopper::SharedTile<hopper::kWarpgroupRows, kHeadDim, kBytes>;
-  using KTile = hopper::SharedTile<kKeys, kHeadDim, kBytes>;
+  using QTile = cuda::sm90::SharedTile<cuda::sm90::kWarpgroupRows, kHeadDim, kBytes>;
+  using KTile = cuda::sm90::SharedTile<kKeys, kHeadDim, kBytes>;
   // An FP8 product reads V along the keys: there it lies transposed.
-  using VTile = hopper::SharedTile<kFp8 ? kHeadDim : kKeys, kFp8 ? kKeys : kHeadDim, kBytes>;
+  using VTile = cuda::sm90::SharedTile<kFp8 ? kHeadDim : kKeys, kFp8 ? kKeys : kHeadDim, kBytes>;
 
   struct Shared {
     uint8_t q[kWarpgroups][QTile::kBytes];
@@ -47,7 +47,7 @@ struct CeilingTraits {
   };
   // Operations of both products, of all warpgroups of a block, in kRounds.
   static constexpr double kFlops =
-      2. * 2 * kRounds * kWarpgroups * hopper::kWarpgroupRows * kKeys * kHeadDim;
+      2. * 2 * kRounds * kWarpgroups * cuda::sm90::kWarpgroupRows * kKeys * kHeadDim;
 };
 
 // `data`: sizeof(Shared) bytes of N(0, 1) values in kElement. They are copied as they lie: whatever
@@ -55,7 +55,8 @@ struct CeilingTraits {
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     ceiling_kernel(const uint4* data, const float* scores, int rounds, CeilingBlock* blocks) {
-  using namespace hopper;
+  using namespace cuda;
+  using namespace cuda::sm90;
   using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;

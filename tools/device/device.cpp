@@ -5,8 +5,8 @@
 
 #include <stdexcept>
 
+#include "cuda/host/cuda_status.hpp"
 #include "device/compare.hpp"
-#include "hopper/host/cuda_status.hpp"
 
 namespace flash3::device {
 namespace {
@@ -134,7 +134,7 @@ int attribute(cudaDeviceAttr which, int device) {
 std::vector<Gpu> gpus(std::string* reason) {
   int count = 0;
   if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess || count == 0) {
-    *reason = code == cudaSuccess ? "no CUDA device is visible" : hopper::why_no_device(code);
+    *reason = code == cudaSuccess ? "no CUDA device is visible" : cuda::why_no_device(code);
     return {};
   }
   std::vector<Gpu> found;

@@ -7,13 +7,14 @@
 #include <memory>
 #include <stdexcept>
 
+#include "cuda/sm90/forward/plan.hpp"
 #include "device/trace/kernels.hpp"
-#include "hopper/forward/plan.hpp"
 
 namespace flash3::device {
 namespace {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());

@@ -84,7 +84,7 @@ std::string program(const std::string& fat_binaries) {
 
 // A program with one kernel, of these sections.
 std::string hash_of(const std::vector<Section>& sections,
-                    const std::string& source = "/x/src/hopper/forward/instances/fwd.cu") {
+                    const std::string& source = "/x/src/cuda/sm90/forward/instances/fwd.cu") {
   const auto kernels = machine_code(program(fat_binary(source, elf(sections))));
   EXPECT_EQ(kernels.size(), 1u);
   EXPECT_EQ(kernels.at(0).hash.size(), 16u);
@@ -121,10 +121,10 @@ TEST(MachineCode, HashLeavesOutWhatDoesNotRun) {
   EXPECT_EQ(hash_of(other), hash) << "line information";
   other = {kKernel.rbegin(), kKernel.rend()};
   EXPECT_EQ(hash_of(other), hash) << "order";
-  EXPECT_EQ(hash_of(kKernel, "/elsewhere/and/deeper/src/hopper/forward/instances/fwd.cu"), hash);
+  EXPECT_EQ(hash_of(kKernel, "/elsewhere/and/deeper/src/cuda/sm90/forward/instances/fwd.cu"), hash);
   other = kKernel;
   other.push_back({".text.k2", "another kernel"});
-  const auto two = machine_code(program(fat_binary("src/hopper/a.cu", elf(other))));
+  const auto two = machine_code(program(fat_binary("src/cuda/a.cu", elf(other))));
   ASSERT_EQ(two.size(), 2u);
   EXPECT_EQ(two[0].hash, hash) << "a kernel beside it";
   EXPECT_NE(two[1].hash, hash);
@@ -134,15 +134,14 @@ TEST(MachineCode, Names) {
   const std::string unnamed = "_ZN6flash36hopper47_GLOBAL__N__bae8655b_14_packed_copy_cu_a738dea0";
   const std::string one = ".text." + unnamed + "11pack_kernelItEEvNS_10TensorViewES3_";
   const std::string other = ".text." + unnamed + "11pack_kernelIhEEvNS_10TensorViewES3_";
-  const std::string alone = fat_binary("/a/src/hopper/forward/fwd_x.cu", elf({{one, "1"}}));
-  const std::string pair =
-      fat_binary("/a/src/hopper/packed_copy.cu", elf({{one, "2"}, {other, "3"}}));
+  const std::string alone = fat_binary("/a/src/cuda/sm90/forward/fwd_x.cu", elf({{one, "1"}}));
+  const std::string pair = fat_binary("/a/src/cuda/pack_rows.cu", elf({{one, "2"}, {other, "3"}}));
   const std::string tool = fat_binary("/a/tools/device/ceiling.cu", elf({{".text.c", "4"}}));
-  const std::string ptx = fat_binary("/a/src/hopper/p.cu", "text", 1);
+  const std::string ptx = fat_binary("/a/src/cuda/p.cu", "text", 1);
   const auto kernels = machine_code(program(tool + alone + std::string(8, '\0') + pair + ptx));
   ASSERT_EQ(kernels.size(), 3u);
   EXPECT_EQ(kernels[0].name, "fwd_x");
-  EXPECT_EQ(kernels[0].source, "src/hopper/forward/fwd_x.cu");
+  EXPECT_EQ(kernels[0].source, "src/cuda/sm90/forward/fwd_x.cu");
   EXPECT_EQ(".text." + kernels[0].function, one);
   EXPECT_EQ(kernels[1].name, "pack_kernel<unsigned char>");
   EXPECT_EQ(kernels[2].name, "pack_kernel<unsigned short>");
@@ -159,17 +158,17 @@ std::string complaint(const std::string& bytes) {
 }
 
 TEST(MachineCode, SaysWhatItCannotRead) {
-  const std::string good = fat_binary("src/hopper/a.cu", elf(kKernel));
+  const std::string good = fat_binary("src/cuda/a.cu", elf(kKernel));
   EXPECT_EQ(complaint(program(good)), "");
   EXPECT_NE(complaint("no program").find("no ELF file"), std::string::npos);
   EXPECT_NE(complaint(program(good.substr(0, good.size() - 9))).find("past the end"),
             std::string::npos);
   EXPECT_NE(complaint(program("something else, long enough")).find("no fat binary"),
             std::string::npos);
-  EXPECT_NE(complaint(program(fat_binary("src/hopper/a.cu", "packed"))).find("compressed"),
+  EXPECT_NE(complaint(program(fat_binary("src/cuda/a.cu", "packed"))).find("compressed"),
             std::string::npos);
   EXPECT_NE(complaint(program(fat_binary("", elf(kKernel)))).find("--ident"), std::string::npos);
-  EXPECT_NE(complaint(program(fat_binary("tools/t.cu", elf(kKernel)))).find("src/hopper"),
+  EXPECT_NE(complaint(program(fat_binary("tools/t.cu", elf(kKernel)))).find("src/cuda"),
             std::string::npos);
   EXPECT_NE(complaint(program(good + good)).find("two kernels have the name a"), std::string::npos);
   const std::string whole = program(good);

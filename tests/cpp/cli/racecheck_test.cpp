@@ -8,10 +8,11 @@ namespace flash3::cli {
 namespace {
 
 constexpr const char* kRead =
-    "Read Thread (383,0,0) at flash3::hopper::OperandsFp8<flash3::hopper::Fp8Traits<X>>::v_scale("
-    "const flash3::hopper::PipelineState<(int)2> &) const+0x2590 in operands_fp8.cuh:218";
+    "Read Thread (383,0,0) at "
+    "flash3::cuda::sm90::OperandsFp8<flash3::cuda::sm90::Fp8Traits<X>>::v_scale("
+    "const flash3::cuda::sm90::PipelineState<(int)2> &) const+0x2590 in operands_fp8.cuh:218";
 constexpr const char* kWrite =
-    "Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float *)+0xec80 in "
+    "Write Thread (0,0,0) at flash3::cuda::copy_async(float *, const float *)+0xec80 in "
     "memory.cuh:117";
 
 std::string hazard(const std::string& kind, const std::string& one, const std::string& other) {
@@ -39,7 +40,7 @@ TEST(Racecheck, KnowsTheReadsOfScalesBeforeTheNextCopy) {
 TEST(Racecheck, KnowsTheReadsOfKeyTilesAlone) {
   const auto read_in = [](const std::string& member) {
     return "Read Thread (1,0,0) at void "
-           "flash3::hopper::OperandsFp8<flash3::hopper::Fp8Traits<X>>::" +
+           "flash3::cuda::sm90::OperandsFp8<flash3::cuda::sm90::Fp8Traits<X>>::" +
            member + "+0x1f30 in operands_fp8.cuh:151";
   };
   EXPECT_EQ(check_races(output(hazard("WAR", read_in("begin_key_tile<Y>(T1 &)"), kWrite), 1)).known,
@@ -49,30 +50,34 @@ TEST(Racecheck, KnowsTheReadsOfKeyTilesAlone) {
 
 TEST(Racecheck, KnowsThemWhereATensorHasNoScales) {
   const std::string one =
-      "Write Thread (0,0,0) at flash3::hopper::copy_scale(float *, const flash3::RowScales &, "
+      "Write Thread (0,0,0) at flash3::cuda::sm90::copy_scale(float *, const flash3::RowScales &, "
       "int)+0xfd20 in load_fp8.cuh:21";
   EXPECT_EQ(check_races(output(hazard("WAR", kRead, one), 1)).known, 1);
 }
 
 TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   const std::string read =
-      "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::Fp8Traits<X>>"
-      "(flash3::hopper::ForwardParams)+0xa050";
+      "Read Thread (1,0,0) at void "
+      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Fp8Traits<X>>"
+      "(flash3::cuda::sm90::ForwardParams)+0xa050";
   EXPECT_EQ(check_races(output(hazard("WAR", read, kWrite), 1)).known, 1);
   const std::string of_16_bits =
-      "Read Thread (1,0,0) at void flash3::hopper::forward_kernel<flash3::hopper::ForwardTraits<X>>"
-      "(flash3::hopper::ForwardParams)+0xa050";
+      "Read Thread (1,0,0) at void "
+      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::ForwardTraits<X>>"
+      "(flash3::cuda::sm90::ForwardParams)+0xa050";
   EXPECT_EQ(check_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
 }
 
 TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaximaAndSums) {
-  const std::string softmax = "flash3::hopper::LatentSoftmax<flash3::hopper::LatentTraits<X>>";
-  const std::string read = "Read Thread (292,0,0) at " + softmax + "::take_max(int, " + softmax +
-                           "::Sums &) const+0x16310 in softmax.cuh:108",
-                    write =
-                        "Write Thread (164,0,0) at void flash3::hopper::latent_kernel<"
-                        "flash3::hopper::LatentTraits<X>>(flash3::hopper::DecodeParams)+0xc410 in "
-                        "softmax.cuh:91";
+  const std::string softmax =
+      "flash3::cuda::sm90::LatentSoftmax<flash3::cuda::sm90::LatentTraits<X>>";
+  const std::string
+      read = "Read Thread (292,0,0) at " + softmax + "::take_max(int, " + softmax +
+             "::Sums &) const+0x16310 in softmax.cuh:108",
+      write =
+          "Write Thread (164,0,0) at void flash3::cuda::sm90::latent_kernel<"
+          "flash3::cuda::sm90::LatentTraits<X>>(flash3::cuda::sm90::DecodeParams)+0xc410 in "
+          "softmax.cuh:91";
   EXPECT_EQ(check_races(output(hazard("RAW", write, read), 1)).known, 1);
   EXPECT_EQ(check_races(output(hazard("WAR", read, write), 1)).known, 0);
   const std::string sums = "Read Thread (352,0,0) at " + softmax + "::end_sums(" + softmax +
@@ -86,9 +91,9 @@ TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaximaAndSums) {
 TEST(Racecheck, KnowsNothingElse) {
   const std::string known = hazard("WAR", kRead, kWrite);
   const std::string elsewhere =
-      "Read Thread (1,0,0) at flash3::hopper::clear_rows(int)+0x10 in a.cuh:1";
+      "Read Thread (1,0,0) at flash3::cuda::sm90::clear_rows(int)+0x10 in a.cuh:1";
   const std::string other_write =
-      "Write Thread (0,0,0) at flash3::hopper::store_ds(int)+0x10 in b.cuh:1";
+      "Write Thread (0,0,0) at flash3::cuda::sm90::store_ds(int)+0x10 in b.cuh:1";
   for (const std::string& wrong :
        {hazard("RAW", kRead, kWrite), hazard("WAW", kWrite, kWrite),
         hazard("WAR", elsewhere, kWrite), hazard("WAR", kRead, other_write)}) {

@@ -202,8 +202,9 @@ TEST_F(RecordTest, IsOfAGpuUnlessAskedOtherwise) {
 TEST_F(RecordTest, HazardsThatAreNoneAreCounted) {
   const std::string known =
       "========= Error: Potential WAR hazard detected at __shared__ 0x30de8 in block (0,0,0) :\n"
-      "=========     Read Thread (383,0,0) at flash3::hopper::OperandsFp8<X>::v_scale(const Y &)\n"
-      "=========     Write Thread (0,0,0) at flash3::hopper::copy_async(float *, const float "
+      "=========     Read Thread (383,0,0) at flash3::cuda::sm90::OperandsFp8<X>::v_scale(const Y "
+      "&)\n"
+      "=========     Write Thread (0,0,0) at flash3::cuda::copy_async(float *, const float "
       "*)+0xec80\n"
       "========= \n"
       "10 passed, 0 failed\n"

@@ -11,15 +11,15 @@
 #include "cases/table.hpp"
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/params.h"
-#include "hopper/backward/tile_table.hpp"
+#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/tile_table.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 std::string refusal(const BackwardProblem& problem) {
   BackwardPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   return status.message();
 }
@@ -240,7 +240,7 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
     BackwardProblem problem;
     BackwardPlan plan;
     ASSERT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
-    if (!hopper::plan(problem, kDevice, &plan).ok()) continue;
+    if (!cuda::sm90::plan(problem, kDevice, &plan).ok()) continue;
     ++cases_of[plan.kernel->id];
     by_tma.insert(plan.dk_by_tma);
   }
@@ -250,4 +250,4 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

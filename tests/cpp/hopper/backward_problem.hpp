@@ -8,10 +8,10 @@
 
 #include "../parsed.hpp"
 #include "cases/backward_tensors.hpp"
-#include "hopper/backward/plan.hpp"
+#include "cuda/sm90/backward/plan.hpp"
 #include "planned_device.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 
 inline BackwardProblem problem_of(const std::string& id) {
   const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));
@@ -23,11 +23,11 @@ inline BackwardProblem problem_of(const std::string& id) {
 
 inline BackwardPlan plan_of(const BackwardProblem& problem) {
   BackwardPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
 
 inline BackwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

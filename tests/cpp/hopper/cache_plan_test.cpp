@@ -11,18 +11,18 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
+#include "cuda/sm90/decode/plan.hpp"
+#include "cuda/sm90/forward/key_pages.hpp"
+#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/host/tensor_map.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/plan.hpp"
-#include "hopper/forward/key_pages.hpp"
-#include "hopper/forward/plan.hpp"
-#include "hopper/host/tensor_map.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 ForwardPlan plan_of(const ForwardProblem& problem) {
   ForwardPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_FALSE(is_decode(problem));
   return plan;
@@ -282,7 +282,7 @@ TEST(CachePlan, NeighboursDoNotMatter) {
           if (!other.sequences_q.bounded)  // as many as there are rows
             other.seq_q = other.sequences_q.rows = other.sequences_q.max_length = 300 * batch;
           ForwardPlan plan;
-          ASSERT_TRUE(hopper::plan(other, {0, multiprocessors}, &plan).ok()) << id;
+          ASSERT_TRUE(cuda::sm90::plan(other, {0, multiprocessors}, &plan).ok()) << id;
           EXPECT_EQ(plan.kernel, expected.kernel) << id << ", " << batch << ", " << keys;
           EXPECT_EQ(plan.pack.heads, expected.pack.heads) << id << ", " << batch << ", " << keys;
         }
@@ -399,7 +399,7 @@ TEST(CachePlan, IsExplained) {
   const auto explained = [](const std::string& id) {
     const ForwardProblem problem = problem_of(id);
     Explanation lines;
-    hopper::explain(problem, plan_of(problem), &lines);
+    cuda::sm90::explain(problem, plan_of(problem), &lines);
     return lines.text();
   };
   const std::string pages =
@@ -424,4 +424,4 @@ TEST(CachePlan, IsExplained) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

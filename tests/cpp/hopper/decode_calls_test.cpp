@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "cases/cache_tensors.hpp"
+#include "cuda/sm90/decode/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/plan.hpp"
 #include "oracle/yardsticks/error_bound.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 // The error bound of weights over FP8 keys counts few queries as the kernels do.
@@ -91,9 +91,9 @@ TEST(DecodeCalls, RunsAppendsWithoutQueries) {
   ASSERT_FALSE(problem.has_output());
   EXPECT_TRUE(is_decode(problem));
   DecodePlan plan;
-  EXPECT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
+  EXPECT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
   EXPECT_EQ(plan.kernel, nullptr);
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -11,17 +11,17 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
+#include "cuda/sm90/decode/plan.hpp"
+#include "cuda/sm90/decode/shares.hpp"
+#include "cuda/varlen/lengths.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/lengths.hpp"
-#include "hopper/decode/plan.hpp"
-#include "hopper/decode/shares.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 DecodePlan plan_of(const ForwardProblem& problem) {
   DecodePlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
@@ -29,7 +29,7 @@ DecodePlan plan_of(const ForwardProblem& problem) {
 TEST(DecodePlan, HasNoCacheOfFloat32) {
   DecodePlan plan;
   const Status status =
-      hopper::plan(problem_of("fp32/b2/q1/k300/h4/d64/causal/usedk/paged16"), kDevice, &plan);
+      cuda::sm90::plan(problem_of("fp32/b2/q1/k300/h4/d64/causal/usedk/paged16"), kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_EQ(status.message(),
             "q.dtype = float32 but the hopper backend has a KV cache in float16, bfloat16 and "
@@ -130,7 +130,7 @@ TEST(DecodePlan, CutsASequenceTheSameWayInAnyBatch) {
     DecodePlan plan;
     ForwardProblem problem = problem_of("bf16/b2/q1/k5000/h8x2/d128/causal/usedk/paged16");
     problem.batch = batch;
-    EXPECT_TRUE(hopper::plan(problem, {0, multiprocessors}, &plan).ok());
+    EXPECT_TRUE(cuda::sm90::plan(problem, {0, multiprocessors}, &plan).ok());
     const DecodeRule& r = plan.rule;
     return std::tuple(plan.kernel, r.tile_n, r.least_tiles, r.splits, r.long_splits, r.long_tiles,
                       r.most_tiles, plan.heads);
@@ -144,7 +144,7 @@ TEST(DecodePlan, LongSequencesHaveMoreSplits) {
   const auto splits_of = [](const char* heads, int keys) {
     DecodePlan plan;
     const std::string id = "bf16/b1/q1/k" + std::to_string(keys) + "/" + heads + "/d128/causal";
-    EXPECT_TRUE(hopper::plan(problem_of(id), kDevice, &plan).ok());
+    EXPECT_TRUE(cuda::sm90::plan(problem_of(id), kDevice, &plan).ok());
     return ceil_div(ceil_div(keys, plan.rule.tile_n), split_tiles_of(plan.rule, keys));
   };
   EXPECT_EQ(splits_of("h32x8", 1024), 4) << "of two key tiles each";
@@ -205,9 +205,9 @@ TEST(DecodeWork, SequencesAreThoseOfTheCore) {
     }
     p.cache.has_batch_idx = true;  // so that it is a cache in any case
     DecodeRule rule{};
-    rule.q = decode_lengths(p.sequences_q), rule.k = decode_lengths(p.sequences_k);
+    rule.q = lengths_of(p.sequences_q), rule.k = lengths_of(p.sequences_k);
     rule.leftpad = p.cache.leftpad;
-    if (p.append.given) rule.added = decode_lengths(p.append.sequences);
+    if (p.append.given) rule.added = lengths_of(p.append.sequences);
     rule.tile_n = 128, rule.tile_queries = 1, rule.head_groups = 1, rule.splits = 8;
     rule.long_splits = 16, rule.long_tiles = 100, rule.least_tiles = 1, rule.most_tiles = 64;
     rule.mask = {-1, -1, 0};
@@ -390,7 +390,7 @@ TEST(DecodePlan, IsExplained) {
     ForwardProblem problem;
     EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
     Explanation lines;
-    hopper::explain(problem, plan_of(problem), &lines);
+    cuda::sm90::explain(problem, plan_of(problem), &lines);
     return lines.text();
   };
   const std::string cached =
@@ -417,4 +417,4 @@ TEST(DecodePlan, IsExplained) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -10,7 +10,7 @@
 #include "cases/tensors.hpp"
 #include "planned_device.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 
 inline ForwardProblem problem_of(const cases::Case& c) {
   const auto params = cases::make_question(c);
@@ -21,4 +21,4 @@ inline ForwardProblem problem_of(const cases::Case& c) {
 }
 inline ForwardProblem problem_of(const std::string& id) { return problem_of(cases::parsed(id)); }
 
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

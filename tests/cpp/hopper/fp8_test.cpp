@@ -10,9 +10,9 @@
 
 #include "cases/table.hpp"
 #include "core/scales.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 #include "device_call.hpp"
 #include "forward_problem.hpp"
-#include "hopper/forward/plan.hpp"
 
 namespace flash3 {
 namespace {
@@ -100,8 +100,9 @@ TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
     const auto* params = std::get_if<flash3_forward_params>(&call.params);
     const bool scaled = params->v_scale.dtype != FLASH3_DTYPE_NONE;
     const Bytes out = call.download(call.part("out"));
-    hopper::ForwardPlan plan;
-    ASSERT_TRUE(hopper::plan(hopper::problem_of(id), hopper::kDevice, &plan).ok()) << id;
+    cuda::sm90::ForwardPlan plan;
+    ASSERT_TRUE(cuda::sm90::plan(cuda::sm90::problem_of(id), cuda::sm90::kDevice, &plan).ok())
+        << id;
     const double loss = largest_loss(int64_t{plan.flush_tiles} * plan.kernel->config.tile_n);
     ASSERT_LT(loss, 0.12) << id << ": a single sum would pass";
     for (int64_t d = 0; d < dim; ++d) {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/arithmetic.hpp"
-#include "hopper/host/driver.hpp"
+#include "cuda/host/driver.hpp"
 
 namespace flash3 {
 
@@ -84,7 +84,7 @@ class GuardedMemory {
   };
   template <class Function>
   static void find(const char* name, Function* function) {
-    *function = hopper::driver_function<Function>(name, 10020);
+    *function = cuda::driver_function<Function>(name, 10020);
     check(*function != nullptr, name);
   }
   static const Api& api() {

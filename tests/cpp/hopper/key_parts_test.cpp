@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the keys of a work tile are split, and the ring of slots in which the parts lie, emulated.
 // Needs no GPU.
-#include "hopper/device/key_parts.hpp"
+#include "cuda/device/key_parts.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "hopper/forward/estimate.hpp"
+#include "cuda/sm90/forward/estimate.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 // As many parts as fill the 132 multiprocessors of an H100 or H200 in whole rounds, and no more
@@ -200,4 +200,4 @@ TEST(KeyParts, TheRingHoldsThem) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

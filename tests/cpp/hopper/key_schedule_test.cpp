@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which work each block of a backward has, and in which order (hopper/backward/key_schedule.hpp).
-// Needs no GPU.
+// Which work each block of a backward has, and in which order
+// (cuda/sm90/backward/key_schedule.hpp). Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 #include "backward_problem.hpp"
 #include "core/message.hpp"
-#include "hopper/backward/params.h"
+#include "cuda/sm90/backward/params.h"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
@@ -223,4 +223,4 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

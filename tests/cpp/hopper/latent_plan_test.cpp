@@ -4,11 +4,11 @@
 
 #include <string>
 
+#include "cuda/sm90/decode/latent/parts.hpp"
+#include "cuda/sm90/decode/latent/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/latent/parts.hpp"
-#include "hopper/decode/latent/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 DecodePlan plan_of(const std::string& id) {
@@ -16,7 +16,7 @@ DecodePlan plan_of(const std::string& id) {
   EXPECT_TRUE(is_decode(problem)) << id;
   EXPECT_TRUE(check_latent(problem).ok()) << id << ": " << check_latent(problem).message();
   DecodePlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -75,4 +75,4 @@ TEST(LatentPlan, OtherWideHeadsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

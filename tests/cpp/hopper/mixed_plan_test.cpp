@@ -6,17 +6,17 @@
 #include <algorithm>
 
 #include "cases/cache_tensors.hpp"
+#include "cuda/sm90/mixed/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/mixed/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 MixedPlan plan_of(const std::string& id) {
   const ForwardProblem problem = problem_of(id);
   EXPECT_TRUE(is_mixed(problem)) << id;
   MixedPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -56,7 +56,7 @@ TEST(MixedPlan, PlansDecodingAsIfAlone) {
   const std::string rest = "/k3000/h32x8/d128/causal/packedq/usedk/paged64";
   const ForwardProblem decoding = problem_of("bf16/b4/q4" + rest);
   DecodePlan alone;
-  ASSERT_TRUE(hopper::plan(decoding, kDevice, &alone).ok());
+  ASSERT_TRUE(cuda::sm90::plan(decoding, kDevice, &alone).ok());
   for (const char* most : {"17", "200", "2048"}) {
     const MixedPlan plan = plan_of(std::string("bf16/b4/q") + most + rest);
     EXPECT_EQ(plan.decode.kernel, alone.kernel);
@@ -134,4 +134,4 @@ TEST(MixedPlan, IsExplained) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -8,8 +8,8 @@
 
 #include <vector>
 
+#include "cuda/host/driver.hpp"
 #include "flash3/flash3.hpp"
-#include "hopper/host/driver.hpp"
 
 namespace flash3 {
 namespace {
@@ -25,7 +25,7 @@ TEST(Context, IsNotCreatedByAHostCall) {
   forward({.q = view(q), .k = view(q), .v = view(q), .out = view(out)});
   EXPECT_FLOAT_EQ(out[0], 1.f);
 
-  const auto get_state = hopper::driver_function<decltype(&cuDevicePrimaryCtxGetState)>(
+  const auto get_state = cuda::driver_function<decltype(&cuDevicePrimaryCtxGetState)>(
       "cuDevicePrimaryCtxGetState", 7000);
   ASSERT_NE(get_state, nullptr);
   unsigned flags = 0;

@@ -9,10 +9,10 @@
 #include "../parsed.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 #include "device/device.hpp"
-#include "hopper/forward/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 using cases::Case;
@@ -66,7 +66,7 @@ class GpuCall {
     const auto workspace = memory_.allocate(plan.workspace_bytes);
     problem.workspace = workspace.get();
     problem.workspace_size = plan.workspace_bytes;
-    status = hopper::launch(problem, plan);
+    status = cuda::sm90::launch(problem, plan);
     ASSERT_TRUE(status.ok()) << status.message();
     memory_.finish();
     for (size_t i = 0; i < 2; ++i) {
@@ -207,4 +207,4 @@ TEST_F(PackedHeads, AreExplained) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the forward kernels' plan decides: which kernel, which heads share a tile, and why. Needs no
 // GPU: a plan launches nothing.
-#include "hopper/forward/plan.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,15 +10,15 @@
 #include <numeric>
 
 #include "cases/table.hpp"
+#include "cuda/sm90/decode/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 ForwardPlan plan_of(const std::string& id) {
   ForwardPlan plan;
-  const Status status = hopper::plan(problem_of(id), kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem_of(id), kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -362,7 +362,7 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
     ForwardPlan plan;
     ASSERT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
     if (is_decode(problem)) continue;
-    if (hopper::plan(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
+    if (cuda::sm90::plan(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
   }
   for (const ForwardKernel& kernel : forward_kernels())
     EXPECT_GE(cases_of[kernel.id], 1) << kernel.id;
@@ -408,10 +408,10 @@ TEST(Plan, CountsHeadsInsideOf32Bits) {
   ForwardPlan plan;
   ForwardProblem problem = problem_of("bf16/b1/q1/k1/h64x1/d64/full");
   problem.heads_q = problem.q.heads = problem.out.heads = int64_t{1} << 31;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_NE(status.message().find("heads_q = 2147483648"), std::string::npos) << status.message();
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

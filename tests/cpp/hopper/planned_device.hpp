@@ -2,10 +2,10 @@
 // The device that plans without a GPU are made for.
 #pragma once
 
-#include "hopper/host/device_info.hpp"
+#include "cuda/host/device_info.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 
 inline constexpr Device kDevice{0, 132};  // an H100 or H200
 
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

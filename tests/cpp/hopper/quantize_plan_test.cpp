@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "core/rotation.hpp"
-#include "hopper/quantize/plan.hpp"
+#include "cuda/quantize/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda {
 namespace {
 
 flash3_tensor tensor(flash3_dtype dtype, std::vector<int64_t> shape) {
@@ -72,7 +72,7 @@ QuantizeProblem problem_of(const flash3_quantize_params& p) {
 
 QuantizePlan plan_of(const QuantizeProblem& problem) {
   QuantizePlan plan;
-  const Status status = hopper::plan(problem, Device{}, &plan);
+  const Status status = cuda::plan(problem, Device{}, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
@@ -223,7 +223,7 @@ TEST(QuantizePlan, RotatesOnTheTensorCoresWhatItCanAccessSixteenBytesAtATime) {
 TEST(QuantizePlan, RefusesFloat32) {
   const QuantizeProblem problem = problem_of(padded({1, 100, 100, 1, 1, 64, 64}, FLASH3_FLOAT32));
   QuantizePlan plan;
-  const Status status = hopper::plan(problem, Device{}, &plan);
+  const Status status = cuda::plan(problem, Device{}, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_EQ(status.message(),
             "q.dtype = float32 but the hopper backend brings float16 and bfloat16 to FP8");
@@ -295,4 +295,4 @@ TEST(QuantizeRotation, HandsTheSignsToTheKernel) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda

@@ -11,7 +11,7 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 // A packed call whose sequences have so many rows, of which the first `used` count; the id's q and
@@ -295,7 +295,7 @@ TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
   BackwardProblem problem = problem_of("bf16/b2/q64/k64/h1/d64/full/packed");
   problem.sequences_q.rows = int64_t{1} << 30;
   BackwardPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_NE(status.message().find("1073741824 and 128 rows of a ragged batch"), std::string::npos)
       << status.message();
@@ -313,4 +313,4 @@ TEST(RaggedBackwardPlan, EmptyBatchesHaveNoTiles) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

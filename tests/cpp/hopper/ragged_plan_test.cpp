@@ -7,11 +7,11 @@
 #include <numeric>
 
 #include "cases/tensors.hpp"
-#include "hopper/forward/plan.hpp"
-#include "hopper/host/kernel_kind.hpp"
+#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/host/kernel_kind.hpp"
 #include "planned_device.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 // A packed call with these lengths; the id's q and k are max_seqlen.
@@ -177,7 +177,7 @@ ForwardPlan plan_of(const std::string& id) {
   ForwardProblem problem;
   EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
   ForwardPlan plan;
-  const Status status = hopper::plan(problem, kDevice, &plan);
+  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
 }
@@ -215,16 +215,16 @@ TEST(RaggedPlan, CopiesWhatHasNoEvenSteps) {
   Batch batch("bf16/b3/q50/k50/h4/d64/full/usedk", {1, 1, 1}, {1, 1, 1});
   ForwardProblem& problem = batch.problem;
   ForwardPlan plan;
-  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
   EXPECT_FALSE(plan.k.needed);
   problem.k.stride_batch += 8;
-  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
   EXPECT_TRUE(plan.k.needed);
   EXPECT_FALSE(plan.q.needed);
   problem.out.stride_batch += 8;
-  ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok());
+  ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
   EXPECT_FALSE(plan.out_by_tma);
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

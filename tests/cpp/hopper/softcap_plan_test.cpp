@@ -4,22 +4,22 @@
 #include <gtest/gtest.h>
 
 #include "cases/backward_tensors.hpp"
+#include "cuda/sm90/backward/plan.hpp"
+#include "cuda/sm90/forward/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/backward/plan.hpp"
-#include "hopper/forward/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 Status plan_of(const std::string& id, ForwardPlan* plan) {
-  return hopper::plan(problem_of(id), kDevice, plan);
+  return cuda::sm90::plan(problem_of(id), kDevice, plan);
 }
 
 Status plan_of(const std::string& id, BackwardPlan* plan) {
   const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));
   BackwardProblem problem;
   EXPECT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
-  return hopper::plan(problem, kDevice, plan);
+  return cuda::sm90::plan(problem, kDevice, plan);
 }
 
 // The kernel id of the plan; its end says the tile.
@@ -83,7 +83,7 @@ TEST(SoftcapPlan, ShortSequencesShareTiles) {
         }
         EXPECT_EQ(with_slots, 1) << id;
         ForwardPlan plan;
-        ASSERT_TRUE(hopper::plan(problem, kDevice, &plan).ok()) << id;
+        ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok()) << id;
         EXPECT_EQ(plan.slot_rows, 16) << id;
       }
 }
@@ -108,4 +108,4 @@ TEST(SoftcapPlan, SaysWhichSoftcapsItDoesNotCompute) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of soft-capped scores, as the kernels have it: against tanh in double precision.
-#include "hopper/device/softcap.hpp"
+#include "cuda/device/softcap.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <limits>
 #include <numbers>
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -121,4 +121,4 @@ TEST(Softcap, CoefficientsAreNormalNumbersThroughoutTheRange) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

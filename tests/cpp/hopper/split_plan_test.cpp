@@ -9,18 +9,18 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
+#include "cuda/device/key_parts.hpp"
+#include "cuda/sm90/decode/plan.hpp"
+#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/mixed/plan.hpp"
 #include "forward_problem.hpp"
-#include "hopper/decode/plan.hpp"
-#include "hopper/device/key_parts.hpp"
-#include "hopper/forward/plan.hpp"
-#include "hopper/mixed/plan.hpp"
 
-namespace flash3::hopper {
+namespace flash3::cuda::sm90 {
 namespace {
 
 ForwardPlan plan_of(const ForwardProblem& problem, int multiprocessors = 132) {
   ForwardPlan plan;
-  const Status status = hopper::plan(problem, {0, multiprocessors}, &plan);
+  const Status status = cuda::sm90::plan(problem, {0, multiprocessors}, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
@@ -266,7 +266,7 @@ TEST(KeyParts, AreThoseOfTheForwardOfAMixedCall) {
         problem_of(std::string(dtype) + "/b4/q200/k9000/h8x1/d128/causal/packedq/usedk/paged64");
     ASSERT_TRUE(is_mixed(problem));
     MixedPlan mixed;
-    ASSERT_TRUE(hopper::plan(problem, kDevice, &mixed).ok());
+    ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &mixed).ok());
     EXPECT_EQ(mixed.forward.kernel->id, std::string("fwd_") + dtype + "_d128_split_128x128");
     EXPECT_EQ(mixed.forward.parts.most, 2);
     EXPECT_GE(mixed.decode.schedule_offset, mixed.forward.workspace_bytes);
@@ -277,7 +277,7 @@ TEST(KeyParts, AreExplained) {
   const auto explained = [](const std::string& id) {
     const ForwardProblem problem = problem_of(id);
     Explanation lines;
-    hopper::explain(problem, plan_of(problem), &lines);
+    cuda::sm90::explain(problem, plan_of(problem), &lines);
     return lines.text();
   };
   const std::string rest = "/h8x1/d128/causal/usedk/paged64";
@@ -298,4 +298,4 @@ TEST(KeyParts, AreExplained) {
 }
 
 }  // namespace
-}  // namespace flash3::hopper
+}  // namespace flash3::cuda::sm90

@@ -5,11 +5,11 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include "hopper/device/barriers.cuh"
+#include "cuda/sm90/device/barriers.cuh"
 
 namespace {
 
-using namespace flash3::hopper;
+using namespace flash3::cuda::sm90;
 
 __global__ void wait_for_nobody() {
   __shared__ uint64_t barrier;

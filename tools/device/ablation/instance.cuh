@@ -3,18 +3,19 @@
 // table need not have.
 #pragma once
 
+#include "cuda/sm90/forward/kernel.cuh"
+#include "cuda/sm90/forward/load.cuh"
+#include "cuda/sm90/forward/load_fp8.cuh"
+#include "cuda/sm90/forward/operands_16bit.cuh"
+#include "cuda/sm90/forward/operands_fp8.cuh"
+#include "cuda/sm90/forward/store.cuh"
+#include "cuda/sm90/forward/store_fp8.cuh"
 #include "device/ablation/variants.hpp"
-#include "hopper/forward/kernel.cuh"
-#include "hopper/forward/load.cuh"
-#include "hopper/forward/load_fp8.cuh"
-#include "hopper/forward/operands_16bit.cuh"
-#include "hopper/forward/operands_fp8.cuh"
-#include "hopper/forward/store.cuh"
-#include "hopper/forward/store_fp8.cuh"
 
 namespace flash3::device {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 template <Element kElement_, Variant kVariant>
 struct AblationRow {
@@ -38,7 +39,7 @@ using ConsumerFp8 = Consumer<Traits, OperandsFp8<Traits>, StoreFp8<Traits>>;
 // TRAITS, which what follows calls Traits, and that are the template arguments of forward_kernel.
 #define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, TRAITS, ...)                     \
   template <>                                                                       \
-  const void* flash3::device::ablation_kernel<flash3::hopper::Element::ELEMENT,     \
+  const void* flash3::device::ablation_kernel<flash3::cuda::Element::ELEMENT, \
                                               flash3::device::Variant::VARIANT>() { \
     using namespace flash3::device;                                                 \
     using Traits = TRAITS;                                                          \

@@ -16,7 +16,7 @@ struct NoPingPong {
     sync(ForwardBarrier::kPingPong, warpgroup, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void arrive() const {
-    hopper::arrive(ForwardBarrier::kPingPong, warpgroup, 2 * kWarpgroupThreads);
+    cuda::sm90::arrive(ForwardBarrier::kPingPong, warpgroup, 2 * kWarpgroupThreads);
   }
   __device__ __forceinline__ void finish() const { wait(); }
 };

@@ -3,7 +3,7 @@
 // schedule replaced. They are linked into the tools and not into the library.
 #pragma once
 
-#include "hopper/forward/tile_table.hpp"
+#include "cuda/sm90/forward/tile_table.hpp"
 
 namespace flash3::device {
 
@@ -24,23 +24,23 @@ enum class Variant {
   kNoLazyMaximum    // FP8: every score above a row's maximum raises it
 };
 
-constexpr int tile_n_of(hopper::Element element, Variant variant) {
+constexpr int tile_n_of(cuda::Element element, Variant variant) {
   if (variant == Variant::kThreeStage) return kThreeStageTileN;
   if (variant != Variant::kSmallTiles) return kAblationTileN;
-  return element == hopper::Element::kE4m3 ? kFp8SmallTileN : kThreeStageTileN;
+  return element == cuda::Element::kE4m3 ? kFp8SmallTileN : kThreeStageTileN;
 }
 
 // The library's row with the variant's tile_n.
-constexpr hopper::ForwardConfig ablation_config(hopper::Element element, Variant variant) {
-  hopper::ForwardConfig config =
-      hopper::forward_config(element, kAblationHeadDim, kAblationHeadDim, false,
-                             hopper::ScoreKind::kPlain, 128, kAblationTileN);
+constexpr cuda::sm90::ForwardConfig ablation_config(cuda::Element element, Variant variant) {
+  cuda::sm90::ForwardConfig config =
+      cuda::sm90::forward_config(element, kAblationHeadDim, kAblationHeadDim, false,
+                                 cuda::ScoreKind::kPlain, 128, kAblationTileN);
   config.tile_n = tile_n_of(element, variant);
   return config;
 }
 
 // The address of one variant's kernel (instances/).
-template <hopper::Element kElement, Variant kVariant>
+template <cuda::Element kElement, Variant kVariant>
 const void* ablation_kernel();
 
 }  // namespace flash3::device

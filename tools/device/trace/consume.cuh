@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's consumer (hopper/forward/consume.cuh) with a stamp in front of each of its steps.
+// The library's consumer (cuda/sm90/forward/consume.cuh) with a stamp in front of each of its
+// steps.
 #pragma once
 
+#include "cuda/sm90/forward/consume.cuh"
 #include "device/trace/recorder.cuh"
-#include "hopper/forward/consume.cuh"
 
 namespace flash3::device {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 // Base: a consumer of the library. Store: its policy.
 template <class Base, class Store>

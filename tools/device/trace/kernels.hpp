@@ -3,7 +3,7 @@
 // are linked into the tools and not into the library, whose own kernels know nothing of them.
 #pragma once
 
-#include "hopper/forward/tile_table.hpp"
+#include "cuda/sm90/forward/tile_table.hpp"
 
 namespace flash3::device {
 
@@ -13,7 +13,7 @@ struct TracedKernel {
 };
 
 // In instances/.
-template <hopper::Element kElement, int kHeadDim, bool kBand, int kTileM, int kTileN>
+template <cuda::Element kElement, int kHeadDim, bool kBand, int kTileM, int kTileN>
 TracedKernel traced_kernel();
 
 }  // namespace flash3::device

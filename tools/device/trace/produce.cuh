@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roles of the library's 16-bit producer (hopper/forward/load.cuh), with stamps in their loops.
+// The roles of the library's 16-bit producer (cuda/sm90/forward/load.cuh), with stamps in their
+// loops.
 #pragma once
 
+#include "cuda/sm90/forward/load.cuh"
 #include "device/trace/schedule.cuh"
-#include "hopper/forward/load.cuh"
 
 namespace flash3::device {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 // As load_q().
 template <class Traits>

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's FP8 producer (hopper/forward/load_fp8.cuh) with stamps in the scheduler and in the
-// transposers. The loader has none: it is the library's.
+// The library's FP8 producer (cuda/sm90/forward/load_fp8.cuh) with stamps in the scheduler and in
+// the transposers. The loader has none: it is the library's.
 #pragma once
 
+#include "cuda/sm90/forward/load_fp8.cuh"
 #include "device/trace/schedule.cuh"
-#include "hopper/forward/load_fp8.cuh"
 
 namespace flash3::device {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 // As transpose_v().
 template <class Traits>

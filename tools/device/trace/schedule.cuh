@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's scheduler (hopper/device/scheduler.cuh) with stamps in its loop.
+// The library's scheduler (cuda/sm90/device/scheduler.cuh) with stamps in its loop.
 #pragma once
 
+#include "cuda/sm90/device/scheduler.cuh"
 #include "device/trace/recorder.cuh"
-#include "hopper/device/scheduler.cuh"
 
 namespace flash3::device {
 
-using namespace hopper;
+using namespace cuda;
+using namespace cuda::sm90;
 
 // As schedule_tiles(), of a batch of sequences of one length.
 template <class Traits>

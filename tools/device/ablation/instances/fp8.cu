@@ -14,4 +14,4 @@ FLASH3_ABLATION_INSTANCE(kE4m3, kNoOverlap, E4m3Traits<Variant::kNoOverlap>, Fp8
 
 FLASH3_ABLATION_INSTANCE(kE4m3, kNoLazyMaximum, E4m3Traits<Variant::kNoLazyMaximum>,
                          Fp8Producer<Traits>,
-                         hopper::Consumer<Traits, EagerOperandsFp8<Traits>, StoreFp8<Traits>>)
+                         cuda::sm90::Consumer<Traits, EagerOperandsFp8<Traits>, StoreFp8<Traits>>)

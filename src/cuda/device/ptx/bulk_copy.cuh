@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the copy engine (TMA) is asked to do. PTX ISA 9.7.9.25.4 cp.async.bulk,
+// cp.reduce.async.bulk, 9.7.9.25.5 cp.async.bulk.tensor, 9.7.9.25.4.3 commit_group and
+// wait_group, 9.7.13.4 fence.proxy.
+#pragma once
+
+#include "cuda/device/ptx/sync.cuh"
+
+namespace flash3::cuda {
+
+struct TensorMap;  // cuda/device/views.h
+
+__device__ __forceinline__ uint64_t global_address(const void* at) {
+  return __cvta_generic_to_global(at);
+}
+
+// ---- boxes of a tensor map, by their coordinates ----
+// The map is untyped: nvcc keeps the address of a typed one in registers across the epilogue.
+
+// Each of its bytes counts at the barrier, also where the box lies outside of the tensor.
+__device__ __forceinline__ void copy_box_in(void* shared, const void* map, const int32_t (&c)[4],
+                                            uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void copy_box_in(void* shared, const void* map, const int32_t (&c)[5],
+                                            uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(c[4]), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// What is read once: it is the first to leave the L2 cache.
+__device__ __forceinline__ void copy_box_in_once(void* shared, const void* map,
+                                                 const int32_t (&c)[4], uint64_t* barrier) {
+  constexpr unsigned long long kEvictFirst = 0x12F0000000000000;  // a policy of createpolicy
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(shared_address(barrier)),
+      "l"(kEvictFirst)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box_out(const void* map, const int32_t (&c)[4],
+                                             const void* shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+      "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+      "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(shared_address(shared))
+      : "memory");
+}
+__device__ __forceinline__ void copy_box_out(const void* map, const int32_t (&c)[5],
+                                             const void* shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+      "[%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+      "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]), "r"(c[4]), "r"(shared_address(shared))
+      : "memory");
+}
+
+// ---- contiguous bytes: addresses and sizes are multiples of 16 ----
+
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+      "l"(global_address(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(float* global, const void* shared, uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_address(global)),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+
+// Adds floats to those there.
+__device__ __forceinline__ void bulk_add(float* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   global_address(global)),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// ---- this thread's copies to global memory ----
+
+// Ends a batch of them.
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;"); }
+// Waits until the shared memory of all batches may be written again.
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Waits until all batches are done, and visible to this thread.
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// ---- order between the copy engine's accesses and ordinary ones ----
+
+// What the copy engine wrote to global memory, before ordinary accesses that follow.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+// Ordinary writes to shared memory, visible to the copy engine and the tensor cores.
+__device__ __forceinline__ void fence_shared_for_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace flash3::cuda

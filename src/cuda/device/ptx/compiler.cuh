@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the compiler must be told of registers. It knows nothing of asynchronous instructions, which
+// still read or write registers after the place where they stand.
+#pragma once
+
+#include "cuda/device/ptx/arithmetic.cuh"
+
+namespace flash3::cuda {
+
+// Keeps what the compiler does with a wgmma operand on its side of this place: the last use before
+// the wgmma, or the first one after the wait.
+template <int N>
+__device__ __forceinline__ void fence_operand(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
+}
+
+template <int N>
+__device__ __forceinline__ void fence_operand(uint32_t (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+// Declares registers free: the next wgmma overwrites them. Without it the values that they hold
+// count as needed until then, and ptxas may give the asynchronous pipeline up (C7511).
+template <int N>
+__device__ __forceinline__ void mark_undefined(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(r[i])::"memory");
+}
+
+// Computes x, which is never negative, before anything that follows. ptxas may move arithmetic
+// across a wgmma wait, and does: without this the softmax that should run under a product runs
+// after it.
+__device__ __forceinline__ void order_before(float x) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
+}
+
+// The same for an x that ptxas knows not to be negative: it does not know that x is never the NaN
+// of these bits.
+__device__ __forceinline__ void order_positive_before(float x) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0x7fedcba9;\n@p trap;\n}" ::"r"(__float_as_uint(x))
+      : "memory");
+}
+
+// The same for the first kCount of x, none of them negative, by a store that never happens: ptxas
+// moves no store across a wait, and a trap over many values costs the pipeline (C7512).
+template <int kCount, int N>
+__device__ __forceinline__ void order_before(const float (&x)[N], uint32_t* never_written) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) bits |= __float_as_uint(x[i]);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.volatile.shared.u32 [%1], %0;\n}" ::"r"(bits),
+      "r"(uint32_t(__cvta_generic_to_shared(never_written)))
+      : "memory");
+}
+
+// A number of which the compiler knows nothing: what follows from it is computed where it is
+// needed, and not ahead of a loop that has no registers for it.
+__device__ __forceinline__ int hide_from_optimizer(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ uint32_t hide_from_optimizer(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// What lies in memory is loaded again behind this point: no registers keep it meanwhile.
+__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+
+// Moves registers between the warpgroups of a block; every warp of a warpgroup must call it. PTX
+// ISA 9.7.19.5, setmaxnreg.
+template <int kRegisters>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void acquire_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace flash3::cuda

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for other threads, for the copy engine, and for other kernels. PTX ISA 9.7.13.1 bar,
+// 9.7.13.4 fence.mbarrier_init, 9.7.13.13 griddepcontrol, 9.7.13.15 mbarrier.
+#pragma once
+
+#include "cuda/device/ptx/arithmetic.cuh"
+
+namespace flash3::cuda {
+
+// ---- mbarriers: in shared memory, they count arrivals and bytes ----
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return uint32_t(__cvta_generic_to_shared(at));
+}
+
+// By one thread; each phase completes with so many arrivals.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+// Makes barriers that this thread has initialised known to the copy engine.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive_if(bool arrives, uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.b32 arrives, %1, 0;\n"
+      "@arrives mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(int(arrives))
+      : "memory");
+}
+
+// Arrives; the phase also waits for so many bytes.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Whether the phase of this parity has completed; waits for a while.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t completed;
+  asm volatile(
+      "{\n"
+      ".reg .pred completed;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 completed, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, completed;\n"
+      "}"
+      : "=r"(completed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return completed != 0;
+}
+
+// True in exactly one lane; all lanes of the warp call it. After a comparison of thread numbers the
+// compiler would loop over the lanes; after elect.sync it does not.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// ---- the hardware's sixteen barriers of a block; __syncthreads uses id 0 ----
+
+// Waits until `threads` threads in all, waiting and arriving, have come.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// As named_barrier_sync; whether any of the threads says so.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool says_so) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(int(says_so)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
+// ---- kernels of one stream that overlap (programmatic dependent launch) ----
+
+// Lets the next kernel of the stream be launched as soon as all blocks have come here or ended.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Waits until the kernel before this one has ended and what it wrote is visible. Every block of a
+// kernel launched as dependent must come here before it touches what others wrote.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+}  // namespace flash3::cuda

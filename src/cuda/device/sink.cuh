@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Learnable sinks: one more logit per query head that takes part in the softmax's denominator and
+// has no value.
+#pragma once
+
+#include "core/arithmetic.hpp"
+#include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/views.h"
+
+namespace flash3::cuda {
+
+__device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
+  if (sink.type == FloatType::kFloat32) return static_cast<const float*>(sink.data)[head];
+  const uint16_t bits = static_cast<const uint16_t*>(sink.data)[head];
+  return sink.type == FloatType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+// Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are
+// of the scores alone.
+__device__ __forceinline__ void add_sink(float sink, float& inverse_sum, float& lse) {
+  const float larger = fmaxf(lse, sink);
+  if (larger == -kInfinity) return;  // nothing to see, and no sink either
+  const float ratio =
+      exp2_approx(-fabsf(lse - sink) * float(kLog2E));  // of the smaller to the larger
+  const float share = reciprocal_approx(1.f + ratio);
+  inverse_sum *= lse >= sink ? share : ratio * share;
+  lse = larger + log_approx(1.f + ratio);
+}
+
+}  // namespace flash3::cuda

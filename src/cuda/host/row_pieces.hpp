@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.hpp"
+
+namespace flash3::cuda {
+
+// Whether all rows begin at multiples of so many bytes and are whole pieces of them.
+inline bool in_pieces(const TensorView& t, int element_bytes = 2, int piece_bytes = 16) {
+  return reinterpret_cast<uintptr_t>(t.data) % piece_bytes == 0 &&
+         (t.stride_batch | t.stride_seq | t.stride_head | t.dim) % (piece_bytes / element_bytes) ==
+             0;
+}
+
+}  // namespace flash3::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call of flash3_quantize launches, what it says of itself, and the launch.
+#pragma once
+
+#include <string>
+
+#include "core/plan.hpp"
+#include "cuda/device/kinds.hpp"
+#include "cuda/host/device_info.hpp"
+#include "cuda/quantize/params.h"
+
+namespace flash3::cuda {
+
+// Tensors whose head dims run in the same kernel, in one launch.
+struct QuantizePass {
+  int columns = 0;  // 64, 128 or 256: threads of a block
+  bool transforms = false;
+  int rotating_dim = 0;     // head dim of a rotating kernel, 0: quantize_kernel
+  bool takes_part[3] = {};  // q, k, v
+};
+
+struct QuantizePlan {
+  Element element = Element::kBFloat16;
+  QuantizePass passes[3];
+  int count = 0;
+  // Some scales are of more than a block: everything that they are for is read for them first, and
+  // they are found in the scale tensors themselves.
+  bool has_wide_scales = false;
+  size_t workspace_bytes = 0;
+};
+
+// UNSUPPORTED, and why, if no kernel can run it.
+Status plan(const QuantizeProblem& problem, const Device& device, QuantizePlan* plan);
+
+// What the kernel of a pass is launched with. gathers: it has to find wide scales; tensors with
+// others do not take part.
+QuantizeParams quantize_params(const QuantizeProblem& problem, const QuantizePass& pass,
+                               bool gathers);
+inline Index quantize_blocks(const QuantizeParams& params) {
+  return params.count > 0 ? params.tensors[params.count - 1].past : 0;
+}
+
+// "quantize_bf16_d128_transformed"
+std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass);
+
+void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);
+
+Status launch(const QuantizeProblem& problem, const QuantizePlan& plan);
+
+}  // namespace flash3::cuda

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of the backward's tile table (tile_table.hpp), and what follows from it. constexpr and
+// NVRTC-clean, like the forward's.
+#pragma once
+
+#include "cuda/device/kinds.hpp"
+#include "cuda/sm90/backward/key_schedule.hpp"
+
+namespace flash3::cuda::sm90 {
+
+inline constexpr int kConsumerWarpgroups = 2;
+inline constexpr int kQueryStages = 2;  // Q with its LSE, and dOut with delta
+inline constexpr int kDsStages = 2;
+
+// One kernel: a block owns tile_n keys, keeps their dK and dV in registers, and walks over query
+// tiles of tile_m.
+struct BackwardConfig {
+  int head_dim = 0;
+  int head_dim_v = 0;
+  bool band = false;  // masks by the band; otherwise only the end of the keys
+  ScoreKind score = ScoreKind::kPlain;
+  int tile_m = 0;
+  int tile_n = 0;
+  // Both consumer warpgroups work on the same 64 keys: one holds dV, the other dK, and a warpgroup
+  // of its own computes dQ. Otherwise each holds dK and dV of 64 keys. README.md draws both.
+  bool wide = false;
+  // A block takes one key tile after the other, and loads the next one's K, V, Q and dOut under the
+  // end of the one before. Otherwise a block has one key tile.
+  bool persistent = false;
+  int from_queries = 0;  // the least queries of a call that takes this row
+
+  // The consumers are warpgroups 1 and 2. Warpgroup 0 is the producer; in wide tiles it computes
+  // dQ, and the producer is the last one.
+  FLASH3_HOST_DEVICE constexpr int threads() const {
+    return 128 * (kConsumerWarpgroups + (wide ? 2 : 1));
+  }
+  FLASH3_HOST_DEVICE constexpr int producer_warpgroup() const {
+    return wide ? kConsumerWarpgroups + 1 : 0;
+  }
+
+  // Registers per thread after setmaxnreg (forward/config.hpp).
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const { return persistent ? 40 : 24; }
+  FLASH3_HOST_DEVICE constexpr int dq_registers() const { return wide ? 72 : 0; }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    return wide ? 208 : persistent ? 232 : 240;
+  }
+  FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+
+  // The kernel computes dQ in blocks of 64 columns, and the workspace holds it so. A block has 64
+  // queries, the M of a tensor core product; where tile_m is no multiple of 64 it has all of the
+  // tile and is computed transposed.
+  FLASH3_HOST_DEVICE constexpr bool dq_transposed() const { return tile_m % 64 != 0; }
+  FLASH3_HOST_DEVICE constexpr int dq_queries() const { return dq_transposed() ? tile_m : 64; }
+  // Columns of dQ in the workspace: whole blocks. Columns behind head_dim hold nothing of use.
+  FLASH3_HOST_DEVICE constexpr int dq_columns() const { return (head_dim + 63) / 64 * 64; }
+
+  // Staging buffer for float32 fragments, in float4 per thread of a warpgroup: dQ on its way to the
+  // warp that adds it, or P of a wide tile on its way from one warpgroup to the other.
+  FLASH3_HOST_DEVICE constexpr int fragment_quads() const {
+    return wide ? 8 : tile_m * dq_columns() / 512;
+  }
+
+  // Keys whose visible queries lie in shared memory; without a band nothing reads them.
+  FLASH3_HOST_DEVICE constexpr int mask_keys() const { return band ? tile_n : 1; }
+
+  // Key tiles that the roles may work on at the same time, and places for their K.
+  FLASH3_HOST_DEVICE constexpr int key_tile_slots() const { return persistent ? 2 : 1; }
+
+  // Shared memory in bytes. The epilogue stages dK and dV where K and V were, that of persistent
+  // blocks where dS and K were.
+  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m * (head_dim * 2 + 4); }
+  FLASH3_HOST_DEVICE constexpr int dout_bytes() const { return tile_m * (head_dim_v * 2 + 4); }
+  FLASH3_HOST_DEVICE constexpr int ds_bytes() const { return kDsStages * tile_m * tile_n * 2; }
+  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    const int slots = key_tile_slots();
+    const int barriers =
+        7 + 4 * slots + 2 * (kConsumerWarpgroups + 1 + kDsStages + 2 * kQueryStages);
+    return tile_n * (slots * head_dim + head_dim_v) * 2 +
+           kQueryStages * (q_bytes() + dout_bytes()) + ds_bytes() + fragment_quads() * 2048 +
+           (8 * barriers + mask_keys() * 8 + slots * int(sizeof(KeyTile)) + 4 + 15) / 16 * 16;
+  }
+};
+
+constexpr bool is_valid(const BackwardConfig& c) {
+  const int gradients = (c.wide ? c.head_dim : c.head_dim + c.head_dim_v) / 2,
+            scores = c.tile_m / 2;
+  // A consumer warpgroup computes half of dQ: one block of 64 × 64, or one transposed block.
+  const bool halves = (c.head_dim == 64 || c.dq_columns() == 128) &&
+                      (c.dq_transposed() || c.tile_m * c.head_dim == kConsumerWarpgroups * 64 * 64);
+  return c.shared_bytes() <= kMostSharedBytes && c.head_dim % 32 == 0 && c.head_dim_v % 32 == 0 &&
+         c.head_dim_v <= c.head_dim && c.tile_n == (c.wide ? 64 : 128) &&
+         (c.wide ? c.tile_m == 64 : halves) && !(c.persistent && c.wide) &&
+         128 * (c.producer_registers() + c.dq_registers() +
+                kConsumerWarpgroups * c.consumer_registers()) <=
+             c.threads() * c.launch_registers() &&
+         gradients + 2 * scores + 16 <= c.consumer_registers();
+}
+
+// A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
+// they compile in, side by side and in seconds.
+template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
+          int kTileN>
+const void* backward_kernel_function();
+
+}  // namespace flash3::cuda::sm90

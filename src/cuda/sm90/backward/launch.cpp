@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
+#include "core/arithmetic.hpp"
+#include "cuda/device/softcap.hpp"
+#include "cuda/host/cuda_status.hpp"
+#include "cuda/host/element_type.hpp"
+#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/sink.hpp"
+#include "cuda/sm90/backward/auxiliary_kernels.hpp"
+#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/plan.hpp"
+#include "cuda/sm90/host/tensor_map.hpp"
+
+namespace flash3::cuda::sm90 {
+namespace {
+
+// All rows of a packed tensor must be aligned, also where no sequence has more than one.
+ElementView element_view(const TensorView& view, const Sequences& sequences, flash3_dtype dtype) {
+  return {
+      view.data, view.stride_batch, view.stride_seq, view.stride_head,
+      tma_can_address(tensor_rows(view, sequences), RowIndexing::kBySequence, dtype_size(dtype))};
+}
+
+RowView row_view(const LseView& view) { return {view.data, view.stride_batch, view.stride_head}; }
+
+BackwardWorkspace backward_workspace(const BackwardProblem& problem, const BackwardPlan& plan) {
+  char* const workspace = static_cast<char*>(problem.workspace);
+  const auto at = [&](size_t offset) { return reinterpret_cast<float*>(workspace + offset); };
+  return {plan.query_tiles,
+          problem.sequences_q,
+          int(problem.batch),
+          at(plan.lse_offset),
+          at(plan.delta_offset),
+          at(plan.dq_offset),
+          plan.kernel->config.dq_columns(),
+          plan.counted ? reinterpret_cast<int*>(workspace + plan.semaphores_offset) : nullptr,
+          plan.zeroed};
+}
+
+int* ticket(const BackwardProblem& problem, const BackwardPlan& plan) {
+  if (!plan.has_ticket()) return nullptr;
+  return reinterpret_cast<int*>(static_cast<char*>(problem.workspace) + plan.ticket_offset);
+}
+
+// The input as the main kernel loads it.
+TensorView load_view(const BackwardProblem& problem, const TensorView& tensor,
+                     const Sequences& sequences, const PackedCopy& copy) {
+  return input_view(problem, tensor_rows(tensor, sequences), copy);
+}
+
+Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Sequences& sequences,
+                 int head_dim, TensorMap* map, RowMap* rows) {
+  return encode_map(tensor_rows(tensor, sequences), plan.rows, {64, box_columns(head_dim)}, map,
+                    rows);
+}
+
+KernelLaunch kernel_launch(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel->config;
+  return {plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true};
+}
+
+Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
+                   const BackwardWorkspace& workspace, const SequenceList& list,
+                   BackwardParams* params) {
+  const BackwardConfig& c = plan.kernel->config;
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  const TensorView k = load_view(problem, problem.k, of_k, plan.k),
+                   v = load_view(problem, problem.v, of_k, plan.v);
+  // k has rows, or no block would run.
+  const TensorView q = mappable(load_view(problem, problem.q, of_q, plan.q), k.data),
+                   dout = mappable(load_view(problem, problem.dout, of_q, plan.dout), k.data);
+  const auto load_map = [&](const TensorView& view, int box_rows, int head_dim, TensorMap* map,
+                            RowMap* map_rows) {
+    return encode_map(view, plan.rows, {box_rows, box_columns(head_dim)}, map, map_rows);
+  };
+  FLASH3_CHECK(load_map(k, c.tile_n, c.head_dim, &params->k, &params->k_rows));
+  FLASH3_CHECK(load_map(v, c.tile_n, c.head_dim_v, &params->v, &params->v_rows));
+  FLASH3_CHECK(load_map(q, c.tile_m, c.head_dim, &params->q, &params->q_rows));
+  FLASH3_CHECK(load_map(dout, c.tile_m, c.head_dim_v, &params->dout, &params->dout_rows));
+  params->dk_by_tma = plan.dk_by_tma;
+  params->dv_by_tma = plan.dv_by_tma;
+  if (plan.dk_by_tma)
+    FLASH3_CHECK(store_map(plan, problem.dk, of_k, c.head_dim, &params->dk, &params->dk_rows));
+  if (plan.dv_by_tma)
+    FLASH3_CHECK(store_map(plan, problem.dv, of_k, c.head_dim_v, &params->dv, &params->dv_rows));
+  params->dk_out = element_view(problem.dk, of_k, problem.gradient_dtype);
+  params->dv_out = element_view(problem.dv, of_k, problem.gradient_dtype);
+  params->float32_gradients = problem.gradient_dtype == FLASH3_FLOAT32;
+
+  params->workspace = workspace;
+  params->softmax_scale = problem.softmax_scale;
+  const bool capped = problem.softcap > 0.f;
+  params->scale_log2 = (capped ? problem.softcap : problem.softmax_scale) * float(kLog2E);
+  if (capped) params->softcap = make_softcap(problem.softmax_scale, problem.softcap, 1);
+  params->head_dim = problem.head_dim;
+  params->head_dim_v = problem.head_dim_v;
+  params->heads_per_kv_head = int(problem.queries_per_kv_head());
+  params->schedule = key_schedule(problem, plan);
+  params->schedule.sequences = list;
+  // Without rows nobody sets the ticket, and nobody needs it.
+  params->ticket = workspace.all_tiles() > 0 ? ticket(problem, plan) : nullptr;
+  return {};
+}
+
+bool lists_sequences(const BackwardProblem& problem, const BackwardPlan& plan) {
+  return problem.is_ragged() && plan.grid > 0;
+}
+
+VarlenScheduleParams list_params(const BackwardProblem& problem, const BackwardPlan& plan) {
+  char* const workspace = static_cast<char*>(problem.workspace);
+  VarlenScheduleParams list = varlen_schedule_params(problem, plan);
+  list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
+  list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+  return list;
+}
+
+// Empty where none is made.
+SequenceList sequence_list(const BackwardProblem& problem, const BackwardPlan& plan) {
+  if (!lists_sequences(problem, plan)) return {};
+  const VarlenScheduleParams list = list_params(problem, plan);
+  return {list.rows, list.first_tile, list.batch};
+}
+
+Status launch_copies(const BackwardProblem& problem, const BackwardPlan& plan) {
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, of_k), plan.k));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.v, of_k), plan.v));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.q, of_q), plan.q));
+  return launch_copy(problem, tensor_rows(problem.dout, of_q), plan.dout);
+}
+
+Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
+                   BackwardParams* params) {
+  FLASH3_CHECK(launch_copies(problem, plan));
+  return launch_kernel(kernel_launch(plan), params, problem.stream,
+                       "launching the backward kernel");
+}
+
+}  // namespace
+
+Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
+  const BackwardWorkspace workspace = backward_workspace(problem, plan);
+  const auto stream = static_cast<cudaStream_t>(problem.stream);
+  const Element element = plan.kernel->element;
+  const bool has_rows = workspace.all_tiles() > 0;
+  const SequenceList list = sequence_list(problem, plan);
+  // What can fail comes before the first gradient is written, which is that of the sink.
+  BackwardParams params{};
+  if (plan.grid > 0) FLASH3_CHECK(make_params(problem, plan, workspace, list, &params));
+  if (plan.grid > 0 && problem.dsink.given) FLASH3_CHECK(load_kernel(kernel_launch(plan)));
+  if (lists_sequences(problem, plan))
+    FLASH3_CHECK(launch_varlen_schedule(list_params(problem, plan), problem.stream));
+  if (has_rows) {
+    const PreprocessParams preprocess{
+        workspace,
+        element_view(problem.dout, problem.sequences_q, problem.dtype),
+        element_view(problem.out, problem.sequences_q, problem.dtype),
+        row_view(problem.lse),
+        row_view(problem.dlse),
+        problem.head_dim_v,
+        ticket(problem, plan),
+        list.rows != nullptr};
+    FLASH3_CHECK(cuda_status(launch_preprocess(preprocess, element, stream),
+                             "launching the kernel before the backward kernel"));
+  }
+  if (problem.dsink.given && problem.heads_q > 0) {
+    const SinkGradientParams gradient{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
+    FLASH3_CHECK(
+        cuda_status(launch_sink_gradient(gradient, stream), "launching the sink's gradient"));
+  }
+  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, &params));
+  if (!has_rows) return {};
+  const ConvertParams convert{workspace,
+                              element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
+                              problem.softmax_scale, problem.head_dim};
+  return cuda_status(launch_convert_dq(convert, float_type(problem.gradient_dtype), stream),
+                     "launching dq's conversion");
+}
+
+}  // namespace flash3::cuda::sm90

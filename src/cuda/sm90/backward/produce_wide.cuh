@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of wide tiles: one thread of each warp. Two load; in deterministic calls the other
+// two use the semaphores of dQ for the warpgroup that adds it, because both the wait and the
+// release take long.
+#pragma once
+
+#include "cuda/sm90/backward/dq_sums.cuh"
+#include "cuda/sm90/backward/load.cuh"
+
+namespace flash3::cuda::sm90 {
+
+enum class WideProducerWarp : int { kLoadQ, kLoadDout, kWaitForSemaphore, kReleaseSemaphore };
+
+// Loads all query tiles of Q or dOut, and one float a query beside them.
+template <class Tile>
+__device__ __forceinline__ void load_all_queries(const BackwardParams& params, const KeyTile& work,
+                                                 int tiles, const TensorMap* map,
+                                                 const RowMap& map_rows, const float* floats,
+                                                 uint8_t (&tile_stages)[kQueryStages][Tile::kBytes],
+                                                 float (&float_stages)[kQueryStages][Tile::kRows],
+                                                 RingBarriers<kQueryStages>& barriers,
+                                                 const char* empty) {
+  const ListedSequence& s = work.sequence;
+  QueryPlace at(params, work);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    const auto [stage, phase] = QueryState::at(i);
+    const BoxAt box =  // ahead of the wait
+        box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head);
+    wait(&barriers.empty[stage], phase ^ 1, empty);
+    uint64_t* full = &barriers.full[stage];
+    arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
+    load_box<Tile>(tile_stages[stage], map, box, full);
+    bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  }
+}
+
+// Lets the warpgroup of dQ add to one query tile after the other.
+template <class Traits>
+__device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
+                                                    typename Traits::Shared& shared,
+                                                    const KeyTile& work, int tiles) {
+  QueryPlace at(params, work);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    const DqSums<Traits> sums(params, work, 0, at);
+    sums.semaphore().wait(sums.order());
+    arrive(&shared.dq_ready);
+    wait(&shared.dq_ready, SingleState::at(i).phase, "dq_ready");
+  }
+}
+
+// Releases query tiles that the warpgroup of dQ has added to. It arrives at dq_ready too, so that
+// the warpgroup is never two tiles ahead of it.
+template <class Traits>
+__device__ __forceinline__ void release_semaphores(const BackwardParams& params,
+                                                   typename Traits::Shared& shared,
+                                                   const KeyTile& work, int tiles) {
+  QueryPlace at(params, work);
+  if (tiles > 0) arrive(&shared.dq_ready);
+  for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
+    wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
+    if (i + 1 < tiles) arrive(&shared.dq_ready);
+    DqSums<Traits>(params, work, 0, at).semaphore().release();
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void produce_wide(const BackwardParams& params,
+                                             typename Traits::Shared& shared, const KeyTile& work) {
+  const WideProducerWarp role{warp_in_warpgroup()};
+  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  Walked walked;
+  if (role == WideProducerWarp::kLoadQ && elect_one()) {
+    load_k<Traits>(params, shared, work, walked);
+    load_all_queries<typename Traits::QTile>(params, work, tiles, &params.q, params.q_rows,
+                                             params.workspace.lse_log2, shared.q, shared.lse,
+                                             shared.q_barriers, "q_empty");
+  }
+  if (role == WideProducerWarp::kLoadDout && elect_one()) {
+    load_v<Traits>(params, shared, work, walked);
+    load_all_queries<typename Traits::DoutTile>(params, work, tiles, &params.dout, params.dout_rows,
+                                                params.workspace.delta, shared.dout, shared.delta,
+                                                shared.dout_barriers, "dout_empty");
+  }
+  if (!params.schedule.deterministic) return;
+  if (role == WideProducerWarp::kWaitForSemaphore && elect_one())
+    wait_for_semaphores<Traits>(params, shared, work, tiles);
+  if (role == WideProducerWarp::kReleaseSemaphore && elect_one())
+    release_semaphores<Traits>(params, shared, work, tiles);
+}
+
+}  // namespace flash3::cuda::sm90

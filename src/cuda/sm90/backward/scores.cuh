@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to a warpgroup's tile of transposed scores in registers: the mask, P = exp2(S − lse)
+// and dS = P ∘ (dP − delta).
+#pragma once
+
+#include "cuda/device/band_mask.cuh"
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/sm90/backward/traits.cuh"
+
+namespace flash3::cuda::sm90 {
+
+// Masks a warpgroup's 64 keys in the query tiles that need it.
+template <class Traits>
+struct KeysMask {
+  typename Traits::Shared& shared;
+  int first_row;     // of the 64 keys, in the block's tile
+  int keys;          // from the first of the 64 to the end of the sequence
+  WholeTiles whole;  // band
+
+  // The whole warpgroup calls this.
+  __device__ __forceinline__ KeysMask(typename Traits::Shared& s, const KeyTile& work, int row,
+                                      int thread)
+      : shared(s), first_row(row) {
+    const int first_key = work.key + first_row;
+    keys = work.sequence.k_length - first_key;
+    if constexpr (Traits::kBand) {
+      // Each warp writes the rows that it reads.
+      if constexpr (Traits::kPersistent) __syncwarp();  // all its threads have read the last ones
+      const int own = thread / 32 * 16 + thread % 16, key = first_key + own;
+      if (thread % 32 < 16)
+        shared.seen_by[first_row + own] =
+            own < keys ? RowKeys{work.queries.first(key), work.queries.end(key)} : RowKeys{};
+      whole = whole_tiles(work, {first_key, first_key + kWarpgroupRows}, Traits::kTileM);
+      __syncwarp();
+    }
+  }
+
+  // Sets the scores of hidden pairs to −∞. query: the tile's first one.
+  template <int N>
+  __device__ __forceinline__ void apply(float (&r_s)[N], int query, int thread) const {
+    const int row = thread / 32 * 16 + thread % 32 / 4;  // the thread's other row is row + 8
+    if constexpr (Traits::kBand) {
+      if (whole.hold(query)) return;
+      const RowKeys* seen_by = shared.seen_by + first_row + row;
+      mask_scores_by_bits(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+    } else {
+      if (keys >= kWarpgroupRows) return;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
+      }
+    }
+  }
+};
+
+// The lse or delta of the pair-th two neighbouring queries that this thread has scores of.
+__device__ __forceinline__ float2 load_query_pair(const float* queries, int pair, int thread) {
+  return load_shared(queries + thread % 4 * 2 + 8 * pair);
+}
+
+template <int N>
+__device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* queries, int thread) {
+#pragma unroll
+  for (int pair = 0; pair < N; ++pair) r[pair] = load_query_pair(queries, pair, thread);
+}
+
+// What becomes of a tile's scores; softcap.cuh has the same under a softcap.
+template <class Traits, bool kCapped = Traits::kCapped>
+struct Probabilities {
+  // Of raw scores, before the mask.
+  template <int N>
+  static __device__ __forceinline__ void remap(const BackwardParams&, float (&)[N]) {}
+
+  // Replaces Sᵀ by what dSᵀ is to be multiplied with, here Pᵀ = exp2(Sᵀ · scale − lse) itself.
+  // lse(pair): of the pair-th two neighbouring queries.
+  template <int N, class Lse>
+  static __device__ __forceinline__ void compute(const BackwardParams& params, float (&r_s)[N],
+                                                 uint32_t (&)[N / 2], const Lse& lse) {
+    const float scale_log2 = params.scale_log2;
+#pragma unroll
+    for (int pair = 0; pair < N / 4; ++pair) {
+      const float2 x = lse(pair);
+#pragma unroll
+      for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+        r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
+        r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
+      }
+    }
+  }
+
+  // Pᵀ as operand, if compute() has not made it yet.
+  template <int N>
+  static __device__ __forceinline__ void round(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
+    pack_probabilities<Traits::kElement>(r_s, r_p);
+  }
+};
+
+// dSᵀ = Pᵀ ∘ (dPᵀ − delta), in the place of dPᵀ. delta(pair): as lse(pair).
+template <int N, class Delta>
+__device__ __forceinline__ void subtract_delta(float (&r_dp)[N], const float (&r_p)[N],
+                                               const Delta& delta) {
+#pragma unroll
+  for (int pair = 0; pair < N / 4; ++pair) {
+    const float2 x = delta(pair);
+#pragma unroll
+    for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
+      r_dp[i] = r_p[i] * (r_dp[i] - x.x);
+      r_dp[i + 1] = r_p[i + 1] * (r_dp[i + 1] - x.y);
+    }
+  }
+}
+
+}  // namespace flash3::cuda::sm90

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumers' softmax, and the ends of their runs. A thread has two query rows, r and r + 8:
+// element 4j + 2h + e of its scores is row r + 8h and key 8j + 2·(thread % 4) + e of its
+// warpgroup's; of O the same with head dims.
+#pragma once
+
+#include "cuda/device/softcap.hpp"
+#include "cuda/sm90/decode/latent/parts.cuh"
+#include "cuda/sm90/decode/latent/traits.cuh"
+#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tma.cuh"
+
+namespace flash3::cuda::sm90 {
+
+template <class Traits>
+class LatentSoftmax {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ __forceinline__ LatentSoftmax(const DecodeParams& params, Shared& shared,
+                                           int warpgroup)
+      : params_(params),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        thread_(thread_in_warpgroup()),
+        slack_(kSlack / params.scale_log2) {}
+
+ protected:
+  using KvState = typename Traits::KvState;
+  using Scores = float[Traits::kTileN / 2];
+  using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
+
+  struct Sums {
+    float out[Traits::kDims / 2];
+    float max[2], sum[2];  // sum: over this thread's keys
+
+    __device__ __forceinline__ void clear() {
+      max[0] = max[1] = -kInfinity;
+      sum[0] = sum[1] = 0.f;
+#pragma unroll
+      for (float& x : out) x = 0.f;
+    }
+  };
+
+  static __device__ __forceinline__ void sync_all() {
+    named_barrier_sync(int(DecodeBarrier::kAllConsumers), Traits::kThreads);
+  }
+
+  __device__ __forceinline__ void sync_warpgroup() const {
+    named_barrier_sync(
+        int(warpgroup_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers),
+        kWarpgroupThreads);
+  }
+
+  // Rows that producers gathered came through the generic proxy.
+  __device__ __forceinline__ void wait_for(uint64_t& full, uint32_t phase, const char* name) const {
+    wait(&full, phase, name);
+    if (params_.box_rows == 0) fence_shared_for_async_proxy();
+  }
+
+  // ---- a tile ----
+
+  // Turns the scores of a tile into P, in registers and for the other warpgroup. P of the maximum
+  // so far is computed beside the test whether that serves, and seldom once more.
+  __device__ __forceinline__ void softmax(const DecodeRun& run, const TileMask::Range& unmasked,
+                                          int tile, int stage, Scores& r_s, Probabilities& r_p,
+                                          Sums& sums) const {
+    const int first_key = tile * Traits::kTileN;
+    if (params_.capped) cap_scores(r_s);
+    if (tile < unmasked.begin || tile >= unmasked.end) {
+      mask(run, r_s, first_key + thread_ % 4 * 2);
+      clear_hidden_values(run, first_key, shared_.v[stage]);
+    }
+    bool within = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float limit = limit_of(sums.max[h]);
+#pragma unroll
+      for (int j = 0; j < Traits::kTileN / 8; ++j)
+        within &= r_s[4 * j + 2 * h] <= limit && r_s[4 * j + 2 * h + 1] <= limit;  // a NaN is not
+    }
+    float added[2];
+    weigh(r_s, sums, r_p, added);
+    const bool raises = __any_sync(~0u, !within);
+    if (raises) {
+      raise_max(r_s, sums);
+      weigh(r_s, sums, r_p, added);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (thread_ % 4 == 0) shared_.max[stage][row_of(h)] = sums.max[h];
+    }
+    sums.sum[0] += added[0];
+    sums.sum[1] += added[1];
+    store_probabilities(r_p, shared_.k[stage]);
+    if (thread_ % 32 == 0) shared_.raised[stage][thread_ / 32] = raises;
+    __syncwarp();
+    if (thread_ % 32 == 0) arrive(&shared_.p_full[stage]);
+  }
+
+  // The maximum to which P of the other warpgroup refers becomes this one's.
+  __device__ __forceinline__ void take_max(int stage, Sums& sums) const {
+    if (!__any_sync(~0u, shared_.raised[stage][thread_ / 32])) return;
+    const float max[2] = {shared_.max[stage][row_of(0)], shared_.max[stage][row_of(1)]};
+    rescale(max, sums);
+  }
+
+  // ---- the end of a run ----
+
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums, LatentParts& parts) {
+    end_sums(sums);
+    if (run.is_whole) return store_result(run, sums);
+    const bool begins = run.has_first;
+    if (begins) {
+      parts.begins = 1;
+      parts.batch = run.batch;
+      parts.head_group = run.head_group;
+      parts.q_row = run.q_row;
+      parts.rows = run.rows;
+    } else {
+      parts.continues = 1;
+      parts.ends = run.ends_item;
+    }
+    store_part(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
+  }
+
+  const DecodeParams& params_;
+  Shared& shared_;
+  const int warpgroup_, thread_;
+  const float slack_;  // of scores
+
+ private:
+  __device__ __forceinline__ int row_of(int h) const {
+    return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
+  }
+
+  // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
+  __device__ __forceinline__ void cap_scores(Scores& r_s) const {
+    const Softcap& cap = params_.softcap;
+#pragma unroll
+    for (float& s : r_s) {
+      const float size = fabsf(s);  // a NaN stays one
+      if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
+      s *= cap.factor(s);
+    }
+  }
+
+  // key: that of element 0.
+  __device__ __forceinline__ void mask(const DecodeRun& run, Scores& r_s, int key) const {
+    const RowKeys rows[2] = {shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)]};
+    if (params_.tree == nullptr) return mask_scores<true>(r_s, rows[0], rows[1], key);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint64_t shown = uint64_t(unsigned(rows[h].end)) << 32 | unsigned(rows[h].first);
+#pragma unroll
+      for (int i = 2 * h; i < Traits::kTileN / 2; i += i % 2 == 0 ? 1 : 3) {
+        const int at = key + i / 4 * 8 + i % 2, bit = at - run.mask.row_shift;
+        const bool hides = bit >= 0 && bit < 64 && !(shown >> bit & 1);
+        if (at >= run.k_length || hides) r_s[i] = -kInfinity;
+      }
+    }
+  }
+
+  // Keys that no query sees have weight 0, but 0 · NaN is NaN.
+  __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key,
+                                                      uint8_t* tile) const {
+    using VTile = typename Traits::VTile;
+    constexpr int kPieces = VTile::kRowBytes / 16;
+    const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
+    if (begin <= 0 && end >= Traits::kTileN) return;
+    for (int i = thread_; i < Traits::kTileN * kPieces; i += kWarpgroupThreads) {
+      const int row = i / kPieces;
+      if (row >= begin && row < end) continue;
+#pragma unroll
+      for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
+        *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
+    }
+    fence_shared_for_async_proxy();
+    sync_warpgroup();
+  }
+
+  // The largest score that this maximum serves.
+  __device__ __forceinline__ float limit_of(float max) const { return max + slack_; }
+  __device__ __forceinline__ float shift_of(float max) const {
+    return max == -kInfinity ? 0.f : max * params_.scale_log2;
+  }
+
+  // P = 2^(c·s − c·m), rounded, and what it adds to the sums.
+  __device__ __forceinline__ void weigh(const Scores& r_s, const Sums& sums, Probabilities& r_p,
+                                        float (&added)[2]) const {
+    const float shift[2] = {shift_of(sums.max[0]), shift_of(sums.max[1])};
+    added[0] = added[1] = 0.f;
+#pragma unroll
+    for (int i = 0; i < Traits::kTileN / 4; ++i) {
+      const int h = i % 2;
+      const float a = exp2_approx(fmaf(r_s[2 * i], params_.scale_log2, -shift[h])),
+                  b = exp2_approx(fmaf(r_s[2 * i + 1], params_.scale_log2, -shift[h]));
+      added[h] += a + b;
+      r_p[i] = pack2<Traits::kElement>(a, b);
+    }
+  }
+
+  __device__ __forceinline__ void store_probabilities(const Probabilities& r_p,
+                                                      uint8_t* shared_p) const {
+    using PTile = typename Traits::PTile;
+    const int lane = thread_ % 32, row = thread_ / 32 * 16 + lane % 16;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
+#pragma unroll
+    for (int i = 0; i < Traits::kTileN / 4; i += 4)  // rows r and r + 8 of eight keys, of the next
+      stmatrix_x4(base + PTile::offset(row, 4 * i + lane / 16 * 8), r_p[i], r_p[i + 1], r_p[i + 2],
+                  r_p[i + 3]);
+    fence_shared_for_async_proxy();
+  }
+
+  static __device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  }
+  static __device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+
+  // Makes maxima, none lower than before, this thread's rows'.
+  __device__ __forceinline__ void rescale(const float (&max)[2], Sums& sums) const {
+    float alpha[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float old = sums.max[h];
+      alpha[h] =
+          max[h] == old ? 1.f : exp2_approx(fmaf(old, params_.scale_log2, -shift_of(max[h])));
+      sums.max[h] = max[h];
+      sums.sum[h] *= alpha[h];
+    }
+#pragma unroll
+    for (int i = 0; i < Traits::kDims / 2; ++i) sums.out[i] *= alpha[i / 2 % 2];
+  }
+
+  // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
+  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& sums) const {
+    float max[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = -kInfinity;
+#pragma unroll
+      for (int j = 0; j < Traits::kTileN / 8; ++j)
+        largest = fmaxf(largest, fmaxf(r_s[4 * j + 2 * h], r_s[4 * j + 2 * h + 1]));
+      largest = quad_max(largest);
+      max[h] = largest <= limit_of(sums.max[h]) ? sums.max[h] : fmaxf(sums.max[h], largest);
+    }
+    rescale(max, sums);
+  }
+
+  // From sums of threads to those of rows, and maxima in base 2.
+  __device__ __forceinline__ void end_sums(Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(sums.sum[h]);
+      if (thread_ % 4 == 0) shared_.sums[warpgroup_][row_of(h)] = sum;
+    }
+    sync_all();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sums.sum[h] = shared_.sums[0][row_of(h)] + shared_.sums[1][row_of(h)];
+      if (sums.max[h] != -kInfinity) sums.max[h] *= params_.scale_log2;
+    }
+  }
+
+  __device__ __forceinline__ int first_dim() const {
+    return warpgroup_ * Traits::kDims + thread_ % 4 * 2;
+  }
+
+  __device__ __forceinline__ void store_result(const DecodeRun& run, Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const QueryRow at = query_row(params_, run, row_of(h));
+      const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
+      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows)
+        store_row_lse(params_, run, at, result.lse);
+#pragma unroll
+      for (int i = 2 * h; i < Traits::kDims / 2; i += i % 2 == 0 ? 1 : 3)
+        sums.out[i] *= result.inverse_sum;
+    }
+    if (params_.out_float32)
+      store_float32(run, sums);
+    else
+      store_16_bit(run, sums);
+  }
+
+  // Straight to memory: OutRow::store_pair() would ask for the type at every pair, in code that is
+  // cold.
+  __device__ __forceinline__ void store_float32(const DecodeRun& run, const Sums& sums) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row_of(h) >= run.rows) continue;
+      const OutRow<Traits> out(params_, run, query_row(params_, run, row_of(h)));
+      float* const to = static_cast<float*>(params_.out) + out.begin + first_dim();
+#pragma unroll
+      for (int j = 0; j < Traits::kDims / 8; ++j) {
+        to[8 * j] = sums.out[4 * j + 2 * h];
+        to[8 * j + 1] = sums.out[4 * j + 2 * h + 1];
+      }
+    }
+  }
+
+  // By way of shared memory, where nobody reads Q any more: a warp stores its rows one by one.
+  __device__ __forceinline__ void store_16_bit(const DecodeRun& run, const Sums& sums) const {
+    using Tile = SharedTile<16, Traits::kDims>;
+    const int lane = thread_ % 32, first_row = thread_ / 32 * 16;
+    uint8_t* const tile = shared_.q + (warpgroup_ * 4 + thread_ / 32) * Tile::kBytes;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(tile));
+#pragma unroll
+    for (int i = 0; i < Traits::kDims / 2; i += 8) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        packed[j] = pack2<Traits::kElement>(sums.out[i + 2 * j], sums.out[i + 2 * j + 1]);
+      stmatrix_x4(base + Tile::offset(lane % 16, 2 * i + lane / 16 * 8), packed[0], packed[1],
+                  packed[2], packed[3]);
+    }
+    sync_warpgroup();
+    const OutRow<Traits> out(params_, run, query_row(params_, run, first_row + lane % 16));
+    const int rows = min(run.rows - first_row, 16), dim = warpgroup_ * Traits::kDims + 8 * lane;
+#pragma unroll 4
+    for (int row = 0; row < rows; ++row)
+      store_piece(static_cast<uint16_t*>(params_.out) + __shfl_sync(~0u, out.begin, row) + dim,
+                  *reinterpret_cast<const uint4*>(tile + Tile::offset(row, 8 * lane)));
+    sync_all();  // the next queries come there
+  }
+
+  // Eight elements, aligned or not.
+  static __device__ __forceinline__ void store_piece(uint16_t* to, const uint4& piece) {
+    if (reinterpret_cast<unsigned long long>(to) % sizeof(piece) == 0) {
+      *reinterpret_cast<uint4*>(to) = piece;
+      return;
+    }
+    const uint32_t pairs[] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i] = uint16_t(pairs[i]);
+      to[2 * i + 1] = uint16_t(pairs[i] >> 16);
+    }
+  }
+
+  __device__ __forceinline__ void store_part(const DecodeRun& run, const Sums& sums,
+                                             LatentSlot slot) const {
+    const int block = part_block(params_);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of(h);
+      if (row >= run.rows) continue;
+      float* const out = part_row(params_, params_.blocks, block, slot, row) + first_dim();
+#pragma unroll
+      for (int j = 0; j < Traits::kDims / 8; ++j)
+        *reinterpret_cast<float2*>(out + 8 * j) = {sums.out[4 * j + 2 * h],
+                                                   sums.out[4 * j + 2 * h + 1]};
+      if (warpgroup_ == 0 && thread_ % 4 == 0)
+        *part_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
+    }
+  }
+};
+
+}  // namespace flash3::cuda::sm90

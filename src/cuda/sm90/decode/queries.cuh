@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings 16-bit queries of an item into shared memory.
+#pragma once
+
+#include "cuda/sm90/decode/fold.cuh"
+#include "cuda/sm90/device/tma.cuh"
+
+namespace flash3::cuda::sm90 {
+
+__device__ __forceinline__ int64_t q_offset(const DecodeParams& params, const DecodeRun& run,
+                                            const QueryRow& at) {
+  return run.batch * params.q_stride_batch + int64_t(run.q_row + at.query) * params.q_stride_row +
+         at.head * params.q_stride_head;
+}
+
+// What a query of the item sees; with a tree mask, its bits.
+__device__ __forceinline__ RowKeys row_keys(const DecodeParams& params, const DecodeRun& run,
+                                            int query) {
+  if (params.tree == nullptr) return keys_of_row<true>(run.mask, run.k_length, run.query + query);
+  const unsigned long long bits =
+      params.tree[run.batch * params.tree_stride_batch + run.q_row + query];
+  return {int(bits), int(bits >> 32)};
+}
+
+// What the rows of a consumer warpgroup see; those that do not exist see what the item's first
+// does.
+template <class Traits>
+__device__ __forceinline__ void load_row_keys(const DecodeParams& params, const DecodeRun& run,
+                                              typename Traits::Shared& shared, int consumer,
+                                              int thread) {
+  if (thread >= Traits::kRows) return;
+  const int row = consumer * Traits::kRows + thread;
+  shared.row_keys[consumer][thread] =
+      row_keys(params, run, row < run.rows ? row / params.heads : 0);
+}
+
+// Q of a consumer warpgroup's rows, and what they see; rows that do not exist are 0.
+template <class Traits>
+__device__ __forceinline__ void load_queries(const DecodeParams& params, const DecodeRun& run,
+                                             typename Traits::Shared& shared, int consumer,
+                                             int thread) {
+  using QTile = typename Traits::QTile;
+  constexpr int kPieces = QTile::kCols / QTile::kPiece;
+  const int first_row = consumer * Traits::kRows, rows = run.rows - first_row;
+#pragma unroll 1
+  for (int i = thread; i < Traits::kRows * kPieces; i += kWarpgroupThreads) {
+    const int row = i / kPieces, col = i % kPieces * QTile::kPiece;
+    uint4 piece = {};
+    if (row < rows && col < params.head_dim) {
+      const QueryRow at = query_row(params, run, first_row + row);
+      const unsigned short* from =
+          static_cast<const unsigned short*>(params.q) + q_offset(params, run, at);
+      piece = params.q_by_pieces ? *reinterpret_cast<const uint4*>(from + col)
+                                 : load_piece(from, col, params.head_dim);
+    }
+    *reinterpret_cast<uint4*>(shared.q[consumer] + QTile::offset(row, col)) = piece;
+  }
+  load_row_keys<Traits>(params, run, shared, consumer, thread);
+  fence_shared_for_async_proxy();
+}
+
+}  // namespace flash3::cuda::sm90

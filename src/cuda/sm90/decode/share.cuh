@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of items that several blocks share: how a block leaves them in the workspace, and how
+// a row of some parts is merged (shares.hpp says which, merge_shares.cuh who does it).
+//
+// A part is units of 16 bytes: two floats and the launch's ticket, a number that no other launch
+// has and that memory does not hold by chance. A unit is stored and loaded as one, so who finds the
+// ticket has the floats too, without a fence or a counter. The reader then overwrites the ticket,
+// because a replay of a captured launch has the same one.
+#pragma once
+
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/sm90/decode/fold.cuh"
+#include "cuda/sm90/decode/shares.hpp"
+
+namespace flash3::cuda::sm90 {
+
+// A query row has units of O, then one for each warp w with its sum and the row's max. Unit
+// 32·b + 8·w + l of O holds the head dims 64·b + 16·w + dim_of(l, 0) and … + dim_of(l, 1).
+template <class Traits>
+__device__ __forceinline__ Bits128* part_at(const DecodeParams& params, int slot) {
+  return static_cast<Bits128*>(params.parts) + int64_t(slot) * Traits::kConfig.part_units();
+}
+
+__device__ __forceinline__ Bits128 part_unit(float x, float y, unsigned long long ticket) {
+  return {uint64_t(__float_as_uint(y)) << 32 | __float_as_uint(x), ticket};
+}
+__device__ __forceinline__ float2 floats_of(const Bits128& unit) {
+  return {__uint_as_float(uint32_t(unit.low)), __uint_as_float(uint32_t(unit.low >> 32))};
+}
+
+// Stores a consumer warpgroup's rows of a part, from first_row on, as far as there are `rows`.
+template <class Traits>
+__device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128* part,
+                                           unsigned long long ticket, int first_row, int rows,
+                                           int thread) {
+  constexpr int kOfRow = Traits::kConfig.units_of_row();
+  const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+  for (int c = 0; c < Traits::kColumns; ++c) {
+    const int row = first_row + c / 2 * 8 + lane % 4 * 2 + c % 2;
+    if (row >= rows) continue;
+    Bits128* const of_row = part + row * kOfRow;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b) {
+      const float(&out)[RowSums<Traits>::kElements] = sums.out[b];
+      store_relaxed(of_row + 32 * b + 8 * warp + lane / 4,
+                    part_unit(out[c / 2 * 4 + c % 2], out[c / 2 * 4 + 2 + c % 2], ticket));
+    }
+    if (lane < 4)
+      store_relaxed(of_row + Traits::kHeadDimV / 2 + warp,
+                    part_unit(sums.sum[c], sums.max[c], ticket));
+  }
+}
+
+// Some parts of a row in a warp's registers. Each lane has every 32nd unit of O of all parts, and
+// from part lane / 4 the sum of warp lane % 4.
+template <class Traits, int kAtOnce>
+struct RowParts {
+  Bits128 out[kAtOnce][Traits::kDimBlocks], sum;
+
+  // Waits for the first parts of a list, at most `count`, and overwrites their tickets.
+  __device__ __forceinline__ void take(const DecodeParams& params, const int* list, int count,
+                                       int row, int lane) {
+    Bits128* const of_sum = row_at(params, list[min(lane / 4 % kAtOnce, count - 1)], row) +
+                            Traits::kHeadDimV / 2 + lane % 4;
+    // Where the list has no further part a lane loads a unit again that it has loaded: ptxas would
+    // issue loads with predicates one after the other.
+    Bits128* at[kAtOnce];  // units 32 apart
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) at[n] = row_at(params, list[min(n, count - 1)], row) + lane;
+    // Beside a block that computes it looks for the sums alone at first: all units, again and
+    // again, would slow that block down, for whose parts others wait.
+    if constexpr (Traits::kConfig.blocks > 1)
+      wait_until(
+          [&] {
+            sum = load_relaxed(of_sum);
+            return __all_sync(~0u, sum.high == params.ticket);
+          },
+          "sum_stored", list[0]);
+    wait_until(
+        [&] {
+          sum = load_relaxed(of_sum);
+          bool is_there = sum.high == params.ticket;
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+            for (int b = 0; b < Traits::kDimBlocks; ++b) out[n][b] = load_relaxed(at[n] + 32 * b);
+#pragma unroll
+          for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+            for (int b = 0; b < Traits::kDimBlocks; ++b)
+              is_there &= out[n][b].high == params.ticket;
+          return __all_sync(~0u, is_there);
+        },
+        "part_stored", list[0]);
+    of_sum->high = 0;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+#pragma unroll
+      for (int b = 0; b < Traits::kDimBlocks; ++b) at[n][32 * b].high = 0;
+  }
+
+  // The row's sum of warp lane % 4 in part n, and its max.
+  __device__ __forceinline__ float2 sum_and_max(int n, int lane) const {
+    const float2 x = floats_of(sum);
+    return {__shfl_sync(~0u, x.x, 4 * n + lane % 4), __shfl_sync(~0u, x.y, 4 * n)};
+  }
+
+ private:
+  static __device__ __forceinline__ Bits128* row_at(const DecodeParams& params, int entry,
+                                                    int row) {
+    return part_at<Traits>(params, entry) + row * Traits::kConfig.units_of_row();
+  }
+};
+
+// A row of merged parts: a lane's share of it.
+template <class Traits>
+struct MergedRow {
+  float2 out[Traits::kDimBlocks] = {};
+  float sum = 0.f, max = -kInfinity;
+  bool is_empty = true;
+
+  __device__ __forceinline__ void add(const MergedRow& x) {
+    if (is_empty) {
+      *this = x;
+      return;
+    }
+    const FoldFactors factors = fold_max(max, x.max);
+    sum = fold_element(sum, x.sum, factors);
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b)
+      out[b] = {fold_element(out[b].x, x.out[b].x, factors),
+                fold_element(out[b].y, x.out[b].y, factors)};
+  }
+};
+
+// Merges a row of the first parts on a list, at most kAtOnce, into `all`.
+template <int kAtOnce, class Traits>
+__device__ __forceinline__ void merge_parts(const DecodeParams& params, const int* list, int count,
+                                            int row, int lane, MergedRow<Traits>& all) {
+  RowParts<Traits, kAtOnce> parts;
+  parts.take(params, list, count, row, lane);
+#pragma unroll
+  for (int n = 0; n < kAtOnce; ++n) {
+    if (n >= count) break;
+    MergedRow<Traits> x;
+    const float2 sum_and_max = parts.sum_and_max(n, lane);
+    x.sum = sum_and_max.x, x.max = sum_and_max.y;
+    x.is_empty = false;
+#pragma unroll
+    for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
+    all.add(x);
+  }
+}
+
+// Merges a row of the parts on a list, from the first to the last. A multiprocessor reads parts
+// slowly, so those that there are not are read again as seldom as possible.
+template <class Traits>
+__device__ __forceinline__ MergedRow<Traits> merge_row(const DecodeParams& params, const int* list,
+                                                       int count, int row, int lane) {
+  constexpr int kMany = Traits::kDimBlocks > 2 ? 4 : 8, kFew = 2;
+  MergedRow<Traits> all;
+#pragma unroll 1
+  while (count > 0) {
+    const bool many = count > kFew;
+    if (many)
+      merge_parts<kMany>(params, list, count, row, lane, all);
+    else
+      merge_parts<kFew>(params, list, count, row, lane, all);
+    list += many ? kMany : kFew;
+    count -= many ? kMany : kFew;
+  }
+  return all;
+}
+
+}  // namespace flash3::cuda::sm90

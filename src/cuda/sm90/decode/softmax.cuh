@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a decode kernel's consumers, and its masks. Keys are the rows of S (traits.cuh): a
+// query row's scores lie in all four warps, and what depends on all of them goes through shared
+// memory.
+#pragma once
+
+#include "cuda/device/softcap.hpp"
+#include "cuda/sm90/decode/fold.cuh"
+#include "cuda/sm90/decode/key_scales.cuh"
+#include "cuda/sm90/device/tma.cuh"
+
+namespace flash3::cuda::sm90 {
+
+template <class Traits>
+class DecodeSoftmax {
+ public:
+  using Shared = typename Traits::Shared;
+
+  __device__ __forceinline__ DecodeSoftmax(const DecodeParams& params, Shared& shared)
+      : params_(params),
+        shared_(shared),
+        thread_(thread_in_warpgroup()),
+        consumer_(Traits::kConsumers > 1 ? warpgroup_index() - 1 : 0) {}
+
+  // Of this warpgroup.
+  __device__ __forceinline__ void sync_consumers() const {
+    named_barrier_sync(barrier(), kWarpgroupThreads);
+  }
+
+ protected:
+  using Sums = RowSums<Traits>;
+  using KvState = typename Traits::KvState;
+  static constexpr int kRows = Traits::kRows, kColumns = Traits::kColumns,
+                       kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
+  using Scores = float[kKeyBlocks][kRows / 2];
+
+  __device__ __forceinline__ int barrier() const {
+    static_assert(Traits::kConsumers <= 2);
+    return int(consumer_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers);
+  }
+
+  // ---- before the softmax ----
+
+  // Rows that producers gathered came through the generic proxy.
+  __device__ __forceinline__ void wait_for(uint64_t& full, uint32_t phase, const char* name) const {
+    wait(&full, phase, name);
+    if (params_.box_rows == 0) fence_shared_for_async_proxy();
+  }
+
+  // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
+  __device__ __forceinline__ void cap_scores(Scores& r_s) const {
+    const Softcap& cap = params_.softcap;
+#pragma unroll
+    for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        float& s = r_s[b][i];
+        const float size = fabsf(s);  // a NaN stays one
+        if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
+        s *= cap.factor(s);
+      }
+  }
+
+  // The key, from the tile's first, of elements 4j + 2h + e of a block of scores.
+  __device__ __forceinline__ int key_of(int block, int h) const {
+    return 64 * block + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
+  }
+
+  // What the query row of a column sees.
+  __device__ __forceinline__ const RowKeys& keys_of_column(int c) const {
+    return shared_.row_keys[consumer_][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
+  }
+
+  __device__ __forceinline__ void mask_scores(const DecodeRun& run, Scores& r_s,
+                                              int first_key) const {
+    if (params_.tree != nullptr) return mask_scores_by_tree(run, r_s, first_key);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const RowKeys keys = keys_of_column(c);
+#pragma unroll
+      for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int key = first_key + key_of(b, h);
+          if (key < keys.first || key >= keys.end) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
+        }
+    }
+  }
+
+  // With a tree mask: key number row_shift + i of the sequence is for bit i of a row to show.
+  __device__ __forceinline__ void mask_scores_by_tree(const DecodeRun& run, Scores& r_s,
+                                                      int first_key) const {
+    const int first_bit = run.mask.row_shift, end = run.k_length;
+    unsigned low[kKeyBlocks][2], high[kKeyBlocks][2];  // the bit that a key asks for
+    bool exists[kKeyBlocks][2];
+#pragma unroll
+    for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int key = first_key + key_of(b, h), bit = key - first_bit;
+        low[b][h] = bit >= 0 && bit < 32 ? 1u << bit : 0u;
+        high[b][h] = bit >= 32 && bit < 64 ? 1u << (bit - 32) : 0u;
+        exists[b][h] = key < end;
+      }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const RowKeys& bits = keys_of_column(c);
+      const unsigned hidden_low = ~unsigned(bits.first), hidden_high = ~unsigned(bits.end);
+#pragma unroll
+      for (int b = 0; b < kKeyBlocks; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const unsigned hidden = (low[b][h] & hidden_low) | (high[b][h] & hidden_high);
+          if (!exists[b][h] || hidden != 0) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
+        }
+    }
+  }
+
+  // Of e4m3, of the tile that state_ is at.
+  __device__ __forceinline__ const KeyScales& scales_of(int block, int h) const {
+    return shared_.fp8.scales[state_.stage][key_of(block, h)];
+  }
+
+  // Keys that no query sees have weight 0, but 0 · NaN is NaN. The barrier that follows before the
+  // product orders this.
+  __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key) const {
+    using VTile = typename Traits::VTile;
+    constexpr int kPieces = VTile::kRowBytes / 16;
+    const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
+    if (begin <= 0 && end >= Traits::kTileN) return;
+    wait_for(shared_.v_barriers.full[state_.stage], state_.phase, "v_full");
+    uint8_t* const tile = const_cast<uint8_t*>(shared_.v[state_.stage]);
+    constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
+    for (int i = consumer_ * kWarpgroupThreads + thread_; i < Traits::kTileN * kPieces;
+         i += kThreads) {
+      const int row = i / kPieces;
+      if (row >= begin && row < end) continue;
+#pragma unroll
+      for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
+        *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
+    }
+    fence_shared_for_async_proxy();
+    if constexpr (Traits::kConsumers > 1)
+      named_barrier_sync(int(DecodeBarrier::kAllConsumers), kThreads);
+  }
+
+  // ---- the softmax: columns are query rows ----
+
+  // From scores to base 2.
+  __device__ __forceinline__ float scale_log2() const {
+    return Traits::kFp8 ? 1.f : params_.scale_log2;
+  }
+  // The largest score that this maximum serves; both are raw, or capped ones in base 2.
+  __device__ __forceinline__ float limit_of(float max) const { return max + kSlack / scale_log2(); }
+  __device__ __forceinline__ float shift_of(float max) const {
+    return max == -kInfinity ? 0.f : max * scale_log2();
+  }
+
+  // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.
+  __device__ __forceinline__ void store_probabilities(const Scores& r_s,
+                                                      const float (&max)[kColumns],
+                                                      float (&added)[kColumns],
+                                                      uint8_t* shared_p) const {
+    using PTile = typename Traits::PTile;
+    constexpr int kMatrices = kRows / 4;  // 8×8, of a block: (columns, h)
+    const int lane = thread_ % 32;
+    float shift[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) shift[c] = shift_of(max[c]), added[c] = 0.f;
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
+#pragma unroll
+    for (int b = 0; b < kKeyBlocks; ++b) {
+      uint32_t packed[kMatrices];
+#pragma unroll
+      for (int n = 0; n < kMatrices; ++n) {
+        float p[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int c = n / 2 * 2 + e;
+          p[e] = exp2_approx(fmaf(r_s[b][2 * n + e], scale_log2(), -shift[c]));
+          if constexpr (Traits::kFp8)
+            added[c] = fmaf(p[e], inverse_v_scale(scales_of(b, n % 2)), added[c]);
+          else
+            added[c] += p[e];
+        }
+        packed[n] = pack2<Traits::kElement>(p[0], p[1]);
+      }
+      // Matrix n holds query rows 8·(n / 2)…, keys 8·(n % 2)… of the warp's.
+      const int key = 64 * b + thread_ / 32 * 16;
+      if constexpr (kMatrices == 2) {
+        stmatrix_x2_transposed(base + PTile::offset(lane % 8, key + lane / 8 % 2 * 8), packed[0],
+                               packed[1]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < kMatrices; n += 4) {
+          const int row = n / 2 * 8 + lane / 16 * 8 + lane % 8;
+          stmatrix_x4_transposed(base + PTile::offset(row, key + lane / 8 % 2 * 8), packed[n],
+                                 packed[n + 1], packed[n + 2], packed[n + 3]);
+        }
+      }
+    }
+  }
+
+  // Over the lanes that hold a query row's keys.
+  template <class Combine>
+  static __device__ __forceinline__ void reduce_lanes(float (&x)[kColumns],
+                                                      const Combine& combine) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2)
+        x[c] = combine(x[c], __shfl_xor_sync(~0u, x[c], step));
+  }
+
+  // Puts a value of each query row, this warp's, where the others find it.
+  __device__ __forceinline__ void exchange(const float (&x)[kColumns]) const {
+    const int lane = thread_ % 32, warp = thread_ / 32;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (lane < 4) shared_.reduction[consumer_][warp][c / 2 * 8 + lane * 2 + c % 2] = x[c];
+    sync_consumers();
+  }
+  __device__ __forceinline__ float of_warp(int warp, int c) const {
+    return shared_.reduction[consumer_][warp][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
+  }
+
+  // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
+  template <bool kFirst>
+  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
+    float largest[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      largest[c] = -kInfinity;
+#pragma unroll
+      for (int b = 0; b < kKeyBlocks; ++b)
+        largest[c] =
+            fmaxf(largest[c], fmaxf(r_s[b][c / 2 * 4 + c % 2], r_s[b][c / 2 * 4 + 2 + c % 2]));
+    }
+    // Before it is written again all have passed the barrier behind P.
+    reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
+    exchange(largest);
+    float alpha[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      largest[c] = fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float old = split.max[c];
+      if (!(largest[c] <= limit_of(old))) split.max[c] = fmaxf(old, largest[c]);
+      alpha[c] =
+          split.max[c] == old ? 1.f : exp2_approx(fmaf(old, scale_log2(), -shift_of(split.max[c])));
+      split.sum[c] *= alpha[c];
+    }
+    if constexpr (!kFirst) {
+#pragma unroll
+      for (int b = 0; b < kDimBlocks; ++b)
+#pragma unroll
+        for (int i = 0; i < kRows / 2; ++i) split.out[b][i] *= alpha[Sums::column_of(i)];
+    }
+  }
+
+  const DecodeParams& params_;
+  Shared& shared_;
+  const int thread_, consumer_;
+  KvState state_{};
+};
+
+}  // namespace flash3::cuda::sm90

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer does where a split or a run ends: it merges what the block has whole, and leaves
+// the rest as parts for others (share.cuh).
+#pragma once
+
+#include "cuda/sm90/decode/share.cuh"
+#include "cuda/sm90/decode/softmax.cuh"
+
+namespace flash3::cuda::sm90 {
+
+template <class Traits>
+class DecodeSplits : protected DecodeSoftmax<Traits> {
+ protected:
+  using Base = DecodeSoftmax<Traits>;
+  using Base::Base;
+  using Base::consumer_;
+  using Base::exchange;
+  using Base::kColumns;
+  using Base::kDimBlocks;
+  using Base::of_warp;
+  using Base::params_;
+  using Base::reduce_lanes;
+  using Base::scale_log2;
+  using Base::thread_;
+  using typename Base::Sums;
+
+  static constexpr int kRows = Base::kRows;
+  static constexpr bool kParks = Traits::kConfig.parks;
+
+  // What a run's splits have been merged into so far.
+  struct Parts {
+    Sums fold;
+    Choice<kParks, typename Traits::Nothing, Sums> all;  // or parked
+    bool no_fold = true, no_all = true;                  // nothing there yet
+    int slot = 0;  // of the next part, of a run that begins inside the item
+  };
+
+  __device__ __forceinline__ void store(const Sums& sums, int rows, int slot) const {
+    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x * params_.slots + slot),
+                       params_.ticket, consumer_ * kRows, rows, thread_);
+  }
+
+  __device__ __forceinline__ Sums all_of(const Parts& parts) const {
+    if constexpr (kParks)
+      return parked();
+    else
+      return parts.all;
+  }
+
+  // ---- sums in shared memory ----
+
+  // As fold(), into the parked sums, element by element. A warp's sums are the same in all lanes
+  // that have a row, and so are the maxima.
+  __device__ __forceinline__ void fold_parked(const Sums& right, bool is_empty) const {
+    auto& to = this->shared_.parked[consumer_];
+    FoldFactors factors[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int row = c / 2 * 8 + thread_ % 4 * 2 + c % 2, warp = thread_ / 32;
+      float max = to.max[warp][row], sum = to.sum[warp][row];
+      factors[c] = fold_max(max, right.max[c]);
+      sum = fold_element(sum, right.sum[c], factors[c]);
+      __syncwarp();  // all have read
+      to.max[warp][row] = is_empty ? right.max[c] : max;
+      to.sum[warp][row] = is_empty ? right.sum[c] : sum;
+    }
+#pragma unroll
+    for (int b = 0; b < kDimBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        float& left = to.out[b * kRows / 2 + i][thread_];
+        const float x = right.out[b][i];
+        left = is_empty ? x : fold_element(left, x, factors[Sums::column_of(i)]);
+      }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ Sums parked() const {
+    const auto& from = this->shared_.parked[consumer_];
+    Sums sums;
+#pragma unroll
+    for (int b = 0; b < kDimBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) sums.out[b][i] = from.out[b * kRows / 2 + i][thread_];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int row = c / 2 * 8 + thread_ % 4 * 2 + c % 2;
+      sums.max[c] = from.max[thread_ / 32][row];
+      sums.sum[c] = from.sum[thread_ / 32][row];
+    }
+    return sums;
+  }
+
+  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2.
+  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, Sums& split,
+                                            Parts& parts) const {
+    reduce_lanes(split.sum, [](float x, float y) { return x + y; });
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (split.max[c] != -kInfinity) split.max[c] *= scale_log2();
+    const int in_item = index - run.splits.begin;
+    const bool ends_fold =
+        in_item % kSplitsPerFold == kSplitsPerFold - 1 || index + 1 == run.splits.end;
+    const bool has_first = run.has_first;
+    // Part of a fold that another block has begun.
+    const bool is_single = !has_first && in_item / kSplitsPerFold * kSplitsPerFold <
+                                             run.first_split - run.splits.begin;
+    fold<Traits>(parts.fold, split, parts.no_fold);
+    parts.no_fold = ends_fold || is_single;
+    if (!parts.no_fold) return;
+    if (has_first) {
+      if constexpr (kParks)
+        fold_parked(parts.fold, parts.no_all);
+      else
+        fold<Traits>(parts.all, parts.fold, parts.no_all);
+      parts.no_all = false;
+    } else {
+      store(parts.fold, run.rows, parts.slot++);
+    }
+  }
+
+  __device__ __forceinline__ void store_whole(const DecodeRun& run, Parts& parts) const {
+    Sums all = all_of(parts);
+    if (parts.no_all) all.clear();
+    exchange(all.sum);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      all.sum[c] = sum_of_warps({of_warp(0, c), of_warp(1, c), of_warp(2, c), of_warp(3, c)});
+    store_result<Traits>(params_, run, all, consumer_ * kRows, run.rows, thread_);
+  }
+
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Parts& parts) const {
+    if (run.is_whole)
+      store_whole(run, parts);
+    else
+      store_parts(run, parts);
+  }
+
+ private:
+  // What remains at the end of a run that others share: finished folds and the one begun.
+  __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
+    Sums all = all_of(parts);
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      if (!parts.no_all)
+        store(all, run.rows,
+              run.has_first ? params_.slots - (i == 0 ? kFirstFoldsSlot : kBegunFoldSlot)
+                            : parts.slot);
+      all = parts.fold;
+      parts.no_all = parts.no_fold;
+    }
+  }
+};
+
+}  // namespace flash3::cuda::sm90

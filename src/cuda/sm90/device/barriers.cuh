@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting: mbarriers in shared memory (producers and consumers) and the hardware's named barriers
+// (among consumers). In a build with FLASH3_DEBUG_BARRIERS a wait that lasts seconds prints the
+// barrier's name and traps.
+#pragma once
+
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/sync.cuh"
+
+#if defined(FLASH3_DEBUG_BARRIERS)
+#include <cstdio>
+#endif
+
+namespace flash3::cuda::sm90 {
+
+// Calls done() until it is true. name: of the barrier, by what has happened when it completes.
+template <class Done>
+__device__ __forceinline__ void wait_until(const Done& done, [[maybe_unused]] const char* name,
+                                           [[maybe_unused]] int value) {
+#if defined(FLASH3_DEBUG_BARRIERS)
+  constexpr long long kTimeoutClocks = 4'000'000'000;  // about two seconds
+  const long long start = clock64();
+  while (!done()) {
+    if (clock64() - start > kTimeoutClocks) {
+      printf("flash3: stuck on barrier %s: block %d, warp %d, lane %d, parity %d\n", name,
+             int(blockIdx.x), int(threadIdx.x / 32), int(threadIdx.x % 32), value);
+      __trap();
+    }
+  }
+#else
+  while (!done()) {
+  }
+#endif
+}
+
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const char* name) {
+  wait_until([&] { return mbarrier_try_wait_parity(barrier, parity); }, name, int(parity));
+}
+
+// Waits until a counter in global memory, to which others add, has reached this value.
+__device__ __forceinline__ void wait_until_at_least(const int* counter, int value,
+                                                    const char* name) {
+  wait_until([&] { return load_acquire(counter) >= value; }, name, value);
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
+
+// By a predicate, not a branch, around which no product could be under way.
+__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
+  mbarrier_arrive_if(arrives, barrier);
+}
+
+// A warp's arrival that it has read a stage.
+__device__ __forceinline__ void release(uint64_t* empty, int thread) {
+  if (thread % 32 == 0) arrive(empty);
+}
+
+// One arrival, and the bytes that TMA will write before the phase completes.
+__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
+  mbarrier_arrive_expect_tx(barrier, bytes);
+}
+
+// The hardware's barriers. Each kernel family numbers its own in an enumeration; those with one for
+// each warpgroup own as many ids in a row as there can be warpgroups.
+inline constexpr int kMaxConsumerWarpgroups = 4;
+
+template <class NamedBarrier>
+__device__ __forceinline__ void sync(NamedBarrier barrier, int warpgroup, int threads) {
+  named_barrier_sync(int(barrier) + warpgroup, threads);
+}
+
+template <class NamedBarrier>
+__device__ __forceinline__ void arrive(NamedBarrier barrier, int warpgroup, int threads) {
+  named_barrier_arrive(int(barrier) + warpgroup, threads);
+}
+
+}  // namespace flash3::cuda::sm90

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row of the forward's tile table (tile_table.hpp), and what follows from it. constexpr and
+// NVRTC-clean: host and kernels have it alike.
+#pragma once
+
+#include "core/scales.hpp"
+#include "cuda/device/kinds.hpp"
+
+namespace flash3::cuda::sm90 {
+
+// Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
+FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up(tile_n, 64); }
+
+// flush_tiles of a call that never flushes.
+inline constexpr int kNeverFlush = 1 << 30;
+
+// What Q, K and V are: float16 or bfloat16; FP8; or FP8 keys and values under a Q of 16 bits, which
+// become 16-bit on their way to the tensor cores.
+enum class Operands { k16Bit, kE4m3, kWidened };
+
+// Registers a thread after setmaxnreg. Together at most what the block was launched with: a
+// warpgroup that asks for more waits for ever.
+struct RegisterSplit {
+  int producer, consumer;
+};
+
+FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(bool more_for_producer, int warpgroups) {
+  if (warpgroups == 3) return {32, 160};
+  if (more_for_producer) return warpgroups == 2 ? RegisterSplit{40, 232} : RegisterSplit{32, 112};
+  return warpgroups == 2 ? RegisterSplit{24, 240} : RegisterSplit{24, 112};
+}
+
+// One kernel: scores are computed in tiles of tile_m queries × tile_n keys by `warpgroups` consumer
+// warpgroups of 64 queries each; K and V each travel through a ring of `stages` tiles.
+struct ForwardConfig {
+  int head_dim = 0;
+  int head_dim_v = 0;
+  bool band = false;  // masks by the band; otherwise only the end of the keys
+  ScoreKind score = ScoreKind::kPlain;
+  Operands operands = Operands::k16Bit;
+  bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
+  bool split = false;  // the keys of a work tile may be parts of several blocks (split.cuh)
+  int tile_n = 0;
+  int warpgroups = 0;
+  int stages = 0;
+  int q_stages = 0;        // 2: Q of the next work tile loads while this one runs
+  int raw_v_stages = 0;    // FP8: V as it comes, before it is transposed; one: in two parts
+  int raw_stages = 0;      // widened: K and V as they come, half a tile each
+  bool two_level = false;  // FP8: O is summed up in float32 too (output_sums.cuh)
+  // Time on one multiprocessor, fitted to measurements: of a key tile, and of what each work tile
+  // adds to its key tiles (the first loads and scores, the masks, the last P·V, the store; less the
+  // key tiles that warpgroups skip).
+  double key_tile_us = 0;
+  double tile_us = 0;
+
+  FLASH3_HOST_DEVICE constexpr bool fp8() const { return operands == Operands::kE4m3; }
+  FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
+    return fp8() == (element == Element::kE4m3);
+  }
+  FLASH3_HOST_DEVICE constexpr bool widened() const { return operands == Operands::kWidened; }
+  FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
+  // Of K and V in memory.
+  FLASH3_HOST_DEVICE constexpr int key_element_bytes() const {
+    return operands == Operands::k16Bit ? 2 : 1;
+  }
+
+  // Parts in which a tile of V comes: with room for one tile alone, one part of it is loaded while
+  // the other is transposed.
+  FLASH3_HOST_DEVICE constexpr int raw_v_parts() const { return raw_v_stages == 1 ? 2 : 1; }
+
+  FLASH3_HOST_DEVICE constexpr int tile_m() const { return 64 * warpgroups; }
+  FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
+  FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
+  // FP8's producer transposes V as well, and where keys lie in pages it looks them up; another
+  // widens K and V; a split kernel's finds and awaits parts.
+  FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
+    return split || widened() || (fp8() && (paged || accumulators() < 160));
+  }
+  FLASH3_HOST_DEVICE constexpr int producer_registers() const {
+    return register_split(needs_producer_registers(), warpgroups).producer;
+  }
+  FLASH3_HOST_DEVICE constexpr int consumer_registers() const {
+    return register_split(needs_producer_registers(), warpgroups).consumer;
+  }
+  // What the block starts with: the launch bound's share, which ptxas reports.
+  FLASH3_HOST_DEVICE constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+
+  // Shared memory in bytes. 16 bits: the output is staged in Q's place, each warpgroup's own rows,
+  // once its last Q·Kᵀ is done.
+  FLASH3_HOST_DEVICE constexpr int q_bytes() const { return tile_m() * head_dim * element_bytes(); }
+  FLASH3_HOST_DEVICE constexpr int k_bytes() const { return tile_n * head_dim * element_bytes(); }
+  FLASH3_HOST_DEVICE constexpr int v_bytes() const { return tile_n * head_dim_v * element_bytes(); }
+  // Keys that are loaded at once where they are widened, and their bytes.
+  FLASH3_HOST_DEVICE constexpr int raw_rows() const { return tile_n / 2; }
+  FLASH3_HOST_DEVICE constexpr int raw_bytes() const { return raw_rows() * head_dim; }
+  // FP8: whether each row of Q has a scale of its own, so that rows may be of several heads
+  // (HeadPack). Otherwise a warpgroup's rows have one.
+  FLASH3_HOST_DEVICE constexpr bool row_scales() const { return fp8() && paged; }
+  // Keys that boxes of pages must divide.
+  FLASH3_HOST_DEVICE constexpr int rows_at_once() const { return widened() ? raw_rows() : tile_n; }
+  FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
+    return transposed_v_cols(tile_n) * head_dim_v;
+  }
+  FLASH3_HOST_DEVICE constexpr int control_bytes() const {
+    const int barriers = 2 * warpgroups * q_stages + 4 * stages + 2 * raw_v_stages * raw_v_parts() +
+                         2 * raw_stages + 1;
+    const int tile_ring = 2408;                          // device/scheduler.cuh
+    const int rows = tile_m() / 16 * 40 + tile_m() * 8;  // forward/warp_rows.cuh
+    const int q_scales = q_stages * 4 * (row_scales() ? tile_m() : 4);
+    const int scales = fp8()       ? 2 * stages * 8 + q_scales
+                       : widened() ? (2 * stages + raw_stages) * 8
+                                   : 0;
+    const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
+    return 8 * barriers + tile_ring + rows + scales + parts;
+  }
+  FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
+    return q_stages * q_bytes() +
+           stages * (k_bytes() + (fp8() ? transposed_v_bytes() : v_bytes())) +
+           raw_v_stages * v_bytes() + raw_stages * raw_bytes() + control_bytes();
+  }
+  // Bytes of the second level of sums, and of the factors that they are multiplied by
+  // (output_sums.cuh). The sums lie in shared memory if they fit.
+  FLASH3_HOST_DEVICE constexpr int sums_bytes() const { return tile_m() * head_dim_v * 4; }
+  FLASH3_HOST_DEVICE constexpr int factors_bytes() const { return tile_m() * 16; }
+  FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
+    return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
+  }
+  // Bytes of a part's O in the workspace, of its rows' maxima and sums, and how many counters go
+  // with it (split.cuh).
+  FLASH3_HOST_DEVICE constexpr int part_out_bytes() const { return tile_m() * head_dim_v * 4; }
+  FLASH3_HOST_DEVICE constexpr int part_sum_bytes() const { return tile_m() * 32; }
+  FLASH3_HOST_DEVICE constexpr int part_counters() const { return warpgroups + 1; }
+  FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
+    return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
+           (sums_in_shared() ? sums_bytes() : 0);
+  }
+};
+
+constexpr bool is_valid(const ForwardConfig& c) {
+  const int probability_registers = c.tile_n / 8 * c.element_bytes();
+  return (!c.paged || c.band) && (!c.split || c.paged) &&
+         (!c.widened() ||
+          (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
+         c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&
+         c.head_dim_v <= c.head_dim && c.warpgroups >= 2 && c.warpgroups <= 4 &&
+         128 * (c.producer_registers() + c.warpgroups * c.consumer_registers()) <=
+             c.threads() * c.launch_registers() &&
+         c.accumulators() + probability_registers + 16 <= c.consumer_registers();
+}
+
+// A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
+// they compile in, side by side and in seconds.
+template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
+          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
+const void* forward_kernel_function();
+
+}  // namespace flash3::cuda::sm90

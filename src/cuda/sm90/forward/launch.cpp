@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "core/arithmetic.hpp"
+#include "cuda/device/softcap.hpp"
+#include "cuda/host/element_type.hpp"
+#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/row_pieces.hpp"
+#include "cuda/host/sink.hpp"
+#include "cuda/host/ticket.hpp"
+#include "cuda/sm90/forward/params.h"
+#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/host/packed_copy.hpp"
+#include "cuda/sm90/host/tensor_map.hpp"
+
+namespace flash3::cuda::sm90 {
+namespace {
+
+Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
+  const ForwardConfig& config = plan.kernel->config;
+  const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
+            columns_v = box_columns(config.head_dim_v, bytes),
+            key_bytes = config.key_element_bytes();
+  const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
+  const TensorView given_q = transformed_q(problem, plan.append);
+  const TensorView q = input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q);
+  // q has rows, or there would be no call.
+  const TensorView k =
+      mappable(input_view(problem, tensor_rows(problem.k, problem.sequences_k), plan.k), q.data);
+  const TensorView v =
+      mappable(input_view(problem, tensor_rows(problem.v, problem.sequences_k), plan.v), q.data);
+  FLASH3_CHECK(encode_map(q, plan.rows, {box_queries, columns, plan.pack.heads, bytes}, &params->q,
+                          &params->q_rows));
+  FLASH3_CHECK(encode_map(k, plan.rows,
+                          {plan.box_keys, box_columns(config.head_dim, key_bytes), 1, key_bytes},
+                          &params->k, &params->k_rows));
+  FLASH3_CHECK(encode_map(v, plan.rows,
+                          {plan.box_keys / config.raw_v_parts(),
+                           box_columns(config.head_dim_v, key_bytes), 1, key_bytes},
+                          &params->v, &params->v_rows));
+  params->out_by_tma = plan.out_by_tma;
+  if (plan.out_by_tma) {
+    const TensorView out = tensor_rows(problem.out, problem.sequences_q);
+    FLASH3_CHECK(encode_map(out, plan.rows, {box_queries, columns_v, plan.pack.heads}, &params->out,
+                            &params->out_rows));
+  }
+  return {};
+}
+
+Status launch_copies(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const TensorView q = transformed_q(problem, plan.append);
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(q, problem.sequences_q), plan.q));
+  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k));
+  return launch_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v);
+}
+
+KernelLaunch kernel_launch(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const ForwardConfig& config = plan.kernel->config;
+  return {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
+          problem.is_ragged()};
+}
+
+// cache_batch_idx is a table of one page a sequence, as long as an element.
+KeyPages key_pages(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const KvCache& cache = problem.cache;
+  const int elements = int(problem.k.batch);
+  if (cache.paged)
+    return {cache.page_table, cache.stride_table, int(cache.page_size), elements, plan.box_keys};
+  return {cache.batch_idx, 1, std::max(1, int(problem.k.seq)), elements, plan.box_keys};
+}
+
+Fp8Params fp8_params(const ForwardProblem& problem, const ForwardPlan& plan, float scale_log2) {
+  Fp8Params fp8{};
+  fp8.q_scale = problem.q_scale;
+  fp8.k_scale = problem.k_scale;
+  fp8.v_scale = problem.v_scale;
+  fp8.q_factor = problem.softcap > 0.f ? 1.f : scale_log2;
+  fp8.q_packed = problem.sequences_q.packed;
+  fp8.k_packed = problem.sequences_k.packed;
+  fp8.flush_tiles = plan.flush_tiles;
+  fp8.sums = static_cast<char*>(problem.workspace) + plan.sums_offset;
+  return fp8;
+}
+
+PartSlots part_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const KeyPartsPlan& parts = plan.parts;
+  char* const workspace = static_cast<char*>(problem.workspace);
+  PartSlots slots{};
+  slots.most = parts.most;
+  slots.bits = parts.slot_bits;
+  slots.mask = (1 << parts.slot_bits) - 1;
+  slots.out = workspace + parts.out_offset;
+  slots.max_and_sum = workspace + parts.sums_offset;
+  slots.freed = reinterpret_cast<int*>(workspace + parts.counters_offset);
+  slots.arrived = slots.freed + slots.mask + 1;
+  return slots;
+}
+
+}  // namespace
+
+Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
+  ForwardParams params{};
+  FLASH3_CHECK(prepare_attention(problem, plan, &params));
+  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
+  return launch_prepared(problem, plan, &params);
+}
+
+Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) {
+  ForwardParams params{};
+  FLASH3_CHECK(prepare_attention(problem, plan, &params));
+  return launch_prepared(problem, plan, &params);
+}
+
+Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
+                         ForwardParams* prepared) {
+  const ForwardConfig& config = plan.kernel->config;
+  ForwardParams& params = *prepared;
+  if (problem.append.given) FLASH3_CHECK(load_kernel(kernel_launch(problem, plan)));
+  FLASH3_CHECK(encode_maps(problem, plan, &params));
+
+  params.out_data = problem.out.data;
+  params.out_type = float_type(problem.out_dtype);
+  const int out_bytes = dtype_size(problem.out_dtype);
+  params.out_in_quads = in_pieces(problem.out, out_bytes, 4 * out_bytes);
+  params.out_stride_batch = problem.out.stride_batch;
+  params.out_stride_seq = problem.out.stride_seq;
+  params.out_stride_head = problem.out.stride_head;
+  params.lse = problem.lse.data;
+  params.lse_stride_batch = problem.lse.stride_batch;
+  params.lse_stride_head = problem.lse.stride_head;
+  params.sink = sink_row(problem.sink);
+  params.scale_log2 = problem.softmax_scale * float(kLog2E);
+  const float slack = config.operands == Operands::kE4m3 ? kFp8Slack : kSlack;
+  params.score_slack = slack / params.scale_log2;
+  params.head_dim_v = problem.head_dim_v;
+  params.pack = plan.pack;
+  params.groups_per_kv_head = int(problem.queries_per_kv_head()) / plan.pack.heads;
+
+  if (problem.softcap > 0.f) {
+    params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
+    params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
+  }
+
+  if (config.paged) params.pages = key_pages(problem, plan);
+  if (config.split) params.parts = part_slots(problem, plan);
+  if (config.operands != Operands::k16Bit)
+    params.fp8 = fp8_params(problem, plan, params.scale_log2);
+
+  char* const workspace = static_cast<char*>(problem.workspace);
+  params.schedule = tile_schedule(problem, plan);
+  if (plan.dynamic) {
+    params.schedule.counter = reinterpret_cast<TileCounterMemory*>(workspace + plan.counter_offset);
+    params.schedule.ticket = new_ticket();
+  }
+  return {};
+}
+
+Status launch_prepared(const ForwardProblem& problem, const ForwardPlan& plan,
+                       ForwardParams* prepared) {
+  ForwardParams& params = *prepared;
+  char* const workspace = static_cast<char*>(problem.workspace);
+  FLASH3_CHECK(launch_copies(problem, plan));
+  if (problem.is_ragged()) {
+    VarlenScheduleParams list = varlen_schedule_params(problem, plan);
+    list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
+    if (!list.in_order)
+      list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+    if (plan.kernel->config.split) list.counters = params.parts.freed;
+    params.schedule.sequences = {list.rows, list.first_tile, list.batch};
+    FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
+  }
+
+  return launch_kernel(kernel_launch(problem, plan), &params, problem.stream,
+                       "launching the forward kernel");
+}
+
+}  // namespace flash3::cuda::sm90

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/forward/plan.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "core/arithmetic.hpp"
+#include "core/message.hpp"
+#include "cuda/device/key_parts.hpp"
+#include "cuda/host/device_info.hpp"
+#include "cuda/sm90/forward/choices.hpp"
+#include "cuda/sm90/forward/params.h"
+#include "cuda/sm90/host/kernel_kind.hpp"
+#include "cuda/sm90/host/tensor_map.hpp"
+
+namespace flash3::cuda::sm90 {
+namespace {
+
+// FP8 sums a row of more than kLongRow keys in two levels, and flushes O every kFlushedKeys keys:
+// one level alone loses 1.6 % of 1024 equal weights, and 13 % of 8192 (docs/fp8.md). Wide heads
+// have more sums, in the workspace: a flush takes as long as several key tiles, and is rarer.
+constexpr int64_t kFlushedKeys = 1024, kFlushedWideKeys = 4096;
+
+// A call has no more tiles than this, whatever the lengths.
+int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t groups) {
+  const Sequences& q = problem.sequences_q;
+  const int64_t of_each = problem.batch * ceil_div(problem.seq_q, tile_queries);
+  return groups *
+         (q.packed ? std::min(of_each, int64_t(q.rows) / tile_queries + problem.batch) : of_each);
+}
+
+// Plans what a ragged batch needs besides.
+void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
+  plan->list_offset =
+      reserve_workspace(size_t(problem.batch) * sizeof(ListedSequence), &plan->workspace_bytes);
+  if (plan->slot_rows == 0)
+    plan->first_tile_offset =
+        reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), &plan->workspace_bytes);
+}
+
+// Plans the parts of a split kernel; *tiles: of work, which become parts. Slots for two rounds of
+// blocks let none wait for another. Where no sequence can have keys for two parts there are none.
+void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
+                const ForwardConfig& config, int64_t* tiles, ForwardPlan* plan) {
+  KeyPartsPlan& parts = plan->parts;
+  parts.most = int(
+      std::clamp<int64_t>(problem.seq_k / kLeastPartKeys, 1, most_key_parts(tiles_of_sequence)));
+  if (parts.most == 1) return;
+  *tiles *= parts.most;
+  const auto rounds = uint64_t(std::max(2 * blocks, 2 * kMostKeyParts));
+  const uint64_t slots = std::min(std::bit_ceil(uint64_t(*tiles)), std::bit_floor(rounds));
+  parts.slot_bits = int(std::bit_width(slots)) - 1;
+  const auto reserve = [&](int bytes) {
+    return reserve_workspace(size_t(slots) * size_t(bytes), &plan->workspace_bytes);
+  };
+  parts.out_offset = reserve(config.part_out_bytes());
+  parts.sums_offset = reserve(config.part_sum_bytes());
+  parts.counters_offset = reserve(config.part_counters() * int(sizeof(int)));
+}
+
+Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
+                         const ForwardChoice& choice) {
+  return estimate_forward(problem, choice.kernel->config, choice.pack, choice.slot_rows,
+                          multiprocessors);
+}
+
+// The estimate that choices are compared by. It does not look at the batch of a ragged call, so
+// that a sequence has the same bits whatever is beside it. Nor does it look at the bound of a
+// cache's keys: a page table is often as wide as the longest sequence needs.
+Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
+                             const ForwardChoice& choice) {
+  if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
+  ForwardProblem typical = problem;
+  typical.batch = 1024;
+  if (!problem.has_cache()) return estimate_choice(typical, multiprocessors, choice);
+  constexpr int64_t kTypicalKeys = 16384;
+  typical.seq_k =
+      problem.sequences_q.bounded ? std::max(kTypicalKeys, problem.seq_q) : kTypicalKeys;
+  typical.sequences_k.bounded = true;
+  return estimate_choice(typical, multiprocessors, choice);
+}
+
+// Besides lengths, heads and tiles, kernels count sizes up to this one in 32 bits.
+int64_t largest_count(const ForwardProblem& problem) {
+  const auto rows_of = [&](const Sequences& s, int64_t rows) {
+    return s.packed ? int64_t{s.rows} : problem.batch * rows;
+  };
+  const int64_t rows_q = rows_of(problem.sequences_q, problem.seq_q);
+  if (!problem.has_cache()) return std::max(rows_q, rows_of(problem.sequences_k, problem.seq_k));
+  return std::max({rows_q, problem.k.batch * problem.k.seq, problem.batch,
+                   int64_t{problem.append.sequences.rows},
+                   problem.heads_q * (problem.append.given || problem.rotates ? kMaxHeadDim : 1)});
+}
+
+// Plans everything that follows from a choice.
+Status complete_plan(const ForwardProblem& problem, const Device& device,
+                     const ForwardChoice& choice, const Estimate& estimate, ForwardPlan* plan) {
+  *plan = {};
+  plan->kernel = choice.kernel;
+  plan->pack = choice.pack;
+  plan->slot_rows = choice.slot_rows;
+  plan->estimate = estimate;
+  plan->multiprocessors = device.multiprocessors;
+  plan->rows = indexing_of(problem);
+  const ForwardConfig& config = choice.kernel->config;
+  plan->box_keys = choice.slot_rows > 0 ? choice.slot_rows
+                   : config.paged       ? cache_box_rows(problem.cache, config.rows_at_once())
+                                        : config.tile_n;
+  plan->append = plan_append(problem, &plan->workspace_bytes);
+
+  const TensorView q = tensor_rows(transformed_q(problem, plan->append), problem.sequences_q),
+                   k = tensor_rows(problem.k, problem.sequences_k),
+                   v = tensor_rows(problem.v, problem.sequences_k),
+                   out = tensor_rows(problem.out, problem.sequences_q);
+  const auto plan_input = [&](const TensorView& view, int element_bytes) {
+    return plan_copy(view, plan->rows, &plan->workspace_bytes, element_bytes);
+  };
+  plan->q = plan_input(q, config.element_bytes());
+  plan->k = plan_input(k, config.key_element_bytes());
+  plan->v = plan_input(v, config.key_element_bytes());
+  // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
+  plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
+                     tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
+
+  const int64_t head_groups = problem.heads_q / choice.pack.heads;
+  const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
+  int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
+                      ? most_tiles(problem, tile_queries, head_groups)
+                      : estimate.tiles;
+  const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
+  if (config.split)
+    plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
+               plan);
+  const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
+  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMostCounted ||
+      (problem.is_ragged() && rows > kMostCounted)) {
+    return unsupported(
+        message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
+                ", heads_q = ", problem.heads_q, ", ", tiles, " tiles of work, and up to ", rows,
+                " rows of a ragged batch or a cache, but the hopper backend counts each up to ",
+                kMostCounted));
+  }
+  plan->tiles = int(tiles);
+  plan->grid = std::min(plan->tiles, blocks);
+  if (config.two_level && sums_in_two_levels(problem)) {
+    const bool is_wide = config.head_dim_v > 128;
+    // A power of two, of tiles of two thirds to four thirds of the keys.
+    plan->flush_tiles = int(std::bit_floor(
+        uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
+    if (!config.sums_in_shared())
+      plan->sums_offset =
+          reserve_workspace(size_t(plan->grid) * config.sums_bytes(), &plan->workspace_bytes);
+  }
+  plan->groups_at_a_time = 1;
+  if (problem.is_ragged()) plan_ragged(problem, plan);
+  if (choice.slot_rows > 0) {
+    plan->m_tiles = int(estimate.m_tiles);
+    plan->groups = plan->groups_at_a_time = int(head_groups);
+    return {};
+  }
+  plan->m_tiles = int(estimate.m_tiles);
+  plan->groups = int(problem.batch * head_groups);
+  // Tiles of equal length need no counter, nor does a single round of them.
+  plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
+  if (plan->dynamic)
+    plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), &plan->workspace_bytes);
+  if (config.band) {
+    const int64_t kv_bytes = std::max<int64_t>(
+        1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
+    const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
+                              (problem.queries_per_kv_head() / choice.pack.heads);
+    plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
+  }
+  return {};
+}
+
+// A choice, and the estimate that it was compared by.
+struct Compared {
+  ForwardChoice choice;
+  Estimate compared;
+};
+
+// The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
+struct BestChoices {
+  Compared plain, sharing;
+};
+
+BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
+  BestChoices best;
+  const auto compare = [&](const ForwardChoice& choice) {
+    Compared& own = choice.shares_tiles() ? best.sharing : best.plain;
+    const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
+    if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
+      own = {choice, estimate};
+  };
+  for_each_choice(problem, std::ref(compare));  // by reference: nothing is allocated
+  return best;
+}
+
+}  // namespace
+
+Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
+  if (!takes(problem.dtype)) {
+    return unsupported(
+        message("q.dtype = ", dtype_name(problem.dtype),
+                " but the hopper backend computes in float16, bfloat16 and float8_e4m3 only"));
+  }
+  FLASH3_CHECK(check_softcap(problem));
+  const BestChoices best = best_choices(problem, device.multiprocessors);
+  if (!best.plain.choice.kernel) {
+    return unsupported(message("no kernel for head_dim = ", problem.head_dim,
+                               ", head_dim_v = ", problem.head_dim_v));
+  }
+  const bool shares = best.sharing.choice.kernel &&
+                      is_better(best.sharing.compared, best.plain.compared, kPackMargin);
+  return plan_choice(problem, device, (shares ? best.sharing : best.plain).choice, plan);
+}
+
+Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
+                   ForwardPlan* plan) {
+  return complete_plan(problem, device, choice,
+                       estimate_choice(problem, device.multiprocessors, choice), plan);
+}
+
+ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan) {
+  const BestChoices best = best_choices(problem, plan.multiprocessors);
+  const bool shares = plan.pack.heads > 1 || plan.slot_rows > 0;
+  const ForwardChoice& choice = (shares ? best.plain : best.sharing).choice;
+  if (!choice.kernel) return {};
+  return {choice, estimate_choice(problem, plan.multiprocessors, choice)};
+}
+
+TileSchedule tile_schedule(const ForwardProblem& problem, const ForwardPlan& plan) {
+  TileSchedule schedule{};
+  schedule.rule = tile_mask_rule(problem.mask_rule);
+  schedule.seq_q = int(problem.seq_q);
+  schedule.seq_k = int(problem.seq_k);
+  schedule.mask = TileMask::make(schedule.seq_q, schedule.seq_k, schedule.rule);
+  schedule.slot_rows = plan.slot_rows;
+  if (plan.slot_rows > 0) {
+    schedule.seq_q = schedule.seq_k = int(problem.batch) * plan.slot_rows;
+    schedule.mask = {};
+    schedule.mask.chunk = plan.slot_rows;
+  }
+  schedule.tile_queries = plan.kernel->config.warpgroups * plan.pack.queries;
+  schedule.m_tiles = plan.m_tiles;
+  schedule.head_groups = int(problem.heads_q) / plan.pack.heads;
+  schedule.groups = plan.groups;
+  schedule.groups_at_a_time = plan.groups_at_a_time;
+  schedule.tiles = plan.tiles;
+  schedule.may_hide_keys = may_hide_keys(problem);
+  return schedule;
+}
+
+VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
+                                            const ForwardPlan& plan) {
+  VarlenScheduleParams list{};
+  list.q = problem.sequences_q;
+  list.k = problem.sequences_k;
+  list.cache = problem.cache;
+  if (problem.append.given) list.added = problem.append.sequences;
+  list.batch = int(problem.batch);
+  list.least_queries = plan.least_queries;
+  list.in_order = plan.slot_rows > 0;
+  list.tile_rows = plan.kernel->config.warpgroups * plan.pack.queries;
+  list.groups = int(problem.heads_q) / plan.pack.heads;
+  list.most_parts = plan.parts.most;
+  if (plan.parts.most > 1)
+    list.counter_count = plan.kernel->config.part_counters() << plan.parts.slot_bits;
+  if (plan.kernel->config.band) {
+    list.bytes_at_a_time = kL2Budget;
+    list.bytes_per_row =
+        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.key_element_bytes();
+    list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
+  }
+  return list;
+}
+
+}  // namespace flash3::cuda::sm90

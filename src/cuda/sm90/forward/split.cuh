@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Split kernels: blocks share a work tile, each with a part of its keys (device/key_parts.hpp).
+//
+// A consumer warpgroup leaves O, not normalised, with the maxima and sums of its rows in the part's
+// slot and counts itself in. The last one of a work tile's to come, whichever block it is in,
+// merges what all have left, in the order of the parts, and stores the result as any other kernel
+// does. So nobody waits for a part.
+//
+// Slots are a ring, so that their memory follows from the grid and not from the batch: part number
+// i of the launch has slot i modulo their number. The scheduler hands it out when what lay there
+// before has been merged. It waits for parts with lower numbers only, and those were handed out
+// before: so every block ends. Where no tile of the launch has several parts (PartSlots::most is 1)
+// there are neither slots nor counters.
+#pragma once
+
+#include "cuda/device/online_softmax.cuh"
+#include "cuda/sm90/forward/traits.cuh"
+
+namespace flash3::cuda::sm90 {
+
+// Waits until what lay before in the slot of part number i has been merged.
+template <class Traits>
+__device__ __forceinline__ void wait_for_slot(const PartSlots& slots, int i) {
+  const int* const freed = &slots.freed[i & slots.mask];
+  const int least = (i >> slots.bits) * Traits::kWarpgroups;
+  if (least > 0) wait_until_at_least(freed, least, "part_slot_free");
+}
+
+// Writes part number i of the launch, of the sequence at this place of the list, when its slot is
+// free. By one thread.
+template <class Traits>
+__device__ __forceinline__ void write_part(const ForwardParams& params, int i, int place,
+                                           WorkTile& work, KeyPart& part) {
+  const TileSchedule& schedule = params.schedule;
+  const PartSlots& slots = params.parts;
+  const SequenceList& list = schedule.sequences;
+  if (place >= list.count) {
+    work.valid = false;
+    part = {0, 1, 0, 0};
+    return;
+  }
+  work.sequence = list.rows[place];
+  const int most = key_parts(work.sequence.k_length, slots.most), at = i - list.first_tile[place];
+  const int tile = int(unsigned(at) / unsigned(most)), index = at - tile * most;
+  part = {index, most, i & slots.mask, (i - index) & slots.mask};
+  forget_memory();
+  work = decode_tile(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
+  forget_memory();
+  if (slots.most > 1) {
+    // Of the part itself, and of the first one, whose slot has the counter of all.
+    wait_for_slot<Traits>(slots, i);
+    if (part.index > 0) wait_for_slot<Traits>(slots, i - part.index);
+  }
+  take_key_part(work, Traits::kTileN, part);
+  if (!part.exists()) add_release(&slots.freed[part.slot], Traits::kWarpgroups);
+}
+
+// schedule_tiles() for parts.
+template <class Traits, bool kAllWait>
+__device__ __forceinline__ void schedule_parts(const ForwardParams& params,
+                                               typename Traits::Shared& shared) {
+  const TileSchedule& schedule = params.schedule;
+  TileRing& ring = shared.tiles;
+  const bool leader = threadIdx.x % 32 == 0;
+  const TileCounter counter(schedule);
+  if (leader) counter.begin();
+  wait_for_previous_kernel();
+  SequenceWalk walk(schedule.sequences);
+  PipelineState<kTileSlots> slot;
+  for (int i = blockIdx.x;;) {
+    wait(&ring.barriers.empty[slot.stage], slot.phase ^ 1, "tile_empty");
+    const int place = walk.find(i);
+    if (leader)
+      write_part<Traits>(params, i, place, ring.tiles[slot.stage], shared.parts[slot.stage]);
+    __syncwarp();
+    if (shared.parts[slot.stage].exists()) {
+      const bool valid = ring.tiles[slot.stage].valid;
+      arrive(&ring.barriers.full[slot.stage]);
+      slot.advance();
+      if (!valid) break;
+      if (schedule.counter != nullptr) {
+        // As in schedule_tiles().
+        if (kAllWait || leader) wait(&ring.wanted, (slot.stage + 1) % 2, "tile_wanted");
+        __syncwarp();
+      }
+    }
+    i = __shfl_sync(~0u, leader ? counter.next(i) : 0, 0);
+  }
+  if (leader) counter.finish();
+}
+
+// The scheduler of kernels on a cache, which is a ragged batch whose sequences share no tiles.
+template <class Traits, bool kAllWait = false>
+__device__ __forceinline__ void schedule_cache(const ForwardParams& params,
+                                               typename Traits::Shared& shared) {
+  if constexpr (Traits::kSplit) {
+    schedule_parts<Traits, kAllWait>(params, shared);
+  } else {
+    schedule_tiles<Traits::kTileN, Traits::kBand, true, kAllWait>(params.schedule, shared.tiles);
+  }
+}
+
+// A consumer warpgroup's rows of a part.
+template <class Traits>
+struct PartRows {
+  using Output = float[Traits::kHeadDimV / 2];
+
+  const PartSlots& slots;
+  const KeyPart& part;
+  int warpgroup, thread;
+
+  // Whether the rows are whole now: merged if there are several parts. unit: what the rows of O
+  // are to be multiplied by; it may differ from part to part, and is 1 where they have been merged.
+  template <class Softmax>
+  __device__ __forceinline__ bool merge(Softmax& softmax, Output& r_o, float (&unit)[2]) const {
+    if (part.count > 1) {
+      Softmax::scale_rows(r_o, unit);
+      store(softmax, r_o);
+      if (!is_last()) return false;
+      load_all(softmax, r_o);
+      unit[0] = unit[1] = 1.f;
+      sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);  // all have read
+      if (thread == 0) arrived() = 0;
+    }
+    free();
+    return true;
+  }
+
+  // The slots of all parts may be written again. That of a whole tile holds nothing to wait for.
+  __device__ __forceinline__ void free() const {
+    if (slots.most == 1) return;
+    if (part.count == 1) {
+      if (thread == 0) atomicAdd(&slots.freed[part.slot], 1);
+    } else if (thread < part.count) {
+      add_release(&slots.freed[slot_of(thread)], 1);
+    }
+  }
+
+ private:
+  static constexpr int kQuads = Traits::kHeadDimV / 8;  // two columns of the thread's two rows each
+  static constexpr int kAtOnce = 8;
+  static constexpr int kThreads = kWarpgroupThreads;
+
+  __device__ __forceinline__ int slot_of(int index) const {
+    return (part.first_slot + index) & slots.mask;
+  }
+  __device__ __forceinline__ int64_t rows_of(int slot) const {
+    return int64_t(slot) * Traits::kWarpgroups + warpgroup;
+  }
+  // This thread's; the next quad is kThreads further.
+  __device__ __forceinline__ float4* first_quad(int slot) const {
+    return static_cast<float4*>(slots.out) + rows_of(slot) * kQuads * kThreads + thread;
+  }
+  // The maxima and sums of the thread's two rows.
+  __device__ __forceinline__ float4* max_and_sum(int slot) const {
+    return static_cast<float4*>(slots.max_and_sum) + rows_of(slot) * kThreads + thread;
+  }
+  __device__ __forceinline__ int& arrived() const {
+    return slots.arrived[rows_of(part.first_slot)];
+  }
+
+  template <class Softmax>
+  __device__ __forceinline__ void store(const Softmax& softmax, const Output& r_o) const {
+    float4* const quads = first_quad(part.slot);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i)
+      quads[i * kThreads] = {r_o[4 * i], r_o[4 * i + 1], r_o[4 * i + 2], r_o[4 * i + 3]};
+    *max_and_sum(part.slot) = {softmax.row_max[0], softmax.row_max[1], quad_sum(softmax.row_sum[0]),
+                               quad_sum(softmax.row_sum[1])};
+  }
+
+  // Counts the warpgroup in; whether all parts are there.
+  __device__ __forceinline__ bool is_last() const {
+    sync(ForwardBarrier::kOutputStaged, warpgroup, kWarpgroupThreads);  // all have stored
+    const bool last = thread == 0 && add_acquire_release(&arrived(), 1) == part.count - 1;
+    __syncwarp();
+    return named_barrier_any(int(ForwardBarrier::kOutputStaged) + warpgroup, kWarpgroupThreads,
+                             last);
+  }
+
+  // What brings a row with maximum m to the larger one of all parts; m −∞: its part saw no key.
+  template <class Score>
+  static __device__ __forceinline__ float factor_to(const Score& score, float m, float largest) {
+    if (m == largest) return 1.f;
+    return m == -kInfinity ? 0.f : exp2_approx(score.max_above(m, score.shift_of(largest)));
+  }
+
+  template <class Softmax>
+  __device__ __forceinline__ void load_all(Softmax& softmax, Output& r_o) const {
+    float max[2] = {-kInfinity, -kInfinity};
+#pragma unroll 1
+    for (int p = 0; p < part.count; ++p) {
+      const float4 x = __ldcg(max_and_sum(slot_of(p)));
+      max[0] = fmaxf(max[0], x.x), max[1] = fmaxf(max[1], x.y);
+    }
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (float& x : r_o) x = 0.f;
+#pragma unroll 1
+    for (int p = 0; p < part.count; ++p) {
+      const int slot = slot_of(p);
+      const float4 x = __ldcg(max_and_sum(slot));
+      const float factor[2] = {factor_to(softmax.score, x.x, max[0]),
+                               factor_to(softmax.score, x.y, max[1])};
+      sum[0] = fmaf(x.z, factor[0], sum[0]), sum[1] = fmaf(x.w, factor[1], sum[1]);
+      add(r_o, first_quad(slot), factor);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      softmax.row_max[h] = max[h];
+      softmax.row_sum[h] = thread % 4 == 0 ? sum[h] : 0.f;  // of the quad
+    }
+  }
+
+  // From global memory by way of the L2 cache, where the other blocks' parts are.
+  static __device__ __forceinline__ void add(Output& r_o, const float4* quads,
+                                             const float (&factor)[2]) {
+#pragma unroll
+    for (int i0 = 0; i0 < kQuads; i0 += kAtOnce) {
+      float4 x[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) x[i] = __ldcg(quads + (i0 + i) * kThreads);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        float* const o = &r_o[4 * (i0 + i)];
+        o[0] = fmaf(x[i].x, factor[0], o[0]);
+        o[1] = fmaf(x[i].y, factor[0], o[1]);
+        o[2] = fmaf(x[i].z, factor[1], o[2]);
+        o[3] = fmaf(x[i].w, factor[1], o[3]);
+      }
+    }
+  }
+};
+
+}  // namespace flash3::cuda::sm90

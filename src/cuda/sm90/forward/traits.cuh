@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of one 16-bit kernel share: sizes, shared memory and barriers, all from a row of
+// the tile table. FP8 kernels have traits_fp8.cuh, and traits_widened.cuh.
+#pragma once
+
+#include "cuda/device/key_parts.hpp"
+#include "cuda/device/warps.cuh"
+#include "cuda/sm90/device/pipeline.cuh"
+#include "cuda/sm90/device/scheduler.cuh"
+#include "cuda/sm90/device/tile/shared_tile.cuh"
+#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/forward/warp_rows.cuh"
+
+namespace flash3::cuda::sm90 {
+
+// Hardware barriers; one id for each consumer warpgroup.
+enum class ForwardBarrier : int {
+  kPingPong = 1,                                      // this warpgroup may issue its products
+  kOutputStaged = kPingPong + kMaxConsumerWarpgroups  // its output tile is in shared memory, or its
+                                                      // readers are done with what was there
+};
+
+// When a consumer lets the next one issue its products: when its own are issued, when its scores
+// are there, or when it knows their maxima.
+enum class PassTurn { kAtIssue, kWithScores, kWithMaxima };
+
+// A row of the tile table as a type, with the element type that it is compiled for: kElement and
+// kConfig. The file of an instance defines its own.
+template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
+          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
+struct ForwardRow;
+
+// The constants that all kernels have in common.
+template <class Row>
+struct ForwardConstants {
+  static constexpr Element kElement = Row::kElement;
+  static constexpr ForwardConfig kConfig = Row::kConfig;
+  static_assert(is_valid(kConfig), "too much shared memory or too many registers");
+  static constexpr bool kBand = kConfig.band;
+  static constexpr bool kSplit = kConfig.split;
+  static constexpr ScoreKind kScore = kConfig.score;
+  static constexpr int kTileM = kConfig.tile_m();
+  static constexpr int kTileN = kConfig.tile_n;
+  static constexpr int kHeadDimV = kConfig.head_dim_v;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kQStages = kConfig.q_stages;
+  static constexpr int kWarpgroups = kConfig.warpgroups;
+  // The band's edge then crosses key tiles that only other warpgroups see.
+  static constexpr bool kSkipMaskedTiles = kBand && kTileN < kTileM;
+  // Short sequences may share a tile; FP8: a tile's keys have one scale.
+  static constexpr bool kSlots = kConfig.operands == Operands::k16Bit;
+
+  using PingPong = PingPongBarrier<kWarpgroups, ForwardBarrier::kPingPong>;
+  using KvState = PipelineState<kStages>;
+  using QState = PipelineState<kQStages>;
+};
+
+// Shared memory of a split kernel, behind that of any other.
+template <class WholeTiles, int kWarps, bool kSplit>
+struct WithParts : WholeTiles {};
+template <class WholeTiles, int kWarps>
+struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
+  KeyPart parts[kTileSlots];   // of the tiles in the ring
+  KeyPart warp_parts[kWarps];  // each consumer warp's
+};
+
+template <class Row>
+struct ForwardTraits : ForwardConstants<Row> {
+  using Constants = ForwardConstants<Row>;
+  using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
+      Constants::kWarpgroups;
+
+  using QTile = SharedTile<kWarpgroupRows, kConfig.head_dim>;  // one warpgroup's
+  using KTile = SharedTile<kTileN, kConfig.head_dim>;
+  using VTile = SharedTile<kTileN, kConfig.head_dim_v>;
+  using OutTile = SharedTile<kWarpgroupRows, kConfig.head_dim_v>;  // in the place of QTile
+
+  struct WholeTiles {
+    uint8_t q[kQStages][kWarpgroups][QTile::kBytes];
+    uint8_t k[kStages][KTile::kBytes];
+    uint8_t v[kStages][VTile::kBytes];
+    RingBarriers<kQStages> q_barriers[kWarpgroups];  // each warpgroup has its own pace
+    RingBarriers<kStages> k_barriers;
+    RingBarriers<kStages> v_barriers;
+    TileRing tiles;
+    WarpQueries warp_queries[4 * kWarpgroups];     // each consumer warp's
+    RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
+    uint64_t v_loaded;                             // but not cleared yet
+  };
+  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
+  static_assert(sizeof(Shared) == kConfig.shared_bytes());
+};
+
+}  // namespace flash3::cuda::sm90

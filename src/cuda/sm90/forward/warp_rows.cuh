@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which queries a consumer's rows are, which keys they see, and where they lie in the output: of
+// the work tile's sequence, or of the short sequence whose slot a row lies in. Each warp puts its
+// own into shared memory when a tile begins and reads them where they are needed, so that no
+// registers hold them meanwhile.
+#pragma once
+
+#include "cuda/device/band_mask.cuh"
+#include "cuda/device/sink.cuh"
+#include "cuda/device/tile_schedule.hpp"
+#include "cuda/device/warps.cuh"
+#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/forward/params.h"
+
+namespace flash3::cuda::sm90 {
+
+// The 16 rows of a consumer warp: row r of the warpgroup is query `query + query_of(r)` of the
+// sequence (HeadPack), in the heads of this group.
+inline constexpr int kWarpRows = 16;
+struct WarpQueries {
+  ListedSequence sequence;
+  int query, head_group;
+};
+
+// The warpgroup's queries of the tile's sequence.
+__device__ __forceinline__ TileMask::Range warpgroup_queries(const ForwardParams& params,
+                                                             const WorkTile& work, int warpgroup) {
+  const int first = work.query + warpgroup * params.pack.queries;
+  return {first, min(first + params.pack.queries, work.sequence.q_length)};
+}
+
+// The key tiles that these queries see, among all of the work tile; one that they do not see where
+// they see none.
+__device__ __forceinline__ TileMask::Range seen_tiles(const TileMask& mask, int k_length,
+                                                      const TileMask::Range& queries,
+                                                      const TileMask::Range& all, int tile_n) {
+  const TileMask::Range seen = mask.key_tiles(queries, k_length, tile_n);
+  const int begin = uniform(max(all.begin, min(all.end - 1, seen.begin)));
+  return {begin, uniform(max(begin + 1, min(all.end, seen.end)))};
+}
+
+// Key tiles that need no mask for these queries.
+template <bool kBand>
+__device__ __forceinline__ TileMask::Range unmasked_tiles(const TileMask& mask, int k_length,
+                                                          bool in_slots,
+                                                          const TileMask::Range& queries,
+                                                          int tile_n) {
+  if constexpr (!kBand) return {0, k_length / tile_n};
+  if (in_slots) return {0, 0};
+  return mask.full_tiles(queries, k_length, tile_n);
+}
+
+// Where a warp's rows lie: row r of the warpgroup is query `query + pack.query_of(r)`.
+struct RowsOfWarp {
+  const ListedSequence* sequence;
+  int query;
+  int row_of_slot;  // the slot's first, from the work tile's
+  bool in_slot;
+};
+
+// Warp `warp` of a warpgroup. slots: the short sequences that share the tile, where some may.
+template <bool kSlots>
+__device__ __forceinline__ RowsOfWarp rows_of_warp(const ForwardParams& params,
+                                                   const WorkTile& work,
+                                                   const ListedSequence* slots, int warpgroup,
+                                                   int warp) {
+  const int slot_rows = params.schedule.slot_rows;
+  if (!kSlots || slot_rows == 0)
+    return {&work.sequence, work.query + warpgroup * params.pack.queries, 0, false};
+  const int first = warpgroup * kWarpgroupRows;
+  const int slot = unsigned(first + warp * kWarpRows) / unsigned(slot_rows);
+  return {&slots[slot], first - slot * slot_rows, slot * slot_rows, true};
+}
+
+// Notes what each row of the warp sees. mask: the work tile's.
+template <bool kBand>
+__device__ __forceinline__ void note_keys(const ForwardParams& params, const WorkTile& work,
+                                          const TileMask& mask, const RowsOfWarp& rows, int warp,
+                                          int lane, RowKeys (&keys)[kWarpRows]) {
+  if (lane >= kWarpRows) return;
+  const int token = rows.query + params.pack.query_of(warp * kWarpRows + lane);
+  const int q_length = rows.sequence->q_length, k_length = rows.sequence->k_length;
+  if (!rows.in_slot) {
+    keys[lane] = keys_of_row<kBand>(mask, k_length, token);
+  } else {
+    const auto own = TileMask::make(q_length, k_length, params.schedule.rule);
+    const RowKeys seen = keys_of_row<true>(own, k_length, token);
+    const int first_key = work.query + rows.row_of_slot;  // of the slot's in the long sequence
+    keys[lane] = {first_key + max(seen.first, 0), first_key + seen.end};
+  }
+}
+
+// ---- the output and the LSE, and what 16-bit and FP8 kernels store alike ----
+
+// A row is counted from the warpgroup's first.
+struct WarpOutput {
+  const ForwardParams& params;
+  const WarpQueries& queries;
+
+  __device__ __forceinline__ int token(int row) const {
+    return queries.query + params.pack.query_of(row);
+  }
+  // False: idle, or behind the end of the sequence.
+  __device__ __forceinline__ bool exists(int row) const {
+    return token(row) < queries.sequence.q_length && row < params.pack.rows();
+  }
+  __device__ __forceinline__ int head(int row) const {
+    return queries.head_group * params.pack.heads + params.pack.head_of(row);
+  }
+  template <class T>
+  __device__ __forceinline__ T* address(int row) const {
+    return static_cast<T*>(params.out_data) + queries.sequence.batch * params.out_stride_batch +
+           head(row) * params.out_stride_head +
+           (int64_t(queries.sequence.q_first) + token(row)) * params.out_stride_seq;
+  }
+  // Where the row's LSE goes, if there is one.
+  __device__ __forceinline__ float* lse(int row) const {
+    return params.lse + queries.sequence.batch * params.lse_stride_batch +
+           head(row) * params.lse_stride_head + queries.sequence.q_first + token(row);
+  }
+};
+
+// lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
+// writes.
+__device__ __forceinline__ void store_lse(const ForwardParams& params, const WarpOutput& output,
+                                          int row_in_warpgroup, const float (&lse)[2]) {
+  if (params.lse == nullptr || threadIdx.x % 4 != 0) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_in_warpgroup + 8 * h;
+    if (output.exists(row)) *output.lse(row) = lse[h];
+  }
+}
+
+// Takes the sinks of a thread's two rows into their normalisation and LSE.
+__device__ __forceinline__ void add_sinks(const ForwardParams& params, const WarpOutput& output,
+                                          int row_in_warpgroup, float (&inverse_sum)[2],
+                                          float (&lse)[2]) {
+  if (params.sink.data == nullptr) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_in_warpgroup + 8 * h;
+    if (output.exists(row))
+      add_sink(load_sink(params.sink, output.head(row)), inverse_sum[h], lse[h]);
+  }
+}
+
+// Rows that see no key at all: output 0, LSE −∞, or the sink where there is one. Each warp
+// stores its own.
+__device__ __forceinline__ void store_empty(const ForwardParams& params, const WarpOutput& output,
+                                            int thread) {
+  const int lane = thread % 32, first_row = thread / 32 * kWarpRows;
+  for (int row = first_row; row < first_row + kWarpRows; ++row) {
+    if (!output.exists(row)) continue;
+    const auto clear = [&](auto* out) {
+      for (int col = lane; col < params.head_dim_v; col += 32) out[col] = 0;
+    };
+    if (params.out_type == FloatType::kFloat32) {
+      clear(output.address<float>(row));
+    } else {
+      clear(output.address<uint16_t>(row));
+    }
+  }
+  const int row = first_row + lane;
+  if (params.lse != nullptr && lane < kWarpRows && output.exists(row))
+    *output.lse(row) =
+        params.sink.data != nullptr ? load_sink(params.sink, output.head(row)) : -kInfinity;
+}
+
+}  // namespace flash3::cuda::sm90

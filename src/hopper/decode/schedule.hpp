@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#pragma once
-
-namespace flash3::hopper {
-
-const void* decode_schedule_function();
-inline constexpr int kDecodeScheduleThreads = 256;
-
-}  // namespace flash3::hopper

@@ -9,6 +9,7 @@
 
 namespace {
 
+using namespace flash3::cuda;
 using namespace flash3::cuda::sm90;
 
 __global__ void wait_for_nobody() {

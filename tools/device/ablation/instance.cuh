@@ -39,7 +39,7 @@ using ConsumerFp8 = Consumer<Traits, OperandsFp8<Traits>, StoreFp8<Traits>>;
 // TRAITS, which what follows calls Traits, and that are the template arguments of forward_kernel.
 #define FLASH3_ABLATION_INSTANCE(ELEMENT, VARIANT, TRAITS, ...)                     \
   template <>                                                                       \
-  const void* flash3::device::ablation_kernel<flash3::cuda::Element::ELEMENT, \
+  const void* flash3::device::ablation_kernel<flash3::cuda::Element::ELEMENT,       \
                                               flash3::device::Variant::VARIANT>() { \
     using namespace flash3::device;                                                 \
     using Traits = TRAITS;                                                          \

@@ -42,12 +42,12 @@ struct TracedPolicies<Row> {
 }  // namespace flash3::device
 
 // element, head dim, band, tile_m, tile_n: a row of the library's tile table.
-#define FLASH3_TRACED_INSTANCE(ELEMENT, ...)                                           \
-  template <>                                                                          \
-  flash3::device::TracedKernel                                                         \
-  flash3::device::traced_kernel<flash3::cuda::Element::ELEMENT, __VA_ARGS__>() { \
-    using P = TracedPolicies<TracedRow<cuda::Element::ELEMENT, __VA_ARGS__>>;    \
-    return {reinterpret_cast<const void*>(                                             \
-                &cuda::sm90::forward_kernel<P::Traits, P::Producer, P::Consumer>),     \
-            &trace_target};                                                            \
+#define FLASH3_TRACED_INSTANCE(ELEMENT, ...)                                       \
+  template <>                                                                      \
+  flash3::device::TracedKernel                                                     \
+  flash3::device::traced_kernel<flash3::cuda::Element::ELEMENT, __VA_ARGS__>() {   \
+    using P = TracedPolicies<TracedRow<cuda::Element::ELEMENT, __VA_ARGS__>>;      \
+    return {reinterpret_cast<const void*>(                                         \
+                &cuda::sm90::forward_kernel<P::Traits, P::Producer, P::Consumer>), \
+            &trace_target};                                                        \
   }

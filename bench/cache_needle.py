@@ -15,12 +15,11 @@ found_unquantised); bench/haystack.py has the definitions.
 Needs torch, and with --device cuda, the default, a Hopper GPU and pynvml.
 """
 import argparse
-import json
-import pathlib
 import random
 import sys
 import time
 
+import result_file
 from needle import describe
 from peers import commit_of, numbers
 
@@ -205,7 +204,7 @@ def main(arguments=None):
         result["cache_needle_points"].append(point)
         print(line(point), flush=True)
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result_file.write(args.json, result)
     return 0
 
 

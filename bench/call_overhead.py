@@ -11,7 +11,6 @@ the smallest problem is computed too. The ways are interleaved; the median of th
 import argparse
 import ctypes
 import importlib.util
-import json
 import pathlib
 import statistics
 import time
@@ -20,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import flash3
+import result_file
 from flash3 import _library, arrays
 from peers import commit_of
 
@@ -98,7 +98,7 @@ def main():
         device = torch.cuda.get_device_name() if args.device == "cuda" else flash3.backends()["cpu"]
         report = {"call_overhead_us": median, "device": device, "torch": torch.__version__, "flash3": flash3.version(),
                   "commit": commit, "date": time.strftime("%Y-%m-%d"), "rounds": args.rounds, "calls": args.calls}
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ GPU, kernels are enqueued. Methods and passes are interleaved, and the median of
 """
 import argparse
 import cProfile
-import json
 import pathlib
 import pstats
 import statistics
@@ -24,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import flash3
 import flash3.distributed
+import result_file
 from context_points import METHODS
 from peers import commit_of
 
@@ -134,9 +134,9 @@ def main(arguments=None):
         print(f"| {name} | {' | '.join(f'{us:.0f}' for us in passes.values())} |")
     if args.json:
         device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-        args.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "flash3": flash3.__version__, "commit": args.commit,
-                                         "date": time.strftime("%Y-%m-%d"), "ranks": args.ranks, "rounds": args.rounds, "calls": args.calls,
-                                         "context_host_us": found}, indent=1) + "\n", encoding="utf-8")
+        result_file.write(args.json, {"device": device, "torch": torch.__version__, "flash3": flash3.__version__, "commit": args.commit,
+                                      "date": time.strftime("%Y-%m-%d"), "ranks": args.ranks, "rounds": args.rounds, "calls": args.calls,
+                                      "context_host_us": found})
 
 
 if __name__ == "__main__":

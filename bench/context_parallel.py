@@ -46,6 +46,7 @@ import sys
 import tempfile
 import time
 
+import result_file
 from context_points import PASSES, PEERS, context_suite, methods
 from peers import commit_of
 
@@ -230,7 +231,7 @@ def leave_out(args, working, why):
         result["failed"][case] = why.splitlines()[0]
     else:
         result["lost"][way] = f"it took its processes along at {case}: {why.splitlines()[0]}"
-    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result_file.write(file, result)
     return True
 
 

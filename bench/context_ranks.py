@@ -18,6 +18,7 @@ import torch.distributed as dist
 import flash3
 import flash3.distributed
 import context_profile
+import result_file
 from flash3.distributed._peers import Peers, peers_of
 from context_check import agreed, error_of, largest, largest_error, reference, refusal, spot_reference, whole_tensors
 from context_parallel import SAMPLE_MS, figures, line, sample_counts, too_long
@@ -329,7 +330,7 @@ def run(rank):
 
     def write():
         if rank.rank == 0:
-            file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result_file.write(file, result)
 
     write()
     for point in context_suite(config.ranks, rank.device):

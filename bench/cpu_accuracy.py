@@ -8,10 +8,10 @@ The data is the FlashAttention-3 paper's (section 4.3): N(0, 1) + N(0, 100) · B
 `out`, by dtype, head dim and length; `python -m flash3.bench plot` draws them. Needs flash3 and torch; takes a minute.
 """
 import argparse
-import json
 import pathlib
 
 import torch
+import result_file
 from cpu_report import CALLS, DTYPES, about
 
 SEED, HEADS, DIMS, SEQS = 1, 2, (64, 128, 256), (256, 512, 1024, 2048, 4096)
@@ -52,7 +52,7 @@ def main():
             for seq in args.seqs:
                 report["error_points"].append(found := point(dtype, dim, seq, SEED))
                 print(dtype, dim, seq, *(f"{name} {value:.3g}" for name, value in found["rmse"].items()), sep="  ", flush=True)
-    args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

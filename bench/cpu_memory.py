@@ -11,7 +11,6 @@ it. torch's math is left out where it would take more than --most GiB. Needs fla
 """
 import argparse
 import ctypes
-import json
 import os
 import pathlib
 import re
@@ -19,6 +18,7 @@ import subprocess
 import sys
 
 import torch
+import result_file
 from cpu_report import CALLS, about
 
 HEADS, DIM, BYTES = 4, 64, 2  # bf16
@@ -96,7 +96,7 @@ def main():
         for seq in args.seqs:
             report["memory_points"].append(found := point(which, seq, args.most))
             print(which, seq, *(f"{name} {value / 2**20:.1f} MiB" for name, value in found["bytes"].items()), sep="  ", flush=True)
-    args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

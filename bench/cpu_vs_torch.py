@@ -11,7 +11,6 @@ outputs are compared too. Needs torch (the CPU wheel is enough).
 
 import argparse
 import datetime
-import json
 import math
 import os
 import platform
@@ -22,6 +21,7 @@ import time
 
 import torch
 
+import result_file
 from flash3_torch import CPU, Flash3
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -137,9 +137,7 @@ def main():
     report["geometric_mean_speedup"] = round(math.exp(sum(map(math.log, speedups)) / len(speedups)), 3)
     print(f"geometric mean {report['geometric_mean_speedup']}x, least {min(speedups)}x")
     if args.json:
-        with open(args.json, "w") as f:
-            json.dump(report, f, indent=1)
-            f.write("\n")
+        result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

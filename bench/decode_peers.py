@@ -24,6 +24,7 @@ import site
 import sys
 import time
 
+import result_file
 from decode_points import cache_suite
 from peers import commit_of
 
@@ -231,7 +232,7 @@ def main(arguments=None):
 
     def write():
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result_file.write(args.json, result)
 
     try:
         run(args, gpu_peers, decode_calls, result, write)

@@ -9,7 +9,6 @@ none. A sample is 12 ms of back-to-back calls; samples of both sides rotate; the
 the host's time does not. Needs torch with CUDA, pynvml, the Python package and a Hopper GPU.
 """
 import argparse
-import json
 import pathlib
 import sys
 from itertools import accumulate
@@ -17,6 +16,7 @@ from itertools import accumulate
 import torch
 
 import flash3  # noqa: F401  registers torch.ops.flash3
+import result_file
 from gpu_peers import Sensors, measure
 from ragged_points import log_normal_lengths
 
@@ -71,7 +71,7 @@ def main(arguments=None):
         print(points[-1], file=sys.stderr)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": given.commit,
               "samples": given.samples, "points": points}
-    given.json.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(given.json, result)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 import flash3
 import fp8_backward_gain
+import result_file
 from fp8_backward_sim import Attention, Dequantised, Recipe, backward
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -299,7 +300,7 @@ def main(argv=None):
     if args.only in (None, "gain"):
         report["gain"] = fp8_backward_gain.gain()
     if args.json:
-        args.json.write_text(json.dumps(report, indent=None) + "\n", encoding="utf-8")
+        result_file.write(args.json, report)
     return 0
 
 

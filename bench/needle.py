@@ -21,7 +21,6 @@ gain        the part of the exact out that is there
 Needs torch, and with --device cuda, the default, a Hopper GPU and pynvml.
 """
 import argparse
-import json
 import pathlib
 import platform
 import random
@@ -29,6 +28,7 @@ import site
 import sys
 import time
 
+import result_file
 from peers import commit_of, numbers
 
 PEERS = ("fa3_fp8",)
@@ -172,7 +172,7 @@ def main(arguments=None):
         result["needle_points"].append(point)
         print(line(point), flush=True)
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result_file.write(args.json, result)
     failed = [name for point in result["needle_points"] for name in point["refused"] if name not in PEERS]
     return 1 if failed else 0
 

@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 
+import result_file
 from ragged_points import beside_of, ragged_suite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -323,7 +324,7 @@ def main():
 
     def write():
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result_file.write(args.json, result)
 
     top = result["ceiling"]["before"]["tflops"] if args.ceiling else None
     if args.ragged:

@@ -25,6 +25,8 @@ import time
 import warnings
 from unittest import mock
 
+import result_file
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROMPTS = (5, 17, 1)
 SECONDS = 120  # for one class
@@ -375,7 +377,7 @@ def main():
     report = {"date": datetime.date.today().isoformat(), "commit": args.commit, **versions(), "without_flash_path": without,
               "seconds": round(time.time() - began), "transformers_models": results}
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        result_file.write(args.json, report)
 
 
 if __name__ == "__main__":

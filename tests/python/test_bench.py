@@ -16,7 +16,11 @@ import pytest
 from conftest import DEVICES
 from flash3.bench.__main__ import main
 
-RESULTS = pathlib.Path(__file__).resolve().parents[2] / "bench/results"
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+RESULTS = BENCH / "results"
+sys.path.append(str(BENCH))
+
+import result_file  # noqa: E402
 
 
 def bench(*arguments):
@@ -234,3 +238,19 @@ def test_fp8_peers_of_the_scripts(scripts):
 def test_errors(arguments, message):
     done = bench(*arguments)
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_result_files_have_a_row_on_a_line(tmp_path):
+    report = {"seed": 7, "names": ["a", "b"], "none": [], "points": [{"x": 1, "y": [1, 2]}, {"x": 2}], "of": {"cpu": {"x": 3}}}
+    result_file.write(tmp_path / "r.json", report)
+    text = (tmp_path / "r.json").read_text(encoding="utf-8")
+    assert json.loads(text) == report
+    assert text.splitlines() == ['{', ' "seed": 7,', ' "names": ["a", "b"],', ' "none": [],', ' "points": [', '  {"x": 1, "y": [1, 2]},',
+                                 '  {"x": 2}', ' ],', ' "of": {', '  "cpu": {"x": 3}', ' }', '}']
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/*.json")), ids=lambda path: path.stem)
+def test_committed_results_have_that_form(path):
+    text = path.read_text(encoding="utf-8")
+    lines = result_file.text_of(json.loads(text)).count("\n")
+    assert text.count("\n") == lines, "write it by bench/result_file.py, or by flash3 bench"

@@ -117,7 +117,7 @@ def kernel(name, ts, dur, stream, launched, number):
             event("cuda_runtime", "cudaLaunchKernelExC", launched - 2, 2, correlation=number)]
 
 
-FORWARD = "void flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Traits<(flash3::Element)1, 128> >(flash3::ForwardParams)"
+FORWARD = "void flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Traits<(flash3::cuda::Element)1, 128> >(flash3::ForwardParams)"
 
 
 def made_up_trace():
@@ -126,7 +126,7 @@ def made_up_trace():
             *kernel(FORWARD, 50, 60, 7, 20, 1),  # of the call before
             *kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 112, 40, 20, 104, 2),
             *kernel(FORWARD, 112, 20, 7, 106, 3), *kernel(FORWARD, 155, 20, 7, 108, 4),
-            *kernel("void flash3::cuda::sm90::(anonymous namespace)::merge_kernel<float>(MergeParams)", 186, 5, 7, 183, 5),
+            *kernel("void flash3::cuda::(anonymous namespace)::merge_kernel<float>(MergeParams)", 186, 5, 7, 183, 5),
             event("gpu_memset", "Memset (Device)", 191, 1, stream=7, correlation=6), event("cuda_runtime", "cudaMemsetAsync", 183, 1, correlation=6),
             event("gpu_user_annotation", "pass forward", 112, 80, stream=7)]
 

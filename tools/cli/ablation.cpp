@@ -165,7 +165,7 @@ int bench_ablation(const BenchOptions& options) {
     about["case"] = id;
     about["how"] = how;
     add_reading(reading, &about);
-    file->finish(json_text(Json{{"metadata", about}, {"ablation", results}}, 2) + "\n");
+    file->finish(report_text(Json{{"metadata", about}, {"ablation", results}}));
   }
   return 0;
 }

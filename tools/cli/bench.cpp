@@ -284,7 +284,7 @@ int list_points(const BenchOptions& options, const std::vector<BenchPoint>& list
     }
     all.push_back(std::move(j));
   }
-  if (file) file->finish(json_text(Json{{"cases", all}}, 2) + "\n");
+  if (file) file->finish(report_text(Json{{"cases", all}}));
   return 0;
 }
 
@@ -370,7 +370,7 @@ class Report {
       if (options_.ceiling) all["ceiling"] = ceilings_;
       if (copy_) all["copy"] = to_json(*copy_);
       all["results"] = results_;
-      json_->finish(json_text(all, 2) + "\n");
+      json_->finish(report_text(all));
     }
     if (csv_) csv_->finish(to_csv(results_));
     if (share_) {
@@ -378,7 +378,7 @@ class Report {
       if (options_.ceiling) all["ceiling"] = ceilings_;
       if (copy_) all["copy"] = to_json(*copy_);
       all["results"] = shared_;
-      share_->finish(json_text(all, 1) + "\n");
+      share_->finish(report_text(all));
     }
     return failed_ ? kExitFailure : 0;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/json_file.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <vector>
@@ -59,6 +60,29 @@ Json read_json(const std::string& path, const JsonLimits& limits, uint64_t* comp
 
 std::string json_text(const Json& value, int indent) {
   return value.dump(indent, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+std::string report_text(const Json& report) {
+  std::string text = "{";
+  const char* separator = "\n ";
+  for (const auto& [name, value] : report.items()) {
+    text += separator + json_text(name, -1) + ": ";
+    separator = ",\n ";
+    const auto is_row = [](const Json& row) { return row.is_structured(); };
+    if (value.empty() || !value.is_structured() ||
+        !std::all_of(value.begin(), value.end(), is_row)) {
+      text += json_text(value, -1);
+      continue;
+    }
+    text += value.is_array() ? "[" : "{";
+    const char* between = "\n  ";
+    for (const auto& [key, row] : value.items()) {
+      text += between + (value.is_array() ? "" : json_text(key, -1) + ": ") + json_text(row, -1);
+      between = ",\n  ";
+    }
+    text += value.is_array() ? "\n ]" : "\n }";
+  }
+  return text + "\n}\n";
 }
 
 }  // namespace flash3::cli

@@ -26,4 +26,8 @@ nlohmann::ordered_json read_json(const std::string& path, const JsonLimits& limi
 // indent: of a level; -1: one line.
 std::string json_text(const nlohmann::ordered_json& value, int indent);
 
+// A report, likewise, with a row on a line, so that a change of one measurement changes one line:
+// each member of the object, and each element of one that is an array or object of such.
+std::string report_text(const nlohmann::ordered_json& report);
+
 }  // namespace flash3::cli

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 
 #include "cases/sequences.hpp"
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
+#include "cli/json_file.hpp"
 #include "cli/suites.hpp"
 #include "cli/timing.hpp"
 #include "device/ablation.hpp"
@@ -315,6 +317,29 @@ TEST(Timing, SamplesTakeTurnsAndEachCallIsFirstInTurn) {
   }
   order.erase(std::unique(order.begin(), order.end()), order.end());  // a sample is many calls
   EXPECT_EQ(order, "abcbcacababc");
+}
+
+TEST(ReportText, HasARowOnALine) {
+  const nlohmann::ordered_json report = {{"seed", 7},
+                                         {"names", {"a", "b"}},
+                                         {"none", nlohmann::ordered_json::array()},
+                                         {"results", {{{"x", 1}, {"y", {1, 2}}}, {{"x", 2}}}},
+                                         {"of", {{"cpu", {{"x", 3}}}, {"gpu", {{"x", 4}}}}}};
+  EXPECT_EQ(report_text(report), R"({
+ "seed": 7,
+ "names": ["a","b"],
+ "none": [],
+ "results": [
+  {"x":1,"y":[1,2]},
+  {"x":2}
+ ],
+ "of": {
+  "cpu": {"x":3},
+  "gpu": {"x":4}
+ }
+}
+)");
+  EXPECT_EQ(nlohmann::ordered_json::parse(report_text(report)), report);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ cmake --build "$build_dir" --target flash3_fuzz
 for program in "$build_dir"/bin/fuzz_*; do
   name=${program##*/} target=${program##*/fuzz_}
   cp "$program" "$OUT/$name"
-  (cd "$source_dir/fuzz/corpus/$target" && zip -q -r "$OUT/${name}_seed_corpus.zip" .)
+  cp "$source_dir/fuzz/corpus/$target.zip" "$OUT/${name}_seed_corpus.zip"
   dictionary=$source_dir/fuzz/$target.dict
   if [ -f "$dictionary" ]; then cp "$dictionary" "$OUT/$name.dict"; fi
 done

@@ -105,7 +105,7 @@ int run(std::vector<std::string> ids) {
            "bf16/b1024/q60/k60/h16x4/d64/full/random/packed"};
   }
   Device device;
-  Status status = current_device(&device);
+  Status status = current_hopper(&device);
   std::unique_ptr<cases::Memory> memory;
   if (status.ok()) memory = device::make_device_memory();
   for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = bench(ids[i], device, *memory);

@@ -29,7 +29,7 @@ using cuda::sm90::ForwardSteps;
 
 constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32,
                                     FLASH3_FLOAT8_E4M3};
-constexpr cuda::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
+constexpr cuda::Device kDevice{0, 132, {9, 0}};  // an H100 or H200; only the grid depends on it
 
 struct HeadDims {
   int64_t dim = 0, dim_v = 0;

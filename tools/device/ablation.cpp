@@ -56,7 +56,7 @@ AblationVariant make_variant(std::string name, double paper_tflops, const Forwar
 
 std::vector<AblationVariant> ablation_variants(const flash3_forward_params& params) {
   Device device;
-  check(current_device(&device));
+  check(current_hopper(&device));
   ForwardProblem problem;
   check(make_forward_problem(&params, Pointers::kRequired, &problem));
   const bool fp8 = problem.dtype == FLASH3_FLOAT8_E4M3;

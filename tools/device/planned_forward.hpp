@@ -4,9 +4,18 @@
 #pragma once
 
 #include "cuda/append/append.hpp"
+#include "cuda/sm90/family.hpp"
 #include "cuda/sm90/forward/plan.hpp"
 
 namespace flash3::cuda::sm90 {
+
+// The current device, if these kernels run on it.
+inline Status current_hopper(Device* device) {
+  const Family* const families[] = {&family()};
+  const Family* found = nullptr;
+  FLASH3_CHECK(current_device(device));
+  return find_family(families, *device, &found);
+}
 
 struct PlannedForward : ForwardPlan {
   AppendPlan append;

@@ -96,7 +96,7 @@ void set_target(const Call& call, cases::Memory& memory) {
 
 TracedCall traced_call(const flash3_forward_params& params, int block, cases::Memory& memory) {
   Device device;
-  check(current_device(&device));
+  check(current_hopper(&device));
   const auto call = std::make_shared<Call>();
   check(make_forward_problem(&params, Pointers::kRequired, &call->problem));
   PlannedForward planned;

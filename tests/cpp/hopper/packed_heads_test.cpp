@@ -120,7 +120,7 @@ std::string difference(const Case& c, const ForwardTensors& got, const ForwardTe
 class PackedHeads : public testing::Test {
  protected:
   void SetUp() override {
-    if (const Status status = current_device(&device_); !status.ok())
+    if (const Status status = current_hopper(&device_); !status.ok())
       GTEST_SKIP() << status.message();
     memory_ = device::make_device_memory();
   }

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "cases/normal_tensors.hpp"
-#include "cuda/sm90/decode/plan.hpp"
-#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/select.hpp"
 #include "device/device.hpp"
+#include "device/planned_forward.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -24,17 +24,18 @@ constexpr double kSampleSeconds = 0.006;
 
 struct Candidate {
   ForwardProblem problem;
-  ForwardPlan plan;
+  PlannedForward plan;
   std::shared_ptr<void> workspace;
   int calls = 1;  // in a sample
   std::vector<double> seconds;
 };
 
-Status time_candidate(Candidate& candidate, cases::Memory& memory, int calls, double* seconds) {
+Status time_candidate(Candidate& candidate, const Device& device, cases::Memory& memory, int calls,
+                      double* seconds) {
   Status status;
   *seconds = memory.time([&] {
     for (int i = 0; i < calls && status.ok(); ++i)
-      status = cuda::sm90::launch(candidate.problem, candidate.plan);
+      status = cuda::sm90::launch(candidate.problem, candidate.plan, device);
   }) / calls;
   return status;
 }
@@ -46,8 +47,9 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
   const cases::NormalTensors tensors(*c, memory);
   ForwardProblem problem;
   FLASH3_CHECK(make_forward_problem(&tensors.params, Pointers::kRequired, &problem));
-  ForwardPlan planned;
-  FLASH3_CHECK(cuda::sm90::plan(problem, device, &planned));
+  ForwardSteps steps;
+  size_t unused = 0;
+  FLASH3_CHECK(plan(problem, device, &unused, &steps));
 
   std::vector<Candidate> candidates;
   for (const ForwardChoice& choice : forward_choices(problem)) {
@@ -58,24 +60,25 @@ Status bench(const std::string& id, const Device& device, cases::Memory& memory)
     candidate.problem.workspace = candidate.workspace.get();
     candidate.problem.workspace_size = candidate.plan.workspace_bytes;
     double seconds = 0;
-    FLASH3_CHECK(time_candidate(candidate, memory, 3, &seconds));  // warms up
-    FLASH3_CHECK(time_candidate(candidate, memory, 3, &seconds));
+    FLASH3_CHECK(time_candidate(candidate, device, memory, 3, &seconds));  // warms up
+    FLASH3_CHECK(time_candidate(candidate, device, memory, 3, &seconds));
     candidate.calls = std::max(1, static_cast<int>(kSampleSeconds / seconds));
     candidates.push_back(std::move(candidate));
   }
   for (int sample = 0; sample < kSamples; ++sample)
     for (Candidate& candidate : candidates) {
       double seconds = 0;
-      FLASH3_CHECK(time_candidate(candidate, memory, candidate.calls, &seconds));
+      FLASH3_CHECK(time_candidate(candidate, device, memory, candidate.calls, &seconds));
       candidate.seconds.push_back(seconds);
     }
 
   std::printf("%s\n", id.c_str());
   for (Candidate& candidate : candidates) {
     std::ranges::nth_element(candidate.seconds, candidate.seconds.begin() + kSamples / 2);
-    const ForwardPlan& plan = candidate.plan;
-    const bool taken = !is_decode(problem) && plan.kernel == planned.kernel &&
-                       plan.pack.heads == planned.pack.heads && plan.slot_rows == planned.slot_rows;
+    const PlannedForward& plan = candidate.plan;
+    const bool taken = steps.forward && plan.kernel == steps.forward->kernel &&
+                       plan.pack.heads == steps.forward->pack.heads &&
+                       plan.slot_rows == steps.forward->slot_rows;
     std::printf("  %c %-31s %3d heads slots of %2d %8d tiles %10.2f us expected %10.2f us\n",
                 taken ? '*' : ' ', plan.kernel->id.c_str(), plan.pack.heads, plan.slot_rows,
                 plan.tiles, plan.estimate.us, candidate.seconds[kSamples / 2] * 1e6);
@@ -102,7 +105,7 @@ int run(std::vector<std::string> ids) {
            "bf16/b1024/q60/k60/h16x4/d64/full/random/packed"};
   }
   Device device;
-  Status status = current_device(&device);
+  Status status = current_hopper(&device);
   std::unique_ptr<cases::Memory> memory;
   if (status.ok()) memory = device::make_device_memory();
   for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = bench(ids[i], device, *memory);

@@ -15,9 +15,7 @@
 #include "core/backend.hpp"
 #include "core/message.hpp"
 #include "cuda/sm90/backward/plan.hpp"
-#include "cuda/sm90/decode/latent/plan.hpp"
-#include "cuda/sm90/decode/plan.hpp"
-#include "cuda/sm90/forward/plan.hpp"
+#include "cuda/sm90/select.hpp"
 
 namespace flash3 {
 namespace {
@@ -26,13 +24,12 @@ using cases::Case;
 using cuda::sm90::BackwardKernel;
 using cuda::sm90::BackwardPlan;
 using cuda::sm90::DecodeKernel;
-using cuda::sm90::DecodePlan;
 using cuda::sm90::ForwardKernel;
-using cuda::sm90::ForwardPlan;
+using cuda::sm90::ForwardSteps;
 
 constexpr flash3_dtype kDtypes[] = {FLASH3_FLOAT16, FLASH3_BFLOAT16, FLASH3_FLOAT32,
                                     FLASH3_FLOAT8_E4M3};
-constexpr cuda::Device kDevice{0, 132};  // an H100 or H200; only the grid depends on it
+constexpr cuda::Device kDevice{0, 132, {9, 0}};  // an H100 or H200; only the grid depends on it
 
 struct HeadDims {
   int64_t dim = 0, dim_v = 0;
@@ -70,34 +67,32 @@ std::optional<BackwardProblem> backward_problem(const Case& c) {
   return problem;
 }
 
+// What a step copies first, and its tile.
 template <class Plan>
-Answer answer_of(const Plan& plan, const Status& status) {
-  Answer answer;
-  answer.supported = status.ok();
+void add_step(const Plan& plan, Answer* answer) {
   if constexpr (requires { plan.q; })
-    answer.copied = plan.q.needed || plan.k.needed || plan.v.needed;
-  if (plan.kernel) answer.tile = {plan.kernel->config.head_dim, plan.kernel->config.head_dim_v};
-  return answer;
+    answer->copied = plan.q.needed || plan.k.needed || plan.v.needed;
+  if (plan.kernel) answer->tile = {plan.kernel->config.head_dim, plan.kernel->config.head_dim_v};
 }
 
 Answer ask_hopper(const Case& c) {
+  Answer answer;
+  size_t workspace = 0;
   if (c.backward) {
-    BackwardPlan plan;
     const auto problem = backward_problem(c);
     if (!problem) return {};
-    const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
-    return answer_of(plan, status);
+    BackwardPlan plan;
+    answer.supported = cuda::sm90::plan(*problem, kDevice, &workspace, &plan).ok();
+    add_step(plan, &answer);
+    return answer;
   }
   const auto problem = forward_problem(c);
-  if (!problem || !cuda::sm90::check_latent(*problem).ok()) return {};
-  if (cuda::sm90::is_decode(*problem)) {
-    DecodePlan plan;
-    const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
-    return answer_of(plan, status);
-  }
-  ForwardPlan plan;  // of a mixed call, too, whose prompts need it
-  const Status status = cuda::sm90::plan(*problem, kDevice, &plan);
-  return answer_of(plan, status);
+  if (!problem) return {};
+  ForwardSteps steps;
+  answer.supported = cuda::sm90::plan(*problem, kDevice, &workspace, &steps).ok();
+  if (steps.decode) add_step(*steps.decode, &answer);
+  if (steps.forward) add_step(*steps.forward, &answer);  // the one of a call's prompts
+  return answer;
 }
 
 template <AnyProblem P>

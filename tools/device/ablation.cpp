@@ -4,8 +4,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "cuda/sm90/forward/plan.hpp"
 #include "device/ablation/variants.hpp"
+#include "device/planned_forward.hpp"
 
 namespace flash3::device {
 namespace {
@@ -40,7 +40,7 @@ AblationVariant make_variant(std::string name, double paper_tflops, const Forwar
   struct Call {
     ForwardKernel kernel;
     ForwardProblem problem;
-    ForwardPlan plan;
+    PlannedForward plan;
   };
   const auto call = std::make_shared<Call>(Call{kernel, problem, {}});
   check(plan_choice(problem, device, {&call->kernel, HeadPack{}}, &call->plan));
@@ -48,14 +48,15 @@ AblationVariant make_variant(std::string name, double paper_tflops, const Forwar
     throw std::runtime_error(name + ": the call has no workspace for it");
   const ForwardConfig& c = call->kernel.config;
   return {std::move(name), std::to_string(c.tile_m()) + "x" + std::to_string(c.tile_n),
-          paper_tflops, [call] { check(cuda::sm90::launch(call->problem, call->plan)); }};
+          paper_tflops,
+          [call, device] { check(cuda::sm90::launch(call->problem, call->plan, device)); }};
 }
 
 }  // namespace
 
 std::vector<AblationVariant> ablation_variants(const flash3_forward_params& params) {
   Device device;
-  check(current_device(&device));
+  check(current_hopper(&device));
   ForwardProblem problem;
   check(make_forward_problem(&params, Pointers::kRequired, &problem));
   const bool fp8 = problem.dtype == FLASH3_FLOAT8_E4M3;

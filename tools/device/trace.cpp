@@ -7,7 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "cuda/sm90/forward/plan.hpp"
+#include "device/planned_forward.hpp"
 #include "device/trace/kernels.hpp"
 
 namespace flash3::device {
@@ -56,11 +56,11 @@ TracedKernel traced_kernel_of(const ForwardKernel& kernel) {
 }
 
 // The fastest plan among those whose kernel can be traced.
-ForwardPlan plan_traced(const ForwardProblem& problem, const Device& device) {
-  ForwardPlan best;
+PlannedForward plan_traced(const ForwardProblem& problem, const Device& device) {
+  PlannedForward best;
   for (const ForwardChoice& choice : forward_choices(problem)) {
     if (traced_kernel_of(*choice.kernel).function == nullptr) continue;
-    ForwardPlan plan;
+    PlannedForward plan;
     check(plan_choice(problem, device, choice, &plan));
     if (best.kernel == nullptr || plan.estimate.us < best.estimate.us) best = plan;
   }
@@ -75,9 +75,9 @@ ForwardPlan plan_traced(const ForwardProblem& problem, const Device& device) {
 // Everything that the call's kernels read, for as long as there is something to call.
 struct Call {
   ForwardProblem problem;
-  ForwardPlan plan;
-  ForwardKernel kernel;     // the traced one
-  ForwardPlan traced_plan;  // of `kernel`
+  PlannedForward plan;
+  ForwardKernel kernel;        // the traced one
+  PlannedForward traced_plan;  // of `kernel`
   TracedKernel traced;
   TraceTarget target;
   std::shared_ptr<void> buffer, workspace;
@@ -96,10 +96,10 @@ void set_target(const Call& call, cases::Memory& memory) {
 
 TracedCall traced_call(const flash3_forward_params& params, int block, cases::Memory& memory) {
   Device device;
-  check(current_device(&device));
+  check(current_hopper(&device));
   const auto call = std::make_shared<Call>();
   check(make_forward_problem(&params, Pointers::kRequired, &call->problem));
-  ForwardPlan planned;
+  PlannedForward planned;
   check(plan(call->problem, device, &planned));
   call->plan = plan_traced(call->problem, device);
   if (call->problem.is_ragged() || call->plan.append.launches() ||
@@ -132,8 +132,8 @@ TracedCall traced_call(const flash3_forward_params& params, int block, cases::Me
   return {call->plan.kernel->id,
           planned.kernel->id,
           call->plan.grid,
-          [call] { check(launch_attention(call->problem, call->plan)); },
-          [call] { check(launch_attention(call->problem, call->traced_plan)); },
+          [call, device] { check(cuda::sm90::launch(call->problem, call->plan, device)); },
+          [call, device] { check(cuda::sm90::launch(call->problem, call->traced_plan, device)); },
           read};
 }
 

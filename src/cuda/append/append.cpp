@@ -6,7 +6,7 @@
 #include "core/message.hpp"
 #include "cuda/append/append_params.h"
 #include "cuda/host/element_type.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"
 #include "cuda/varlen/lengths.hpp"
 
@@ -80,8 +80,9 @@ TensorView transformed_q(const ForwardProblem& problem, const AppendPlan& plan) 
   return q;
 }
 
-Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
-  AppendParams params{};
+void prepare_append(const ForwardProblem& problem, const AppendPlan& plan, Launches* launches) {
+  if (!plan.launches()) return;
+  auto& params = launches->make<AppendParams>();
   const Append& append = problem.append;
   const flash3_dtype to = problem.kv_dtype;
   if (append.given) {
@@ -111,8 +112,8 @@ Status launch_append(const ForwardProblem& problem, const AppendPlan& plan) {
   params.lanes = problem.head_dim <= 64 ? 8 : problem.head_dim <= 128 ? 16 : kMostLanes;
   if (problem.rotates) fill_signs(problem.rotation_seed, params.signs);
   const Index blocks = problem.batch * (plan.blocks + plan.q_blocks);
-  return launch_kernel({function_of(problem), int(blocks), kAppendThreads, 0, false}, &params,
-                       problem.stream, "launching the append kernel");
+  launches->add_kernel({function_of(problem), int(blocks), kAppendThreads}, &params,
+                       "launching the append kernel");
 }
 
 std::string append_name(const ForwardProblem& problem) {

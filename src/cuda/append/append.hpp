@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "core/plan.hpp"
+#include "cuda/host/launches.hpp"
 
 namespace flash3::cuda {
 
@@ -27,6 +28,6 @@ TensorView transformed_q(const ForwardProblem& problem, const AppendPlan& plan);
 // What its kernel is called.
 std::string append_name(const ForwardProblem& problem);
 void explain_append(const ForwardProblem& problem, const AppendPlan& plan, Explanation* out);
-Status launch_append(const ForwardProblem& problem, const AppendPlan& plan);
+void prepare_append(const ForwardProblem& problem, const AppendPlan& plan, Launches* launches);
 
 }  // namespace flash3::cuda

@@ -3,7 +3,7 @@
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"
 #include "cuda/host/sink.hpp"
 #include "cuda/merge/merge_params.h"
@@ -19,7 +19,7 @@ const char* out_name(flash3_dtype dtype) {
 
 }  // namespace
 
-Status plan(const MergeProblem& problem, const Device& device, MergePlan* plan) {
+Status plan(const MergeProblem& problem, const Device& device, size_t*, MergePlan* plan) {
   const Index threads = problem.rows * problem.heads * ceil_div(problem.head_dim_v, kMergeColumns);
   const Index blocks = ceil_div(threads, Index{kMergeThreads}),
               most = Index{device.multiprocessors} * kBlocksOfMultiprocessor;
@@ -39,8 +39,8 @@ void explain(const MergeProblem& problem, const MergePlan& plan, Explanation* ou
                          "of 16 bytes");
 }
 
-Status launch(const MergeProblem& problem, const MergePlan& plan) {
-  MergeParams params{};
+Status prepare(const MergeProblem& problem, const MergePlan& plan, Launches* launches) {
+  auto& params = launches->make<MergeParams>();
   params.parts = static_cast<const float*>(problem.out_parts.data);
   params.part_stride = problem.out_parts.stride_batch;
   params.part_stride_row = problem.out_parts.stride_seq;
@@ -61,8 +61,9 @@ Status launch(const MergeProblem& problem, const MergePlan& plan) {
   params.dim = problem.head_dim_v;
   params.parts_in_quads = in_pieces(problem.out_parts, 4);
   params.out_in_quads = in_pieces(problem.out, problem.out_dtype == FLASH3_FLOAT32 ? 4 : 2);
-  return launch_kernel({merge_function(), plan.grid, kMergeThreads, 0, false}, &params,
-                       problem.stream, "launching the merge kernel");
+  launches->add_kernel({merge_function(), plan.grid, kMergeThreads}, &params,
+                       "launching the merge kernel");
+  return {};
 }
 
 }  // namespace flash3::cuda

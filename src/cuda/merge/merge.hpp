@@ -4,16 +4,17 @@
 
 #include "core/plan.hpp"
 #include "cuda/host/device_info.hpp"
+#include "cuda/host/launches.hpp"
 
 namespace flash3::cuda {
 
 struct MergePlan {
-  int grid = 0;                // blocks
-  size_t workspace_bytes = 0;  // none
+  int grid = 0;  // blocks
 };
 
-Status plan(const MergeProblem& problem, const Device& device, MergePlan* plan);
+// The steps of a Route.
+Status plan(const MergeProblem& problem, const Device& device, size_t* workspace, MergePlan* plan);
 void explain(const MergeProblem& problem, const MergePlan& plan, Explanation* out);
-Status launch(const MergeProblem& problem, const MergePlan& plan);
+Status prepare(const MergeProblem& problem, const MergePlan& plan, Launches* launches);
 
 }  // namespace flash3::cuda

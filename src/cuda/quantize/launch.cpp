@@ -92,7 +92,7 @@ int rotating_dim(const QuantizeProblem& problem, const Parts& parts, const Quant
   return quantize_rotating_kernel_of<Element::kFloat16>(dim) != nullptr ? dim : 0;
 }
 
-Status launch_scales(const QuantizeProblem& problem, bool before) {
+void prepare_scales(const QuantizeProblem& problem, bool before, Launches* launches) {
   WideScalesParams params{};
   params.before = before;
   const Parts parts = parts_of(problem);
@@ -106,32 +106,31 @@ Status launch_scales(const QuantizeProblem& problem, bool before) {
     params.tensors[i] = {p.part->scale, count,
                          one ? 1 : int(p.part->in.heads / p.part->scale.heads_per_scale)};
   }
-  if (all == 0) return {};
-  return cuda_status(launch_wide_scales(params, static_cast<cudaStream_t>(problem.stream)),
-                     "launching the kernel of the scales");
+  if (all == 0) return;
+  launches->add([params](void* stream) {
+    return cuda_status(launch_wide_scales(params, static_cast<cudaStream_t>(stream)),
+                       "launching the kernel of the scales");
+  });
 }
 
-Status launch_pass(const QuantizeProblem& problem, const QuantizePlan& plan,
-                   const QuantizePass& pass, bool gathers) {
-  QuantizeParams params = quantize_params(problem, pass, gathers);
+void prepare_pass(const QuantizeProblem& problem, const QuantizePlan& plan,
+                  const QuantizePass& pass, bool gathers, Launches* launches) {
+  auto& params = launches->make<QuantizeParams>();
+  params = quantize_params(problem, pass, gathers);
   const Index blocks = quantize_blocks(params);
-  if (blocks == 0) return {};
+  if (blocks == 0) return;
   constexpr Index kMaxX = (Index{1} << 31) - 1;  // of a grid
   const Index y = ceil_div(blocks, kMaxX), x = ceil_div(blocks, y);
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(x), unsigned(y));
-  launch.blockDim = dim3(unsigned(pass.columns));
-  launch.stream = static_cast<cudaStream_t>(problem.stream);
-  void* arguments[] = {&params};
   const void* kernel = plan.element == Element::kFloat16 ? kernel_of<Element::kFloat16>(pass)
                                                          : kernel_of<Element::kBFloat16>(pass);
-  return cuda_status(cudaLaunchKernelExC(&launch, kernel, arguments),
-                     "launching the kernel that brings tensors to FP8");
+  launches->add_kernel(
+      {.function = kernel, .blocks = int(x), .threads = pass.columns, .blocks_y = int(y)}, &params,
+      "launching the kernel that brings tensors to FP8");
 }
 
 }  // namespace
 
-Status plan(const QuantizeProblem& problem, const Device&, QuantizePlan* plan) {
+Status plan(const QuantizeProblem& problem, const Device&, size_t*, QuantizePlan* plan) {
   *plan = {};
   const Parts parts = parts_of(problem);
   for (const Part& p : parts.parts)
@@ -229,16 +228,15 @@ void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanati
                          : "of blocks: everything is read once");
 }
 
-Status launch(const QuantizeProblem& problem, const QuantizePlan& plan) {
+Status prepare(const QuantizeProblem& problem, const QuantizePlan& plan, Launches* launches) {
   if (problem.is_empty()) return {};
   if (plan.has_wide_scales) {
-    FLASH3_CHECK(launch_scales(problem, true));
+    prepare_scales(problem, true, launches);
     for (int i = 0; i < plan.count; ++i)
-      FLASH3_CHECK(launch_pass(problem, plan, plan.passes[i], true));
-    FLASH3_CHECK(launch_scales(problem, false));
+      prepare_pass(problem, plan, plan.passes[i], true, launches);
+    prepare_scales(problem, false, launches);
   }
-  for (int i = 0; i < plan.count; ++i)
-    FLASH3_CHECK(launch_pass(problem, plan, plan.passes[i], false));
+  for (int i = 0; i < plan.count; ++i) prepare_pass(problem, plan, plan.passes[i], false, launches);
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "core/plan.hpp"
 #include "cuda/device/kinds.hpp"
 #include "cuda/host/device_info.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/quantize/params.h"
 
 namespace flash3::cuda {
@@ -26,11 +27,11 @@ struct QuantizePlan {
   // Some scales are of more than a block: everything that they are for is read for them first, and
   // they are found in the scale tensors themselves.
   bool has_wide_scales = false;
-  size_t workspace_bytes = 0;
 };
 
-// UNSUPPORTED, and why, if no kernel can run it.
-Status plan(const QuantizeProblem& problem, const Device& device, QuantizePlan* plan);
+// The steps of a Route. UNSUPPORTED, and why, if no kernel can run it.
+Status plan(const QuantizeProblem& problem, const Device& device, size_t* workspace,
+            QuantizePlan* plan);
 
 // What the kernel of a pass is launched with. gathers: it has to find wide scales; tensors with
 // others do not take part.
@@ -44,7 +45,6 @@ inline Index quantize_blocks(const QuantizeParams& params) {
 std::string kernel_id(const QuantizePlan& plan, const QuantizePass& pass);
 
 void explain(const QuantizeProblem& problem, const QuantizePlan& plan, Explanation* out);
-
-Status launch(const QuantizeProblem& problem, const QuantizePlan& plan);
+Status prepare(const QuantizeProblem& problem, const QuantizePlan& plan, Launches* launches);
 
 }  // namespace flash3::cuda

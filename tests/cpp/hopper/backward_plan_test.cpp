@@ -18,7 +18,7 @@ namespace flash3::cuda::sm90 {
 namespace {
 
 std::string refusal(const BackwardProblem& problem) {
-  BackwardPlan plan;
+  PlannedBackward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   return status.message();
@@ -142,7 +142,7 @@ TEST(BackwardPlan, WorkspaceHoldsRowsAndCopies) {
         "fp16/b1/q65/k65/h2/d72/causal/padded", "bf16/b2/q300/k500/h4x2/d128/causal/deterministic",
         "bf16/b2/q200/k300/h4/d200/causal", "fp16/b2/q200/k300/h4/d200/full/odd/deterministic"}) {
     const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     const int padded_q = plan.query_tiles.tiles * c.tile_m;
     const size_t rows = size_t(problem.batch * problem.heads_q * padded_q);
@@ -191,7 +191,7 @@ TEST(BackwardPlan, WorkspaceIsLinearInTheLength) {
 
 TEST(BackwardPlan, StoresByTmaWhatEndsOn16Bytes) {
   const auto by_tma = [](const BackwardProblem& problem) {
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     return std::pair(plan.dk_by_tma, plan.dv_by_tma);
   };
   EXPECT_EQ(by_tma(problem_of("bf16/b2/q64/k64/h2/d64/full")), std::pair(true, true));
@@ -209,7 +209,7 @@ TEST(BackwardPlan, StoresByTmaWhatEndsOn16Bytes) {
 
 TEST(BackwardPlan, PersistentBlocksAreNoMoreThanMultiprocessors) {
   const auto blocks = [](const char* id) {
-    const BackwardPlan plan = plan_of(id);
+    const PlannedBackward plan = plan_of(id);
     EXPECT_EQ(plan.has_ticket(), plan.kernel->config.persistent || plan.deterministic) << id;
     return std::pair(plan.grid, plan.key_tiles);
   };
@@ -238,7 +238,7 @@ TEST(BackwardPlan, TheCaseTableReachesEveryKernel) {
        cases::backward_case_table(cases::Level::kQuick, cases::dtypes_of(FLASH3_BACKEND_HOPPER))) {
     const auto params = cases::make_backward_question(c);
     BackwardProblem problem;
-    BackwardPlan plan;
+    PlannedBackward plan;
     ASSERT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
     if (!cuda::sm90::plan(problem, kDevice, &plan).ok()) continue;
     ++cases_of[plan.kernel->id];

@@ -21,13 +21,22 @@ inline BackwardProblem problem_of(const std::string& id) {
   return problem;
 }
 
-inline BackwardPlan plan_of(const BackwardProblem& problem) {
-  BackwardPlan plan;
+struct PlannedBackward : BackwardPlan {
+  size_t workspace_bytes = 0;
+};
+
+inline Status plan(const BackwardProblem& problem, const Device& device, PlannedBackward* planned) {
+  *planned = {};
+  return plan(problem, device, &planned->workspace_bytes, planned);
+}
+
+inline PlannedBackward plan_of(const BackwardProblem& problem) {
+  PlannedBackward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
 
-inline BackwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
+inline PlannedBackward plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 }  // namespace flash3::cuda::sm90

@@ -11,23 +11,21 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
-#include "cuda/sm90/decode/plan.hpp"
 #include "cuda/sm90/forward/key_pages.hpp"
-#include "cuda/sm90/forward/plan.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-ForwardPlan plan_of(const ForwardProblem& problem) {
-  ForwardPlan plan;
+PlannedForward plan_of(const ForwardProblem& problem) {
+  PlannedForward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_FALSE(is_decode(problem));
   return plan;
 }
-ForwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
+PlannedForward plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 // Kernels that look keys up in a table, under any mask, and ordinary ones where there is none; with
 // so many heads that no split kernel takes the call (key_parts_test.cpp).
@@ -98,11 +96,11 @@ TEST(CachePlan, PacksHeadsOfFp8OnACache) {
   }
   for (const char* cache : {"/usedk", "/usedk/append32", "/packedq/usedk/append32/blockscales",
                             "/usedk/leftpad/headscales"}) {
-    const ForwardPlan packs = plan_with("q32/k4096/h128x32/d128/causal", cache);
+    const PlannedForward packs = plan_with("q32/k4096/h128x32/d128/causal", cache);
     EXPECT_EQ(packs.kernel->id, "fwd_e4m3_d128_paged_128x128") << cache;
     EXPECT_EQ(packs.pack.heads, 4) << cache;
     EXPECT_EQ(packs.box_keys, 128) << cache;
-    const ForwardPlan plain = plan_with("q4096/k4096/h32x8/d128/causal", cache);
+    const PlannedForward plain = plan_with("q4096/k4096/h32x8/d128/causal", cache);
     EXPECT_FALSE(plain.kernel->config.paged) << cache;
     EXPECT_EQ(plain.pack.heads, 1) << cache;
   }
@@ -143,7 +141,7 @@ TEST(CachePlan, TheCaseTablePacksHeadsInEveryFp8Kernel) {
     if (c.dtype != FLASH3_FLOAT8_E4M3) continue;
     const ForwardProblem problem = problem_of(to_id(c));
     if (is_decode(problem)) continue;
-    const ForwardPlan plan = plan_of(problem);
+    const PlannedForward plan = plan_of(problem);
     if (plan.pack.heads == 1) continue;
     if (problem.q_scale.kind == ScaleKind::kBlock) ++packed[plan.kernel->id];
     idle += plan.pack.rows() < HeadPack::kRows;
@@ -272,7 +270,7 @@ TEST(CachePlan, NeighboursDoNotMatter) {
                          "bf16/b2/q300/k300/h8x2/d128/causal/packedq/usedk/append3",
                          "bf16/b2/q300/k300/h8x2/d128/causal/packedq/nomax/usedk/paged16"}) {
     const ForwardProblem problem = problem_of(id);
-    const ForwardPlan expected = plan_of(problem);
+    const PlannedForward expected = plan_of(problem);
     for (const int64_t batch : {1, 7, 5000})
       for (const int64_t keys : {16, 4096, 1 << 20})
         for (const int multiprocessors : {78, 132}) {
@@ -281,7 +279,7 @@ TEST(CachePlan, NeighboursDoNotMatter) {
           other.seq_k = other.sequences_k.max_length = keys;
           if (!other.sequences_q.bounded)  // as many as there are rows
             other.seq_q = other.sequences_q.rows = other.sequences_q.max_length = 300 * batch;
-          ForwardPlan plan;
+          PlannedForward plan;
           ASSERT_TRUE(cuda::sm90::plan(other, {0, multiprocessors}, &plan).ok()) << id;
           EXPECT_EQ(plan.kernel, expected.kernel) << id << ", " << batch << ", " << keys;
           EXPECT_EQ(plan.pack.heads, expected.pack.heads) << id << ", " << batch << ", " << keys;
@@ -303,8 +301,8 @@ TEST(CachePlan, PacksHeadsOfShortPromptsAlone) {
 
 TEST(CachePlan, AppendsFirstAndRotatesQInTheWorkspace) {
   const std::string id = "bf16/b4/q200/k300/h8x2/d128/causal/packedq/usedk/paged64";
-  const ForwardPlan plain = plan_of(id), appends = plan_of(id + "/append5"),
-                    rotates = plan_of(id + "/append5/rotary");
+  const PlannedForward plain = plan_of(id), appends = plan_of(id + "/append5"),
+                       rotates = plan_of(id + "/append5/rotary");
   EXPECT_FALSE(plain.append.launches());
   EXPECT_TRUE(appends.append.blocks > 0 && appends.append.q_blocks == 0);
   EXPECT_TRUE(rotates.append.blocks > 0 && rotates.append.q_blocks > 0);
@@ -326,7 +324,7 @@ TEST(CachePlan, AppendsFirstAndRotatesQInTheWorkspace) {
 TEST(CachePlan, CopiesNoCache) {
   for (const char* id : {"bf16/b2/q200/k300/h4x2/d128/causal/usedk/paged16",
                          "bf16/b2/q200/k300/h4x2/d72x40/causal/usedk/batchidx/append1/rotary"}) {
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     EXPECT_FALSE(plan.k.needed || plan.v.needed) << id;
   }
   for (const char* id : {"bf16/b2/q200/k300/h4x2/d128/causal/odd/usedk/paged16",
@@ -384,7 +382,7 @@ TEST(CachePlan, RotatedQueriesLieInTheWorkspace) {
     const ForwardProblem plain = problem_of(id);
     EXPECT_FALSE(plan_of(plain).append.launches()) << id;
     const ForwardProblem problem = problem_of(std::string(id) + "/rotate");
-    const ForwardPlan plan = plan_of(problem);
+    const PlannedForward plan = plan_of(problem);
     EXPECT_EQ(plan.append.blocks, 0) << id;
     EXPECT_GT(plan.append.q_blocks, 0) << id;
     const int64_t bytes = 3 * 200 * problem.heads_q * problem.head_dim * 2;
@@ -397,10 +395,7 @@ TEST(CachePlan, RotatedQueriesLieInTheWorkspace) {
 
 TEST(CachePlan, IsExplained) {
   const auto explained = [](const std::string& id) {
-    const ForwardProblem problem = problem_of(id);
-    Explanation lines;
-    cuda::sm90::explain(problem, plan_of(problem), &lines);
-    return lines.text();
+    return cuda::sm90::explained(problem_of(id));
   };
   const std::string pages =
       explained("bf16/b2/q200/k300/h64x16/d128/causal/packedq/usedk/paged64/append1/rotary");

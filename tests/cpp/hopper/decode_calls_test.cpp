@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "cases/cache_tensors.hpp"
-#include "cuda/sm90/decode/plan.hpp"
-#include "forward_problem.hpp"
 #include "oracle/yardsticks/error_bound.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -78,8 +77,10 @@ TEST(DecodeCalls, RunsManyQueriesOfCachesThatTheForwardKernelsCannotRead) {
        }) {
     const ForwardProblem problem = problem_of(id);
     EXPECT_TRUE(is_decode(problem)) << id;
-    EXPECT_NE(why_decode(problem).find(why), std::string::npos)
-        << id << ": " << why_decode(problem);
+    const std::string text = explained(problem);
+    EXPECT_NE(text.find(std::string("the forward kernels cannot read k and v: ") + why),
+              std::string::npos)
+        << id << ": " << text;
   }
 }
 
@@ -90,9 +91,7 @@ TEST(DecodeCalls, RunsAppendsWithoutQueries) {
   problem.heads_q = 0;
   ASSERT_FALSE(problem.has_output());
   EXPECT_TRUE(is_decode(problem));
-  DecodePlan plan;
-  EXPECT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
-  EXPECT_EQ(plan.kernel, nullptr);
+  EXPECT_FALSE(steps_of(problem).decode);
 }
 
 }  // namespace

@@ -11,23 +11,22 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
-#include "cuda/sm90/decode/plan.hpp"
 #include "cuda/sm90/decode/shares.hpp"
 #include "cuda/varlen/lengths.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-DecodePlan plan_of(const ForwardProblem& problem) {
-  DecodePlan plan;
+PlannedDecode plan_of(const ForwardProblem& problem) {
+  PlannedDecode plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
 
 TEST(DecodePlan, HasNoCacheOfFloat32) {
-  DecodePlan plan;
+  PlannedDecode plan;
   const Status status =
       cuda::sm90::plan(problem_of("fp32/b2/q1/k300/h4/d64/causal/usedk/paged16"), kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
@@ -39,9 +38,9 @@ TEST(DecodePlan, HasNoCacheOfFloat32) {
 TEST(DecodePlan, WritesFloat32ByTheSameKernel) {
   for (const char* id : {"bf16/b1/q1/k512/h1/d128/causal", "bf16/b1/q1/k64/h1/d128/causal/usedk"}) {
     ForwardProblem problem = problem_of(id);
-    const DecodePlan rounded = plan_of(problem);
+    const PlannedDecode rounded = plan_of(problem);
     problem.out_dtype = FLASH3_FLOAT32;
-    const DecodePlan plan = plan_of(problem);
+    const PlannedDecode plan = plan_of(problem);
     EXPECT_EQ(plan.kernel, rounded.kernel) << id;
     EXPECT_EQ(plan.workspace_bytes, rounded.workspace_bytes) << id;
   }
@@ -70,7 +69,7 @@ TEST(DecodePlan, DraftsOfAKvHeadAreOneTile) {
     for (const int queries : {1, 2, 4, 8, 16}) {
       const std::string id =
           "bf16/b1/q" + std::to_string(queries) + "/k5000/h32x8/" + dims + "/full/usedk/tree";
-      const DecodePlan plan = plan_of(problem_of(id));
+      const PlannedDecode plan = plan_of(problem_of(id));
       EXPECT_EQ(plan.heads, 4) << id;
       EXPECT_EQ(plan.most_items, 8) << id;
     }
@@ -83,7 +82,9 @@ TEST(DecodePlan, RunsTreesOfDrafts) {
                          "e4m3/b2/q40/k300/h8/d64/full/tree"}) {
     const ForwardProblem problem = problem_of(id);
     EXPECT_TRUE(is_decode(problem)) << id;
-    EXPECT_EQ(why_decode(problem), "a tree mask, of drafts that are to be verified") << id;
+    EXPECT_NE(explained(problem).find("why: a tree mask, of drafts that are to be verified\n"),
+              std::string::npos)
+        << id;
     EXPECT_TRUE(plan_of(problem).rule.tree) << id;
   }
   DecodeRule rule = plan_of(problem_of("bf16/b1/q16/k300/h8/d128/full/tree")).rule;
@@ -127,7 +128,7 @@ TEST(DecodePlan, LoadsPagesInBoxes) {
 // Splits follow from a sequence's length and the heads: not from the batch, nor from the device.
 TEST(DecodePlan, CutsASequenceTheSameWayInAnyBatch) {
   const auto rule = [](int batch, int multiprocessors) {
-    DecodePlan plan;
+    PlannedDecode plan;
     ForwardProblem problem = problem_of("bf16/b2/q1/k5000/h8x2/d128/causal/usedk/paged16");
     problem.batch = batch;
     EXPECT_TRUE(cuda::sm90::plan(problem, {0, multiprocessors}, &plan).ok());
@@ -142,7 +143,7 @@ TEST(DecodePlan, CutsASequenceTheSameWayInAnyBatch) {
 
 TEST(DecodePlan, LongSequencesHaveMoreSplits) {
   const auto splits_of = [](const char* heads, int keys) {
-    DecodePlan plan;
+    PlannedDecode plan;
     const std::string id = "bf16/b1/q1/k" + std::to_string(keys) + "/" + heads + "/d128/causal";
     EXPECT_TRUE(cuda::sm90::plan(problem_of(id), kDevice, &plan).ok());
     return ceil_div(ceil_div(keys, plan.rule.tile_n), split_tiles_of(plan.rule, keys));
@@ -161,7 +162,7 @@ TEST(DecodePlan, AMarginLeavesMultiprocessorsFree) {
   EXPECT_EQ(plan_of(problem).mergers, 132) << "behind them";
   for (const int margin : {1, 32, 100, 129}) {
     problem.sm_margin = margin;
-    const DecodePlan plan = plan_of(problem);
+    const PlannedDecode plan = plan_of(problem);
     EXPECT_EQ(plan.grid + plan.mergers, 132 - margin);
     EXPECT_GT(plan.mergers, 0);
   }
@@ -386,12 +387,7 @@ TEST(DecodePlan, TheCaseTableReachesEveryKernel) {
 
 TEST(DecodePlan, IsExplained) {
   const auto explained = [](const std::string& id) {
-    auto params = cases::make_question(cases::parsed(id));
-    ForwardProblem problem;
-    EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
-    Explanation lines;
-    cuda::sm90::explain(problem, plan_of(problem), &lines);
-    return lines.text();
+    return cuda::sm90::explained(problem_of(id));
   };
   const std::string cached =
       explained("bf16/b2/q1/k9000/h8x1/d128/causal/usedk/paged32/append1/rotary");

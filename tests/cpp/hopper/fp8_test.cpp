@@ -10,7 +10,7 @@
 
 #include "cases/table.hpp"
 #include "core/scales.hpp"
-#include "cuda/sm90/forward/plan.hpp"
+#include "device/planned_forward.hpp"
 #include "device_call.hpp"
 #include "forward_problem.hpp"
 
@@ -100,7 +100,7 @@ TEST_F(HopperFp8, LongSumsOfOneSignKeepTheirValue) {
     const auto* params = std::get_if<flash3_forward_params>(&call.params);
     const bool scaled = params->v_scale.dtype != FLASH3_DTYPE_NONE;
     const Bytes out = call.download(call.part("out"));
-    cuda::sm90::ForwardPlan plan;
+    cuda::sm90::PlannedForward plan;
     ASSERT_TRUE(cuda::sm90::plan(cuda::sm90::problem_of(id), cuda::sm90::kDevice, &plan).ok())
         << id;
     const double loss = largest_loss(int64_t{plan.flush_tiles} * plan.kernel->config.tile_n);

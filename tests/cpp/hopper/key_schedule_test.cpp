@@ -42,7 +42,7 @@ const char* const kShapes[] = {
 TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     const int tile_n = plan.kernel->config.tile_n;
     std::set<std::tuple<int, int, int>> seen;
     for (int block = 0; block < plan.key_tiles; ++block) {
@@ -61,7 +61,7 @@ TEST(KeyTiles, CoverEveryKeyTileOfEveryHeadOnce) {
 TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     for (int block = 0; block < plan.key_tiles; ++block) {
       const KeyTile work = work_of(problem, plan, block);
@@ -84,7 +84,7 @@ TEST(KeyTiles, HaveTheQueryTilesThatTheMaskLeaves) {
 TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
   for (const char* id : kShapes) {
     const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     if (!c.band) continue;
     const Mask mask = problem.mask();
@@ -108,7 +108,7 @@ TEST(KeyTiles, MaskTheQueryTilesThatTheMaskCutsAlone) {
 // that run together is longer than the one before.
 TEST(KeyTiles, ComeInAnOrderThatSharesQueriesAndEndsWithTheShortest) {
   const BackwardProblem full = problem_of("bf16/b2/q1000/k1000/h6/d128/full");
-  const BackwardPlan plan = plan_of(full);
+  const PlannedBackward plan = plan_of(full);
   for (int block = 0; block < plan.key_tiles; ++block) {
     const KeyTile work = work_of(full, plan, block);
     EXPECT_EQ(work.sequence.batch * 6 + work.kv_head, block / plan.n_tiles);
@@ -196,7 +196,7 @@ TEST(DeterministicSums, GiveEveryBlockItsTurn) {
        "bf16/b1/q9000/k20000/h1/d64/full/chunk3000"});
   for (const std::string& shape : shapes) {
     const BackwardProblem problem = problem_of(shape + "/deterministic");
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     EXPECT_TRUE(plan.deterministic);
     SCOPED_TRACE(shape);
     // Whatever other calls leave of the GPU.
@@ -212,7 +212,7 @@ TEST(DeterministicSums, LetBlocksWaitLittleWhereQueriesAreAsManyAsKeys) {
                                     std::pair{"bf16/b8/q2048/k2048/h4/d64/full", 1.35},
                                     std::pair{"bf16/b1/q8192/k8192/h16/d256/causal+w500:", 1.35}}) {
     const BackwardProblem problem = problem_of(std::string(id) + "/deterministic");
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     int64_t tiles = 0;
     for (int block = 0; block < plan.key_tiles; ++block)
       tiles += work_of(problem, plan, block).query_tiles();

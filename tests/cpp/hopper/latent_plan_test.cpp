@@ -6,16 +6,16 @@
 
 #include "cuda/sm90/decode/latent/parts.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-DecodePlan plan_of(const std::string& id) {
+PlannedDecode plan_of(const std::string& id) {
   const ForwardProblem problem = problem_of(id);
   EXPECT_TRUE(is_decode(problem)) << id;
   EXPECT_TRUE(check_latent(problem).ok()) << id << ": " << check_latent(problem).message();
-  DecodePlan plan;
+  PlannedDecode plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
@@ -32,7 +32,8 @@ TEST(LatentPlan, RunsBothFormsWhateverTheQueriesAre) {
 
 // Two blocks of a cluster have 64 heads each, whether TMA brings the keys or they are gathered.
 TEST(LatentPlan, ClustersShareTheKeysOfTwoGroupsOfHeads) {
-  const DecodePlan both = plan_of("bf16/b8/q1/k4096/h128x1/d576x512/causal/usedk/paged64/latent");
+  const PlannedDecode both =
+      plan_of("bf16/b8/q1/k4096/h128x1/d576x512/causal/usedk/paged64/latent");
   EXPECT_EQ(both.cluster, 2);
   EXPECT_EQ(both.heads, 64);
   EXPECT_EQ(both.groups_per_kv, 1);

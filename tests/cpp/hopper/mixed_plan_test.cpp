@@ -6,19 +6,15 @@
 #include <algorithm>
 
 #include "cases/cache_tensors.hpp"
-#include "cuda/sm90/mixed/plan.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-MixedPlan plan_of(const std::string& id) {
-  const ForwardProblem problem = problem_of(id);
-  EXPECT_TRUE(is_mixed(problem)) << id;
-  MixedPlan plan;
-  const Status status = cuda::sm90::plan(problem, kDevice, &plan);
-  EXPECT_TRUE(status.ok()) << id << ": " << status.message();
-  return plan;
+PlannedSteps plan_of(const std::string& id) {
+  const PlannedSteps steps = steps_of(problem_of(id));
+  EXPECT_TRUE(steps.forward && steps.decode) << id;
+  return steps;
 }
 
 TEST(MixedPlan, RunsCallsWhoseSequencesMayDiffer) {
@@ -55,17 +51,18 @@ TEST(MixedPlan, LeavesAllOthersAlone) {
 TEST(MixedPlan, PlansDecodingAsIfAlone) {
   const std::string rest = "/k3000/h32x8/d128/causal/packedq/usedk/paged64";
   const ForwardProblem decoding = problem_of("bf16/b4/q4" + rest);
-  DecodePlan alone;
+  PlannedDecode alone;
   ASSERT_TRUE(cuda::sm90::plan(decoding, kDevice, &alone).ok());
   for (const char* most : {"17", "200", "2048"}) {
-    const MixedPlan plan = plan_of(std::string("bf16/b4/q") + most + rest);
-    EXPECT_EQ(plan.decode.kernel, alone.kernel);
-    EXPECT_EQ(plan.decode.rule.tile_queries, alone.rule.tile_queries);
-    EXPECT_EQ(plan.decode.rule.splits, alone.rule.splits);
-    EXPECT_EQ(plan.decode.rule.least_tiles, alone.rule.least_tiles);
-    EXPECT_EQ(plan.decode.rule.most_queries, 16);
-    EXPECT_EQ(plan.forward.least_queries, 17);
-    EXPECT_LE(plan.decode.most_items, 4 * 8 * int64_t{ceil_div(16, plan.decode.rule.tile_queries)});
+    const PlannedSteps plan = plan_of(std::string("bf16/b4/q") + most + rest);
+    EXPECT_EQ(plan.decode->kernel, alone.kernel);
+    EXPECT_EQ(plan.decode->rule.tile_queries, alone.rule.tile_queries);
+    EXPECT_EQ(plan.decode->rule.splits, alone.rule.splits);
+    EXPECT_EQ(plan.decode->rule.least_tiles, alone.rule.least_tiles);
+    EXPECT_EQ(plan.decode->rule.most_queries, 16);
+    EXPECT_EQ(plan.forward->least_queries, 17);
+    EXPECT_LE(plan.decode->most_items,
+              4 * 8 * int64_t{ceil_div(16, plan.decode->rule.tile_queries)});
   }
 }
 
@@ -73,10 +70,10 @@ TEST(MixedPlan, PlansDecodingAsIfAlone) {
 TEST(MixedPlan, ASequenceHasWorkInOneKernel) {
   const ForwardProblem problem =
       problem_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
-  const MixedPlan plan = plan_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
-  EXPECT_EQ(varlen_schedule_params(problem, plan.forward).least_queries, 17);
+  const PlannedSteps plan = plan_of("bf16/b4/q40/k300/h8/d128/causal/packedq/usedk/paged16");
+  EXPECT_EQ(varlen_schedule_params(problem, *plan.forward).least_queries, 17);
   const int cu[] = {0, 16, 33, 34, 34}, used[] = {300, 300, 0, 10};
-  DecodeRule rule = plan.decode.rule;
+  DecodeRule rule = plan.decode->rule;
   rule.q = {cu, nullptr, 160, 40};
   rule.k = {nullptr, used, 300, 300};
   const int expected[] = {16, 0, 1, 0};
@@ -92,16 +89,10 @@ TEST(MixedPlan, BothReadTheRotatedQueries) {
   for (const char* id :
        {"fp16/b2/q135/k127/h1/d136/full/used/leftpad/append1/rotary",
         "fp16/b2/q135/k127/h4x2/d128/causal/packedq/usedk/paged16/append1/rotary"}) {
-    ForwardProblem problem = problem_of(id);
-    alignas(256) static std::byte workspace[1];
-    problem.workspace = workspace;
-    const MixedPlan plan = plan_of(id);
-    const TensorView forward = transformed_q(problem, plan.forward.append),
-                     decode = transformed_q(problem, plan.decode.append);
-    EXPECT_GT(plan.forward.append.q_blocks, 0) << id;
-    EXPECT_EQ(decode.data, forward.data) << id;
-    EXPECT_EQ(decode.stride_batch, forward.stride_batch) << id;
-    EXPECT_EQ(forward.stride_batch,
+    const ForwardProblem problem = problem_of(id);
+    const PlannedSteps plan = plan_of(id);
+    EXPECT_GT(plan.append.q_blocks, 0) << id;
+    EXPECT_EQ(transformed_q(problem, plan.append).stride_batch,
               problem.sequences_q.packed ? 0 : 135 * problem.heads_q * problem.head_dim)
         << id;
   }
@@ -109,21 +100,21 @@ TEST(MixedPlan, BothReadTheRotatedQueries) {
 
 // No part of the workspace is another's.
 TEST(MixedPlan, TheWorkspaceHoldsBoth) {
-  const MixedPlan plan =
-      plan_of("bf16/b4/q200/k3000/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary");
-  EXPECT_GE(plan.decode.schedule_offset, plan.forward.workspace_bytes);
-  EXPECT_GE(plan.decode.parts_offset, plan.decode.schedule_offset + plan.decode.schedule_bytes);
-  EXPECT_GT(plan.workspace_bytes, plan.decode.parts_offset);
-  const ScheduleNeeds needs = schedule_needs(plan);
-  EXPECT_EQ(needs.bytes, plan.decode.schedule_bytes);
+  const std::string id = "bf16/b4/q200/k3000/h8x2/d128/causal/packedq/usedk/paged64/append1/rotary";
+  const PlannedSteps plan = plan_of(id);
+  PlannedForward forward;
+  ASSERT_TRUE(cuda::sm90::plan(problem_of(id), kDevice, &forward).ok());
+  EXPECT_GE(plan.decode->schedule_offset, forward.workspace_bytes);
+  EXPECT_GE(plan.decode->parts_offset, plan.decode->schedule_offset + plan.decode->schedule_bytes);
+  EXPECT_GT(plan.workspace_bytes, plan.decode->parts_offset);
+  const ScheduleNeeds needs = needs_of(plan);
+  EXPECT_EQ(needs.bytes, plan.decode->schedule_bytes);
   EXPECT_GT(needs.bytes, 0u);
 }
 
 TEST(MixedPlan, IsExplained) {
   const std::string id = "bf16/b2/q200/k300/h8x2/d128/causal/packedq/usedk/paged64/append1";
-  Explanation lines;
-  explain(problem_of(id), plan_of(id), &lines);
-  const std::string text = lines.text();
+  const std::string text = explained(problem_of(id));
   for (const char* line :
        {"kernel: fwd_bf16_d128_split_128x128, decode_bf16_d128_16x128",
         "why: a sequence of at most 16 queries runs in the decode kernel",

@@ -9,8 +9,8 @@
 #include "../parsed.hpp"
 #include "cases/tensors.hpp"
 #include "core/convert.hpp"
-#include "cuda/sm90/forward/plan.hpp"
 #include "device/device.hpp"
+#include "device/planned_forward.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -60,13 +60,13 @@ class GpuCall {
     GuardedTensor* outputs[] = {&result->out, &result->lse};
     for (size_t i = 0; i < 2; ++i)
       memory_.copy_in(buffers_[i].get(), outputs[i]->bytes.data(), outputs[i]->bytes.size());
-    ForwardPlan plan;
+    PlannedForward plan;
     Status status = plan_choice(problem, device, choice, &plan);
     ASSERT_TRUE(status.ok()) << status.message();
     const auto workspace = memory_.allocate(plan.workspace_bytes);
     problem.workspace = workspace.get();
     problem.workspace_size = plan.workspace_bytes;
-    status = cuda::sm90::launch(problem, plan);
+    status = cuda::sm90::launch(problem, plan, device);
     ASSERT_TRUE(status.ok()) << status.message();
     memory_.finish();
     for (size_t i = 0; i < 2; ++i) {
@@ -120,7 +120,7 @@ std::string difference(const Case& c, const ForwardTensors& got, const ForwardTe
 class PackedHeads : public testing::Test {
  protected:
   void SetUp() override {
-    if (const Status status = current_device(&device_); !status.ok())
+    if (const Status status = current_hopper(&device_); !status.ok())
       GTEST_SKIP() << status.message();
     memory_ = device::make_device_memory();
   }

@@ -10,14 +10,13 @@
 #include <numeric>
 
 #include "cases/table.hpp"
-#include "cuda/sm90/decode/plan.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-ForwardPlan plan_of(const std::string& id) {
-  ForwardPlan plan;
+PlannedForward plan_of(const std::string& id) {
+  PlannedForward plan;
   const Status status = cuda::sm90::plan(problem_of(id), kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
@@ -74,7 +73,7 @@ TEST(Choices, PackHeadsThatTmaReaches) {
     const auto choices = forward_choices(problem);
     ASSERT_EQ(choices.size(), 4u);
     for (const ForwardChoice& choice : choices) {
-      ForwardPlan plan;
+      PlannedForward plan;
       ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
       EXPECT_EQ(plan.out_by_tma, reached) << choice.pack.heads;
       EXPECT_EQ(plan.q.needed, !reached) << choice.pack.heads;
@@ -89,7 +88,7 @@ TEST(Choices, CoverEveryQueryOnce) {
         const ForwardProblem problem = problem_of("bf16/b3/q" + std::to_string(seq_q) + "/k77/h" +
                                                   heads + "/d" + dim + "/causal");
         for (const ForwardChoice& choice : forward_choices(problem)) {
-          ForwardPlan plan;
+          PlannedForward plan;
           ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
           const int queries = choice.kernel->config.warpgroups * choice.pack.queries;
           EXPECT_GE(plan.m_tiles * queries, seq_q);
@@ -112,7 +111,7 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
         "bf16/b2/q130/k130/h40x4/d192x128/full"}) {
     const ForwardProblem problem = problem_of(id);
     for (const ForwardChoice& choice : forward_choices(problem)) {
-      ForwardPlan plan;
+      PlannedForward plan;
       ASSERT_TRUE(plan_choice(problem, kDevice, choice, &plan).ok());
       const TileSchedule schedule = tile_schedule(problem, plan);
       const ForwardConfig& config = choice.kernel->config;
@@ -159,7 +158,7 @@ TEST(Plan, PacksTheHeadsOfShortSequences) {
   };
   for (const auto& [id, heads] : expected) {
     EXPECT_FALSE(is_decode(problem_of(id))) << id;
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, heads) << id;
     const ForwardRival rival = best_rival(problem_of(id), plan);
     ASSERT_TRUE(rival.choice.kernel) << id;
@@ -173,7 +172,7 @@ TEST(Plan, LeavesLongSequencesAlone) {
        {"bf16/b1/q4096/k4096/h32x8/d128/full", "bf16/b2/q8192/k8192/h32x4/d64/full",
         "bf16/b2/q8192/k8192/h16x4/d256/causal", "bf16/b1/q4100/k4100/h32x8/d128/full",
         "bf16/b2/q8192/k8192/h16x4/d192/causal"}) {
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, 1) << id;
     const ForwardRival rival = best_rival(problem_of(id), plan);
     ASSERT_TRUE(rival.choice.kernel) << id;
@@ -187,7 +186,7 @@ TEST(Plan, LeavesLongSequencesAlone) {
 TEST(Plan, PacksLongCausalSequencesInHighTiles) {
   for (const char* id :
        {"bf16/b2/q4096/k4096/h32x8/d128/causal", "bf16/b2/q8192/k8192/h32x8/d128/causal"}) {
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, 4) << id;
     EXPECT_EQ(plan.kernel->config.tile_m(), 192) << id;
   }
@@ -196,7 +195,7 @@ TEST(Plan, PacksLongCausalSequencesInHighTiles) {
 // Fewer queries a tile see fewer keys together: at any length.
 TEST(Plan, PacksUnderANarrowWindow) {
   const char* id = "bf16/b1/q8192/k8192/h32x8/d128/causal+w64:";
-  const ForwardPlan plan = plan_of(id);
+  const PlannedForward plan = plan_of(id);
   const ForwardRival rival = best_rival(problem_of(id), plan);
   EXPECT_GT(plan.pack.heads, 1);
   EXPECT_NEAR(double(plan.tiles), double(rival.estimate.tiles), 0.01 * double(plan.tiles));
@@ -210,11 +209,11 @@ TEST(Plan, SumsUpAsTheCallSays) {
       for (const std::string keys : {"300", "9000"}) {
         const std::string id = "e4m3/b1/q300/k" + keys + "/h2/" + dim + "/" + mask;
         EXPECT_EQ(plan_of(id + "/sums1").flush_tiles, kNeverFlush) << id;
-        const ForwardPlan two = plan_of(id + "/sums2");
+        const PlannedForward two = plan_of(id + "/sums2");
         EXPECT_LT(two.flush_tiles, kNeverFlush) << id;
         EXPECT_TRUE(two.kernel->config.two_level) << id;
-        const ForwardPlan chosen = plan_of(id),
-                          same = plan_of(id + (keys == "300" ? "/sums1" : "/sums2"));
+        const PlannedForward chosen = plan_of(id),
+                             same = plan_of(id + (keys == "300" ? "/sums1" : "/sums2"));
         EXPECT_EQ(chosen.kernel, same.kernel) << id;
         EXPECT_EQ(chosen.flush_tiles, same.flush_tiles) << id;
         EXPECT_EQ(chosen.workspace_bytes, same.workspace_bytes) << id;
@@ -250,7 +249,7 @@ TEST(Plan, TakesWhatIsExpectedToBeFastest) {
   for (const char* id : {"bf16/b3/q17/k900/h32x4/d128/causal", "fp16/b9/q200/k200/h12x2/d64/full",
                          "bf16/b1/q333/k4000/h64x1/d192x128/w100:"}) {
     const ForwardProblem problem = problem_of(id);
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     for (const ForwardChoice& choice : forward_choices(problem)) {
       const Estimate e = estimate_forward(problem, choice.kernel->config, choice.pack, 0, 132);
       EXPECT_FALSE(is_better(e, plan.estimate, kPackMargin))
@@ -303,14 +302,14 @@ TEST(Plan, TakesTheRowOfTheLength) {
 // long they may be counts, not how long they are. Periods are powers of two, in key tiles.
 TEST(Plan, SumsUpLongRowsInTwoLevels) {
   const auto flushed_keys = [](const std::string& id) {
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     return plan.flush_tiles == kNeverFlush ? 0 : plan.flush_tiles * plan.kernel->config.tile_n;
   };
   const auto expect_about = [&](int keys, const std::string& id) {
     const int flushed = flushed_keys(id);
     EXPECT_GT(flushed, keys * 3 / 4) << id;
     EXPECT_LE(flushed, keys * 3 / 2) << id;
-    const ForwardPlan plan = plan_of(id);
+    const PlannedForward plan = plan_of(id);
     const size_t far_bytes = size_t(plan.grid) * plan.kernel->config.sums_bytes();
     if (plan.kernel->config.sums_in_shared()) {
       EXPECT_EQ(plan.sums_offset, 0u) << id;
@@ -359,7 +358,7 @@ TEST(Plan, TheCaseTableReachesEveryKernel) {
   for (const cases::Case& c : table) {
     const auto params = cases::make_question(c);
     ForwardProblem problem;
-    ForwardPlan plan;
+    PlannedForward plan;
     ASSERT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok()) << to_id(c);
     if (is_decode(problem)) continue;
     if (cuda::sm90::plan(problem, kDevice, &plan).ok()) ++cases_of[plan.kernel->id];
@@ -405,7 +404,7 @@ TEST(Estimate, SmallGainsAreNotTaken) {
 }
 
 TEST(Plan, CountsHeadsInsideOf32Bits) {
-  ForwardPlan plan;
+  PlannedForward plan;
   ForwardProblem problem = problem_of("bf16/b1/q1/k1/h64x1/d64/full");
   problem.heads_q = problem.q.heads = problem.out.heads = int64_t{1} << 31;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);

@@ -6,6 +6,6 @@
 
 namespace flash3::cuda::sm90 {
 
-inline constexpr Device kDevice{0, 132};  // an H100 or H200
+inline constexpr Device kDevice{0, 132, {9, 0}};  // an H100 or H200
 
 }  // namespace flash3::cuda::sm90

@@ -72,7 +72,8 @@ QuantizeProblem problem_of(const flash3_quantize_params& p) {
 
 QuantizePlan plan_of(const QuantizeProblem& problem) {
   QuantizePlan plan;
-  const Status status = cuda::plan(problem, Device{}, &plan);
+  size_t workspace = 0;
+  const Status status = cuda::plan(problem, Device{}, &workspace, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
@@ -223,7 +224,8 @@ TEST(QuantizePlan, RotatesOnTheTensorCoresWhatItCanAccessSixteenBytesAtATime) {
 TEST(QuantizePlan, RefusesFloat32) {
   const QuantizeProblem problem = problem_of(padded({1, 100, 100, 1, 1, 64, 64}, FLASH3_FLOAT32));
   QuantizePlan plan;
-  const Status status = cuda::plan(problem, Device{}, &plan);
+  size_t workspace = 0;
+  const Status status = cuda::plan(problem, Device{}, &workspace, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_EQ(status.message(),
             "q.dtype = float32 but the hopper backend brings float16 and bfloat16 to FP8");

@@ -96,7 +96,7 @@ TEST(RaggedKeyTiles, CoverEveryKeyOfEverySequenceOnceAndAllThatSeesIt) {
     for (const char* order : {"", "/deterministic"}) {
       const Batch batch(std::string(id) + order, kLengths);
       const BackwardProblem& problem = batch.problem;
-      const BackwardPlan plan = plan_of(problem);
+      const PlannedBackward plan = plan_of(problem);
       const BackwardConfig& c = plan.kernel->config;
       std::vector<int> keys(size_t(problem.heads_k * problem.sequences_k.rows));
       for (const KeyTile& work : all_work(batch, plan)) {
@@ -124,7 +124,7 @@ TEST(RaggedKeyTiles, CoverEveryKeyOfEverySequenceOnceAndAllThatSeesIt) {
 TEST(RaggedQueryTiles, BelongToOneSequence) {
   for (const char* id : kIds) {
     const Batch batch(id, kLengths);
-    const BackwardPlan plan = plan_of(batch.problem);
+    const PlannedBackward plan = plan_of(batch.problem);
     const QueryTiles& tiles = plan.query_tiles;
     int used = 0;
     for (int b = 0; b < batch.problem.batch; ++b) {
@@ -185,7 +185,7 @@ TEST(RaggedDeterministicSums, GiveEveryBlockItsTurn) {
       if (lengths == &longer) id.replace(id.find("q300/k400"), 9, "q3000/k3000");
       SCOPED_TRACE(id);
       const Batch batch(id + "/deterministic", *lengths);
-      const BackwardPlan plan = plan_of(batch.problem);
+      const PlannedBackward plan = plan_of(batch.problem);
       EXPECT_TRUE(plan.deterministic);
       for (const int multiprocessors : {1, 7, kDevice.multiprocessors})
         walk_in_order(batch, plan, multiprocessors);
@@ -236,7 +236,7 @@ TEST(RaggedBackwardPlan, WorkspaceHoldsTheListToo) {
         "bf16/b8/q300/k400/h6x2/d64/full/packedq/deterministic",
         "bf16/b2/q65/k70/h2/d256/causal/packedk/usedk"}) {
     const BackwardProblem problem = problem_of(id);
-    const BackwardPlan plan = plan_of(problem);
+    const PlannedBackward plan = plan_of(problem);
     const BackwardConfig& c = plan.kernel->config;
     const QueryTiles& t = plan.query_tiles;
     EXPECT_EQ(t.packed, problem.sequences_q.packed);
@@ -284,7 +284,7 @@ TEST(RaggedBackwardPlan, CopiesWhatHasNoEvenSteps) {
   EXPECT_TRUE(plan_of(problem).dk_by_tma);
   problem.k.stride_batch += 8;
   problem.dk.stride_batch += 8;
-  const BackwardPlan plan = plan_of(problem);
+  const PlannedBackward plan = plan_of(problem);
   EXPECT_TRUE(plan.k.needed);
   EXPECT_FALSE(plan.v.needed);
   EXPECT_FALSE(plan.dk_by_tma);
@@ -294,7 +294,7 @@ TEST(RaggedBackwardPlan, CopiesWhatHasNoEvenSteps) {
 TEST(RaggedBackwardPlan, RefusesMoreRowsThanItCanCount) {
   BackwardProblem problem = problem_of("bf16/b2/q64/k64/h1/d64/full/packed");
   problem.sequences_q.rows = int64_t{1} << 30;
-  BackwardPlan plan;
+  PlannedBackward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED);
   EXPECT_NE(status.message().find("1073741824 and 128 rows of a ragged batch"), std::string::npos)

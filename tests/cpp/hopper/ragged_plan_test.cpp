@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "cases/tensors.hpp"
-#include "cuda/sm90/forward/plan.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
+#include "device/planned_forward.hpp"
 #include "planned_device.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -132,7 +132,7 @@ TEST(RaggedSchedule, ReachesEveryQueryOfEverySequenceOnce) {
         "bf16/b6/q300/k300/h6x2/d192x128/causal/chunk50/packed"}) {
     const Batch batch(id, q, k);
     for (const ForwardChoice& choice : forward_choices(batch.problem)) {
-      ForwardPlan plan;
+      PlannedForward plan;
       ASSERT_TRUE(plan_choice(batch.problem, kDevice, choice, &plan).ok());
       EXPECT_EQ(plan.slot_rows, 0) << "of 300 tokens";
       Coverage coverage(batch);
@@ -153,7 +153,7 @@ TEST(RaggedSchedule, ShortSequencesShareTiles) {
     const Batch batch(id, q, k);
     int with_slots = 0;
     for (const ForwardChoice& choice : forward_choices(batch.problem)) {
-      ForwardPlan plan;
+      PlannedForward plan;
       ASSERT_TRUE(plan_choice(batch.problem, kDevice, choice, &plan).ok());
       Coverage coverage(batch);
       if (plan.slot_rows > 0) {
@@ -169,14 +169,14 @@ TEST(RaggedSchedule, ShortSequencesShareTiles) {
   }
 }
 
-ForwardPlan plan_of(const std::string& id) {
+PlannedForward plan_of(const std::string& id) {
   std::string error;
   const auto c = cases::parse_id(id, &error);
   EXPECT_TRUE(c) << error;
   const auto params = cases::make_question(*c);
   ForwardProblem problem;
   EXPECT_TRUE(make_forward_problem(&params, Pointers::kOptional, &problem).ok());
-  ForwardPlan plan;
+  PlannedForward plan;
   const Status status = cuda::sm90::plan(problem, kDevice, &plan);
   EXPECT_TRUE(status.ok()) << id << ": " << status.message();
   return plan;
@@ -201,7 +201,7 @@ TEST(RaggedPlan, OneKernelWhateverTheBatch) {
       const auto plan = [&](int batch) {
         return plan_of("bf16/b" + std::to_string(batch) + "/" + sizes + "/" + options);
       };
-      const ForwardPlan one = plan(1);
+      const PlannedForward one = plan(1);
       for (const int batch : {2, 3, 6, 7, 100, 1000}) {
         EXPECT_EQ(plan(batch).kernel, one.kernel) << sizes << " " << options << " " << batch;
         EXPECT_EQ(plan(batch).pack.heads, one.pack.heads);
@@ -214,7 +214,7 @@ TEST(RaggedPlan, OneKernelWhateverTheBatch) {
 TEST(RaggedPlan, CopiesWhatHasNoEvenSteps) {
   Batch batch("bf16/b3/q50/k50/h4/d64/full/usedk", {1, 1, 1}, {1, 1, 1});
   ForwardProblem& problem = batch.problem;
-  ForwardPlan plan;
+  PlannedForward plan;
   ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok());
   EXPECT_FALSE(plan.k.needed);
   problem.k.stride_batch += 8;

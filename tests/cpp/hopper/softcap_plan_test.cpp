@@ -5,13 +5,13 @@
 
 #include "cases/backward_tensors.hpp"
 #include "cuda/sm90/backward/plan.hpp"
-#include "cuda/sm90/forward/plan.hpp"
+#include "device/planned_forward.hpp"
 #include "forward_problem.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-Status plan_of(const std::string& id, ForwardPlan* plan) {
+Status plan_of(const std::string& id, PlannedForward* plan) {
   return cuda::sm90::plan(problem_of(id), kDevice, plan);
 }
 
@@ -19,7 +19,8 @@ Status plan_of(const std::string& id, BackwardPlan* plan) {
   const auto params = cases::make_backward_question(cases::parsed(id + "/bwd"));
   BackwardProblem problem;
   EXPECT_TRUE(make_backward_problem(&params, Pointers::kOptional, &problem).ok()) << id;
-  return cuda::sm90::plan(problem, kDevice, plan);
+  size_t workspace = 0;
+  return cuda::sm90::plan(problem, kDevice, &workspace, plan);
 }
 
 // The kernel id of the plan; its end says the tile.
@@ -50,19 +51,19 @@ TEST(SoftcapPlan, TakesTheKernelOfTheSoftcap) {
           const std::string id =
               dtype + "/b1/q300/k300/h2/d" + dims + "/" + mask + "/softcap30" + ragged;
           const std::string name = dtype + "_d" + kernel_dim + "_softcap_";
-          EXPECT_EQ(kernel_of<ForwardPlan>(id).find("fwd_" + name), 0u) << id;
+          EXPECT_EQ(kernel_of<PlannedForward>(id).find("fwd_" + name), 0u) << id;
           EXPECT_EQ(kernel_of<BackwardPlan>(id), "bwd_" + name + backward) << id;
         }
 }
 
 TEST(SoftcapPlan, TakesTheTileOfTheLength) {
-  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b1/q16384/k16384/h32/d64/causal/softcap50"),
+  EXPECT_EQ(kernel_of<PlannedForward>("bf16/b1/q16384/k16384/h32/d64/causal/softcap50"),
             "fwd_bf16_d64_softcap_192x128");
-  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h32/d64/causal/softcap50"),
+  EXPECT_EQ(kernel_of<PlannedForward>("bf16/b16/q1024/k1024/h32/d64/causal/softcap50"),
             "fwd_bf16_d64_softcap_256x64");
-  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h16/d128/full/softcap50"),
+  EXPECT_EQ(kernel_of<PlannedForward>("bf16/b16/q1024/k1024/h16/d128/full/softcap50"),
             "fwd_bf16_d128_softcap_128x128");
-  EXPECT_EQ(kernel_of<ForwardPlan>("bf16/b16/q1024/k1024/h16/d128/full"),
+  EXPECT_EQ(kernel_of<PlannedForward>("bf16/b16/q1024/k1024/h16/d128/full"),
             "fwd_bf16_d128_full_128x128");
   EXPECT_EQ(kernel_of<BackwardPlan>("bf16/b1/q8192/k100/h2/d128/full/softcap30"),
             "bwd_bf16_d128_softcap_80x128");
@@ -82,7 +83,7 @@ TEST(SoftcapPlan, ShortSequencesShareTiles) {
           with_slots += choice.slot_rows == 16;
         }
         EXPECT_EQ(with_slots, 1) << id;
-        ForwardPlan plan;
+        PlannedForward plan;
         ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &plan).ok()) << id;
         EXPECT_EQ(plan.slot_rows, 16) << id;
       }
@@ -92,7 +93,7 @@ TEST(SoftcapPlan, ShortSequencesShareTiles) {
 TEST(SoftcapPlan, SaysWhichSoftcapsItDoesNotCompute) {
   const auto refusal = [](const std::string& option) {
     const std::string id = "bf16/b2/q64/k64/h2/d64/full/" + option;
-    ForwardPlan forward;
+    PlannedForward forward;
     BackwardPlan backward;
     const Status status = plan_of(id, &forward);
     EXPECT_EQ(status.code(), FLASH3_UNSUPPORTED) << option;

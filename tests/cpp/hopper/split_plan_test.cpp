@@ -10,21 +10,18 @@
 #include "cases/cache_tensors.hpp"
 #include "cases/table.hpp"
 #include "cuda/device/key_parts.hpp"
-#include "cuda/sm90/decode/plan.hpp"
-#include "cuda/sm90/forward/plan.hpp"
-#include "cuda/sm90/mixed/plan.hpp"
-#include "forward_problem.hpp"
+#include "planned_steps.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
 
-ForwardPlan plan_of(const ForwardProblem& problem, int multiprocessors = 132) {
-  ForwardPlan plan;
+PlannedForward plan_of(const ForwardProblem& problem, int multiprocessors = 132) {
+  PlannedForward plan;
   const Status status = cuda::sm90::plan(problem, {0, multiprocessors}, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
   return plan;
 }
-ForwardPlan plan_of(const std::string& id) { return plan_of(problem_of(id)); }
+PlannedForward plan_of(const std::string& id) { return plan_of(problem_of(id)); }
 
 std::string kernel(const std::string& id) { return plan_of(id).kernel->id; }
 
@@ -39,8 +36,8 @@ TEST(KeyParts, PlanSplitsCallsOfFewTilesOnACache) {
         << cache;
     EXPECT_EQ(kernel("fp16/b1/q512/k16384/h16x2/d64" + rest), "fwd_fp16_d64_split_192x128")
         << cache;
-    const ForwardPlan filled = plan_of("bf16/b1/q512/k16384/h32x8/d128" + rest),
-                      tall = plan_of("bf16/b1/q2048/k16384/h8x1/d128" + rest);
+    const PlannedForward filled = plan_of("bf16/b1/q512/k16384/h32x8/d128" + rest),
+                         tall = plan_of("bf16/b1/q2048/k16384/h8x1/d128" + rest);
     EXPECT_FALSE(filled.kernel->config.split || tall.kernel->config.split) << cache;
     EXPECT_EQ(filled.parts.most, 1);
   }
@@ -155,12 +152,12 @@ TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {
                          "e4m3/b1/q100/k16384/h8x2/d256/causal/packedq/usedk/blockscales",
                          "bf16/b1/q512/k16384/h8x1/d128/causal/usedk/paged64/kv8"}) {
     const ForwardProblem problem = problem_of(id);
-    const ForwardPlan expected = plan_of(problem);
+    const PlannedForward expected = plan_of(problem);
     for (const int64_t batch : {2, 300})
       for (const int multiprocessors : {78, 132}) {
         ForwardProblem other = problem;
         other.batch = batch;
-        const ForwardPlan plan = plan_of(other, multiprocessors);
+        const PlannedForward plan = plan_of(other, multiprocessors);
         EXPECT_EQ(plan.kernel, expected.kernel) << id;
         EXPECT_EQ(plan.parts.most, expected.parts.most) << id;
       }
@@ -170,7 +167,7 @@ TEST(KeyParts, FollowFromQueriesHeadsAndKeysAlone) {
 // Slots for all parts of a small call, and for two rounds of blocks of any other.
 TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
   const std::string rest = "/q512/k16384/h8x1/d128/causal/usedk/paged64";
-  const ForwardPlan one = plan_of("bf16/b1" + rest), many = plan_of("bf16/b64" + rest);
+  const PlannedForward one = plan_of("bf16/b1" + rest), many = plan_of("bf16/b64" + rest);
   EXPECT_EQ(one.tiles, 128);
   EXPECT_EQ(one.grid, 128);
   EXPECT_FALSE(one.dynamic);
@@ -184,7 +181,7 @@ TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
   for (const int multiprocessors : {1, 2, 20})
     EXPECT_GE(1 << plan_of(wide, multiprocessors).parts.slot_bits, kMostKeyParts);
 
-  for (const ForwardPlan& plan : {one, many}) {
+  for (const PlannedForward& plan : {one, many}) {
     const ForwardConfig& c = plan.kernel->config;
     const size_t slots = size_t(1) << plan.parts.slot_bits;
     EXPECT_EQ(plan.parts.sums_offset, plan.parts.out_offset + slots * 128 * 128 * 4);
@@ -199,7 +196,7 @@ TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
   EXPECT_EQ(list.counter_count, 256 * 3);
   // Nor are there slots where no sequence can have keys for two parts.
   const ForwardProblem few_keys = problem_of("bf16/b64/q512/k7000/h8x1/d128/causal/usedk/paged64");
-  const ForwardPlan undivided = plan_of(few_keys);
+  const PlannedForward undivided = plan_of(few_keys);
   EXPECT_TRUE(undivided.kernel->config.split);
   EXPECT_EQ(undivided.tiles, 64 * 32);
   EXPECT_LT(undivided.workspace_bytes, size_t(64) << 10);
@@ -216,7 +213,7 @@ TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
     for (const char* rest : {"/q512/k16384/h8x1/d64", "/q512/k16384/h8x1/d128",
                              "/q40/k30000/h8x1/d192x128", "/q512/k16384/h8x1/d256"}) {
       const std::string id = std::string("e4m3/") + batch + rest + "/causal/usedk/paged128";
-      const ForwardPlan plan = plan_of(id);
+      const PlannedForward plan = plan_of(id);
       const ForwardConfig& c = plan.kernel->config;
       ASSERT_GT(plan.parts.most, 1) << id;
       EXPECT_NE(plan.flush_tiles, kNeverFlush) << id;
@@ -247,7 +244,7 @@ TEST(KeyParts, TheCaseTableHasThoseOfFp8) {
     if (c.dtype_of_kv() != FLASH3_FLOAT8_E4M3) continue;
     const ForwardProblem problem = problem_of(c);
     if (is_decode(problem)) continue;
-    const ForwardPlan plan = plan_of(problem);
+    const PlannedForward plan = plan_of(problem);
     if (plan.parts.most == 1) continue;
     scaled[plan.kernel->id] += problem.v_scale.kind == ScaleKind::kBlock;
     packed[plan.kernel->id] += plan.pack.heads > 1;
@@ -265,20 +262,16 @@ TEST(KeyParts, AreThoseOfTheForwardOfAMixedCall) {
     const ForwardProblem problem =
         problem_of(std::string(dtype) + "/b4/q200/k9000/h8x1/d128/causal/packedq/usedk/paged64");
     ASSERT_TRUE(is_mixed(problem));
-    MixedPlan mixed;
-    ASSERT_TRUE(cuda::sm90::plan(problem, kDevice, &mixed).ok());
-    EXPECT_EQ(mixed.forward.kernel->id, std::string("fwd_") + dtype + "_d128_split_128x128");
-    EXPECT_EQ(mixed.forward.parts.most, 2);
-    EXPECT_GE(mixed.decode.schedule_offset, mixed.forward.workspace_bytes);
+    const PlannedSteps mixed = steps_of(problem);
+    EXPECT_EQ(mixed.forward->kernel->id, std::string("fwd_") + dtype + "_d128_split_128x128");
+    EXPECT_EQ(mixed.forward->parts.most, 2);
+    EXPECT_GE(mixed.decode->schedule_offset, plan_of(problem).workspace_bytes);
   }
 }
 
 TEST(KeyParts, AreExplained) {
   const auto explained = [](const std::string& id) {
-    const ForwardProblem problem = problem_of(id);
-    Explanation lines;
-    cuda::sm90::explain(problem, plan_of(problem), &lines);
-    return lines.text();
+    return cuda::sm90::explained(problem_of(id));
   };
   const std::string rest = "/h8x1/d128/causal/usedk/paged64";
   const std::string split = explained("bf16/b1/q512/k16384" + rest);

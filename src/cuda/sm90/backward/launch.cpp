@@ -5,7 +5,7 @@
 #include "cuda/device/softcap.hpp"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/element_type.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/host/sink.hpp"
 #include "cuda/sm90/backward/auxiliary_kernels.hpp"
 #include "cuda/sm90/backward/params.h"
@@ -53,11 +53,6 @@ Status store_map(const BackwardPlan& plan, const TensorView& tensor, const Seque
                  int head_dim, TensorMap* map, RowMap* rows) {
   return encode_map(tensor_rows(tensor, sequences), plan.rows, {64, box_columns(head_dim)}, map,
                     rows);
-}
-
-KernelLaunch kernel_launch(const BackwardPlan& plan) {
-  const BackwardConfig& c = plan.kernel->config;
-  return {plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true};
 }
 
 Status make_params(const BackwardProblem& problem, const BackwardPlan& plan,
@@ -122,60 +117,71 @@ SequenceList sequence_list(const BackwardProblem& problem, const BackwardPlan& p
   return {list.rows, list.first_tile, list.batch};
 }
 
-Status launch_copies(const BackwardProblem& problem, const BackwardPlan& plan) {
-  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
-  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, of_k), plan.k));
-  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.v, of_k), plan.v));
-  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.q, of_q), plan.q));
-  return launch_copy(problem, tensor_rows(problem.dout, of_q), plan.dout);
+void prepare_preprocess(const BackwardProblem& problem, const BackwardPlan& plan,
+                        const BackwardWorkspace& workspace, Launches* launches) {
+  const PreprocessParams params{workspace,
+                                element_view(problem.dout, problem.sequences_q, problem.dtype),
+                                element_view(problem.out, problem.sequences_q, problem.dtype),
+                                row_view(problem.lse),
+                                row_view(problem.dlse),
+                                problem.head_dim_v,
+                                ticket(problem, plan),
+                                lists_sequences(problem, plan)};
+  launches->add([params, element = plan.kernel->element](void* stream) {
+    return cuda_status(launch_preprocess(params, element, static_cast<cudaStream_t>(stream)),
+                       "launching the kernel before the backward kernel");
+  });
 }
 
-Status launch_main(const BackwardProblem& problem, const BackwardPlan& plan,
-                   BackwardParams* params) {
-  FLASH3_CHECK(launch_copies(problem, plan));
-  return launch_kernel(kernel_launch(plan), params, problem.stream,
-                       "launching the backward kernel");
+void prepare_sink(const BackwardProblem& problem, const BackwardWorkspace& workspace,
+                  Launches* launches) {
+  const SinkGradientParams params{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
+  launches->add([params](void* stream) {
+    return cuda_status(launch_sink_gradient(params, static_cast<cudaStream_t>(stream)),
+                       "launching the sink's gradient");
+  });
+}
+
+Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
+                    const BackwardWorkspace& workspace, Launches* launches) {
+  const Sequences &of_q = problem.sequences_q, &of_k = problem.sequences_k;
+  auto& params = launches->make<BackwardParams>();
+  FLASH3_CHECK(make_params(problem, plan, workspace, sequence_list(problem, plan), &params));
+  prepare_copy(problem, tensor_rows(problem.k, of_k), plan.k, launches);
+  prepare_copy(problem, tensor_rows(problem.v, of_k), plan.v, launches);
+  prepare_copy(problem, tensor_rows(problem.q, of_q), plan.q, launches);
+  prepare_copy(problem, tensor_rows(problem.dout, of_q), plan.dout, launches);
+  const BackwardConfig& c = plan.kernel->config;
+  launches->add_kernel({plan.kernel->function, plan.grid, c.threads(), c.shared_bytes(), true},
+                       &params, "launching the backward kernel");
+  return {};
+}
+
+void prepare_convert(const BackwardProblem& problem, const BackwardWorkspace& workspace,
+                     Launches* launches) {
+  const ConvertParams params{workspace,
+                             element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
+                             problem.softmax_scale, problem.head_dim};
+  launches->add([params, type = float_type(problem.gradient_dtype)](void* stream) {
+    return cuda_status(launch_convert_dq(params, type, static_cast<cudaStream_t>(stream)),
+                       "launching dq's conversion");
+  });
 }
 
 }  // namespace
 
-Status launch(const BackwardProblem& problem, const BackwardPlan& plan) {
+Status prepare(const BackwardProblem& problem, const BackwardPlan& plan, Launches* launches) {
   const BackwardWorkspace workspace = backward_workspace(problem, plan);
-  const auto stream = static_cast<cudaStream_t>(problem.stream);
-  const Element element = plan.kernel->element;
   const bool has_rows = workspace.all_tiles() > 0;
-  const SequenceList list = sequence_list(problem, plan);
-  // What can fail comes before the first gradient is written, which is that of the sink.
-  BackwardParams params{};
-  if (plan.grid > 0) FLASH3_CHECK(make_params(problem, plan, workspace, list, &params));
-  if (plan.grid > 0 && problem.dsink.given) FLASH3_CHECK(load_kernel(kernel_launch(plan)));
   if (lists_sequences(problem, plan))
-    FLASH3_CHECK(launch_varlen_schedule(list_params(problem, plan), problem.stream));
-  if (has_rows) {
-    const PreprocessParams preprocess{
-        workspace,
-        element_view(problem.dout, problem.sequences_q, problem.dtype),
-        element_view(problem.out, problem.sequences_q, problem.dtype),
-        row_view(problem.lse),
-        row_view(problem.dlse),
-        problem.head_dim_v,
-        ticket(problem, plan),
-        list.rows != nullptr};
-    FLASH3_CHECK(cuda_status(launch_preprocess(preprocess, element, stream),
-                             "launching the kernel before the backward kernel"));
-  }
-  if (problem.dsink.given && problem.heads_q > 0) {
-    const SinkGradientParams gradient{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
-    FLASH3_CHECK(
-        cuda_status(launch_sink_gradient(gradient, stream), "launching the sink's gradient"));
-  }
-  if (plan.grid > 0) FLASH3_CHECK(launch_main(problem, plan, &params));
-  if (!has_rows) return {};
-  const ConvertParams convert{workspace,
-                              element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
-                              problem.softmax_scale, problem.head_dim};
-  return cuda_status(launch_convert_dq(convert, float_type(problem.gradient_dtype), stream),
-                     "launching dq's conversion");
+    launches->add([list = list_params(problem, plan)](void* stream) {
+      return launch_varlen_schedule(list, stream);
+    });
+  if (has_rows) prepare_preprocess(problem, plan, workspace, launches);
+  if (problem.dsink.given && problem.heads_q > 0) prepare_sink(problem, workspace, launches);
+  if (plan.grid > 0) FLASH3_CHECK(prepare_main(problem, plan, workspace, launches));
+  if (has_rows) prepare_convert(problem, workspace, launches);
+  return {};
 }
 
 }  // namespace flash3::cuda::sm90

@@ -130,10 +130,10 @@ Status check_counts(const BackwardProblem& problem, const Counts& counts) {
 }
 
 // Plans how tensors are read and written, with the copies that TMA needs.
-void plan_tensors(const BackwardProblem& problem, BackwardPlan* plan) {
+void plan_tensors(const BackwardProblem& problem, size_t* workspace, BackwardPlan* plan) {
   plan->rows = indexing_of(problem);
   const auto copy_of = [&](const TensorView& view, const Sequences& sequences) {
-    return plan_copy(tensor_rows(view, sequences), plan->rows, &plan->workspace_bytes);
+    return plan_copy(tensor_rows(view, sequences), plan->rows, workspace);
   };
   plan->q = copy_of(problem.q, problem.sequences_q);
   plan->k = copy_of(problem.k, problem.sequences_k);
@@ -147,13 +147,13 @@ void plan_tensors(const BackwardProblem& problem, BackwardPlan* plan) {
   plan->dv_by_tma = by_tma(problem.dv);
 }
 
-size_t reserve(BackwardPlan* plan, int64_t count, size_t bytes = sizeof(float)) {
-  return reserve_workspace(size_t(count) * bytes, &plan->workspace_bytes);
+size_t reserve(size_t* workspace, int64_t count, size_t bytes = sizeof(float)) {
+  return reserve_workspace(size_t(count) * bytes, workspace);
 }
 
 // Plans in which order blocks run and add to dQ.
 void plan_order(const BackwardProblem& problem, const Device& device, const Counts& counts,
-                BackwardPlan* plan) {
+                size_t* workspace, BackwardPlan* plan) {
   const BackwardConfig& c = plan->kernel->config;
   plan->deterministic = problem.deterministic;
   const auto at_a_time = [&](int64_t heads) {
@@ -166,9 +166,9 @@ void plan_order(const BackwardProblem& problem, const Device& device, const Coun
   plan->zeroed = c.wide || !c.band || most_keys(problem) > kFewKeys;
   plan->counted = plan->deterministic || !plan->zeroed;
   if (plan->counted)
-    plan->semaphores_offset = reserve(plan, counts.query_tiles * kDqParts, sizeof(int));
+    plan->semaphores_offset = reserve(workspace, counts.query_tiles * kDqParts, sizeof(int));
   if (plan->has_ticket() && counts.query_tiles > 0)
-    plan->ticket_offset = reserve(plan, 1, sizeof(int));
+    plan->ticket_offset = reserve(workspace, 1, sizeof(int));
   if (plan->deterministic) {
     // Heads whose blocks run at the same time alternate, so that blocks that follow each other in a
     // head also begin, and end, one after the other.
@@ -194,7 +194,8 @@ std::span<const BackwardKernel> backward_kernels() {
   return list;
 }
 
-Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan) {
+Status plan(const BackwardProblem& problem, const Device& device, size_t* workspace,
+            BackwardPlan* plan) {
   *plan = {};
   FLASH3_CHECK(check_dtype(problem));
   FLASH3_CHECK(check_softcap(problem));
@@ -214,16 +215,16 @@ Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* 
   // Without queries nobody sets the ticket, and the blocks have one key tile each.
   if (c.persistent && counts.query_tiles > 0)
     plan->grid = std::min(plan->grid, device.multiprocessors);
-  plan_tensors(problem, plan);
+  plan_tensors(problem, workspace, plan);
   const int64_t rows = counts.query_tiles * c.tile_m;
-  plan->lse_offset = reserve(plan, rows);
-  plan->delta_offset = reserve(plan, rows);
-  plan->dq_offset = reserve(plan, rows * c.dq_columns());
+  plan->lse_offset = reserve(workspace, rows);
+  plan->delta_offset = reserve(workspace, rows);
+  plan->dq_offset = reserve(workspace, rows * c.dq_columns());
   if (problem.is_ragged() && plan->key_tiles > 0) {
-    plan->list_offset = reserve(plan, problem.batch, sizeof(ListedSequence));
-    plan->first_tile_offset = reserve(plan, problem.batch + 1, sizeof(int));
+    plan->list_offset = reserve(workspace, problem.batch, sizeof(ListedSequence));
+    plan->first_tile_offset = reserve(workspace, problem.batch + 1, sizeof(int));
   }
-  plan_order(problem, device, counts, plan);
+  plan_order(problem, device, counts, workspace, plan);
   return {};
 }
 

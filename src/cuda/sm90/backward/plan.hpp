@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernels run a backward call, and with what: the one place that decides, what it says of
-// itself, and the launch.
+// itself, and its launches.
 #pragma once
 
 #include <span>
@@ -9,6 +9,7 @@
 #include "core/plan.hpp"
 #include "cuda/device/kinds.hpp"
 #include "cuda/host/device_info.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/key_schedule.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
@@ -38,7 +39,6 @@ struct BackwardPlan {
   size_t semaphores_offset = 0;                   // only if counted
   size_t ticket_offset = 0;                       // only if has_ticket()
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
-  size_t workspace_bytes = 0;
 
   // See key_schedule.hpp.
   QueryTiles query_tiles{};
@@ -57,12 +57,11 @@ struct BackwardPlan {
   bool has_ticket() const { return deterministic || kernel->config.persistent; }
 };
 
-Status plan(const BackwardProblem& problem, const Device& device, BackwardPlan* plan);
-
+// The steps of a Route.
+Status plan(const BackwardProblem& problem, const Device& device, size_t* workspace,
+            BackwardPlan* plan);
 void explain(const BackwardProblem& problem, const BackwardPlan& plan, Explanation* out);
-
-// Enqueues the call's kernels on the problem's stream.
-Status launch(const BackwardProblem& problem, const BackwardPlan& plan);
+Status prepare(const BackwardProblem& problem, const BackwardPlan& plan, Launches* launches);
 
 // The plan's blocks, in order; without the list of a ragged batch, which belongs to a launch.
 KeySchedule key_schedule(const BackwardProblem& problem, const BackwardPlan& plan);

@@ -45,18 +45,6 @@ std::string describe_loads(const ForwardProblem& problem, const DecodePlan& plan
 }  // namespace
 
 void explain(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
-  if (!plan.kernel) {
-    out->add("kernel", append_name(problem));
-    out->add("why", "no query: all that there is to do is to append");
-    return explain_append(problem, plan.append, out);
-  }
-  out->add("kernel", plan.kernel->id);
-  out->add("why", why_decode(problem));
-  explain_append(problem, plan.append, out);
-  explain_attention(problem, plan, out);
-}
-
-void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Explanation* out) {
   const DecodeConfig& c = plan.kernel->config;
   explain_scores(problem.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain, out);
   out->add("tile", message(c.rows, " rows x ", c.tile_n, " keys"));
@@ -76,7 +64,7 @@ void explain_attention(const ForwardProblem& problem, const DecodePlan& plan, Ex
   out->add("shared memory", message(c.shared_bytes(), " bytes a block"));
   out->add("workspace",
            message("the schedule", plan.most_splits > 1 ? ", parts of shared tiles" : "",
-                   plan.append.q_blocks > 0 ? ", " + describe_transformed_q(problem) : ""));
+                   problem.transforms_q() ? ", " + describe_transformed_q(problem) : ""));
 }
 
 }  // namespace flash3::cuda::sm90

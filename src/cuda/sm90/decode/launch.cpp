@@ -3,7 +3,7 @@
 
 #include "core/arithmetic.hpp"
 #include "cuda/device/softcap.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"
 #include "cuda/host/sink.hpp"
 #include "cuda/host/ticket.hpp"
@@ -73,14 +73,12 @@ KernelLaunch kernel_launch(const DecodePlan& plan) {
 
 }  // namespace
 
-Status prepare_attention(const ForwardProblem& problem, const DecodePlan& plan,
-                         DecodeParams* prepared) {
+Status prepare(const ForwardProblem& problem, const TensorView& given_q, const DecodePlan& plan,
+               Launches* launches) {
   const DecodeConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes();
-  DecodeParams& params = *prepared;
-  if (problem.append.given) FLASH3_CHECK(load_kernel(kernel_launch(plan)));
+  auto& params = launches->make<DecodeParams>();
   const bool latent = config.latent, capped = problem.softcap > 0.f;
-  const TensorView given_q = transformed_q(problem, plan.append);
   const TensorView q = latent ? latent_views(problem, given_q).q_rope : given_q;
   const KeyViews keys = key_views(problem, config);
   const TensorView k = tensor_rows(keys.k, problem.sequences_k),
@@ -140,25 +138,20 @@ Status prepare_attention(const ForwardProblem& problem, const DecodePlan& plan,
   static_assert(sizeof(*params.tree) == sizeof(*problem.tree.words));
   params.tree = reinterpret_cast<const unsigned long long*>(problem.tree.words);
   params.tree_stride_batch = problem.tree.stride_batch;
+
+  if (!problem.schedule) prepare_schedule(problem, plan, schedule_data(problem, plan), launches);
+  launches->add_kernel(kernel_launch(plan), &params, "launching the decode kernel");
+  if (latent && plan.slots > 0) prepare_latent_merge(plan, &params, launches);
   return {};
 }
 
-Status launch_prepared(const ForwardProblem& problem, const DecodePlan& plan,
-                       DecodeParams* params) {
-  if (!problem.schedule) FLASH3_CHECK(make_schedule(problem, plan, schedule_data(problem, plan)));
-  FLASH3_CHECK(
-      launch_kernel(kernel_launch(plan), params, problem.stream, "launching the decode kernel"));
-  const bool merges = plan.kernel->config.latent && plan.slots > 0;
-  return merges ? launch_latent_merge(problem, plan, params) : Status();
-}
-
-ScheduleNeeds schedule_needs(const DecodePlan& plan) {
+ScheduleNeeds needs_of(const DecodePlan& plan) {
   return {plan.schedule_bytes, uint64_t(plan.grid)};
 }
 
-Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void* data) {
-  if (!plan.kernel) return {};
-  DecodeScheduleParams params{};
+void prepare_schedule(const ForwardProblem& problem, const DecodePlan& plan, void* data,
+                      Launches* launches) {
+  auto& params = launches->make<DecodeScheduleParams>();
   params.rule = plan.rule;
   params.rule.q = lengths_of(problem.sequences_q);
   params.rule.k = lengths_of(problem.sequences_k);
@@ -171,16 +164,8 @@ Status make_schedule(const ForwardProblem& problem, const DecodePlan& plan, void
   params.slots = plan.slots;
   params.lists_parts = plan.slots > 0 && !plan.kernel->config.latent;
   params.schedule = schedule_at(data, plan);
-  return launch_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
-                       &params, problem.stream, "launching the schedule of a decode call");
-}
-
-Status launch(const ForwardProblem& problem, const DecodePlan& plan) {
-  FLASH3_CHECK(check_latent(problem));
-  DecodeParams params{};
-  if (problem.has_output()) FLASH3_CHECK(prepare_attention(problem, plan, &params));
-  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  return problem.has_output() ? launch_prepared(problem, plan, &params) : Status();
+  launches->add_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
+                       &params, "launching the schedule of a decode call");
 }
 
 }  // namespace flash3::cuda::sm90

@@ -11,7 +11,6 @@
 #include "cuda/sm90/decode/latent/plan.hpp"
 #include "cuda/sm90/decode/params.h"
 #include "cuda/sm90/decode/shares.hpp"
-#include "cuda/sm90/forward/plan.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
@@ -178,10 +177,6 @@ Status check_sizes(const ForwardProblem& problem, Index items) {
                              kMostCounted));
 }
 
-bool has_few_queries(const ForwardProblem& problem) {
-  return problem.sequences_q.bounded && problem.seq_q <= kMostDecodeQueries;
-}
-
 }  // namespace
 
 std::span<const DecodeKernel> decode_kernels() {
@@ -198,42 +193,19 @@ std::span<const DecodeKernel> decode_kernels() {
   return list;
 }
 
-bool asks_for_fp8_sums(const ForwardProblem& problem) {
-  return problem.fp8_sums != FLASH3_FP8_SUMS_AUTO;
+bool decodes(const ForwardProblem& problem) { return check_dtype(problem).ok(); }
+
+Status check_append_alone(const ForwardProblem& problem) {
+  FLASH3_CHECK(check_dtype(problem));
+  FLASH3_CHECK(check_softcap(problem));
+  return check_sizes(problem, 0);
 }
 
-bool is_decode(const ForwardProblem& problem) {
-  if (is_latent(problem) || problem.tree.given) return true;
-  if (problem.has_cache() || problem.widens_keys())
-    return !problem.has_output() || has_few_queries(problem) ||
-           !why_not_from_cache(problem).empty();
-  return check_dtype(problem).ok() && has_few_queries(problem) && !asks_for_fp8_sums(problem) &&
-         (!problem.sequences_k.bounded || problem.seq_k >= kLeastDecodeKeys);
-}
-
-std::string why_decode(const ForwardProblem& problem) {
-  if (is_latent(problem)) return "keys have latent and rope parts";
-  if (problem.tree.given) return "a tree mask, of drafts that are to be verified";
-  const std::string few = message("at most ", kMostDecodeQueries, " queries a sequence");
-  if (has_few_queries(problem)) {
-    if (problem.has_cache()) return message(few, ", and k and v are a cache");
-    if (problem.widens_keys()) return message(few, ", and k and v are FP8");
-    return message(few, ", and ", kLeastDecodeKeys, " keys or more");
-  }
-  return "the forward kernels cannot read k and v: " + why_not_from_cache(problem);
-}
-
-Status plan(const ForwardProblem& problem, const Device& device, DecodePlan* plan) {
+Status plan(const ForwardProblem& problem, const Device& device, Index most_queries,
+            Index likely_queries, size_t* workspace, DecodePlan* plan) {
   *plan = {};
   FLASH3_CHECK(check_dtype(problem));
   FLASH3_CHECK(check_softcap(problem));
-  plan->append = plan_append(problem, &plan->workspace_bytes);
-  if (!problem.has_output()) return check_sizes(problem, 0);
-  return plan_attention(problem, device, problem.seq_q, problem.seq_q, plan);
-}
-
-Status plan_attention(const ForwardProblem& problem, const Device& device, Index most_queries,
-                      Index likely_queries, DecodePlan* plan) {
   plan->kernel = find_kernel(problem, likely_queries);
   if (!plan->kernel)
     return unsupported(message("no decode kernel for head_dim = ", problem.head_dim,
@@ -267,14 +239,14 @@ Status plan_attention(const ForwardProblem& problem, const Device& device, Index
   if (plan->most_splits > 1 && !config.latent)
     plan->lists_offset =
         reserve_workspace(size_t(plan->grid) * sizeof(MergeLists), &plan->schedule_bytes);
-  plan->schedule_offset = reserve_workspace(plan->schedule_bytes, &plan->workspace_bytes);
+  plan->schedule_offset = reserve_workspace(plan->schedule_bytes, workspace);
   plan->grid *= plan->cluster;
   if (plan->most_splits == 1) return {};
   plan->slots = config.latent ? kLatentSlots : slots_of_block(plan->most_splits);
   const size_t block_bytes = size_t(plan->slots) * size_t(config.part_units()) * 16;
   plan->parts_offset = reserve_workspace(
       config.latent ? size_t(latent_parts_bytes(plan->grid)) : size_t(plan->grid) * block_bytes,
-      &plan->workspace_bytes);
+      workspace);
   return {};
 }
 

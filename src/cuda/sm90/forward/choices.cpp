@@ -8,29 +8,13 @@
 
 #include "core/arithmetic.hpp"
 #include "cuda/device/key_parts.hpp"
+#include "cuda/sm90/forward/estimate.hpp"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
-
-template <Element kElement, int kRow>
-ForwardKernel kernel_of_row() {
-  constexpr ForwardConfig c = kForwardConfigs[kRow];
-  return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
-          forward_kernel_function<kElement, c.operands, c.head_dim, c.head_dim_v, c.band, c.score,
-                                  c.paged, c.split, c.tile_m(), c.tile_n>()};
-}
-
-template <Element kElement, int... kRows>
-void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kRows...>) {
-  const auto add = [&]<int kRow>() {
-    if constexpr (kForwardConfigs[kRow].holds(kElement))
-      list.push_back(kernel_of_row<kElement, kRow>());
-  };
-  (add.template operator()<kRows>(), ...);
-}
 
 // A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
 // otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
@@ -172,35 +156,24 @@ void for_each_choice(const ForwardProblem& problem,
   }
 }
 
-std::span<const ForwardKernel> forward_kernels() {
-  static const std::vector<ForwardKernel> list = [] {
-    std::vector<ForwardKernel> kernels;
-    constexpr auto rows = std::make_integer_sequence<int, int(std::size(kForwardConfigs))>();
-    add_kernels<Element::kFloat16>(kernels, rows);
-    add_kernels<Element::kBFloat16>(kernels, rows);
-    add_kernels<Element::kE4m3>(kernels, rows);
-    return kernels;
-  }();
-  return list;
-}
-
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {
   std::vector<ForwardChoice> choices;
   for_each_choice(problem, [&](const ForwardChoice& choice) { choices.push_back(choice); });
   return choices;
 }
 
-std::string why_not_from_cache(const ForwardProblem& problem) {
+std::string why_unreadable(const ForwardProblem& problem) {
+  if (!problem.has_cache() && !problem.widens_keys()) return "";
   if (problem.widens_keys() && (!problem.is_ragged() || problem.sequences_k.packed))
     return "k and v are FP8 and no cache, and q is not FP8";
   const int bytes = dtype_size(problem.kv_dtype);
   for (const TensorView& view : {problem.k, problem.v})
     if (!tma_can_address(view, RowIndexing::kRagged, bytes))
       return "TMA needs a 16-byte aligned base, strides of 16 bytes, and elements whole rows apart";
-  if (scales_change_in_tiles(problem)) return "scales of blocks begin elsewhere than key tiles";
-  bool has_choice = false;
-  for_each_choice(problem, [&](const ForwardChoice&) { has_choice = true; });
-  if (has_choice) return "";
+  return scales_change_in_tiles(problem) ? "scales of blocks begin elsewhere than key tiles" : "";
+}
+
+std::string why_no_choice(const ForwardProblem& problem) {
   if (problem.widens_keys() && problem.softcap > 0.f)
     return "none caps the scores of FP8 keys under a q of 16 bits";
   return problem.cache.has_leftpad

@@ -75,15 +75,17 @@ void explain_sums(const ForwardProblem& problem, const ForwardPlan& plan, Explan
 
 }  // namespace
 
-void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
-  const ForwardConfig& c = plan.kernel->config;
+void explain_kernel(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
   out->add("kernel", plan.kernel->id);
   out->add("why",
            message("the narrowest tiles that hold head_dim ", problem.head_dim, " and head_dim_v ",
                    problem.head_dim_v, ", and the fastest of them by estimate; ",
                    plan.slot_rows > 0 ? "the sequences of a tile mask each other"
                                       : explain_mask(problem)));
-  explain_append(problem, plan.append, out);
+}
+
+void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out) {
+  const ForwardConfig& c = plan.kernel->config;
   explain_scores(c.score, out);
   out->add("tile", message(c.tile_m(), " rows x ", c.tile_n, " keys"));
   explain_rows(problem, plan, out);

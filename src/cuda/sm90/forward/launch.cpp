@@ -4,7 +4,7 @@
 #include "core/arithmetic.hpp"
 #include "cuda/device/softcap.hpp"
 #include "cuda/host/element_type.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"
 #include "cuda/host/sink.hpp"
 #include "cuda/host/ticket.hpp"
@@ -16,13 +16,13 @@
 namespace flash3::cuda::sm90 {
 namespace {
 
-Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params) {
+Status encode_maps(const ForwardProblem& problem, const TensorView& given_q,
+                   const ForwardPlan& plan, ForwardParams* params) {
   const ForwardConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
             columns_v = box_columns(config.head_dim_v, bytes),
             key_bytes = config.key_element_bytes();
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
-  const TensorView given_q = transformed_q(problem, plan.append);
   const TensorView q = input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q);
   // q has rows, or there would be no call.
   const TensorView k =
@@ -45,19 +45,6 @@ Status encode_maps(const ForwardProblem& problem, const ForwardPlan& plan, Forwa
                             &params->out_rows));
   }
   return {};
-}
-
-Status launch_copies(const ForwardProblem& problem, const ForwardPlan& plan) {
-  const TensorView q = transformed_q(problem, plan.append);
-  FLASH3_CHECK(launch_copy(problem, tensor_rows(q, problem.sequences_q), plan.q));
-  FLASH3_CHECK(launch_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k));
-  return launch_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v);
-}
-
-KernelLaunch kernel_launch(const ForwardProblem& problem, const ForwardPlan& plan) {
-  const ForwardConfig& config = plan.kernel->config;
-  return {plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
-          problem.is_ragged()};
 }
 
 // cache_batch_idx is a table of one page a sequence, as long as an element.
@@ -96,27 +83,25 @@ PartSlots part_slots(const ForwardProblem& problem, const ForwardPlan& plan) {
   return slots;
 }
 
+// Lists the sequences of a ragged batch for the kernel.
+void prepare_list(const ForwardProblem& problem, const ForwardPlan& plan, ForwardParams* params,
+                  Launches* launches) {
+  char* const workspace = static_cast<char*>(problem.workspace);
+  VarlenScheduleParams list = varlen_schedule_params(problem, plan);
+  list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
+  if (!list.in_order) list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
+  if (plan.kernel->config.split) list.counters = params->parts.freed;
+  params->schedule.sequences = {list.rows, list.first_tile, list.batch};
+  launches->add([list](void* stream) { return launch_varlen_schedule(list, stream); });
+}
+
 }  // namespace
 
-Status launch(const ForwardProblem& problem, const ForwardPlan& plan) {
-  ForwardParams params{};
-  FLASH3_CHECK(prepare_attention(problem, plan, &params));
-  if (plan.append.launches()) FLASH3_CHECK(launch_append(problem, plan.append));
-  return launch_prepared(problem, plan, &params);
-}
-
-Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan) {
-  ForwardParams params{};
-  FLASH3_CHECK(prepare_attention(problem, plan, &params));
-  return launch_prepared(problem, plan, &params);
-}
-
-Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
-                         ForwardParams* prepared) {
+Status prepare(const ForwardProblem& problem, const TensorView& q, const ForwardPlan& plan,
+               Launches* launches) {
   const ForwardConfig& config = plan.kernel->config;
-  ForwardParams& params = *prepared;
-  if (problem.append.given) FLASH3_CHECK(load_kernel(kernel_launch(problem, plan)));
-  FLASH3_CHECK(encode_maps(problem, plan, &params));
+  auto& params = launches->make<ForwardParams>();
+  FLASH3_CHECK(encode_maps(problem, q, plan, &params));
 
   params.out_data = problem.out.data;
   params.out_type = float_type(problem.out_dtype);
@@ -152,26 +137,15 @@ Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
     params.schedule.counter = reinterpret_cast<TileCounterMemory*>(workspace + plan.counter_offset);
     params.schedule.ticket = new_ticket();
   }
+
+  prepare_copy(problem, tensor_rows(q, problem.sequences_q), plan.q, launches);
+  prepare_copy(problem, tensor_rows(problem.k, problem.sequences_k), plan.k, launches);
+  prepare_copy(problem, tensor_rows(problem.v, problem.sequences_k), plan.v, launches);
+  if (problem.is_ragged()) prepare_list(problem, plan, &params, launches);
+  launches->add_kernel({plan.kernel->function, plan.grid, config.threads(), config.shared_bytes(),
+                        problem.is_ragged()},
+                       &params, "launching the forward kernel");
   return {};
-}
-
-Status launch_prepared(const ForwardProblem& problem, const ForwardPlan& plan,
-                       ForwardParams* prepared) {
-  ForwardParams& params = *prepared;
-  char* const workspace = static_cast<char*>(problem.workspace);
-  FLASH3_CHECK(launch_copies(problem, plan));
-  if (problem.is_ragged()) {
-    VarlenScheduleParams list = varlen_schedule_params(problem, plan);
-    list.rows = reinterpret_cast<ListedSequence*>(workspace + plan.list_offset);
-    if (!list.in_order)
-      list.first_tile = reinterpret_cast<int*>(workspace + plan.first_tile_offset);
-    if (plan.kernel->config.split) list.counters = params.parts.freed;
-    params.schedule.sequences = {list.rows, list.first_tile, list.batch};
-    FLASH3_CHECK(launch_varlen_schedule(list, problem.stream));
-  }
-
-  return launch_kernel(kernel_launch(problem, plan), &params, problem.stream,
-                       "launching the forward kernel");
 }
 
 }  // namespace flash3::cuda::sm90

@@ -8,8 +8,6 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "cuda/device/key_parts.hpp"
-#include "cuda/host/device_info.hpp"
-#include "cuda/sm90/forward/choices.hpp"
 #include "cuda/sm90/forward/params.h"
 #include "cuda/sm90/host/kernel_kind.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
@@ -31,18 +29,17 @@ int64_t most_tiles(const ForwardProblem& problem, int64_t tile_queries, int64_t 
 }
 
 // Plans what a ragged batch needs besides.
-void plan_ragged(const ForwardProblem& problem, ForwardPlan* plan) {
-  plan->list_offset =
-      reserve_workspace(size_t(problem.batch) * sizeof(ListedSequence), &plan->workspace_bytes);
+void plan_ragged(const ForwardProblem& problem, size_t* workspace, ForwardPlan* plan) {
+  plan->list_offset = reserve_workspace(size_t(problem.batch) * sizeof(ListedSequence), workspace);
   if (plan->slot_rows == 0)
     plan->first_tile_offset =
-        reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), &plan->workspace_bytes);
+        reserve_workspace((size_t(problem.batch) + 1) * sizeof(int), workspace);
 }
 
 // Plans the parts of a split kernel; *tiles: of work, which become parts. Slots for two rounds of
 // blocks let none wait for another. Where no sequence can have keys for two parts there are none.
 void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int blocks,
-                const ForwardConfig& config, int64_t* tiles, ForwardPlan* plan) {
+                const ForwardConfig& config, int64_t* tiles, size_t* workspace, ForwardPlan* plan) {
   KeyPartsPlan& parts = plan->parts;
   parts.most = int(
       std::clamp<int64_t>(problem.seq_k / kLeastPartKeys, 1, most_key_parts(tiles_of_sequence)));
@@ -52,7 +49,7 @@ void plan_parts(const ForwardProblem& problem, int64_t tiles_of_sequence, int bl
   const uint64_t slots = std::min(std::bit_ceil(uint64_t(*tiles)), std::bit_floor(rounds));
   parts.slot_bits = int(std::bit_width(slots)) - 1;
   const auto reserve = [&](int bytes) {
-    return reserve_workspace(size_t(slots) * size_t(bytes), &plan->workspace_bytes);
+    return reserve_workspace(size_t(slots) * size_t(bytes), workspace);
   };
   parts.out_offset = reserve(config.part_out_bytes());
   parts.sums_offset = reserve(config.part_sum_bytes());
@@ -94,8 +91,9 @@ int64_t largest_count(const ForwardProblem& problem) {
 }
 
 // Plans everything that follows from a choice.
-Status complete_plan(const ForwardProblem& problem, const Device& device,
-                     const ForwardChoice& choice, const Estimate& estimate, ForwardPlan* plan) {
+Status complete_plan(const ForwardProblem& problem, const TensorView& given_q, const Device& device,
+                     const ForwardChoice& choice, const Estimate& estimate, size_t* workspace,
+                     ForwardPlan* plan) {
   *plan = {};
   plan->kernel = choice.kernel;
   plan->pack = choice.pack;
@@ -107,14 +105,13 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->box_keys = choice.slot_rows > 0 ? choice.slot_rows
                    : config.paged       ? cache_box_rows(problem.cache, config.rows_at_once())
                                         : config.tile_n;
-  plan->append = plan_append(problem, &plan->workspace_bytes);
 
-  const TensorView q = tensor_rows(transformed_q(problem, plan->append), problem.sequences_q),
+  const TensorView q = tensor_rows(given_q, problem.sequences_q),
                    k = tensor_rows(problem.k, problem.sequences_k),
                    v = tensor_rows(problem.v, problem.sequences_k),
                    out = tensor_rows(problem.out, problem.sequences_q);
   const auto plan_input = [&](const TensorView& view, int element_bytes) {
-    return plan_copy(view, plan->rows, &plan->workspace_bytes, element_bytes);
+    return plan_copy(view, plan->rows, workspace, element_bytes);
   };
   plan->q = plan_input(q, config.element_bytes());
   plan->k = plan_input(k, config.key_element_bytes());
@@ -131,7 +128,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
   if (config.split)
     plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
-               plan);
+               workspace, plan);
   const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
   if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMostCounted ||
       (problem.is_ragged() && rows > kMostCounted)) {
@@ -149,11 +146,10 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
     plan->flush_tiles = int(std::bit_floor(
         uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
     if (!config.sums_in_shared())
-      plan->sums_offset =
-          reserve_workspace(size_t(plan->grid) * config.sums_bytes(), &plan->workspace_bytes);
+      plan->sums_offset = reserve_workspace(size_t(plan->grid) * config.sums_bytes(), workspace);
   }
   plan->groups_at_a_time = 1;
-  if (problem.is_ragged()) plan_ragged(problem, plan);
+  if (problem.is_ragged()) plan_ragged(problem, workspace, plan);
   if (choice.slot_rows > 0) {
     plan->m_tiles = int(estimate.m_tiles);
     plan->groups = plan->groups_at_a_time = int(head_groups);
@@ -163,8 +159,7 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   plan->groups = int(problem.batch * head_groups);
   // Tiles of equal length need no counter, nor does a single round of them.
   plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
-  if (plan->dynamic)
-    plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), &plan->workspace_bytes);
+  if (plan->dynamic) plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), workspace);
   if (config.band) {
     const int64_t kv_bytes = std::max<int64_t>(
         1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
@@ -175,21 +170,12 @@ Status complete_plan(const ForwardProblem& problem, const Device& device,
   return {};
 }
 
-// A choice, and the estimate that it was compared by.
-struct Compared {
-  ForwardChoice choice;
-  Estimate compared;
-};
-
-// The best choice whose tiles are one head's, of one sequence, and the best whose tiles are not.
-struct BestChoices {
-  Compared plain, sharing;
-};
+}  // namespace
 
 BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
   BestChoices best;
   const auto compare = [&](const ForwardChoice& choice) {
-    Compared& own = choice.shares_tiles() ? best.sharing : best.plain;
+    ComparedChoice& own = choice.shares_tiles() ? best.sharing : best.plain;
     const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
     if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
       own = {choice, estimate};
@@ -198,29 +184,28 @@ BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
   return best;
 }
 
-}  // namespace
-
-Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan) {
+Status plan(const ForwardProblem& problem, const TensorView& q, const Device& device,
+            const BestChoices& best, size_t* workspace, ForwardPlan* plan) {
   if (!takes(problem.dtype)) {
     return unsupported(
         message("q.dtype = ", dtype_name(problem.dtype),
                 " but the hopper backend computes in float16, bfloat16 and float8_e4m3 only"));
   }
   FLASH3_CHECK(check_softcap(problem));
-  const BestChoices best = best_choices(problem, device.multiprocessors);
   if (!best.plain.choice.kernel) {
     return unsupported(message("no kernel for head_dim = ", problem.head_dim,
                                ", head_dim_v = ", problem.head_dim_v));
   }
   const bool shares = best.sharing.choice.kernel &&
                       is_better(best.sharing.compared, best.plain.compared, kPackMargin);
-  return plan_choice(problem, device, (shares ? best.sharing : best.plain).choice, plan);
+  return plan_choice(problem, q, device, (shares ? best.sharing : best.plain).choice, workspace,
+                     plan);
 }
 
-Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
-                   ForwardPlan* plan) {
-  return complete_plan(problem, device, choice,
-                       estimate_choice(problem, device.multiprocessors, choice), plan);
+Status plan_choice(const ForwardProblem& problem, const TensorView& q, const Device& device,
+                   const ForwardChoice& choice, size_t* workspace, ForwardPlan* plan) {
+  return complete_plan(problem, q, device, choice,
+                       estimate_choice(problem, device.multiprocessors, choice), workspace, plan);
 }
 
 ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan) {

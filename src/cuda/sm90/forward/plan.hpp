@@ -1,54 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of a forward call: which kernel runs it, and with what. Nothing else decides that. Also
-// its explanation and launch.
+// How the forward kernels attend, as a step of a call's route: which kernel, and with what. Nothing
+// else decides that. Also what the step says of itself, and its launches.
 #pragma once
 
-#include <span>
-#include <string>
-#include <vector>
-
 #include "core/plan.hpp"
-#include "cuda/append/append.hpp"
-#include "cuda/device/kinds.hpp"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/host/device_info.hpp"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/host/launches.hpp"
+#include "cuda/sm90/forward/choices.hpp"
 #include "cuda/sm90/forward/estimate.hpp"
 #include "cuda/sm90/host/packed_copy.hpp"
 #include "cuda/varlen/varlen_schedule.hpp"
 
 namespace flash3::cuda::sm90 {
-
-struct ForwardParams;  // params.h
-
-struct ForwardKernel {
-  std::string id;  // "fwd_bf16_d128_band_192x80", "fwd_bf16_d128_softcap_128x128"
-  Element element;
-  ForwardConfig config;
-  const void* function;  // for cudaLaunchKernel
-};
-
-// Every kernel built in, in the order of the tile table.
-std::span<const ForwardKernel> forward_kernels();
-
-// One way to run a problem: which kernel, and how many query heads of a KV head, or how many rows
-// of short ragged sequences, share a tile.
-struct ForwardChoice {
-  const ForwardKernel* kernel = nullptr;
-  HeadPack pack;
-  int slot_rows = 0;  // TileSchedule
-
-  bool shares_tiles() const { return pack.heads > 1 || slot_rows > 0; }
-};
-
-// All ways that give the right answer. They are the kernels of the narrowest head dims that hold
-// the call's; each with one head a tile, with heads packed by every divisor of the heads per KV
-// head that fits a warpgroup's rows (in FP8 on a cache alone), and with slots where max_seqlen is
-// small enough. Empty if no kernel takes the dtype or the head dims.
-std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem);
-
-// FP8 sums up O in two levels where a query may see more keys, unless the call says otherwise.
-inline constexpr int64_t kLongRow = 2048;
 
 // How a split kernel splits keys (device/key_parts.hpp), and where parts lie in the workspace.
 struct KeyPartsPlan {
@@ -64,7 +28,6 @@ struct ForwardPlan {
   Estimate estimate;        // what it is expected to cost
   int multiprocessors = 0;  // of the device that it is for
 
-  AppendPlan append;      // what is written into the cache first
   int least_queries = 0;  // shorter sequences of a ragged batch are left out
   RowIndexing rows = RowIndexing::kBySequence;
   int box_keys = 0;  // rows of K and V that TMA loads at once
@@ -76,7 +39,6 @@ struct ForwardPlan {
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
   KeyPartsPlan parts;
-  size_t workspace_bytes = 0;
 
   // See device/tile_schedule.hpp.
   int m_tiles = 0;
@@ -86,28 +48,36 @@ struct ForwardPlan {
   int grid = 0;   // blocks
 };
 
-// Says why no forward kernel reads the problem's cache; empty if one does.
-std::string why_not_from_cache(const ForwardProblem& problem);
+// A choice, and the estimate that it was compared by.
+struct ComparedChoice {
+  ForwardChoice choice;  // no kernel: there is none
+  Estimate compared;
+};
+// Of the choices whose tiles are one head's, of one sequence, the best, and the best of the others.
+struct BestChoices {
+  ComparedChoice plain, sharing;
 
-// Plans the choice that is expected to be the fastest.
-Status plan(const ForwardProblem& problem, const Device& device, ForwardPlan* plan);
+  bool any() const { return plain.choice.kernel || sharing.choice.kernel; }
+};
+BestChoices best_choices(const ForwardProblem& problem, int multiprocessors);
+
+// Plans the better one of the two. In this and what follows q is the problem's own, or what an
+// append has made of it; *workspace grows by what the step takes.
+Status plan(const ForwardProblem& problem, const TensorView& q, const Device& device,
+            const BestChoices& best, size_t* workspace, ForwardPlan* plan);
 
 // Plans this choice, one of forward_choices(problem).
-Status plan_choice(const ForwardProblem& problem, const Device& device, const ForwardChoice& choice,
-                   ForwardPlan* plan);
+Status plan_choice(const ForwardProblem& problem, const TensorView& q, const Device& device,
+                   const ForwardChoice& choice, size_t* workspace, ForwardPlan* plan);
 
+// The kernel, and why it.
+void explain_kernel(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out);
+// All else.
 void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation* out);
 
-// Enqueues the call on the problem's stream: the append, the copies that the plan asks for, the
-// list of a ragged batch, the kernel.
-Status launch(const ForwardProblem& problem, const ForwardPlan& plan);
-// The same without the append, in two steps: what can fail before anything is enqueued, and the
-// rest.
-Status launch_attention(const ForwardProblem& problem, const ForwardPlan& plan);
-Status prepare_attention(const ForwardProblem& problem, const ForwardPlan& plan,
-                         ForwardParams* params);
-Status launch_prepared(const ForwardProblem& problem, const ForwardPlan& plan,
-                       ForwardParams* params);
+// The copies that the plan asks for, the list of a ragged batch, the kernel.
+Status prepare(const ForwardProblem& problem, const TensorView& q, const ForwardPlan& plan,
+               Launches* launches);
 
 // If the plan shares tiles, the best choice that does not; otherwise the best that does. No kernel:
 // there is none.

@@ -38,11 +38,14 @@ TensorView input_view(const Problem& problem, const TensorView& source, const Pa
   return packed_view(source, static_cast<char*>(problem.workspace) + copy.offset, copy.row);
 }
 
-Status launch_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy) {
-  if (!copy.needed) return {};
-  return cuda_status(launch_pack_rows(source, input_view(problem, source, copy), copy.element_bytes,
-                                      static_cast<cudaStream_t>(problem.stream)),
-                     "launching the copy");
+void prepare_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy,
+                  Launches* launches) {
+  if (!copy.needed) return;
+  launches->add([source, packed = input_view(problem, source, copy),
+                 bytes = copy.element_bytes](void* stream) {
+    return cuda_status(launch_pack_rows(source, packed, bytes, static_cast<cudaStream_t>(stream)),
+                       "launching the copy");
+  });
 }
 
 }  // namespace flash3::cuda::sm90

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -25,7 +26,8 @@ PackedCopy plan_copy(const TensorView& view, RowIndexing rows, size_t* workspace
 
 // The tensor that the kernel loads: the caller's own, or the copy.
 TensorView input_view(const Problem& problem, const TensorView& source, const PackedCopy& copy);
-// Enqueues the copy, if one is needed.
-Status launch_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy);
+// The copy, if one is needed.
+void prepare_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy,
+                  Launches* launches);
 
 }  // namespace flash3::cuda::sm90

@@ -2,7 +2,7 @@
 #include "cuda/sm90/decode/latent/plan.hpp"
 
 #include "core/message.hpp"
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 #include "cuda/sm90/decode/latent/merge.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -59,12 +59,11 @@ KeyViews key_views(const ForwardProblem& problem, const DecodeConfig& config) {
   return {views.k_rope, views.k_latent};
 }
 
-Status launch_latent_merge(const ForwardProblem& problem, const DecodePlan& plan,
-                           DecodeParams* params) {
+void prepare_latent_merge(const DecodePlan& plan, DecodeParams* params, Launches* launches) {
   constexpr int kBlocksOfEach = 4;
-  return launch_kernel({latent_merge_function(plan.kernel->element), plan.grid * kBlocksOfEach,
+  launches->add_kernel({latent_merge_function(plan.kernel->element), plan.grid * kBlocksOfEach,
                         kLatentMergeThreads, 0, true},
-                       params, problem.stream, "launching the merging of a latent call");
+                       params, "launching the merging of a latent call");
 }
 
 }  // namespace flash3::cuda::sm90

@@ -27,8 +27,7 @@ bool is_latent(const ForwardProblem& problem);
 // are no part of the keys. By addresses too, so again at each launch.
 Status check_latent(const ForwardProblem& problem);
 
-// Enqueues the kernel that merges the parts of items that blocks share.
-Status launch_latent_merge(const ForwardProblem& problem, const DecodePlan& plan,
-                           DecodeParams* params);
+// The kernel that merges the parts of items that blocks share, with the decode kernel's params.
+void prepare_latent_merge(const DecodePlan& plan, DecodeParams* params, Launches* launches);
 
 }  // namespace flash3::cuda::sm90

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/host/launch_kernel.hpp"
+#include "cuda/host/launches.hpp"
 
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
+#include <stdexcept>
 
+#include "core/arithmetic.hpp"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/programmatic_launch.hpp"
 
@@ -52,45 +55,65 @@ SharedMemoryGrants& grants() {
   return all;
 }
 
-Status grant_shared_memory(const KernelLaunch& launch) {
+// Loads the kernel, too.
+Status grant_shared_memory(const KernelLaunch& kernel) {
   return cuda_status(
-      cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           launch.shared_bytes),
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           kernel.shared_bytes),
       "reserving shared memory");
 }
 
-}  // namespace
-
-Status load_kernel(const KernelLaunch& launch) {
-  int device = 0;
-  FLASH3_CHECK(cuda_status(cudaGetDevice(&device), "reserving shared memory"));
-  return grants().has(launch.function, device) ? Status() : grant_shared_memory(launch);
-}
-
-Status launch_kernel(const KernelLaunch& launch, void* params, void* stream, const char* what) {
+Status launch_kernel(const KernelLaunch& kernel, void* params, int device, void* stream,
+                     const char* what) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(launch.blocks));
-  config.blockDim = dim3(unsigned(launch.threads));
-  config.dynamicSmemBytes = size_t(launch.shared_bytes);
+  config.gridDim = dim3(unsigned(kernel.blocks), unsigned(kernel.blocks_y));
+  config.blockDim = dim3(unsigned(kernel.threads));
+  config.dynamicSmemBytes = size_t(kernel.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attributes[2];
   config.attrs = attributes;
-  if (launch.after_kernel) attributes[config.numAttrs++] = programmatic_launch();
-  if (launch.cluster > 1) attributes[config.numAttrs++] = clusters_of(launch.cluster);
+  if (kernel.after_kernel) attributes[config.numAttrs++] = programmatic_launch();
+  if (kernel.cluster > 1) attributes[config.numAttrs++] = clusters_of(kernel.cluster);
   void* arguments[] = {params};
-  const auto enqueue = [&] { return cudaLaunchKernelExC(&config, launch.function, arguments); };
+  const auto enqueue = [&] { return cudaLaunchKernelExC(&config, kernel.function, arguments); };
 
-  int device = 0;
-  FLASH3_CHECK(cuda_status(cudaGetDevice(&device), what));
-  if (grants().has(launch.function, device)) {
+  if (grants().has(kernel.function, device)) {
     const cudaError_t error = enqueue();
     // A device that has been reset has forgotten the grant.
     if (error != cudaErrorInvalidValue) return cuda_status(error, what);
     cudaGetLastError();
   }
-  FLASH3_CHECK(grant_shared_memory(launch));
+  FLASH3_CHECK(grant_shared_memory(kernel));
   FLASH3_CHECK(cuda_status(enqueue(), what));
-  grants().add(launch.function, device);
+  grants().add(kernel.function, device);
+  return {};
+}
+
+}  // namespace
+
+std::byte* Launches::take(size_t bytes) {
+  const size_t begin = used_;
+  used_ = round_up(used_ + bytes, kAlignment);
+  if (used_ > kBytes) throw std::length_error("a call has more params than Launches has room for");
+  return memory_ + begin;
+}
+
+Launches::Launch& Launches::next() {
+  if (count_ == kMost)
+    throw std::length_error("a call has more launches than Launches has room for");
+  return launches_[count_++];
+}
+
+Status Launches::enqueue(int device, void* stream) const {
+  const std::span all(launches_.data(), count_);
+  if (all.size() > 1)
+    for (const Launch& launch : all)
+      if (!launch.enqueue && !grants().has(launch.kernel.function, device))
+        FLASH3_CHECK(grant_shared_memory(launch.kernel));
+  for (const Launch& launch : all)
+    FLASH3_CHECK(launch.enqueue
+                     ? launch.enqueue(launch.params, stream)
+                     : launch_kernel(launch.kernel, launch.params, device, stream, launch.what));
   return {};
 }
 

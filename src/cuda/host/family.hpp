@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernels of one GPU architecture, as the backend sees them.
+#pragma once
+
+#include <span>
+
+#include "core/plan.hpp"
+#include "cuda/host/device_info.hpp"
+
+namespace flash3::cuda {
+
+struct Family {
+  const char* needs;  // compute capabilities, in words: "9.0"
+  bool (*takes)(const Capability& capability);
+
+  // What runs a problem on a device that it takes, as Backend::plan() gives it.
+  Status (*forward)(const ForwardProblem&, const Device&, PlanPointer<ForwardProblem>*);
+  Status (*backward)(const BackwardProblem&, const Device&, PlanPointer<BackwardProblem>*);
+};
+
+// The first that takes the device; UNSUPPORTED where none does.
+Status find_family(std::span<const Family* const> families, const Device& device,
+                   const Family** family);
+
+}  // namespace flash3::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the Hopper backend plans for forward calls, without a GPU.
+#pragma once
+
+#include "cuda/sm90/select.hpp"
+#include "device/planned_forward.hpp"
+#include "forward_problem.hpp"
+
+namespace flash3::cuda::sm90 {
+
+struct PlannedSteps : ForwardSteps {
+  size_t workspace_bytes = 0;
+};
+
+inline PlannedSteps steps_of(const ForwardProblem& problem) {
+  PlannedSteps steps;
+  const Status status = plan(problem, kDevice, &steps.workspace_bytes, &steps);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return steps;
+}
+
+// Whether the decode kernels run all of a call, or refuse it, and whether they run some of it.
+inline bool is_decode(const ForwardProblem& problem) {
+  PlannedSteps steps;
+  static_cast<void>(plan(problem, kDevice, &steps.workspace_bytes, &steps));
+  return !steps.forward;
+}
+inline bool is_mixed(const ForwardProblem& problem) {
+  const PlannedSteps steps = steps_of(problem);
+  return steps.forward && steps.decode;
+}
+
+inline std::string explained(const ForwardProblem& problem) {
+  Explanation lines;
+  explain(problem, steps_of(problem), &lines);
+  return lines.text();
+}
+
+// A call in decode kernels alone, as if all its sequences had as many queries as the longest.
+struct PlannedDecode : DecodePlan {
+  size_t workspace_bytes = 0;
+};
+inline Status plan(const ForwardProblem& problem, const Device& device, PlannedDecode* planned) {
+  *planned = {};
+  plan_append(problem, &planned->workspace_bytes);
+  return plan(problem, device, problem.seq_q, problem.seq_q, &planned->workspace_bytes, planned);
+}
+
+}  // namespace flash3::cuda::sm90

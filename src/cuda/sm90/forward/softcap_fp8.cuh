@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FP8 kernels with a softcap include beside instance_fp8.cuh.
+// The scores of FP8 kernels with a softcap.
 #pragma once
 
-#include "cuda/sm90/forward/operands_fp8.cuh"
 #include "cuda/device/softcap_score.cuh"
+#include "cuda/sm90/forward/operands_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -37,7 +37,7 @@ def complaints(files, noted):
     longest = GROWTH * noted["instructions of the longest file"]
     for file, kernels in files.items():
         if sum(kernels) > longest:
-            yield f"{file}: {sum(kernels)} instructions in {len(kernels)} kernels; divide it (cmake/kernel_instances.cmake)"
+            yield f"{file}: {sum(kernels)} instructions in {len(kernels)} kernels; divide it (src/cuda/CMakeLists.txt)"
 
 
 def kernels_of(obj, cuobjdump):

@@ -35,7 +35,7 @@ def needed(obj, kernel):
         return ()
     if "7ElementE2" not in kernel:  # of e4m3
         return NEEDED
-    return FP8_CACHE_NEEDED if "DecodeTraits" in kernel else FP8_NEEDED
+    return FP8_CACHE_NEEDED if "DecodeConfig" in kernel else FP8_NEEDED
 
 
 def main():

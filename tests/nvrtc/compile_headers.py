@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """NVRTC compiles every device header on its own, and one kernel of every family: so no header needs another included
-first, the host's standard library, or anything of nvcc's."""
+first, the host's standard library, or anything of nvcc's. What a kernel lacks a policy for does not compile."""
 import argparse
 import ctypes
 import pathlib
@@ -27,9 +27,51 @@ def one_kernel_of_each_family(build):
 
 
 def with_one_kernel(file):
-    """The text of a file of kernels up to the first of them: the others are the same templates, and take seconds each."""
-    before, instance, _ = re.split(r"^(FLASH3_\w*INSTANCE\(.*\))$", file.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)
-    return before + instance + "\n"
+    """The text of a file of kernels with the first row of them alone: the others are the same templates, and take seconds each."""
+    text = file.read_text(encoding="utf-8")
+    instances = re.findall(r"^template const void\* kernel_function<.*\n", text, flags=re.M)
+    if not instances:
+        raise SystemExit(f"{file} instantiates no kernel as this gate knows it")
+    for instance in instances[1:]:
+        text = text.replace(instance, "")
+    return text
+
+
+FIRST_ROW = """
+#include "cuda/sm90/forward/kernel_16bit.cuh"
+#include "cuda/sm90/forward/tile_table.hpp"
+#include "cuda/sm90/device/instance.cuh"
+namespace flash3::cuda::sm90 {
+// The first row of 16-bit operands with or without pages and a softcap.
+constexpr int first_row(bool paged, ScoreKind score) {
+  int row = 0;
+  while (kForwardConfigs[row].operands != Operands::k16Bit || kForwardConfigs[row].paged != paged ||
+         kForwardConfigs[row].split || kForwardConfigs[row].score != score)
+    ++row;
+  return row;
+}
+"""
+# Sources, and what NVRTC must say of them; "": they compile. Each has the policies of a plain 16-bit kernel alone.
+POLICIES = {
+    "a plain row": ("template const void* kernel_function<kForwardConfigs, first_row(false, ScoreKind::kPlain)>(Element);", ""),
+    "a row without its loader": ("template const void* kernel_function<kForwardConfigs, first_row(true, ScoreKind::kPlain)>(Element);",
+                                 "ProducerFor"),
+    "a row without its scores": ("template const void* kernel_function<kForwardConfigs, first_row(false, ScoreKind::kSoftcap)>(Element);",
+                                 "incomplete type"),
+    "a row without any policy": ("template const void* kernel_function<kForwardConfigs, kRowsOf<kForwardConfigs> - 1>(Element);",
+                                 "incomplete type"),
+    "a consumer without a step": ("""
+constexpr ForwardConfig kRow = kForwardConfigs[first_row(false, ScoreKind::kPlain)].compiled();
+using Plain = PoliciesOf<kRow, Element::kFloat16>;
+struct Incomplete : Plain {
+  struct Consumer : Plain::Consumer {
+    using Plain::Consumer::Consumer;
+    void run_softmax(int) {}
+  };
+};
+inline const void* kernel() { return reinterpret_cast<const void*>(&forward_kernel<Incomplete>); }
+""", "ConsumerFor"),
+}
 
 
 class Nvrtc:
@@ -88,7 +130,14 @@ def main():
         if log.strip():
             print(log)
         failed += not compiled
-    print(f"NVRTC {nvrtc.version()}: {len(files) - failed} of {len(files)} files compiled")
+    for name, (source, complaint) in POLICIES.items():
+        compiled, log = nvrtc.compile("gate.cu", f"{FIRST_ROW}{source}\n}}\n", options)
+        right = compiled if not complaint else not compiled and complaint in log
+        print(f"{'ok    ' if right else 'FAILED'} {name}")
+        if not right:
+            print(log or "it compiled")
+        failed += not right
+    print(f"NVRTC {nvrtc.version()}: {failed} of {len(files) + len(POLICIES)} are not as they must be")
     return failed > 0
 
 

@@ -115,7 +115,8 @@ std::string hash_of(const std::vector<Section>& sections, std::string_view funct
   return hash.text();
 }
 
-// "preprocess_kernel<(Element)1, 8, 64>": without return type, parameters and our namespaces. An
+// "preprocess_kernel<(Element)1, 8, 64>", "forward_kernel<ForwardConfig{128, 128, true, ...},
+// (Element)1>": without return type, parameters and our namespaces. An
 // unnamed namespace, whose spelling has a hash of the file's path in it, is among these.
 std::string readable(const std::string& function) {
   int status = 0;
@@ -127,6 +128,10 @@ std::string readable(const std::string& function) {
        {"flash3::cuda::sm90::", "flash3::cuda::", "flash3::", "(anonymous namespace)::"})
     for (size_t at = 0; (at = name.find(dropped)) != std::string::npos;)
       name.erase(at, std::strlen(dropped));
+  // What a row of a tile table leaves out of its kernel's type (compiled()).
+  constexpr std::string_view kNoNumber = ", (double)[0000000000000000]";
+  for (size_t at = 0; (at = name.find(kNoNumber)) != std::string::npos;)
+    name.erase(at, kNoNumber.size());
   if (name.starts_with("void ")) name.erase(0, 5);
   int open = 0;  // the parameters are the parenthesis that the last one closes
   for (size_t i = name.size(); i-- > 0 && name.ends_with(')');) {
@@ -145,7 +150,8 @@ void add_kernels(std::string_view elf, const std::string& source, std::vector<Ke
     const std::string function(s.name.substr(kText.size()));
     kernels.push_back({readable(function), function, source, hash_of(sections, function)});
   }
-  if (kernels.size() == 1) {
+  // A file of instances is called after its rows, which tell nobody what its kernels are.
+  if (kernels.size() == 1 && source.find("/instances/") == std::string::npos) {
     const size_t stem = source.rfind('/') + 1;
     kernels[0].name = source.substr(stem, source.rfind('.') - stem);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels with a softcap include beside instance.cuh: soft-capped scores, and their online
-// softmax. c·s − c·m is P(s) − P(m) here, and what P is beyond its range is settled before
-// (device/softcap.hpp): scores stay raw until the exponentials, and so does m.
+// Soft-capped scores, and their online softmax. c·s − c·m is P(s) − P(m) here, and what P is beyond
+// its range is settled before (device/softcap.hpp): scores stay raw until the exponentials, and so
+// does m.
 #pragma once
 
 #include "cuda/device/online_softmax.cuh"

@@ -131,15 +131,22 @@ TEST(MachineCode, HashLeavesOutWhatDoesNotRun) {
 }
 
 TEST(MachineCode, Names) {
-  const std::string unnamed = "_ZN6flash36hopper47_GLOBAL__N__bae8655b_14_packed_copy_cu_a738dea0";
+  const std::string unnamed = "_ZN6flash34cuda47_GLOBAL__N__bae8655b_14_packed_copy_cu_a738dea0";
   const std::string one = ".text." + unnamed + "11pack_kernelItEEvNS_10TensorViewES3_";
   const std::string other = ".text." + unnamed + "11pack_kernelIhEEvNS_10TensorViewES3_";
   const std::string alone = fat_binary("/a/src/cuda/sm90/forward/fwd_x.cu", elf({{one, "1"}}));
   const std::string pair = fat_binary("/a/src/cuda/pack_rows.cu", elf({{one, "2"}, {other, "3"}}));
   const std::string tool = fat_binary("/a/tools/device/ceiling.cu", elf({{".text.c", "4"}}));
+  const std::string row =
+      ".text._ZN6flash34cuda4sm9014forward_kernelINS1_10PoliciesOfIXtlNS1_13ForwardConfigELi128ELb1"
+      "ELd0000000000000000ELd0000000000000000EEELNS0_7ElementE1EEEEEvNS1_13ForwardParamsE";
+  const std::string rows =
+      fat_binary("/a/src/cuda/sm90/forward/instances/forward_rows_9_to_9.cu", elf({{row, "5"}}));
   const std::string ptx = fat_binary("/a/src/cuda/p.cu", "text", 1);
-  const auto kernels = machine_code(program(tool + alone + std::string(8, '\0') + pair + ptx));
-  ASSERT_EQ(kernels.size(), 3u);
+  auto kernels = machine_code(program(tool + alone + std::string(8, '\0') + pair + rows + ptx));
+  ASSERT_EQ(kernels.size(), 4u);
+  EXPECT_EQ(kernels[0].name, "forward_kernel<PoliciesOf<ForwardConfig{128, true}, (Element)1> >");
+  kernels.erase(kernels.begin());
   EXPECT_EQ(kernels[0].name, "fwd_x");
   EXPECT_EQ(kernels[0].source, "src/cuda/sm90/forward/fwd_x.cu");
   EXPECT_EQ(".text." + kernels[0].function, one);

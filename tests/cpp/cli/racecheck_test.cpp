@@ -58,12 +58,14 @@ TEST(Racecheck, KnowsThemWhereATensorHasNoScales) {
 TEST(Racecheck, KnowsThemWherePtxasHasMergedReads) {
   const std::string read =
       "Read Thread (1,0,0) at void "
-      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::Fp8Traits<X>>"
+      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::PoliciesOf<"
+      "flash3::cuda::sm90::ForwardConfig{(int)128}, (flash3::cuda::Element)2>>"
       "(flash3::cuda::sm90::ForwardParams)+0xa050";
   EXPECT_EQ(check_races(output(hazard("WAR", read, kWrite), 1)).known, 1);
   const std::string of_16_bits =
       "Read Thread (1,0,0) at void "
-      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::ForwardTraits<X>>"
+      "flash3::cuda::sm90::forward_kernel<flash3::cuda::sm90::PoliciesOf<"
+      "flash3::cuda::sm90::ForwardConfig{(int)128}, (flash3::cuda::Element)1>>"
       "(flash3::cuda::sm90::ForwardParams)+0xa050";
   EXPECT_EQ(check_races(output(hazard("WAR", of_16_bits, kWrite), 1)).known, 0);
 }
@@ -76,7 +78,7 @@ TEST(Racecheck, KnowsTheReadsOfTheOtherWarpgroupsMaximaAndSums) {
              "::Sums &) const+0x16310 in softmax.cuh:108",
       write =
           "Write Thread (164,0,0) at void flash3::cuda::sm90::latent_kernel<"
-          "flash3::cuda::sm90::LatentTraits<X>>(flash3::cuda::sm90::DecodeParams)+0xc410 in "
+          "flash3::cuda::sm90::PoliciesOf<X>>(flash3::cuda::sm90::DecodeParams)+0xc410 in "
           "softmax.cuh:91";
   EXPECT_EQ(check_races(output(hazard("RAW", write, read), 1)).known, 1);
   EXPECT_EQ(check_races(output(hazard("WAR", read, write), 1)).known, 0);

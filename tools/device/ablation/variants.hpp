@@ -36,7 +36,7 @@ constexpr cuda::sm90::ForwardConfig ablation_config(cuda::Element element, Varia
       cuda::sm90::forward_config(element, kAblationHeadDim, kAblationHeadDim, false,
                                  cuda::ScoreKind::kPlain, 128, kAblationTileN);
   config.tile_n = tile_n_of(element, variant);
-  return config;
+  return config.compiled();
 }
 
 // The address of one variant's kernel (instances/).

@@ -29,6 +29,16 @@ struct BackwardConfig {
   bool persistent = false;
   int from_queries = 0;  // the least queries of a call that takes this row
 
+  FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
+    return element != Element::kE4m3;
+  }
+  // The row without what its machine code does not depend on: the type of its kernels.
+  FLASH3_HOST_DEVICE constexpr BackwardConfig compiled() const {
+    BackwardConfig c = *this;
+    c.from_queries = 0;
+    return c;
+  }
+
   // The consumers are warpgroups 1 and 2. Warpgroup 0 is the producer; in wide tiles it computes
   // dQ, and the producer is the last one.
   FLASH3_HOST_DEVICE constexpr int threads() const {
@@ -95,11 +105,5 @@ constexpr bool is_valid(const BackwardConfig& c) {
              c.threads() * c.launch_registers() &&
          gradients + 2 * scores + 16 <= c.consumer_registers();
 }
-
-// A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
-// they compile in, side by side and in seconds.
-template <Element kElement, int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM,
-          int kTileN>
-const void* backward_kernel_function();
 
 }  // namespace flash3::cuda::sm90

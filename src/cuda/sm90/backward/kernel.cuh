@@ -6,6 +6,7 @@
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/find_work.cuh"
+#include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -33,9 +34,12 @@ __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
   fence_mbarrier_init();
 }
 
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+template <class Policies>
+__global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
+  using Traits = typename Policies::Traits;
+  using Roles = typename Policies::Roles;
+  static_assert(RolesFor<Roles, Traits>);
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
@@ -51,39 +55,27 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
   if (Traits::kConfig.wide && warpgroup == 0) {
     if constexpr (Traits::kConfig.wide) {
       release_registers<Traits::kConfig.dq_registers()>();
-      Roles<Traits>::accumulate_dq(params, shared, work);
+      Roles::accumulate_dq(params, shared, work);
     }
   } else if (warpgroup == Traits::kConfig.producer_warpgroup()) {
     release_registers<Traits::kConfig.producer_registers()>();
-    Roles<Traits>::produce(params, shared, work);
+    Roles::produce(params, shared, work);
   } else {
     acquire_registers<Traits::kConfig.consumer_registers()>();
-    Roles<Traits>::consume(params, shared, work, warpgroup - 1);
+    Roles::consume(params, shared, work, warpgroup - 1);
   }
 }
 
+// consume.cuh or consume_wide.cuh has the roles of a row, and softcap.cuh what its scores become
+// under a softcap.
+template <BackwardConfig kRow, Element kElement>
+struct PoliciesOf<kRow, kElement> {
+  using Traits = BackwardTraits<kRow, kElement>;
+  using Roles = sm90::Roles<Traits>;
+
+  static const void* kernel() {
+    return reinterpret_cast<const void*>(&backward_kernel<PoliciesOf>);
+  }
+};
+
 }  // namespace flash3::cuda::sm90
-
-// What a row's kernel is called by.
-#define FLASH3_KERNEL_OF(ROW) \
-  ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.tile_m, ROW.tile_n
-
-// The lines of a generated file (cmake/kernel_instances.cmake), behind instance.cuh or
-// instance_wide.cuh: the row, and each of its element types.
-#define FLASH3_KERNEL_ROW(...)                      \
-  namespace flash3::cuda::sm90 {                    \
-  constexpr BackwardConfig kRow = {__VA_ARGS__};    \
-  template <>                                       \
-  struct BackwardRow<FLASH3_KERNEL_OF(kRow)> {      \
-    static constexpr BackwardConfig kConfig = kRow; \
-  };                                                \
-  }
-
-#define FLASH3_KERNEL_INSTANCE(ELEMENT)                                              \
-  namespace flash3::cuda::sm90 {                                                     \
-  template <>                                                                        \
-  const void* backward_kernel_function<Element::ELEMENT, FLASH3_KERNEL_OF(kRow)>() { \
-    using Traits = BackwardTraits<Element::ELEMENT, FLASH3_KERNEL_OF(kRow)>;         \
-    return reinterpret_cast<const void*>(&backward_kernel<Traits>);                  \
-  }                                                                                  \
-  }

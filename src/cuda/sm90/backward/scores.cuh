@@ -66,7 +66,10 @@ __device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* qu
 
 // What becomes of a tile's scores; softcap.cuh has the same under a softcap.
 template <class Traits, bool kCapped = Traits::kCapped>
-struct Probabilities {
+struct Probabilities;
+
+template <class Traits>
+struct Probabilities<Traits, false> {
   // Of raw scores, before the mask.
   template <int N>
   static __device__ __forceinline__ void remap(const BackwardParams&, float (&)[N]) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels with a softcap include beside instance.cuh or instance_wide.cuh.
+// What becomes of the scores of kernels with a softcap.
 #pragma once
 
 #include "cuda/device/softcap_remap.cuh"

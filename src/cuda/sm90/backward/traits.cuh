@@ -35,23 +35,17 @@ struct Walked {
   int cleared = 0;  // a loader's: key tiles with hidden keys
 };
 
-// kConfig, a row of the tile table. The file of an instance defines its own.
-template <int kHeadDim, int kHeadDimV, bool kBand, ScoreKind kScore, int kTileM, int kTileN>
-struct BackwardRow;
-
-template <Element kElement_, int kHeadDim_, int kHeadDimV_, bool kBand_, ScoreKind kScore,
-          int kTileM_, int kTileN_>
+template <BackwardConfig kRow, Element kElement_>
 struct BackwardTraits {
-  static constexpr BackwardConfig kConfig =
-      BackwardRow<kHeadDim_, kHeadDimV_, kBand_, kScore, kTileM_, kTileN_>::kConfig;
+  static constexpr BackwardConfig kConfig = kRow;
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr Element kElement = kElement_;
-  static constexpr bool kBand = kBand_;
-  static constexpr bool kCapped = kScore == ScoreKind::kSoftcap;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kTileM = kTileM_;
-  static constexpr int kTileN = kTileN_;
+  static constexpr bool kBand = kConfig.band;
+  static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
+  static constexpr int kHeadDim = kConfig.head_dim;
+  static constexpr int kHeadDimV = kConfig.head_dim_v;
+  static constexpr int kTileM = kConfig.tile_m;
+  static constexpr int kTileN = kConfig.tile_n;
   static constexpr bool kPersistent = kConfig.persistent;
   static constexpr int kKeySlots = kConfig.key_tile_slots();
   static constexpr int kOwnQuads = kConfig.fragment_quads() / kConsumerWarpgroups;  // staged dQ
@@ -98,5 +92,14 @@ struct BackwardTraits {
 // tiles produce_wide.cuh and consume_wide.cuh, and accumulate_dq.cuh what the warpgroup of dQ does.
 template <class Traits, bool kWide = Traits::kConfig.wide>
 struct Roles;
+
+template <class Roles, class Traits>
+concept RolesFor =
+    requires(const BackwardParams& params, typename Traits::Shared& shared, const KeyTile& work) {
+      Roles::produce(params, shared, work);
+      Roles::consume(params, shared, work, 0);  // the consumer warpgroup
+    } && (!Traits::kConfig.wide ||
+          requires(const BackwardParams& params, typename Traits::Shared& shared,
+                   const KeyTile& work) { Roles::accumulate_dq(params, shared, work); });
 
 }  // namespace flash3::cuda::sm90

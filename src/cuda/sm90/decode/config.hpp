@@ -18,6 +18,7 @@ namespace flash3::cuda::sm90 {
 struct DecodeConfig {
   int head_dim = 0;
   int head_dim_v = 0;
+  ScoreKind score = ScoreKind::kPlain;  // e4m3, latent: a softcap or not, as the call has it
   int rows = 0;
   int tile_n = 0;
   int stages = 0;
@@ -26,6 +27,13 @@ struct DecodeConfig {
   bool e4m3 = false;
   int blocks = 1;
   bool latent = false;  // K is the rope parts of the keys, V their latent parts (latent/traits.cuh)
+
+  constexpr bool operator==(const DecodeConfig&) const = default;
+
+  FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
+    return e4m3 == (element == Element::kE4m3);
+  }
+  FLASH3_HOST_DEVICE constexpr DecodeConfig compiled() const { return *this; }
 
   // Of one warpgroup of producers, and of the consumers.
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (1 + consumers); }
@@ -85,6 +93,22 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3},
     {.head_dim = 256, .head_dim_v = 256, .rows = 16, .tile_n = 64, .stages = 3},
     {.head_dim = 256, .head_dim_v = 256, .rows = 32, .tile_n = 64, .stages = 3, .consumers = 2},
+    // The same rows under a softcap.
+    {.head_dim = 64, .head_dim_v = 64, .score = ScoreKind::kSoftcap, .rows = 8, .tile_n = 128, .stages = 6},
+    {.head_dim = 64, .head_dim_v = 64, .score = ScoreKind::kSoftcap, .rows = 16, .tile_n = 128, .stages = 6},
+    {.head_dim = 64, .head_dim_v = 64, .score = ScoreKind::kSoftcap, .rows = 32, .tile_n = 128, .stages = 5},
+    {.head_dim = 64, .head_dim_v = 64, .score = ScoreKind::kSoftcap, .rows = 64, .tile_n = 128, .stages = 5, .consumers = 2},
+    {.head_dim = 128, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 8, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 16, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 32, .tile_n = 128, .stages = 3},
+    {.head_dim = 128, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 64, .tile_n = 128, .stages = 2, .consumers = 2, .parks = true},
+    {.head_dim = 192, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 8, .tile_n = 64, .stages = 5},
+    {.head_dim = 192, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 16, .tile_n = 64, .stages = 5},
+    {.head_dim = 192, .head_dim_v = 128, .score = ScoreKind::kSoftcap, .rows = 32, .tile_n = 64, .stages = 5},
+    {.head_dim = 256, .head_dim_v = 256, .score = ScoreKind::kSoftcap, .rows = 8, .tile_n = 64, .stages = 3},
+    {.head_dim = 256, .head_dim_v = 256, .score = ScoreKind::kSoftcap, .rows = 16, .tile_n = 64, .stages = 3},
+    {.head_dim = 256, .head_dim_v = 256, .score = ScoreKind::kSoftcap, .rows = 32, .tile_n = 64, .stages = 3, .consumers = 2},
+    // Keys and values in e4m3.
     {.head_dim = 64, .head_dim_v = 64, .rows = 8, .tile_n = 128, .stages = 6, .e4m3 = true, .blocks = 2},
     {.head_dim = 64, .head_dim_v = 64, .rows = 16, .tile_n = 128, .stages = 5, .e4m3 = true, .blocks = 2},
     {.head_dim = 128, .head_dim_v = 128, .rows = 8, .tile_n = 128, .stages = 3, .e4m3 = true, .blocks = 2},
@@ -93,23 +117,36 @@ inline constexpr DecodeConfig kDecodeConfigs[] = {
     {.head_dim = 192, .head_dim_v = 128, .rows = 8, .tile_n = 64, .stages = 5, .e4m3 = true, .blocks = 2},
     {.head_dim = 192, .head_dim_v = 128, .rows = 16, .tile_n = 64, .stages = 4, .e4m3 = true, .blocks = 2},
     {.head_dim = 256, .head_dim_v = 256, .rows = 8, .tile_n = 64, .stages = 3, .e4m3 = true, .blocks = 2},
+    // Keys with a latent and a rope part.
     {.head_dim = 64, .head_dim_v = 512, .rows = 64, .tile_n = 64, .stages = 2, .consumers = 2, .latent = true},
 };
 // clang-format on
+
+constexpr bool has_row(const DecodeConfig& row) {
+  for (const DecodeConfig& c : kDecodeConfigs)
+    if (c == row) return true;
+  return false;
+}
+constexpr bool all_capped() {
+  for (DecodeConfig c : kDecodeConfigs) {
+    if (c.e4m3 || c.latent) continue;
+    c.score = c.score == ScoreKind::kPlain ? ScoreKind::kSoftcap : ScoreKind::kPlain;
+    if (!has_row(c)) return false;
+  }
+  return true;
+}
+static_assert(all_capped(), "16-bit rows come in pairs, with and without a softcap");
 
 // An item has at most so many splits; so many neighbours make a fold (work.hpp).
 inline constexpr int kMostDecodeSplits = 128, kSplitsPerFold = 8;
 inline constexpr int kMostDecodeFolds = kMostDecodeSplits / kSplitsPerFold;
 inline constexpr int kMaxDecodeBlocks = 384;  // of a launch
 
-FLASH3_HOST_DEVICE constexpr DecodeConfig decode_config(int head_dim, int head_dim_v, int rows,
-                                                        bool e4m3) {
+constexpr DecodeConfig latent_config() {
   for (const DecodeConfig& c : kDecodeConfigs)
-    if (c.head_dim == head_dim && c.head_dim_v == head_dim_v && c.rows == rows && c.e4m3 == e4m3)
-      return c;
+    if (c.latent) return c;
   return {};
 }
-
-inline constexpr DecodeConfig kLatentConfig = decode_config(64, 512, 64, false);
+inline constexpr DecodeConfig kLatentConfig = latent_config();
 
 }  // namespace flash3::cuda::sm90

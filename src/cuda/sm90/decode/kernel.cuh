@@ -11,6 +11,7 @@
 #include "cuda/sm90/decode/consume_fp8.cuh"
 #include "cuda/sm90/decode/load.cuh"
 #include "cuda/sm90/decode/merge_shares.cuh"
+#include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -29,9 +30,11 @@ __device__ __forceinline__ void produce(const DecodeParams& params,
     load_scales<Traits>(params, shared);
 }
 
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blocks)
+template <class Policies>
+__global__ void __launch_bounds__(Policies::Traits::kConfig.threads(),
+                                  Policies::Traits::kConfig.blocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
+  using Traits = typename Policies::Traits;
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   if (int(blockIdx.x) >= params.blocks) {
     merge_shares<Traits>(params, *reinterpret_cast<MergeMemory<Traits>*>(shared_bytes));
@@ -52,17 +55,25 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), Traits::kConfig.blo
   __syncthreads();
   launch_dependents();
   wait_for_previous_kernel();
-  using Consumer = Choice<Traits::kFp8, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
   constexpr DecodeConfig kConfig = Traits::kConfig;
   constexpr bool kBorrows = kConfig.borrows();
   if (warpgroup_index() > 0) {
     if constexpr (kBorrows) acquire_registers<kConfig.consumer_registers()>();
-    Consumer consumer(params, shared);
+    typename Policies::Consumer consumer(params, shared);
     consumer.run();
   } else {
     if constexpr (kBorrows) release_registers<kConfig.producer_registers()>();
     produce<Traits>(params, shared);
   }
 }
+
+template <DecodeConfig kRow, Element kElement>
+  requires(!kRow.latent)
+struct PoliciesOf<kRow, kElement> {
+  using Traits = DecodeTraits<kRow, kElement>;
+  using Consumer = Choice<kRow.e4m3, Fp8DecodeConsumer<Traits>, DecodeConsumer<Traits>>;
+
+  static const void* kernel() { return reinterpret_cast<const void*>(&decode_kernel<PoliciesOf>); }
+};
 
 }  // namespace flash3::cuda::sm90

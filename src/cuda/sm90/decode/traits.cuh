@@ -25,18 +25,17 @@ enum class DecodeBarrier : int { kConsumers = 1, kSecondConsumers = 2, kAllConsu
 
 // kKeys: the type of K and V. e4m3 is brought to float16, exactly, for products in float16; such a
 // kernel has a softcap or not as its call does.
-template <Element kKeys_, int kHeadDim_, int kHeadDimV_, int kRows_, bool kCapped_>
+template <DecodeConfig kRow, Element kKeys_>
 struct DecodeTraits {
   static constexpr Element kKeys = kKeys_;
   static constexpr bool kFp8 = kKeys == Element::kE4m3;
   static constexpr Element kElement = kFp8 ? Element::kFloat16 : kKeys;  // of the products
-  static constexpr DecodeConfig kConfig = decode_config(kHeadDim_, kHeadDimV_, kRows_, kFp8);
-  static_assert(kConfig.rows == kRows_, "the tile table has no such row");
-  static constexpr int kConsumers = kConfig.consumers;  // warpgroups
-  static constexpr int kRows = kRows_ / kConsumers;     // of one consumer warpgroup
+  static constexpr DecodeConfig kConfig = kRow;
+  static constexpr int kConsumers = kConfig.consumers;     // warpgroups
+  static constexpr int kRows = kConfig.rows / kConsumers;  // of one consumer warpgroup
   static_assert(kRows % 8 == 0 && (kConsumers == 1 || !kFp8));
-  static constexpr bool kCapped = kCapped_;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr bool kCapped = kConfig.score == ScoreKind::kSoftcap;
+  static constexpr int kHeadDim = kConfig.head_dim, kHeadDimV = kConfig.head_dim_v;
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kKeyBlocks = kTileN / 64;     // of S, 64 keys each
@@ -49,9 +48,9 @@ struct DecodeTraits {
     return kFp8 ? 2 * group + h : group + 8 * h;
   }
 
-  using KTile = SharedTile<kTileN, kHeadDim_, element_bytes(kKeys)>;
-  using VTile = SharedTile<kTileN, kHeadDimV_, element_bytes(kKeys)>;
-  using QTile = SharedTile<kRows, kHeadDim_>;
+  using KTile = SharedTile<kTileN, kHeadDim, element_bytes(kKeys)>;
+  using VTile = SharedTile<kTileN, kHeadDimV, element_bytes(kKeys)>;
+  using QTile = SharedTile<kRows, kHeadDim>;
   using PTile = SharedTile<kRows, kTileN>;
   using KvState = PipelineState<kStages>;
   using Stored = Choice<kFp8, unsigned char, unsigned short>;  // an element of K and V

@@ -53,6 +53,13 @@ struct ForwardConfig {
   double key_tile_us = 0;
   double tile_us = 0;
 
+  // The row without what its machine code does not depend on: the type of its kernels.
+  FLASH3_HOST_DEVICE constexpr ForwardConfig compiled() const {
+    ForwardConfig c = *this;
+    c.key_tile_us = c.tile_us = 0;
+    return c;
+  }
+
   FLASH3_HOST_DEVICE constexpr bool fp8() const { return operands == Operands::kE4m3; }
   FLASH3_HOST_DEVICE constexpr bool holds(Element element) const {
     return fp8() == (element == Element::kE4m3);
@@ -147,11 +154,5 @@ constexpr bool is_valid(const ForwardConfig& c) {
              c.threads() * c.launch_registers() &&
          c.accumulators() + probability_registers + 16 <= c.consumer_registers();
 }
-
-// A kernel's address. cmake/kernel_instances.cmake writes the files, of a few kernels each, that
-// they compile in, side by side and in seconds.
-template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
-          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
-const void* forward_kernel_function();
 
 }  // namespace flash3::cuda::sm90

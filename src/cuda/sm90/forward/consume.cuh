@@ -9,15 +9,14 @@
 // and the warpgroups issue in ping-pong order: one's softmax runs under the other's products.
 // FlashAttention-3, §3.1–3.2.
 //
-//   Operands   products, scores and scales (operands_16bit.cuh, operands_fp8.cuh)
-//   Store      what becomes of O (store.cuh, store_fp8.cuh)
-//
-// The steps are members; consume(), at the end, puts them together.
+// policies.cuh says what Operands and Store are. The steps are members; consume(), at the end, puts
+// them together.
 #pragma once
 
 #include "cuda/device/band_mask.cuh"
 #include "cuda/device/constant.cuh"
 #include "cuda/device/online_softmax.cuh"
+#include "cuda/sm90/forward/policies.cuh"
 #include "cuda/sm90/forward/split.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -84,7 +83,10 @@ struct Consumer {
   bool previous_q_is_held = false;
 
   __device__ __forceinline__ Consumer(const ForwardParams& p, typename Traits::Shared& s, int w)
-      : params(p), shared(s), warpgroup(w) {}
+      : params(p), shared(s), warpgroup(w) {
+    static_assert(OperandsFor<Operands, Traits, Tile>);
+    static_assert(StoreFor<Store, Traits>);
+  }
 
   __device__ __forceinline__ void begin() {
     ping_pong.start();

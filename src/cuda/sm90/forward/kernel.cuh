@@ -7,13 +7,20 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/sm90/device/kernel_table.hpp"
 #include "cuda/sm90/forward/consume.cuh"
 
 namespace flash3::cuda::sm90 {
 
-template <class Traits, class Producer, class Consumer>
-__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+// Policies: the types Traits, Producer and Consumer (policies.cuh), as PoliciesOf has them.
+template <class Policies>
+__global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
+  using Traits = typename Policies::Traits;
+  using Producer = typename Policies::Producer;
+  using Consumer = typename Policies::Consumer;
+  static_assert(ProducerFor<Producer, Traits>);
+  static_assert(ConsumerFor<Consumer, Traits>);
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
 
@@ -37,22 +44,3 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
 }
 
 }  // namespace flash3::cuda::sm90
-
-// What kernels are called by: the template arguments of forward_kernel_function.
-#define FLASH3_KERNEL_OF(ELEMENT, ROW)                                                          \
-  Element::ELEMENT, ROW.operands, ROW.head_dim, ROW.head_dim_v, ROW.band, ROW.score, ROW.paged, \
-      ROW.split, ROW.tile_m(), ROW.tile_n
-
-// What the generated file of a row begins with (cmake/kernel_instances.cmake).
-// FLASH3_KERNEL_INSTANCE of each element type follows.
-#define FLASH3_KERNEL_ROW(...)                  \
-  namespace flash3::cuda::sm90 {                \
-  constexpr ForwardConfig kRow = {__VA_ARGS__}; \
-  }
-
-#define FLASH3_FORWARD_ROW(ELEMENT)                       \
-  template <>                                             \
-  struct ForwardRow<FLASH3_KERNEL_OF(ELEMENT, kRow)> {    \
-    static constexpr Element kElement = Element::ELEMENT; \
-    static constexpr ForwardConfig kConfig = kRow;        \
-  };

@@ -126,18 +126,26 @@ __device__ __forceinline__ void load_v(const ForwardParams& params,
                                                  nullptr, &shared.v_loaded);
 }
 
-// Producer of 16-bit kernels: Q, K and V come by TMA.
+// Whatever loads.
 template <class Traits>
-struct TmaProducer {
+struct TmaBarriers {
   static constexpr int kTileReaders = 3;
-  // Under a softcap ptxas then names the consumers' registers anew, and spills some at d 128.
-  static constexpr bool kElects = Traits::kScore == ScoreKind::kPlain;
 
   static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
     for (auto& barriers : shared.q_barriers) barriers.init(4);  // each warp
     shared.k_barriers.init(4 * Traits::kWarpgroups);            // each consumer warp
     shared.v_barriers.init(4 * Traits::kWarpgroups);
   }
+};
+
+// The producer of 16-bit kernels: Q, K and V come by TMA. load_pages.cuh has that of paged ones.
+template <class Traits, bool kPaged = Traits::kConfig.paged>
+struct TmaProducer;
+
+template <class Traits>
+struct TmaProducer<Traits, false> : TmaBarriers<Traits> {
+  // Under a softcap ptxas then names the consumers' registers anew, and spills some at d 128.
+  static constexpr bool kElects = Traits::kScore == ScoreKind::kPlain;
 
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
@@ -151,9 +159,5 @@ struct TmaProducer {
     }
   }
 };
-
-// The producer of a row; of a paged one load_pages.cuh has it.
-template <class Traits, bool kPaged>
-struct Producer16Bit : TmaProducer<Traits> {};
 
 }  // namespace flash3::cuda::sm90

@@ -145,9 +145,12 @@ struct Fp8Barriers {
   }
 };
 
-// Producer of FP8 kernels. Paged ones have their own (load_fp8_pages.cuh).
+// The producer of FP8 kernels. load_fp8_pages.cuh has that of paged ones.
+template <class Traits, bool kPaged = Traits::kConfig.paged>
+struct Fp8Producer;
+
 template <class Traits>
-struct Fp8Producer : Fp8Barriers<Traits> {
+struct Fp8Producer<Traits, false> : Fp8Barriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};

@@ -124,10 +124,8 @@ __device__ __forceinline__ void load_fp8_pages(const ForwardParams& params,
   }
 }
 
-// Producer of paged FP8 kernels.
 template <class Traits>
-  requires(Traits::kConfig.paged)
-struct Fp8Producer<Traits> : Fp8Barriers<Traits> {
+struct Fp8Producer<Traits, true> : Fp8Barriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const Fp8ProducerWarp role{warp_in_warpgroup()};

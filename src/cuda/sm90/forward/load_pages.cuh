@@ -66,15 +66,8 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
   }
 }
 
-// Producer of paged 16-bit kernels.
 template <class Traits>
-struct Producer16Bit<Traits, true> {
-  static constexpr int kTileReaders = TmaProducer<Traits>::kTileReaders;
-
-  static __device__ __forceinline__ void init_barriers(typename Traits::Shared& shared) {
-    TmaProducer<Traits>::init_barriers(shared);
-  }
-
+struct TmaProducer<Traits, true> : TmaBarriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const ProducerWarp role{warp_in_warpgroup()};

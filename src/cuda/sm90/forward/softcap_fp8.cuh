@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FP8 kernels with a softcap include beside instance_fp8.cuh.
+// The scores of FP8 kernels with a softcap.
 #pragma once
 
 #include "cuda/device/softcap_score.cuh"

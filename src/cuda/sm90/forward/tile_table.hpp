@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tile table of the forward kernels: the launcher, `explain` and the tests all read this one
-// table, and a row that cannot work fails the build. cmake/kernel_instances.cmake gives each row to
-// the file of its kernel.
+// table, and a row that cannot work fails the build. cmake/kernel_instances.cmake counts the rows
+// by the lines that begin with {.head_dim.
 #pragma once
 
 #include "cuda/sm90/forward/config.hpp"

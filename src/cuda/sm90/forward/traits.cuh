@@ -24,17 +24,11 @@ enum class ForwardBarrier : int {
 // are there, or when it knows their maxima.
 enum class PassTurn { kAtIssue, kWithScores, kWithMaxima };
 
-// A row of the tile table as a type, with the element type that it is compiled for: kElement and
-// kConfig. The file of an instance defines its own.
-template <Element kElement, Operands kOperands, int kHeadDim, int kHeadDimV, bool kBand,
-          ScoreKind kScore, bool kPaged, bool kSplit, int kTileM, int kTileN>
-struct ForwardRow;
-
 // The constants that all kernels have in common.
-template <class Row>
+template <ForwardConfig kRow, Element kElement_>
 struct ForwardConstants {
-  static constexpr Element kElement = Row::kElement;
-  static constexpr ForwardConfig kConfig = Row::kConfig;
+  static constexpr Element kElement = kElement_;
+  static constexpr ForwardConfig kConfig = kRow;
   static_assert(is_valid(kConfig), "too much shared memory or too many registers");
   static constexpr bool kBand = kConfig.band;
   static constexpr bool kSplit = kConfig.split;
@@ -64,9 +58,9 @@ struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
   KeyPart warp_parts[kWarps];  // each consumer warp's
 };
 
-template <class Row>
-struct ForwardTraits : ForwardConstants<Row> {
-  using Constants = ForwardConstants<Row>;
+template <ForwardConfig kRow, Element kElement>
+struct ForwardTraits : ForwardConstants<kRow, kElement> {
+  using Constants = ForwardConstants<kRow, kElement>;
   using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
       Constants::kWarpgroups;
 

@@ -34,9 +34,9 @@ struct QueryScales {
   float q[kOfRows ? kWarpgroupRows : 1];
 };
 
-template <class Row>
-struct Fp8Traits : ForwardConstants<Row> {
-  using Constants = ForwardConstants<Row>;
+template <ForwardConfig kRow, Element kElement>
+struct Fp8Traits : ForwardConstants<kRow, kElement> {
+  using Constants = ForwardConstants<kRow, kElement>;
   using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
       Constants::kWarpgroups;
   static constexpr int kRawParts = kConfig.raw_v_parts();  // of a tile of V

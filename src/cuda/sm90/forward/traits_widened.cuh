@@ -8,9 +8,9 @@
 
 namespace flash3::cuda::sm90 {
 
-template <class Row>
-struct WidenedTraits : ForwardConstants<Row> {
-  using Constants = ForwardConstants<Row>;
+template <ForwardConfig kRow, Element kElement>
+struct WidenedTraits : ForwardConstants<kRow, kElement> {
+  using Constants = ForwardConstants<kRow, kElement>;
   using Constants::kConfig, Constants::kTileN, Constants::kStages, Constants::kQStages,
       Constants::kWarpgroups;
   static constexpr int kRawRows = kConfig.raw_rows(), kRawStages = kConfig.raw_stages;

@@ -9,12 +9,14 @@
 
 #include "cuda/sm90/decode/latent/consume.cuh"
 #include "cuda/sm90/decode/latent/load.cuh"
+#include "cuda/sm90/device/kernel_table.hpp"
 
 namespace flash3::cuda::sm90 {
 
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
+template <class Policies>
+__global__ void __launch_bounds__(Policies::Traits::kConfig.threads(), 1)
     latent_kernel(const __grid_constant__ DecodeParams params) {
+  using Traits = typename Policies::Traits;
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(shared_bytes);
   constexpr int kConsumerWarps = 4 * Traits::kWarpgroups, kRunWarp = 3;
@@ -48,5 +50,13 @@ __global__ void __launch_bounds__(Traits::kConfig.threads(), 1)
     LatentConsumer<Traits>(params, shared, warpgroup - 1).run();
   }
 }
+
+template <DecodeConfig kRow, Element kElement>
+  requires(kRow.latent)
+struct PoliciesOf<kRow, kElement> {
+  using Traits = LatentTraits<kRow, kElement>;
+
+  static const void* kernel() { return reinterpret_cast<const void*>(&latent_kernel<PoliciesOf>); }
+};
 
 }  // namespace flash3::cuda::sm90

@@ -171,7 +171,7 @@ __device__ __forceinline__ void merge_warps(Quarter& all) {
 template <Element kElement>
 __global__ void __launch_bounds__(kLatentMergeThreads)
     latent_merge_kernel(const __grid_constant__ DecodeParams params) {
-  using Traits = LatentTraits<kElement>;
+  using Traits = LatentTraits<kLatentConfig, kElement>;
   __shared__ Headers headers;
   launch_dependents();
   wait_for_previous_kernel();

@@ -18,11 +18,11 @@ __device__ __forceinline__ Descriptor descriptor_in_cluster(Descriptor layout, c
   return layout + int(__cvta_generic_to_shared(shared) & 0x3ffff);
 }
 
-template <Element kElement_>
+template <DecodeConfig kRow, Element kElement_>
 struct LatentTraits {
   static constexpr Element kElement = kElement_, kKeys = kElement_;
   static constexpr bool kFp8 = false;
-  static constexpr DecodeConfig kConfig = kLatentConfig;
+  static constexpr DecodeConfig kConfig = kRow;
   static constexpr int kRows = kConfig.rows, kTileN = kConfig.tile_n, kStages = kConfig.stages;
   static constexpr int kHeadDim = kConfig.head_dim, kHeadDimV = kConfig.head_dim_v;
   static constexpr int kWarpgroups = 2;  // of consumers

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every backward kernel: what a file of instances includes (cmake/kernel_instances.cmake).
+#pragma once
+
+#include "cuda/sm90/backward/consume.cuh"
+#include "cuda/sm90/backward/consume_wide.cuh"
+#include "cuda/sm90/backward/kernel.cuh"
+#include "cuda/sm90/backward/softcap.cuh"
+#include "cuda/sm90/backward/tile_table.hpp"
+#include "cuda/sm90/device/instance.cuh"

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel: what a file of instances includes (cmake/kernel_instances.cmake).
+#pragma once
+
+#include "cuda/device/softcap_score.cuh"
+#include "cuda/sm90/device/instance.cuh"
+#include "cuda/sm90/forward/kernel_16bit.cuh"
+#include "cuda/sm90/forward/kernel_fp8.cuh"
+#include "cuda/sm90/forward/kernel_widened.cuh"
+#include "cuda/sm90/forward/load_fp8_pages.cuh"
+#include "cuda/sm90/forward/load_pages.cuh"
+#include "cuda/sm90/forward/softcap_fp8.cuh"
+#include "cuda/sm90/forward/tile_table.hpp"

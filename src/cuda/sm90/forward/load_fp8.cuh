@@ -4,8 +4,9 @@
 // K's and V's with K's tile.
 #pragma once
 
+#include "cuda/device/ptx/async_copy.cuh"
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/transpose_v.cuh"
 
 namespace flash3::cuda::sm90 {

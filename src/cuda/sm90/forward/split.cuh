@@ -13,10 +13,18 @@
 // there are neither slots nor counters.
 #pragma once
 
+#include "cuda/device/key_parts.hpp"
 #include "cuda/device/online_softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// Shared memory of a split kernel.
+template <class WholeTiles, int kWarps>
+struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
+  KeyPart parts[kTileSlots];   // of the tiles in the ring
+  KeyPart warp_parts[kWarps];  // each consumer warp's
+};
 
 // Waits until what lay before in the slot of part number i has been merged.
 template <class Traits>

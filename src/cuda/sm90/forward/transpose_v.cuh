@@ -23,7 +23,7 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/traits_fp8.cuh"
 
 namespace flash3::cuda::sm90 {

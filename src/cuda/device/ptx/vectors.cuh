@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several words at once, in global and in shared memory: accesses that C++ does not have, or that
-// the compiler must leave where they stand. PTX ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.8 red.
+// the compiler must leave where they stand. PTX ISA 9.7.9.8 ld, 9.7.9.12 st, 9.7.13.8 red,
+// 9.7.9.25.4 cp.async.bulk, cp.reduce.async.bulk, wait_group, 9.7.13.4 fence.proxy.
 #pragma once
 
-#include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/ptx/sync.cuh"
 
 namespace flash3::cuda {
 
@@ -76,6 +77,46 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, const uint4& x
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y),
                "r"(x.z), "r"(x.w)
                : "memory");
+}
+
+// ---- any number of words, by the copy engine: addresses and sizes are multiples of 16 bytes ----
+
+__device__ __forceinline__ uint64_t global_address(const void* at) {
+  return __cvta_generic_to_global(at);
+}
+
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+      "l"(global_address(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(float* global, const void* shared, uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_address(global)),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+
+// Adds floats to those there.
+__device__ __forceinline__ void bulk_add(float* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   global_address(global)),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// Waits until all batches are done, and visible to this thread.
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// What the copy engine wrote to global memory, before ordinary accesses that follow.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 }  // namespace flash3::cuda

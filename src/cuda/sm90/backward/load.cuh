@@ -3,6 +3,7 @@
 // of dOut with their delta.
 #pragma once
 
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
 

@@ -6,7 +6,7 @@
 //   Producer   warpgroup 0: brings Q, K and V into shared memory (load.cuh) and hands out the work
 //              tiles
 //   Consumer   warpgroups 1…: 64 query rows each, products and softmax (consume.cuh); of Operands,
-//              the products, scores and scales, and Store, what becomes of O (store.cuh)
+//              the products, scores and scales, and Store, what becomes of O (kernel_16bit.cuh)
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"

@@ -10,7 +10,6 @@
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
 #include "cuda/sm90/forward/load_widened.cuh"
-#include "cuda/sm90/forward/store.cuh"
 #include "cuda/sm90/forward/traits_widened.cuh"
 
 namespace flash3::cuda::sm90 {

@@ -52,7 +52,7 @@ __device__ __forceinline__ void write_part(const ForwardParams& params, int i, i
   const int tile = int(unsigned(at) / unsigned(most)), index = at - tile * most;
   part = {index, most, i & slots.mask, (i - index) & slots.mask};
   forget_memory();
-  work = decode_tile(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
+  work = work_tile_at(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
   forget_memory();
   if (slots.most > 1) {
     // Of the part itself, and of the first one, whose slot has the counter of all.

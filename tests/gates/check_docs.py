@@ -15,7 +15,7 @@ from sources import ROOT
 
 # The language of a block in README.md: the program that it is the marked part of, and what stands in front of that part.
 EXAMPLES = {"cpp": ("examples/01_forward.cpp", "#include <flash3/flash3.hpp>\n\n"), "c": ("examples/02_forward_c.c", "#include <flash3/flash3.h>\n#include <stdlib.h>\n\n")}
-# What a path in backticks may begin with, so that `flash3/flash3.h` and `cuda/sm90/device/tma.cuh` read as in an #include.
+# What a path in backticks may begin with, so that `flash3/flash3.h` and `cuda/sm90/device/tile.cuh` read as in an #include.
 BASES = ("", "include", "src", "src/cuda", "src/cuda/sm90", "tools")
 FILE = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")
 # A name of C, C++, Python or CMake in backticks, alone or as it is used: `plan_forward`, `Traits::kTileN`, `flash3.attention(q, k, v)`,

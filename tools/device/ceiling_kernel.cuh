@@ -3,12 +3,10 @@
 // of the blocks that the attention kernels are made of, so that it issues the same instructions.
 #pragma once
 
-#include "cuda/device/constant.cuh"
 #include "cuda/device/ptx/arithmetic.cuh"
-#include "cuda/device/warps.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
-#include "cuda/sm90/device/tma.cuh"
-#include "cuda/sm90/forward/operands_fp8.cuh"
+#include "cuda/device/ptx/compiler.cuh"
+#include "cuda/sm90/device/tile.cuh"
+#include "cuda/sm90/forward/kernel_fp8.cuh"
 #include "device/ceiling_instances.hpp"
 
 namespace flash3::device {

@@ -136,8 +136,8 @@ FLASH3_HOST_DEVICE constexpr TilePlace tile_place(int m_tiles, int groups, int a
 }
 
 // The index-th tile of sequences of one length.
-FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, int tile_n,
-                                                  bool band, int index) {
+FLASH3_HOST_DEVICE constexpr WorkTile work_tile_at(const TileSchedule& schedule, int tile_n,
+                                                   bool band, int index) {
   if (index >= schedule.tiles) return {};
   const TilePlace at =
       tile_place(schedule.m_tiles, schedule.groups, schedule.groups_at_a_time, band, index);
@@ -150,9 +150,9 @@ FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule, 
 }
 
 // The index-th tile of a listed sequence.
-FLASH3_HOST_DEVICE constexpr WorkTile decode_tile(const TileSchedule& schedule,
-                                                  const ListedSequence& sequence, int tile_n,
-                                                  bool band, int index) {
+FLASH3_HOST_DEVICE constexpr WorkTile work_tile_at(const TileSchedule& schedule,
+                                                   const ListedSequence& sequence, int tile_n,
+                                                   bool band, int index) {
   const TilePlace at =
       tile_place(sequence.tiles, schedule.head_groups, sequence.groups_at_a_time, band, index);
   const auto mask = TileMask::make(sequence.q_length, sequence.k_length, schedule.rule);

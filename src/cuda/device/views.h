@@ -16,7 +16,7 @@ struct alignas(64) TensorMap {
 inline constexpr int kRaggedEnd = 1 << 30;
 
 // How the rows of a map are counted: by sequence, or, ragged, all of the tensor's in one go
-// (tma.cuh, box_at).
+// (tile.cuh, box_at).
 struct RowMap {
   bool ragged;
   int rows_per_batch;  // ragged: from one batch element to the next; 0 if packed

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/ptx/e4m3.cuh"
 #include "cuda/quantize/params.h"
 
 namespace flash3::cuda {

@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kRead =
     "Read Thread (383,0,0) at "
     "flash3::cuda::sm90::OperandsFp8<flash3::cuda::sm90::Fp8Traits<X>>::v_scale("
-    "const flash3::cuda::sm90::PipelineState<(int)2> &) const+0x2590 in operands_fp8.cuh:218";
+    "const flash3::cuda::sm90::PipelineState<(int)2> &) const+0x2590 in kernel_fp8.cuh:218";
 constexpr const char* kWrite =
     "Write Thread (0,0,0) at flash3::cuda::copy_async(float *, const float *)+0xec80 in "
     "memory.cuh:117";
@@ -41,7 +41,7 @@ TEST(Racecheck, KnowsTheReadsOfKeyTilesAlone) {
   const auto read_in = [](const std::string& member) {
     return "Read Thread (1,0,0) at void "
            "flash3::cuda::sm90::OperandsFp8<flash3::cuda::sm90::Fp8Traits<X>>::" +
-           member + "+0x1f30 in operands_fp8.cuh:151";
+           member + "+0x1f30 in kernel_fp8.cuh:151";
   };
   EXPECT_EQ(check_races(output(hazard("WAR", read_in("begin_key_tile<Y>(T1 &)"), kWrite), 1)).known,
             1);

@@ -19,7 +19,7 @@ namespace {
 KeyTile work_of(const BackwardProblem& problem, const BackwardPlan& plan, int block) {
   const BackwardConfig& c = plan.kernel->config;
   const KeySchedule schedule = key_schedule(problem, plan);
-  return decode_key_tile(schedule, schedule.one_length, schedule.kv_heads, c.tile_n, c.band, block);
+  return key_tile_at(schedule, schedule.one_length, schedule.kv_heads, c.tile_n, c.band, block);
 }
 
 const char* const kShapes[] = {

@@ -117,7 +117,7 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
       const ForwardConfig& config = choice.kernel->config;
       std::vector<int> seen(static_cast<size_t>(problem.batch * problem.heads_q * problem.seq_q));
       for (int index = 0; index < plan.tiles; ++index) {
-        const WorkTile work = decode_tile(schedule, config.tile_n, config.band, index);
+        const WorkTile work = work_tile_at(schedule, config.tile_n, config.band, index);
         ASSERT_TRUE(work.valid);
         for (int row = 0; row < config.warpgroups * HeadPack::kRows; ++row) {
           const int warpgroup = row / HeadPack::kRows, in_warpgroup = row % HeadPack::kRows;
@@ -135,7 +135,7 @@ TEST(Schedule, ReachesEveryQueryOfEveryHeadOnce) {
           EXPECT_GE(work.key_tile_end * config.tile_n, keys.end) << id << ", query " << query;
         }
       }
-      EXPECT_FALSE(decode_tile(schedule, config.tile_n, config.band, plan.tiles).valid);
+      EXPECT_FALSE(work_tile_at(schedule, config.tile_n, config.band, plan.tiles).valid);
       EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), std::ssize(seen))
           << id << ", " << choice.pack.heads << " heads packed";
     }

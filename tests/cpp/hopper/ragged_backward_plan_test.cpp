@@ -67,7 +67,7 @@ std::vector<KeyTile> all_work(const Batch& batch, const BackwardPlan& plan) {
   std::vector<KeyTile> all;
   for (const ListedSequence& s : rows)
     for (int index = 0; index <= s.tiles * list.groups; ++index) {
-      const KeyTile work = decode_key_tile(schedule, s, schedule.heads_k, c.tile_n, c.band, index);
+      const KeyTile work = key_tile_at(schedule, s, schedule.heads_k, c.tile_n, c.band, index);
       EXPECT_EQ(work.valid, index < s.tiles * list.groups);
       if (work.valid) all.push_back(work);
     }

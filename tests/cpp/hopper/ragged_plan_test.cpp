@@ -88,7 +88,7 @@ void walk_sequences(const Batch& batch, const ForwardPlan& plan, Coverage* cover
   for (int b = 0; b < list.batch; ++b) {
     const ListedSequence s = batch.rows(b, list);
     for (int index = 0; index < s.tiles * list.groups; ++index, ++tiles) {
-      const WorkTile work = decode_tile(schedule, s, c.tile_n, c.band, index);
+      const WorkTile work = work_tile_at(schedule, s, c.tile_n, c.band, index);
       ASSERT_TRUE(work.valid);
       for (int row = 0; row < c.tile_m(); ++row) {
         const int in_warpgroup = row % HeadPack::kRows;
@@ -108,7 +108,7 @@ void walk_slots(const Batch& batch, const ForwardPlan& plan, Coverage* coverage)
   const VarlenScheduleParams list = varlen_schedule_params(batch.problem, plan);
   const ForwardConfig& c = plan.kernel->config;
   for (int index = 0; index < plan.tiles; ++index) {
-    const WorkTile work = decode_tile(schedule, c.tile_n, c.band, index);
+    const WorkTile work = work_tile_at(schedule, c.tile_n, c.band, index);
     ASSERT_TRUE(work.valid);
     // The keys of a work tile are those of its own slots.
     ASSERT_EQ(work.key_tile_begin * c.tile_n, work.query);

@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/device/barriers.cuh"
+#include "cuda/sm90/device/pipeline.cuh"
 
 namespace {
 

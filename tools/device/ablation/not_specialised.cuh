@@ -22,7 +22,7 @@ struct OwnTiles {
 
   // False if there is no more work.
   __device__ __forceinline__ bool next() {
-    work = decode_tile(schedule, Traits::kTileN, false, index);
+    work = work_tile_at(schedule, Traits::kTileN, false, index);
     index += gridDim.x;
     return work.valid;
   }

@@ -52,27 +52,6 @@ __device__ __forceinline__ float log2_approx(float x) {
 // ln x, as exact.
 __device__ __forceinline__ float log_approx(float x) { return log2_approx(x) * kLn2; }
 
-// max(x, y), or NaN if either is. PTX ISA 9.7.3.12, max.
-__device__ __forceinline__ float max_nan(float x, float y) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
-  return larger;
-}
-
-// The larger, or smaller, of each half: pairs of unsigned 16-bit integers. PTX ISA 9.7.1.11
-// min, 9.7.1.12 max.
-__device__ __forceinline__ uint32_t max_u16x2(uint32_t x, uint32_t y) {
-  uint32_t larger;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
-  return larger;
-}
-
-__device__ __forceinline__ uint32_t min_u16x2(uint32_t x, uint32_t y) {
-  uint32_t smaller;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(smaller) : "r"(x), "r"(y));
-  return smaller;
-}
-
 // The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
 // maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
 // their bits are: the positive ones as signed integers, the negative ones by their distance from 0
@@ -102,34 +81,9 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
   return packed;
 }
 
-// Four, the first in the lowest byte, rounded to e4m3; beyond 448 they saturate.
-__device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float d) {
-  uint32_t packed;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return packed;
-}
-
-// The same for two. Volatile: the compiler would put it off, with the registers of both.
-__device__ __forceinline__ uint16_t pack2_e4m3(float low, float high) {
-  uint16_t packed;
-  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(packed) : "f"(low), "f"(high));
-  return packed;
-}
-
 __device__ __forceinline__ uint32_t pack2(uint16_t low, uint16_t high) {
   uint32_t packed;
   asm("mov.b32 %0, {%1, %2};" : "=r"(packed) : "h"(low), "h"(high));
-  return packed;
-}
-
-// Two e4m3 values, exactly, to two of float16.
-__device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(packed) : "h"(pair));
   return packed;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the copy engine (TMA) is asked to do. PTX ISA 9.7.9.25.4 cp.async.bulk,
-// cp.reduce.async.bulk, 9.7.9.25.5 cp.async.bulk.tensor, 9.7.9.25.4.3 commit_group and
-// wait_group, 9.7.13.4 fence.proxy.
+// Boxes of tensors that the copy engine (TMA) brings and takes. PTX ISA 9.7.9.25.5
+// cp.async.bulk.tensor, 9.7.9.25.4.3 commit_group and wait_group, 9.7.13.4 fence.proxy.
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
@@ -9,10 +8,6 @@
 namespace flash3::cuda {
 
 struct TensorMap;  // cuda/device/views.h
-
-__device__ __forceinline__ uint64_t global_address(const void* at) {
-  return __cvta_generic_to_global(at);
-}
 
 // ---- boxes of a tensor map, by their coordinates ----
 // The map is untyped: nvcc keeps the address of a typed one in registers across the epilogue.
@@ -64,32 +59,6 @@ __device__ __forceinline__ void copy_box_out(const void* map, const int32_t (&c)
       : "memory");
 }
 
-// ---- contiguous bytes: addresses and sizes are multiples of 16 ----
-
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
-                                          uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
-      "l"(global_address(global)), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
-__device__ __forceinline__ void bulk_store(float* global, const void* shared, uint32_t bytes) {
-  asm volatile(
-      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_address(global)),
-      "r"(shared_address(shared)), "r"(bytes)
-      : "memory");
-}
-
-// Adds floats to those there.
-__device__ __forceinline__ void bulk_add(float* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   global_address(global)),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
 // ---- this thread's copies to global memory ----
 
 // Ends a batch of them.
@@ -98,17 +67,9 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Waits until all batches are done, and visible to this thread.
-__device__ __forceinline__ void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 
 // ---- order between the copy engine's accesses and ordinary ones ----
 
-// What the copy engine wrote to global memory, before ordinary accesses that follow.
-__device__ __forceinline__ void fence_proxy_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 // Ordinary writes to shared memory, visible to the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_shared_for_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

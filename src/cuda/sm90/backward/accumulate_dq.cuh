@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/products.cuh"

@@ -4,7 +4,7 @@
 //
 // The main kernel cuts a tile of tile_m queries into blocks of dq_queries × 64, row by row. A
 // block's float (i · 128 + t) · 4 + r is element 4i + r of thread t's fragment
-// (device/tile/mma.cuh), of the block or of its transpose.
+// (device/tile.cuh), of the block or of its transpose.
 #include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/host/programmatic_launch.hpp"

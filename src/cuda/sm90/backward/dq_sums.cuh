@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/backward/load.cuh"
-#include "cuda/sm90/device/barriers.cuh"
+#include "cuda/sm90/device/pipeline.cuh"
 
 namespace flash3::cuda::sm90 {
 

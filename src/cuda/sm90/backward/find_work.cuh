@@ -26,8 +26,7 @@ __device__ __forceinline__ void find_work(const BackwardParams& params, int befo
     index = found.index;
     heads = schedule.heads_k;
   }
-  if (leader)
-    work = decode_key_tile(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+  if (leader) work = key_tile_at(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
 }
 
 // The threads that read a key tile beside the warp that finds it: the consumers, and three threads

@@ -109,9 +109,9 @@ FLASH3_HOST_DEVICE constexpr KeyTilePlace key_tile_place(int n_tiles, int heads,
 
 // Makes the work of the index-th tile: of a listed sequence, whose heads are heads_k, or of all
 // sequences if they have one length. The work is not valid if there are fewer tiles.
-FLASH3_HOST_DEVICE constexpr KeyTile decode_key_tile(const KeySchedule& schedule,
-                                                     ListedSequence sequence, int heads, int tile_n,
-                                                     bool band, int index) {
+FLASH3_HOST_DEVICE constexpr KeyTile key_tile_at(const KeySchedule& schedule,
+                                                 ListedSequence sequence, int heads, int tile_n,
+                                                 bool band, int index) {
   if (index < 0 || index >= sequence.tiles * heads) return {};
   const KeyTilePlace at = key_tile_place(sequence.tiles, heads, sequence.groups_at_a_time, band,
                                          schedule.deterministic, index);

@@ -3,8 +3,9 @@
 // of dOut with their delta.
 #pragma once
 
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/traits.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -4,6 +4,7 @@
 // memory by the copy engine.
 #pragma once
 
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/find_work.cuh"
 #include "cuda/sm90/backward/load.cuh"

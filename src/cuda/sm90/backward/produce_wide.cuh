@@ -4,6 +4,7 @@
 // release take long.
 #pragma once
 
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/load.cuh"
 

@@ -5,6 +5,7 @@
 
 #include "cuda/device/band_mask.cuh"
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {

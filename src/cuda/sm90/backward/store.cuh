@@ -5,7 +5,7 @@
 
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/sm90/backward/traits.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "cuda/device/band_mask.cuh"
-#include "cuda/device/warps.cuh"
+#include "cuda/device/ptx/compiler.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/device/pipeline.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -8,6 +8,7 @@
 // it. So every block ends, however many run at a time.
 #pragma once
 
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/decode/share.cuh"
 
 namespace flash3::cuda::sm90 {

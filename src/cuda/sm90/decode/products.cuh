@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/traits.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

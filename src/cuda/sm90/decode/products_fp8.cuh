@@ -10,8 +10,9 @@
 //   V   ldmatrix transposes pairs of dims, so that rows r and r + 8 of O are neighbours (dim_of)
 #pragma once
 
+#include "cuda/device/ptx/e4m3.cuh"
 #include "cuda/sm90/decode/traits.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

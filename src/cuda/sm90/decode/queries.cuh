@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/fold.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

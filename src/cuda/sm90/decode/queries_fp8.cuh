@@ -5,6 +5,7 @@
 // would hold.
 #pragma once
 
+#include "cuda/device/ptx/e4m3.cuh"
 #include "cuda/sm90/decode/products_fp8.cuh"
 #include "cuda/sm90/decode/queries.cuh"
 

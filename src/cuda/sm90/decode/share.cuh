@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/shares.hpp"
 

@@ -7,7 +7,7 @@
 #include "cuda/device/softcap.hpp"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/key_scales.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

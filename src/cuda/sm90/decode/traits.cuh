@@ -12,7 +12,7 @@
 #include "cuda/device/choice.cuh"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/work.cuh"
-#include "cuda/sm90/device/tile/shared_tile.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

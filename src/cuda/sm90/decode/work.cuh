@@ -3,9 +3,9 @@
 // hands them to the roles of a decode kernel.
 #pragma once
 
+#include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
-#include "cuda/device/warps.cuh"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/params.h"
 #include "cuda/sm90/device/pipeline.cuh"

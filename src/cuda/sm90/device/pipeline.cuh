@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What keeps warpgroups in step: rings between a producer and the consumers, and ping-pong among
-// the consumers.
+// Waiting, and what keeps warpgroups in step: mbarriers in shared memory (producers and consumers)
+// and the hardware's named barriers (among consumers); rings between a producer and the consumers,
+// and ping-pong among the consumers. In a build with FLASH3_DEBUG_BARRIERS a wait that lasts
+// seconds prints the barrier's name and traps.
 //
 // A ring is a circular buffer of shared-memory stages:
 //
@@ -8,10 +10,79 @@
 // … Each side walks with its own PipelineState; the parity that it waits for flips each time round.
 #pragma once
 
-#include "cuda/device/warps.cuh"
-#include "cuda/sm90/device/barriers.cuh"
+#include "cuda/device/ptx/compiler.cuh"
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/sync.cuh"
+
+#if defined(FLASH3_DEBUG_BARRIERS)
+#include <cstdio>
+#endif
 
 namespace flash3::cuda::sm90 {
+
+// Calls done() until it is true. name: of the barrier, by what has happened when it completes.
+template <class Done>
+__device__ __forceinline__ void wait_until(const Done& done, [[maybe_unused]] const char* name,
+                                           [[maybe_unused]] int value) {
+#if defined(FLASH3_DEBUG_BARRIERS)
+  constexpr long long kTimeoutClocks = 4'000'000'000;  // about two seconds
+  const long long start = clock64();
+  while (!done()) {
+    if (clock64() - start > kTimeoutClocks) {
+      printf("flash3: stuck on barrier %s: block %d, warp %d, lane %d, parity %d\n", name,
+             int(blockIdx.x), int(threadIdx.x / 32), int(threadIdx.x % 32), value);
+      __trap();
+    }
+  }
+#else
+  while (!done()) {
+  }
+#endif
+}
+
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity, const char* name) {
+  wait_until([&] { return mbarrier_try_wait_parity(barrier, parity); }, name, int(parity));
+}
+
+// Waits until a counter in global memory, to which others add, has reached this value.
+__device__ __forceinline__ void wait_until_at_least(const int* counter, int value,
+                                                    const char* name) {
+  wait_until([&] { return load_acquire(counter) >= value; }, name, value);
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) { mbarrier_arrive(barrier); }
+
+// By a predicate, not a branch, around which no product could be under way.
+__device__ __forceinline__ void arrive_if(bool arrives, uint64_t* barrier) {
+  mbarrier_arrive_if(arrives, barrier);
+}
+
+// A warp's arrival that it has read a stage.
+__device__ __forceinline__ void release(uint64_t* empty, int thread) {
+  if (thread % 32 == 0) arrive(empty);
+}
+
+// One arrival, and the bytes that TMA will write before the phase completes.
+__device__ __forceinline__ void arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
+  mbarrier_arrive_expect_tx(barrier, bytes);
+}
+
+// The hardware's barriers. Each kernel family numbers its own in an enumeration; those with one for
+// each warpgroup own as many ids in a row as there can be warpgroups.
+inline constexpr int kMaxConsumerWarpgroups = 4;
+
+template <class NamedBarrier>
+__device__ __forceinline__ void sync(NamedBarrier barrier, int warpgroup, int threads) {
+  named_barrier_sync(int(barrier) + warpgroup, threads);
+}
+
+template <class NamedBarrier>
+__device__ __forceinline__ void arrive(NamedBarrier barrier, int warpgroup, int threads) {
+  named_barrier_arrive(int(barrier) + warpgroup, threads);
+}
+
+// ---- rings ----
 
 template <int kStages>
 struct PipelineState {
@@ -74,5 +145,41 @@ struct PingPongBarrier {
     if (warpgroup == 0) wait();
   }
 };
+
+// ---- stages as constants ----
+
+// A number that is part of the type, for lambdas: f(Constant<1>{}) with `constexpr int i = c.value`
+// inside.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
+// Calls f with the run-time i, 0 ≤ i < kCount, as a constant: one copy of f for each value.
+template <int kCount, int kFirst = 0, class F>
+__device__ __forceinline__ void as_constant(int i, const F& f) {
+  if constexpr (kFirst == kCount - 1) {
+    f(Constant<kFirst>{});
+  } else if (i == kFirst) {
+    f(Constant<kFirst>{});
+  } else {
+    as_constant<kCount, kFirst + 1>(i, f);
+  }
+}
+
+// Calls first(i) and then second(i), both with i as a constant; with kOnce second() has one copy
+// for all values.
+template <int kCount, bool kOnce, class First, class Second>
+__device__ __forceinline__ void as_constant_then(int i, const First& first, const Second& second) {
+  if constexpr (kOnce) {
+    as_constant<kCount>(i, [&](auto constant) { first(constant.value); });
+    second(i);
+  } else {
+    as_constant<kCount>(i, [&](auto constant) {
+      first(constant.value);
+      second(constant.value);
+    });
+  }
+}
 
 }  // namespace flash3::cuda::sm90

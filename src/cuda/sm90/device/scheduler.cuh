@@ -110,10 +110,11 @@ __device__ __forceinline__ void write_tile(const TileSchedule& schedule, Sequenc
     const int place = walk.find(index);
     if (lane == 0 && place >= list.count) work.valid = false;
     if (lane == 0 && place < list.count)
-      work = decode_tile(schedule, list.rows[place], kTileN, kBand, index - list.first_tile[place]);
+      work =
+          work_tile_at(schedule, list.rows[place], kTileN, kBand, index - list.first_tile[place]);
     return;
   }
-  if (lane == 0) work = decode_tile(schedule, kTileN, kBand, index);
+  if (lane == 0) work = work_tile_at(schedule, kTileN, kBand, index);
   if (schedule.slot_rows == 0) return;
   __syncwarp();
   const int first = work.query / schedule.slot_rows;

@@ -9,18 +9,20 @@
 // and the warpgroups issue in ping-pong order: one's softmax runs under the other's products.
 // FlashAttention-3, §3.1–3.2.
 //
-// policies.cuh says what Operands and Store are. The steps are members; consume(), at the end, puts
+// kernel.cuh says what Operands and Store are. The steps are members; consume(), at the end, puts
 // them together.
 #pragma once
 
 #include "cuda/device/band_mask.cuh"
-#include "cuda/device/constant.cuh"
 #include "cuda/device/online_softmax.cuh"
-#include "cuda/sm90/forward/policies.cuh"
-#include "cuda/sm90/forward/split.cuh"
+#include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// What becomes of a split kernel's part of a work tile: split.cuh.
+template <class Traits>
+struct PartRows;
 
 // Key tiles of a work tile, from one warpgroup's point of view.
 struct KeyTileRanges {
@@ -35,6 +37,8 @@ struct Consumer {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using KvState = typename Traits::KvState;
+  using OperandsType = Operands;
+  using StoreType = Store;
   using Score = typename Operands::Score;
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
@@ -83,10 +87,7 @@ struct Consumer {
   bool previous_q_is_held = false;
 
   __device__ __forceinline__ Consumer(const ForwardParams& p, typename Traits::Shared& s, int w)
-      : params(p), shared(s), warpgroup(w) {
-    static_assert(OperandsFor<Operands, Traits, Tile>);
-    static_assert(StoreFor<Store, Traits>);
-  }
+      : params(p), shared(s), warpgroup(w) {}
 
   __device__ __forceinline__ void begin() {
     ping_pong.start();

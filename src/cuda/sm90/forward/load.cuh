@@ -3,7 +3,7 @@
 // consumers as its buffer allows.
 #pragma once
 
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {

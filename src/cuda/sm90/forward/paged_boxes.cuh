@@ -3,6 +3,7 @@
 // and their scales.
 #pragma once
 
+#include "cuda/sm90/forward/key_pages.hpp"
 #include "cuda/sm90/forward/load_fp8.cuh"
 
 namespace flash3::cuda::sm90 {

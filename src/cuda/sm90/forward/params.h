@@ -4,10 +4,8 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "cuda/device/key_parts.hpp"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/device/views.h"
-#include "cuda/sm90/forward/key_pages.hpp"
 
 namespace flash3::cuda::sm90 {
 
@@ -18,6 +16,30 @@ struct Fp8Params {
   bool q_packed, k_packed;  // scales are counted as those of packed tensors
   int flush_tiles;          // key tiles between two flushes of O, a power of two (output_sums.cuh)
   void* sums;               // where they go, if there is no room in shared memory
+};
+
+struct PagePlace;  // key_pages.hpp
+
+// What paged kernels alone have: key j of sequence b lies in element table[b][j / page_size] of K
+// and V.
+struct KeyPages {
+  const int* table;
+  long long stride_table;  // from sequence to sequence
+  int page_size;
+  int elements;  // of K and V
+  int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
+
+  // Where a key lies. kMayLackTable: without a table, sequence b has element b.
+  template <bool kMayLackTable = false>
+  FLASH3_HOST_DEVICE constexpr PagePlace place_of_key(const ListedSequence& sequence,
+                                                      int key) const;
+  // The same as a row counted over all elements, as `rows` has them.
+  template <bool kMayLackTable = false>
+  FLASH3_HOST_DEVICE constexpr int row_of_key(const RowMap& rows, const ListedSequence& sequence,
+                                              int key) const;
+  // Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
+  // read as zeros.
+  FLASH3_HOST_DEVICE constexpr int rows_left(const ListedSequence& sequence, int key) const;
 };
 
 // What split kernels alone have: the ring of slots in which parts lie, in the workspace. Each has
@@ -32,7 +54,7 @@ struct PartSlots {
 };
 
 // By how much, in base 2, a score may exceed its row's maximum before that is raised. p stays below
-// 2^8, far from the largest float16; e4m3's largest number is 448 (operands_fp8.cuh).
+// 2^8, far from the largest float16; e4m3's largest number is 448 (kernel_fp8.cuh).
 inline constexpr float kSlack = 8.f, kFp8Slack = 2.75f;
 
 struct ForwardParams {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/device/softcap_score.cuh"
-#include "cuda/sm90/forward/operands_fp8.cuh"
+#include "cuda/sm90/forward/kernel_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -13,10 +13,18 @@
 // there are neither slots nor counters.
 #pragma once
 
+#include "cuda/device/key_parts.hpp"
 #include "cuda/device/online_softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// Shared memory of a split kernel.
+template <class WholeTiles, int kWarps>
+struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
+  KeyPart parts[kTileSlots];   // of the tiles in the ring
+  KeyPart warp_parts[kWarps];  // each consumer warp's
+};
 
 // Waits until what lay before in the slot of part number i has been merged.
 template <class Traits>
@@ -44,7 +52,7 @@ __device__ __forceinline__ void write_part(const ForwardParams& params, int i, i
   const int tile = int(unsigned(at) / unsigned(most)), index = at - tile * most;
   part = {index, most, i & slots.mask, (i - index) & slots.mask};
   forget_memory();
-  work = decode_tile(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
+  work = work_tile_at(schedule, work.sequence, Traits::kTileN, Traits::kBand, tile);
   forget_memory();
   if (slots.most > 1) {
     // Of the part itself, and of the first one, whose slot has the counter of all.

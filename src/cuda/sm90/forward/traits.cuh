@@ -3,11 +3,10 @@
 // the tile table. FP8 kernels have traits_fp8.cuh, and traits_widened.cuh.
 #pragma once
 
-#include "cuda/device/key_parts.hpp"
-#include "cuda/device/warps.cuh"
+#include "cuda/device/ptx/compiler.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
-#include "cuda/sm90/device/tile/shared_tile.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/config.hpp"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -49,14 +48,11 @@ struct ForwardConstants {
   using QState = PipelineState<kQStages>;
 };
 
-// Shared memory of a split kernel, behind that of any other.
+// Shared memory: that of a split kernel has more behind that of any other (split.cuh).
 template <class WholeTiles, int kWarps, bool kSplit>
-struct WithParts : WholeTiles {};
+struct WithParts;
 template <class WholeTiles, int kWarps>
-struct WithParts<WholeTiles, kWarps, true> : WholeTiles {
-  KeyPart parts[kTileSlots];   // of the tiles in the ring
-  KeyPart warp_parts[kWarps];  // each consumer warp's
-};
+struct WithParts<WholeTiles, kWarps, false> : WholeTiles {};
 
 template <ForwardConfig kRow, Element kElement>
 struct ForwardTraits : ForwardConstants<kRow, kElement> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the roles of one FP8 kernel share. Beside the 16-bit kernels' tiles there are V as it comes,
-// which the producer transposes (transpose_v.cuh), and the scales of Q, K and V.
+// which the producer transposes (load_fp8.cuh), and the scales of Q, K and V.
 #pragma once
 
 #include "cuda/sm90/forward/traits.cuh"

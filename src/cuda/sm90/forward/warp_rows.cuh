@@ -6,10 +6,10 @@
 #pragma once
 
 #include "cuda/device/band_mask.cuh"
+#include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/sink.cuh"
 #include "cuda/device/tile_schedule.hpp"
-#include "cuda/device/warps.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/params.h"
 
 namespace flash3::cuda::sm90 {

@@ -3,8 +3,10 @@
 // exactly, while the consumers work on the tiles before. Scales are the consumers' matter.
 #pragma once
 
+#include "cuda/device/ptx/e4m3.cuh"
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/traits_widened.cuh"
 
 namespace flash3::cuda::sm90 {

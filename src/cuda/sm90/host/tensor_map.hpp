@@ -36,7 +36,7 @@ constexpr int box_columns(int head_dim, int element_bytes = 2) {
 // dims is the swizzle's width: box_columns(). What lies outside of the view reads as zero.
 // Boxes of box_rows rows of box_heads heads each, box_dims columns; in shared memory the heads of a
 // row lie side by side. Dimensions (dim, head, row, batch), or ragged (dim, head, y, x, wrap): see
-// box_at() in device/tma.cuh.
+// box_at() in device/tile.cuh.
 struct Box {
   int rows, dims;
   int heads = 1;

@@ -7,8 +7,7 @@
 #include "cuda/device/softcap.hpp"
 #include "cuda/sm90/decode/latent/parts.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
-#include "cuda/sm90/device/tile/mma.cuh"
-#include "cuda/sm90/device/tma.cuh"
+#include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What one reads for a kernel: the files of this repository that it includes, through all of them, and their lines."""
+import re
+import sys
+
+from sources import ROOT
+
+# A kernel by what it is put together from, and how many files and lines that may be.
+KERNELS = {
+    "the 16-bit forward kernel": (("cuda/sm90/forward/kernel_16bit.cuh",), 28, 3450),
+    "the FP8 forward kernel": (("cuda/sm90/forward/kernel_fp8.cuh",), 33, 4200),
+    "the backward kernel": (("cuda/sm90/backward/kernel.cuh", "cuda/sm90/backward/consume.cuh"), 31, 3230),
+}
+
+
+def read_for(src, entries):
+    """{path below src: lines} of the entries and of all that they include. What the build generates is not read."""
+    lines, waiting = {}, list(entries)
+    while waiting:
+        name = waiting.pop()
+        path = src / name
+        if name in lines or not path.exists() and name.endswith(".inc"):
+            continue
+        if not path.exists():
+            raise SystemExit(f"{path} is not there")
+        text = path.read_text(encoding="utf-8")
+        lines[name] = len(text.splitlines())
+        waiting += re.findall(r'^#include "([^"]+)"', text, flags=re.M)
+    return lines
+
+
+def complaint(name, lines, most_files, most_lines):
+    """What is wrong with what one reads for a kernel; "": nothing."""
+    files, count = len(lines), sum(lines.values())
+    if files <= most_files and count <= most_lines:
+        return ""
+    longest = ", ".join(f"{path} {n}" for path, n in sorted(lines.items(), key=lambda item: -item[1]))
+    return f"{name}: {files} files and {count} lines, {most_files} and {most_lines} allowed: {longest}"
+
+
+def main():
+    bad = 0
+    for name, (entries, most_files, most_lines) in KERNELS.items():
+        lines = read_for(ROOT / "src", entries)
+        wrong = complaint(name, lines, most_files, most_lines)
+        print(wrong or f"{name}: {len(lines)} files and {sum(lines.values())} lines, {most_files} and {most_lines} allowed")
+        bad += bool(wrong)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -80,17 +80,17 @@ def scale_or_default(softmax_scale):
     return scale
 
 
+def number_of_word(name, value):
+    """The number by which the C interface knows a word, as "two" of fp8_sums."""
+    words = _c.WORDS[name]
+    if value is None and None in words or isinstance(value, str) and value in words:
+        return words[value]
+    *others, last = [repr(word) for word in sorted(words, key=lambda word: word is None)]
+    raise ValueError(f"{name} = {value!r} but it must be {', '.join(others)} or {last}")
+
+
 def computes_fp8(compute):
-    if compute is None or isinstance(compute, str) and compute == "fp8":
-        return compute is not None
-    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
-
-
-def levels_of_sums(fp8_sums):
-    """fp8_sums as the C interface has it."""
-    if isinstance(fp8_sums, str) and fp8_sums in _c.FP8_SUMS:
-        return _c.FP8_SUMS[fp8_sums]
-    raise ValueError(f"fp8_sums = {fp8_sums!r} but it must be 'auto', 'one' or 'two'")
+    return number_of_word("compute", compute) != 0
 
 
 def rotation_seed(seed):

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from ._build import NAME
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._limits import WITH_GRADIENTS
-from ._options import computes_fp8, levels_of_sums, number_of, rotation_seed, scale_or_default, scale_shape, window_sides
+from ._options import computes_fp8, number_of, number_of_word, rotation_seed, scale_or_default, scale_shape, window_sides
 
 MINIMUM_TORCH = (2, 10)
 
@@ -381,7 +381,7 @@ def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, com
     if q.dtype == FP8:
         _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin,
-                     levels_of_sums(fp8_sums), out_dtype, qv)
+                     number_of_word("fp8_sums", fp8_sums), out_dtype, qv)
 
 
 def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,

@@ -50,7 +50,7 @@ import ctypes
 from typing import NamedTuple
 
 from . import _library as _c
-from ._options import computes_fp8, int32_of, int64_of, levels_of_sums, number_of, rotation_seed, scale_or_default, window_sides
+from ._options import int32_of, int64_of, number_of, number_of_word, rotation_seed, scale_or_default, window_sides
 from ._results import Results, check_given
 from ._support import Support, UnexpectedArgument, support_of
 from ._tensors import E4M3, describe, memory_of
@@ -219,8 +219,8 @@ def _forward(q, k, v, out, lse, options):
                             "schedule"), options)
     call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
     call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
-    call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
-    call.params.fp8_sums = levels_of_sums(options.get("fp8_sums", "auto"))
+    call.params.compute = number_of_word("compute", options.get("compute"))
+    call.params.fp8_sums = number_of_word("fp8_sums", options.get("fp8_sums", "auto"))
     call.params.rotate = bool(options.get("rotate", False))
     call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
     if (schedule := options.get("schedule")) is not None:

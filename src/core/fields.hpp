@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// clang-format off
+// Written by tools/codegen/call_fields.py from the C headers and tools/codegen/calls.py; not to be edited.
+// The params of each call as a table, so that what treats all fields alike is one loop.
+#pragma once
+
+#include "core/field.hpp"
+
+namespace flash3 {
+
+template <>
+struct FieldsOf<flash3_forward_params> {
+  using Params = flash3_forward_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(q),
+    FLASH3_FIELD(k),
+    FLASH3_FIELD(v),
+    FLASH3_FIELD(out, .is_written = true),
+    FLASH3_FIELD(lse, .is_written = true),
+    FLASH3_FIELD(softmax_scale),
+    FLASH3_FIELD(causal, .is_flag = true),
+    FLASH3_FIELD(window, .is_flag = true),
+    FLASH3_FIELD(window_left),
+    FLASH3_FIELD(window_right),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+    FLASH3_FIELD(workspace, .is_context = true),
+    FLASH3_FIELD(workspace_size, .is_context = true),
+    FLASH3_FIELD(cu_seqlens_q),
+    FLASH3_FIELD(cu_seqlens_k),
+    FLASH3_FIELD(seqused_q),
+    FLASH3_FIELD(seqused_k),
+    FLASH3_FIELD(max_seqlen_q),
+    FLASH3_FIELD(max_seqlen_k),
+    FLASH3_FIELD(sink),
+    FLASH3_FIELD(softcap),
+    FLASH3_FIELD(chunk),
+    FLASH3_FIELD(q_scale),
+    FLASH3_FIELD(k_scale),
+    FLASH3_FIELD(v_scale),
+    FLASH3_FIELD(compute, .words = "- fp8"),
+    FLASH3_FIELD(rotation_seed),
+    FLASH3_FIELD(page_table),
+    FLASH3_FIELD(cache_batch_idx),
+    FLASH3_FIELD(leftpad_k),
+    FLASH3_FIELD(k_new),
+    FLASH3_FIELD(v_new),
+    FLASH3_FIELD(cu_seqlens_k_new),
+    FLASH3_FIELD(rotary_cos),
+    FLASH3_FIELD(rotary_sin),
+    FLASH3_FIELD(rotary_offsets),
+    FLASH3_FIELD(rotary_interleaved, .is_flag = true),
+    FLASH3_FIELD(sm_margin),
+    FLASH3_FIELD(schedule, .is_context = true),
+    FLASH3_FIELD(qv),
+    FLASH3_FIELD(fp8_sums, .words = "auto one two"),
+    FLASH3_FIELD(tree_mask),
+    FLASH3_FIELD(rotate, .is_flag = true),
+    FLASH3_FIELD(fill_padding, .is_flag = true),
+  };
+};
+
+template <>
+struct FieldsOf<flash3_backward_params> {
+  using Params = flash3_backward_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(dout),
+    FLASH3_FIELD(dlse),
+    FLASH3_FIELD(q),
+    FLASH3_FIELD(k),
+    FLASH3_FIELD(v),
+    FLASH3_FIELD(out),
+    FLASH3_FIELD(lse),
+    FLASH3_FIELD(dq, .is_written = true),
+    FLASH3_FIELD(dk, .is_written = true),
+    FLASH3_FIELD(dv, .is_written = true),
+    FLASH3_FIELD(softmax_scale),
+    FLASH3_FIELD(causal, .is_flag = true),
+    FLASH3_FIELD(window, .is_flag = true),
+    FLASH3_FIELD(deterministic, .is_flag = true),
+    FLASH3_FIELD(window_left),
+    FLASH3_FIELD(window_right),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+    FLASH3_FIELD(workspace, .is_context = true),
+    FLASH3_FIELD(workspace_size, .is_context = true),
+    FLASH3_FIELD(cu_seqlens_q),
+    FLASH3_FIELD(cu_seqlens_k),
+    FLASH3_FIELD(seqused_q),
+    FLASH3_FIELD(seqused_k),
+    FLASH3_FIELD(max_seqlen_q),
+    FLASH3_FIELD(max_seqlen_k),
+    FLASH3_FIELD(sink),
+    FLASH3_FIELD(softcap),
+    FLASH3_FIELD(chunk),
+    FLASH3_FIELD(dsink, .is_written = true),
+    FLASH3_FIELD(fill_padding, .is_flag = true),
+  };
+};
+
+template <>
+struct FieldsOf<flash3_quantize_params> {
+  using Params = flash3_quantize_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(q),
+    FLASH3_FIELD(k),
+    FLASH3_FIELD(v),
+    FLASH3_FIELD(q_out, .is_written = true),
+    FLASH3_FIELD(k_out, .is_written = true),
+    FLASH3_FIELD(v_out, .is_written = true),
+    FLASH3_FIELD(q_scale, .is_written = true),
+    FLASH3_FIELD(k_scale, .is_written = true),
+    FLASH3_FIELD(v_scale, .is_written = true),
+    FLASH3_FIELD(rotary_cos),
+    FLASH3_FIELD(rotary_sin),
+    FLASH3_FIELD(rotary_interleaved, .is_flag = true),
+    FLASH3_FIELD(rotate, .is_flag = true),
+    FLASH3_FIELD(rotary_offset_q),
+    FLASH3_FIELD(rotary_offset_k),
+    FLASH3_FIELD(rotation_seed),
+    FLASH3_FIELD(cu_seqlens_q),
+    FLASH3_FIELD(cu_seqlens_k),
+    FLASH3_FIELD(seqused_q),
+    FLASH3_FIELD(seqused_k),
+    FLASH3_FIELD(max_seqlen_q),
+    FLASH3_FIELD(max_seqlen_k),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+    FLASH3_FIELD(workspace, .is_context = true),
+    FLASH3_FIELD(workspace_size, .is_context = true),
+  };
+};
+
+template <>
+struct FieldsOf<flash3_merge_params> {
+  using Params = flash3_merge_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(out_parts),
+    FLASH3_FIELD(lse_parts),
+    FLASH3_FIELD(out, .is_written = true),
+    FLASH3_FIELD(lse, .is_written = true),
+    FLASH3_FIELD(sink),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+    FLASH3_FIELD(workspace, .is_context = true),
+    FLASH3_FIELD(workspace_size, .is_context = true),
+  };
+};
+
+}  // namespace flash3

@@ -117,6 +117,12 @@ inline constexpr Schema<flash3_merge_params> kMerge(
 inline constexpr Schema<flash3_merge_params> kMergeOut(
     "merge_out(Tensor out_parts, Tensor lse_parts, Tensor(a!) out, Tensor(b!)? lse, Tensor? sink=None) -> ()");
 
+inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForwardOut.text, kBackward.text,
+                                           kBackwardOut.text, kQuantize.text, kQuantizeOut.text,
+                                           kAttentionWithKvCache.text, kAttentionWithKvCacheAppend.text,
+                                           kAttentionWithKvCacheOut.text, kKvCacheSchedule.text,
+                                           kKvCacheScheduleOut.text, kMerge.text, kMergeOut.text};
+
 // What flash3._eager takes: Python's options, a name each.
 
 inline constexpr char kAttentionOptions[] =

@@ -23,6 +23,8 @@ struct ParamField {
   bool is_written = false;  // a tensor of results
   bool is_context = false;  // the struct's size, or where the call runs
   bool is_flag = false;     // 0 or 1
+  bool is_rows = false;     // a tensor with a row for each token and head
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
 

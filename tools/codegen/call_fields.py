@@ -133,20 +133,24 @@ class Headers:
 # ---- C++ ----
 
 def field_table(headers):
+    dtypes = {name: f"FLASH3_{dtype.upper()}" for dtype, names in calls.DTYPES.items() for name in names.split()}
     lines = [f"// {NOTICE}", "// The params of each call as a table, so that what treats all fields alike is one loop.",
              "#pragma once", "", "#include \"core/field.hpp\"", "", "namespace flash3 {", ""]
     for call, fields in headers.fields.items():
         lines += ["template <>", f"struct FieldsOf<flash3_{call}_params> {{", f"  using Params = flash3_{call}_params;",
                   "  static constexpr ParamField kFields[] = {"]
         for f in fields:
-            kind = {"flag": "flag", "enumeration": "enumeration"}.get(f.kind, "")
-            role = "written" if f.written else "context" if f.name in calls.CONTEXT.split() else ""
             options = "".join(f", .{key} = {value}" for key, value in (
-                ("is_written", "true" if role == "written" else ""), ("is_context", "true" if role == "context" else ""),
-                ("is_flag", "true" if kind == "flag" else ""), ("words", f'"{words(headers, f)}"' if f.enum else "")) if value)
+                ("is_written", "true" if f.written else ""), ("is_context", "true" if f.name in calls.CONTEXT.split() else ""),
+                ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
+                ("dtype", dtypes.get(f.name, "")), ("words", f'"{words(headers, f)}"' if f.enum else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
         lines += ["  };", "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
+
+
+def constant(name):
+    return "k" + "".join(part.capitalize() for part in name.split("_"))
 
 
 def words(headers, field):
@@ -194,11 +198,10 @@ def tvm_signatures(headers):
     lines = [f"// {NOTICE}", "// The arguments of TVM-FFI's functions, in their order: each the field of its name.",
              "#pragma once", "", '#include "arguments.hpp"', "", "namespace flash3_tvm_ffi {", ""]
     for function, (call, names) in calls.TVM_FFI.items():
-        constant = "k" + "".join(part.capitalize() for part in function.split("_"))
         listed = wrapped(headers.expanded(call, names, True), 4)
-        lines += [f"inline constexpr auto {constant} = arguments_of<flash3_{call}_params>(", *listed[:-1], f"{listed[-1]});", ""]
+        lines += [f"inline constexpr auto {constant(function)} = arguments_of<flash3_{call}_params>(", *listed[:-1], f"{listed[-1]});", ""]
     lines += ["inline constexpr Function kFunctions[] = {"]
-    lines += ['    {{"{}", {}}},'.format(function, "k" + "".join(part.capitalize() for part in function.split("_"))) for function in calls.TVM_FFI]
+    lines += [f'    {{"{function}", {constant(function)}}},' for function in calls.TVM_FFI]
     return "\n".join([*lines, "};", "", "}  // namespace flash3_tvm_ffi", ""])
 
 
@@ -251,15 +254,14 @@ def torch_operators(headers):
     lines = [f"// {NOTICE}", "// torch.ops.flash3: the operators' schemas, and the params of the call that each makes.",
              "#pragma once", "", '#include "arguments.hpp"', "", "namespace flash3_torch {", ""]
     for operator, (call, *_) in calls.TORCH.items():
-        constant = "k" + "".join(part.capitalize() for part in operator.split("_"))
         listed = split(schema(headers, operator), 4)
-        lines += [f"inline constexpr Schema<flash3_{call}_params> {constant}(", *listed[:-1], f"{listed[-1]});", ""]
+        lines += [f"inline constexpr Schema<flash3_{call}_params> {constant(operator)}(", *listed[:-1], f"{listed[-1]});", ""]
+    lines += filled("inline constexpr const char* kSchemas[] = {", [constant(operator) + ".text" for operator in calls.TORCH], "};", 110) + [""]
     lines += ["// What flash3._eager takes: Python's options, a name each.", ""]
     for function in ("attention", "attention_with_kv_cache"):
         call, names = calls.PYTHON[function]
-        constant = "k" + "".join(part.capitalize() for part in function.split("_")) + "Options"
         listed = wrapped(headers.expanded(call, names, False), 4)
-        lines += [f"inline constexpr char {constant}[] =", *listed[:-1], f"{listed[-1]};", ""]
+        lines += [f"inline constexpr char {constant(function)}Options[] =", *listed[:-1], f"{listed[-1]};", ""]
     return "\n".join([*lines, "}  // namespace flash3_torch", ""])
 
 

@@ -1,9 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
+import inspect
 import math
 import operator
 
 from . import _library as _c
+from ._fields import SIGNATURES
+
+# Options whose default is None, or where it stands for none.
+MAY_BE_NONE = {name for options in SIGNATURES.values() for name, default in options.items() if default is None} | {"chunk"}
+
+
+def refuse_unknown(function, name):
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def given_options(function, options):
+    """Those of a function's options that say more than their defaults."""
+    defaults, given = SIGNATURES[function], {}
+    for name, value in options.items():
+        if name not in defaults:
+            refuse_unknown(function, name)
+        is_default = value is False or value is None and name in MAY_BE_NONE or \
+            isinstance(value, (int, float, str)) and value == defaults[name]
+        if not is_default:
+            given[name] = value
+    return given
+
+
+def takes_options(function):
+    """Gives a function of **options the signature that help() shows."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+    function.__signature__ = inspect.Signature([*own, *(
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in SIGNATURES[function.__name__].items())])
+    return function
 
 
 def int64_of(name, value):

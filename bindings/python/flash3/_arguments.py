@@ -91,10 +91,10 @@ def with_defaults(operator, named, first=0):
     return [named.get(a.name, a.default_value) for a in operator._schema.arguments[first:]]
 
 
-def given(**arguments):
-    """What of an operator's arguments says more than its default: None, False, 0 and sides of -1 do not."""
-    return {name: x for name, x in arguments.items()
-            if x is not None and x is not False and not (x.__class__ in _NUMBERS and (x == 0 or x == -1 and name in _SIDES))}
-
-
 _NUMBERS, _SIDES = (int, float), ("window_left", "window_right")
+
+
+def given(**arguments):
+    """What of an operator's arguments says more than its default: None, False, 0, and -1 of a window's sides, do not."""
+    return {name: x for name, x in arguments.items()
+            if x is not None and x is not False and not (x.__class__ in _NUMBERS and x == (-1 if name in _SIDES else 0))}

@@ -114,12 +114,6 @@ def text_of(function, *arguments):
     return buffer.value.decode()
 
 
-def backend_id(name):
-    if name not in BACKENDS:
-        raise ValueError(f"backend = {name!r} but it must be one of {', '.join(map(repr, BACKENDS))}")
-    return BACKENDS[name]
-
-
 def backends():
     """{"hopper": …, "cpu": …}: what each backend runs on in words, or why it cannot run on this machine."""
     found = {}

@@ -134,6 +134,25 @@ def rotation_seed(seed):
     return seed
 
 
+def _flag(name, value):
+    return bool(value)
+
+
+def _threads(name, value):
+    return min(int64_of(name, value), 2**31 - 1)
+
+
+# How the C interface has a value of each kind of field, and those of single fields.
+_IN_C = {"flag": _flag, "number": number_of, "enumeration": number_of_word, "int32": int32_of, "int64": int64_of,
+         "uint64": lambda name, value: rotation_seed(value)}
+_IN_C_OF = {"softmax_scale": lambda name, value: scale_or_default(value), "num_threads": _threads}
+
+
+def value_in_c(name, kind, value):
+    """An option's value as the C interface has it; kind: that of its field (OPTIONS)."""
+    return _IN_C_OF.get(name, _IN_C[kind])(name, value)
+
+
 def scale_shape(shape, sequences, ndim, heads_k):
     """The shape of the scales with so many dimensions for a tensor of this shape; sequences: of a packed one."""
     *batch, rows, heads, _ = shape

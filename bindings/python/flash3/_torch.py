@@ -365,8 +365,7 @@ def attention_backward(dout, q, k, v, out, lse, options):
     return dq, dk, dv, dsink if "sink" in arguments else None
 
 
-def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k,
-             rotate, seed, *sequences):
+def quantize(tensors, rotation_seed, **options):
     """flash3.quantize for torch tensors: six of them, of which those for what is not given are empty."""
     given = {name: x for name, x in tensors.items() if x is not None}
     name, first = next(iter(given.items()))
@@ -377,7 +376,6 @@ def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interl
                 raise NotImplementedError(f"{name}.requires_grad = True but flash3.quantize has no gradients; give it "
                                           f"{name}.detach(), or call it under torch.no_grad()")
     try:
-        return _quantize(*tensors.values(), scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
-                         rotary_offset_k, rotate, signed(seed), *sequences)
+        return _quantize(**tensors, rotation_seed=signed(rotation_seed), **options)
     except RuntimeError as error:
         raise translated(error) from None

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
@@ -20,10 +21,10 @@ struct ParamField {
   std::string_view name;
   FieldKind kind;
   unsigned offset;
-  bool is_written = false;  // a tensor of results
-  bool is_context = false;  // the struct's size, or where the call runs
-  bool is_flag = false;     // 0 or 1
-  bool is_rows = false;     // a tensor with a row for each token and head
+  bool is_written = false;                 // a tensor of results
+  bool is_context = false;                 // the struct's size, or where the call runs
+  bool is_flag = false;                    // 0 or 1
+  bool is_rows = false;                    // a tensor with a row for each token and head
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
@@ -74,6 +75,13 @@ constexpr const ParamField* find_field(std::string_view name) {
   for (const ParamField& field : FieldsOf<Params>::kFields)
     if (field.name == name) return &field;
   return nullptr;
+}
+
+// The fields behind those that tools/codegen/calls.py places: what only hands fields on takes each
+// of these by its name.
+template <class Params>
+constexpr std::span<const ParamField> added_fields() {
+  return std::span<const ParamField>(FieldsOf<Params>::kFields).subspan(FieldsOf<Params>::kListed);
 }
 
 // Calls visit(value of a, value of b) with an option's own type.

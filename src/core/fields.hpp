@@ -60,6 +60,7 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(rotate, .is_flag = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
   };
+  static constexpr size_t kListed = 47;  // those that calls.py places
 };
 
 template <>
@@ -100,6 +101,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(dsink, .is_written = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
   };
+  static constexpr size_t kListed = 33;  // those that calls.py places
 };
 
 template <>
@@ -135,6 +137,7 @@ struct FieldsOf<flash3_quantize_params> {
     FLASH3_FIELD(workspace, .is_context = true),
     FLASH3_FIELD(workspace_size, .is_context = true),
   };
+  static constexpr size_t kListed = 28;  // those that calls.py places
 };
 
 template <>
@@ -153,6 +156,7 @@ struct FieldsOf<flash3_merge_params> {
     FLASH3_FIELD(workspace, .is_context = true),
     FLASH3_FIELD(workspace_size, .is_context = true),
   };
+  static constexpr size_t kListed = 11;  // those that calls.py places
 };
 
 }  // namespace flash3

@@ -10,8 +10,22 @@ import tempfile
 
 import abi
 
-LAST_FIELD = "  int32_t fill_padding;\n} flash3_forward_params;"
-APPENDED = (LAST_FIELD, "  int32_t fill_padding;\n  int64_t extra;\n} flash3_forward_params;")
+
+
+def without_comments(text):
+    return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
+
+
+HEADER = without_comments((abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8"))
+LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADER)[0]
+
+
+def with_last(field):
+    """The end of the params with another field behind it."""
+    return LAST_FIELD.replace("\n}", f"\n  {field};\n}}")
+
+
+APPENDED = (LAST_FIELD, with_last("int64_t extra"))
 SOFTCAP = "  float softcap;"
 
 # What was changed: (old text, new text), …
@@ -41,16 +55,12 @@ KEEPS = {
     "function added": [("FLASH3_API const char* flash3_version(void);",
                         "FLASH3_API const char* flash3_version(void);\nFLASH3_API int flash3_more(int x);")],
     "field appended": [APPENDED],
-    "tensor appended": [(LAST_FIELD, "  int32_t fill_padding;\n  flash3_tensor extra;\n} flash3_forward_params;")],
+    "tensor appended": [(LAST_FIELD, with_last("flash3_tensor extra"))],
     "enumerator added": [("FLASH3_INT32 = 4,", "FLASH3_INT32 = 4, FLASH3_MORE = 7,")],
     "constant added": [("#define FLASH3_FP8_BLOCK 128", "#define FLASH3_FP8_BLOCK 128\n#define FLASH3_MORE 3")],
     "type added": [("typedef struct flash3_tensor {",
                     "typedef struct flash3_page {\n  int x;\n} flash3_page;\ntypedef struct flash3_tensor {")],
 }
-
-
-def without_comments(text):
-    return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
 
 
 def changed(text, edits):
@@ -68,14 +78,13 @@ def main():
     parser.add_argument("--abidiff", default="abidiff")
     args = parser.parse_args()
 
-    header = without_comments((abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8"))
     old, wrong = abi.dump(args.compiler, args.abidw), []
     with tempfile.TemporaryDirectory() as folder:
         include = pathlib.Path(folder, "include")
         shutil.copytree(abi.ROOT / "include", include)
         for cases, breaks in ((BREAKS, True), (KEEPS, False)):
             for name, edits in cases.items():
-                (include / "flash3/flash3.h").write_text(changed(header, edits), encoding="utf-8")
+                (include / "flash3/flash3.h").write_text(changed(HEADER, edits), encoding="utf-8")
                 found = abi.incompatible(old, abi.dump(args.compiler, args.abidw, include), args.abidiff)
                 if bool(found) != breaks:
                     wrong.append(f"{name}: {'not found' if breaks else f'taken for a break:{chr(10)}{found}'}")

@@ -145,7 +145,7 @@ def field_table(headers):
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
                 ("dtype", dtypes.get(f.name, "")), ("words", f'"{words(headers, f)}"' if f.enum else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
-        lines += ["  };", "};", ""]
+        lines += ["  };", f"  static constexpr size_t kListed = {len(fields) - len(headers.added(call))};  // those that calls.py places", "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
 
 

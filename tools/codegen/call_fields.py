@@ -105,8 +105,8 @@ def fields_of(text, enums):
 
 
 class Headers:
-    def __init__(self):
-        text = header_text()
+    def __init__(self, text=None):
+        text = header_text() if text is None else text
         enums = enums_of(text)
         self.fields = fields_of(text, enums)
         used = {f.enum for fields in self.fields.values() for f in fields if f.enum}

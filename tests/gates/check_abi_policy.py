@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of flash3.h."""
+"""gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of the headers."""
 import argparse
 import pathlib
 import re
@@ -16,8 +16,8 @@ def without_comments(text):
     return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
 
 
-HEADER = without_comments((abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8"))
-LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADER)[0]
+HEADERS = {name: without_comments((abi.ROOT / "include/flash3" / name).read_text(encoding="utf-8")) for name in ("flash3.h", "types.h")}
+LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADERS["flash3.h"])[0]
 
 
 def with_last(field):
@@ -63,12 +63,15 @@ KEEPS = {
 }
 
 
-def changed(text, edits):
+def changed(edits):
+    """{header: its text with these edits}"""
+    texts = dict(HEADERS)
     for old, new in edits:
-        if old not in text:
-            raise SystemExit(f"flash3.h no longer holds {old!r}: write this case anew")
-        text = text.replace(old, new, 1)
-    return text
+        holder = next((name for name, text in texts.items() if old in text), None)
+        if holder is None:
+            raise SystemExit(f"the headers no longer hold {old!r}: write this case anew")
+        texts[holder] = texts[holder].replace(old, new, 1)
+    return texts
 
 
 def main():
@@ -84,7 +87,8 @@ def main():
         shutil.copytree(abi.ROOT / "include", include)
         for cases, breaks in ((BREAKS, True), (KEEPS, False)):
             for name, edits in cases.items():
-                (include / "flash3/flash3.h").write_text(changed(HEADER, edits), encoding="utf-8")
+                for header, text in changed(edits).items():
+                    (include / "flash3" / header).write_text(text, encoding="utf-8")
                 found = abi.incompatible(old, abi.dump(args.compiler, args.abidw, include), args.abidiff)
                 if bool(found) != breaks:
                     wrong.append(f"{name}: {'not found' if breaks else f'taken for a break:{chr(10)}{found}'}")

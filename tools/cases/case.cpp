@@ -12,6 +12,7 @@
 #include "cases/internals.hpp"
 #include "cases/printable.hpp"
 #include "cases/sequences.hpp"
+#include "cases/tensors.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -320,10 +321,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
 }
 
 Mask mask_of(const Case& c, int64_t len_q, int64_t len_k) {
-  MaskRule rule{.chunk = c.chunk};
-  if (c.window) rule.window_left = c.window_left, rule.window_right = c.window_right;
-  if (c.causal) rule.window_right = 0;
-  return Mask::make(len_q, len_k, rule);
+  flash3_forward_params p{};
+  set_options(c, {}, &p);
+  return Mask::make(len_q, len_k, mask_rule_of(p));
 }
 
 namespace {

@@ -22,6 +22,7 @@ if(NOT EXISTS "${tvm_ffi_dir}/include/tvm/ffi/c_api.h")
 endif()
 
 add_library(flash3_tvm_ffi MODULE bindings/tvm_ffi/functions.cpp)
+target_include_directories(flash3_tvm_ffi PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_include_directories(flash3_tvm_ffi SYSTEM PRIVATE ${tvm_ffi_dir}/include)
 target_link_libraries(flash3_tvm_ffi PRIVATE flash3::flash3 flash3_warnings ${tvm_ffi_dir}/lib/libtvm_ffi.so)
 target_link_options(flash3_tvm_ffi PRIVATE

@@ -33,6 +33,7 @@ flash3_backward_params make(Bytes* bytes, Memory* memory, bool* whole) {
   p.deterministic = bytes->rarely() ? bytes->raw<int32_t>() : bytes->flag();
   draw_machine(bytes, &p);
   if (bytes->rarely()) p.fill_padding = bytes->raw<int32_t>() % 3;
+  draw_added(bytes, memory, s, &p);
   *whole = !s.packed_q && !s.packed_k;  // unused tokens get gradients too, which are 0
   return p;
 }

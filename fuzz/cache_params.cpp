@@ -194,6 +194,7 @@ Params make(Bytes* bytes, Memory* memory, bool* whole) {
     p.rotate = bytes->rarely() ? bytes->raw<int32_t>() : 1;
     p.rotation_seed = bytes->raw<uint64_t>();
   }
+  draw_added(bytes, memory, s, &p);
   *whole = !s.packed_q && p.seqused_q.ndim == 0;
   return p;
 }

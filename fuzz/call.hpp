@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bytes.hpp"
+#include "core/fields.hpp"
 #include "flash3/flash3.h"
 #include "flash3/schedule.h"
 
@@ -151,6 +152,25 @@ template <class Params>
 void draw_machine(Bytes* bytes, Params* p) {
   p->backend = bytes->rarely() ? bytes->raw<int32_t>() : bytes->pick({2, 0, 2, 1});
   p->num_threads = bytes->rarely() ? bytes->raw<int32_t>() : bytes->pick({1, 2, 3, 0});
+}
+
+// Fields that nothing here knows by name, mostly left out: any small number, or anything; a tensor
+// of a value for each head.
+template <class Params>
+void draw_added(Bytes* bytes, Memory* memory, const Sizes& sizes, Params* p) {
+  for (const ParamField& field : added_fields<Params>()) {
+    if (field.is_context || !bytes->rarely()) continue;
+    if (field.kind == FieldKind::kTensor) {
+      const auto dtype = field.dtype == FLASH3_DTYPE_NONE ? FLASH3_FLOAT32 : field.dtype;
+      *field.tensor(p) = field.is_written ? memory->output(dtype, {sizes.heads_q})
+                                          : memory->input(dtype, {sizes.heads_q});
+      continue;
+    }
+    const int64_t value = bytes->flag() ? bytes->between(0, 3) : bytes->odd();
+    if (field.kind == FieldKind::kFloat) field.set(p, static_cast<float>(value));
+    if (field.kind == FieldKind::kInt32) field.set(p, static_cast<int32_t>(value));
+    if (field.kind == FieldKind::kInt64 || field.kind == FieldKind::kUint64) field.set(p, value);
+  }
 }
 
 // The four functions of a kind of call.

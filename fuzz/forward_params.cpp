@@ -51,6 +51,7 @@ flash3_forward_params make(Bytes* bytes, Memory* memory, bool* whole) {
   draw_machine(bytes, &p);
   if (bytes->rarely()) p.fp8_sums = bytes->raw<int32_t>() % 4;
   if (bytes->rarely()) p.fill_padding = bytes->raw<int32_t>() % 3;
+  draw_added(bytes, memory, s, &p);
   *whole = !s.packed_q && p.seqused_q.ndim == 0;
   return p;
 }

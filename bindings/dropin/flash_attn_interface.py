@@ -87,7 +87,7 @@ def _forward(q, k, v, qv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
                                   k_descale, v_descale, softmax_scale, causal, left, right, attention_chunk, softcap, sm_margin,
                                   s_aux, deterministic, qv)
         try:
-            return run_forward(q, k, v, options, s_aux, with_lse)
+            return run_forward(q, k, v, options, with_lse)
         except (ValueError, TypeError, RuntimeError) as error:
             raise upstreams(error) from None
     operator = torch.ops.flash_attn_3._flash_attn_forward if out_ is None else torch.ops.flash_attn_3.fwd
@@ -155,7 +155,8 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
     # A plain call; what a compiler traces is the operator. Without FP8 scales mean nothing.
     if eager is not None and qv is s_aux is None and deterministic is False and not (
             torch.compiler.is_compiling() or attention_chunk or return_attn_probs or dropout_p):
-        out = eager(q, k, v, causal, window_size, softmax_scale, softcap, sm_margin)
+        out = eager(q, k, v, {"causal": causal, "window": window_size, "softmax_scale": softmax_scale, "softcap": softcap,
+                              "sm_margin": sm_margin})
         if out is not None:
             return out
     if dropout_p:

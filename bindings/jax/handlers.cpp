@@ -2,9 +2,10 @@
 // flash3's calls as XLA FFI handlers, for jax.ffi. One binary for the CPU and for CUDA: XLA hands
 // the stream over as a pointer, and nothing of CUDA is named here.
 //
-// Here buffers become flash3_tensors and a workspace is taken; the library checks the call. Which
-// buffer is which the attribute `tensors` says, as names in the order of operands and results:
-// flash3/_jax.py writes it, and gives each call its shapes, gradients and batching.
+// Here buffers become flash3_tensors, attributes the fields of their names, and a workspace is
+// taken; the library checks the call. Which buffer is which the attribute `tensors` says, as names
+// in the order of operands and results: flash3/_jax.py writes it, and gives each call its shapes,
+// gradients and batching.
 #include <xla/ffi/api/ffi.h>
 
 #include <cstdint>
@@ -15,12 +16,15 @@
 #include <string_view>
 #include <utility>
 
+#include "core/fields.hpp"
 #include "flash3/plan.h"
 
 namespace flash3_jax {
 namespace {
 
 namespace ffi = xla::ffi;
+using flash3::FieldKind;
+using flash3::ParamField;
 
 ffi::Error error_of(flash3_status status) {
   const ffi::ErrorCode code = status == FLASH3_INVALID_ARGUMENT ? ffi::ErrorCode::kInvalidArgument
@@ -56,35 +60,6 @@ flash3_tensor describe(const ffi::AnyBuffer& buffer) {
   }
   return t;
 }
-
-template <class Params>
-struct Field {
-  std::string_view name;
-  flash3_tensor Params::*tensor;
-};
-
-using Forward = flash3_forward_params;
-constexpr Field<Forward> kForwardFields[] = {{"q", &Forward::q},
-                                             {"k", &Forward::k},
-                                             {"v", &Forward::v},
-                                             {"seqused_q", &Forward::seqused_q},
-                                             {"sink", &Forward::sink},
-                                             {"seqused_k", &Forward::seqused_k},
-                                             {"out", &Forward::out},
-                                             {"lse", &Forward::lse},
-                                             {"q_scale", &Forward::q_scale},
-                                             {"k_scale", &Forward::k_scale},
-                                             {"v_scale", &Forward::v_scale}};
-
-using Backward = flash3_backward_params;
-constexpr Field<Backward> kBackwardFields[] = {
-    {"dout", &Backward::dout}, {"dlse", &Backward::dlse},
-    {"q", &Backward::q},       {"k", &Backward::k},
-    {"v", &Backward::v},       {"out", &Backward::out},
-    {"lse", &Backward::lse},   {"seqused_q", &Backward::seqused_q},
-    {"sink", &Backward::sink}, {"seqused_k", &Backward::seqused_k},
-    {"dq", &Backward::dq},     {"dk", &Backward::dk},
-    {"dv", &Backward::dv},     {"dsink", &Backward::dsink}};
 
 // What a platform gives a call: threads or a stream, and memory for as long as the call is made.
 class Host {
@@ -142,12 +117,29 @@ ffi::Error take_workspace(size_t bytes, Platform* platform, Params* params) {
   return ffi::Error::Success();
 }
 
-template <class Params, size_t kFields>
+// One call: its params, from operands, results and attributes.
+template <class Params>
 class Call {
  public:
-  Call(const Field<Params> (&fields)[kFields], std::string_view names)
-      : fields_(fields), names_(names) {
-    params.struct_size = sizeof params;
+  Call() { params.struct_size = sizeof params; }
+
+  // Each attribute is the field of its name, but for `tensors`: the names of operands and results.
+  ffi::Error attributes(const ffi::Dictionary& given) {
+    for (const std::string_view name : given) {
+      if (name == "tensors") {
+        const auto names = given.get<std::string_view>(name);
+        if (names.has_error()) return names.error();
+        names_ = *names;
+        continue;
+      }
+      const ParamField* field = flash3::find_field<Params>(name);
+      if (!field || !field->is_option())
+        return {ffi::ErrorCode::kInternal,
+                "flash3: no option is named '" + std::string(name) + "'"};
+      if (ffi::Error error = attribute(given, *field); error.failure()) return error;
+    }
+    params.window = params.window_left >= 0 || params.window_right >= 0;
+    return ffi::Error::Success();
   }
 
   ffi::Error tensors(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
@@ -181,135 +173,108 @@ class Call {
   Params params{};
 
  private:
+  template <class Given, class Stored>
+  ffi::Error store(const ffi::Dictionary& given, const ParamField& field) {
+    const auto value = given.get<Given>(field.name);
+    if (value.has_error()) return value.error();
+    field.set(&params, static_cast<Stored>(*value));
+    return ffi::Error::Success();
+  }
+
+  // Attributes are bool, float and int64_t; flash3/_jax.py checks what fits into their fields.
+  ffi::Error attribute(const ffi::Dictionary& given, const ParamField& field) {
+    if (field.is_flag) return store<bool, int32_t>(given, field);
+    if (field.kind == FieldKind::kFloat) return store<float, float>(given, field);
+    if (field.kind == FieldKind::kInt32) return store<int64_t, int32_t>(given, field);
+    return store<int64_t, int64_t>(given, field);
+  }
+
   // The next name of `tensors` is this buffer's.
   ffi::Error tensor(const ffi::AnyBuffer& buffer) {
     const size_t end = names_.find(' ');
     const std::string_view name = names_.substr(0, end);
     names_ = end == std::string_view::npos ? std::string_view() : names_.substr(end + 1);
-    for (const Field<Params>& field : fields_) {
-      if (field.name != name) continue;
-      if (buffer.dimensions().size() > 4) {
-        return {ffi::ErrorCode::kInvalidArgument, "flash3: " + std::string(name) + ".ndim = " +
-                                                      std::to_string(buffer.dimensions().size()) +
-                                                      " but a tensor has at most 4 dimensions"};
-      }
-      params.*field.tensor = describe(buffer);
-      return ffi::Error::Success();
+    const ParamField* field = flash3::find_field<Params>(name);
+    if (!field || field->kind != FieldKind::kTensor)
+      return {ffi::ErrorCode::kInternal, "flash3: no tensor is named '" + std::string(name) + "'"};
+    if (buffer.dimensions().size() > 4) {
+      return {ffi::ErrorCode::kInvalidArgument, "flash3: " + std::string(name) + ".ndim = " +
+                                                    std::to_string(buffer.dimensions().size()) +
+                                                    " but a tensor has at most 4 dimensions"};
     }
-    return {ffi::ErrorCode::kInternal, "flash3: no tensor is named '" + std::string(name) + "'"};
+    *field->tensor(&params) = describe(buffer);
+    return ffi::Error::Success();
   }
 
-  const Field<Params> (&fields_)[kFields];
   std::string_view names_;
 };
 
-// Scale and mask, of forward and backward.
-struct Scores {
-  float softmax_scale;
-  bool causal;
-  int64_t window_left, window_right;
-  float softcap;
-  int64_t chunk;
-
-  template <class Params>
-  void set(Params* params) const {
-    params->softmax_scale = softmax_scale;
-    params->causal = causal;
-    params->window = window_left >= 0 || window_right >= 0;
-    params->window_left = window_left;
-    params->window_right = window_right;
-    params->softcap = softcap;
-    params->chunk = chunk;
-  }
-};
+template <class Params, class Platform, class MakePlan, class RunPlan>
+ffi::Error run(Call<Params> call, Platform platform, const ffi::RemainingArgs& operands,
+               const ffi::RemainingRets& results, const ffi::Dictionary& attributes,
+               const MakePlan& make_plan, const RunPlan& run_plan) {
+  if (ffi::Error error = call.attributes(attributes); error.failure()) return error;
+  if (ffi::Error error = call.tensors(operands, results); error.failure()) return error;
+  return call.run(std::move(platform), make_plan, run_plan);
+}
 
 template <class Platform>
 ffi::Error forward(Platform platform, const ffi::RemainingArgs& operands,
-                   const ffi::RemainingRets& results, std::string_view tensors,
-                   const Scores& scores, bool compute_fp8, int64_t rotation_seed) {
-  Call call(kForwardFields, tensors);
-  scores.set(&call.params);
-  call.params.compute = compute_fp8 ? FLASH3_COMPUTE_FP8 : FLASH3_COMPUTE_AS_GIVEN;
-  call.params.rotation_seed = static_cast<uint64_t>(rotation_seed);
+                   const ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  Call<flash3_forward_params> call;
   call.params.fill_padding = 1;  // XLA's results hold whatever was in their memory
-  if (ffi::Error error = call.tensors(operands, results); error.failure()) return error;
-  return call.run(std::move(platform), flash3_forward_plan, flash3_forward_run);
+  return run(std::move(call), std::move(platform), operands, results, attributes,
+             flash3_forward_plan, flash3_forward_run);
 }
 
 template <class Platform>
 ffi::Error backward(Platform platform, const ffi::RemainingArgs& operands,
-                    const ffi::RemainingRets& results, std::string_view tensors,
-                    const Scores& scores, bool deterministic) {
-  Call call(kBackwardFields, tensors);
-  scores.set(&call.params);
-  call.params.deterministic = deterministic;
-  if (ffi::Error error = call.tensors(operands, results); error.failure()) return error;
-  return call.run(std::move(platform), flash3_backward_plan, flash3_backward_run);
+                    const ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  return run(Call<flash3_backward_params>(), std::move(platform), operands, results, attributes,
+             flash3_backward_plan, flash3_backward_run);
 }
 
-// The attributes in the handlers' order, which is Scores' order too.
-auto with_attributes(auto binding) {
-  return std::move(binding)
+auto on_host() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs();
+}
+auto on_cuda() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::ScratchAllocator>()
       .RemainingArgs()
       .RemainingRets()
-      .template Attr<std::string_view>("tensors")
-      .template Attr<float>("softmax_scale")
-      .template Attr<bool>("causal")
-      .template Attr<int64_t>("window_left")
-      .template Attr<int64_t>("window_right")
-      .template Attr<float>("softcap")
-      .template Attr<int64_t>("chunk");
-}
-auto on_host() { return with_attributes(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()); }
-auto on_cuda() {
-  return with_attributes(
-      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Ctx<ffi::ScratchAllocator>());
+      .Attrs();
 }
 
 ffi::Error forward_on_host(const ffi::ThreadPool& pool, const ffi::RemainingArgs& operands,
-                           const ffi::RemainingRets& results, std::string_view tensors, float scale,
-                           bool causal, int64_t left, int64_t right, float softcap, int64_t chunk,
-                           bool compute_fp8, int64_t rotation_seed) {
-  return forward(Host(pool), operands, results, tensors,
-                 {scale, causal, left, right, softcap, chunk}, compute_fp8, rotation_seed);
+                           const ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  return forward(Host(pool), operands, results, attributes);
 }
 
 ffi::Error forward_on_cuda(void* stream, ffi::ScratchAllocator scratch,
                            const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
-                           std::string_view tensors, float scale, bool causal, int64_t left,
-                           int64_t right, float softcap, int64_t chunk, bool compute_fp8,
-                           int64_t rotation_seed) {
-  return forward(Cuda(stream, &scratch), operands, results, tensors,
-                 {scale, causal, left, right, softcap, chunk}, compute_fp8, rotation_seed);
+                           const ffi::Dictionary& attributes) {
+  return forward(Cuda(stream, &scratch), operands, results, attributes);
 }
 
 ffi::Error backward_on_host(const ffi::ThreadPool& pool, const ffi::RemainingArgs& operands,
-                            const ffi::RemainingRets& results, std::string_view tensors,
-                            float scale, bool causal, int64_t left, int64_t right, float softcap,
-                            int64_t chunk, bool deterministic) {
-  return backward(Host(pool), operands, results, tensors,
-                  {scale, causal, left, right, softcap, chunk}, deterministic);
+                            const ffi::RemainingRets& results, const ffi::Dictionary& attributes) {
+  return backward(Host(pool), operands, results, attributes);
 }
 
 ffi::Error backward_on_cuda(void* stream, ffi::ScratchAllocator scratch,
                             const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
-                            std::string_view tensors, float scale, bool causal, int64_t left,
-                            int64_t right, float softcap, int64_t chunk, bool deterministic) {
-  return backward(Cuda(stream, &scratch), operands, results, tensors,
-                  {scale, causal, left, right, softcap, chunk}, deterministic);
+                            const ffi::Dictionary& attributes) {
+  return backward(Cuda(stream, &scratch), operands, results, attributes);
 }
 
 }  // namespace
 
 // Not among those that XLA may record into a command buffer: a replay would use a workspace that is
 // given back when the handler returns.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_forward_cpu, forward_on_host,
-                              on_host().Attr<bool>("compute_fp8").Attr<int64_t>("rotation_seed"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_forward_cuda, forward_on_cuda,
-                              on_cuda().Attr<bool>("compute_fp8").Attr<int64_t>("rotation_seed"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_backward_cpu, backward_on_host,
-                              on_host().Attr<bool>("deterministic"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_backward_cuda, backward_on_cuda,
-                              on_cuda().Attr<bool>("deterministic"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_forward_cpu, forward_on_host, on_host());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_forward_cuda, forward_on_cuda, on_cuda());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_backward_cpu, backward_on_host, on_host());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flash3_jax_backward_cuda, backward_on_cuda, on_cuda());
 
 }  // namespace flash3_jax

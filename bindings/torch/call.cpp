@@ -4,8 +4,6 @@
 #include <dlfcn.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <cmath>
-#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -48,29 +46,12 @@ void check(flash3_status status) {
   if (status != FLASH3_OK) fail(status, flash3_last_error());
 }
 
-int32_t int32_of(const char* name, int64_t value) {
-  if (value < INT32_MIN || value > INT32_MAX)
-    fail(FLASH3_INVALID_ARGUMENT,
-         std::string(name) + " = " + std::to_string(value) + " but it must fit into 32 bits");
-  return static_cast<int32_t>(value);
-}
-
-float float32_of(const char* name, double value) {
-  const auto kept = static_cast<float>(value);
-  // To the library 0 stands for something else.
-  if ((kept == 0) == (value == 0) && std::isinf(kept) == std::isinf(value)) return kept;
-  std::ostringstream sentence;
-  sentence << name << " = " << value
-           << " but it must be a number that float32 can hold, which makes " << kept << " of it";
-  fail(FLASH3_INVALID_ARGUMENT, sentence.str());
-}
-
 std::string Device::name() const {
   if (is_cuda()) return "cuda:" + std::to_string(index);
   return type == aoti_torch_device_type_cpu() ? "cpu" : "device type " + std::to_string(type);
 }
 
-Device device_of(const char* name, const Tensor& t) {
+Device device_of(std::string_view name, const Tensor& t) {
   if (!t.defined())
     fail(FLASH3_INVALID_ARGUMENT,
          std::string(name) + ".dtype is none: it must be a tensor, not None");
@@ -115,35 +96,27 @@ const char* torch_name_of(int32_t dtype) {
   return "unknown";  // of fewer bits than eight
 }
 
-// What an argument of this name takes; bindings/python/flash3/_library.py has the same.
-const char* dtypes_for(std::string_view name) {
-  for (const char* index :
-       {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "seqused_k", "page_table",
-        "cache_batch_idx", "leftpad_k", "rotary_offsets"})
-    if (name == index) return "int32";
-  if (name == "tree_mask") return "int64";
-  for (const char* figure : {"lse", "dlse", "lse_parts", "out_parts"})
-    if (name == figure) return "float32";
-  return name.ends_with("_scale") ? "float32" : "float16, bfloat16, float32 or float8_e4m3fn";
+std::string dtypes_for(const ParamField& field) {
+  if (field.dtype != FLASH3_DTYPE_NONE) return flash3_dtype_name(field.dtype);
+  return "float16, bfloat16, float32 or float8_e4m3fn";
 }
 
 }  // namespace
 
-flash3_dtype dtype_of(const char* name, int32_t dtype) {
+flash3_dtype dtype_of(std::string_view name, const ParamField& field, int32_t dtype) {
   if (dtype == aoti_torch_dtype_bfloat16()) return FLASH3_BFLOAT16;
   if (dtype == aoti_torch_dtype_float16()) return FLASH3_FLOAT16;
   if (dtype == aoti_torch_dtype_float32()) return FLASH3_FLOAT32;
   if (dtype == aoti_torch_dtype_int32()) return FLASH3_INT32;
   if (dtype == aoti_torch_dtype_float8_e4m3fn()) return FLASH3_FLOAT8_E4M3;
-  if (dtype == aoti_torch_dtype_int64() && std::string_view(name) == "tree_mask")
-    return FLASH3_INT64;
+  if (dtype == aoti_torch_dtype_int64() && field.dtype == FLASH3_INT64) return FLASH3_INT64;
   fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".dtype = " + torch_name_of(dtype) +
-                                    " but it must be " + dtypes_for(name));
+                                    " but it must be " + dtypes_for(field));
 }
 
 bool is_fp8(const Tensor& t) { return torch_dtype_of(t) == aoti_torch_dtype_float8_e4m3fn(); }
 
-void check_dims(const char* name, const Tensor& t) {
+void check_dims(std::string_view name, const Tensor& t) {
   if (t.dim() == 3 || t.dim() == 4) return;
   fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".ndim = " + std::to_string(t.dim()) +
                                     " but it must be 4, [batch, seq, heads, dim], or packed 3, "
@@ -205,24 +178,58 @@ void* current_stream(int32_t device_index) {
   return stream;
 }
 
-void describe(const char* name, const Tensor& t, const char* first_name, const Device& device,
-              flash3_tensor* field) {
+void describe(std::string_view name, const Tensor& t, std::string_view first_name,
+              const Device& device, const ParamField& field, flash3_tensor* described) {
   const Device own = device_of(name, t);
   if (own != device)
     fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".device = " + own.name() + " but " +
-                                      first_name + ".device = " + device.name() +
+                                      std::string(first_name) + ".device = " + device.name() +
                                       "; all tensors must be on one device");
   const auto sizes = t.sizes(), strides = t.strides();
   if (sizes.size() > 4)
     fail(FLASH3_INVALID_ARGUMENT, std::string(name) + ".ndim = " + std::to_string(sizes.size()) +
                                       " but a tensor has at most 4 dimensions");
-  field->data = t.data_ptr();
-  field->dtype = dtype_of(name, torch_dtype_of(t));
-  field->ndim = static_cast<int32_t>(sizes.size());
+  described->data = t.data_ptr();
+  described->dtype = dtype_of(name, field, torch_dtype_of(t));
+  described->ndim = static_cast<int32_t>(sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
-    field->shape[d] = sizes[d];
-    field->stride[d] = strides[d];
+    described->shape[d] = sizes[d];
+    described->stride[d] = strides[d];
   }
+}
+
+Value::Value(Type type, StableIValue given) {
+  using torch::stable::detail::to;
+  switch (type) {
+    case Type::kTensor: tensor = to<Tensor>(given); break;
+    case Type::kMaybeTensor: tensor = to<MaybeTensor>(given); break;
+    case Type::kFloat: number = to<double>(given); break;
+    case Type::kFlag: integer = to<bool>(given); break;
+    case Type::kInteger: integer = to<int64_t>(given); break;
+    case Type::kDtype: integer = to<std::optional<int32_t>>(given).value_or(-1); break;
+  }
+}
+
+void take_extra(std::string_view name, Type type, Value& value, Extras* extras) {
+  if (name == "schedule") extras->schedule = value.tensor;
+  if (name == "heads_first") extras->heads_first = value.integer != 0;
+  if (name == "scale_ndim") extras->scale_ndim = value.integer;
+  if (name == "heads_k") extras->heads_k = value.integer;
+  if (name == "schedule_key") extras->schedule_key = value.integer;
+  if (type == Type::kDtype && value.integer >= 0)
+    extras->out_dtype = static_cast<int32_t>(value.integer);
+}
+
+void refuse_number(const Argument& argument, const Value& value) {
+  std::ostringstream sentence;
+  sentence << argument.name << " = ";
+  if (argument.type != Type::kFloat) {
+    sentence << value.integer << " but it must fit into 32 bits";
+  } else {
+    sentence << value.number << " but it must be a number that float32 can hold, which makes "
+             << static_cast<float>(value.number) << " of it";
+  }
+  fail(FLASH3_INVALID_ARGUMENT, sentence.str());
 }
 
 }  // namespace flash3_torch

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operators of torch.ops.flash3 have in common: arguments taken from torch's stack,
+// What the operators of torch.ops.flash3 have in common: arguments taken from torch's stack by
+// their schema,
 // tensors as flash3_tensors, results allocated by torch, one call of the library and its error.
 #pragma once
 
@@ -8,13 +9,16 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "arguments.hpp"
 #include "flash3/plan.h"
 #include "workspace.hpp"
 
@@ -27,8 +31,6 @@ using Sizes = std::vector<int64_t>;
 // "flash3: invalid argument: q.shape[2] = …": flash3/_torch.py makes the Python exception of it.
 [[noreturn]] void fail(flash3_status status, const std::string& sentence);
 void check(flash3_status status);
-int32_t int32_of(const char* name, int64_t value);
-float float32_of(const char* name, double value);
 
 struct Device {
   int32_t type = 0, index = 0;
@@ -37,14 +39,14 @@ struct Device {
   std::string name() const;
 };
 
-Device device_of(const char* name, const Tensor& t);
+Device device_of(std::string_view name, const Tensor& t);
 int32_t torch_dtype_of(const Tensor& t);
-// A dtype in torch's numbering as the library's; name is the argument's, for messages.
-flash3_dtype dtype_of(const char* name, int32_t dtype);
+// A dtype in torch's numbering as the library's, of an argument with this name and field.
+flash3_dtype dtype_of(std::string_view name, const ParamField& field, int32_t dtype);
 bool is_fp8(const Tensor& t);
 // The dtype of out, in torch's numbering: the one that is asked for, or as q's.
 int32_t out_dtype_of(const Tensor& q, const std::optional<int32_t>& asked);
-void check_dims(const char* name, const Tensor& t);
+void check_dims(std::string_view name, const Tensor& t);
 
 Tensor empty(const Sizes& sizes, int32_t dtype, const Device& device);
 // The same with its heads before its rows, [batch, heads, seq, dim], in memory that has them
@@ -63,98 +65,79 @@ Attended empty_results(const Tensor& q, const Tensor& v, bool heads_first,
                        const std::optional<int32_t>& asked_dtype, const Device& device);
 
 // Describes a tensor of this device.
-void describe(const char* name, const Tensor& t, const char* first_name, const Device& device,
-              flash3_tensor* field);
+void describe(std::string_view name, const Tensor& t, std::string_view first_name,
+              const Device& device, const ParamField& field, flash3_tensor* described);
 
-// The arguments of an operator, taken from its stack one after the other.
-class Arguments {
- public:
-  explicit Arguments(StableIValue* stack) : stack_(stack) {}
-  template <class T>
-  T next() {
-    return torch::stable::detail::to<T>(*stack_++);
-  }
-  Tensor tensor() { return next<Tensor>(); }
-  MaybeTensor maybe_tensor() { return next<MaybeTensor>(); }
-  // A dtype in torch's numbering.
-  std::optional<int32_t> maybe_dtype() { return next<std::optional<int32_t>>(); }
-
- private:
-  StableIValue* stack_;
+// What operators take that is no field of the params.
+struct Extras {
+  bool heads_first = false;  // [batch, heads, seq, dim], as torch's own attention has its tensors
+  std::optional<int32_t> out_dtype;  // in torch's numbering
+  int64_t scale_ndim = 0, heads_k = 0;
+  MaybeTensor schedule;
+  int64_t schedule_key = 0;
 };
 
-// Sequences of different lengths, as all params have them.
-struct Sequences {
-  MaybeTensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  int64_t max_seqlen_q, max_seqlen_k;
+// One argument as torch's stack has it.
+struct Value {
+  MaybeTensor tensor;
+  double number = 0;
+  int64_t integer = 0;  // and a flag
 
-  explicit Sequences(Arguments& a)
-      : cu_seqlens_q(a.maybe_tensor()),
-        cu_seqlens_k(a.maybe_tensor()),
-        seqused_q(a.maybe_tensor()),
-        seqused_k(a.maybe_tensor()),
-        max_seqlen_q(a.next<int64_t>()),
-        max_seqlen_k(a.next<int64_t>()) {}
+  Value() = default;
+  Value(Type type, StableIValue given);
 };
-#define FLASH3_SEQUENCES                                                           \
-  "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, " \
-  "Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
 
-// One call: its params, and the copies that they point to.
+// Takes an argument that is no field.
+void take_extra(std::string_view name, const Type type, Value& value, Extras* extras);
+// Refuses a number that does not fit into its field.
+[[noreturn]] void refuse_number(const Argument& argument, const Value& value);
+
+// One call: its params, of an operator's arguments, and the copies that they point to.
 template <class Params>
 class Call {
  public:
-  // The other tensors must be on the device of the first one.
-  Call(const char* first_name, const Device& device) : first_name_(first_name), device_(device) {
+  Call(const Schema<Params>& schema, StableIValue* stack) : schema_(schema) {
+    // All are taken before any is refused: whoever takes a tensor owns it.
+    for (size_t i = 0; i < schema.count; ++i) values_[i] = {schema.arguments[i].type, stack[i]};
     params.struct_size = sizeof params;
-    if (device_.is_cuda()) {
-      params.stream = current_stream(device_.index);
+    begin_window(&params);
+    for (size_t i = 0; i < schema.count; ++i) take(schema.arguments[i], &values_[i]);
+    finish_window(&params);
+    find_device();
+    if (device.is_cuda()) {
+      params.stream = current_stream(device.index);
     } else {
       params.num_threads = static_cast<int32_t>(torch::stable::get_num_threads());
     }
   }
 
-  // A last dimension with gaps is copied; any other stride is passed on.
-  void input(const char* name, flash3_tensor* field, const Tensor& t) {
-    output(name, field, t);
-    const int32_t last = field->ndim - 1;
-    if (last < 0 || field->shape[last] <= 1 || field->stride[last] == 1) return;
-    copies_.push_back(torch::stable::contiguous(t));
-    describe(name, copies_.back(), first_name_, device_, field);
-    field->stride[last] = 1;  // torch does not copy a tensor without elements
+  // The tensor that an argument is; none: it is not given.
+  const MaybeTensor& given(std::string_view name) const {
+    static const MaybeTensor kNone;
+    for (size_t i = 0; i < schema_.count; ++i)
+      if (schema_.arguments[i].name == name) return values_[i].tensor;
+    return kNone;
   }
-  void optional_input(const char* name, flash3_tensor* field, const MaybeTensor& t) {
-    if (t) input(name, field, *t);
+  const Tensor& operator[](std::string_view name) const { return *given(name); }
+
+  // Describes all tensors that are given, which must be on the device of the first.
+  void describe_tensors() {
+    for (size_t i = 0; i < schema_.count; ++i) {
+      const Argument& a = schema_.arguments[i];
+      if (!values_[i].tensor || !a.field) continue;
+      flash3_tensor* const described = output(a.name, *a.field, *values_[i].tensor);
+      if (!a.field->is_written && !a.is_cache) close_gaps(a, *values_[i].tensor, described);
+    }
   }
-  void output(const char* name, flash3_tensor* field, const Tensor& t) {
-    describe(name, t, first_name_, device_, field);
-  }
-  void optional_output(const char* name, flash3_tensor* field, const MaybeTensor& t) {
-    if (t) output(name, field, *t);
-  }
-  // Scale and mask, of forward and backward.
-  void scores(double softmax_scale, bool causal, int64_t window_left, int64_t window_right,
-              double softcap) {
-    params.softmax_scale = float32_of("softmax_scale", softmax_scale);
-    params.causal = causal;
-    params.window = window_left >= 0 || window_right >= 0;
-    params.window_left = window_left;
-    params.window_right = window_right;
-    params.softcap = float32_of("softcap", softcap);
-  }
-  void sequences(const Sequences& s) {
-    optional_input("cu_seqlens_q", &params.cu_seqlens_q, s.cu_seqlens_q);
-    optional_input("cu_seqlens_k", &params.cu_seqlens_k, s.cu_seqlens_k);
-    optional_input("seqused_q", &params.seqused_q, s.seqused_q);
-    optional_input("seqused_k", &params.seqused_k, s.seqused_k);
-    params.max_seqlen_q = s.max_seqlen_q;
-    params.max_seqlen_k = s.max_seqlen_k;
+  // Describes a result that was made for the call.
+  void result(std::string_view name, const Tensor& t) {
+    output(name, *flash3::find_field<Params>(name), t);
   }
 
   // As long as what it returns lives, the call's GPU is the current one.
   std::optional<torch::stable::accelerator::DeviceGuard> on_device() const {
     std::optional<torch::stable::accelerator::DeviceGuard> guard;
-    if (device_.is_cuda()) guard.emplace(device_.index);
+    if (device.is_cuda()) guard.emplace(device.index);
     return guard;
   }
 
@@ -170,7 +153,7 @@ class Call {
     std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
     if (bytes > 0) {
       workspace = empty({static_cast<int64_t>(workspace_allocation(bytes))},
-                        aoti_torch_dtype_uint8(), device_);
+                        aoti_torch_dtype_uint8(), device);
       params.workspace = align_workspace(workspace->data_ptr());
       params.workspace_size = bytes;
     }
@@ -178,21 +161,59 @@ class Call {
   }
 
   Params params{};
+  Extras extras;
+  Device device;
+  std::string_view first_name;  // of the tensor that tells the device
 
  private:
-  const char* first_name_;
-  Device device_;
+  void take(const Argument& a, Value* value) {
+    if (!a.field) return take_extra(a.name, a.type, *value, &extras);
+    if (a.type == Type::kTensor || a.type == Type::kMaybeTensor) return;
+    const bool fits = a.type == Type::kFloat ? store(*a.field, value->number, &params)
+                                             : store(*a.field, value->integer, &params);
+    if (!fits) refuse_number(a, *value);
+  }
+
+  void find_device() {
+    size_t first = schema_.count;
+    for (size_t i = schema_.count; i-- > 0;)
+      if (values_[i].tensor && schema_.arguments[i].field) first = i;
+    for (size_t i = 0; i < schema_.count; ++i)
+      if (values_[i].tensor && schema_.arguments[i].name == "q") first = i;
+    if (first == schema_.count)
+      fail(FLASH3_INVALID_ARGUMENT, "q, k and v are None; at least one of them must be given");
+    first_name = schema_.arguments[first].name;
+    device = device_of(first_name, *values_[first].tensor);
+  }
+
+  flash3_tensor* output(std::string_view name, const ParamField& field, const Tensor& t) {
+    flash3_tensor* const described = field.tensor(&params);
+    describe(name, t, first_name, device, field, described);
+    if (field.is_rows && extras.heads_first && described->ndim >= 3) {
+      const int32_t heads = described->ndim - 3;
+      std::swap(described->shape[heads], described->shape[heads + 1]);
+      std::swap(described->stride[heads], described->stride[heads + 1]);
+    }
+    return described;
+  }
+
+  // A last dimension with gaps is copied; any other stride is passed on.
+  void close_gaps(const Argument& a, const Tensor& t, flash3_tensor* described) {
+    const int32_t last = described->ndim - 1;
+    if (last < 0 || described->shape[last] <= 1 || described->stride[last] == 1) return;
+    copies_.push_back(torch::stable::contiguous(t));
+    output(a.name, *a.field, copies_.back());
+    described->stride[last] = 1;  // torch does not copy a tensor without elements
+  }
+
+  const Schema<Params>& schema_;
+  std::array<Value, Schema<Params>::kMost> values_;
   std::vector<Tensor> copies_;
 };
 
-// torch.ops.flash3.quantize and quantize_out (quantize.cpp).
-extern const char* const kQuantizeSchema;
-extern const char* const kQuantizeOutSchema;
+// The operators of quantize.cpp and kv_cache.cpp.
 void quantize(StableIValue* stack, uint64_t, uint64_t);
 void quantize_out(StableIValue* stack, uint64_t, uint64_t);
-
-// The operators for a KV cache and for merging (kv_cache.cpp).
-extern const char* const kCacheSchemas[7];
 void attention_with_kv_cache(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache_append(StableIValue* stack, uint64_t, uint64_t);
 void attention_with_kv_cache_out(StableIValue* stack, uint64_t, uint64_t);

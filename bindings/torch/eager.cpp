@@ -1,31 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// flash3._eager: one plain forward call, or one on a KV cache, from Python around torch's
-// dispatcher, which takes longer than all else that the host does for a short call. It does what
-// the operators `inference` (ops.cpp) and `attention_with_kv_cache` (kv_cache.cpp) do for calls
-// that nothing but the operator's kernel would see, and leaves every other call to the operator:
-// what the library refuses too, so that there is one place that copies tensors with gaps and makes
-// exceptions.
+// flash3._eager: a forward call, plain or on a KV cache, from Python around torch's dispatcher,
+// which takes longer than all else that the host does for a short call. It takes Python's options
+// as the caller gave them, in one dict, and does what the operators `forward` (ops.cpp) and
+// `attention_with_kv_cache` (kv_cache.cpp) do for calls that nothing but the operator's kernel
+// would see; it leaves every other call to the operator: what the library refuses too, so that
+// there is one place that copies tensors with gaps and makes exceptions.
 //
 // Tensors are read through torch's table of DLPack functions, which are plain C, and the rest is
 // Python's limited API: one binary for every CPython from 3.10 on and every torch that has the
 // table.
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
-// Behind Python.h
+// After Python.h
 #include <ATen/dlpack.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "eager_options.hpp"
 #include "flash3/plan.h"
 #include "flash3/schedule.h"
 #include "signals.hpp"
 #include "workspace.hpp"
 
 namespace {
+
+using namespace flash3_eager;
 
 // References are counted by the interpreter's functions, not by the macros of the headers that this
 // is compiled with: since 3.12 False and None are immortal, and an older macro counts them down.
@@ -63,13 +68,6 @@ bool is_true(PyObject* function) {
   const Owned answer(PyObject_CallNoArgs(function));
   return !answer || PyObject_IsTrue(answer.get()) != 0;
 }
-
-// A tensor of a call, and where its description goes.
-struct Input {
-  PyObject* tensor;
-  flash3_tensor* field;
-};
-using Inputs = std::vector<Input>;
 
 bool is_any_negated(const Inputs& inputs) {
   for (const Input& in : inputs) {
@@ -167,60 +165,12 @@ bool set_device(DLDevice device, flash3_forward_params* params) {
          torch.dlpack->current_work_stream(kDLCUDA, device.device_id, &params->stream) == 0;
 }
 
-// The options in the forms that they nearly always have; every other form is the operator's to
-// check, as is a number that float32 makes 0 or infinite.
-bool set_number(PyObject* given, float* field) {
-  if (!PyFloat_CheckExact(given) && !PyLong_CheckExact(given)) return false;
-  *field = static_cast<float>(PyFloat_AsDouble(given));
-  return *field > 0 ? Py_IS_FINITE(*field) : PyFloat_AsDouble(given) == 0;
-}
-
-bool set_scale(PyObject* given, flash3_forward_params* params) {
-  if (given == Py_None) return true;
-  return set_number(given, &params->softmax_scale) && params->softmax_scale > 0;  // 0: the default
-}
-
-bool set_integer(PyObject* given, int64_t* field) {
-  if (!PyLong_CheckExact(given)) return false;
-  *field = PyLong_AsLongLong(given);
-  return *field != -1 || !PyErr_Occurred();  // more than 64 bits
-}
-
-bool set_margin(PyObject* given, flash3_forward_params* params) {
-  int64_t margin = 0;
-  const bool is_set = set_integer(given, &margin) && margin >= 0 && margin <= INT32_MAX;
-  params->sm_margin = static_cast<int32_t>(margin);
-  return is_set;
-}
-
-bool set_flag(PyObject* given, int32_t* field) {
-  *field = given == Py_True;
-  return given == Py_True || given == Py_False;
-}
-
-bool set_window(PyObject* given, flash3_forward_params* params) {
-  if (given == Py_None) return true;
-  if (!PyTuple_CheckExact(given) || PyTuple_Size(given) != 2) return false;
-  if (!set_integer(PyTuple_GetItem(given, 0), &params->window_left) ||
-      !set_integer(PyTuple_GetItem(given, 1), &params->window_right))
-    return false;
-  params->window = params->window_left >= 0 || params->window_right >= 0;
-  return true;
-}
-
-bool set_options(PyObject* causal, PyObject* window, PyObject* scale, PyObject* softcap,
-                 flash3_forward_params* params) {
-  params->window_left = params->window_right = -1;
-  return set_flag(causal, &params->causal) && set_number(softcap, &params->softcap) &&
-         set_scale(scale, params) && set_window(window, params);
-}
-
 // Memory for the result, dense, by torch's own function. One that is made through DLPack would lie
 // in a storage that torch's caching allocator does not know as its own, and record_stream() on it
 // would do nothing.
 Owned empty_out(PyObject* q, const flash3_forward_params& p) {
   const int64_t* shape = p.q.shape;
-  const int64_t dim = p.v.shape[3];
+  const int64_t dim = p.v.shape[p.v.ndim - 1];
   if (dim != shape[p.q.ndim - 1])
     return Owned(p.q.ndim == 4 ? PyObject_CallFunction(torch.new_empty, "O(LLLL)", q, shape[0],
                                                        shape[1], shape[2], dim)
@@ -281,84 +231,58 @@ bool run_without_lock(flash3_forward_params* params, DLDevice device) {
   return ran;
 }
 
-// The result; null: the operator is to do it, and a Python error that is then set says nothing.
-Owned attend(PyObject* const* arguments) {
-  flash3_forward_params params{};
-  params.struct_size = sizeof params;
-  DLDevice device{}, device_out{};
-  PyObject* q = arguments[0];
-  const Inputs inputs = {{q, &params.q}, {arguments[1], &params.k}, {arguments[2], &params.v}};
-  if (!set_options(arguments[3], arguments[4], arguments[5], arguments[6], &params) ||
-      !set_margin(arguments[7], &params) || !describe(inputs, &device) || params.q.ndim != 4 ||
-      params.v.ndim != 4 || !set_device(device, &params))
-    return nullptr;
-  Owned out = empty_out(q, params);
-  if (!out || !describe(out.get(), &params.out, &device_out) || !run_without_lock(&params, device))
-    return nullptr;
-  return out;
-}
+Options attention_options, cache_options;
 
-// The same on a KV cache: with_lse, then the operator attention_with_kv_cache_append's arguments.
-Owned attend_to_cache(PyObject* const* arguments) {
-  flash3_forward_params params{};
-  flash3_forward_params* p = &params;
-  p->struct_size = sizeof params;
-  PyObject *with_lse = arguments[0], *q = arguments[1];
-  PyObject *const *new_keys = arguments + 4, *const *o = arguments + 11;
-  Inputs inputs = {{q, &p->q}, {arguments[2], &p->k}, {arguments[3], &p->v}};
-  flash3_tensor* const of_new[] = {&p->k_new,      &p->v_new,      &p->cu_seqlens_k_new,
-                                   &p->rotary_cos, &p->rotary_sin, &p->rotary_offsets};
-  for (size_t i = 0; i < std::size(of_new); ++i)
-    if (new_keys[i] != Py_None) inputs.push_back({new_keys[i], of_new[i]});
-  for (const Input& optional : {Input{o[2], &p->seqused_k},
-                                {o[3], &p->page_table},
-                                {o[8], &p->sink},
-                                {o[9], &p->cache_batch_idx},
-                                {o[10], &p->leftpad_k},
-                                {o[11], &p->cu_seqlens_q},
-                                {o[12], &p->seqused_q},
-                                {o[16], &p->q_scale},
-                                {o[17], &p->k_scale},
-                                {o[18], &p->v_scale},
-                                {o[21], &p->qv},
-                                {o[22], &p->tree_mask}})
-    if (optional.tensor != Py_None) inputs.push_back(optional);
-  int64_t schedule_key = 0;
-  if (!set_flag(new_keys[6], &p->rotary_interleaved) || !set_number(o[0], &p->softmax_scale) ||
-      !set_flag(o[1], &p->causal) || !set_integer(o[4], &p->window_left) ||
-      !set_integer(o[5], &p->window_right) || !set_number(o[6], &p->softcap) ||
-      !set_integer(o[7], &p->chunk) || !set_integer(o[13], &p->max_seqlen_q) ||
-      !set_integer(o[14], &p->max_seqlen_k) || !set_margin(o[15], p) ||
-      !set_integer(o[20], &schedule_key))
-    return nullptr;
-  p->window = p->window_left >= 0 || p->window_right >= 0;
-  DLDevice device{}, device_out{};
-  if (!describe(inputs, &device) || p->q.ndim < 3 || p->v.ndim != 4 || !set_device(device, p) ||
-      p->q.dtype == FLASH3_FLOAT8_E4M3)  // whose result has another dtype
-    return nullptr;
-  flash3_schedule schedule{nullptr, 0, static_cast<uint64_t>(schedule_key)};
-  if (o[19] != Py_None && !describe_schedule(o[19], device, &schedule)) return nullptr;
-  p->schedule = o[19] != Py_None ? &schedule : nullptr;
+// The result of attention(q, k, v), or of attention to a cache: out, or (out, lse). Null: the
+// operator is to do it, and a Python error that is then set says nothing.
+Owned attend(PyObject* const* arguments, const Options& options, bool is_cache) {
+  Call call;
+  flash3_forward_params* const p = &call.params;
+  p->struct_size = sizeof *p;
   p->fill_padding = 1;
-  Owned out = empty_out(q, params);
-  Owned lse = with_lse == Py_True ? empty_lse(q, p->q) : Owned();
-  if (!out || !describe(out.get(), &p->out, &device_out)) return nullptr;
-  if (with_lse == Py_True && (!lse || !describe(lse.get(), &p->lse, &device_out))) return nullptr;
-  if (!run_without_lock(p, device)) return nullptr;
-  return Owned(PyTuple_Pack(2, out.get(), lse ? lse.get() : Py_None));
+  PyObject* const q = arguments[0];
+  call.inputs = {{q, &p->q}, {arguments[1], &p->k}, {arguments[2], &p->v}};
+  DLDevice device{}, device_out{};
+  if (!PyDict_CheckExact(arguments[3]) || !set_options(arguments[3], options, &call) ||
+      !describe(call.inputs, &device) || p->q.ndim < 3 || p->v.ndim < (is_cache ? 4 : 3) ||
+      !set_device(device, p))
+    return nullptr;
+  flash3_schedule schedule{};
+  if (call.schedule != Py_None) {
+    int64_t key = 0;  // a flash3.Schedule, which is a named tuple: (data, key)
+    if (!PyTuple_Check(call.schedule) || PyTuple_CheckExact(call.schedule) ||
+        PyTuple_Size(call.schedule) != 2 || !integer_of(PyTuple_GetItem(call.schedule, 1), &key) ||
+        !describe_schedule(PyTuple_GetItem(call.schedule, 0), device, &schedule))
+      return nullptr;
+    schedule.key = static_cast<uint64_t>(key);
+    p->schedule = &schedule;
+  }
+  Owned out = empty_out(q, *p), lse = call.with_lse ? empty_lse(q, p->q) : Owned();
+  if (!out || !describe(out.get(), &p->out, &device_out) ||
+      (call.with_lse && (!lse || !describe(lse.get(), &p->lse, &device_out))) ||
+      !run_without_lock(p, device))
+    return nullptr;
+  return lse ? Owned(PyTuple_Pack(2, out.get(), lse.get())) : std::move(out);
 }
 
 // What a function of Python's returns: the result, or None.
-template <Py_ssize_t kCount, Owned (*kAttend)(PyObject* const*)>
-PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != kCount) {
-    PyErr_Format(PyExc_TypeError, "it takes %zd arguments but %zd are given", kCount, count);
+PyObject* call(PyObject* const* arguments, Py_ssize_t count, const Options& options,
+               bool is_cache) {
+  if (count != 4) {
+    PyErr_Format(PyExc_TypeError, "it takes 4 arguments but %zd are given", count);
     return nullptr;
   }
-  if (Owned out = kAttend(arguments)) return out.release();
+  if (Owned result = attend(arguments, options, is_cache)) return result.release();
   PyErr_Clear();
   Py_IncRef(Py_None);
   return Py_None;
+}
+
+PyObject* attention(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return call(arguments, count, attention_options, false);
+}
+PyObject* attention_with_kv_cache(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return call(arguments, count, cache_options, true);
 }
 
 // A new reference, or null with an error set.
@@ -419,7 +343,8 @@ bool find_torch() {
                        &profiler_enabled) &&
          find_variable("torch.autograd.forward_ad", "_current_level", PyLong_FromLong(-1),
                        &forward_ad_level) &&
-         find_dlpack();
+         attention_options.find(flash3_torch::kAttentionOptions) &&
+         cache_options.find(flash3_torch::kAttentionWithKvCacheOptions) && find_dlpack();
 }
 
 PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) noexcept {
@@ -427,12 +352,12 @@ PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t))
 }
 
 PyMethodDef methods[] = {
-    {"attention", fast(call<8, attend>), METH_FASTCALL,
-     "attention(q, k, v, causal, window, softmax_scale, softcap, sm_margin): the result, or None "
-     "for a call that is the operator's"},
-    {"attention_with_kv_cache", fast(call<34, attend_to_cache>), METH_FASTCALL,
-     "attention_with_kv_cache(with_lse, and what attention_with_kv_cache_append takes): (out, lse "
-     "or None), or None for a call that is the operator's"},
+    {"attention", fast(attention), METH_FASTCALL,
+     "attention(q, k, v, options): what flash3.attention(q, k, v, **options) returns, or None for "
+     "a "
+     "call that is the operator's"},
+    {"attention_with_kv_cache", fast(attention_with_kv_cache), METH_FASTCALL,
+     "attention_with_kv_cache(q, k_cache, v_cache, options): the same of a call on a KV cache"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

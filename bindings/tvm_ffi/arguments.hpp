@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of a TVM-FFI call, by position, to the fields of a params structure.
+// Arguments of a TVM-FFI call, by position, to the fields of a params structure: what each takes,
+// the field's own kind says.
 #pragma once
 
-#include <flash3/flash3.h>
 #include <tvm/ffi/c_api.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
+
+#include "core/fields.hpp"
 
 namespace flash3_tvm_ffi {
 
@@ -23,23 +24,45 @@ struct Refusal {
   std::string message;
 };
 
-enum class Kind {
-  tensor,
-  flag,    // int32_t, 0 or 1
-  number,  // float
-  int32,
-  int64,        // also a seed's 64 bits
-  window_side,  // int64_t; given, it sets the flag `window` too; None: unbounded
-  backend,      // "auto", "hopper" or "cpu"
-  compute,      // "fp8"
-  workspace,    // a tensor without gaps, of any dtype: the address, and behind it the bytes
-};
+using flash3::FieldKind;
+using flash3::ParamField;
 
 struct Argument {
-  const char* name;
-  Kind kind;
-  size_t offset;
-  size_t other = 0;  // of a window side: the flag; of a workspace: its size
+  std::string_view name;
+  const ParamField* field;
+  const ParamField* other = nullptr;  // of a window's side: the flag; of a workspace: its size
+
+  bool is_window_side() const { return name.starts_with("window_"); }
+};
+
+// The arguments of a function: fields of its params, by their names.
+struct ArgumentList {
+  Argument arguments[64] = {};
+  size_t count = 0;
+
+  constexpr operator std::span<const Argument>() const { return {arguments, count}; }
+};
+
+template <class Params>
+consteval ArgumentList arguments_of(std::string_view names) {
+  ArgumentList list;
+  while (!names.empty()) {
+    const size_t end = names.find(' ');
+    const std::string_view name = names.substr(0, end);
+    names = end == std::string_view::npos ? std::string_view() : names.substr(end + 1);
+    const ParamField* other = nullptr;
+    if (name.starts_with("window_")) other = flash3::find_field<Params>("window");
+    if (name == "workspace") other = flash3::find_field<Params>("workspace_size");
+    const ParamField* field = flash3::find_field<Params>(name);
+    if (!field) throw "a params struct has no field of this name";
+    list.arguments[list.count++] = {name, field, other};
+  }
+  return list;
+}
+
+struct Function {
+  std::string_view name;
+  std::span<const Argument> arguments;
 };
 
 inline DLTensor* dl_tensor(const TVMFFIAny& value) {
@@ -155,48 +178,52 @@ inline std::string_view text_of(const Argument& a, const TVMFFIAny& value) {
   return {bytes->data, bytes->size};
 }
 
-inline int32_t backend_of(const Argument& a, std::string_view name) {
-  for (const auto backend : {FLASH3_BACKEND_AUTO, FLASH3_BACKEND_HOPPER, FLASH3_BACKEND_CPU}) {
-    if (name == flash3_backend_name(backend)) return backend;
+// The value of an enum's word.
+inline int32_t value_of_word(const Argument& a, std::string_view given) {
+  std::string known;
+  int32_t value = 0;
+  for (std::string_view rest = a.field->words; !rest.empty(); ++value) {
+    const size_t end = rest.find(' ');
+    const std::string_view word = rest.substr(0, end);
+    rest = end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
+    if (word == "-") continue;  // what None stands for
+    if (word == given) return value;
+    known.append(known.empty() ? "'" : ", '").append(word).append("'");
   }
-  throw Refusal{"ValueError", std::string(a.name) + " = '" + std::string(name) +
-                                  "' but it must be one of 'auto', 'hopper', 'cpu'"};
+  throw Refusal{"ValueError", std::string(a.name) + " = '" + std::string(given) +
+                                  "' but it must be " + known + " or None"};
+}
+
+inline DLTensor& given_tensor(const Argument& a, const TVMFFIAny& value) {
+  DLTensor* t = dl_tensor(value);
+  if (!t) refuse_type(a, "a tensor or None");
+  return *t;
 }
 
 // Writes one argument that is not None into params.
-inline void set(const Argument& a, const TVMFFIAny& value, char* params) {
-  const auto store = [&](size_t offset, const auto& x) {
-    std::memcpy(params + offset, static_cast<const void*>(&x), sizeof x);
-  };
-  switch (a.kind) {
-    case Kind::tensor:
-    case Kind::workspace: {
-      const DLTensor* t = dl_tensor(value);
-      if (!t) refuse_type(a, "a tensor or None");
-      if (a.kind == Kind::tensor) return store(a.offset, tensor_of(a, *t));
-      store(a.other, bytes_of(a, *t));
-      return store(a.offset, address_of(*t));
+inline void set(const Argument& a, const TVMFFIAny& value, void* params) {
+  const ParamField& field = *a.field;
+  switch (field.kind) {
+    case FieldKind::kTensor: return field.set(params, tensor_of(a, given_tensor(a, value)));
+    case FieldKind::kAddress: {
+      const DLTensor& t = given_tensor(a, value);
+      a.other->set(params, bytes_of(a, t));
+      return field.set(params, address_of(t));
     }
-    case Kind::flag: return store(a.offset, static_cast<int32_t>(integer_of(a, value) != 0));
-    case Kind::number: return store(a.offset, number_of(a, value));
-    case Kind::int32: return store(a.offset, int32_of(a, value));
-    case Kind::int64: return store(a.offset, integer_of(a, value));
-    case Kind::window_side:
-      store(a.other, int32_t{1});
-      return store(a.offset, integer_of(a, value));
-    case Kind::backend: return store(a.offset, backend_of(a, text_of(a, value)));
-    case Kind::compute:
-      if (const auto name = text_of(a, value); name != "fp8") {
-        throw Refusal{"ValueError",
-                      "compute = '" + std::string(name) + "' but it must be 'fp8' or None"};
-      }
-      return store(a.offset, int32_t{FLASH3_COMPUTE_FP8});
+    case FieldKind::kFloat: return field.set(params, number_of(a, value));
+    case FieldKind::kInt32:
+      if (field.is_flag) return field.set(params, int32_t{integer_of(a, value) != 0});
+      if (!field.words.empty()) return field.set(params, value_of_word(a, text_of(a, value)));
+      return field.set(params, int32_of(a, value));
+    default:
+      if (a.is_window_side()) a.other->set(params, int32_t{1});
+      return field.set(params, integer_of(a, value));
   }
 }
 
 // Reads what is given into params; the first tensor that is given, which tells where the call runs.
 inline const DLTensor* read(std::span<const Argument> known, std::span<const TVMFFIAny> given,
-                            char* params) {
+                            void* params) {
   if (given.size() > known.size()) {
     throw Refusal{"TypeError", std::to_string(given.size()) +
                                    " arguments are given but the function has " +
@@ -204,12 +231,12 @@ inline const DLTensor* read(std::span<const Argument> known, std::span<const TVM
   }
   const DLTensor* first = nullptr;
   for (const Argument& a : known) {
-    if (a.kind == Kind::window_side) std::memset(params + a.offset, 0xFF, sizeof(int64_t));  // -1
+    if (a.is_window_side()) a.field->set(params, int64_t{-1});
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i].type_index == kTVMFFINone) continue;
     set(known[i], given[i], params);
-    if (!first && known[i].kind == Kind::tensor) first = dl_tensor(given[i]);
+    if (!first && known[i].field->kind == FieldKind::kTensor) first = dl_tensor(given[i]);
   }
   return first;
 }

@@ -14,112 +14,10 @@
 #include <memory>
 #include <new>
 
-#include "arguments.hpp"
+#include "signatures.hpp"
 
 namespace flash3_tvm_ffi {
 namespace {
-
-using Forward = flash3_forward_params;
-using Backward = flash3_backward_params;
-using Quantize = flash3_quantize_params;
-using Merge = flash3_merge_params;
-
-// Fields whose argument has their name.
-#define FIELD(Params, name, kind) \
-  Argument { #name, Kind::kind, offsetof(Params, name) }
-#define FIELD_OF_WINDOW(Params, name) \
-  Argument { #name, Kind::window_side, offsetof(Params, name), offsetof(Params, window) }
-#define FIELDS_OF_MASK(Params)                                                     \
-  FIELD(Params, softmax_scale, number), FIELD(Params, causal, flag),               \
-      FIELD_OF_WINDOW(Params, window_left), FIELD_OF_WINDOW(Params, window_right), \
-      FIELD(Params, softcap, number), FIELD(Params, chunk, int64), FIELD(Params, sink, tensor)
-#define FIELDS_OF_LENGTHS(Params)                                           \
-  FIELD(Params, cu_seqlens_q, tensor), FIELD(Params, cu_seqlens_k, tensor), \
-      FIELD(Params, seqused_q, tensor), FIELD(Params, seqused_k, tensor),   \
-      FIELD(Params, max_seqlen_q, int64), FIELD(Params, max_seqlen_k, int64)
-#define FIELDS_OF_RUN(Params)                                                                   \
-  FIELD(Params, backend, backend), FIELD(Params, num_threads, int32), Argument {                \
-    "workspace", Kind::workspace, offsetof(Params, workspace), offsetof(Params, workspace_size) \
-  }
-
-constexpr Argument kForward[] = {
-    FIELD(Forward, q, tensor),        FIELD(Forward, k, tensor),
-    FIELD(Forward, v, tensor),        FIELD(Forward, out, tensor),
-    FIELD(Forward, lse, tensor),      FIELDS_OF_MASK(Forward),
-    FIELDS_OF_LENGTHS(Forward),       FIELD(Forward, q_scale, tensor),
-    FIELD(Forward, k_scale, tensor),  FIELD(Forward, v_scale, tensor),
-    FIELD(Forward, compute, compute), FIELD(Forward, rotation_seed, int64),
-    FIELD(Forward, sm_margin, int32), FIELDS_OF_RUN(Forward),
-    FIELD(Forward, qv, tensor)};
-
-constexpr Argument kCache[] = {FIELD(Forward, q, tensor),
-                               FIELD(Forward, k, tensor),
-                               FIELD(Forward, v, tensor),
-                               FIELD(Forward, out, tensor),
-                               FIELD(Forward, lse, tensor),
-                               FIELD(Forward, seqused_k, tensor),
-                               FIELD(Forward, page_table, tensor),
-                               FIELD(Forward, cache_batch_idx, tensor),
-                               FIELD(Forward, leftpad_k, tensor),
-                               FIELD(Forward, k_new, tensor),
-                               FIELD(Forward, v_new, tensor),
-                               FIELD(Forward, cu_seqlens_k_new, tensor),
-                               FIELD(Forward, rotary_cos, tensor),
-                               FIELD(Forward, rotary_sin, tensor),
-                               FIELD(Forward, rotary_offsets, tensor),
-                               FIELD(Forward, rotary_interleaved, flag),
-                               FIELDS_OF_MASK(Forward),
-                               FIELD(Forward, cu_seqlens_q, tensor),
-                               FIELD(Forward, seqused_q, tensor),
-                               FIELD(Forward, max_seqlen_q, int64),
-                               FIELD(Forward, max_seqlen_k, int64),
-                               FIELD(Forward, sm_margin, int32),
-                               FIELDS_OF_RUN(Forward),
-                               FIELD(Forward, qv, tensor),
-                               FIELD(Forward, q_scale, tensor),
-                               FIELD(Forward, k_scale, tensor),
-                               FIELD(Forward, v_scale, tensor),
-                               FIELD(Forward, rotate, flag),
-                               FIELD(Forward, rotation_seed, int64)};
-
-constexpr Argument kBackward[] = {
-    FIELD(Backward, dout, tensor),  FIELD(Backward, q, tensor),
-    FIELD(Backward, k, tensor),     FIELD(Backward, v, tensor),
-    FIELD(Backward, out, tensor),   FIELD(Backward, lse, tensor),
-    FIELD(Backward, dq, tensor),    FIELD(Backward, dk, tensor),
-    FIELD(Backward, dv, tensor),    FIELD(Backward, dlse, tensor),
-    FIELD(Backward, dsink, tensor), FIELDS_OF_MASK(Backward),
-    FIELDS_OF_LENGTHS(Backward),    FIELD(Backward, deterministic, flag),
-    FIELDS_OF_RUN(Backward)};
-
-constexpr Argument kQuantize[] = {FIELD(Quantize, q, tensor),
-                                  FIELD(Quantize, k, tensor),
-                                  FIELD(Quantize, v, tensor),
-                                  FIELD(Quantize, q_out, tensor),
-                                  FIELD(Quantize, k_out, tensor),
-                                  FIELD(Quantize, v_out, tensor),
-                                  FIELD(Quantize, q_scale, tensor),
-                                  FIELD(Quantize, k_scale, tensor),
-                                  FIELD(Quantize, v_scale, tensor),
-                                  FIELD(Quantize, rotate, flag),
-                                  FIELD(Quantize, rotation_seed, int64),
-                                  FIELD(Quantize, rotary_cos, tensor),
-                                  FIELD(Quantize, rotary_sin, tensor),
-                                  FIELD(Quantize, rotary_interleaved, flag),
-                                  FIELD(Quantize, rotary_offset_q, int64),
-                                  FIELD(Quantize, rotary_offset_k, int64),
-                                  FIELDS_OF_LENGTHS(Quantize),
-                                  FIELDS_OF_RUN(Quantize)};
-
-constexpr Argument kMerge[] = {FIELD(Merge, out_parts, tensor), FIELD(Merge, lse_parts, tensor),
-                               FIELD(Merge, out, tensor),       FIELD(Merge, lse, tensor),
-                               FIELD(Merge, sink, tensor),      FIELDS_OF_RUN(Merge)};
-
-#undef FIELD
-#undef FIELD_OF_WINDOW
-#undef FIELDS_OF_MASK
-#undef FIELDS_OF_LENGTHS
-#undef FIELDS_OF_RUN
 
 // What the last failed C call ended with, as the Python package raises it. Python knows the kind
 // NotImplementedError where somebody has told TVM-FFI of it, and has RuntimeError otherwise, its
@@ -202,7 +100,7 @@ void call(std::span<const Argument> known, std::span<const TVMFFIAny> given,
           flash3_status (*workspace)(const Params*, size_t*), flash3_status (*run)(const Params*)) {
   Params p{};
   p.struct_size = sizeof p;
-  const DLTensor* first = read(known, given, reinterpret_cast<char*>(&p));
+  const DLTensor* first = read(known, given, &p);
   if (first && on_gpu(*first))
     p.stream = TVMFFIEnvGetStream(first->device.device_type, first->device.device_id);
   size_t bytes = 0;
@@ -216,20 +114,9 @@ void call(std::span<const Argument> known, std::span<const TVMFFIAny> given,
   check(run(&p));
 }
 
-struct Function {
-  std::string_view name;
-  std::span<const Argument> arguments;
-};
-
-constexpr Function kFunctions[] = {{"forward", kForward},
-                                   {"attention_with_kv_cache", kCache},
-                                   {"backward", kBackward},
-                                   {"quantize", kQuantize},
-                                   {"merge", kMerge}};
-
 // "q,k,v,…" of the function with this name.
 void arguments(std::span<const TVMFFIAny> given, TVMFFIAny* result) {
-  constexpr Argument kName{"name", Kind::backend, 0};
+  constexpr Argument kName{"name", nullptr};
   if (given.size() != 1)
     throw Refusal{"TypeError", "arguments has one argument, the name of a function"};
   const std::string_view name = text_of(kName, given[0]);
@@ -239,9 +126,11 @@ void arguments(std::span<const TVMFFIAny> given, TVMFFIAny* result) {
     for (const Argument& a : f.arguments) text.append(text.empty() ? "" : ",").append(a.name);
   }
   if (text.empty()) {
-    throw Refusal{"ValueError", "name = '" + std::string(name) +
-                                    "' but it must be one of 'forward', 'attention_with_kv_cache', "
-                                    "'backward', 'quantize', 'merge'"};
+    std::string known;
+    for (const Function& f : kFunctions)
+      known.append(known.empty() ? "'" : ", '").append(f.name).append("'");
+    throw Refusal{"ValueError",
+                  "name = '" + std::string(name) + "' but it must be one of " + known};
   }
   const TVMFFIByteArray bytes{text.data(), text.size()};
   TVMFFIStringFromByteArray(&bytes, result);
@@ -277,7 +166,8 @@ int guarded(const TVMFFIAny* args, int32_t count, TVMFFIAny* result, Body body) 
   }
 
 FLASH3_EXPORT(forward, kForward, flash3_forward_workspace, flash3_forward)
-FLASH3_EXPORT(attention_with_kv_cache, kCache, flash3_forward_workspace, flash3_forward)
+FLASH3_EXPORT(attention_with_kv_cache, kAttentionWithKvCache, flash3_forward_workspace,
+              flash3_forward)
 FLASH3_EXPORT(backward, kBackward, flash3_backward_workspace, flash3_backward)
 FLASH3_EXPORT(quantize, kQuantize, flash3_quantize_workspace, flash3_quantize)
 FLASH3_EXPORT(merge, kMerge, flash3_merge_workspace, flash3_merge)

@@ -126,7 +126,7 @@ std::string describe_mask(const Problem& p) {
   if (right) append(text, message(" <= ", describe_bound(p, rule.window_right, band.hi)));
   if (rule.chunk > 0)
     append(text, message(left || right ? " and " : "", "j / ", rule.chunk, " = ",
-                         p.is_ragged() ? "i'" : message("(i + ", p.seq_k - p.seq_q, ")"), " / ",
+                         p.is_ragged() ? "i'" : message("(i + ", p.mask().row_shift, ")"), " / ",
                          rule.chunk, ", rounded down"));
   if (p.is_ragged()) append(text, ", with i' = i + the sequence's keys - its queries");
   return text;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "core/alias_checks.hpp"
@@ -17,7 +18,7 @@
 namespace flash3 {
 namespace {
 
-Status differs(const std::string& field, const auto& planned, const auto& given) {
+Status differs(std::string_view field, const auto& planned, const auto& given) {
   return invalid_argument(message(field, " = ", given, " but the plan was made for ", planned,
                                   "; only addresses, stream and workspace may change"));
 }
@@ -137,7 +138,7 @@ Status KeptPlan<P>::check_same_call(const Params& given) const {
       visit_pointers(problem_, [&](const char* name, auto member, const auto&, const char*) {
         return check_same_form(name, params_.*member, given.*member);
       }));
-  return visit_options(params_, given, [](const char* name, auto planned, auto now) {
+  return visit_options(params_, given, [](std::string_view name, auto planned, auto now) {
     return planned == now ? Status() : differs(name, planned, now);
   });
 }

@@ -34,11 +34,10 @@ struct BandOf {
   Index lo = -kUnbounded;
   Index hi = kUnbounded;
 
-  // The user's windows, shifted by seq_k − seq_q so that the band is aligned to the bottom right
-  // corner. window < 0: unbounded on that side.
-  FLASH3_HOST_DEVICE static constexpr BandOf make(Index seq_q, Index seq_k, Index window_left,
+  // The user's windows around the diagonal that is row i, column i + shift. window < 0: unbounded
+  // on that side.
+  FLASH3_HOST_DEVICE static constexpr BandOf make(Index shift, Index window_left,
                                                   Index window_right) {
-    const Index shift = seq_k - seq_q;
     BandOf band;
     if (window_left >= 0 && window_left < kUnbounded && shift - window_left > band.lo)
       band.lo = shift - window_left;
@@ -56,6 +55,22 @@ struct MaskRuleOf {
   FLASH3_HOST_DEVICE constexpr bool is_none() const {
     return window_left < 0 && window_right < 0 && chunk == 0;
   }
+
+  // Row i's diagonal, i', is i plus this.
+  FLASH3_HOST_DEVICE constexpr Index shift(Index seq_q, Index seq_k) const { return seq_k - seq_q; }
+
+  // In integers that hold lengths below `longest`: a window or a chunk as wide as that is none.
+  template <class Narrow>
+  constexpr MaskRuleOf<Narrow> narrowed(Narrow longest) const {
+    const auto window = [=](Index w) { return w < longest ? Narrow(w) : Narrow(-1); };
+    return {window(window_left), window(window_right), chunk < longest ? Narrow(chunk) : longest};
+  }
+
+  // Calls visit(…) with all that a rule is made of.
+  template <class Visit>
+  constexpr void visit(const Visit& visit) const {
+    visit(window_left, window_right, chunk);
+  }
 };
 
 template <class Index>
@@ -71,8 +86,8 @@ struct MaskOf {
 
   FLASH3_HOST_DEVICE static constexpr MaskOf make(Index seq_q, Index seq_k,
                                                   const MaskRuleOf<Index>& rule) {
-    return {Band::make(seq_q, seq_k, rule.window_left, rule.window_right), rule.chunk,
-            seq_k - seq_q, 0};
+    const Index shift = rule.shift(seq_q, seq_k);
+    return {Band::make(shift, rule.window_left, rule.window_right), rule.chunk, shift, 0};
   }
 
   // The queries that see a key: rows are keys, columns are queries.

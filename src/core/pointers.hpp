@@ -3,6 +3,7 @@
 // accessed, and who runs a plan with other addresses, walks the same one.
 #pragma once
 
+#include "core/fields.hpp"
 #include "core/problem.hpp"
 
 namespace flash3 {
@@ -129,71 +130,18 @@ Status visit_pointers(P& p, const Visit& visit) {
 }
 
 // ---- options ----
-// visit_options(a, b, visit) calls visit(name, a's, b's) for each field that is no tensor, and
-// neither stream nor workspace; likewise.
 
+// Calls visit(name, a's, b's) for each field that is no tensor and does not say where the call
+// runs; likewise.
 template <class Params, class Visit>
-Status visit_attention_options(const Params& a, const Params& b, const Visit& visit) {
-  FLASH3_CHECK(visit("softmax_scale", a.softmax_scale, b.softmax_scale));
-  FLASH3_CHECK(visit("causal", a.causal, b.causal));
-  FLASH3_CHECK(visit("window", a.window, b.window));
-  FLASH3_CHECK(visit("window_left", a.window_left, b.window_left));
-  FLASH3_CHECK(visit("window_right", a.window_right, b.window_right));
-  FLASH3_CHECK(visit("softcap", a.softcap, b.softcap));
-  return visit("chunk", a.chunk, b.chunk);
-}
-
-template <class Params, class Visit>
-Status visit_context_options(const Params& a, const Params& b, const Visit& visit) {
-  FLASH3_CHECK(visit("backend", a.backend, b.backend));
-  return visit("num_threads", a.num_threads, b.num_threads);
-}
-
-template <class Params, class Visit>
-Status visit_common_options(const Params& a, const Params& b, const Visit& visit) {
-  FLASH3_CHECK(visit_context_options(a, b, visit));
-  FLASH3_CHECK(visit("max_seqlen_q", a.max_seqlen_q, b.max_seqlen_q));
-  return visit("max_seqlen_k", a.max_seqlen_k, b.max_seqlen_k);
-}
-
-template <class Visit>
-Status visit_options(const flash3_forward_params& a, const flash3_forward_params& b,
-                     const Visit& visit) {
-  FLASH3_CHECK(visit_attention_options(a, b, visit));
-  FLASH3_CHECK(visit("compute", a.compute, b.compute));
-  FLASH3_CHECK(visit("rotation_seed", a.rotation_seed, b.rotation_seed));
-  FLASH3_CHECK(visit("rotary_interleaved", a.rotary_interleaved, b.rotary_interleaved));
-  FLASH3_CHECK(visit("sm_margin", a.sm_margin, b.sm_margin));
-  FLASH3_CHECK(visit("rotate", a.rotate, b.rotate));
-  FLASH3_CHECK(visit("fp8_sums", a.fp8_sums, b.fp8_sums));
-  FLASH3_CHECK(visit("fill_padding", a.fill_padding, b.fill_padding));
-  return visit_common_options(a, b, visit);
-}
-
-template <class Visit>
-Status visit_options(const flash3_backward_params& a, const flash3_backward_params& b,
-                     const Visit& visit) {
-  FLASH3_CHECK(visit_attention_options(a, b, visit));
-  FLASH3_CHECK(visit("deterministic", a.deterministic, b.deterministic));
-  FLASH3_CHECK(visit("fill_padding", a.fill_padding, b.fill_padding));
-  return visit_common_options(a, b, visit);
-}
-
-template <class Visit>
-Status visit_options(const flash3_quantize_params& a, const flash3_quantize_params& b,
-                     const Visit& visit) {
-  FLASH3_CHECK(visit("rotary_interleaved", a.rotary_interleaved, b.rotary_interleaved));
-  FLASH3_CHECK(visit("rotate", a.rotate, b.rotate));
-  FLASH3_CHECK(visit("rotary_offset_q", a.rotary_offset_q, b.rotary_offset_q));
-  FLASH3_CHECK(visit("rotary_offset_k", a.rotary_offset_k, b.rotary_offset_k));
-  FLASH3_CHECK(visit("rotation_seed", a.rotation_seed, b.rotation_seed));
-  return visit_common_options(a, b, visit);
-}
-
-template <class Visit>
-Status visit_options(const flash3_merge_params& a, const flash3_merge_params& b,
-                     const Visit& visit) {
-  return visit_context_options(a, b, visit);
+Status visit_options(const Params& a, const Params& b, const Visit& visit) {
+  for (const ParamField& field : FieldsOf<Params>::kFields) {
+    if (!field.is_option()) continue;
+    FLASH3_CHECK(visit_values(field, &a, &b, [&](auto of_a, auto of_b) -> Status {
+      return visit(field.name, of_a, of_b);
+    }));
+  }
+  return {};
 }
 
 }  // namespace flash3

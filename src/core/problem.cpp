@@ -233,14 +233,23 @@ void fill(const Params& p, Problem* problem) {
                                : static_cast<float>(1.0 / std::sqrt(double(problem->score_dim())));
   problem->softcap = p.softcap;
   problem->sink = sink_view(p.sink);
-  if (p.window) problem->mask_rule = {p.window_left, p.window_right};
-  // causal is window_right = 0, the narrowest bound that a window can have on that side.
-  if (p.causal) problem->mask_rule.window_right = 0;
-  problem->mask_rule.chunk = std::min(p.chunk, kMaxSize);  // no sequence is longer
+  problem->mask_rule = mask_rule_of(p);
   fill_context(p, problem);
 }
 
 }  // namespace
+
+template <class Params>
+MaskRule mask_rule_of(const Params& p) {
+  MaskRule rule;
+  if (p.window) rule.window_left = p.window_left, rule.window_right = p.window_right;
+  // causal is window_right = 0, the narrowest bound that a window can have on that side.
+  if (p.causal) rule.window_right = 0;
+  rule.chunk = std::min(p.chunk, kMaxSize);  // no sequence is longer
+  return rule;
+}
+template MaskRule mask_rule_of(const flash3_forward_params& p);
+template MaskRule mask_rule_of(const flash3_backward_params& p);
 
 Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,
                             ForwardProblem* problem) {

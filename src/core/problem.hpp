@@ -252,6 +252,10 @@ concept AnyProblem = std::same_as<T, ForwardProblem> || std::same_as<T, Backward
 // Whether data pointers must be there: a launch needs them, a question does not.
 enum class Pointers { kRequired, kOptional };
 
+// The mask that the params of a forward or a backward call ask for.
+template <class Params>
+MaskRule mask_rule_of(const Params& params);
+
 // Checks every rule of flash3.h and fills *problem. The message names the field, both values and
 // the rule.
 Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,

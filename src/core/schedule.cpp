@@ -36,8 +36,8 @@ uint64_t key_of(const ForwardProblem& p, const PlannedCall<ForwardProblem>& call
            p.head_dim, p.head_dim_v, p.qv.dim);
   add(p.sequences_q, &hash);
   add(p.sequences_k, &hash);
-  hash.add(p.mask_rule.window_left, p.mask_rule.window_right, p.mask_rule.chunk, p.softcap > 0.f);
-  hash.add(p.tree.given);
+  p.mask_rule.visit([&](auto... parts) { hash.add(parts...); });
+  hash.add(p.softcap > 0.f, p.tree.given);
   hash.add(p.cache.paged, p.cache.page_size, p.cache.has_batch_idx, p.cache.has_leftpad);
   hash.add(p.append.given, p.append.has_v, p.append.rotary.given);
   if (p.append.given) add(p.append.sequences, &hash);

@@ -62,11 +62,7 @@ struct Call {
   Tokens keys(int64_t b) const { return tokens_of(p.k, p.cu_seqlens_k, p.seqused_k, b); }
 
   VisibleKeys visible(int64_t b) const {
-    VisibleKeys mask{.seq_q = queries(b).count, .seq_k = keys(b).count, .chunk = p.chunk};
-    if (p.window) mask.window_left = p.window_left, mask.window_right = p.window_right;
-    // causal = 1 adds j ≤ i', and a window reaches at least to there.
-    if (p.causal) mask.window_right = 0;
-    return mask;
+    return VisibleKeys::of(p, queries(b).count, keys(b).count);
   }
 
   // Element d of token i of sequence b, of a tensor [batch, seq, heads, dim] or [total, heads,

@@ -224,8 +224,7 @@ void GatheredCache::gather_keys(const ForwardProblem& p) {
 void GatheredCache::transform_q(const ForwardProblem& p) {
   made_.q = contiguous(p.q, p.sequences_q.packed ? 1 : p.batch, p.sequences_q.rows, p.dtype, &q_);
   if (p.sequences_q.packed) made_.q.stride_batch = 0;
-  const bool masked =
-      p.mask_rule.window_left >= 0 || p.mask_rule.window_right >= 0 || p.mask_rule.chunk > 0;
+  const bool masked = !p.mask_rule.is_none();
   for (int64_t b = 0; b < p.batch; ++b) {
     const RowRange rows = rows_of(p.sequences_q, b);
     for (int64_t i = 0; i < rows.length; ++i)

@@ -15,8 +15,9 @@ namespace flash3 {
 
 // The mask of a call whose sequences have one length; with a tree of its first sequence.
 inline VisibleKeys visible_keys(const Problem& p) {
-  return {p.seq_q,           p.seq_k,     p.mask_rule.window_left, p.mask_rule.window_right,
-          p.mask_rule.chunk, p.tree.words};
+  VisibleKeys mask = VisibleKeys::of_rule(p.mask_rule, p.seq_q, p.seq_k);
+  mask.tree = p.tree.words;
+  return mask;
 }
 
 // A query head's sink; −∞ if there is none, which is as a sink of that value.

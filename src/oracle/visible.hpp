@@ -22,9 +22,31 @@ struct VisibleKeys {
   int64_t chunk = 0;                            // 0: none
   const uint64_t* tree = nullptr;               // a word for each query, or none
 
+  // What the params of a call say.
+  template <class Params>
+  static VisibleKeys of(const Params& p, int64_t seq_q, int64_t seq_k) {
+    VisibleKeys mask{.seq_q = seq_q, .seq_k = seq_k, .chunk = p.chunk};
+    if (p.window) mask.window_left = p.window_left, mask.window_right = p.window_right;
+    // causal = 1 adds j ≤ i', and a window reaches at least to there.
+    if (p.causal) mask.window_right = 0;
+    return mask;
+  }
+  // What a problem's rule says (core/mask.hpp).
+  template <class Rule>
+  static VisibleKeys of_rule(const Rule& rule, int64_t seq_q, int64_t seq_k) {
+    return {.seq_q = seq_q,
+            .seq_k = seq_k,
+            .window_left = rule.window_left,
+            .window_right = rule.window_right,
+            .chunk = rule.chunk};
+  }
+
+  // i' of query i.
+  int64_t diagonal_of(int64_t i) const { return i + seq_k - seq_q; }
+
   // Whether query i sees key j.
   bool sees(int64_t i, int64_t j) const {
-    const int64_t diagonal = i + seq_k - seq_q;
+    const int64_t diagonal = diagonal_of(i);
     // A window may be as wide as int64_t, so nothing is added to it.
     if (window_left >= 0 && diagonal - j > window_left) return false;
     if (window_right >= 0 && j - diagonal > window_right) return false;

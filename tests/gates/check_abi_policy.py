@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of flash3.h."""
+"""gate.abi tells what breaks a program from what does not: each rule of docs/abi.md, broken and kept once in a copy of the headers."""
 import argparse
 import pathlib
 import re
@@ -10,8 +10,22 @@ import tempfile
 
 import abi
 
-LAST_FIELD = "  int32_t fill_padding;\n} flash3_forward_params;"
-APPENDED = (LAST_FIELD, "  int32_t fill_padding;\n  int64_t extra;\n} flash3_forward_params;")
+
+
+def without_comments(text):
+    return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
+
+
+HEADERS = {name: without_comments((abi.ROOT / "include/flash3" / name).read_text(encoding="utf-8")) for name in ("flash3.h", "types.h")}
+LAST_FIELD = re.search(r"  [^;\n]+;\n\} flash3_forward_params;", HEADERS["flash3.h"])[0]
+
+
+def with_last(field):
+    """The end of the params with another field behind it."""
+    return LAST_FIELD.replace("\n}", f"\n  {field};\n}}")
+
+
+APPENDED = (LAST_FIELD, with_last("int64_t extra"))
 SOFTCAP = "  float softcap;"
 
 # What was changed: (old text, new text), …
@@ -41,7 +55,7 @@ KEEPS = {
     "function added": [("FLASH3_API const char* flash3_version(void);",
                         "FLASH3_API const char* flash3_version(void);\nFLASH3_API int flash3_more(int x);")],
     "field appended": [APPENDED],
-    "tensor appended": [(LAST_FIELD, "  int32_t fill_padding;\n  flash3_tensor extra;\n} flash3_forward_params;")],
+    "tensor appended": [(LAST_FIELD, with_last("flash3_tensor extra"))],
     "enumerator added": [("FLASH3_INT32 = 4,", "FLASH3_INT32 = 4, FLASH3_MORE = 7,")],
     "constant added": [("#define FLASH3_FP8_BLOCK 128", "#define FLASH3_FP8_BLOCK 128\n#define FLASH3_MORE 3")],
     "type added": [("typedef struct flash3_tensor {",
@@ -49,16 +63,15 @@ KEEPS = {
 }
 
 
-def without_comments(text):
-    return re.sub(r"\s*/\*.*?\*/", "", text, flags=re.S)
-
-
-def changed(text, edits):
+def changed(edits):
+    """{header: its text with these edits}"""
+    texts = dict(HEADERS)
     for old, new in edits:
-        if old not in text:
-            raise SystemExit(f"flash3.h no longer holds {old!r}: write this case anew")
-        text = text.replace(old, new, 1)
-    return text
+        holder = next((name for name, text in texts.items() if old in text), None)
+        if holder is None:
+            raise SystemExit(f"the headers no longer hold {old!r}: write this case anew")
+        texts[holder] = texts[holder].replace(old, new, 1)
+    return texts
 
 
 def main():
@@ -68,14 +81,14 @@ def main():
     parser.add_argument("--abidiff", default="abidiff")
     args = parser.parse_args()
 
-    header = without_comments((abi.ROOT / "include/flash3/flash3.h").read_text(encoding="utf-8"))
     old, wrong = abi.dump(args.compiler, args.abidw), []
     with tempfile.TemporaryDirectory() as folder:
         include = pathlib.Path(folder, "include")
         shutil.copytree(abi.ROOT / "include", include)
         for cases, breaks in ((BREAKS, True), (KEEPS, False)):
             for name, edits in cases.items():
-                (include / "flash3/flash3.h").write_text(changed(header, edits), encoding="utf-8")
+                for header, text in changed(edits).items():
+                    (include / "flash3" / header).write_text(text, encoding="utf-8")
                 found = abi.incompatible(old, abi.dump(args.compiler, args.abidw, include), args.abidiff)
                 if bool(found) != breaks:
                     wrong.append(f"{name}: {'not found' if breaks else f'taken for a break:{chr(10)}{found}'}")

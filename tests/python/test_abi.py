@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""_library.py says of the C interface what the compiler says of flash3.h: fields, sizes, values and signatures, read from its debug
+"""_fields.py and _library.py say of the C interface what the compiler says of flash3.h: fields, sizes, values and signatures, read from its debug
 information by abidw (tests/gates/abi.py)."""
 import ctypes
 import pathlib
@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from flash3 import _library
+from flash3 import _fields, _library
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/gates"))
@@ -104,10 +104,10 @@ def test_values(header):
     assert dtypes.pop("DTYPE_NONE") == 0  # a tensor of zero bytes is not given
     dtypes["FLOAT8_E4M3FN"] = dtypes.pop("FLOAT8_E4M3")  # torch's name
     assert _library.DTYPES == {name.lower(): value for name, value in dtypes.items()}
-    assert without_prefix(header.values("flash3_compute"), "FLASH3_") == {"COMPUTE_AS_GIVEN": 0,
-                                                                          "COMPUTE_FP8": _library.COMPUTE_FP8}
+    assert without_prefix(header.values("flash3_compute"), "FLASH3_") == {
+        "COMPUTE_AS_GIVEN": _fields.WORDS["compute"][None], "COMPUTE_FP8": _fields.WORDS["compute"]["fp8"]}
     assert without_prefix(header.values("flash3_fp8_sums"), "FLASH3_FP8_SUMS_") == {
-        "AUTO": _library.FP8_SUMS["auto"], "ONE_LEVEL": _library.FP8_SUMS["one"], "TWO_LEVELS": _library.FP8_SUMS["two"]}
+        "AUTO": _fields.WORDS["fp8_sums"]["auto"], "ONE_LEVEL": _fields.WORDS["fp8_sums"]["one"], "TWO_LEVELS": _fields.WORDS["fp8_sums"]["two"]}
     assert without_prefix(header.values("abi_constants"), "abi_constant_FLASH3_") == {
         "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT}
 

@@ -63,17 +63,14 @@ def test_a_margin_reaches_flash3s_calls(monkeypatch):
     """In the operator of each call, and on the way that needs none."""
     seen = []
 
-    def watched(name, function, operator, options):
+    def watched(name, function, options):
         def call(*args, **named):
-            names = [a.name for a in (operator or args[0])._schema.arguments]
-            seen.append((name, dict(zip(names[names.index("softmax_scale"):], options(args)))["sm_margin"]))
+            seen.append((name, options(args, named)["sm_margin"]))
             return function(*args, **named)
         return call
 
-    forward = torch.ops.flash3.forward.default
-    monkeypatch.setattr(fa, "run_forward", watched("function", fa.run_forward, forward, lambda args: args[3]))
-    monkeypatch.setattr(_C, "flash3_call", watched("operator", _C.flash3_call, None, lambda args: args[
-        1 + [a.name for a in args[0]._schema.arguments].index("softmax_scale"):]))
+    monkeypatch.setattr(fa, "run_forward", watched("function", fa.run_forward, lambda args, named: args[3]))
+    monkeypatch.setattr(_C, "flash3_call", watched("operator", _C.flash3_call, lambda args, named: named))
     q, k, v = make("cpu", torch.bfloat16)
     packed, codes = pack("cpu", torch.bfloat16), [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
     fa.flash_attn_func(q, k, v, sm_margin=3, return_attn_probs=True)

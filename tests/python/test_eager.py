@@ -39,12 +39,12 @@ def taken(monkeypatch):
     return answers
 
 
-def by_operator(q, k, v, causal=False, window=None, softmax_scale=None, softcap=0.0, sm_margin=0):
-    if sm_margin:
-        assert not window and not softcap
-        return torch.ops.flash3.forward(q, k, v, softmax_scale or 0.0, causal, sm_margin=sm_margin)[0]
+def by_operator(q, k, v, causal=False, window=None, softmax_scale=None, softcap=0.0, sm_margin=0, **more):
     left, right = (-1, -1) if window is None else window
-    return torch.ops.flash3.inference(q, k, v, softmax_scale or 0.0, causal, False, left, right, softcap)
+    options = dict(softmax_scale=softmax_scale or 0.0, causal=causal, window_left=left, window_right=right, softcap=softcap)
+    if sm_margin or more:
+        return torch.ops.flash3.forward(q, k, v, **options, sm_margin=sm_margin, **more)[0]
+    return torch.ops.flash3.inference(q, k, v, **options)
 
 
 def heads_first(x):
@@ -54,7 +54,11 @@ def heads_first(x):
 
 OPTIONS = [{}, {"causal": True}, {"causal": True, "softmax_scale": 0.2, "softcap": 3.0}, {"softmax_scale": 2, "softcap": 3},
            {"window": (5, 2)}, {"window": (-1, 3)}, {"window": (0, -5), "causal": True}, {"window": (2**62, 0)},
-           {"sm_margin": 3, "causal": True}, {"sm_margin": 2**31 - 1}]
+           {"sm_margin": 3, "causal": True}, {"sm_margin": 2**31 - 1}, {"chunk": 8}, {"deterministic": True}]
+TENSORS = {"lengths": lambda device: {"seqused_k": torch.tensor([3, 4], dtype=torch.int32, device=device)},
+           "sink": lambda device: {"sink": torch.arange(4.0, device=device)},
+           "queries": lambda device: {"seqused_q": torch.tensor([0, 7], dtype=torch.int32, device=device)},
+           "padding": lambda device: {"seqused_q": torch.tensor([0, 7], dtype=torch.int32, device=device), "causal": True}}
 SHAPES = {"gqa": {}, "mqa": {"heads_k": 1}, "mha": {"heads_k": 4}, "decode": {"seq_q": 1}, "long": {"seq_q": 300, "seq_k": 700},
           "head dims": {"dim": 48, "dim_v": 72}, "more queries than keys": {"seq_q": 50, "seq_k": 33}}
 LAYOUTS = {"dense": lambda q, k, v: (q, k, v), "heads first": lambda q, k, v: tuple(map(heads_first, (q, k, v))),
@@ -70,6 +74,31 @@ def test_options_have_the_operators_bits(device, dtype, options, taken):
     q, k, v = make(device, dtype)
     out, wanted = flash3.attention(q, k, v, **options), by_operator(q, k, v, **options)
     assert taken == [True] and torch.equal(out, wanted) and out.dtype == dtype
+
+
+@pytest.mark.parametrize("make_options", TENSORS.values(), ids=TENSORS)
+def test_tensors_have_the_operators_bits(device, make_options, taken):
+    q, k, v = make(device, HALF)
+    options = make_options(device)
+    (out, lse), wanted = flash3.attention(q, k, v, **options, return_lse=True), torch.ops.flash3.forward(q, k, v, **options)
+    assert taken == [True] and torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
+    assert torch.equal(flash3.attention(q, k, v, **options), out)
+
+
+def test_packed_sequences_have_the_operators_bits(device, taken):
+    q, k, v = (x.flatten(0, 1) for x in make(device, HALF))
+    cu_q, cu_k = (torch.tensor([0, 3, len(x) - 1], dtype=torch.int32, device=device) for x in (q, k))
+    options = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)
+    (out, lse), wanted = flash3.attention(q, k, v, **options, return_lse=True), torch.ops.flash3.forward(q, k, v, **options)
+    assert taken == [True] and torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1]) and not out[-1].any()
+
+
+def test_compute_and_words(taken):
+    q, k, v = make("cpu", torch.float32)
+    got = flash3.attention(q, k, v, compute="fp8", fp8_sums="two", rotation_seed=5)
+    assert taken == [True] and torch.equal(got, torch.ops.flash3.forward(q, k, v, compute_fp8=True, fp8_sums=2, rotation_seed=5)[0])
+    name = "".join(["cau", "sal"])  # not interned
+    assert torch.equal(flash3.attention(q, k, v, **{name: True}), by_operator(q, k, v, causal=True)) and taken == [True, True]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -166,9 +195,8 @@ LEFT = {
     "autocast": {"context": lambda: torch.autocast("cpu", HALF)}, "function mode": {"context": Functions},
     "dispatch mode": {"context": Operators}, "default device": {"context": lambda: torch.device("cpu")},
     "profiler": {"context": torch.profiler.profile}, "tensor softcap": {"options": {"softcap": torch.tensor(2.0)}},
-    "list": {"options": {"window": [5, 2]}}, "open side": {"options": {"window": (5, None)}}, "lse": {"options": {"return_lse": True}},
-    "chunk": {"options": {"chunk": 8}}, "sink": {"options": {"sink": torch.zeros(4)}}, "compute": {"options": {"compute": "fp8"}},
-    "lengths": {"options": {"seqused_k": torch.tensor([3, 4], dtype=torch.int32)}}, "deterministic": {"options": {"deterministic": True}},
+    "list": {"options": {"window": [5, 2]}}, "open side": {"options": {"window": (5, None)}}, "out_dtype": {"options": {"out_dtype": torch.float32}},
+    "recorded sink": {"options": {"sink": torch.zeros(4, requires_grad=True)}}, "seed": {"options": {"compute": "fp8", "rotation_seed": 2**64 - 1}},
 }
 
 
@@ -198,11 +226,11 @@ def test_left_to_the_operator(case, taken, monkeypatch):
 def test_one_tensor_is_enough_to_leave_it(which, change):
     tensors = list(make("cpu", torch.float32))
     tensors[which] = change(tensors[which])
-    assert _eager.attention(*tensors, False, None, None, 0.0, 0) is None
+    assert _eager.attention(*tensors, {}) is None
 
 
-def test_takes_nothing_but_eight_arguments():
-    with pytest.raises(TypeError, match="takes 8 arguments but 1 are given"):
+def test_takes_nothing_but_four_arguments():
+    with pytest.raises(TypeError, match="takes 4 arguments but 1 are given"):
         _eager.attention(None)
 
 
@@ -274,7 +302,7 @@ def test_other_threads_run_meanwhile(one_thread):  # so that it takes long on an
 
     def compute():
         computes.set()
-        results.append(_eager.attention(q, k, v, False, None, None, 0.0, 0))
+        results.append(_eager.attention(q, k, v, {}))
         computes.clear()
 
     worker, ticks = threading.Thread(target=compute), 0
@@ -318,7 +346,7 @@ def test_nothing_leaks(change):
     window, keep = (400, 300), (q, k, v, torch.empty_like, torch.contiguous_format, torch._C.is_grad_enabled)
     references, shared = [sys.getrefcount(x) for x in (*keep, window)], sys.getrefcount(False)
     count = 100 if k.is_meta else 10_000  # torch takes milliseconds to say that it cannot export a tensor
-    growth, out = grown(lambda: _eager.attention(q, k, v, True, window, 0.5, 1.0, 0), count, resident=False)
+    growth, out = grown(lambda: _eager.attention(q, k, v, {"causal": True, "window": window, "softmax_scale": 0.5, "softcap": 1.0}), count, resident=False)
     assert [sys.getrefcount(x) for x in (*keep, window)] == references
     assert abs(sys.getrefcount(False) - shared) < count // 2  # the answer to what a call asks of torch
     assert growth < 256 << 20  # a leaked result each time: 640 MiB
@@ -334,7 +362,7 @@ def test_no_workspace_leaks(threads):
     tensors = make("cpu", torch.float32, **SPLIT)
     text = flash3.explain(*tensors, num_threads=threads)
     size = int(re.search(r"\nworkspace: (\d+) bytes", text)[1])
-    growth, _ = grown(lambda: _eager.attention(*tensors, False, None, None, 0.0, 0), (24 << 20) // size, resident=True)
+    growth, _ = grown(lambda: _eager.attention(*tensors, {}), (24 << 20) // size, resident=True)
     assert growth < 12 << 20
 
 
@@ -390,7 +418,7 @@ def test_device_memory_is_freed(taken):
 def test_mixed_devices_are_left_to_the_operator(which):
     tensors = list(make("cuda", HALF))
     tensors[which] = tensors[which].cpu()
-    assert _eager.attention(*tensors, False, None, None, 0.0, 0) is None
+    assert _eager.attention(*tensors, {}) is None
 
 
 @pytest.mark.gpu

@@ -144,7 +144,7 @@ def test_errors(module, named):
              "softmax_scale = 1e-40 but it must be 0 (1/sqrt(head_dim)) or from 1e-18 to 1e+18"),
             (lambda: named.forward(q, k, v, out, num_threads=2**31), ValueError, "num_threads = 2147483648 but it must fit into 32 bits"),
             (lambda: named.forward(q, k, v, out, backend=1), TypeError, "backend must be a string or None"),
-            (lambda: named.forward(q, k, v, out, backend="gpu"), ValueError, "backend = 'gpu' but it must be one of 'auto', 'hopper'"),
+            (lambda: named.forward(q, k, v, out, backend="gpu"), ValueError, "backend = 'gpu' but it must be 'auto', 'hopper', 'cpu' or None"),
             (lambda: named.forward(q, k, v, out, compute="a long name of a dtype"), ValueError,
              "compute = 'a long name of a dtype' but it must be 'fp8' or None"),
             (lambda: named.forward(q, k, v, out, workspace=np.empty((4, 4))[:, ::2]), ValueError,

@@ -12,6 +12,7 @@
 #include "cases/internals.hpp"
 #include "cases/printable.hpp"
 #include "cases/sequences.hpp"
+#include "cases/tensors.hpp"
 
 namespace flash3::cases {
 namespace {
@@ -142,9 +143,17 @@ bool own_option(std::string_view text, Case* c) {
   return true;
 }
 
+// "<field>=<n>".
+bool added_option(std::string_view text, Case* c) {
+  const size_t equals = text.find('=');
+  if (equals == std::string_view::npos) return false;
+  int64_t* const value = c->added.find(text.substr(0, equals));
+  return value && number(text.substr(equals + 1), value);
+}
+
 bool option(std::string_view text, Case* c) {
   if (const auto layout = parse_layout(text)) return c->layout = *layout, true;
-  if (own_option(text, c)) return true;
+  if (own_option(text, c) || added_option(text, c)) return true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
   if (text == "nolse") return c->want_lse = false, true;
   if (text == "bwd") return c->backward = true;
@@ -228,6 +237,9 @@ std::string to_id(const Case& c) {
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id.append("/softcap").append(float_name(c.softcap));
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
+  AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
+    if (value != 0) id.append("/").append(field.name).append("=").append(std::to_string(value));
+  });
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
   for (size_t i = 0; i < c.own_scales.size(); ++i)
     if (c.own_scales[i])
@@ -309,10 +321,9 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
 }
 
 Mask mask_of(const Case& c, int64_t len_q, int64_t len_k) {
-  MaskRule rule{.chunk = c.chunk};
-  if (c.window) rule.window_left = c.window_left, rule.window_right = c.window_right;
-  if (c.causal) rule.window_right = 0;
-  return Mask::make(len_q, len_k, rule);
+  flash3_forward_params p{};
+  set_options(c, {}, &p);
+  return Mask::make(len_q, len_k, mask_rule_of(p));
 }
 
 namespace {

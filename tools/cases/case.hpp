@@ -29,6 +29,7 @@
 #include <string>
 #include <string_view>
 
+#include "cases/added_options.hpp"
 #include "cases/internals.hpp"
 #include "cases/layout.hpp"
 #include "flash3/flash3.h"
@@ -110,6 +111,7 @@ struct Case {
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
+  AddedOptions added;   // "<field>=<n>"
 
   Scales scales = Scales::kNone;
   std::array<std::optional<Scales>, 3> own_scales{};  // "<q|k|v>:<scales>": of one tensor

@@ -321,6 +321,15 @@ void draw_tree(Draw& d, Case* c) {
   c->max_known = true;
 }
 
+// Options without a member of a case, flags and values of enums. A tree is a mask of its own.
+void draw_added(Draw& d, Case* c) {
+  if (c->quantize || c->tree) return;
+  AddedOptions::visit(c->added, [&](const ParamField& field, int64_t& value) {
+    const int64_t values = field.is_flag ? 2 : 1 + std::ranges::count(field.words, ' ');
+    if (values > 1 && d.percent(30)) value = d.between(1, values - 1);
+  });
+}
+
 // Whether q, and what a call appends to k, can be rotated.
 bool may_rotate(const Case& c) {
   const bool appends_fp8 = c.append > 0 && c.dtype_of_new() == FLASH3_FLOAT8_E4M3;
@@ -381,6 +390,7 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (is_fp8 && d.percent(15)) c.sums = static_cast<int>(d.between(1, 2));
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
+  draw_added(d, &c);
   return c;
 }
 

@@ -144,6 +144,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
     p->fp8_sums = c.sums;
     p->rotate = c.rotate;
   }
+  c.added.set(p);
   p->fill_padding = c.fill;
   p->max_seqlen_q = c.packed_q && c.max_known ? c.seq_q : 0;
   p->max_seqlen_k = c.packed_k && c.max_known ? c.seq_k : 0;

@@ -54,19 +54,11 @@ def _forward(f):
     if f.is_on_cache():
         out, lse = attend(f)
     elif f.out is None:
-        out, lse = flash3_call(torch.ops.flash3.forward.default, f.q, f.k, f.v, *f.options())
+        out, lse = flash3_call(torch.ops.flash3.forward.default, f.q, f.k, f.v, **f.options())
     else:
         out, lse = f.out, torch.full(lse_shape(f.q), -float("inf"), device=f.q.device, dtype=torch.float32)
-        flash3_call(torch.ops.flash3.forward_out.default, f.q, f.k, f.v, out, lse, *_without_out_dtype(f.options()))
+        flash3_call(torch.ops.flash3.forward_out.default, f.q, f.k, f.v, out, lse, **f.options())
     return (out, lse, *no_splits(f.q))
-
-
-def _without_out_dtype(options):
-    """The options of forward_out, which writes what it is given."""
-    return (*options[:_OUT_DTYPE], *options[_OUT_DTYPE + 1:])
-
-
-_OUT_DTYPE = [a.name for a in torch.ops.flash3.forward.default._schema.arguments].index("out_dtype") - 3
 
 
 def _fake_forward(f):
@@ -133,7 +125,7 @@ def _gradients(dout, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, 
     dq, dk, dv = (make(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv)))
     options = options_of(None, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                        is_causal, window_size_left, window_size_right, softcap, 0, deterministic)
-    flash3_call(torch.ops.flash3.backward_out.default, dout, None, q, k, v, out, lse, dq, dk, dv, None, *options,
+    flash3_call(torch.ops.flash3.backward_out.default, dout, None, q, k, v, out, lse, dq, dk, dv, None, **options,
                 fill_padding=fills)
     softmax_d = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
     return dq, dk, dv, softmax_d

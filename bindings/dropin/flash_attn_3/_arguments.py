@@ -4,7 +4,8 @@ import re
 from typing import NamedTuple
 
 import torch
-from flash3._torch import FP8, all_options, translated, with_more
+from flash3._arguments import given
+from flash3._torch import FP8, translated
 
 # flash3's names of what upstream's private functions and operators call otherwise.
 NAMES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale", "cache_batch_idx": "kv_batch_idx",
@@ -59,11 +60,12 @@ def check_margin(sm_margin):
 
 def options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
                window_size_left, window_size_right, softcap, attention_chunk, deterministic):
-    """The options of torch.ops.flash3's forward and backward. Without cu_seqlens lengths need no bound."""
-    return all_options(checked_scale(softmax_scale), causal, window_size_left, window_size_right, checked_softcap(softcap),
-                       attention_chunk, s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                       None if cu_seqlens_q is None else max_seqlen_q, None if cu_seqlens_k is None else max_seqlen_k,
-                       deterministic)
+    """What is given of the options of torch.ops.flash3's forward and backward. Without cu_seqlens lengths need no bound."""
+    return given(softmax_scale=checked_scale(softmax_scale), causal=causal, window_left=window_size_left,
+                 window_right=window_size_right, softcap=checked_softcap(softcap), chunk=attention_chunk, sink=s_aux,
+                 cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+                 max_seqlen_q=None if cu_seqlens_q is None else max_seqlen_q,
+                 max_seqlen_k=None if cu_seqlens_k is None else max_seqlen_k, deterministic=deterministic)
 
 
 def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_descale, k_descale,
@@ -74,10 +76,9 @@ def forward_options(q, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_
     options = options_of(s_aux, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale,
                          causal, window_size_left, window_size_right, softcap, attention_chunk, deterministic)
     if q.dtype == FP8:  # upstream ignores the scales of 16-bit tensors, and callers count on it
-        return with_more(options, q_descale, k_descale, v_descale, False, 0, sm_margin, 0, None, qv)
-    if qv is not None:
-        return with_more(options, None, None, None, False, 0, sm_margin, 0, None, qv)
-    return with_more(options, None, None, None, False, 0, sm_margin) if sm_margin else options
+        options.update(given(q_scale=q_descale, k_scale=k_descale, v_scale=v_descale))
+    options.update(given(qv=qv, sm_margin=sm_margin))
+    return options
 
 
 class Forward(NamedTuple):

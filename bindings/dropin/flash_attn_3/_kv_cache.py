@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forwards on a KV cache, scheduler metadata, and the merging of parts."""
 import torch
-from flash3._torch_kv_cache import NO_GRADIENTS, NO_SCHEDULE, recorded, run, run_now
+from flash3._arguments import arguments_of
+from flash3._torch_kv_cache import NO_GRADIENTS, recorded, run, run_now
 
 from ._arguments import FP8, NAMES, check_margin, check_tensors, checked_scale, checked_softcap, flash3_call, upstreams
 
@@ -33,37 +34,42 @@ def _pages(f, names):
 
 
 def _flash3s(f, names):
-    """What a Forward on a cache appends, and flash3's options."""
+    """flash3's options of a Forward on a cache."""
     check_margin(f.sm_margin)
     if f.cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is given but k and v are a cache, which is not packed; seqused_k tells how many keys count")
-    new = None
-    if f.appends():  # what comes without these is ignored, as upstream does
-        new = (f.k_new, f.v_new, None if f.k_new is None else f.cu_seqlens_k_new, f.rotary_cos, f.rotary_sin,
-               None if f.rotary_cos is None else f.seqlens_rotary, f.rotary_interleaved)
     page_table, kv_batch_idx = _pages(f, names)
-    # Upstream ignores the scales of 16-bit tensors.
-    scales = (f.q_descale if f.q.dtype == FP8 else None, *((f.k_descale, f.v_descale) if f.k.dtype == FP8 else (None, None)))
     # max_seqlen_k is not looked at, as upstream does not: keys count by seqused_k, or all that the cache has room for.
-    max_seqlen_q = 0 if f.cu_seqlens_q is None else f.max_seqlen_q or 0
-    return new, (checked_scale(f.softmax_scale), f.causal, f.seqused_k, page_table, f.window_size_left, f.window_size_right,
-                 checked_softcap(f.softcap), f.attention_chunk, f.s_aux, kv_batch_idx, f.leftpad_k, f.cu_seqlens_q, f.seqused_q,
-                 max_seqlen_q, 0, f.sm_margin, *scales, *NO_SCHEDULE, f.qv, None)
+    options = {"softmax_scale": checked_scale(f.softmax_scale) or None, "causal": f.causal, "seqused_k": f.seqused_k,
+               "page_table": page_table, "window": (f.window_size_left, f.window_size_right), "softcap": checked_softcap(f.softcap),
+               "chunk": f.attention_chunk, "sink": f.s_aux, "cache_batch_idx": kv_batch_idx, "leftpad_k": f.leftpad_k,
+               "cu_seqlens_q": f.cu_seqlens_q, "max_seqlen_q": None if f.cu_seqlens_q is None else f.max_seqlen_q,
+               "seqused_q": f.seqused_q, "sm_margin": f.sm_margin, "qv": f.qv}
+    if f.appends():  # what comes without these is ignored, as upstream does
+        options.update(k_new=f.k_new, v_new=f.v_new, cu_seqlens_k_new=None if f.k_new is None else f.cu_seqlens_k_new,
+                       rotary_cos=f.rotary_cos, rotary_sin=f.rotary_sin,
+                       rotary_offsets=None if f.rotary_cos is None else f.seqlens_rotary, rotary_interleaved=f.rotary_interleaved)
+    # Upstream ignores the scales of 16-bit tensors.
+    if f.q.dtype == FP8:
+        options["q_scale"] = f.q_descale
+    if f.k.dtype == FP8:
+        options.update(k_scale=f.k_descale, v_scale=f.v_descale)
+    return options
 
 
-def _run(f, names, new, options):
+def _run(f, names, options):
     lse = None
     if f.out is not None:
         lse = torch.full(lse_shape(f.q), -float("inf"), device=f.q.device, dtype=torch.float32)
     try:
-        return run(f.q, f.k, f.v, new, options, f.out, lse)
+        return run(f.q, f.k, f.v, arguments_of("attention_with_kv_cache", options), f.out, lse)
     except (ValueError, TypeError, RuntimeError) as error:
         raise upstreams(error, names) from None
 
 
 def attend(f):
     """(out, softmax_lse) of a Forward on a cache, which is written where it appends."""
-    return _run(f, NAMES, *_flash3s(f, NAMES))
+    return _run(f, NAMES, _flash3s(f, NAMES))
 
 
 class _Refusal(torch.autograd.Function):
@@ -85,15 +91,15 @@ def attend_without_gradients(f, names=NAMES, with_lse=True):
 
     names: of flash3's arguments, for errors. Without with_lse the second result may be None.
     """
-    new, options = _flash3s(f, names)
-    if f.out is None and (results := run_now(with_lse, f.q, f.k, f.v, new, options)) is not None:
-        return results
+    options = _flash3s(f, names)
+    if f.out is None and (result := run_now(f.q, f.k, f.v, {**options, "return_lse": with_lse})) is not None:
+        return result if with_lse else (result, None)
     tensors = {"q": f.q, names["k_cache"]: f.k, names["v_cache"]: f.v, names.get("k_new", "k_new"): f.k_new,
                names.get("v_new", "v_new"): f.v_new, "s_aux": f.s_aux, "qv": f.qv}
     found = recorded(**tensors)
     if found and torch.compiler.is_compiling():  # a compiler would ask for the gradient itself
         raise NotImplementedError(f"{found[0]}.requires_grad is True but {NO_GRADIENTS}")
-    out, lse = _run(f, names, new, options)
+    out, lse = _run(f, names, options)
     return _Refusal.apply(found[0], out, lse, *(tensors[name] for name in found)) if found else (out, lse)
 
 

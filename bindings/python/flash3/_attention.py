@@ -4,7 +4,8 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
-from ._options import computes_fp8
+from ._fields import OPTIONS, SIGNATURES, TENSORS
+from ._options import computes_fp8, given_options, takes_options
 from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
 from ._support import support_of
 from ._tensors import E4M3, describe
@@ -42,10 +43,8 @@ class Gradients(NamedTuple):
     dsink: object  #: of the sink's shape and dtype; None if there was no sink
 
 
-def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap=0.0, chunk=0, sink=None,
-              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
-              deterministic=False, q_scale=None, k_scale=None, v_scale=None, out_dtype=None, compute=None, rotation_seed=0,
-              sm_margin=0, fp8_sums="auto", return_lse=False, qv=None):
+@takes_options
+def attention(q, k, v, **options):
     """Exact attention: softmax(softmax_scale * q @ k^T + mask) @ v, without ever storing the scores.
 
     Computed tile by tile with an online softmax (FlashAttention-3, arXiv:2407.08608).
@@ -104,44 +103,33 @@ def attention(q, k, v, *, causal=False, window=None, softmax_scale=None, softcap
         MemoryError: host memory ran out.
     """
     if _overrides is not None and _overrides.users and (other := _overrides.override("attention")) is not None:
-        if qv is not None:
-            raise NotImplementedError("qv is given but attention over several devices does not take it")
-        return other(q, k, v, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
-                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-                     seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, q_scale=q_scale, k_scale=k_scale,
-                     v_scale=v_scale, out_dtype=out_dtype, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin,
-                     fp8_sums=fp8_sums, return_lse=return_lse)
-    # A plain call; what a compiler traces is the operator.
-    if _eager is not None and deterministic is False and not (
-            torch.compiler.is_compiling() or chunk or rotation_seed or return_lse or fp8_sums != "auto") and \
-            sink is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is seqused_q is seqused_k is q_scale is k_scale \
-            is v_scale is out_dtype is compute is qv is None:
-        out = _eager(q, k, v, causal, window, softmax_scale, softcap, sm_margin)
-        if out is not None:
-            return out
+        return other(q, k, v, **given_options("attention", options))
+    if _eager is not None and not torch.compiler.is_compiling():  # what a compiler traces is the operator
+        result = _eager(q, k, v, options)
+        if result is not None:
+            return result
+    with_lse = options.pop("return_lse", False)
     if _is_torch(q):
-        out, lse = _torch.attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k,
-                                    max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale,
-                                    out_dtype, compute, rotation_seed, sm_margin, fp8_sums, return_lse, qv)
-        return (out, lse) if return_lse else out
-    q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, qv))
-    about_q, about_v = _host("q", q), _host("v", v)
+        out, lse = _torch.attention(q, k, v, options, with_lse)
+        return (out, lse) if with_lse else out
+    options = given_options("attention", options)
+    options.pop("deterministic", None)
+    q, k, v, qv = (_contiguous_last(x) for x in (q, k, v, options.pop("qv", None)))
+    out, lse = _results(_host("q", q), _host("v", v), options.pop("out_dtype", None), with_lse)
+    arrays.forward(q, k, v, out, lse, qv=qv, **options)
+    return (out, lse) if with_lse else out
+
+
+def _results(about_q, about_v, out_dtype, with_lse):
+    """Memory for out and lse. Rows that belong to no token are not written: they get what a query without keys gets."""
     _check_dims("q", about_q), _check_dims("v", about_v)
-    # Rows that belong to no token are not written: they get what a query without keys gets.
     out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
     *batch, seq, heads = about_q.shape[:-1]
-    lse = _zeros((*batch, heads, seq), "float32") - _infinity() if return_lse else None
-    arrays.forward(q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk,
-                   sink=sink, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, compute=compute, rotation_seed=rotation_seed, sm_margin=sm_margin,
-                   fp8_sums=fp8_sums, qv=qv)
-    return (out, lse) if return_lse else out
+    return out, _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
 
 
-def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, window=None, softmax_scale=None, softcap=0.0,
-                       chunk=0, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-                       seqused_q=None, seqused_k=None, deterministic=False):
+@takes_options
+def attention_backward(dout, q, k, v, out, lse, **options):
     """The gradients of an attention() call, for who does without autograd (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 
     Arguments that are not listed are those of the attention() call, and it raises what attention() raises.
@@ -156,18 +144,16 @@ def attention_backward(dout, q, k, v, out, lse, *, dlse=None, causal=False, wind
     Returns:
         Gradients with the shapes and dtypes of q, k, v and sink.
     """
-    options = dict(causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink,
-                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                   max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic)
     if _is_torch(q):
-        return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, dlse, **options))
+        return Gradients(*_torch.attention_backward(dout, q, k, v, out, lse, options))
+    options = given_options("attention_backward", options)
     dout, q, k, v, out = (_contiguous_last(x) for x in (dout, q, k, v, out))
     made = [_zeros(about.shape, about.dtype) for about in (_host("q", q), _host("k", k), _host("v", v))]
     dsink = None
-    if sink is not None:
-        about = _host("sink", sink)
+    if "sink" in options:
+        about = _host("sink", options["sink"])
         dsink = _zeros(about.shape, about.dtype)
-    arrays.backward(dout, q, k, v, out, lse, *made, dlse=dlse, dsink=dsink, **options)
+    arrays.backward(dout, q, k, v, out, lse, *made, dsink=dsink, **options)
     return Gradients(*made, dsink)
 
 
@@ -206,7 +192,8 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
 
 
 # What attention() takes and its gradients do not depend on, and what it has no gradients of.
-_FORWARD_ALONE, _WITHOUT_GRADIENTS = ("compute", "rotation_seed", "sm_margin", "fp8_sums"), ("q_scale", "k_scale", "v_scale", "qv")
+_FORWARD_ALONE = set(OPTIONS["forward"]) - set(OPTIONS["backward"])
+_WITHOUT_GRADIENTS = [name for name in TENSORS["forward"] if name in SIGNATURES["attention"] and name not in TENSORS["backward"]]
 
 
 def _check_gradients_of(options):

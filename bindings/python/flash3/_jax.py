@@ -2,35 +2,46 @@
 """The calls of libflash3_jax.so (bindings/jax/) as functions of JAX: registration, shapes, gradients and batching."""
 import ctypes
 import functools
-import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import _library as _c
+from ._fields import OPTIONS
 
 MINIMUM_JAX = (0, 7)
 DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn")
 
 
-class Options(typing.NamedTuple):
-    """What a call has beside tensors; it is part of what jit keys its compilations by."""
-    softmax_scale: float = 0.0
-    causal: bool = False
-    window_left: int = -1
-    window_right: int = -1
-    softcap: float = 0.0
-    chunk: int = 0
-    deterministic: bool = False
-    with_lse: bool = False
-    compute_fp8: bool = False
-    rotation_seed: int = 0
+class Options:
+    """What a call has beside tensors, by the names of the C interface's fields, and with_lse; it is part of what jit keys its
+    compilations by."""
 
-    def scores(self):
-        """What the handlers of forward and backward both have as attributes."""
-        return {"softmax_scale": np.float32(self.softmax_scale), "causal": self.causal, "window_left": np.int64(self.window_left),
-                "window_right": np.int64(self.window_right), "softcap": np.float32(self.softcap), "chunk": np.int64(self.chunk)}
+    def __init__(self, with_lse=False, **options):
+        self.with_lse, self._options = with_lse, {"window_left": -1, "window_right": -1, **options}
+        self._key = with_lse, tuple(sorted(self._options.items()))
+
+    def __eq__(self, other):
+        return isinstance(other, Options) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def fields_of(self, call):
+        """Those that a call's params have, as {name: value}."""
+        return {name: value for name, value in self._options.items() if name in OPTIONS[call]}
+
+    def attributes_of(self, call):
+        """The same as the attributes of its handler."""
+        return {name: _ATTRIBUTES.get(OPTIONS[call][name], _int64)(value) for name, value in self.fields_of(call).items()}
+
+
+def _int64(value):
+    return np.uint64(value).astype(np.int64) if value >= 2**63 else np.int64(value)
+
+
+_ATTRIBUTES = {"flag": bool, "number": np.float32}  # of kinds of fields; the others: _int64
 
 
 def _load():
@@ -73,10 +84,8 @@ def _described(name, x):
 def check(tensors, options):
     """The library's own validation, when a call is traced: of shapes and dtypes, by the backend that takes most."""
     out = _shape_of_out(tensors)
-    params = _c.ForwardParams(struct_size=ctypes.sizeof(_c.ForwardParams), backend=_c.BACKENDS["cpu"],
-                              softmax_scale=options.softmax_scale, causal=options.causal, window=1,
-                              window_left=options.window_left, window_right=options.window_right, softcap=options.softcap,
-                              chunk=options.chunk, compute=int(options.compute_fp8), rotation_seed=options.rotation_seed)
+    params = _c.ForwardParams(struct_size=ctypes.sizeof(_c.ForwardParams), backend=_c.BACKENDS["cpu"], window=1,
+                              **options.fields_of("forward"))
     for name, x in {**tensors, "out": out}.items():
         setattr(params, name, _described(name, x))
     _c.check(_c.lib.flash3_forward_supported(ctypes.byref(params)))
@@ -166,8 +175,7 @@ def given(**tensors):
 def _run_forward(inputs, options, with_lse):
     """out, lse."""
     results = {"out": _shape_of_out, **({"lse": _shape_of_lse} if with_lse else {})}
-    attributes = {**options.scores(), "compute_fp8": options.compute_fp8,
-                  "rotation_seed": np.uint64(options.rotation_seed).astype(np.int64)}
+    attributes = options.attributes_of("forward")
     made = _call("flash3_forward", tuple(inputs), results, attributes)(*inputs.values())
     return made if with_lse else (*made, None)
 
@@ -190,7 +198,7 @@ def _attention_backward(options, saved, cotangents):
     tensors = {**given(dout=cotangents[0], dlse=cotangents[1]), **inputs, "out": out, "lse": lse}
     wanted = [name for name in ("q", "k", "v", "sink") if name in inputs]
     results = {f"d{name}": _shape_like(name) for name in wanted}
-    attributes = {**options.scores(), "deterministic": options.deterministic}
+    attributes = options.attributes_of("backward")
     made = dict(zip(wanted, _call("flash3_backward", tuple(tensors), results, attributes)(*tensors.values())))
     return ({name: made.get(name) for name in inputs},)
 

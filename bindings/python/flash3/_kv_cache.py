@@ -4,8 +4,8 @@ cache."""
 import re
 
 from . import arrays
-from ._attention import _as_computed, _contiguous_last, _dtype_of_out, _host, _infinity, _is_torch, _Shape, _torch, _zeros
-from ._options import rotation_seed as seed_of
+from ._attention import _as_computed, _contiguous_last, _dtype_of_out, _host, _is_torch, _results, _Shape, _torch, _zeros
+from ._options import given_options, takes_options
 
 if _torch is not None:
     from . import _torch_kv_cache
@@ -20,12 +20,8 @@ def _renamed(error):
     return type(error)(_C_NAME.sub(lambda name: _NAMES[name[0]], str(error)))
 
 
-def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=None, cache_batch_idx=None, leftpad_k=None,
-                            k_new=None, v_new=None, cu_seqlens_k_new=None, rotary_cos=None, rotary_sin=None,
-                            rotary_offsets=None, rotary_interleaved=False, causal=False, window=None, softmax_scale=None,
-                            softcap=0.0, chunk=0, sink=None, cu_seqlens_q=None, max_seqlen_q=None, max_seqlen_k=None,
-                            seqused_q=None, q_scale=None, k_scale=None, v_scale=None, rotate=False, rotation_seed=0, sm_margin=0,
-                            schedule=None, tree_mask=None, out_dtype=None, return_lse=False, qv=None):
+@takes_options
+def attention_with_kv_cache(q, k_cache, v_cache, **options):
     """Attention over keys in a cache, to which the newest may be appended first: a step of decoding, or a part of a prefill.
 
     Arguments that are not listed are those of attention(), which this is otherwise; there are no gradients. What the index
@@ -73,34 +69,23 @@ def attention_with_kv_cache(q, k_cache, v_cache, *, seqused_k=None, page_table=N
     Returns:
         out, or with return_lse (out, lse), as attention().
     """
+    if _torch is not None and (result := _torch_kv_cache.run_now(q, k_cache, v_cache, options)) is not None:
+        return result
+    with_lse = options.pop("return_lse", False)
     attend = _on_host if not _is_torch(q) else _torch_kv_cache.attention_with_kv_cache
     try:
-        out, lse = attend(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new,
-                          rotary_cos, rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk,
-                          sink, cu_seqlens_q, max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, (q_scale, k_scale, v_scale),
-                          (bool(rotate), seed_of(rotation_seed)), schedule, tree_mask, out_dtype, return_lse, qv)
+        out, lse = attend(q, k_cache, v_cache, options, with_lse)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise _renamed(error) from None
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out
 
 
-def _on_host(q, k_cache, v_cache, seqused_k, page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos,
-             rotary_sin, rotary_offsets, rotary_interleaved, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-             max_seqlen_q, max_seqlen_k, seqused_q, sm_margin, scales, rotation, schedule, tree_mask, out_dtype, with_lse, qv):
+def _on_host(q, k_cache, v_cache, options, with_lse):
     """(out, lse) of attention_with_kv_cache for arrays: the C call."""
-    q, qv = _contiguous_last(q), _contiguous_last(qv)
-    about_q, about_v = _checked(q, v_cache)
-    *batch, seq, heads = about_q.shape[:-1]
-    out = _zeros((*about_q.shape[:-1], about_v.shape[-1]), _dtype_of_out(about_q.dtype, out_dtype))
-    lse = _zeros((*batch, heads, seq), "float32") - _infinity() if with_lse else None
-    q_scale, k_scale, v_scale = scales
-    arrays.forward(q, k_cache, v_cache, out, lse, seqused_k=seqused_k, page_table=page_table, cache_batch_idx=cache_batch_idx,
-                   leftpad_k=leftpad_k, k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
-                   rotary_sin=rotary_sin, rotary_offsets=rotary_offsets, rotary_interleaved=rotary_interleaved, causal=causal,
-                   window=window, softmax_scale=softmax_scale, softcap=softcap, chunk=chunk, sink=sink, cu_seqlens_q=cu_seqlens_q,
-                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, q_scale=q_scale, k_scale=k_scale,
-                   v_scale=v_scale, rotate=rotation[0], rotation_seed=rotation[1], sm_margin=sm_margin, schedule=schedule,
-                   tree_mask=tree_mask, qv=qv)
+    q, qv = _contiguous_last(q), _contiguous_last(options.pop("qv", None))
+    options = given_options("attention_with_kv_cache", options)
+    out, lse = _results(*_checked(q, v_cache), options.pop("out_dtype", None), with_lse)
+    arrays.forward(q, k_cache, v_cache, out, lse, qv=qv, **options)
     return out, lse
 
 

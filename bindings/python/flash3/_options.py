@@ -1,9 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of calls as the C interface has them, checked where ctypes or torch would cut them off."""
+import inspect
 import math
 import operator
 
 from . import _library as _c
+from ._fields import SIGNATURES
+
+# Options whose default is None, or where it stands for none.
+MAY_BE_NONE = {name for options in SIGNATURES.values() for name, default in options.items() if default is None} | {"chunk"}
+
+
+def refuse_unknown(function, name):
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def given_options(function, options):
+    """Those of a function's options that say more than their defaults."""
+    defaults, given = SIGNATURES[function], {}
+    for name, value in options.items():
+        if name not in defaults:
+            refuse_unknown(function, name)
+        is_default = value is False or value is None and name in MAY_BE_NONE or \
+            isinstance(value, (int, float, str)) and value == defaults[name]
+        if not is_default:
+            given[name] = value
+    return given
+
+
+def takes_options(function):
+    """Gives a function of **options the signature that help() shows."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+    function.__signature__ = inspect.Signature([*own, *(
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in SIGNATURES[function.__name__].items())])
+    return function
 
 
 def int64_of(name, value):
@@ -80,17 +110,17 @@ def scale_or_default(softmax_scale):
     return scale
 
 
+def number_of_word(name, value):
+    """The number by which the C interface knows a word, as "two" of fp8_sums."""
+    words = _c.WORDS[name]
+    if value is None and None in words or isinstance(value, str) and value in words:
+        return words[value]
+    *others, last = [repr(word) for word in sorted(words, key=lambda word: word is None)]
+    raise ValueError(f"{name} = {value!r} but it must be {', '.join(others)} or {last}")
+
+
 def computes_fp8(compute):
-    if compute is None or isinstance(compute, str) and compute == "fp8":
-        return compute is not None
-    raise ValueError(f"compute = {compute!r} but it must be 'fp8' or None")
-
-
-def levels_of_sums(fp8_sums):
-    """fp8_sums as the C interface has it."""
-    if isinstance(fp8_sums, str) and fp8_sums in _c.FP8_SUMS:
-        return _c.FP8_SUMS[fp8_sums]
-    raise ValueError(f"fp8_sums = {fp8_sums!r} but it must be 'auto', 'one' or 'two'")
+    return number_of_word("compute", compute) != 0
 
 
 def rotation_seed(seed):
@@ -102,6 +132,25 @@ def rotation_seed(seed):
     if not 0 <= seed < 2**64:
         raise ValueError(f"rotation_seed = {seed} but it must be from 0 to 2**64 - 1")
     return seed
+
+
+def _flag(name, value):
+    return bool(value)
+
+
+def _threads(name, value):
+    return min(int64_of(name, value), 2**31 - 1)
+
+
+# How the C interface has a value of each kind of field, and those of single fields.
+_IN_C = {"flag": _flag, "number": number_of, "enumeration": number_of_word, "int32": int32_of, "int64": int64_of,
+         "uint64": lambda name, value: rotation_seed(value)}
+_IN_C_OF = {"softmax_scale": lambda name, value: scale_or_default(value), "num_threads": _threads}
+
+
+def value_in_c(name, kind, value):
+    """An option's value as the C interface has it; kind: that of its field (OPTIONS)."""
+    return _IN_C_OF.get(name, _IN_C[kind])(name, value)
 
 
 def scale_shape(shape, sequences, ndim, heads_k):

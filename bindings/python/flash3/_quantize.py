@@ -59,10 +59,12 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
     if heads_k is not None and heads_k < 1:
         raise ValueError(f"heads_k = {heads_k} but it must be at least 1")
     seed = seed_of(rotation_seed)
+    options = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, rotary_offset_q=rotary_offset_q,
+                   rotary_offset_k=rotary_offset_k, rotate=rotate, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                   seqused_q=seqused_q, seqused_k=seqused_k)
     if _is_torch(next(iter(given.values()))):
-        made = _torch.quantize(tensors, ndim, heads_k or 0, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
-                               rotary_offset_k, rotate, seed, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                               max_seqlen_q or 0, max_seqlen_k or 0)
+        made = _torch.quantize(tensors, scale_ndim=ndim, heads_k=heads_k or 0, rotation_seed=seed, **options,
+                               max_seqlen_q=max_seqlen_q or 0, max_seqlen_k=max_seqlen_k or 0)
         return Quantized(*(x if name.partition("_")[0] in given else None for name, x in zip(Quantized._fields, made)))
 
     given = {name: _contiguous_last(x) for name, x in given.items()}
@@ -77,8 +79,5 @@ def quantize(q=None, k=None, v=None, *, scales="blocks", heads_k=None, rotate=Fa
         sequences = None if cu_seqlens is None else max(math.prod(_host(lengths, cu_seqlens).shape) - 1, 0)
         results[f"{name}_out"] = _zeros(one.shape, "float8_e4m3fn")
         results[f"{name}_scale"] = _zeros(scale_shape(one.shape, sequences, ndim, heads_k), "float32") + 1
-    arrays.quantize(**given, **results, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
-                    rotary_offset_q=rotary_offset_q, rotary_offset_k=rotary_offset_k, rotate=rotate, rotation_seed=seed,
-                    cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-                    seqused_q=seqused_q, seqused_k=seqused_k)
+    arrays.quantize(**given, **results, **options, rotation_seed=seed, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     return Quantized(*(results.get(f"{name}_out") for name in "qkv"), *(results.get(f"{name}_scale") for name in "qkv"))

@@ -140,14 +140,18 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         q, k, v = (x.unsqueeze(0) if len(shape) == 3 else x.flatten(0, -4) for x in (q, k, v))
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
-    options = (0.0 if scale is None else scale, is_causal, True)  # True: heads before rows
+    arguments = {"heads_first": True}
+    if scale is not None:
+        arguments["softmax_scale"] = scale
     if is_causal:
+        arguments["causal"] = is_causal
         seq_q, seq_k = shape[-2], k.shape[2]
         if seq_q < seq_k:  # no query sees the keys behind the square, and in the square both alignments are one
             k, v = k[:, :, :seq_q], v[:, :, :seq_q]
         elif seq_q > seq_k:
-            options = (options[0], False, True, -1, seq_q - seq_k)
-    out, _ = run_forward(q, k, v, options, with_lse=False)
+            del arguments["causal"]
+            arguments["window_right"] = seq_q - seq_k
+    out, _ = run_forward(q, k, v, arguments, with_lse=False)
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 

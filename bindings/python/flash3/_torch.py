@@ -8,10 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
+from ._arguments import arguments_of, signed, with_defaults
 from ._build import NAME
+from ._fields import TENSORS
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._limits import WITH_GRADIENTS
-from ._options import computes_fp8, levels_of_sums, number_of, rotation_seed, scale_or_default, scale_shape, window_sides
+from ._options import scale_shape
 
 MINIMUM_TORCH = (2, 10)
 
@@ -21,7 +23,7 @@ torch.ops.load_library(str(FOLDER / f"lib{NAME}_torch.so"))
 operators = getattr(torch.ops, NAME)
 
 try:
-    # The result of a plain call, at half of what the operator costs; None: this one is for the operator.
+    # What a call returns, at half of what the operator costs; None: this one is for the operator.
     from ._eager import attention as eager
 except ImportError:  # built without Python's headers, or not for this Python or torch: operators do all
     eager = None
@@ -71,38 +73,36 @@ def on_one_device(names, fake):
 
 
 def register_fake(name):
-    """torch.library.register_fake for an operator of torch.ops.flash3."""
+    """torch.library.register_fake for an operator of torch.ops.flash3, whose fake kernel gets its arguments by name."""
     names = [a.name for a in getattr(operators, name).default._schema.arguments]
-    return lambda fake: torch.library.register_fake(f"{NAME}::{name}", on_one_device(names, fake)) and fake
+
+    def register(fake):
+        torch.library.register_fake(f"{NAME}::{name}", on_one_device(names, lambda *args, **named: fake(**dict(zip(names, args)), **named)))
+        return fake
+    return register
 
 
 @register_fake("forward")
-def _fake_forward(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0, chunk=0,
-                  sink=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0,
-                  deterministic=False, q_scale=None, k_scale=None, v_scale=None, compute_fp8=False, rotation_seed=0,
-                  sm_margin=0, fp8_sums=0, out_dtype=None, qv=None):
-    *batch, rows, heads, _ = q.shape if not heads_first else q.transpose(-3, -2).shape
+def _fake_forward(q, v, heads_first=False, out_dtype=None, **_):
+    *batch, rows, heads = (q.transpose(-3, -2) if heads_first else q).shape[:-1]
     out = q.new_empty((*batch, rows, heads, v.shape[-1]), dtype=out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype))
     lse = q.new_empty((*batch, heads, rows), dtype=torch.float32)
     return out.transpose(-3, -2) if heads_first else out, lse
 
 
 @register_fake("inference")
-def _(q, k, v, softmax_scale=0.0, causal=False, heads_first=False, *options, **named):
-    return _fake_forward(q, k, v, heads_first=heads_first)[0]
+def _fake_inference(**named):
+    return _fake_forward(**named)[0]
 
 
 @register_fake("backward")
-def _(dout, dlse, q, k, v, out, lse, softmax_scale=0.0, causal=False, heads_first=False, window_left=-1, window_right=-1, softcap=0.0,
-      chunk=0, sink=None, *options, **named):
+def _fake_backward(q, k, v, sink=None, **_):
     dsink = q.new_empty((0,), dtype=torch.float32) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
 @register_fake("quantize")
-def _(q=None, k=None, v=None, scale_ndim=3, heads_k=0, rotary_cos=None, rotary_sin=None, rotary_interleaved=False,
-      rotary_offset_q=0, rotary_offset_k=0, rotate=False, rotation_seed=0, cu_seqlens_q=None, cu_seqlens_k=None, *options,
-      **named):
+def _fake_quantize(q=None, k=None, v=None, scale_ndim=3, heads_k=0, cu_seqlens_q=None, cu_seqlens_k=None, **_):
     kv = v if k is None else k
     heads_k = kv.shape[-2] if kv is not None else heads_k or q.shape[-2]
     first = next(x for x in (q, k, v) if x is not None)
@@ -114,19 +114,26 @@ def _(q=None, k=None, v=None, scale_ndim=3, heads_k=0, rotary_cos=None, rotary_s
 
 
 for _name in ("forward_out", "backward_out", "quantize_out"):
-    register_fake(_name)(lambda *args, **named: None)
+    register_fake(_name)(lambda **named: None)
 
 
-# Options of forward and backward, as the schema has them behind the tensors: seven numbers, the sink and four tensors of lengths,
-# two longest lengths and deterministic. Defaults at the end may be left out. inference has the first six, and forward has scales,
-# compute, its seed, sm_margin, fp8_sums, out_dtype and qv behind them.
-_PLAIN, _SINK, _LENGTHS, _FP8, _QV = 6, 7, 12, 15, 23
+def _names(operator):
+    return tuple(a.name for a in operator._schema.arguments)
 
 
-def save_forward(ctx, q, k, v, options, out, lse):
-    """What gradients() needs; options: those of forward."""
-    ctx.save_for_backward(q, k, v, out, lse, *options[_SINK:_LENGTHS])
-    ctx.options = options[:_SINK], options[_LENGTHS:_FP8]
+_TENSORS = frozenset(TENSORS["forward"])
+_OF_FORWARD, _OF_INFERENCE, _OF_BACKWARD = _names(_forward), frozenset(_names(_inference)), frozenset(_names(_backward))
+
+
+def save_forward(ctx, q, k, v, arguments, out, lse):
+    """What gradients() needs; arguments: those of forward besides the tensors, by name."""
+    if _TENSORS.isdisjoint(arguments):
+        ctx.names, ctx.others = (), arguments
+        ctx.save_for_backward(q, k, v, out, lse)
+    else:
+        names = ctx.names = [name for name in arguments if name in _TENSORS and arguments[name] is not None]
+        ctx.others = {name: x for name, x in arguments.items() if name not in _TENSORS}
+        ctx.save_for_backward(q, k, v, out, lse, *map(arguments.__getitem__, names))
     ctx.set_materialize_grads(False)
 
 
@@ -139,38 +146,36 @@ def gradients(ctx, dout, dlse):
         out, dout = out.to(q.dtype), None if dout is None else dout.to(q.dtype)
     if dout is None:
         dout = torch.zeros_like(out)
-    numbers, others = ctx.options
+    arguments = {name: x for name, x in (*ctx.others.items(), *zip(ctx.names, optional)) if name in _OF_BACKWARD}
     try:
-        dq, dk, dv, dsink = _run_backward(dout, dlse, q, k, v, out, lse, *numbers, *optional, *others)
+        dq, dk, dv, dsink = _run_backward((dout, dlse, q, k, v, out, lse), arguments)
     except RuntimeError as error:
         raise translated(error) from None
-    return dq, dk, dv, dsink if optional and optional[0] is not None else None
+    return dq, dk, dv, dsink if "sink" in ctx.names else None
 
 
-def _run_backward(*inputs):
-    if torch.compiler.is_compiling():
-        return _backward(*inputs)
-    if torch._C._are_functorch_transforms_active():
-        return _TransformedBackward.apply(*inputs)
-    if torch.is_grad_enabled():
-        return _backward(*inputs)
+def _run_backward(tensors, arguments):
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+        return _TransformedBackward.apply(*tensors, *with_defaults(_backward, arguments, len(tensors)))
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return _backward(*tensors, **arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return _backward(*inputs)
+        return _backward(*tensors, **arguments)
 
 
 def _save_forward(ctx, inputs, output):
-    q, k, v, *options = inputs
+    q, k, v, *_ = inputs
+    arguments = dict(zip(_OF_FORWARD[3:], inputs[3:]))
     if q.dtype == FP8:
         raise NotImplementedError(_NO_FP8_GRADIENTS)
-    if len(options) > _QV and options[_QV] is not None:
+    if arguments.get("qv") is not None:
         raise NotImplementedError(_NO_QV_GRADIENTS)
-    save_forward(ctx, q, k, v, options, *output)
+    save_forward(ctx, q, k, v, arguments, *output)
 
 
 def _forward_gradient(ctx, dout, dlse):
-    dq, dk, dv, dsink = gradients(ctx, dout, dlse)
-    of_inputs = [dq, dk, dv, *(None,) * _SINK, dsink, *(None,) * (len(_forward._schema.arguments) - _SINK - 4)]
-    return tuple(g if needed else None for g, needed in zip(of_inputs, ctx.needs_input_grad))
+    of_inputs = dict(zip(("q", "k", "v", "sink"), gradients(ctx, dout, dlse)))
+    return tuple(of_inputs.get(name) if needed else None for name, needed in zip(_OF_FORWARD, ctx.needs_input_grad))
 
 
 torch.library.register_autograd(f"{NAME}::forward", _forward_gradient, setup_context=_save_forward)
@@ -199,10 +204,10 @@ class _Recorded(torch.autograd.Function):
     """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, options):  # the sink is in options too, where autograd does not see it
+    def forward(ctx, q, k, v, sink, arguments):  # the sink is in arguments too, where autograd does not see it
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _forward_now(q, k, v, *options)
-        save_forward(ctx, q, k, v, options, out, lse)
+            out, lse = _forward_now(q, k, v, **arguments)
+        save_forward(ctx, q, k, v, arguments, out, lse)
         return out, lse
 
     @staticmethod
@@ -309,102 +314,58 @@ def why_not_kind(kind):
 why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
 
 
-def run_forward(q, k, v, options, sink=None, with_lse=True):
-    """torch.ops.flash3.forward, whose options these are, sink among them, with its gradients and flash3's exceptions.
+def run_forward(q, k, v, arguments, with_lse=True):
+    """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given besides the tensors, by name.
 
     Without with_lse the second result may be None.
     """
     if type(q) is not torch.Tensor:
         why_not_kind(type(q))
-    if len(options) > _QV and options[_QV] is not None:
-        _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=options[_QV])
+    sink, qv = arguments.get("sink"), arguments.get("qv")
+    if qv is not None:
+        _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
     if torch.compiler.is_compiling():
-        return _forward(q, k, v, *options)
+        return _forward(q, k, v, **arguments)
     try:
         if is_differentiated(q, k, v, sink):
             _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
-                defaults = [a.default_value for a in _forward._schema.arguments[3 + len(options):]]
-                return _Transformed.apply(q, k, v, *options, *defaults)
-            return _record(q, k, v, sink, options)
+                return _Transformed.apply(q, k, v, *with_defaults(_forward, arguments, 3))
+            return _record(q, k, v, sink, arguments)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
-            if with_lse or len(options) > _PLAIN:
-                return _forward_now(q, k, v, *options)
-            return _inference_now(q, k, v, *options), None
+            if with_lse or not _OF_INFERENCE.issuperset(arguments):
+                return _forward_now(q, k, v, **arguments)
+            return _inference_now(q, k, v, **arguments), None
     except RuntimeError as error:
         raise translated(error) from None
 
 
-def all_options(scale, causal, left, right, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
-                max_seqlen_k, deterministic):
-    """The options of forward and backward, short where the last ones are defaults: each that is given costs time."""
-    if sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None and deterministic is False and \
-            not (max_seqlen_q or max_seqlen_k or chunk):
-        if left == right == -1 and softcap == 0.0:
-            return scale, causal
-        return scale, causal, False, left, right, softcap
-    return (scale, causal, False, left, right, softcap, chunk or 0, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-            max_seqlen_q or 0, max_seqlen_k or 0, deterministic)
-
-
-def attention(q, k, v, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-              max_seqlen_k, seqused_q, seqused_k, deterministic, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin,
-              fp8_sums, with_lse, qv):
+def attention(q, k, v, options, with_lse):
     """(out, lse) of flash3.attention for torch tensors; lse may be None without with_lse."""
-    left, right = (-1, -1) if window is None else window_sides(window)
+    arguments = arguments_of("attention", options)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and k.device == q.device == v.device):
         check_companions("q", q, k=k, v=v)
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
-        if qv is not None and isinstance(qv, torch.Tensor):
-            qv = autocast(qv, k, v)[0]
+        if isinstance(arguments.get("qv"), torch.Tensor):
+            arguments["qv"] = autocast(arguments["qv"], k, v)[0]
         q, k, v = autocast(q, k, v)
-    options = all_options(scale_or_default(softmax_scale), causal, left, right, number_of("softcap", softcap), chunk, sink,
-                          cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic)
-    if sm_margin or q.dtype == FP8 or seed or fp8_sums != "auto" or not (
-            q_scale is k_scale is v_scale is out_dtype is compute is qv is None):
-        options = _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, fp8_sums, qv)
-    return run_forward(q, k, v, options, sink, with_lse)
-
-
-_DEFAULTS = (0.0, False, False, -1, -1, 0.0, 0, None, None, None, None, None, 0, 0, False)
-
-
-def with_more(options, *more):
-    """options with those behind them that forward alone has: scales of q, k and v, and what comes then."""
-    return (*options, *_DEFAULTS[len(options):], *more)
-
-
-def _with_more(q, k, v, options, sink, q_scale, k_scale, v_scale, out_dtype, compute, seed, sm_margin, fp8_sums, qv):
-    """options with all that forward alone has."""
-    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype is a {type(out_dtype).__name__} but it must be a torch.dtype")
     if q.dtype == FP8:
-        _refuse_gradients(q=q, k=k, v=v, sink=sink, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-    return with_more(options, q_scale, k_scale, v_scale, computes_fp8(compute), _signed(rotation_seed(seed)), sm_margin,
-                     levels_of_sums(fp8_sums), out_dtype, qv)
+        _refuse_gradients(q=q, k=k, v=v, **{name: arguments.get(name) for name in ("sink", "q_scale", "k_scale", "v_scale")})
+    return run_forward(q, k, v, arguments, with_lse)
 
 
-def attention_backward(dout, q, k, v, out, lse, dlse, *, causal, window, softmax_scale, softcap, chunk, sink, cu_seqlens_q,
-                       cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, deterministic):
+def attention_backward(dout, q, k, v, out, lse, options):
     """flash3.attention_backward for torch tensors."""
-    left, right = (-1, -1) if window is None else window_sides(window)
+    arguments = arguments_of("attention_backward", options)
     why_not_kind(type(q))
     try:
-        dq, dk, dv, dsink = _backward(dout, dlse, q, k, v, out, lse, *all_options(
-            scale_or_default(softmax_scale), causal, left, right, number_of("softcap", softcap), chunk, sink, cu_seqlens_q, cu_seqlens_k,
-            seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, deterministic))
+        dq, dk, dv, dsink = _backward(dout, arguments.pop("dlse", None), q, k, v, out, lse, **arguments)
     except RuntimeError as error:
         raise translated(error) from None
-    return dq, dk, dv, dsink if sink is not None else None
+    return dq, dk, dv, dsink if "sink" in arguments else None
 
 
-def _signed(seed):
-    """A seed as the operators take it: torch's integers are signed."""
-    return seed - 2**64 if seed >= 2**63 else seed
-
-
-def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q, rotary_offset_k,
-             rotate, seed, *sequences):
+def quantize(tensors, rotation_seed, **options):
     """flash3.quantize for torch tensors: six of them, of which those for what is not given are empty."""
     given = {name: x for name, x in tensors.items() if x is not None}
     name, first = next(iter(given.items()))
@@ -415,7 +376,6 @@ def quantize(tensors, scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interl
                 raise NotImplementedError(f"{name}.requires_grad = True but flash3.quantize has no gradients; give it "
                                           f"{name}.detach(), or call it under torch.no_grad()")
     try:
-        return _quantize(*tensors.values(), scale_ndim, heads_k, rotary_cos, rotary_sin, rotary_interleaved, rotary_offset_q,
-                         rotary_offset_k, rotate, _signed(seed), *sequences)
+        return _quantize(**tensors, rotation_seed=signed(rotation_seed), **options)
     except RuntimeError as error:
         raise translated(error) from None

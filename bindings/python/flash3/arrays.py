@@ -41,6 +41,7 @@ Forward alone takes::
     page_table, cache_batch_idx, leftpad_k, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_offsets,
     rotary_interleaved            k and v are a cache, as in flash3.attention_with_kv_cache; with k_new they are written
     sm_margin=0                   multiprocessors left to others
+    fill_padding=False            rows of no token become 0, and -inf of lse; False: they stay as they are (of backward, too: 0)
     tree_mask=None                [batch, seq_q] int64, packed [total_q]: which drafts a query sees, as in
                                   flash3.attention_with_kv_cache
     schedule=None                 a Schedule that forward_schedule() has made for calls like this one; None: the call's own
@@ -49,8 +50,9 @@ Forward alone takes::
 import ctypes
 from typing import NamedTuple
 
-from . import _library as _c
-from ._options import computes_fp8, int32_of, int64_of, levels_of_sums, number_of, rotation_seed, scale_or_default, window_sides
+from . import _fields, _library as _c
+from ._fields import OPTIONS, RESULTS, TENSORS
+from ._options import MAY_BE_NONE, int64_of, value_in_c, window_sides
 from ._results import Results, check_given
 from ._support import Support, UnexpectedArgument, support_of
 from ._tensors import E4M3, describe, memory_of
@@ -59,12 +61,6 @@ __all__ = ["forward", "backward", "quantize", "merge", "forward_workspace", "bac
            "merge_workspace", "forward_supported", "backward_supported", "quantize_supported", "merge_supported",
            "forward_explain", "backward_explain", "quantize_explain", "merge_explain", "forward_plan", "backward_plan",
            "quantize_plan", "merge_plan", "forward_schedule", "forward_schedule_size", "Plan", "E4M3", "Schedule", "Support"]
-
-_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-_SCALES = ("q_scale", "k_scale", "v_scale")
-_CACHE = ("page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
-          "rotary_offsets", "qv", "tree_mask")
-
 
 class Schedule(NamedTuple):
     """Which part of a GPU computes what of a call on a KV cache, listed once for all calls that have the same lengths."""
@@ -83,31 +79,45 @@ def _as_c(data, key):
     return _c.Schedule(*((None, 0) if data is None else memory_of("schedule.data", data)), int64_of("schedule.key", key))
 
 
+_NO_OPTIONS = ("window_left", "window_right")  # but sides of the option window
+
+
 class _Call:
     """A params structure, and the owners of the memory that it points to."""
 
-    def __init__(self, name, params_type, inputs, outputs, known, *, max_seqlen_q=None, max_seqlen_k=None, backend="auto",
-                 num_threads=0, stream=None, workspace=None, **options):
-        """known: the names of the options, besides those here, that a call of this kind has; the others are refused."""
-        for unknown in sorted(set(options) - set(known) - set(_SEQUENCES)):
-            raise UnexpectedArgument(f"unexpected argument {unknown!r}")
-        self.params = p = params_type(struct_size=ctypes.sizeof(params_type))
-        self.tensors = {}
-        for name_of_one, x in {**inputs, **{name: options.get(name) for name in _SEQUENCES}}.items():
-            self._set(name_of_one, x, False, stream)
-        for name_of_one, x in outputs.items():
-            self._set(name_of_one, x, True, stream)
-        if hasattr(p, "max_seqlen_q"):
-            p.max_seqlen_q = int64_of("max_seqlen_q", max_seqlen_q or 0)
-            p.max_seqlen_k = int64_of("max_seqlen_k", max_seqlen_k or 0)
-        p.backend = _c.backend_id(backend)
-        p.num_threads = min(int64_of("num_threads", num_threads), 2**31 - 1)
-        p.stream = stream
-        self._name, self._workspace = name, workspace
+    def __init__(self, call, tensors, options):
+        """call: "forward" …; tensors: those that its function takes by position, by their names."""
+        kinds, inputs, results = OPTIONS[call], TENSORS[call], RESULTS[call]
+        params_type = getattr(_fields, f"{call.capitalize()}Params")
+        self.params = params_type(struct_size=ctypes.sizeof(params_type))
+        self.tensors, self._name, self._workspace = {}, f"flash3_{call}", options.get("workspace")
+        self._stream = self.params.stream = options.get("stream")
+        written = (*results, "k", "v") if options.get("k_new") is not None else results
+        for name, x in tensors.items():
+            self._set_tensor(name, x, name in written)
+        for name, value in options.items():
+            if name in tensors or name in _NO_OPTIONS or name not in kinds and name not in inputs and not self._has_other(name):
+                raise UnexpectedArgument(f"unexpected argument {name!r}")
+            if name in inputs:
+                self._set_tensor(name, value, False)
+            elif name in kinds and not (value is None and name in MAY_BE_NONE):
+                setattr(self.params, name, value_in_c(name, kinds[name], value))
+        self._set_others(options)
 
-    def _set(self, name, x, writable, stream):
+    def _has_other(self, name):
+        """Whether an option is one that is no field, or not of its own alone."""
+        return name in ("stream", "workspace") or hasattr(self.params, name) and name in ("window", "schedule")
+
+    def _set_others(self, options):
+        p = self.params
+        if (sides := window_sides(options.get("window"))) is not None:
+            p.window, p.window_left, p.window_right = 1, *sides
+        if (schedule := options.get("schedule")) is not None:
+            p.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))
+
+    def _set_tensor(self, name, x, writable):
         if x is not None:
-            self.tensors[name] = described = describe(name, x, writable=writable, stream=stream)
+            self.tensors[name] = described = describe(name, x, writable=writable, stream=self._stream)
             setattr(self.params, name, described.tensor)
 
     def _function(self, suffix=""):
@@ -193,62 +203,13 @@ class Plan:
             _c.lib.flash3_plan_destroy(address)
 
 
-_ATTENTION = ("causal", "window", "softmax_scale", "softcap", "chunk", "sink")
-
-
-def _attention_call(name, params_type, inputs, outputs, own, options):
-    """A call of forward or backward; own: the options that only one of them has."""
-    call = _Call(name, params_type, {**inputs, "sink": options.get("sink")}, outputs, (*_ATTENTION, *own), **options)
-    p = call.params
-    p.causal = bool(options.get("causal", False))
-    sides = window_sides(options.get("window"))
-    if sides is not None:
-        p.window, p.window_left, p.window_right = 1, *sides
-    p.softmax_scale = scale_or_default(options.get("softmax_scale"))
-    p.softcap = number_of("softcap", options.get("softcap", 0.0))
-    p.chunk = int64_of("chunk", options.get("chunk") or 0)
-    return call
-
-
 def _forward(q, k, v, out, lse, options):
-    cache = {"k": k, "v": v}
-    grows = options.get("k_new") is not None
-    inputs = {"q": q, **({} if grows else cache), **{name: options.get(name) for name in (*_SCALES, *_CACHE)}}
-    call = _attention_call("flash3_forward", _c.ForwardParams, inputs, {"out": out, "lse": lse, **(cache if grows else {})},
-                           (*_SCALES, *_CACHE, "rotary_interleaved", "sm_margin", "compute", "fp8_sums", "rotate", "rotation_seed",
-                            "schedule"), options)
-    call.params.rotary_interleaved = bool(options.get("rotary_interleaved", False))
-    call.params.sm_margin = int32_of("sm_margin", options.get("sm_margin", 0))
-    call.params.compute = _c.COMPUTE_FP8 if computes_fp8(options.get("compute")) else 0
-    call.params.fp8_sums = levels_of_sums(options.get("fp8_sums", "auto"))
-    call.params.rotate = bool(options.get("rotate", False))
-    call.params.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
-    if (schedule := options.get("schedule")) is not None:
-        call.params.schedule = ctypes.pointer(_as_c(*check_schedule(schedule)))
-    return call
+    return _Call("forward", {"q": q, "k": k, "v": v, "out": out, "lse": lse}, options)
 
 
 def _backward(dout, q, k, v, out, lse, dq, dk, dv, dlse, dsink, options):
-    inputs = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
-    call = _attention_call("flash3_backward", _c.BackwardParams, inputs, {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink},
-                           ("deterministic",), options)
-    call.params.deterministic = bool(options.get("deterministic", False))
-    return call
-
-
-_ROTARY = ("rotary_cos", "rotary_sin")
-_QUANTIZE = (*_ROTARY, "rotary_interleaved", "rotary_offset_q", "rotary_offset_k", "rotate", "rotation_seed")
-
-
-def _quantize(tensors, results, options):
-    inputs = {**tensors, **{name: options.get(name) for name in _ROTARY}}
-    call = _Call("flash3_quantize", _c.QuantizeParams, inputs, results, _QUANTIZE, **options)
-    p = call.params
-    p.rotary_interleaved, p.rotate = bool(options.get("rotary_interleaved", False)), bool(options.get("rotate", False))
-    p.rotary_offset_q = int64_of("rotary_offset_q", options.get("rotary_offset_q", 0))
-    p.rotary_offset_k = int64_of("rotary_offset_k", options.get("rotary_offset_k", 0))
-    p.rotation_seed = rotation_seed(options.get("rotation_seed", 0))
-    return call
+    return _Call("backward", {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse, "dq": dq, "dk": dk, "dv": dv,
+                              "dsink": dsink}, options)
 
 
 def forward(q, k, v, out=None, lse=None, *, like=None, out_dtype=None, **options):
@@ -346,7 +307,7 @@ def backward_plan(dout, q, k, v, out, lse, dq, dk, dv, dlse=None, dsink=None, **
 
 def _quantize_tensors(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, options):
     results = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    return _quantize({"q": q, "k": k, "v": v}, results, options)
+    return _Call("quantize", {"q": q, "k": k, "v": v, **results}, options)
 
 
 def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_scale=None, k_scale=None, v_scale=None, like=None,
@@ -371,7 +332,7 @@ def quantize(q=None, k=None, v=None, *, q_out=None, k_out=None, v_out=None, q_sc
     make, cu_seqlens = Results(like, first, tensors[first], options), options.get("cu_seqlens_k")
     results = {"q_out": q_out, "k_out": k_out, "v_out": v_out, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     make.codes(tensors, results, scales, heads_k, {"q": options.get("cu_seqlens_q"), "k": cu_seqlens, "v": cu_seqlens})
-    _quantize(tensors, results, options).run(make_workspace=make.workspace)
+    _Call("quantize", {**tensors, **results}, options).run(make_workspace=make.workspace)
     return tuple(results.values())
 
 
@@ -399,11 +360,7 @@ def quantize_plan(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, **opt
 
 
 def _merge(out_parts, lse_parts, out, lse, options):
-    inputs = {"out_parts": out_parts, "lse_parts": lse_parts, "sink": options.get("sink")}
-    for name in (*_SEQUENCES, "max_seqlen_q", "max_seqlen_k"):
-        if options.get(name) is not None:
-            raise UnexpectedArgument(f"unexpected argument {name!r}")
-    return _Call("flash3_merge", _c.MergeParams, inputs, {"out": out, "lse": lse}, ("sink",), **options)
+    return _Call("merge", {"out_parts": out_parts, "lse_parts": lse_parts, "out": out, "lse": lse}, options)
 
 
 def merge(out_parts, lse_parts, out=None, lse=None, *, like=None, out_dtype=None, **options):

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _jax
 from ._library import FP8_BLOCK
-from ._options import computes_fp8, int64_of, number_of, rotation_seed as seed_of
+from ._options import int64_of, number_of, number_of_word, rotation_seed as seed_of
 
 __all__ = ["dot_product_attention"]
 
@@ -156,7 +156,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
             seqused_q = seqused_k = _one_length(right, rows, k.shape[1], seqused_q, seqused_k)
     tensors.update(_jax.given(seqused_q=seqused_q, seqused_k=seqused_k))
     options = _jax.Options(softmax_scale=_scale(scale), window_left=left, window_right=right, softcap=number_of("softcap", softcap),
-                           deterministic=bool(deterministic), with_lse=bool(return_residual), compute_fp8=computes_fp8(compute),
+                           deterministic=bool(deterministic), with_lse=bool(return_residual), compute=number_of_word("compute", compute),
                            rotation_seed=seed_of(rotation_seed))
     _jax.check(tensors, options)
     out, lse = _padded(*_jax.attention(options, _jax.one_vma(tensors)), rows)

@@ -239,7 +239,7 @@ TEST(BackwardAllowed, Strides) {
   b.lse.stride[0] = 0;
   b.dlse.stride[0] = b.dlse.stride[1] = 0;
   b.dq = heads_first(tensor(nullptr, FLASH3_FLOAT32, {2, 4, 3, 8}));
-  b.dk.stride[0] = 1000;
+  b.dk.stride[0] = 1000, b.dk.data = nullptr;  // its memory ends before that
   const auto p = b.params();
   BackwardProblem problem;
   const Status status = make_backward_problem(&p, Pointers::kOptional, &problem);

@@ -3,7 +3,8 @@
 import torch
 
 from .._options import computes_fp8, number_of, rotation_seed as seed_of, scale_or_default, window_sides
-from .._torch import autocast, _signed
+from .._arguments import signed
+from .._torch import autocast
 from . import _cost
 from ._layout import make_spec, mask_of
 from ._operators import METHODS, forward, is_recorded
@@ -55,7 +56,7 @@ def attention(q, k, v, group=None, *, method="auto", causal=False, window=None, 
     left, right = window_sides(window) or (-1, -1)
     out, lse, *_ = forward(q, k, v, sink, spec, ring, heads, method, rows_q, rows_k, out_dtype or q.dtype, bool(causal), left,
                            right, chunk or 0, scale_or_default(softmax_scale), number_of("softcap", softcap), bool(deterministic),
-                           computes_fp8(compute), _signed(seed_of(rotation_seed)), sm_margin)
+                           computes_fp8(compute), signed(seed_of(rotation_seed)), sm_margin)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """context_parallel: a model as it is, on the tokens that its rank has."""
+import inspect
+
 import torch
 
 from .._sdpa import sdpa_override
 from ._attention import attention
 from ._plan import Plan, plan as make_plan
+
+
+_TAKEN = inspect.signature(attention).parameters  # by attention over several devices
 
 
 class context_parallel(sdpa_override):
@@ -69,16 +74,19 @@ class context_parallel(sdpa_override):
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         return attention(q, k, v, self._group, causal=is_causal, softmax_scale=scale, **self._options).transpose(1, 2)
 
-    def _attention(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, q_scale, k_scale,
-                   v_scale, sm_margin, fp8_sums, **options):
-        for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k), ("q_scale", q_scale), ("k_scale", k_scale),
-                        ("v_scale", v_scale)):
-            if x is not None:
+    def _attention(self, q, k, v, **options):
+        """options: those of flash3.attention that are not their defaults."""
+        for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
+            options.pop(name, None)
+        for name in ("seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale"):
+            if name in options:
                 raise NotImplementedError(f"{name} is given but context_parallel does not take it; padding is left out by a plan "
                                           "of documents, and FP8 is compute=\"fp8\"")
-        if fp8_sums != "auto":
-            raise NotImplementedError(f"fp8_sums = {fp8_sums!r} but context_parallel takes 'auto' alone, for each part of the keys")
+        if "fp8_sums" in options:
+            raise NotImplementedError(f"fp8_sums = {options['fp8_sums']!r} but context_parallel takes 'auto' alone, for each part of the keys")
+        for name in options:
+            if name not in _TAKEN:
+                raise NotImplementedError(f"{name} is given but attention over several devices does not take it")
         if not isinstance(q, torch.Tensor):
             raise TypeError(f"q is a {type(q).__name__} but context_parallel takes torch tensors")
-        own = {**self._options, "sm_margin": sm_margin} if sm_margin else self._options
-        return attention(q, k, v, self._group, **options, **own)
+        return attention(q, k, v, self._group, **{**self._options, **options})

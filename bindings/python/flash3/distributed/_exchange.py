@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 import torch
 import torch.distributed as dist
 
-from .._torch import _signed
+from .._arguments import signed
 
 
 class explained:
@@ -118,7 +118,7 @@ def number_field(name, value):
     if value is None or isinstance(value, str):
         return Field(name, int(value is not None), lambda x: value if x == (value is not None) else "something else")
     if name == "rotation_seed":  # unsigned, which torch's integers are not
-        return Field(name, _signed(value), lambda x: x % 2**64)
+        return Field(name, signed(value), lambda x: x % 2**64)
     return Field(name, int(value))
 
 

@@ -15,9 +15,10 @@ import re
 
 import torch
 
+from .._arguments import given
 from .._options import scale_or_default
-from .._torch import FP8, all_options, translated, with_more
-from .._torch_kv_cache import NO_MORE, run
+from .._torch import FP8, translated
+from .._torch_kv_cache import run
 
 NAME = "FLASH3"
 
@@ -71,15 +72,11 @@ def _margin():
     return torch._C._get_sm_carveout_experimental() or 0
 
 
-def _options(scale, is_causal, heads_first, left, right, cu_q=None, cu_k=None, seqused_k=None, max_q=0, max_k=0,
-             deterministic=False):
-    """The options of flash3's forward and backward."""
-    options = all_options(scale_or_default(scale), is_causal, -1 if left is None else left, -1 if right is None else right, 0.0, 0,
-                          None, cu_q, cu_k, None, seqused_k, 0 if cu_q is None else max_q, 0 if cu_k is None else max_k,
-                          deterministic)
-    if not heads_first:
-        return options
-    return (*options[:2], True, *options[3:])
+def _options(scale, is_causal, left, right, cu_q=None, cu_k=None, seqused_k=None, max_q=0, max_k=0, **others):
+    """What is given of the options of flash3's operators, under their names."""
+    return given(softmax_scale=scale_or_default(scale), causal=is_causal, window_left=-1 if left is None else left,
+                 window_right=-1 if right is None else right, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, seqused_k=seqused_k,
+                 max_seqlen_q=0 if cu_q is None else max_q, max_seqlen_k=0 if cu_k is None else max_k, **others)
 
 
 def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, heads_first=False, cum_seq_q=None, cum_seq_k=None,
@@ -100,14 +97,14 @@ def _attend(query, key, value, out, scale, is_causal, left=None, right=None, *, 
         lse.fill_(-torch.inf)
     results = _Results(out)
     try:
+        more = dict(zip(("q_scale", "k_scale", "v_scale"), descales), sm_margin=_margin(), seqused_k=seqused_k)
         if block_table is not None or is_packed and cum_seq_k is None:  # keys that are not packed lie in a cache
-            run(query, key, value, None, (scale_or_default(scale), is_causal, seqused_k, block_table, -1 if left is None else left,
-                                          -1 if right is None else right, 0.0, 0, None, None, None, cum_seq_q, None, max_q, 0,
-                                          _margin(), *descales, *NO_MORE), results.written[0], lse, fills)
+            options = _options(scale, is_causal, left, right, cum_seq_q, None, max_q=max_q, page_table=block_table, **more)
+            run(query, key, value, options, results.written[0], lse, fills)
         else:
-            options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, seqused_k, max_q, max_k)
-            torch.ops.flash3.forward_out.default(query, key, value, results.written[0], lse,
-                                                 *with_more(options, *descales, False, 0, _margin()), fill_padding=fills)
+            options = _options(scale, is_causal, left, right, cum_seq_q, cum_seq_k, max_q=max_q, max_k=max_k, heads_first=heads_first,
+                               **more)
+            torch.ops.flash3.forward_out.default(query, key, value, results.written[0], lse, **options, fill_padding=fills)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _in_torchs_words(error) from None
     return results.finish()[0], lse
@@ -160,10 +157,10 @@ def _gradients(grad_out, query, key, value, out, logsumexp, dropout_p, scale, is
     if cum_seq_q is not None and cum_seq_k is None:
         raise NotImplementedError("cum_seq_q is given but cum_seq_k is not, and there are no gradients through a KV cache")
     results = _Results(*(_layout_of(x, x.shape[-1], x.dtype) for x in (query, key, value)))
-    options = _options(scale, is_causal, heads_first, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k,
-                       torch.are_deterministic_algorithms_enabled())
+    options = _options(scale, is_causal, left, right, cum_seq_q, cum_seq_k, None, max_q, max_k, heads_first=heads_first,
+                       deterministic=torch.are_deterministic_algorithms_enabled())
     try:
-        torch.ops.flash3.backward_out.default(grad_out, None, query, key, value, out, logsumexp, *results.written, None, *options,
+        torch.ops.flash3.backward_out.default(grad_out, None, query, key, value, out, logsumexp, *results.written, None, **options,
                                               fill_padding=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _in_torchs_words(error) from None

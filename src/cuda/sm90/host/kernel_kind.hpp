@@ -18,9 +18,7 @@ namespace flash3::cuda::sm90 {
 
 // Whether the mask may hide a key that exists. The lengths of a ragged batch are not known.
 inline bool may_hide(const Problem& p) {
-  const MaskRule& rule = p.mask_rule;
-  return p.is_ragged() ? rule.window_left >= 0 || rule.window_right >= 0 || rule.chunk > 0
-                       : !p.mask().is_full(p.seq_q, p.seq_k);
+  return p.is_ragged() ? !p.mask_rule.is_none() : !p.mask().is_full(p.seq_q, p.seq_k);
 }
 
 // Whether there may be keys that no query of their sequence sees, in front of the first query's
@@ -32,12 +30,7 @@ inline bool may_hide_keys(const Problem& p) {
          (rule.chunk > 0 && rule.chunk < longest);
 }
 
-// A window or a chunk as wide as any sequence is none.
-constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) {
-  const auto window = [](Index w) { return w < kMaxLength ? int(w) : -1; };
-  return {window(rule.window_left), window(rule.window_right),
-          int(rule.chunk < kMaxLength ? rule.chunk : kMaxLength)};
-}
+constexpr TileMaskRule tile_mask_rule(const MaskRule& rule) { return rule.narrowed(kMaxLength); }
 
 inline ScoreKind score_kind(const Problem& p) {
   return p.softcap > 0.f ? ScoreKind::kSoftcap : ScoreKind::kPlain;

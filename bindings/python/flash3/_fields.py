@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by tools/codegen/call_fields.py from the C headers and tools/codegen/calls.py; not to be edited.
+"""The C interface's structs for ctypes, and what Python's functions take of their fields."""
+import ctypes
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+
+class Schedule(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor), ("lse", Tensor),
+                ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32), ("window_left", ctypes.c_int64),
+                ("window_right", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
+                ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
+                ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("q_scale", Tensor), ("k_scale", Tensor),
+                ("v_scale", Tensor), ("compute", ctypes.c_int32), ("rotation_seed", ctypes.c_uint64), ("page_table", Tensor),
+                ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor), ("cu_seqlens_k_new", Tensor),
+                ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
+                ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
+                ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32)]
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("dout", Tensor), ("dlse", Tensor), ("q", Tensor), ("k", Tensor), ("v", Tensor),
+                ("out", Tensor), ("lse", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor), ("softmax_scale", ctypes.c_float),
+                ("causal", ctypes.c_int32), ("window", ctypes.c_int32), ("deterministic", ctypes.c_int32), ("window_left", ctypes.c_int64),
+                ("window_right", ctypes.c_int64), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
+                ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
+                ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
+                ("fill_padding", ctypes.c_int32)]
+
+
+class QuantizeParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("q_out", Tensor), ("k_out", Tensor),
+                ("v_out", Tensor), ("q_scale", Tensor), ("k_scale", Tensor), ("v_scale", Tensor), ("rotary_cos", Tensor),
+                ("rotary_sin", Tensor), ("rotary_interleaved", ctypes.c_int32), ("rotate", ctypes.c_int32),
+                ("rotary_offset_q", ctypes.c_int64), ("rotary_offset_k", ctypes.c_int64), ("rotation_seed", ctypes.c_uint64),
+                ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor), ("seqused_q", Tensor), ("seqused_k", Tensor),
+                ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("backend", ctypes.c_int32),
+                ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
+                ("workspace_size", ctypes.c_size_t)]
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("out_parts", Tensor), ("lse_parts", Tensor), ("out", Tensor), ("lse", Tensor),
+                ("sink", Tensor), ("backend", ctypes.c_int32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+                ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t)]
+
+
+# The words for values that the C interface numbers.
+WORDS = {
+    "backend": {"auto": 0, "hopper": 1, "cpu": 2},
+    "compute": {None: 0, "fp8": 1},
+    "fp8_sums": {"auto": 0, "one": 1, "two": 2},
+}
+
+# What each option is, and which tensors there are; those that a call writes apart.
+OPTIONS = {
+    "forward": {"softmax_scale": "number", "causal": "flag", "window_left": "int64", "window_right": "int64", "backend": "enumeration",
+                "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number", "chunk": "int64",
+                "compute": "enumeration", "rotation_seed": "uint64", "rotary_interleaved": "flag", "sm_margin": "int32",
+                "fp8_sums": "enumeration", "rotate": "flag", "fill_padding": "flag"},
+    "backward": {"softmax_scale": "number", "causal": "flag", "deterministic": "flag", "window_left": "int64", "window_right": "int64",
+                 "backend": "enumeration", "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number",
+                 "chunk": "int64", "fill_padding": "flag"},
+    "quantize": {"rotary_interleaved": "flag", "rotate": "flag", "rotary_offset_q": "int64", "rotary_offset_k": "int64",
+                 "rotation_seed": "uint64", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "backend": "enumeration",
+                 "num_threads": "int32"},
+    "merge": {"backend": "enumeration", "num_threads": "int32"},
+}
+TENSORS = {
+    "forward": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink", "q_scale", "k_scale", "v_scale",
+                "page_table", "cache_batch_idx", "leftpad_k", "k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin",
+                "rotary_offsets", "qv", "tree_mask"),
+    "backward": ("dout", "dlse", "q", "k", "v", "out", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sink"),
+    "quantize": ("q", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
+    "merge": ("out_parts", "lse_parts", "sink"),
+}
+RESULTS = {
+    "forward": ("out", "lse"),
+    "backward": ("dq", "dk", "dv", "dsink"),
+    "quantize": ("q_out", "k_out", "v_out", "q_scale", "k_scale", "v_scale"),
+    "merge": ("out", "lse"),
+}
+
+# Tensors of one dtype alone.
+DTYPE_OF = {
+    "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "cu_seqlens_k_new": "int32", "seqused_q": "int32", "seqused_k": "int32",
+    "page_table": "int32", "cache_batch_idx": "int32", "leftpad_k": "int32", "rotary_offsets": "int32",
+    "tree_mask": "int64",
+    "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "lse": "float32", "dlse": "float32", "lse_parts": "float32",
+    "out_parts": "float32",
+}
+
+# The options of Python's functions, in their order, with their defaults.
+SIGNATURES = {
+    "attention": {"causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None, "cu_seqlens_q": None,
+                  "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
+                  "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
+                  "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None},
+    "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
+                           "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
+                           "seqused_k": None, "deterministic": False},
+    "attention_with_kv_cache": {"seqused_k": None, "page_table": None, "cache_batch_idx": None, "leftpad_k": None, "k_new": None,
+                                "v_new": None, "cu_seqlens_k_new": None, "rotary_cos": None, "rotary_sin": None, "rotary_offsets": None,
+                                "rotary_interleaved": False, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0,
+                                "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
+                                "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
+                                "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None},
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A field of a params struct as a value. fields.hpp, which is generated, has the table of each
+// struct; the core, the bindings, the cases and the fuzzers treat fields by it that need nothing of
+// their own. Takes the C header alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "flash3/flash3.h"
+
+namespace flash3 {
+
+enum class FieldKind : unsigned char { kTensor, kFloat, kInt32, kInt64, kUint64, kSize, kAddress };
+
+struct ParamField {
+  std::string_view name;
+  FieldKind kind;
+  unsigned offset;
+  bool is_written = false;                 // a tensor of results
+  bool is_context = false;                 // the struct's size, or where the call runs
+  bool is_flag = false;                    // 0 or 1
+  bool is_rows = false;                    // a tensor with a row for each token and head
+  flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
+  // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
+  std::string_view words = {};
+
+  // Whether it is a number that says what a call computes, or on which backend.
+  constexpr bool is_option() const { return kind != FieldKind::kTensor && !is_context; }
+
+  template <class T>
+  T get(const void* params) const {
+    T value;
+    std::memcpy(&value, static_cast<const char*>(params) + offset, sizeof value);
+    return value;
+  }
+  template <class T>
+  void set(void* params, T value) const {
+    std::memcpy(static_cast<char*>(params) + offset, &value, sizeof value);
+  }
+  flash3_tensor* tensor(void* params) const {
+    return reinterpret_cast<flash3_tensor*>(static_cast<char*>(params) + offset);
+  }
+};
+
+template <class T>
+constexpr FieldKind field_kind() {
+  if constexpr (std::is_same_v<T, flash3_tensor>) return FieldKind::kTensor;
+  if constexpr (std::is_same_v<T, float>) return FieldKind::kFloat;
+  if constexpr (std::is_same_v<T, int32_t>) return FieldKind::kInt32;
+  if constexpr (std::is_same_v<T, int64_t>) return FieldKind::kInt64;
+  if constexpr (std::is_same_v<T, uint64_t>) return FieldKind::kUint64;
+  if constexpr (std::is_pointer_v<T>) return FieldKind::kAddress;
+  return FieldKind::kSize;
+}
+
+// FLASH3_FIELD(causal, .is_flag = true), where Params is the struct.
+#define FLASH3_FIELD(member, ...)                                    \
+  ParamField {                                                       \
+    .name = #member, .kind = field_kind<decltype(Params::member)>(), \
+    .offset = offsetof(Params, member), __VA_ARGS__                  \
+  }
+
+// kFields: all fields of a params struct, in its order.
+template <class Params>
+struct FieldsOf;
+
+// The field of this name; null: the struct has none.
+template <class Params>
+constexpr const ParamField* find_field(std::string_view name) {
+  for (const ParamField& field : FieldsOf<Params>::kFields)
+    if (field.name == name) return &field;
+  return nullptr;
+}
+
+// The fields behind those that tools/codegen/calls.py places: what only hands fields on takes each
+// of these by its name.
+template <class Params>
+constexpr std::span<const ParamField> added_fields() {
+  return std::span<const ParamField>(FieldsOf<Params>::kFields).subspan(FieldsOf<Params>::kListed);
+}
+
+// Calls visit(value of a, value of b) with an option's own type.
+template <class Visit>
+auto visit_values(const ParamField& field, const void* a, const void* b, const Visit& visit) {
+  switch (field.kind) {
+    case FieldKind::kFloat: return visit(field.get<float>(a), field.get<float>(b));
+    case FieldKind::kInt32: return visit(field.get<int32_t>(a), field.get<int32_t>(b));
+    case FieldKind::kUint64: return visit(field.get<uint64_t>(a), field.get<uint64_t>(b));
+    default: return visit(field.get<int64_t>(a), field.get<int64_t>(b));
+  }
+}
+
+}  // namespace flash3

@@ -3,8 +3,8 @@
 // and dS = P ∘ (dP − delta).
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -38,17 +38,18 @@ struct KeysMask {
   // Sets the scores of hidden pairs to −∞. query: the tile's first one.
   template <int N>
   __device__ __forceinline__ void apply(float (&r_s)[N], int query, int thread) const {
-    const int row = thread / 32 * 16 + thread % 32 / 4;  // the thread's other row is row + 8
+    using View = QueriesByKeys<N>;  // of the transposed mask, whose rows are keys
+    const int row = thread / 32 * 16 + thread % 32 / 4;
     if constexpr (Traits::kBand) {
       if (whole.hold(query)) return;
       const RowKeys* seen_by = shared.seen_by + first_row + row;
-      mask_scores_by_bits(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+      const auto seen = [&](int r) -> const RowKeys& { return seen_by[8 * r]; };
+      RangeMaskByBits<decltype(seen)>{seen}.apply(View{row, query + thread % 4 * 2}, r_s);
     } else {
       if (keys >= kWarpgroupRows) return;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
-      }
+      for (int j = 0; j < N; ++j)
+        if (row + View::row_offset(View::row_of(j)) >= keys) r_s[j] = -kInfinity;
     }
   }
 };

@@ -33,7 +33,8 @@ class DecodeSoftmax {
   static constexpr int kRows = Traits::kRows, kColumns = Traits::kColumns,
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
-  using Scores = float[kKeyBlocks][kRows / 2];
+  using View = KeysByQueries<kKeyBlocks, kRows / 2>;
+  using Scores = typename View::Scores;
 
   __device__ __forceinline__ int barrier() const {
     static_assert(Traits::kConsumers <= 2);
@@ -74,47 +75,9 @@ class DecodeSoftmax {
 
   __device__ __forceinline__ void mask_scores(const DecodeRun& run, Scores& r_s,
                                               int first_key) const {
-    if (params_.tree != nullptr) return mask_scores_by_tree(run, r_s, first_key);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const RowKeys keys = keys_of_column(c);
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int key = first_key + key_of(b, h);
-          if (key < keys.first || key >= keys.end) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
-        }
-    }
-  }
-
-  // With a tree mask: key number row_shift + i of the sequence is for bit i of a row to show.
-  __device__ __forceinline__ void mask_scores_by_tree(const DecodeRun& run, Scores& r_s,
-                                                      int first_key) const {
-    const int first_bit = run.mask.row_shift, end = run.k_length;
-    unsigned low[kKeyBlocks][2], high[kKeyBlocks][2];  // the bit that a key asks for
-    bool exists[kKeyBlocks][2];
-#pragma unroll
-    for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int key = first_key + key_of(b, h), bit = key - first_bit;
-        low[b][h] = bit >= 0 && bit < 32 ? 1u << bit : 0u;
-        high[b][h] = bit >= 32 && bit < 64 ? 1u << (bit - 32) : 0u;
-        exists[b][h] = key < end;
-      }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const RowKeys& bits = keys_of_column(c);
-      const unsigned hidden_low = ~unsigned(bits.first), hidden_high = ~unsigned(bits.end);
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const unsigned hidden = (low[b][h] & hidden_low) | (high[b][h] & hidden_high);
-          if (!exists[b][h] || hidden != 0) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
-        }
-    }
+    const View view{thread_ % 4 * 2, first_key + key_of(0, 0)};
+    mask_decode_scores(params_, run, view, r_s,
+                       [&](int r) -> const RowKeys& { return keys_of_column(r); });
   }
 
   // Of e4m3, of the tile that state_ is at.

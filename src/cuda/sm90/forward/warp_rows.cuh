@@ -5,7 +5,7 @@
 // registers hold them meanwhile.
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
+#include "cuda/device/score/mask.cuh"
 #include "cuda/device/sink.cuh"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/device/warps.cuh"

@@ -27,7 +27,8 @@ class LatentSoftmax {
 
  protected:
   using KvState = typename Traits::KvState;
-  using Scores = float[Traits::kTileN / 2];
+  using View = QueriesByKeys<Traits::kTileN / 2>;
+  using Scores = typename View::Scores;
   using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
@@ -69,7 +70,7 @@ class LatentSoftmax {
     const int first_key = tile * Traits::kTileN;
     if (params_.capped) cap_scores(r_s);
     if (tile < unmasked.begin || tile >= unmasked.end) {
-      mask(run, r_s, first_key + thread_ % 4 * 2);
+      mask(run, r_s, first_key);
       clear_hidden_values(run, first_key, shared_.v[stage]);
     }
     bool within = true;
@@ -145,20 +146,10 @@ class LatentSoftmax {
     }
   }
 
-  // key: that of element 0.
-  __device__ __forceinline__ void mask(const DecodeRun& run, Scores& r_s, int key) const {
-    const RowKeys rows[2] = {shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)]};
-    if (params_.tree == nullptr) return mask_scores<true>(r_s, rows[0], rows[1], key);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint64_t shown = uint64_t(unsigned(rows[h].end)) << 32 | unsigned(rows[h].first);
-#pragma unroll
-      for (int i = 2 * h; i < Traits::kTileN / 2; i += i % 2 == 0 ? 1 : 3) {
-        const int at = key + i / 4 * 8 + i % 2, bit = at - run.mask.row_shift;
-        const bool hides = bit >= 0 && bit < 64 && !(shown >> bit & 1);
-        if (at >= run.k_length || hides) r_s[i] = -kInfinity;
-      }
-    }
+  __device__ __forceinline__ void mask(const DecodeRun& run, Scores& r_s, int first_key) const {
+    const View view{row_of(0), first_key + thread_ % 4 * 2};
+    const RowKeys rows[2] = {shared_.row_keys[view.row(0)], shared_.row_keys[view.row(1)]};
+    mask_decode_scores(params_, run, view, r_s, [&](int r) { return rows[r]; });
   }
 
   // Keys that no query sees have weight 0, but 0 · NaN is NaN.

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The integers of the score stage: which row and key an element is of, and what rows see. Needs no
+// GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "cuda/device/score/row_keys.hpp"
+#include "cuda/device/score/view.hpp"
+
+namespace flash3::cuda {
+namespace {
+
+// Line and column, of a 64-line accumulator, of element i of a thread (PTX ISA, wgmma: D fragment).
+std::pair<int, int> accumulator_place(int thread, int i) {
+  return {thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + thread % 4 * 2 + i % 2};
+}
+
+// Which element of scores at(…, r, k) is.
+template <class View>
+int element_of(int r, int k) {
+  typename View::Scores scores{};
+  View::at(scores, r, k) = 1.f;
+  const float* const flat = reinterpret_cast<const float*>(&scores);
+  int found = -1;
+  for (int i = 0; i < int(sizeof(scores) / sizeof(float)); ++i)
+    if (flat[i] != 0.f) found = i;
+  return found;
+}
+
+template <class View>
+void expect_each_element_once() {
+  std::set<int> elements;
+  for (int r = 0; r < View::kRows; ++r)
+    for (int k = 0; k < View::kKeys; ++k) elements.insert(element_of<View>(r, k));
+  EXPECT_EQ(elements.size(), sizeof(typename View::Scores) / sizeof(float));
+  EXPECT_EQ(*elements.begin(), 0);
+}
+
+TEST(ScoreView, OfQueriesByKeysIsTheAccumulator) {
+  using View = QueriesByKeys<64>;
+  static_assert(ScoreView<View>);
+  expect_each_element_once<View>();
+  for (int thread = 0; thread < 128; ++thread) {
+    const auto [row, key] = accumulator_place(thread, 0);
+    const View view{row, 1000 + key};
+    for (int r = 0; r < View::kRows; ++r)
+      for (int k = 0; k < View::kKeys; ++k) {
+        const int i = element_of<View>(r, k);
+        const auto place = accumulator_place(thread, i);
+        EXPECT_EQ(std::pair(view.row(r), view.key(k) - 1000), place);
+        EXPECT_EQ(View::row_of(i), r);
+      }
+  }
+}
+
+TEST(ScoreView, OfKeysByQueriesIsTheTransposedAccumulator) {
+  using View = KeysByQueries<2, 16>;
+  static_assert(ScoreView<View>);
+  expect_each_element_once<View>();
+  for (int thread = 0; thread < 128; ++thread) {
+    const auto [key, row] = accumulator_place(thread, 0);
+    const View view{row, 1000 + key};
+    for (int r = 0; r < View::kRows; ++r)
+      for (int k = 0; k < View::kKeys; ++k) {
+        const int i = element_of<View>(r, k), block = i / 16;
+        const auto [line, column] = accumulator_place(thread, i % 16);
+        EXPECT_EQ(view.row(r), column);
+        EXPECT_EQ(view.key(k) - 1000, 64 * block + line);
+        EXPECT_EQ(View::row_of(i % 16), r);
+      }
+  }
+}
+
+// Both ways to ask a word say what its bits do.
+TEST(TreeMask, WordsHideTheKeysWhoseBitsTheyLack) {
+  std::mt19937_64 random(7);
+  int hidden_keys = 0;
+  for (int n = 0; n < 2000; ++n) {
+    const unsigned long long word = random();
+    const KeyBits shown{unsigned(word), unsigned(word >> 32)};
+    const int first_bit = int(random() % 300), first_key = int(random() % 400);
+    const unsigned long long hidden = hidden_from(shown, first_bit, first_key);
+    for (int offset = 0; offset < 64; ++offset) {
+      const int key = first_key + offset, bit = key - first_bit;
+      const bool expected = bit >= 0 && bit < 64 && (word >> bit & 1) == 0;
+      const KeyBits asked = bits_of_key(key, first_bit);
+      EXPECT_EQ((hidden >> offset & 1) != 0, expected) << key << " of " << first_bit;
+      EXPECT_EQ(((asked.low & ~shown.low) | (asked.high & ~shown.high)) != 0, expected);
+      hidden_keys += expected;
+    }
+  }
+  EXPECT_GT(hidden_keys, 1000);
+}
+
+TEST(RowKeys, EndWithTheSequence) {
+  const TileMask mask = TileMask::make(10, 20, {-1, 0, 0});  // causal, to the bottom right
+  for (int row = 0; row < 10; ++row) {
+    EXPECT_EQ(keys_of_row<true>(mask, 20, row).end, row + 11);
+    EXPECT_EQ(keys_of_row<true>(mask, 15, row).end, std::min(row + 11, 15));
+    EXPECT_EQ(keys_of_row<false>(mask, 20, row).end, 20);
+  }
+}
+
+}  // namespace
+}  // namespace flash3::cuda

@@ -11,7 +11,7 @@
 # (of 64 rows each); score is kPlain without one, and operands are 16 bits. A file holds lines of macros that
 # <family>/instance.cuh defines, or instance_fp8.cuh for rows with .operands = Operands::kE4m3, instance_widened.cuh for kWidened,
 # or instance_wide.cuh for rows with .wide = true. Other rows with .paged = true include <family>/load_pages.cuh or
-# load_fp8_pages.cuh as well, and those with .score = ScoreKind::kSoftcap <family>/softcap.cuh or softcap_fp8.cuh:
+# load_fp8_pages.cuh as well, and those with .score = ScoreKind::kSoftcap device/score/softcap.cuh or softcap_fp8.cuh:
 #
 #   FLASH3_KERNEL_ROW(the fields of the row)
 #   FLASH3_KERNEL_INSTANCE(element)                 for each element type that the row holds
@@ -178,10 +178,7 @@ function(flash3_kernel_instances list family prefix)
       string(APPEND more_headers "#include \"cuda/sm90/${family}/${paged_header}\"\n")
     endif()
     if(score STREQUAL kSoftcap)
-      set(softcap_header cuda/device/softcap_score.cuh)
-      if(family STREQUAL backward)
-        set(softcap_header cuda/sm90/backward/softcap.cuh)
-      endif()
+      set(softcap_header cuda/device/score/softcap.cuh)
       if(operands STREQUAL kE4m3)
         set(softcap_header cuda/sm90/forward/softcap_fp8.cuh)
       endif()

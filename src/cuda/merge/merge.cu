@@ -2,7 +2,7 @@
 // Merges parts. A thread has four head dims of a row: it reads the row's LSEs, brings each part to
 // the largest, and adds up, the parts in order. Memory bounds it.
 #include "core/arithmetic.hpp"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/sink.cuh"
 #include "cuda/merge/merge_params.h"
 
 namespace flash3::cuda {

@@ -53,12 +53,13 @@ TEST(ScoreView, OfQueriesByKeysIsTheAccumulator) {
         const auto place = accumulator_place(thread, i);
         EXPECT_EQ(std::pair(view.row(r), view.key(k) - 1000), place);
         EXPECT_EQ(View::row_of(i), r);
+        EXPECT_EQ(View::key_of(i), k);
       }
   }
 }
 
-TEST(ScoreView, OfKeysByQueriesIsTheTransposedAccumulator) {
-  using View = KeysByQueries<2, 16>;
+TEST(ScoreView, OfKeyBlocksIsTheTransposedAccumulatorOfEachBlock) {
+  using View = KeyBlocks<2, 16>;
   static_assert(ScoreView<View>);
   expect_each_element_once<View>();
   for (int thread = 0; thread < 128; ++thread) {
@@ -70,7 +71,8 @@ TEST(ScoreView, OfKeysByQueriesIsTheTransposedAccumulator) {
         const auto [line, column] = accumulator_place(thread, i % 16);
         EXPECT_EQ(view.row(r), column);
         EXPECT_EQ(view.key(k) - 1000, 64 * block + line);
-        EXPECT_EQ(View::row_of(i % 16), r);
+        EXPECT_EQ(KeysByQueries<16>::row_of(i % 16), r);
+        EXPECT_EQ(KeysByQueries<16>::key_of(i % 16), k % 2);
       }
   }
 }

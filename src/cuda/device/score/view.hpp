@@ -36,6 +36,7 @@ struct QueriesByKeys {
     return k / 2 * 4 + 2 * r + k % 2;
   }
   FLASH3_HOST_DEVICE static constexpr int row_of(int i) { return i / 2 % 2; }
+  FLASH3_HOST_DEVICE static constexpr int key_of(int i) { return i / 4 * 2 + i % 2; }
   template <class T>
   FLASH3_HOST_DEVICE static constexpr T& at(T (&scores)[N], int r, int k) {
     return scores[element(r, k)];
@@ -46,22 +47,43 @@ struct QueriesByKeys {
   FLASH3_HOST_DEVICE constexpr int key(int k) const { return first_key + key_offset(k); }
 };
 
-// Of Sᵀ = K·Qᵀ, in blocks of 64 keys.
-template <int kBlocks, int N>
+// Of Sᵀ = K·Qᵀ.
+template <int N>
 struct KeysByQueries {
-  using Scores = float[kBlocks][N];
-  static constexpr int kRows = N / 2, kKeys = 2 * kBlocks;
+  using Scores = float[N];
+  static constexpr int kRows = N / 2, kKeys = 2;
 
   int first_row, first_key;  // of element 0
 
   FLASH3_HOST_DEVICE static constexpr int row_of(int i) { return i / 4 * 2 + i % 2; }
+  FLASH3_HOST_DEVICE static constexpr int key_of(int i) { return i / 2 % 2; }
+  template <class T>
+  FLASH3_HOST_DEVICE static constexpr T& at(T (&scores)[N], int r, int k) {
+    return scores[r / 2 * 4 + 2 * k + r % 2];
+  }
+  FLASH3_HOST_DEVICE static constexpr int row_offset(int r) { return r / 2 * 8 + r % 2; }
+  FLASH3_HOST_DEVICE static constexpr int key_offset(int k) { return 8 * k; }
+  FLASH3_HOST_DEVICE constexpr int row(int r) const { return first_row + row_offset(r); }
+  FLASH3_HOST_DEVICE constexpr int key(int k) const { return first_key + key_offset(k); }
+};
+
+// Of several of them, one after the other: blocks of 64 keys.
+template <int kBlocks, int N>
+struct KeyBlocks {
+  using Block = KeysByQueries<N>;
+  using Scores = float[kBlocks][N];
+  static constexpr int kRows = Block::kRows, kKeys = kBlocks * Block::kKeys;
+
+  int first_row, first_key;
+
   template <class T>
   FLASH3_HOST_DEVICE static constexpr T& at(T (&scores)[kBlocks][N], int r, int k) {
-    return scores[k / 2][r / 2 * 4 + k % 2 * 2 + r % 2];
+    return Block::at(scores[k / Block::kKeys], r, k % Block::kKeys);
   }
-  FLASH3_HOST_DEVICE static constexpr int key_offset(int k) { return k / 2 * 64 + k % 2 * 8; }
-  FLASH3_HOST_DEVICE static constexpr int row_offset(int r) { return r / 2 * 8 + r % 2; }
-  FLASH3_HOST_DEVICE constexpr int row(int r) const { return first_row + row_offset(r); }
+  FLASH3_HOST_DEVICE static constexpr int key_offset(int k) {
+    return k / Block::kKeys * 64 + Block::key_offset(k % Block::kKeys);
+  }
+  FLASH3_HOST_DEVICE constexpr int row(int r) const { return first_row + Block::row_offset(r); }
   FLASH3_HOST_DEVICE constexpr int key(int k) const { return first_key + key_offset(k); }
 };
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/sink.cuh"
 #include "cuda/sm90/decode/traits.cuh"
 
 namespace flash3::cuda::sm90 {

@@ -20,7 +20,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   using Base::of_warp;
   using Base::params_;
   using Base::reduce_lanes;
-  using Base::scale_log2;
+  using Base::score;
   using Base::thread_;
   using typename Base::Sums;
 
@@ -97,7 +97,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     reduce_lanes(split.sum, [](float x, float y) { return x + y; });
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (split.max[c] != -kInfinity) split.max[c] *= scale_log2();
+      if (split.max[c] != -kInfinity) split.max[c] = score().shift_of(split.max[c]);
     const int in_item = index - run.splits.begin;
     const bool ends_fold =
         in_item % kSplitsPerFold == kSplitsPerFold - 1 || index + 1 == run.splits.end;

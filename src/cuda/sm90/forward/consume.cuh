@@ -16,8 +16,8 @@
 #pragma once
 
 #include "cuda/device/constant.cuh"
-#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/score/mask.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/split.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -65,7 +65,10 @@ struct Consumer {
     Scores& scores;  // S, then P
     Probabilities& probabilities;
     Output& output;
-    float (&alpha)[2];  // what the thread's two rows of `output` are to be multiplied by
+    float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
+    int row, key_in_tile;  // of element 0 of `scores`
+
+    __device__ __forceinline__ View view() const { return {row, n * kTileN + key_in_tile}; }
   };
 
   const ForwardParams& params;
@@ -327,15 +330,11 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ View tile_view(const Tile& tile) const {
-    return {row, tile.n * kTileN + key_in_tile};
-  }
-
   __device__ __forceinline__ void mask_keys(Tile& tile) const {
     const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
     const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
     const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
-    const View view = tile_view(tile);
+    const View view = tile.view();
     // A causal mask's keys end in the tile, and begin in front of it.
     if constexpr (kOneSidedMasks) {
       if (!__any_sync(~0u, upper.first > view.first_key || lower.first > view.first_key))
@@ -395,7 +394,9 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .scores = scores,
                                  .probabilities = probabilities,
                                  .output = output,
-                                 .alpha = alpha};
+                                 .alpha = alpha,
+                                 .row = c.row,
+                                 .key_in_tile = c.key_in_tile};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

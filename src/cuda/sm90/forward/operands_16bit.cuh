@@ -2,7 +2,7 @@
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once
 
-#include "cuda/device/online_softmax.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile/mma.cuh"
 #include "cuda/sm90/forward/params.h"
 #include "cuda/sm90/forward/traits.cuh"
@@ -38,7 +38,7 @@ struct Operands16Bit {
 
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.exponentiate(tile.scores);
+    tile.softmax.exponentiate(tile.view(), tile.scores);
     pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
   }
 

@@ -6,7 +6,7 @@
 // registers of P are free behind it, and rounding fills the gaps between the exponentials.
 #pragma once
 
-#include "cuda/device/online_softmax.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile/mma.cuh"
 #include "cuda/sm90/forward/output_sums.cuh"
 
@@ -62,8 +62,9 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
   }
 
   // As Score<kPlain>, but m is of scaled scores.
-  __device__ __forceinline__ float log2_above(float s, float shift, int h) const {
-    return fmaf(s, scale.of_row(h), -shift);
+  template <class Place>
+  __device__ __forceinline__ float log2_above(float s, float shift, const Place& at) const {
+    return fmaf(s, scale.of_row(at.r), -shift);
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
@@ -186,7 +187,7 @@ class OperandsFp8 {
 
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.exponentiate(tile.scores);
+    tile.softmax.exponentiate(tile.view(), tile.scores);
     pack_fp8_probabilities(tile.scores, tile.probabilities);
   }
 

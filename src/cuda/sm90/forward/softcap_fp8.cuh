@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/sm90/forward/operands_fp8.cuh"
-#include "cuda/device/softcap_score.cuh"
+#include "cuda/device/score/softcap.cuh"
 
 namespace flash3::cuda::sm90 {
 

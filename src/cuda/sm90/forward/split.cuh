@@ -13,7 +13,7 @@
 // there are neither slots nor counters.
 #pragma once
 
-#include "cuda/device/online_softmax.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {

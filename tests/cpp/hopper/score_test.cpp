@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <random>
 #include <set>
 #include <utility>
+#include <vector>
 
+#include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/row_keys.hpp"
 #include "cuda/device/score/view.hpp"
 
@@ -105,6 +109,73 @@ TEST(RowKeys, EndWithTheSequence) {
     EXPECT_EQ(keys_of_row<true>(mask, 15, row).end, std::min(row + 11, 15));
     EXPECT_EQ(keys_of_row<false>(mask, 20, row).end, 20);
   }
+}
+
+// A partial of scores in base 2, with one head dim of O.
+struct Partial {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0.f, out = 0.f;
+};
+const auto kExp2 = [](float x) { return std::exp2(x); };
+
+// slack: by how much a lazy maximum may lie below the largest score.
+Partial partial_of(const std::vector<float>& scores, const std::vector<float>& values, size_t begin,
+                   size_t end, float slack) {
+  Partial p;
+  for (size_t j = begin; j < end; ++j) p.max = std::max(p.max, scores[j] - slack);
+  for (size_t j = begin; j < end; ++j) {
+    const float weight = std::exp2(scores[j] - merge_origin(p.max));
+    p.sum += weight, p.out += weight * values[j];
+  }
+  return p;
+}
+
+void merge(Partial& left, const Partial& right) {
+  const MergeWeights weights = merge_max(left.max, right.max, kExp2);
+  left.sum = merge_element(left.sum, right.sum, weights);
+  left.out = merge_element(left.out, right.out, weights);
+}
+
+// Wherever the keys are parted, and whatever each part counts from.
+TEST(Partial, MergedAreOfAllKeys) {
+  std::mt19937_64 random(11);
+  std::normal_distribution<float> score(0.f, 20.f), value(0.f, 1.f);
+  for (int n = 0; n < 500; ++n) {
+    const size_t keys = 1 + random() % 40;
+    std::vector<float> scores(keys), values(keys);
+    for (float& s : scores) s = random() % 5 == 0 ? -INFINITY : score(random);
+    for (float& v : values) v = value(random);
+    const Partial all = partial_of(scores, values, 0, keys, 0.f);
+    Partial merged;
+    for (size_t begin = 0; begin < keys;) {
+      const size_t end = std::min(keys, begin + 1 + random() % 9);
+      merge(merged, partial_of(scores, values, begin, end, float(random() % 9)));
+      begin = end;
+    }
+    const float scale = std::exp2(merged.max - all.max);  // of weights
+    if (all.sum == 0.f) {
+      EXPECT_EQ(merged.max, -INFINITY);
+      EXPECT_EQ(merged.sum, 0.f);
+      EXPECT_EQ(merged.out, 0.f);
+      continue;
+    }
+    EXPECT_NEAR(merged.sum * scale, all.sum, 1e-5f * all.sum);
+    EXPECT_NEAR(merged.out * scale, all.out, 1e-5f * all.sum * 4);
+  }
+}
+
+TEST(Partial, WithoutAKeyChangesNothing) {
+  for (const bool first : {false, true}) {
+    const Partial some{3.f, 1.5f, -0.7f};
+    Partial merged = first ? Partial{} : some;
+    merge(merged, first ? some : Partial{});
+    EXPECT_EQ(merged.max, some.max);
+    EXPECT_EQ(merged.sum, some.sum);
+    EXPECT_EQ(merged.out, some.out);
+  }
+  Partial none;
+  merge(none, Partial{});
+  EXPECT_EQ(none.max, -INFINITY);
+  EXPECT_EQ(none.sum, 0.f);
 }
 
 }  // namespace

@@ -136,4 +136,10 @@ struct TreeMask {
   }
 };
 
+static_assert(ScoreMask<RangeMask<RowKeys (*)(int)>, QueriesByKeys<8>> &&
+              ScoreMask<RangeMask<RowKeys (*)(int)>, KeyBlocks<2, 8>> &&
+              ScoreMask<RangeMaskByBits<RowKeys (*)(int)>, QueriesByKeys<8>> &&
+              ScoreMask<TreeMask<KeyBits (*)(int)>, QueriesByKeys<8>> &&
+              ScoreMask<TreeMask<KeyBits (*)(int)>, KeyBlocks<2, 8>>);
+
 }  // namespace flash3::cuda

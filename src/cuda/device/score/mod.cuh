@@ -74,4 +74,7 @@ struct ModOf<ScoreKind::kPlain> {
   }
 };
 
+static_assert(ScoreMod<ModOf<ScoreKind::kPlain>, QueriesByKeys<8>> &&
+              KeepsOrder<ModOf<ScoreKind::kPlain>>);
+
 }  // namespace flash3::cuda

@@ -38,6 +38,9 @@ struct ModOf<ScoreKind::kSoftcap> {
   }
 };
 
+static_assert(ScoreMod<ModOf<ScoreKind::kSoftcap>, QueriesByKeys<8>> &&
+              KeepsOrder<ModOf<ScoreKind::kSoftcap>>);
+
 // Whether one of the scores lies below −range, or is a NaN of that sign.
 template <int N>
 __device__ __forceinline__ bool any_below(const float (&r_s)[N], float range) {

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "cuda/device/score/mod.cuh"
+#include "cuda/device/score/row_end.cuh"
 
 namespace flash3::cuda {
 
@@ -194,8 +195,8 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(row_sum[h]);
-      inverse_sum[h] = sum == 0.f ? 0.f : reciprocal_approx(sum);
-      lse[h] = sum == 0.f ? -kInfinity : fmaf(score.shift_of(row_max[h]), kLn2, log_approx(sum));
+      inverse_sum[h] = inverse_of(sum);
+      lse[h] = lse_of(sum, [&] { return score.shift_of(row_max[h]); });
     }
   }
 

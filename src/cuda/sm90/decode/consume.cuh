@@ -6,7 +6,7 @@
 //   tile j:  softmax of S_j | O += Vᵀ·P_{j−1} runs     then S_{j+1} = K·Qᵀ and O += Vᵀ·P_j are
 //   issued
 //
-// The maximum follows lazily (device/online_softmax.cuh): each tile is first exponentiated with the
+// The maximum follows lazily (device/score/softmax.cuh): each tile is first exponentiated with the
 // maximum as it is, and only where one of the threads says that it does not do, again.
 #pragma once
 

@@ -15,13 +15,13 @@ namespace flash3::cuda::sm90 {
 // The softmax of FP8 scores: a tile's raw scores have a scale of their own, so that the maximum of
 // a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kFp8Offset before they
 // are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
-// 2^kFp8Slack before it is raised (online_softmax.cuh): together they must stay below 448. What is
-// 2^(6 + kFp8Offset) below the maximum begins to lose bits.
+// 2^kFp8Slack before it is raised (device/score/softmax.cuh): together they must stay below 448.
+// What is 2^(6 + kFp8Offset) below the maximum begins to lose bits.
 
 // In powers of two: what weights are multiplied by.
 inline constexpr float kFp8Offset = 6.f;
 
-// m is in base 2, and shifts leave the offset: as in device/online_softmax.cuh.
+// m is in base 2, and shifts leave the offset: as in device/score/softmax.cuh.
 struct Fp8Maximum {
   static constexpr float kOffset = kFp8Offset;
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/device/score/mask.cuh"
-#include "cuda/device/score/sink.cuh"
+#include "cuda/device/score/row_end.cuh"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/device/warps.cuh"
 #include "cuda/sm90/device/tile/mma.cuh"

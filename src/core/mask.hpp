@@ -4,10 +4,10 @@
 //
 //   query i sees key j  ⇔  i + lo ≤ j ≤ i + hi  and  0 ≤ j < seq_k
 //
-// In a chunked mask the bounds differ from row to row; they never decrease, so that those of a
-// tile's first and last row tell the tile's. Compiled on the host and, through NVRTC too, on the
-// device: nothing but integers here, of 64 bits, or in a kernel of 32
-// (cuda/device/sequence.hpp).
+// Tiles ask for the extremes of their rows' bounds. Those of a band never decrease from row to row,
+// in chunks neither, so that a tile's first and last row tell them (MaskOf::firsts); another kind
+// of mask finds its own. Compiled on the host and, through NVRTC too, on the device: nothing but
+// integers here, of 64 bits, or in a kernel of 32 (cuda/device/sequence.hpp).
 #pragma once
 
 #include "core/arithmetic.hpp"
@@ -73,10 +73,60 @@ struct MaskRuleOf {
   }
 };
 
+// The least and the most of a bound over some rows.
+template <class Index>
+struct ExtremesOf {
+  Index least, most;
+};
+
+// A mask whose rows see one range of keys each: row i sees [first(i), end(i)). firsts(rows) and
+// ends(rows) are the extremes of these bounds; rows must not be empty.
+template <class Mask, class Index>
+concept RowBounds = requires(const Mask& mask, Index i, RangeOf<Index> rows, ExtremesOf<Index> of) {
+  i = mask.first(i);
+  i = mask.end(i);
+  of = mask.firsts(rows);
+  of = mask.ends(rows);
+};
+
+// What tiles ask such a mask.
+template <class Index, RowBounds<Index> Mask>
+struct TilesOf {
+  using Range = RangeOf<Index>;
+  const Mask& mask;
+
+  // No query of rows sees a key outside of this range.
+  FLASH3_HOST_DEVICE constexpr Range keys(Range rows, Index seq_k) const {
+    const Index begin = mask.firsts(rows).least, last = mask.ends(rows).most;
+    return {begin > 0 ? begin : 0, last < seq_k ? last : seq_k};
+  }
+
+  // The key tiles of width tile_n that hold those keys.
+  FLASH3_HOST_DEVICE constexpr Range key_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Range seen = keys(rows, seq_k);
+    if (seen.empty()) return {0, 0};
+    return {seen.begin / tile_n, ceil_div(seen.end, tile_n)};
+  }
+
+  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this
+  // range need one.
+  FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
+    const Index begin = mask.firsts(rows).most, last = mask.ends(rows).least,
+                end = last < seq_k ? last : seq_k;
+    return {begin > 0 ? ceil_div(begin, tile_n) : 0, end > 0 ? end / tile_n : 0};
+  }
+
+  // True if every query of rows sees every key of [begin, end): such a tile needs no mask.
+  FLASH3_HOST_DEVICE constexpr bool covers(Range rows, Range tile) const {
+    return mask.firsts(rows).most <= tile.begin && tile.end <= mask.ends(rows).least;
+  }
+};
+
 template <class Index>
 struct MaskOf {
   using Range = RangeOf<Index>;
   using Band = BandOf<Index>;
+  using Extremes = ExtremesOf<Index>;
 
   Band band;
   Index chunk = 0;  // 0: none
@@ -112,39 +162,34 @@ struct MaskOf {
     return end < of_chunk ? end : of_chunk;
   }
 
+  // Bounds never decrease from row to row.
+  FLASH3_HOST_DEVICE constexpr Extremes firsts(Range rows) const {
+    return {first(rows.begin), first(rows.end - 1)};
+  }
+  FLASH3_HOST_DEVICE constexpr Extremes ends(Range rows) const {
+    return {end(rows.begin), end(rows.end - 1)};
+  }
+
   FLASH3_HOST_DEVICE constexpr bool sees(Index i, Index j) const {
     return first(i) <= j && j < end(i);
   }
-
   // True if no pair of a seq_q × seq_k problem is masked.
   FLASH3_HOST_DEVICE constexpr bool is_full(Index seq_q, Index seq_k) const {
     return covers({0, seq_q}, {0, seq_k});
   }
 
-  // The keys that at least one query of rows sees (the rows must not be empty).
+  // As TilesOf says.
   FLASH3_HOST_DEVICE constexpr Range keys(Range rows, Index seq_k) const {
-    const Index begin = first(rows.begin), last = end(rows.end - 1);
-    return {begin > 0 ? begin : 0, last < seq_k ? last : seq_k};
+    return TilesOf<Index, MaskOf>{*this}.keys(rows, seq_k);
   }
-
-  // The key tiles of width tile_n that hold those keys.
   FLASH3_HOST_DEVICE constexpr Range key_tiles(Range rows, Index seq_k, Index tile_n) const {
-    const Range seen = keys(rows, seq_k);
-    if (seen.empty()) return {0, 0};
-    return {seen.begin / tile_n, ceil_div(seen.end, tile_n)};
+    return TilesOf<Index, MaskOf>{*this}.key_tiles(rows, seq_k, tile_n);
   }
-
-  // The key tiles that need no mask: every query of rows sees every key of them. Tiles outside this
-  // range need one.
   FLASH3_HOST_DEVICE constexpr Range full_tiles(Range rows, Index seq_k, Index tile_n) const {
-    const Index begin = first(rows.end - 1), last = end(rows.begin),
-                end = last < seq_k ? last : seq_k;
-    return {begin > 0 ? ceil_div(begin, tile_n) : 0, end > 0 ? end / tile_n : 0};
+    return TilesOf<Index, MaskOf>{*this}.full_tiles(rows, seq_k, tile_n);
   }
-
-  // True if every query of rows sees every key of [begin, end): such a tile needs no mask.
   FLASH3_HOST_DEVICE constexpr bool covers(Range rows, Range tile) const {
-    return first(rows.end - 1) <= tile.begin && tile.end <= end(rows.begin);
+    return TilesOf<Index, MaskOf>{*this}.covers(rows, tile);
   }
 
  private:

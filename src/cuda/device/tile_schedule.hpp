@@ -95,7 +95,7 @@ struct WorkTile {
   // How many of the first key tile's keys no query of the sequence sees: they lie in front of the
   // first query's window or chunk. At most 0 if none.
   FLASH3_HOST_DEVICE constexpr int hidden_keys(int tile_n) const {
-    return mask.first(0) - key_tile_begin * tile_n;
+    return mask.firsts({0, sequence.q_length}).least - key_tile_begin * tile_n;
   }
 };
 

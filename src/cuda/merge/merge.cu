@@ -2,7 +2,8 @@
 // Merges parts. A thread has four head dims of a row: it reads the row's LSEs, brings each part to
 // the largest, and adds up, the parts in order. Memory bounds it.
 #include "core/arithmetic.hpp"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/partial.hpp"
+#include "cuda/device/score/row_end.cuh"
 #include "cuda/merge/merge_params.h"
 
 namespace flash3::cuda {
@@ -54,15 +55,16 @@ __device__ __forceinline__ void merge_quad(const MergeParams& p, long long row, 
   float max = sink;
 #pragma unroll 4
   for (int s = 0; s < p.count; ++s) max = fmaxf(max, __ldg(lse + s * p.lse_part_stride));
-  const float origin = max == -kInfinity ? 0.f : max;
+  const float origin = merge_origin(max);
+  const auto exp = [](float x) { return expf(x); };
   float4 out{};
-  float sum = expf(sink - origin);
+  float sum = merge_weight(sink, origin, exp);
   const float* const parts = p.parts + row * p.part_stride_row + head * p.part_stride_head;
 #pragma unroll 4
   for (int s = 0; s < p.count; ++s) {
     const float part = __ldg(lse + s * p.lse_part_stride);
     if (part == -kInfinity) continue;  // saw no key: its out may hold anything
-    const float weight = expf(part - origin);
+    const float weight = merge_weight(part, origin, exp);
     const float4 x = load_quad(p, parts + s * p.part_stride, col);
     sum += weight;
     out = {fmaf(weight, x.x, out.x), fmaf(weight, x.y, out.y), fmaf(weight, x.z, out.z),

@@ -19,7 +19,7 @@
 // (with qv, q is both parts side by side, and so is k),
 // for the sum, for scale · log₂e, the shift by the row's maximum and the argument of exp2, and for
 // the tanh of a softcap, whose slope is at most 1: it errs by τ. Hopper's polynomial has τ = 2⁻¹⁷·⁵
-// (cuda/device/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
+// (cuda/device/score/softcap.hpp) and may take up to 2⁻²⁸ of the largest weight from each of the
 // others.
 //
 // lse = m + log l:  E for the scores, γ(keys) and 16ε for l and the 2-ulp exp2 and log2 in it, 4ε

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <vector>
 
 namespace flash3 {
 namespace {
@@ -103,6 +104,69 @@ TEST_F(MaskProperty, KeysAndTilesAreExact) {
     expect_exact_ranges(mask.transposed(), s.seq_k, s.seq_q, s.tile_m, s.tile_n);
     if (HasFatalFailure()) return;
   }
+}
+
+// A range of keys for each row, in any order: bounds that also decrease.
+struct Ranges {
+  std::vector<Range> of_row;
+
+  Index first(Index i) const { return of_row[size_t(i)].begin; }
+  Index end(Index i) const { return of_row[size_t(i)].end; }
+  bool sees(Index i, Index j) const { return first(i) <= j && j < end(i); }
+  ExtremesOf<Index> firsts(Range rows) const {
+    return extremes(rows, [&](Index i) { return first(i); });
+  }
+  ExtremesOf<Index> ends(Range rows) const {
+    return extremes(rows, [&](Index i) { return end(i); });
+  }
+
+ private:
+  template <class Bound>
+  static ExtremesOf<Index> extremes(Range rows, const Bound& bound) {
+    ExtremesOf<Index> found{bound(rows.begin), bound(rows.begin)};
+    for (Index i = rows.begin; i < rows.end; ++i)
+      found = {std::min(found.least, bound(i)), std::max(found.most, bound(i))};
+    return found;
+  }
+};
+static_assert(RowBounds<Ranges, Index> && RowBounds<Mask, Index>);
+
+// Whatever the order of the bounds, no visible key is left out and no hidden one counts as seen.
+TEST_F(MaskProperty, TilesOfBoundsThatDecreaseHoldWhatRowsSee) {
+  int decreasing = 0, full_tiles = 0, skipped_tiles = 0;
+  for (int n = 0; n < 4000; ++n) {
+    const Sample s = draw();
+    Ranges mask;
+    for (Index i = 0; i < s.seq_q; ++i) {
+      const Index begin = Index(random_() % 20), size = Index(random_() % 40);
+      mask.of_row.push_back({begin, begin + size});
+      decreasing += i > 0 && begin < mask.first(i - 1);
+    }
+    const TilesOf<Index, Ranges> of{mask};
+    for (Index begin = 0; begin < s.seq_q; begin += s.tile_m) {
+      const Range rows{begin, std::min(begin + s.tile_m, s.seq_q)};
+      const Range tiles = of.key_tiles(rows, s.seq_k, s.tile_n),
+                  full = of.full_tiles(rows, s.seq_k, s.tile_n);
+      for (Index t = 0; t < ceil_div(s.seq_k, s.tile_n); ++t) {
+        const Range tile{t * s.tile_n, std::min((t + 1) * s.tile_n, s.seq_k)};
+        bool any = false, all = true;
+        for (Index j = tile.begin; j < tile.end; ++j)
+          for (Index i = rows.begin; i < rows.end; ++i) {
+            any |= mask.sees(i, j);
+            all &= mask.sees(i, j);
+          }
+        const bool loaded = tiles.begin <= t && t < tiles.end;
+        ASSERT_TRUE(loaded || !any) << "tile " << t;
+        ASSERT_EQ(of.covers(rows, tile), all) << "tile " << t;
+        ASSERT_EQ(full.begin <= t && t < full.end, all && tile.size() == s.tile_n) << "tile " << t;
+        full_tiles += all;
+        skipped_tiles += !loaded;
+      }
+    }
+  }
+  EXPECT_GT(decreasing, 1000);
+  EXPECT_GT(full_tiles, 100);
+  EXPECT_GT(skipped_tiles, 100);
 }
 
 TEST(Mask, RangesOfTheLargestProblemDoNotOverflow) {

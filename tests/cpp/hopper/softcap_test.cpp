@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of soft-capped scores, as the kernels have it: against tanh in double precision.
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// What a kernel computes of a raw score: remap_scores() and Score<kSoftcap> in forward/softcap.cuh.
+// What a kernel computes of a raw score: ModOf<kSoftcap> in device/score/softcap.cuh.
 float capped(const Softcap& cap, float s) {
   if (std::abs(s) > cap.range)
     s = std::copysign(cap.remapped(std::exp2(cap.log2_u * std::abs(s))), s);

@@ -75,11 +75,13 @@ __device__ __forceinline__ void issue_dq(float (&r_dq)[Traits::kOwnQuads * 4], D
 template <class Traits, int N>
 __device__ __forceinline__ void compute_ds(const BackwardParams& params,
                                            typename Traits::Shared& shared, int stage, int thread,
-                                           float (&r_s)[N], float (&r_dp)[N],
-                                           uint32_t (&r_p)[N / 2], uint32_t (&r_ds)[N / 2]) {
+                                           const KeysByQueries<N>& view, float (&r_s)[N],
+                                           float (&r_dp)[N], uint32_t (&r_p)[N / 2],
+                                           uint32_t (&r_ds)[N / 2]) {
   // Registers do not hold all of the LSE: it is loaded pair by pair.
-  Probabilities<Traits>::compute(
-      params, r_s, r_p, [&](int pair) { return load_query_pair(shared.lse[stage], pair, thread); });
+  Probabilities<Traits>::compute(params, view, r_s, r_p, [&](int pair) {
+    return load_query_pair(shared.lse[stage], pair, thread);
+  });
   // ptxas would move most exponentials behind the wait, where dP does not cover them.
   if constexpr (Traits::kDqLast) order_before<N / 2>(r_s, &shared.never_written);
   // They hold half of delta, but not under a softcap: that half is loaded while dP runs.
@@ -182,7 +184,8 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * kTileM, thread);
     uint32_t r_p[kTileM / 4], r_ds[kTileM / 4];
-    compute_ds<Traits>(params, shared, stage, thread, r_s, r_dp, r_p, r_ds);
+    compute_ds<Traits>(params, shared, stage, thread,
+                       mask.template view<kTileM / 2>(m * kTileM, thread), r_s, r_dp, r_p, r_ds);
     if constexpr (Traits::kPersistent) arrive_if(step + 1 == end, &shared.v_empty);
     // Under a softcap there are no registers for addresses that the compiler would compute early.
     const int late_thread = Traits::kCapped ? hide_from_optimizer(thread) : thread,

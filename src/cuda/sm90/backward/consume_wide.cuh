@@ -96,7 +96,9 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     const QueryState next = QueryState::at(tile + 1);
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
-    Probabilities<Traits>::compute(params, r_s, r_p, [&](int pair) { return r_lse[pair]; });
+    Probabilities<Traits>::compute(
+        params, mask.template view<Traits::kTileM / 2>(m * Traits::kTileM, thread), r_s, r_p,
+        [&](int pair) { return r_lse[pair]; });
     store_p<Traits>(shared, r_s, tile, thread);
     arrive(&shared.q_barriers.empty[stage]);
     Probabilities<Traits>::round(r_s, r_p);

@@ -5,6 +5,5 @@
 #include "cuda/sm90/backward/consume.cuh"
 #include "cuda/sm90/backward/consume_wide.cuh"
 #include "cuda/sm90/backward/kernel.cuh"
-#include "cuda/sm90/backward/softcap.cuh"
 #include "cuda/sm90/backward/tile_table.hpp"
 #include "cuda/sm90/device/instance.cuh"

@@ -58,7 +58,7 @@ struct KeyTile {
   // How many keys of the tile no query of the sequence sees, because they lie in front of the first
   // query's window or chunk. At most 0 if there are none.
   FLASH3_HOST_DEVICE constexpr int hidden_keys() const {
-    return queries.transposed().first(0) - key;
+    return queries.transposed().firsts({0, sequence.q_length}).least - key;
   }
 };
 
@@ -127,11 +127,10 @@ struct WholeTiles {
   }
 };
 
-// Finds the tiles whose queries all see all of these keys of the work. The bounds of the mask never
-// decrease, also in chunks, so that these tiles follow each other.
+// Finds the tiles whose queries all see all of these keys of the work.
 FLASH3_HOST_DEVICE constexpr WholeTiles whole_tiles(const KeyTile& work, TileMask::Range keys,
                                                     int tile_m) {
-  const int first = work.queries.first(keys.end - 1), end = work.queries.end(keys.begin);
+  const int first = work.queries.firsts(keys).most, end = work.queries.ends(keys).least;
   WholeTiles tiles{first > 0 ? first : 0, 0};
   tiles.more = end - tile_m - tiles.first;
   return keys.end > work.sequence.k_length || tiles.more < 0 ? WholeTiles{} : tiles;

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.hpp"
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/element_type.hpp"
 #include "cuda/host/launches.hpp"

@@ -3,9 +3,10 @@
 // and dS = P ∘ (dP − delta).
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/score/mask.cuh"
+#include "cuda/device/score/mod.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -36,20 +37,27 @@ struct KeysMask {
     }
   }
 
+  // Of a tile's scores; query: the tile's first one.
+  template <int N>
+  __device__ __forceinline__ KeysByQueries<N> view(int query, int thread) const {
+    return {query + thread % 4 * 2, first_row + thread / 32 * 16 + thread % 32 / 4};
+  }
+
   // Sets the scores of hidden pairs to −∞. query: the tile's first one.
   template <int N>
   __device__ __forceinline__ void apply(float (&r_s)[N], int query, int thread) const {
-    const int row = thread / 32 * 16 + thread % 32 / 4;  // the thread's other row is row + 8
+    using View = QueriesByKeys<N>;  // of the transposed mask, whose rows are keys
+    const int row = thread / 32 * 16 + thread % 32 / 4;
     if constexpr (Traits::kBand) {
       if (whole.hold(query)) return;
       const RowKeys* seen_by = shared.seen_by + first_row + row;
-      mask_scores_by_bits(r_s, seen_by[0], seen_by[8], query + thread % 4 * 2);
+      const auto seen = [&](int r) -> const RowKeys& { return seen_by[8 * r]; };
+      RangeMaskByBits<decltype(seen)>{seen}.apply(View{row, query + thread % 4 * 2}, r_s);
     } else {
       if (keys >= kWarpgroupRows) return;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (row + j / 2 % 2 * 8 >= keys) r_s[j] = -kInfinity;
-      }
+      for (int j = 0; j < N; ++j)
+        if (row + View::row_offset(View::row_of(j)) >= keys) r_s[j] = -kInfinity;
     }
   }
 };
@@ -65,29 +73,53 @@ __device__ __forceinline__ void load_query_pairs(float2 (&r)[N], const float* qu
   for (int pair = 0; pair < N; ++pair) r[pair] = load_query_pair(queries, pair, thread);
 }
 
-// What becomes of a tile's scores; softcap.cuh has the same under a softcap.
-template <class Traits, bool kCapped = Traits::kCapped>
-struct Probabilities;
-
+// What becomes of a tile's scores.
 template <class Traits>
-struct Probabilities<Traits, false> {
+struct Probabilities {
+  using Mod = ModOf<Traits::kCapped ? ScoreKind::kSoftcap : ScoreKind::kPlain>;
+
+  static __device__ __forceinline__ Mod mod_of(const BackwardParams& params) {
+    if constexpr (Mod::kSlope)
+      return {params.softcap};
+    else
+      return {params.scale_log2};
+  }
+
   // Of raw scores, before the mask.
   template <int N>
-  static __device__ __forceinline__ void remap(const BackwardParams&, float (&)[N]) {}
+  static __device__ __forceinline__ void remap(const BackwardParams& params, float (&r_s)[N]) {
+    if constexpr (Mod::kRemaps) remap_tile(mod_of(params), r_s);
+  }
 
-  // Replaces Sᵀ by what dSᵀ is to be multiplied with, here Pᵀ = exp2(Sᵀ · scale − lse) itself.
+  // Replaces scores by what dSᵀ is to be multiplied with: Pᵀ = exp2(Sᵀ · scale − lse), or, under a
+  // modification with a slope, Pᵀ times that. So nothing of tanh has to wait for dP. Pᵀ is rounded
+  // into r_p then; else round() does that. Both are 0 for hidden pairs. view: of the scores;
   // lse(pair): of the pair-th two neighbouring queries.
   template <int N, class Lse>
-  static __device__ __forceinline__ void compute(const BackwardParams& params, float (&r_s)[N],
-                                                 uint32_t (&)[N / 2], const Lse& lse) {
+  static __device__ __forceinline__ void compute(const BackwardParams& params,
+                                                 const KeysByQueries<N>& view, float (&r_s)[N],
+                                                 uint32_t (&r_p)[N / 2], const Lse& lse) {
+    using View = KeysByQueries<N>;
+    const Mod mod = mod_of(params);
     const float scale_log2 = params.scale_log2;
 #pragma unroll
     for (int pair = 0; pair < N / 4; ++pair) {
       const float2 x = lse(pair);
 #pragma unroll
       for (int i = 4 * pair; i < 4 * pair + 4; i += 2) {
-        r_s[i] = exp2_approx(fmaf(r_s[i], scale_log2, -x.x));
-        r_s[i + 1] = exp2_approx(fmaf(r_s[i + 1], scale_log2, -x.y));
+        const ScorePlace<View> at[2] = {{view, View::row_of(i), View::key_of(i)},
+                                        {view, View::row_of(i + 1), View::key_of(i + 1)}};
+        if constexpr (!Mod::kSlope) {
+          r_s[i] = exp2_approx(mod.above(r_s[i], x.x, at[0]));
+          r_s[i + 1] = exp2_approx(mod.above(r_s[i + 1], x.y, at[1]));
+        } else {
+          const float value[2] = {mod.value(r_s[i], at[0]), mod.value(r_s[i + 1], at[1])};
+          const float p[2] = {exp2_approx(fmaf(value[0], scale_log2, -x.x)),
+                              exp2_approx(fmaf(value[1], scale_log2, -x.y))};
+          r_p[i / 2] = pack2<Traits::kElement>(p[0], p[1]);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) r_s[i + e] = p[e] * Mod::slope(value[e]);
+        }
       }
     }
   }
@@ -95,7 +127,7 @@ struct Probabilities<Traits, false> {
   // Pᵀ as operand, if compute() has not made it yet.
   template <int N>
   static __device__ __forceinline__ void round(const float (&r_s)[N], uint32_t (&r_p)[N / 2]) {
-    pack_probabilities<Traits::kElement>(r_s, r_p);
+    if constexpr (!Mod::kSlope) pack_probabilities<Traits::kElement>(r_s, r_p);
   }
 };
 

@@ -3,7 +3,7 @@
 // that dS = P ∘ (dP − delta) is −P · delta.
 #include "core/arithmetic.hpp"
 #include "cuda/device/ptx/arithmetic.cuh"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/row_end.cuh"
 #include "cuda/sm90/backward/auxiliary_kernels.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -2,8 +2,8 @@
 // What the roles of a backward kernel share: its tiles, its shared memory and its barriers.
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/device/pipeline.cuh"

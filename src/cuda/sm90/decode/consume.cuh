@@ -6,7 +6,7 @@
 //   tile j:  softmax of S_j | O += Vᵀ·P_{j−1} runs     then S_{j+1} = K·Qᵀ and O += Vᵀ·P_j are
 //   issued
 //
-// The maximum follows lazily (device/online_softmax.cuh): each tile is first exponentiated with the
+// The maximum follows lazily (device/score/softmax.cuh): each tile is first exponentiated with the
 // maximum as it is, and only where one of the threads says that it does not do, again.
 #pragma once
 
@@ -25,7 +25,6 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using Base::kColumns;
   using Base::kDimBlocks;
   using Base::kKeyBlocks;
-  using Base::limit_of;
   using Base::mask_scores;
   using Base::params_;
   using Base::shared_;
@@ -37,6 +36,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using typename Base::Parts;
   using typename Base::Scores;
   using typename Base::Sums;
+  using typename Base::View;
 
  public:
   using Base::Base;
@@ -126,9 +126,10 @@ class DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s,
                                           Sums& sums) const {
     const int first_key = tile * Traits::kTileN;
+    const View view = this->view_of(first_key);
     if constexpr (Traits::kCapped) cap_scores(r_s);
     if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
-      mask_scores(run, r_s, first_key);
+      mask_scores(run, view, r_s);
       clear_hidden_values(run, first_key);
     }
     uint8_t* const p = shared_.p[consumer_][tile % 2];
@@ -137,24 +138,15 @@ class DecodeConsumer : DecodeSplits<Traits> {
     if constexpr (kFirst) {
       sums.clear();
     } else {
-      bool within = true;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const float limit = limit_of(sums.max[c]);
-#pragma unroll
-        for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            within &= r_s[b][c / 2 * 4 + 2 * h + c % 2] <= limit;  // a NaN is not
-      }
-      store_probabilities(r_s, sums.max, added, p);
+      const bool within = all_within<View>(this->score(), r_s, sums.max);
+      store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);
       must_raise = named_barrier_any(this->barrier(), kWarpgroupThreads, !within);
     }
     if (must_raise) {
       this->template raise_max<kFirst>(r_s, sums);
-      store_probabilities(r_s, sums.max, added, p);
+      store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       sync_consumers();
     }

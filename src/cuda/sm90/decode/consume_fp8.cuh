@@ -20,7 +20,6 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   using Base::kDimBlocks;
   using Base::kKeyBlocks;
   using Base::kRows;
-  using Base::limit_of;
   using Base::mask_scores;
   using Base::params_;
   using Base::scales_of;
@@ -32,6 +31,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   using typename Base::Parts;
   using typename Base::Scores;
   using typename Base::Sums;
+  using typename Base::View;
 
  public:
   using Base::Base;
@@ -111,27 +111,19 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Sums& sums,
                                           bool is_first) {
     const int first_key = tile * Traits::kTileN;
+    const View view = this->view_of(first_key);
     if (tile < run.unmasked.begin || tile >= run.unmasked.end) {
-      mask_scores(run, r_s, first_key);
+      mask_scores(run, view, r_s);
       clear_hidden_values(run, first_key);
     }
     if (is_first) sums.clear();
-    bool within = true;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float limit = limit_of(sums.max[c]);
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          within &= r_s[b][c / 2 * 4 + 2 * h + c % 2] <= limit;  // a NaN is not
-    }
+    const bool within = all_within<View>(this->score(), r_s, sums.max);
     float added[kColumns];
     bool raises = is_first;
 #pragma unroll 1
     for (bool again = true; again;) {
       if (raises) this->template raise_max<false>(r_s, sums);
-      store_probabilities(r_s, sums.max, added, shared_.p[0][tile % 2]);
+      store_probabilities(view, r_s, sums.max, added, shared_.p[0][tile % 2]);
       fence_shared_for_async_proxy();
       again = named_barrier_any(this->barrier(), kWarpgroupThreads, !within) && !raises;
       raises = true;

@@ -1,39 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges two parts of a row, computed over different keys. Each has the maximum m of its scores in
-// base 2, l = Σ 2^(s − m) and O = Σ 2^(s − m)·v. Then
+// A thread's share of what a split has computed, and how two are merged (device/score/partial.hpp).
 //
-//   m = max(m₁, m₂)    l = l₁·2^(m₁ − m) + l₂·2^(m₂ − m)    O = O₁·2^(m₁ − m) + O₂·2^(m₂ − m)
-//
-// Floating point makes the order count, so it is fixed (work.hpp): eight splits are merged into a
-// fold, and an item's folds into the item, both from the first to the last. A block merges what its
-// splits hold whole and leaves the rest as parts in the workspace (share.cuh). Blocks behind those
-// that compute merge these with the same arithmetic, to folds and then to the item.
+// The order is fixed (work.hpp): eight splits are merged into a fold, and an item's folds into the
+// item, both from the first to the last. A block merges what its splits hold whole and leaves the
+// rest as partials in the workspace (share.cuh). Blocks behind those that compute merge these with
+// the same arithmetic, to folds and then to the item.
 #pragma once
 
 #include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/partial.hpp"
+#include "cuda/device/score/row_end.cuh"
 #include "cuda/sm90/decode/traits.cuh"
 
 namespace flash3::cuda::sm90 {
 
-// What two parts of a row are multiplied by.
-struct FoldFactors {
-  float left, right;
-};
-
-// Merges a row's maximum. −∞: the part saw no key.
-__device__ __forceinline__ FoldFactors fold_max(float& max, float other_max) {
-  const float larger = fmaxf(max, other_max), origin = larger == -kInfinity ? 0.f : larger;
-  const FoldFactors factors = {exp2_approx(max - origin), exp2_approx(other_max - origin)};
-  max = larger;
-  return factors;
+// Merges the maximum of a row, in base 2.
+__device__ __forceinline__ MergeWeights merge_max(float& max, float other) {
+  return cuda::merge_max(max, other, [](float x) { return exp2_approx(x); });
 }
 
-__device__ __forceinline__ float fold_element(float x, float other, const FoldFactors& factors) {
-  return __fmaf_rn(x, factors.left, __fmul_rn(other, factors.right));
-}
-
-// A thread's share of a part. Element 4j + 2h + e of block b of `out` is head dim
+// A thread's share of a partial. Element 4j + 2h + e of block b of `out` is head dim
 // 64·b + 16·warp + dim_of(lane / 4, h) of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of
 // `max` and `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the
 // very end.
@@ -67,17 +53,17 @@ __device__ __forceinline__ void fold(RowSums<Traits>& left, const RowSums<Traits
     left = right;
     return;
   }
-  FoldFactors factors[Traits::kColumns];
+  MergeWeights weights[Traits::kColumns];
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
-    factors[c] = fold_max(left.max[c], right.max[c]);
-    left.sum[c] = fold_element(left.sum[c], right.sum[c], factors[c]);
+    weights[c] = merge_max(left.max[c], right.max[c]);
+    left.sum[c] = merge_element(left.sum[c], right.sum[c], weights[c]);
   }
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b)
 #pragma unroll
     for (int i = 0; i < Sums::kElements; ++i)
-      left.out[b][i] = fold_element(left.out[b][i], right.out[b][i], factors[Sums::column_of(i)]);
+      left.out[b][i] = merge_element(left.out[b][i], right.out[b][i], weights[Sums::column_of(i)]);
 }
 
 // ---- the end of a row ----
@@ -92,8 +78,7 @@ struct RowResult {
 
 __device__ __forceinline__ RowResult finish_row(const DecodeParams& params, float max, float sum,
                                                 int head) {
-  RowResult result = {0.f, -kInfinity};
-  if (sum != 0.f) result = {reciprocal_approx(sum), fmaf(max, kLn2, log_approx(sum))};
+  RowResult result = {inverse_of(sum), lse_of(sum, [&] { return max; })};
   if (params.sink.data != nullptr)
     add_sink(load_sink(params.sink, head), result.inverse_sum, result.lse);
   return result;

@@ -2,7 +2,7 @@
 #include <cstddef>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"
 #include "cuda/host/sink.hpp"

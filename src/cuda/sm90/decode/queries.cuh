@@ -22,6 +22,20 @@ __device__ __forceinline__ RowKeys row_keys(const DecodeParams& params, const De
   return {int(bits), int(bits >> 32)};
 }
 
+// Masks scores that the mask's edge runs through; rows(r) is what row_keys() made of the view's
+// row.
+template <class View, class Rows>
+__device__ __forceinline__ void mask_decode_scores(const DecodeParams& params, const DecodeRun& run,
+                                                   const View& view, typename View::Scores& r_s,
+                                                   const Rows& rows) {
+  if (params.tree == nullptr) return RangeMask<Rows>{rows}.apply(view, r_s);
+  const auto words = [&](int r) {
+    const RowKeys& word = rows(r);
+    return KeyBits{unsigned(word.first), unsigned(word.end)};
+  };
+  TreeMask<decltype(words)>{words, run.mask.row_shift, run.k_length}.apply(view, r_s);
+}
+
 // What the rows of a consumer warpgroup see; those that do not exist see what the item's first
 // does.
 template <class Traits>

@@ -126,12 +126,12 @@ struct MergedRow {
       *this = x;
       return;
     }
-    const FoldFactors factors = fold_max(max, x.max);
-    sum = fold_element(sum, x.sum, factors);
+    const MergeWeights weights = merge_max(max, x.max);
+    sum = merge_element(sum, x.sum, weights);
 #pragma unroll
     for (int b = 0; b < Traits::kDimBlocks; ++b)
-      out[b] = {fold_element(out[b].x, x.out[b].x, factors),
-                fold_element(out[b].y, x.out[b].y, factors)};
+      out[b] = {merge_element(out[b].x, x.out[b].x, weights),
+                merge_element(out[b].y, x.out[b].y, weights)};
   }
 };
 

@@ -4,7 +4,8 @@
 // memory.
 #pragma once
 
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/key_scales.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -33,7 +34,8 @@ class DecodeSoftmax {
   static constexpr int kRows = Traits::kRows, kColumns = Traits::kColumns,
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
-  using Scores = float[kKeyBlocks][kRows / 2];
+  using View = KeyBlocks<kKeyBlocks, kRows / 2>;
+  using Scores = typename View::Scores;
 
   __device__ __forceinline__ int barrier() const {
     static_assert(Traits::kConsumers <= 2);
@@ -48,18 +50,9 @@ class DecodeSoftmax {
     if (params_.box_rows == 0) fence_shared_for_async_proxy();
   }
 
-  // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
+  // To capped scores in base 2.
   __device__ __forceinline__ void cap_scores(Scores& r_s) const {
-    const Softcap& cap = params_.softcap;
-#pragma unroll
-    for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) {
-        float& s = r_s[b][i];
-        const float size = fabsf(s);  // a NaN stays one
-        if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
-        s *= cap.factor(s);
-      }
+    apply_mod(ModOf<ScoreKind::kSoftcap>{params_.softcap}, View{}, r_s);
   }
 
   // The key, from the tile's first, of elements 4j + 2h + e of a block of scores.
@@ -72,49 +65,14 @@ class DecodeSoftmax {
     return shared_.row_keys[consumer_][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
   }
 
-  __device__ __forceinline__ void mask_scores(const DecodeRun& run, Scores& r_s,
-                                              int first_key) const {
-    if (params_.tree != nullptr) return mask_scores_by_tree(run, r_s, first_key);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const RowKeys keys = keys_of_column(c);
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int key = first_key + key_of(b, h);
-          if (key < keys.first || key >= keys.end) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
-        }
-    }
+  __device__ __forceinline__ View view_of(int first_key) const {
+    return {thread_ % 4 * 2, first_key + key_of(0, 0)};
   }
 
-  // With a tree mask: key number row_shift + i of the sequence is for bit i of a row to show.
-  __device__ __forceinline__ void mask_scores_by_tree(const DecodeRun& run, Scores& r_s,
-                                                      int first_key) const {
-    const int first_bit = run.mask.row_shift, end = run.k_length;
-    unsigned low[kKeyBlocks][2], high[kKeyBlocks][2];  // the bit that a key asks for
-    bool exists[kKeyBlocks][2];
-#pragma unroll
-    for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int key = first_key + key_of(b, h), bit = key - first_bit;
-        low[b][h] = bit >= 0 && bit < 32 ? 1u << bit : 0u;
-        high[b][h] = bit >= 32 && bit < 64 ? 1u << (bit - 32) : 0u;
-        exists[b][h] = key < end;
-      }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const RowKeys& bits = keys_of_column(c);
-      const unsigned hidden_low = ~unsigned(bits.first), hidden_high = ~unsigned(bits.end);
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const unsigned hidden = (low[b][h] & hidden_low) | (high[b][h] & hidden_high);
-          if (!exists[b][h] || hidden != 0) r_s[b][c / 2 * 4 + 2 * h + c % 2] = -kInfinity;
-        }
-    }
+  __device__ __forceinline__ void mask_scores(const DecodeRun& run, const View& view,
+                                              Scores& r_s) const {
+    mask_decode_scores(params_, run, view, r_s,
+                       [&](int r) -> const RowKeys& { return keys_of_column(r); });
   }
 
   // Of e4m3, of the tile that state_ is at.
@@ -147,18 +105,15 @@ class DecodeSoftmax {
 
   // ---- the softmax: columns are query rows ----
 
-  // From scores to base 2.
-  __device__ __forceinline__ float scale_log2() const {
-    return Traits::kFp8 ? 1.f : params_.scale_log2;
-  }
-  // The largest score that this maximum serves; both are raw, or capped ones in base 2.
-  __device__ __forceinline__ float limit_of(float max) const { return max + kSlack / scale_log2(); }
-  __device__ __forceinline__ float shift_of(float max) const {
-    return max == -kInfinity ? 0.f : max * scale_log2();
+  // Raw scores, or capped ones in base 2, which are maxima too.
+  using Score = cuda::Score<ScoreKind::kPlain>;
+  __device__ __forceinline__ Score score() const {
+    const float scale_log2 = Traits::kFp8 ? 1.f : params_.scale_log2;
+    return {{scale_log2}, kSlack / scale_log2};
   }
 
   // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.
-  __device__ __forceinline__ void store_probabilities(const Scores& r_s,
+  __device__ __forceinline__ void store_probabilities(const View& view, const Scores& r_s,
                                                       const float (&max)[kColumns],
                                                       float (&added)[kColumns],
                                                       uint8_t* shared_p) const {
@@ -167,7 +122,7 @@ class DecodeSoftmax {
     const int lane = thread_ % 32;
     float shift[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) shift[c] = shift_of(max[c]), added[c] = 0.f;
+    for (int c = 0; c < kColumns; ++c) shift[c] = shift_under(score(), max[c]), added[c] = 0.f;
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared_p));
 #pragma unroll
     for (int b = 0; b < kKeyBlocks; ++b) {
@@ -178,7 +133,8 @@ class DecodeSoftmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int c = n / 2 * 2 + e;
-          p[e] = exp2_approx(fmaf(r_s[b][2 * n + e], scale_log2(), -shift[c]));
+          const ScorePlace<View> at{view, c, 2 * b + n % 2};
+          p[e] = exp2_approx(score().log2_above(r_s[b][2 * n + e], shift[c], at));
           if constexpr (Traits::kFp8)
             added[c] = fmaf(p[e], inverse_v_scale(scales_of(b, n % 2)), added[c]);
           else
@@ -229,14 +185,7 @@ class DecodeSoftmax {
   template <bool kFirst>
   __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
     float largest[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      largest[c] = -kInfinity;
-#pragma unroll
-      for (int b = 0; b < kKeyBlocks; ++b)
-        largest[c] =
-            fmaxf(largest[c], fmaxf(r_s[b][c / 2 * 4 + c % 2], r_s[b][c / 2 * 4 + 2 + c % 2]));
-    }
+    find_max<View>(r_s, largest);
     // Before it is written again all have passed the barrier behind P.
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);
@@ -247,9 +196,8 @@ class DecodeSoftmax {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float old = split.max[c];
-      if (!(largest[c] <= limit_of(old))) split.max[c] = fmaxf(old, largest[c]);
-      alpha[c] =
-          split.max[c] == old ? 1.f : exp2_approx(fmaf(old, scale_log2(), -shift_of(split.max[c])));
+      split.max[c] = raised_max(old, score().limit(old), largest[c]);
+      alpha[c] = rescaling(score(), old, split.max[c], shift_under(score(), split.max[c]));
       split.sum[c] *= alpha[c];
     }
     if constexpr (!kFirst) {

@@ -20,7 +20,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   using Base::of_warp;
   using Base::params_;
   using Base::reduce_lanes;
-  using Base::scale_log2;
+  using Base::score;
   using Base::thread_;
   using typename Base::Sums;
 
@@ -53,13 +53,13 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   // that have a row, and so are the maxima.
   __device__ __forceinline__ void fold_parked(const Sums& right, bool is_empty) const {
     auto& to = this->shared_.parked[consumer_];
-    FoldFactors factors[kColumns];
+    MergeWeights weights[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int row = c / 2 * 8 + thread_ % 4 * 2 + c % 2, warp = thread_ / 32;
       float max = to.max[warp][row], sum = to.sum[warp][row];
-      factors[c] = fold_max(max, right.max[c]);
-      sum = fold_element(sum, right.sum[c], factors[c]);
+      weights[c] = merge_max(max, right.max[c]);
+      sum = merge_element(sum, right.sum[c], weights[c]);
       __syncwarp();  // all have read
       to.max[warp][row] = is_empty ? right.max[c] : max;
       to.sum[warp][row] = is_empty ? right.sum[c] : sum;
@@ -70,7 +70,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
       for (int i = 0; i < kRows / 2; ++i) {
         float& left = to.out[b * kRows / 2 + i][thread_];
         const float x = right.out[b][i];
-        left = is_empty ? x : fold_element(left, x, factors[Sums::column_of(i)]);
+        left = is_empty ? x : merge_element(left, x, weights[Sums::column_of(i)]);
       }
     __syncwarp();
   }
@@ -97,7 +97,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     reduce_lanes(split.sum, [](float x, float y) { return x + y; });
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
-      if (split.max[c] != -kInfinity) split.max[c] *= scale_log2();
+      if (split.max[c] != -kInfinity) split.max[c] = score().shift_of(split.max[c]);
     const int in_item = index - run.splits.begin;
     const bool ends_fold =
         in_item % kSplitsPerFold == kSplitsPerFold - 1 || index + 1 == run.splits.end;

@@ -8,8 +8,8 @@
 //   S [keys, rows] = K·Qᵀ        O [dim_v, rows] = Vᵀ·P
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
 #include "cuda/device/choice.cuh"
+#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/work.cuh"
 #include "cuda/sm90/device/tile.cuh"

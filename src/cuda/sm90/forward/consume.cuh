@@ -13,8 +13,8 @@
 // them together.
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
-#include "cuda/device/online_softmax.cuh"
+#include "cuda/device/score/mask.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
@@ -52,7 +52,8 @@ struct Consumer {
   // when the next work tile has begun: the store has time until then.
   static constexpr bool kHoldQ = Store::kInPlaceOfQ && Traits::kQStages > 1;
 
-  using Scores = float[kTileN / 2];
+  using View = QueriesByKeys<kTileN / 2>;
+  using Scores = typename View::Scores;
   using Probabilities = uint32_t[Operands::kProbabilityRegisters];
   using Output = float[Traits::kHeadDimV / 2];
 
@@ -67,7 +68,10 @@ struct Consumer {
     Scores& scores;  // S, then P
     Probabilities& probabilities;
     Output& output;
-    float (&alpha)[2];  // what the thread's two rows of `output` are to be multiplied by
+    float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
+    int row, key_in_tile;  // of element 0 of `scores`
+
+    __device__ __forceinline__ View view() const { return {row, n * kTileN + key_in_tile}; }
   };
 
   const ForwardParams& params;
@@ -332,15 +336,14 @@ struct Consumer {
   __device__ __forceinline__ void mask_keys(Tile& tile) const {
     const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
     const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
-    const int key = tile.n * kTileN + key_in_tile;
+    const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
+    const View view = tile.view();
     // A causal mask's keys end in the tile, and begin in front of it.
     if constexpr (kOneSidedMasks) {
-      if (!__any_sync(~0u, upper.first > key || lower.first > key)) {
-        mask_scores<true, false>(tile.scores, upper, lower, key);
-        return;
-      }
+      if (!__any_sync(~0u, upper.first > view.first_key || lower.first > view.first_key))
+        return RangeMask<decltype(seen), false>{seen}.apply(view, tile.scores);
     }
-    mask_scores<Traits::kBand>(tile.scores, upper, lower, key);
+    RangeMask<decltype(seen), Traits::kBand>{seen}.apply(view, tile.scores);
   }
 
   // Each warp releases Q for itself, when its rows of the output have left the same place.
@@ -394,7 +397,9 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .scores = scores,
                                  .probabilities = probabilities,
                                  .output = output,
-                                 .alpha = alpha};
+                                 .alpha = alpha,
+                                 .row = c.row,
+                                 .key_in_tile = c.key_in_tile};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

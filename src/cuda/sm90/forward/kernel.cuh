@@ -47,7 +47,7 @@ concept OperandsFor =
     requires(Operands& operands, const Operands& read, Tile& tile, const ForwardParams& params,
              typename Traits::Shared& shared, float (&scores)[Traits::kTileN / 2],
              float (&two_rows)[2], Descriptor at, const typename Traits::KvState& state) {
-      typename Operands::Score;                                 // device/online_softmax.cuh
+      typename Operands::Score;                                 // device/score/softmax.cuh
       { Operands::kProbabilityRegisters } -> Same<const int&>;  // of P, a thread
       { Operands::kVLayout } -> Same<const Descriptor&>;        // of V's tile
       { Operands::kPassTurn } -> Same<const PassTurn&>;         // when the next one may issue

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What 16-bit kernels are put together from. load_pages.cuh adds the paged ones,
-// device/softcap_score.cuh those with a softcap.
+// device/score/softcap.cuh those with a softcap.
 //
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once
 
-#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"
 #include "cuda/sm90/forward/load.cuh"
@@ -45,7 +45,7 @@ struct Operands16Bit {
 
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.exponentiate(tile.scores);
+    tile.softmax.exponentiate(tile.view(), tile.scores);
     pack_probabilities<Traits::kElement>(tile.scores, tile.probabilities);
   }
 

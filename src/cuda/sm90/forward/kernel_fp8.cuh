@@ -9,8 +9,8 @@
 // registers of P are free behind it, and rounding fills the gaps between the exponentials.
 #pragma once
 
-#include "cuda/device/online_softmax.cuh"
 #include "cuda/device/ptx/e4m3.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"
 #include "cuda/sm90/forward/load_fp8.cuh"
@@ -22,13 +22,13 @@ namespace flash3::cuda::sm90 {
 // The softmax of FP8 scores: a tile's raw scores have a scale of their own, so that the maximum of
 // a row is kept of scaled ones, in base 2; and weights are multiplied by 2^kFp8Offset before they
 // are rounded to e4m3, whose largest number is 448. A weight may exceed the row's maximum so far by
-// 2^kFp8Slack before it is raised (online_softmax.cuh): together they must stay below 448. What is
-// 2^(6 + kFp8Offset) below the maximum begins to lose bits.
+// 2^kFp8Slack before it is raised (device/score/softmax.cuh): together they must stay below 448.
+// What is 2^(6 + kFp8Offset) below the maximum begins to lose bits.
 
 // In powers of two: what weights are multiplied by.
 inline constexpr float kFp8Offset = 6.f;
 
-// m is in base 2, and shifts leave the offset: as in device/online_softmax.cuh.
+// m is in base 2, and shifts leave the offset: as in device/score/softmax.cuh.
 struct Fp8Maximum {
   static constexpr float kOffset = kFp8Offset;
 
@@ -69,8 +69,9 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
   }
 
   // As Score<kPlain>, but m is of scaled scores.
-  __device__ __forceinline__ float log2_above(float s, float shift, int h) const {
-    return fmaf(s, scale.of_row(h), -shift);
+  template <class Place>
+  __device__ __forceinline__ float log2_above(float s, float shift, const Place& at) const {
+    return fmaf(s, scale.of_row(at.r), -shift);
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
@@ -193,7 +194,7 @@ class OperandsFp8 {
 
   template <class Tile>
   __device__ __forceinline__ void make_probabilities(Tile& tile) const {
-    tile.softmax.exponentiate(tile.scores);
+    tile.softmax.exponentiate(tile.view(), tile.scores);
     pack_fp8_probabilities(tile.scores, tile.probabilities);
   }
 

@@ -2,7 +2,7 @@
 // Every forward kernel: what a file of instances includes (cmake/kernel_instances.cmake).
 #pragma once
 
-#include "cuda/device/softcap_score.cuh"
+#include "cuda/device/score/softcap.cuh"
 #include "cuda/sm90/device/instance.cuh"
 #include "cuda/sm90/forward/kernel_16bit.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.hpp"
 #include "cuda/host/element_type.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/host/row_pieces.hpp"

@@ -2,7 +2,7 @@
 // The scores of FP8 kernels with a softcap.
 #pragma once
 
-#include "cuda/device/softcap_score.cuh"
+#include "cuda/device/score/softcap.cuh"
 #include "cuda/sm90/forward/kernel_fp8.cuh"
 
 namespace flash3::cuda::sm90 {

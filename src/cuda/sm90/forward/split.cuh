@@ -14,7 +14,7 @@
 #pragma once
 
 #include "cuda/device/key_parts.hpp"
-#include "cuda/device/online_softmax.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/forward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -186,11 +186,10 @@ struct PartRows {
                              last);
   }
 
-  // What brings a row with maximum m to the larger one of all parts; m −∞: its part saw no key.
+  // What a row with maximum m weighs beside the largest of all parts.
   template <class Score>
-  static __device__ __forceinline__ float factor_to(const Score& score, float m, float largest) {
-    if (m == largest) return 1.f;
-    return m == -kInfinity ? 0.f : exp2_approx(score.max_above(m, score.shift_of(largest)));
+  static __device__ __forceinline__ float weight_of(const Score& score, float m, float largest) {
+    return m == -kInfinity ? 0.f : rescaling(score, m, largest, score.shift_of(largest));
   }
 
   template <class Softmax>
@@ -208,8 +207,8 @@ struct PartRows {
     for (int p = 0; p < part.count; ++p) {
       const int slot = slot_of(p);
       const float4 x = __ldcg(max_and_sum(slot));
-      const float factor[2] = {factor_to(softmax.score, x.x, max[0]),
-                               factor_to(softmax.score, x.y, max[1])};
+      const float factor[2] = {weight_of(softmax.score, x.x, max[0]),
+                               weight_of(softmax.score, x.y, max[1])};
       sum[0] = fmaf(x.z, factor[0], sum[0]), sum[1] = fmaf(x.w, factor[1], sum[1]);
       add(r_o, first_quad(slot), factor);
     }

@@ -5,9 +5,9 @@
 // registers hold them meanwhile.
 #pragma once
 
-#include "cuda/device/band_mask.cuh"
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/sink.cuh"
+#include "cuda/device/score/mask.cuh"
+#include "cuda/device/score/row_end.cuh"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/params.h"

@@ -79,7 +79,9 @@ struct Quarter {
     if (have >> lane & 1) part = *of_part;
     const float larger = fmaxf(max, warp_max(part.x));
     if (larger == -kInfinity) return;  // no part has seen a key
-    const float alpha = exp2_approx(max - larger), weight = exp2_approx(part.x - larger);
+    const auto exp2 = [](float x) { return exp2_approx(x); };
+    const float alpha = merge_weight(max, larger, exp2),
+                weight = merge_weight(part.x, larger, exp2);
     max = larger;
     sum = fmaf(sum, alpha, warp_sum(part.y * weight));
 #pragma unroll
@@ -102,10 +104,10 @@ struct Quarter {
   }
 
   __device__ __forceinline__ void add(const Quarter& other) {
-    const FoldFactors factors = fold_max(max, other.max);
-    sum = fold_element(sum, other.sum, factors);
+    const MergeWeights weights = merge_max(max, other.max);
+    sum = merge_element(sum, other.sum, weights);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) out[i] = fold_element(out[i], other.out[i], factors);
+    for (int i = 0; i < 4; ++i) out[i] = merge_element(out[i], other.out[i], weights);
   }
 
  private:

@@ -4,7 +4,8 @@
 // warpgroup's; of O the same with head dims.
 #pragma once
 
-#include "cuda/device/softcap.hpp"
+#include "cuda/device/score/softcap.cuh"
+#include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/decode/latent/parts.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
@@ -22,11 +23,12 @@ class LatentSoftmax {
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(thread_in_warpgroup()),
-        slack_(kSlack / params.scale_log2) {}
+        score_{{params.scale_log2}, kSlack / params.scale_log2} {}
 
  protected:
   using KvState = typename Traits::KvState;
-  using Scores = float[Traits::kTileN / 2];
+  using View = QueriesByKeys<Traits::kTileN / 2>;
+  using Scores = typename View::Scores;
   using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
@@ -66,25 +68,19 @@ class LatentSoftmax {
                                           int tile, int stage, Scores& r_s, Probabilities& r_p,
                                           Sums& sums) const {
     const int first_key = tile * Traits::kTileN;
-    if (params_.capped) cap_scores(r_s);
+    const View view{row_of(0), first_key + thread_ % 4 * 2};
+    if (params_.capped) apply_mod(ModOf<ScoreKind::kSoftcap>{params_.softcap}, view, r_s);
     if (tile < unmasked.begin || tile >= unmasked.end) {
-      mask(run, r_s, first_key + thread_ % 4 * 2);
+      mask(run, view, r_s);
       clear_hidden_values(run, first_key, shared_.v[stage]);
     }
-    bool within = true;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float limit = limit_of(sums.max[h]);
-#pragma unroll
-      for (int j = 0; j < Traits::kTileN / 8; ++j)
-        within &= r_s[4 * j + 2 * h] <= limit && r_s[4 * j + 2 * h + 1] <= limit;  // a NaN is not
-    }
+    const bool within = all_within<View>(score_, r_s, sums.max);
     float added[2];
-    weigh(r_s, sums, r_p, added);
+    weigh(view, r_s, sums, r_p, added);
     const bool raises = __any_sync(~0u, !within);
     if (raises) {
       raise_max(r_s, sums);
-      weigh(r_s, sums, r_p, added);
+      weigh(view, r_s, sums, r_p, added);
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         if (thread_ % 4 == 0) shared_.max[stage][row_of(h)] = sums.max[h];
@@ -126,38 +122,16 @@ class LatentSoftmax {
   const DecodeParams& params_;
   Shared& shared_;
   const int warpgroup_, thread_;
-  const float slack_;  // of scores
+  const Score<ScoreKind::kPlain> score_;  // of raw scores, or capped ones in base 2
 
  private:
   __device__ __forceinline__ int row_of(int h) const {
     return thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * h;
   }
 
-  // To capped scores in base 2: softcap · tanh(softmax_scale · s / softcap) · log2 e.
-  __device__ __forceinline__ void cap_scores(Scores& r_s) const {
-    const Softcap& cap = params_.softcap;
-#pragma unroll
-    for (float& s : r_s) {
-      const float size = fabsf(s);  // a NaN stays one
-      if (size > cap.range) s = copysignf(cap.remapped(exp2_approx(size * cap.log2_u)), s);
-      s *= cap.factor(s);
-    }
-  }
-
-  // key: that of element 0.
-  __device__ __forceinline__ void mask(const DecodeRun& run, Scores& r_s, int key) const {
-    const RowKeys rows[2] = {shared_.row_keys[row_of(0)], shared_.row_keys[row_of(1)]};
-    if (params_.tree == nullptr) return mask_scores<true>(r_s, rows[0], rows[1], key);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint64_t shown = uint64_t(unsigned(rows[h].end)) << 32 | unsigned(rows[h].first);
-#pragma unroll
-      for (int i = 2 * h; i < Traits::kTileN / 2; i += i % 2 == 0 ? 1 : 3) {
-        const int at = key + i / 4 * 8 + i % 2, bit = at - run.mask.row_shift;
-        const bool hides = bit >= 0 && bit < 64 && !(shown >> bit & 1);
-        if (at >= run.k_length || hides) r_s[i] = -kInfinity;
-      }
-    }
+  __device__ __forceinline__ void mask(const DecodeRun& run, const View& view, Scores& r_s) const {
+    const RowKeys rows[2] = {shared_.row_keys[view.row(0)], shared_.row_keys[view.row(1)]};
+    mask_decode_scores(params_, run, view, r_s, [&](int r) { return rows[r]; });
   }
 
   // Keys that no query sees have weight 0, but 0 · NaN is NaN.
@@ -178,24 +152,22 @@ class LatentSoftmax {
     sync_warpgroup();
   }
 
-  // The largest score that this maximum serves.
-  __device__ __forceinline__ float limit_of(float max) const { return max + slack_; }
-  __device__ __forceinline__ float shift_of(float max) const {
-    return max == -kInfinity ? 0.f : max * params_.scale_log2;
-  }
-
   // P = 2^(c·s − c·m), rounded, and what it adds to the sums.
-  __device__ __forceinline__ void weigh(const Scores& r_s, const Sums& sums, Probabilities& r_p,
-                                        float (&added)[2]) const {
-    const float shift[2] = {shift_of(sums.max[0]), shift_of(sums.max[1])};
+  __device__ __forceinline__ void weigh(const View& view, const Scores& r_s, const Sums& sums,
+                                        Probabilities& r_p, float (&added)[2]) const {
+    const float shift[2] = {shift_under(score_, sums.max[0]), shift_under(score_, sums.max[1])};
     added[0] = added[1] = 0.f;
 #pragma unroll
     for (int i = 0; i < Traits::kTileN / 4; ++i) {
       const int h = i % 2;
-      const float a = exp2_approx(fmaf(r_s[2 * i], params_.scale_log2, -shift[h])),
-                  b = exp2_approx(fmaf(r_s[2 * i + 1], params_.scale_log2, -shift[h]));
-      added[h] += a + b;
-      r_p[i] = pack2<Traits::kElement>(a, b);
+      float p[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const ScorePlace<View> at{view, h, View::key_of(2 * i + e)};
+        p[e] = exp2_approx(score_.log2_above(r_s[2 * i + e], shift[h], at));
+      }
+      added[h] += p[0] + p[1];
+      r_p[i] = pack2<Traits::kElement>(p[0], p[1]);
     }
   }
 
@@ -211,23 +183,13 @@ class LatentSoftmax {
     fence_shared_for_async_proxy();
   }
 
-  static __device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-  }
-  static __device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-  }
-
   // Makes maxima, none lower than before, this thread's rows'.
   __device__ __forceinline__ void rescale(const float (&max)[2], Sums& sums) const {
     float alpha[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float old = sums.max[h];
-      alpha[h] =
-          max[h] == old ? 1.f : exp2_approx(fmaf(old, params_.scale_log2, -shift_of(max[h])));
+      alpha[h] = rescaling(score_, old, max[h], shift_under(score_, max[h]));
       sums.max[h] = max[h];
       sums.sum[h] *= alpha[h];
     }
@@ -237,16 +199,11 @@ class LatentSoftmax {
 
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
   __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& sums) const {
-    float max[2];
+    float largest[2], max[2];
+    find_max<View>(r_s, largest);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float largest = -kInfinity;
-#pragma unroll
-      for (int j = 0; j < Traits::kTileN / 8; ++j)
-        largest = fmaxf(largest, fmaxf(r_s[4 * j + 2 * h], r_s[4 * j + 2 * h + 1]));
-      largest = quad_max(largest);
-      max[h] = largest <= limit_of(sums.max[h]) ? sums.max[h] : fmaxf(sums.max[h], largest);
-    }
+    for (int h = 0; h < 2; ++h)
+      max[h] = raised_max(sums.max[h], score_.limit(sums.max[h]), quad_max(largest[h]));
     rescale(max, sums);
   }
 
@@ -261,7 +218,7 @@ class LatentSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sums.sum[h] = shared_.sums[0][row_of(h)] + shared_.sums[1][row_of(h)];
-      if (sums.max[h] != -kInfinity) sums.max[h] *= params_.scale_log2;
+      if (sums.max[h] != -kInfinity) sums.max[h] = score_.shift_of(sums.max[h]);
     }
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learnable sinks: one more logit per query head that takes part in the softmax's denominator and
-// has no value.
+// The end of a row: what normalises its output, and its log-sum-exp; and learnable sinks, one more
+// logit per query head that takes part in the softmax's denominator and has no value.
 #pragma once
 
 #include "core/arithmetic.hpp"
@@ -13,6 +13,18 @@ __device__ __forceinline__ float load_sink(const SinkRow& sink, int head) {
   if (sink.type == FloatType::kFloat32) return static_cast<const float*>(sink.data)[head];
   const uint16_t bits = static_cast<const uint16_t*>(sink.data)[head];
   return sink.type == FloatType::kBFloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+// What normalises a row with this sum, 0 if it saw no key.
+__device__ __forceinline__ float inverse_of(float sum) {
+  return sum == 0.f ? 0.f : reciprocal_approx(sum);
+}
+
+// Its natural log-sum-exp, −∞ if it saw no key; max(): what its weights are counted from, in
+// base 2.
+template <class Max>
+__device__ __forceinline__ float lse_of(float sum, const Max& max) {
+  return sum == 0.f ? -kInfinity : fmaf(max(), kLn2, log_approx(sum));
 }
 
 // Takes a row's sink into the factor that normalises its output and into its log-sum-exp; both are

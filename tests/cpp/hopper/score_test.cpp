@@ -111,28 +111,19 @@ TEST(RowKeys, EndWithTheSequence) {
   }
 }
 
-// A partial of scores in base 2, with one head dim of O.
-struct Partial {
-  float max = -std::numeric_limits<float>::infinity(), sum = 0.f, out = 0.f;
-};
 const auto kExp2 = [](float x) { return std::exp2(x); };
+using Row = Partial<1>;
 
 // slack: by how much a lazy maximum may lie below the largest score.
-Partial partial_of(const std::vector<float>& scores, const std::vector<float>& values, size_t begin,
-                   size_t end, float slack) {
-  Partial p;
+Row partial_of(const std::vector<float>& scores, const std::vector<float>& values, size_t begin,
+               size_t end, float slack) {
+  Row p;
   for (size_t j = begin; j < end; ++j) p.max = std::max(p.max, scores[j] - slack);
   for (size_t j = begin; j < end; ++j) {
     const float weight = std::exp2(scores[j] - merge_origin(p.max));
-    p.sum += weight, p.out += weight * values[j];
+    p.sum += weight, p.out[0] += weight * values[j];
   }
   return p;
-}
-
-void merge(Partial& left, const Partial& right) {
-  const MergeWeights weights = merge_max(left.max, right.max, kExp2);
-  left.sum = merge_element(left.sum, right.sum, weights);
-  left.out = merge_element(left.out, right.out, weights);
 }
 
 // Wherever the keys are parted, and whatever each part counts from.
@@ -144,36 +135,36 @@ TEST(Partial, MergedAreOfAllKeys) {
     std::vector<float> scores(keys), values(keys);
     for (float& s : scores) s = random() % 5 == 0 ? -INFINITY : score(random);
     for (float& v : values) v = value(random);
-    const Partial all = partial_of(scores, values, 0, keys, 0.f);
-    Partial merged;
+    const Row all = partial_of(scores, values, 0, keys, 0.f);
+    Row merged;
     for (size_t begin = 0; begin < keys;) {
       const size_t end = std::min(keys, begin + 1 + random() % 9);
-      merge(merged, partial_of(scores, values, begin, end, float(random() % 9)));
+      merged.merge(partial_of(scores, values, begin, end, float(random() % 9)), kExp2);
       begin = end;
     }
     const float scale = std::exp2(merged.max - all.max);  // of weights
     if (all.sum == 0.f) {
       EXPECT_EQ(merged.max, -INFINITY);
       EXPECT_EQ(merged.sum, 0.f);
-      EXPECT_EQ(merged.out, 0.f);
+      EXPECT_EQ(merged.out[0], 0.f);
       continue;
     }
     EXPECT_NEAR(merged.sum * scale, all.sum, 1e-5f * all.sum);
-    EXPECT_NEAR(merged.out * scale, all.out, 1e-5f * all.sum * 4);
+    EXPECT_NEAR(merged.out[0] * scale, all.out[0], 1e-5f * all.sum * 4);
   }
 }
 
 TEST(Partial, WithoutAKeyChangesNothing) {
   for (const bool first : {false, true}) {
-    const Partial some{3.f, 1.5f, -0.7f};
-    Partial merged = first ? Partial{} : some;
-    merge(merged, first ? some : Partial{});
+    const Row some{{-0.7f}, 3.f, 1.5f};
+    Row merged = first ? Row{} : some;
+    merged.merge(first ? some : Row{}, kExp2);
     EXPECT_EQ(merged.max, some.max);
     EXPECT_EQ(merged.sum, some.sum);
-    EXPECT_EQ(merged.out, some.out);
+    EXPECT_EQ(merged.out[0], some.out[0]);
   }
-  Partial none;
-  merge(none, Partial{});
+  Row none;
+  none.merge(Row{}, kExp2);
   EXPECT_EQ(none.max, -INFINITY);
   EXPECT_EQ(none.sum, 0.f);
 }

@@ -14,6 +14,8 @@
 
 namespace flash3::cuda {
 
+inline constexpr float kNoKey = __builtin_bit_cast(float, 0xff800000);  // −∞
+
 // What numbers of two partials are multiplied by.
 struct MergeWeights {
   float left, right;
@@ -30,9 +32,7 @@ FLASH3_HOST_DEVICE inline float larger_of(float a, float b) {
 
 // What weights of merged partials are counted from: 0 in the place of −∞, so that partials without
 // a key weigh 0 and are no NaN.
-FLASH3_HOST_DEVICE inline float merge_origin(float max) {
-  return max == __builtin_bit_cast(float, 0xff800000) ? 0.f : max;
-}
+FLASH3_HOST_DEVICE inline float merge_origin(float max) { return max == kNoKey ? 0.f : max; }
 
 // What a partial weighs beside others with this origin; exp: e^x.
 template <class Exp>
@@ -57,5 +57,21 @@ FLASH3_HOST_DEVICE inline float merge_element(float x, float other, const MergeW
   return __builtin_fmaf(x, weights.left, other * weights.right);
 #endif
 }
+
+// A thread's N elements of a row's partial. Of no key to begin with.
+template <int N>
+struct Partial {
+  float out[N] = {}, max = kNoKey, sum = 0.f;
+
+  template <class Exp>
+  FLASH3_HOST_DEVICE inline void merge(const Partial& other, const Exp& exp) {
+    const MergeWeights weights = merge_max(max, other.max, exp);
+    sum = merge_element(sum, other.sum, weights);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (int i = 0; i < N; ++i) out[i] = merge_element(out[i], other.out[i], weights);
+  }
+};
 
 }  // namespace flash3::cuda

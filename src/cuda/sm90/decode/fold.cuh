@@ -14,11 +14,6 @@
 
 namespace flash3::cuda::sm90 {
 
-// Merges the maximum of a row, in base 2.
-__device__ __forceinline__ MergeWeights merge_max(float& max, float other) {
-  return cuda::merge_max(max, other, [](float x) { return exp2_approx(x); });
-}
-
 // A thread's share of a partial. Element 4j + 2h + e of block b of `out` is head dim
 // 64·b + 16·warp + dim_of(lane / 4, h) of query row 8·j + 2·(lane % 4) + e. Element 2·j + e of
 // `max` and `sum` is that row's. A sum is over one warp's keys; the four warps' are added at the
@@ -56,7 +51,7 @@ __device__ __forceinline__ void fold(RowSums<Traits>& left, const RowSums<Traits
   MergeWeights weights[Traits::kColumns];
 #pragma unroll
   for (int c = 0; c < Traits::kColumns; ++c) {
-    weights[c] = merge_max(left.max[c], right.max[c]);
+    weights[c] = merge_max(left.max[c], right.max[c], Exp2{});
     left.sum[c] = merge_element(left.sum[c], right.sum[c], weights[c]);
   }
 #pragma unroll

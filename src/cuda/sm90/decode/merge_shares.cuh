@@ -70,7 +70,8 @@ __device__ __forceinline__ void store_fold(const DecodeParams& params, int block
   Bits128* const of_row = part_at<Traits>(params, slot) + row * Traits::kConfig.units_of_row();
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b)
-    store_relaxed(of_row + 32 * b + lane, part_unit(fold.out[b].x, fold.out[b].y, params.ticket));
+    store_relaxed(of_row + 32 * b + lane,
+                  part_unit(fold.out[2 * b], fold.out[2 * b + 1], params.ticket));
   if (lane < 4)
     store_relaxed(of_row + Traits::kHeadDimV / 2 + lane,
                   part_unit(fold.sum, fold.max, params.ticket));
@@ -88,8 +89,8 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b) {
     const int dim = 64 * b + lane / 8 * 16;
-    out.store(dim + Traits::dim_of(lane % 8, 0), all.out[b].x * result.inverse_sum);
-    out.store(dim + Traits::dim_of(lane % 8, 1), all.out[b].y * result.inverse_sum);
+    out.store(dim + Traits::dim_of(lane % 8, 0), all.out[2 * b] * result.inverse_sum);
+    out.store(dim + Traits::dim_of(lane % 8, 1), all.out[2 * b + 1] * result.inverse_sum);
   }
   if (lane == 0) store_row_lse(params, run, at, result.lse);
 }

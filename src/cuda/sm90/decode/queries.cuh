@@ -36,6 +36,28 @@ __device__ __forceinline__ void mask_decode_scores(const DecodeParams& params, c
   TreeMask<decltype(words)>{words, run.mask.row_shift, run.k_length}.apply(view, r_s);
 }
 
+// Keys that no query sees have weight 0, but 0 · NaN is NaN: clears their values in a tile, which
+// `threads` threads share. They have waited for V when wait() returns, and sync() ends it.
+template <class Traits, class Wait, class Sync>
+__device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key,
+                                                    uint8_t* tile, int thread, int threads,
+                                                    const Wait& wait, const Sync& sync) {
+  using VTile = typename Traits::VTile;
+  constexpr int kPieces = VTile::kRowBytes / 16;
+  const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
+  if (begin <= 0 && end >= Traits::kTileN) return;
+  wait();
+  for (int i = thread; i < Traits::kTileN * kPieces; i += threads) {
+    const int row = i / kPieces;
+    if (row >= begin && row < end) continue;
+#pragma unroll
+    for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
+      *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
+  }
+  fence_shared_for_async_proxy();
+  sync();
+}
+
 // What the rows of a consumer warpgroup see; those that do not exist see what the item's first
 // does.
 template <class Traits>

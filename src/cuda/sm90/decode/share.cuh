@@ -114,24 +114,16 @@ struct RowParts {
   }
 };
 
-// A row of merged parts: a lane's share of it.
+// A row of merged parts: a lane's share of it, two head dims of each block.
 template <class Traits>
-struct MergedRow {
-  float2 out[Traits::kDimBlocks] = {};
-  float sum = 0.f, max = -kInfinity;
+struct MergedRow : Partial<2 * Traits::kDimBlocks> {
   bool is_empty = true;
 
   __device__ __forceinline__ void add(const MergedRow& x) {
-    if (is_empty) {
+    if (is_empty)
       *this = x;
-      return;
-    }
-    const MergeWeights weights = merge_max(max, x.max);
-    sum = merge_element(sum, x.sum, weights);
-#pragma unroll
-    for (int b = 0; b < Traits::kDimBlocks; ++b)
-      out[b] = {merge_element(out[b].x, x.out[b].x, weights),
-                merge_element(out[b].y, x.out[b].y, weights)};
+    else
+      this->merge(x, Exp2{});
   }
 };
 
@@ -149,7 +141,10 @@ __device__ __forceinline__ void merge_parts(const DecodeParams& params, const in
     x.sum = sum_and_max.x, x.max = sum_and_max.y;
     x.is_empty = false;
 #pragma unroll
-    for (int b = 0; b < Traits::kDimBlocks; ++b) x.out[b] = floats_of(parts.out[n][b]);
+    for (int b = 0; b < Traits::kDimBlocks; ++b) {
+      const float2 pair = floats_of(parts.out[n][b]);
+      x.out[2 * b] = pair.x, x.out[2 * b + 1] = pair.y;
+    }
     all.add(x);
   }
 }

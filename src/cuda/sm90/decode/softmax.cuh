@@ -80,27 +80,17 @@ class DecodeSoftmax {
     return shared_.fp8.scales[state_.stage][key_of(block, h)];
   }
 
-  // Keys that no query sees have weight 0, but 0 · NaN is NaN. The barrier that follows before the
-  // product orders this.
+  // The barrier that follows before the product orders this.
   __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key) const {
-    using VTile = typename Traits::VTile;
-    constexpr int kPieces = VTile::kRowBytes / 16;
-    const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
-    if (begin <= 0 && end >= Traits::kTileN) return;
-    wait_for(shared_.v_barriers.full[state_.stage], state_.phase, "v_full");
-    uint8_t* const tile = const_cast<uint8_t*>(shared_.v[state_.stage]);
     constexpr int kThreads = Traits::kConsumers * kWarpgroupThreads;
-    for (int i = consumer_ * kWarpgroupThreads + thread_; i < Traits::kTileN * kPieces;
-         i += kThreads) {
-      const int row = i / kPieces;
-      if (row >= begin && row < end) continue;
-#pragma unroll
-      for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
-        *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
-    }
-    fence_shared_for_async_proxy();
-    if constexpr (Traits::kConsumers > 1)
-      named_barrier_sync(int(DecodeBarrier::kAllConsumers), kThreads);
+    sm90::clear_hidden_values<Traits>(
+        run, first_key, const_cast<uint8_t*>(shared_.v[state_.stage]),
+        consumer_ * kWarpgroupThreads + thread_, kThreads,
+        [&] { wait_for(shared_.v_barriers.full[state_.stage], state_.phase, "v_full"); },
+        [&] {
+          if constexpr (Traits::kConsumers > 1)
+            named_barrier_sync(int(DecodeBarrier::kAllConsumers), kThreads);
+        });
   }
 
   // ---- the softmax: columns are query rows ----

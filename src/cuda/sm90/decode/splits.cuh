@@ -58,7 +58,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     for (int c = 0; c < kColumns; ++c) {
       const int row = c / 2 * 8 + thread_ % 4 * 2 + c % 2, warp = thread_ / 32;
       float max = to.max[warp][row], sum = to.sum[warp][row];
-      weights[c] = merge_max(max, right.max[c]);
+      weights[c] = merge_max(max, right.max[c], Exp2{});
       sum = merge_element(sum, right.sum[c], weights[c]);
       __syncwarp();  // all have read
       to.max[warp][row] = is_empty ? right.max[c] : max;

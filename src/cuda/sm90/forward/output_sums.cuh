@@ -91,29 +91,17 @@ class OutputSums {
       return static_cast<float4*>(params_.fp8.sums) + first * kStride + thread;
     }
   }
-  // From global memory by way of the L2 cache, where additions are made.
-  static __device__ __forceinline__ float4 load(const float4* quad) {
-    if constexpr (Traits::kSharedSums) return *quad;
-    return __ldcg(quad);
-  }
   __device__ __forceinline__ float2& factors() const {
     return shared_.factors[warpgroup_index() - 1][thread_in_warpgroup()];
   }
-  // O += what has been flushed, some quads of it.
+  // O += what has been flushed, some quads of it: from global memory by way of the L2 cache, where
+  // additions are made.
   template <int kCount>
   __device__ __forceinline__ void add_to(Output& r_o, const float4* sums, int first,
                                          const float2& factor) const {
-    float4 x[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = load(sums + (first + i) * kStride);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      float* const o = &r_o[4 * (first + i)];
-      o[0] = fmaf(x[i].x, factor.x, o[0]);
-      o[1] = fmaf(x[i].y, factor.x, o[1]);
-      o[2] = fmaf(x[i].z, factor.y, o[2]);
-      o[3] = fmaf(x[i].w, factor.y, o[3]);
-    }
+    add_quads<kCount>(r_o, first, factor.x, factor.y, [&](int i) {
+      return Traits::kSharedSums ? sums[i * kStride] : __ldcg(sums + i * kStride);
+    });
   }
 
   const ForwardParams& params_;

@@ -210,31 +210,17 @@ struct PartRows {
       const float factor[2] = {weight_of(softmax.score, x.x, max[0]),
                                weight_of(softmax.score, x.y, max[1])};
       sum[0] = fmaf(x.z, factor[0], sum[0]), sum[1] = fmaf(x.w, factor[1], sum[1]);
-      add(r_o, first_quad(slot), factor);
+      // From global memory by way of the L2 cache, where the other blocks' parts are.
+      const float4* const quads = first_quad(slot);
+#pragma unroll
+      for (int i = 0; i < kQuads; i += kAtOnce)
+        add_quads<kAtOnce>(r_o, i, factor[0], factor[1],
+                           [&](int quad) { return __ldcg(quads + quad * kThreads); });
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       softmax.row_max[h] = max[h];
       softmax.row_sum[h] = thread % 4 == 0 ? sum[h] : 0.f;  // of the quad
-    }
-  }
-
-  // From global memory by way of the L2 cache, where the other blocks' parts are.
-  static __device__ __forceinline__ void add(Output& r_o, const float4* quads,
-                                             const float (&factor)[2]) {
-#pragma unroll
-    for (int i0 = 0; i0 < kQuads; i0 += kAtOnce) {
-      float4 x[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) x[i] = __ldcg(quads + (i0 + i) * kThreads);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        float* const o = &r_o[4 * (i0 + i)];
-        o[0] = fmaf(x[i].x, factor[0], o[0]);
-        o[1] = fmaf(x[i].y, factor[0], o[1]);
-        o[2] = fmaf(x[i].z, factor[1], o[2]);
-        o[3] = fmaf(x[i].w, factor[1], o[3]);
-      }
     }
   }
 };

@@ -63,9 +63,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 }
 
 // A quarter of a row, merged so far: a lane has four head dims.
-struct Quarter {
-  float out[4] = {}, max = -kInfinity, sum = 0.f;
-
+struct Quarter : Partial<4> {
   // Merges a part of each lane that has one: where its maximum and sum lie, and its quarter.
   __device__ __forceinline__ void add(unsigned have, const float2* of_part, const float* from) {
     constexpr int kAtOnce = 8;  // loads in flight
@@ -79,9 +77,8 @@ struct Quarter {
     if (have >> lane & 1) part = *of_part;
     const float larger = fmaxf(max, warp_max(part.x));
     if (larger == -kInfinity) return;  // no part has seen a key
-    const auto exp2 = [](float x) { return exp2_approx(x); };
-    const float alpha = merge_weight(max, larger, exp2),
-                weight = merge_weight(part.x, larger, exp2);
+    const float alpha = merge_weight(max, larger, Exp2{}),
+                weight = merge_weight(part.x, larger, Exp2{});
     max = larger;
     sum = fmaf(sum, alpha, warp_sum(part.y * weight));
 #pragma unroll
@@ -101,13 +98,6 @@ struct Quarter {
       if (first >= end) return;
       load(have, first, address, x);
     }
-  }
-
-  __device__ __forceinline__ void add(const Quarter& other) {
-    const MergeWeights weights = merge_max(max, other.max);
-    sum = merge_element(sum, other.sum, weights);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[i] = merge_element(out[i], other.out[i], weights);
   }
 
  private:
@@ -167,7 +157,7 @@ __device__ __forceinline__ void merge_warps(Quarter& all) {
   __syncthreads();
   if (warp > 0) return;
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) all.add(quarters[w][lane]);
+  for (int w = 1; w < kWarps; ++w) all.merge(quarters[w][lane], Exp2{});
 }
 
 template <Element kElement>

@@ -72,7 +72,9 @@ class LatentSoftmax {
     if (params_.capped) apply_mod(ModOf<ScoreKind::kSoftcap>{params_.softcap}, view, r_s);
     if (tile < unmasked.begin || tile >= unmasked.end) {
       mask(run, view, r_s);
-      clear_hidden_values(run, first_key, shared_.v[stage]);
+      clear_hidden_values<Traits>(
+          run, first_key, shared_.v[stage], thread_, kWarpgroupThreads, [] {},
+          [&] { sync_warpgroup(); });
     }
     const bool within = all_within<View>(score_, r_s, sums.max);
     float added[2];
@@ -132,24 +134,6 @@ class LatentSoftmax {
   __device__ __forceinline__ void mask(const DecodeRun& run, const View& view, Scores& r_s) const {
     const RowKeys rows[2] = {shared_.row_keys[view.row(0)], shared_.row_keys[view.row(1)]};
     mask_decode_scores(params_, run, view, r_s, [&](int r) { return rows[r]; });
-  }
-
-  // Keys that no query sees have weight 0, but 0 · NaN is NaN.
-  __device__ __forceinline__ void clear_hidden_values(const DecodeRun& run, int first_key,
-                                                      uint8_t* tile) const {
-    using VTile = typename Traits::VTile;
-    constexpr int kPieces = VTile::kRowBytes / 16;
-    const int begin = run.keys.begin - first_key, end = run.keys.end - first_key;
-    if (begin <= 0 && end >= Traits::kTileN) return;
-    for (int i = thread_; i < Traits::kTileN * kPieces; i += kWarpgroupThreads) {
-      const int row = i / kPieces;
-      if (row >= begin && row < end) continue;
-#pragma unroll
-      for (int chunk = 0; chunk < VTile::kChunks; ++chunk)
-        *reinterpret_cast<uint4*>(tile + chunk * VTile::kChunkBytes + i * 16) = {};
-    }
-    fence_shared_for_async_proxy();
-    sync_warpgroup();
   }
 
   // P = 2^(c·s − c·m), rounded, and what it adds to the sums.

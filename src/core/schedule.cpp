@@ -92,9 +92,9 @@ Status check_schedule_aliases(const flash3_forward_params* params, const Forward
   flash3_forward_params own;
   FLASH3_CHECK(read_params(params, &own));
   CallMemory memory;
-  add_tensors(own, problem, &memory);
+  const size_t tensors = add_tensors(own, problem, &memory);
   memory.add("schedule->data", schedule.data, bytes, true);
-  return memory.check();
+  return memory.check(tensors);
 }
 
 Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,

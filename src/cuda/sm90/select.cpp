@@ -97,7 +97,6 @@ void explain_both(const ForwardProblem& problem, const ForwardSteps& steps, Expl
 
 Status plan(const ForwardProblem& problem, const Device& device, size_t* workspace,
             ForwardSteps* steps) {
-  *steps = {};
   FLASH3_CHECK(check_latent(problem));
   steps->append = plan_append(problem, workspace);
   if (!problem.has_output()) return check_append_alone(problem);

@@ -132,12 +132,11 @@ void for_each_choice(const ForwardProblem& problem,
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 || widened ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
-  for (const ForwardKernel& kernel : forward_kernels()) {
+  for (const ForwardKernel& kernel : forward_kernels(element)) {
     const ForwardConfig& c = kernel.config;
     const bool serves = c.paged == paged || (c.paged && packs_in_paged);
-    if (kernel.element != element || c.score != score || !serves || c.split != split ||
-        c.widened() != widened || c.head_dim < problem.head_dim ||
-        c.head_dim_v < problem.head_dim_v) {
+    if (c.score != score || !serves || c.split != split || c.widened() != widened ||
+        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
       continue;
     }
     if (!narrowest) narrowest = &c;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/forward/kernels.hpp"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,11 @@ std::span<const ForwardKernel> forward_kernels() {
     return kernels;
   }();
   return list;
+}
+
+std::span<const ForwardKernel> forward_kernels(Element element) {
+  // They lie in the order of elements.
+  return std::ranges::equal_range(forward_kernels(), element, {}, &ForwardKernel::element);
 }
 
 }  // namespace flash3::cuda::sm90

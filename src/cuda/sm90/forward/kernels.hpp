@@ -19,5 +19,6 @@ struct ForwardKernel {
 
 // All of them, in the order of the tile table.
 std::span<const ForwardKernel> forward_kernels();
+std::span<const ForwardKernel> forward_kernels(Element element);
 
 }  // namespace flash3::cuda::sm90

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <optional>
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
@@ -62,20 +63,18 @@ Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
                           multiprocessors);
 }
 
-// The estimate that choices are compared by. It does not look at the batch of a ragged call, so
-// that a sequence has the same bits whatever is beside it. Nor does it look at the bound of a
-// cache's keys: a page table is often as wide as the longest sequence needs.
-Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
-                             const ForwardChoice& choice) {
-  if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
+// The call whose estimates choices are compared by. It has not the batch of a ragged call, so that
+// a sequence has the same bits whatever is beside it. Nor has it the bound of a cache's keys: a
+// page table is often as wide as the longest sequence needs.
+ForwardProblem typical_call(const ForwardProblem& problem) {
   ForwardProblem typical = problem;
   typical.batch = 1024;
-  if (!problem.has_cache()) return estimate_choice(typical, multiprocessors, choice);
+  if (!problem.has_cache()) return typical;
   constexpr int64_t kTypicalKeys = 16384;
   typical.seq_k =
       problem.sequences_q.bounded ? std::max(kTypicalKeys, problem.seq_q) : kTypicalKeys;
   typical.sequences_k.bounded = true;
-  return estimate_choice(typical, multiprocessors, choice);
+  return typical;
 }
 
 // Besides lengths, heads and tiles, kernels count sizes up to this one in 32 bits.
@@ -173,10 +172,13 @@ Status complete_plan(const ForwardProblem& problem, const TensorView& given_q, c
 }  // namespace
 
 BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
+  std::optional<ForwardProblem> typical;
+  if (problem.is_ragged()) typical = typical_call(problem);
+  const ForwardProblem& compared = typical ? *typical : problem;
   BestChoices best;
   const auto compare = [&](const ForwardChoice& choice) {
     ComparedChoice& own = choice.shares_tiles() ? best.sharing : best.plain;
-    const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
+    const Estimate estimate = estimate_choice(compared, multiprocessors, choice);
     if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
       own = {choice, estimate};
   };

@@ -16,6 +16,23 @@
 namespace flash3::cuda::sm90 {
 namespace {
 
+template <Element kElement, int kRow>
+ForwardKernel kernel_of_row() {
+  constexpr ForwardConfig c = kForwardConfigs[kRow];
+  return {kernel_id("fwd", kElement, c, c.tile_m()), kElement, c,
+          forward_kernel_function<kElement, c.operands, c.head_dim, c.head_dim_v, c.band, c.score,
+                                  c.paged, c.split, c.tile_m(), c.tile_n>()};
+}
+
+template <Element kElement, int... kRows>
+void add_kernels(std::vector<ForwardKernel>& list, std::integer_sequence<int, kRows...>) {
+  const auto add = [&]<int kRow>() {
+    if constexpr (kForwardConfigs[kRow].holds(kElement))
+      list.push_back(kernel_of_row<kElement, kRow>());
+  };
+  (add.template operator()<kRows>(), ...);
+}
+
 // A slot has so many rows if it can hold any sequence of the batch, by the caller's max_seqlen;
 // otherwise 0. Where a sequence may have keys that none of its queries sees no tile is shared,
 // since such keys must reach nobody.
@@ -153,6 +170,23 @@ void for_each_choice(const ForwardProblem& problem,
         visit(ForwardChoice{&kernel, HeadPack::of(heads)});
     }
   }
+}
+
+std::span<const ForwardKernel> forward_kernels() {
+  static const std::vector<ForwardKernel> list = [] {
+    std::vector<ForwardKernel> kernels;
+    constexpr auto rows = std::make_integer_sequence<int, int(std::size(kForwardConfigs))>();
+    add_kernels<Element::kFloat16>(kernels, rows);
+    add_kernels<Element::kBFloat16>(kernels, rows);
+    add_kernels<Element::kE4m3>(kernels, rows);
+    return kernels;
+  }();
+  return list;
+}
+
+std::span<const ForwardKernel> forward_kernels(Element element) {
+  // They lie in the order of elements.
+  return std::ranges::equal_range(forward_kernels(), element, {}, &ForwardKernel::element);
 }
 
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {

@@ -182,18 +182,14 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
   if constexpr (std::same_as<P, ForwardProblem>)
     if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
   if (workspace == 0 && schedule == 0) return {};
-  const auto check = [&](const Params& whole) {
-    CallMemory memory;
-    const size_t tensors = add_tensors(whole, problem, &memory);
-    memory.add("workspace", problem.workspace, workspace, true);
-    if constexpr (std::same_as<P, ForwardProblem>)
-      if (schedule > 0) memory.add("schedule->data", problem.schedule->data, schedule, false);
-    return memory.check(tensors);
-  };
-  if (params->struct_size == sizeof *params) return check(*params);
-  Params own;
-  FLASH3_CHECK(read_params(params, &own));
-  return check(own);
+  WholeParams<Params> whole;
+  FLASH3_CHECK(whole.read(params));
+  CallMemory memory;
+  const size_t tensors = add_tensors(*whole, problem, &memory);
+  memory.add("workspace", problem.workspace, workspace, true);
+  if constexpr (std::same_as<P, ForwardProblem>)
+    if (schedule > 0) memory.add("schedule->data", problem.schedule->data, schedule, false);
+  return memory.check(tensors);
 }
 
 template Status check_memory(const Backend&, const ForwardProblem&);

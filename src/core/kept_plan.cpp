@@ -93,15 +93,9 @@ std::string KeptPlan<P>::explain() const {
 
 template <AnyProblem P>
 Status KeptPlan<P>::run(const Params* params) const {
-  if (params && params->struct_size == sizeof *params) return run_given(*params);
-  Params given;  // what a caller with another header has
-  FLASH3_CHECK(read_params(params, &given));
-  given.struct_size = sizeof given;  // what it holds by now
-  return run_given(given);
-}
-
-template <AnyProblem P>
-Status KeptPlan<P>::run_given(const Params& given) const {
+  WholeParams<Params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const Params& given = *whole;
   if (!differs_in_addresses_alone(given)) FLASH3_CHECK(check_same_call(given));
   P problem = problem_;
   FLASH3_CHECK(take_addresses(given, &problem));

@@ -49,9 +49,6 @@ class KeptPlan final : public flash3_plan {
   template <class Problem, class Visit>
   Status visit_given(Problem& problem, const Visit& visit) const;
 
-  // The same where params are whole: all fields that this library knows.
-  Status run_given(const Params& given) const;
-
   bool differs_in_addresses_alone(const Params& given) const;
   Status check_same_call(const Params& given) const;
   Status take_addresses(const Params& given, P* problem) const;

@@ -136,6 +136,11 @@ bool sums_in_two_levels(const ForwardProblem& problem) {
   return has_long_rows(problem);
 }
 
+std::span<const ForwardKernel> forward_kernels(Element element) {
+  // They lie in the order of elements.
+  return std::ranges::equal_range(forward_kernels(), element, {}, &ForwardKernel::element);
+}
+
 void for_each_choice(const ForwardProblem& problem,
                      const std::function<void(const ForwardChoice&)>& visit) {
   if (!takes(problem.dtype)) return;
@@ -182,11 +187,6 @@ std::span<const ForwardKernel> forward_kernels() {
     return kernels;
   }();
   return list;
-}
-
-std::span<const ForwardKernel> forward_kernels(Element element) {
-  // They lie in the order of elements.
-  return std::ranges::equal_range(forward_kernels(), element, {}, &ForwardKernel::element);
 }
 
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {

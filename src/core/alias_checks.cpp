@@ -128,9 +128,9 @@ bool CallMemory::share_page(const Part& a, const Part& b) {
   return share_bytes(first.parts_[0], first.parts_[1]);
 }
 
-Status CallMemory::check() const {
+Status CallMemory::check(size_t checked) const {
   for (size_t i = 0; i < count_; ++i) {
-    for (size_t j = i + 1; j < count_; ++j) {
+    for (size_t j = std::max(i + 1, checked); j < count_; ++j) {
       const Part &a = parts_[i], &b = parts_[j];
       if (!a.written && !b.written) continue;
       if (a.by_page && b.by_page ? !share_page(a, b) : !share_bytes(a, b)) continue;
@@ -151,7 +151,7 @@ Status CallMemory::check() const {
 }
 
 template <AnyProblem P>
-void add_tensors(const typename ParamsOf<P>::type& params, const P& problem, CallMemory* memory) {
+size_t add_tensors(const typename ParamsOf<P>::type& params, const P& problem, CallMemory* memory) {
   const auto add = [&](const char* name, auto member, auto* data, const char* access) -> Status {
     if (!data) return {};  // not there, or not looked at
     // Values that are appended with their keys lie in those: check_shared_rows() sees to it.
@@ -168,11 +168,12 @@ void add_tensors(const typename ParamsOf<P>::type& params, const P& problem, Cal
     return {};
   };
   static_cast<void>(visit_pointers(problem, add));
+  return memory->count();
 }
 
-template void add_tensors(const flash3_forward_params&, const ForwardProblem&, CallMemory*);
-template void add_tensors(const flash3_backward_params&, const BackwardProblem&, CallMemory*);
-template void add_tensors(const flash3_quantize_params&, const QuantizeProblem&, CallMemory*);
-template void add_tensors(const flash3_merge_params&, const MergeProblem&, CallMemory*);
+template size_t add_tensors(const flash3_forward_params&, const ForwardProblem&, CallMemory*);
+template size_t add_tensors(const flash3_backward_params&, const BackwardProblem&, CallMemory*);
+template size_t add_tensors(const flash3_quantize_params&, const QuantizeProblem&, CallMemory*);
+template size_t add_tensors(const flash3_merge_params&, const MergeProblem&, CallMemory*);
 
 }  // namespace flash3

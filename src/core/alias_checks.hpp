@@ -21,8 +21,11 @@ class CallMemory {
   void add(const char* name, const flash3_tensor& tensor, bool written, bool by_page = false);
   void add(const char* name, const void* data, size_t bytes, bool written);
 
-  // Fails for the first two of which at least one is written and which have a byte in common.
-  Status check() const;
+  // Fails for the first two of which at least one is written and which have a byte in common. The
+  // first `checked` of all that were added are not compared with each other.
+  Status check(size_t checked = 0) const;
+
+  size_t count() const { return count_; }
 
  private:
   struct Part {
@@ -41,9 +44,9 @@ class CallMemory {
 };
 
 // Every tensor of the call that has memory. `problem` is what the params became; the tensors that
-// it has no address of are not looked at.
+// it has no address of are not looked at. Returns how many there are.
 template <AnyProblem P>
-void add_tensors(const typename ParamsOf<P>::type& params, const P& problem, CallMemory* memory);
+size_t add_tensors(const typename ParamsOf<P>::type& params, const P& problem, CallMemory* memory);
 
 template <AnyProblem P>
 Status check_aliases(const typename ParamsOf<P>::type& params, const P& problem) {

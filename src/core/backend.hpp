@@ -100,8 +100,9 @@ Status check_scratch(const Backend& backend, const Scratch& scratch, size_t need
 template <AnyProblem P>
 Status check_workspace(const P& problem, const PlannedCall<P>& call);
 
-// Whether what the call writes, its workspace too, lies in no other tensor, and not in its
-// schedule: check_aliases() knows of tensors alone. `params` are those that became the problem.
+// Whether the call's workspace lies in none of its tensors, and what it writes not in its schedule:
+// check_aliases() has compared the tensors with each other. `params` are those that became the
+// problem.
 template <AnyProblem P, class Params>
 Status check_scratch_aliases(const Params* params, const P& problem, const PlannedCall<P>& call);
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <typeinfo>
 
 #include "core/backend.hpp"
 #include "core/explain.hpp"
@@ -176,11 +177,10 @@ template <AnyProblem P, class Params>
 flash3_status run_plan(const flash3_plan* plan, const Params* params) {
   return guarded([&]() -> Status {
     FLASH3_CHECK(check_plan(plan));
-    const auto* own = dynamic_cast<const KeptPlan<P>*>(plan);
-    if (!own)
+    if (typeid(*plan) != typeid(KeptPlan<P>))
       return invalid_argument(
           message("plan is of a ", plan->kind(), " call but it must be of a ", kKind<P>, " call"));
-    return own->run(params);
+    return static_cast<const KeptPlan<P>*>(plan)->run(params);
   });
 }
 

@@ -32,7 +32,7 @@ Status can_access(const Backend& backend, const void* address, bool* accessible)
   *accessible = false;
   for (const Backend* other : backends()) {
     bool owned = false;
-    if (other->id() != backend.id()) FLASH3_CHECK(other->owns(address, &owned));
+    if (other != &backend) FLASH3_CHECK(other->owns(address, &owned));
     if (owned) return {};
   }
   return backend.can_access(address, accessible);
@@ -182,14 +182,14 @@ Status check_scratch_aliases(const Params* params, const P& problem, const Plann
   if constexpr (std::same_as<P, ForwardProblem>)
     if (problem.schedule) schedule = call.plan->schedule_needs().bytes;
   if (workspace == 0 && schedule == 0) return {};
-  Params own;
-  FLASH3_CHECK(read_params(params, &own));
+  WholeParams<Params> whole;
+  FLASH3_CHECK(whole.read(params));
   CallMemory memory;
-  add_tensors(own, problem, &memory);
+  const size_t tensors = add_tensors(*whole, problem, &memory);
   memory.add("workspace", problem.workspace, workspace, true);
   if constexpr (std::same_as<P, ForwardProblem>)
     if (schedule > 0) memory.add("schedule->data", problem.schedule->data, schedule, false);
-  return memory.check();
+  return memory.check(tensors);
 }
 
 template Status check_memory(const Backend&, const ForwardProblem&);

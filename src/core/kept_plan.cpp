@@ -94,8 +94,9 @@ std::string KeptPlan<P>::explain() const {
 
 template <AnyProblem P>
 Status KeptPlan<P>::run(const Params* params) const {
-  Params given;
-  FLASH3_CHECK(read_params(params, &given));
+  WholeParams<Params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const Params& given = *whole;
   if (!differs_in_addresses_alone(given)) FLASH3_CHECK(check_same_call(given));
   P problem = problem_;
   FLASH3_CHECK(take_addresses(given, &problem));
@@ -107,7 +108,6 @@ Status KeptPlan<P>::run(const Params* params) const {
   FLASH3_CHECK(check_aliases(given, problem));
   if (call_.plan) FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));
-  given.struct_size = sizeof given;  // what it holds by now
   FLASH3_CHECK(check_scratch_aliases(&given, problem, call_));
   return call_.plan ? call_.plan->launch(problem) : Status();
 }
@@ -123,7 +123,6 @@ bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
     return {};
   };
   if (!visit_given(problem_, take_address).ok()) return false;
-  take(&Params::struct_size);
   take(&Params::stream);
   take(&Params::workspace);
   take(&Params::workspace_size);

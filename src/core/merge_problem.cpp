@@ -71,8 +71,9 @@ Status check_tensors(const Fields& f, Pointers pointers) {
 
 Status make_merge_problem(const flash3_merge_params* params, Pointers pointers,
                           MergeProblem* problem) {
-  flash3_merge_params p;
-  FLASH3_CHECK(read_params(params, &p));
+  WholeParams<flash3_merge_params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const auto& p = *whole;
   FLASH3_CHECK(check_tensors(fields_of(p), pointers));
   FLASH3_CHECK(check_context(p));
   MergeProblem made;

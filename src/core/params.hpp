@@ -105,6 +105,26 @@ Status read_params(const Params* given, Params* params) {
   return {};
 }
 
+// The params of a call with all fields of this library: the caller's own if they have its size,
+// else a copy.
+template <class Params>
+class WholeParams {
+ public:
+  Status read(const Params* given) {
+    whole_ = given;
+    if (given && given->struct_size == sizeof copy_) return {};
+    whole_ = &copy_;
+    FLASH3_CHECK(read_params(given, &copy_));
+    copy_.struct_size = sizeof copy_;  // what it holds by now
+    return {};
+  }
+  const Params& operator*() const { return *whole_; }
+
+ private:
+  const Params* whole_ = nullptr;
+  Params copy_;  // NOLINT: only looked at where it is read
+};
+
 inline Status check_flag(const char* name, int32_t value) {
   if (value == 0 || value == 1) return {};
   return invalid_argument(message(name, " = ", value, " but it must be 0 or 1"));

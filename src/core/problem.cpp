@@ -253,8 +253,9 @@ template MaskRule mask_rule_of(const flash3_backward_params& p);
 
 Status make_forward_problem(const flash3_forward_params* params, Pointers pointers,
                             ForwardProblem* problem) {
-  flash3_forward_params p;
-  FLASH3_CHECK(read_params(params, &p));
+  WholeParams<flash3_forward_params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const auto& p = *whole;
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
   FLASH3_CHECK(check_flag("fill_padding", p.fill_padding));
@@ -280,8 +281,9 @@ Status make_forward_problem(const flash3_forward_params* params, Pointers pointe
 
 Status make_backward_problem(const flash3_backward_params* params, Pointers pointers,
                              BackwardProblem* problem) {
-  flash3_backward_params p;
-  FLASH3_CHECK(read_params(params, &p));
+  WholeParams<flash3_backward_params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const auto& p = *whole;
   FLASH3_CHECK(check_tensors(p, pointers));
   FLASH3_CHECK(check_options(p));
   FLASH3_CHECK(check_flag("deterministic", p.deterministic));

@@ -167,8 +167,9 @@ QuantizePart made_of(const Part& part, int64_t batch, Index heads_per_scale) {
 
 Status make_quantize_problem(const flash3_quantize_params* params, Pointers pointers,
                              QuantizeProblem* problem) {
-  flash3_quantize_params p;
-  FLASH3_CHECK(read_params(params, &p));
+  WholeParams<flash3_quantize_params> whole;
+  FLASH3_CHECK(whole.read(params));
+  const auto& p = *whole;
   const Parts parts = parts_of(p);
   const auto& [q, k, v] = parts;
   const bool has_q = q.given(), has_k = k.given() || v.given();

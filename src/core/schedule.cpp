@@ -89,12 +89,12 @@ Status check_schedule_aliases(const flash3_forward_params* params, const Forward
                               const flash3_schedule& schedule) {
   const size_t bytes = call.plan ? call.plan->schedule_needs().bytes : 0;
   if (bytes == 0) return {};
-  flash3_forward_params own;
-  FLASH3_CHECK(read_params(params, &own));
+  WholeParams<flash3_forward_params> whole;
+  FLASH3_CHECK(whole.read(params));
   CallMemory memory;
-  add_tensors(own, problem, &memory);
+  const size_t tensors = add_tensors(*whole, problem, &memory);
   memory.add("schedule->data", schedule.data, bytes, true);
-  return memory.check();
+  return memory.check(tensors);
 }
 
 Status make_schedule(const ForwardProblem& problem, const PlannedCall<ForwardProblem>& call,

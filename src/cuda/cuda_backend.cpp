@@ -19,11 +19,15 @@ namespace {
 
 using namespace cuda;
 
-// The current device, and the family whose kernels run on it.
-Status find_device(Device* device, const Family** family) {
+// Calls the function with the family whose kernels run on the current device, and the device.
+template <class Function>
+Status choose(const Function& function) {
   static const std::array families = {&sm90::family()};
-  FLASH3_CHECK(current_device(device));
-  return find_family(families, *device, family);
+  Device device;
+  const Family* family = nullptr;
+  FLASH3_CHECK(current_device(&device));
+  FLASH3_CHECK(find_family(families, device, &family));
+  return function(*family, device);
 }
 
 class CudaBackend final : public Backend {
@@ -32,16 +36,16 @@ class CudaBackend final : public Backend {
   const char* name() const override { return "hopper"; }
 
   Status available() const override {
-    Device device;
-    const Family* family = nullptr;
-    return find_device(&device, &family);
+    return choose([](const Family&, const Device&) { return Status(); });
   }
 
   std::string describe() const override {
-    Device device;
-    const Family* family = nullptr;
-    const Status status = find_device(&device, &family);
-    return status.ok() ? device_name(device) : status.message();
+    std::string name;
+    const Status status = choose([&](const Family&, const Device& device) {
+      name = device_name(device);
+      return Status();
+    });
+    return status.ok() ? name : status.message();
   }
 
   Status can_access(const void* address, bool* accessible) const override {
@@ -56,38 +60,24 @@ class CudaBackend final : public Backend {
   DimLimits head_dims(flash3_head_dims_of) const override { return {kMaxHeadDim, kMaxHeadDim}; }
 
   Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const override {
-    return choose(&Family::forward, problem, plan);
+    return choose([&](const Family& f, const Device& d) { return f.forward(problem, d, plan); });
   }
   Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {
-    return choose(&Family::backward, problem, plan);
+    return choose([&](const Family& f, const Device& d) { return f.backward(problem, d, plan); });
   }
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {
-    return choose_any<QuantizePlan>(problem, plan);
+    return choose([&](const Family&, const Device& d) {
+      return Route<QuantizeProblem, QuantizePlan>::make(problem, d, plan);
+    });
   }
   Status plan(const MergeProblem& problem, PlanPointer<MergeProblem>* plan) const override {
-    return choose_any<MergePlan>(problem, plan);
+    return choose([&](const Family&, const Device& d) {
+      return Route<MergeProblem, MergePlan>::make(problem, d, plan);
+    });
   }
 
   Status fill_padding(const Padding& padding, void* stream) const override {
     return launch_fill_padding(padding, stream);
-  }
-
- private:
-  // What the device's family has for the problem.
-  template <class Member, AnyProblem P>
-  static Status choose(Member member, const P& problem, PlanPointer<P>* plan) {
-    Device device;
-    const Family* family = nullptr;
-    FLASH3_CHECK(find_device(&device, &family));
-    return (family->*member)(problem, device, plan);
-  }
-  // What all families have.
-  template <class Steps, AnyProblem P>
-  static Status choose_any(const P& problem, PlanPointer<P>* plan) {
-    Device device;
-    const Family* family = nullptr;
-    FLASH3_CHECK(find_device(&device, &family));
-    return Route<P, Steps>::make(problem, device, plan);
   }
 };
 

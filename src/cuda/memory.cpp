@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "cuda/host/context.hpp"
+#include "cuda/host/device_info.hpp"
 #include "cuda/host/driver.hpp"
 
 namespace flash3::cuda {

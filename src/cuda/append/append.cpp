@@ -7,7 +7,7 @@
 #include "cuda/append/append_params.h"
 #include "cuda/host/element_type.hpp"
 #include "cuda/host/launches.hpp"
-#include "cuda/host/row_pieces.hpp"
+#include "cuda/host/views.hpp"
 #include "cuda/varlen/lengths.hpp"
 
 namespace flash3::cuda {

@@ -7,7 +7,6 @@
 #include <mutex>
 
 #include "core/message.hpp"
-#include "cuda/host/context.hpp"
 #include "cuda/host/cuda_status.hpp"
 
 namespace flash3::cuda {
@@ -51,6 +50,30 @@ Status properties_of(int device, Properties* properties) {
 }
 
 }  // namespace
+
+bool is_context_lost(int error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure: return true;
+    default: return false;
+  }
+}
+
+Status context_lost(int error) {
+  return {FLASH3_CUDA_ERROR,
+          message("the CUDA context is lost: ", cudaGetErrorString(static_cast<cudaError_t>(error)),
+                  " in an earlier call of this process")};
+}
 
 Status current_device(Device* device) {
   // What has ended the context stays the last error; the driver may still answer.

@@ -34,4 +34,10 @@ Status check_is_current(const Device& device);
 
 std::string device_name(const Device& device);
 
+// Whether an error means that a fault has ended the device's context: every call then fails, until
+// the process ends. Of the runtime or of the driver, whose codes have the same numbers.
+bool is_context_lost(int error);
+// The failure of a call that finds it so.
+Status context_lost(int error);
+
 }  // namespace flash3::cuda

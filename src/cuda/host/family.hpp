@@ -3,7 +3,9 @@
 #pragma once
 
 #include <span>
+#include <string>
 
+#include "core/message.hpp"
 #include "core/plan.hpp"
 #include "cuda/host/device_info.hpp"
 
@@ -19,7 +21,17 @@ struct Family {
 };
 
 // The first that takes the device; UNSUPPORTED where none does.
-Status find_family(std::span<const Family* const> families, const Device& device,
-                   const Family** family);
+inline Status find_family(std::span<const Family* const> families, const Device& device,
+                          const Family** family) {
+  std::string needs;
+  for (const Family* each : families) {
+    *family = each;
+    if (each->takes(device.capability)) return {};
+    append(needs, message(needs.empty() ? "" : " or ", each->needs));
+  }
+  const auto [major, minor] = device.capability;
+  return unsupported(message("CUDA device ", device.index, " has compute capability ", major, ".",
+                             minor, " but the hopper backend needs ", needs));
+}
 
 }  // namespace flash3::cuda

@@ -4,8 +4,7 @@
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
 #include "cuda/host/launches.hpp"
-#include "cuda/host/row_pieces.hpp"
-#include "cuda/host/sink.hpp"
+#include "cuda/host/views.hpp"
 #include "cuda/merge/merge_params.h"
 
 namespace flash3::cuda {

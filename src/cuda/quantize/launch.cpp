@@ -107,10 +107,7 @@ void prepare_scales(const QuantizeProblem& problem, bool before, Launches* launc
                          one ? 1 : int(p.part->in.heads / p.part->scale.heads_per_scale)};
   }
   if (all == 0) return;
-  launches->add([params](void* stream) {
-    return cuda_status(launch_wide_scales(params, static_cast<cudaStream_t>(stream)),
-                       "launching the kernel of the scales");
-  });
+  launches->add(runtime_launch<launch_wide_scales>("launching the kernel of the scales", params));
 }
 
 void prepare_pass(const QuantizeProblem& problem, const QuantizePlan& plan,

@@ -4,7 +4,10 @@
 #include <string>
 
 #include "core/message.hpp"
+#include "cuda/host/route.hpp"
+#include "cuda/sm90/backward/plan.hpp"
 #include "cuda/sm90/decode/latent/plan.hpp"
+#include "cuda/sm90/family.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -97,7 +100,6 @@ void explain_both(const ForwardProblem& problem, const ForwardSteps& steps, Expl
 
 Status plan(const ForwardProblem& problem, const Device& device, size_t* workspace,
             ForwardSteps* steps) {
-  *steps = {};
   FLASH3_CHECK(check_latent(problem));
   steps->append = plan_append(problem, workspace);
   if (!problem.has_output()) return check_append_alone(problem);
@@ -141,6 +143,17 @@ ScheduleNeeds needs_of(const ForwardSteps& steps) {
 void prepare_schedule(const ForwardProblem& problem, const ForwardSteps& steps, void* data,
                       Launches* launches) {
   if (steps.decode) prepare_schedule(problem, *steps.decode, data, launches);
+}
+
+const Family& family() {
+  static constexpr Family kHopper = {
+      .needs = "9.0",
+      // WGMMA is of this capability alone.
+      .takes = [](const Capability& c) { return c == Capability{9, 0}; },
+      .forward = Route<ForwardProblem, ForwardSteps>::make,
+      .backward = Route<BackwardProblem, BackwardPlan>::make,
+  };
+  return kHopper;
 }
 
 }  // namespace flash3::cuda::sm90

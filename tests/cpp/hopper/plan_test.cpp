@@ -160,7 +160,7 @@ TEST(Plan, PacksTheHeadsOfShortSequences) {
     EXPECT_FALSE(is_decode(problem_of(id))) << id;
     const PlannedForward plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, heads) << id;
-    const ForwardRival rival = best_rival(problem_of(id), plan);
+    const EstimatedChoice rival = best_rival(problem_of(id), plan);
     ASSERT_TRUE(rival.choice.kernel) << id;
     EXPECT_EQ(rival.choice.pack.heads, 1) << id;
     EXPECT_LT(plan.tiles, rival.estimate.tiles) << id;
@@ -174,7 +174,7 @@ TEST(Plan, LeavesLongSequencesAlone) {
         "bf16/b2/q8192/k8192/h16x4/d192/causal"}) {
     const PlannedForward plan = plan_of(id);
     EXPECT_EQ(plan.pack.heads, 1) << id;
-    const ForwardRival rival = best_rival(problem_of(id), plan);
+    const EstimatedChoice rival = best_rival(problem_of(id), plan);
     ASSERT_TRUE(rival.choice.kernel) << id;
     EXPECT_GT(rival.choice.pack.heads, 1) << id;
   }
@@ -196,7 +196,7 @@ TEST(Plan, PacksLongCausalSequencesInHighTiles) {
 TEST(Plan, PacksUnderANarrowWindow) {
   const char* id = "bf16/b1/q8192/k8192/h32x8/d128/causal+w64:";
   const PlannedForward plan = plan_of(id);
-  const ForwardRival rival = best_rival(problem_of(id), plan);
+  const EstimatedChoice rival = best_rival(problem_of(id), plan);
   EXPECT_GT(plan.pack.heads, 1);
   EXPECT_NEAR(double(plan.tiles), double(rival.estimate.tiles), 0.01 * double(plan.tiles));
   EXPECT_LT(plan.estimate.us, rival.estimate.us);

@@ -6,7 +6,7 @@
 #include "cuda/host/cuda_status.hpp"
 #include "cuda/host/element_type.hpp"
 #include "cuda/host/launches.hpp"
-#include "cuda/host/sink.hpp"
+#include "cuda/host/views.hpp"
 #include "cuda/sm90/backward/auxiliary_kernels.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/plan.hpp"
@@ -127,19 +127,14 @@ void prepare_preprocess(const BackwardProblem& problem, const BackwardPlan& plan
                                 problem.head_dim_v,
                                 ticket(problem, plan),
                                 lists_sequences(problem, plan)};
-  launches->add([params, element = plan.kernel->element](void* stream) {
-    return cuda_status(launch_preprocess(params, element, static_cast<cudaStream_t>(stream)),
-                       "launching the kernel before the backward kernel");
-  });
+  launches->add(runtime_launch<launch_preprocess>("launching the kernel before the backward kernel",
+                                                  params, plan.kernel->element));
 }
 
 void prepare_sink(const BackwardProblem& problem, const BackwardWorkspace& workspace,
                   Launches* launches) {
   const SinkGradientParams params{workspace, sink_row(problem.sink), sink_row(problem.dsink)};
-  launches->add([params](void* stream) {
-    return cuda_status(launch_sink_gradient(params, static_cast<cudaStream_t>(stream)),
-                       "launching the sink's gradient");
-  });
+  launches->add(runtime_launch<launch_sink_gradient>("launching the sink's gradient", params));
 }
 
 Status prepare_main(const BackwardProblem& problem, const BackwardPlan& plan,
@@ -162,10 +157,8 @@ void prepare_convert(const BackwardProblem& problem, const BackwardWorkspace& wo
   const ConvertParams params{workspace,
                              element_view(problem.dq, problem.sequences_q, problem.gradient_dtype),
                              problem.softmax_scale, problem.head_dim};
-  launches->add([params, type = float_type(problem.gradient_dtype)](void* stream) {
-    return cuda_status(launch_convert_dq(params, type, static_cast<cudaStream_t>(stream)),
-                       "launching dq's conversion");
-  });
+  launches->add(runtime_launch<launch_convert_dq>("launching dq's conversion", params,
+                                                  float_type(problem.gradient_dtype)));
 }
 
 }  // namespace

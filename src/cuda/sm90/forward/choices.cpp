@@ -10,6 +10,7 @@
 #include "cuda/sm90/forward/estimate.hpp"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
+#include "cuda/sm90/host/kernel_list.hpp"
 #include "cuda/sm90/host/tensor_map.hpp"
 
 namespace flash3::cuda::sm90 {
@@ -118,6 +119,11 @@ bool sums_in_two_levels(const ForwardProblem& problem) {
   return has_long_rows(problem);
 }
 
+std::span<const ForwardKernel> forward_kernels(Element element) {
+  // They lie in the order of elements.
+  return std::ranges::equal_range(forward_kernels(), element, {}, &ForwardKernel::element);
+}
+
 void for_each_choice(const ForwardProblem& problem,
                      const std::function<void(const ForwardChoice&)>& visit) {
   if (!takes(problem.dtype)) return;
@@ -131,12 +137,11 @@ void for_each_choice(const ForwardProblem& problem,
   // FP8: the keys of a tile have one scale.
   const int slot_rows = element == Element::kE4m3 || widened ? 0 : slot_rows_of(problem);
   const ForwardConfig* narrowest = nullptr;
-  for (const ForwardKernel& kernel : forward_kernels()) {
+  for (const ForwardKernel& kernel : forward_kernels(element)) {
     const ForwardConfig& c = kernel.config;
     const bool serves = c.paged == paged || (c.paged && packs_in_paged);
-    if (kernel.element != element || c.score != score || !serves || c.split != split ||
-        c.widened() != widened || c.head_dim < problem.head_dim ||
-        c.head_dim_v < problem.head_dim_v) {
+    if (c.score != score || !serves || c.split != split || c.widened() != widened ||
+        c.head_dim < problem.head_dim || c.head_dim_v < problem.head_dim_v) {
       continue;
     }
     if (!narrowest) narrowest = &c;
@@ -153,6 +158,14 @@ void for_each_choice(const ForwardProblem& problem,
         visit(ForwardChoice{&kernel, HeadPack::of(heads)});
     }
   }
+}
+
+std::span<const ForwardKernel> forward_kernels() {
+  static const auto list = list_kernels<kForwardConfigs>(
+      [](Element element, const ForwardConfig& c, const void* function) {
+        return ForwardKernel{kernel_id("fwd", element, c, c.tile_m()), element, c, function};
+      });
+  return list;
 }
 
 std::vector<ForwardChoice> forward_choices(const ForwardProblem& problem) {

@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernels, packings and slots give the right answer to a call. plan.cpp takes one of them.
+// The kernels, and which of them, with which packings and slots, give the right answer to a call.
+// plan.cpp takes one.
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/problem.hpp"
 #include "cuda/device/tile_schedule.hpp"
-#include "cuda/sm90/forward/kernels.hpp"
+#include "cuda/sm90/forward/config.hpp"
 
 namespace flash3::cuda::sm90 {
+
+struct ForwardKernel {
+  std::string id;  // "fwd_bf16_d128_band_192x80", "fwd_bf16_d128_softcap_128x128"
+  Element element;
+  ForwardConfig config;
+  const void* function;  // for cudaLaunchKernel
+};
+
+// Every kernel built in, in the order of the tile table; those of an element.
+std::span<const ForwardKernel> forward_kernels();
+std::span<const ForwardKernel> forward_kernels(Element element);
 
 // One way to run a problem: which kernel, and how many query heads of a KV head, or how many rows
 // of short ragged sequences, share a tile.

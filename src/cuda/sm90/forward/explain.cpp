@@ -35,7 +35,7 @@ void explain_rows(const ForwardProblem& problem, const ForwardPlan& plan, Explan
              message(heads, " of the ", problem.queries_per_kv_head(),
                      " query heads of a KV head share a tile, ", queries, " queries of each"));
   }
-  const ForwardRival rival = best_rival(problem, plan);
+  const EstimatedChoice rival = best_rival(problem, plan);
   if (rival.choice.kernel)
     out->add("why rows", message("estimated at ", estimated(plan.estimate), "; ",
                                  describe(rival.choice), " at ", estimated(rival.estimate)));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <optional>
 
 #include "core/arithmetic.hpp"
 #include "core/message.hpp"
@@ -62,20 +63,18 @@ Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
                           multiprocessors);
 }
 
-// The estimate that choices are compared by. It does not look at the batch of a ragged call, so
-// that a sequence has the same bits whatever is beside it. Nor does it look at the bound of a
-// cache's keys: a page table is often as wide as the longest sequence needs.
-Estimate estimate_to_compare(const ForwardProblem& problem, int multiprocessors,
-                             const ForwardChoice& choice) {
-  if (!problem.is_ragged()) return estimate_choice(problem, multiprocessors, choice);
+// The call whose estimates choices are compared by. It has not the batch of a ragged call, so that
+// a sequence has the same bits whatever is beside it. Nor has it the bound of a cache's keys: a
+// page table is often as wide as the longest sequence needs.
+ForwardProblem typical_call(const ForwardProblem& problem) {
   ForwardProblem typical = problem;
   typical.batch = 1024;
-  if (!problem.has_cache()) return estimate_choice(typical, multiprocessors, choice);
+  if (!problem.has_cache()) return typical;
   constexpr int64_t kTypicalKeys = 16384;
   typical.seq_k =
       problem.sequences_q.bounded ? std::max(kTypicalKeys, problem.seq_q) : kTypicalKeys;
   typical.sequences_k.bounded = true;
-  return estimate_choice(typical, multiprocessors, choice);
+  return typical;
 }
 
 // Besides lengths, heads and tiles, kernels count sizes up to this one in 32 bits.
@@ -90,94 +89,75 @@ int64_t largest_count(const ForwardProblem& problem) {
                    problem.heads_q * (problem.append.given || problem.rotates ? kMaxHeadDim : 1)});
 }
 
-// Plans everything that follows from a choice.
-Status complete_plan(const ForwardProblem& problem, const TensorView& given_q, const Device& device,
-                     const ForwardChoice& choice, const Estimate& estimate, size_t* workspace,
-                     ForwardPlan* plan) {
-  *plan = {};
-  plan->kernel = choice.kernel;
-  plan->pack = choice.pack;
-  plan->slot_rows = choice.slot_rows;
-  plan->estimate = estimate;
-  plan->multiprocessors = device.multiprocessors;
+// Plans how tensors are read and written, with the copies that TMA needs.
+void plan_tensors(const ForwardProblem& problem, const TensorView& given_q, size_t* workspace,
+                  ForwardPlan* plan) {
+  const ForwardConfig& config = plan->kernel->config;
   plan->rows = indexing_of(problem);
-  const ForwardConfig& config = choice.kernel->config;
-  plan->box_keys = choice.slot_rows > 0 ? choice.slot_rows
-                   : config.paged       ? cache_box_rows(problem.cache, config.rows_at_once())
-                                        : config.tile_n;
-
-  const TensorView q = tensor_rows(given_q, problem.sequences_q),
-                   k = tensor_rows(problem.k, problem.sequences_k),
-                   v = tensor_rows(problem.v, problem.sequences_k),
-                   out = tensor_rows(problem.out, problem.sequences_q);
-  const auto plan_input = [&](const TensorView& view, int element_bytes) {
-    return plan_copy(view, plan->rows, workspace, element_bytes);
+  plan->box_keys = plan->slot_rows > 0 ? plan->slot_rows
+                   : config.paged      ? cache_box_rows(problem.cache, config.rows_at_once())
+                                       : config.tile_n;
+  const auto copy_of = [&](const TensorView& view, const Sequences& sequences, int element_bytes) {
+    return plan_copy(tensor_rows(view, sequences), plan->rows, workspace, element_bytes);
   };
-  plan->q = plan_input(q, config.element_bytes());
-  plan->k = plan_input(k, config.key_element_bytes());
-  plan->v = plan_input(v, config.key_element_bytes());
+  plan->q = copy_of(given_q, problem.sequences_q, config.element_bytes());
+  plan->k = copy_of(problem.k, problem.sequences_k, config.key_element_bytes());
+  plan->v = copy_of(problem.v, problem.sequences_k, config.key_element_bytes());
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
   plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
-                     tma_can_address(out, plan->rows) && problem.head_dim_v % 8 == 0;
+                     tma_can_address(tensor_rows(problem.out, problem.sequences_q), plan->rows) &&
+                     problem.head_dim_v % 8 == 0;
+}
 
-  const int64_t head_groups = problem.heads_q / choice.pack.heads;
-  const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
-  int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
-                      ? most_tiles(problem, tile_queries, head_groups)
-                      : estimate.tiles;
-  const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
-  if (config.split)
-    plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
-               workspace, plan);
-  const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{choice.slot_rows});
-  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) > kMostCounted ||
-      (problem.is_ragged() && rows > kMostCounted)) {
-    return unsupported(
-        message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
-                ", heads_q = ", problem.heads_q, ", ", tiles, " tiles of work, and up to ", rows,
-                " rows of a ragged batch or a cache, but the hopper backend counts each up to ",
-                kMostCounted));
-  }
-  plan->tiles = int(tiles);
-  plan->grid = std::min(plan->tiles, blocks);
-  if (config.two_level && sums_in_two_levels(problem)) {
-    const bool is_wide = config.head_dim_v > 128;
-    // A power of two, of tiles of two thirds to four thirds of the keys.
-    plan->flush_tiles = int(std::bit_floor(
-        uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
-    if (!config.sums_in_shared())
-      plan->sums_offset = reserve_workspace(size_t(plan->grid) * config.sums_bytes(), workspace);
-  }
-  plan->groups_at_a_time = 1;
-  if (problem.is_ragged()) plan_ragged(problem, workspace, plan);
-  if (choice.slot_rows > 0) {
-    plan->m_tiles = int(estimate.m_tiles);
-    plan->groups = plan->groups_at_a_time = int(head_groups);
+Status check_counts(const ForwardProblem& problem, int slot_rows, int64_t tiles) {
+  const int64_t rows = std::max(largest_count(problem), problem.batch * int64_t{slot_rows});
+  if (std::max({problem.seq_q, problem.seq_k, problem.heads_q, tiles}) <= kMostCounted &&
+      !(problem.is_ragged() && rows > kMostCounted))
     return {};
-  }
-  plan->m_tiles = int(estimate.m_tiles);
-  plan->groups = int(problem.batch * head_groups);
+  return unsupported(
+      message("seq_q = ", problem.seq_q, ", seq_k = ", problem.seq_k,
+              ", heads_q = ", problem.heads_q, ", ", tiles, " tiles of work, and up to ", rows,
+              " rows of a ragged batch or a cache, but the hopper backend counts each up to ",
+              kMostCounted));
+}
+
+// Plans how often FP8 flushes O.
+void plan_sums(const ForwardProblem& problem, size_t* workspace, ForwardPlan* plan) {
+  const ForwardConfig& config = plan->kernel->config;
+  if (!config.two_level || !sums_in_two_levels(problem)) return;
+  const bool is_wide = config.head_dim_v > 128;
+  // A power of two, of tiles of two thirds to four thirds of the keys.
+  plan->flush_tiles = int(std::bit_floor(
+      uint64_t((is_wide ? kFlushedWideKeys : kFlushedKeys) * 3 / 2 / config.tile_n)));
+  if (!config.sums_in_shared())
+    plan->sums_offset = reserve_workspace(size_t(plan->grid) * config.sums_bytes(), workspace);
+}
+
+// Plans in which order blocks take tiles, of which slots need none.
+void plan_order(const ForwardProblem& problem, size_t* workspace, ForwardPlan* plan) {
+  const ForwardConfig& config = plan->kernel->config;
   // Tiles of equal length need no counter, nor does a single round of them.
   plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
   if (plan->dynamic) plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), workspace);
-  if (config.band) {
-    const int64_t kv_bytes = std::max<int64_t>(
-        1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
-    const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
-                              (problem.queries_per_kv_head() / choice.pack.heads);
-    plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
-  }
-  return {};
+  if (!config.band) return;
+  const int64_t kv_bytes = std::max<int64_t>(
+      1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
+  const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
+                            (problem.queries_per_kv_head() / plan->pack.heads);
+  plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
 }
 
 }  // namespace
 
 BestChoices best_choices(const ForwardProblem& problem, int multiprocessors) {
+  std::optional<ForwardProblem> typical;
+  if (problem.is_ragged()) typical = typical_call(problem);
+  const ForwardProblem& compared = typical ? *typical : problem;
   BestChoices best;
   const auto compare = [&](const ForwardChoice& choice) {
-    ComparedChoice& own = choice.shares_tiles() ? best.sharing : best.plain;
-    const Estimate estimate = estimate_to_compare(problem, multiprocessors, choice);
-    if (!own.choice.kernel || is_better(estimate, own.compared, kRowMargin))
+    EstimatedChoice& own = choice.shares_tiles() ? best.sharing : best.plain;
+    const Estimate estimate = estimate_choice(compared, multiprocessors, choice);
+    if (!own.choice.kernel || is_better(estimate, own.estimate, kRowMargin))
       own = {choice, estimate};
   };
   for_each_choice(problem, std::ref(compare));  // by reference: nothing is allocated
@@ -197,18 +177,44 @@ Status plan(const ForwardProblem& problem, const TensorView& q, const Device& de
                                ", head_dim_v = ", problem.head_dim_v));
   }
   const bool shares = best.sharing.choice.kernel &&
-                      is_better(best.sharing.compared, best.plain.compared, kPackMargin);
+                      is_better(best.sharing.estimate, best.plain.estimate, kPackMargin);
   return plan_choice(problem, q, device, (shares ? best.sharing : best.plain).choice, workspace,
                      plan);
 }
 
 Status plan_choice(const ForwardProblem& problem, const TensorView& q, const Device& device,
                    const ForwardChoice& choice, size_t* workspace, ForwardPlan* plan) {
-  return complete_plan(problem, q, device, choice,
-                       estimate_choice(problem, device.multiprocessors, choice), workspace, plan);
+  *plan = {};
+  plan->kernel = choice.kernel;
+  plan->pack = choice.pack;
+  plan->slot_rows = choice.slot_rows;
+  plan->estimate = estimate_choice(problem, device.multiprocessors, choice);
+  plan->multiprocessors = device.multiprocessors;
+  plan_tensors(problem, q, workspace, plan);
+
+  const ForwardConfig& config = choice.kernel->config;
+  const int64_t head_groups = problem.heads_q / choice.pack.heads;
+  const int64_t tile_queries = int64_t{config.warpgroups} * choice.pack.queries;
+  int64_t tiles = problem.is_ragged() && choice.slot_rows == 0
+                      ? most_tiles(problem, tile_queries, head_groups)
+                      : plan->estimate.tiles;
+  const int blocks = std::max(1, device.multiprocessors - problem.sm_margin);
+  if (config.split)
+    plan_parts(problem, ceil_div(problem.seq_q, tile_queries) * head_groups, blocks, config, &tiles,
+               workspace, plan);
+  FLASH3_CHECK(check_counts(problem, choice.slot_rows, tiles));
+  plan->tiles = int(tiles);
+  plan->grid = std::min(plan->tiles, blocks);
+  plan->m_tiles = int(plan->estimate.m_tiles);
+  plan->groups = int((choice.slot_rows > 0 ? 1 : problem.batch) * head_groups);
+  plan->groups_at_a_time = choice.slot_rows > 0 ? plan->groups : 1;
+  plan_sums(problem, workspace, plan);
+  if (problem.is_ragged()) plan_ragged(problem, workspace, plan);
+  if (choice.slot_rows == 0) plan_order(problem, workspace, plan);
+  return {};
 }
 
-ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan) {
+EstimatedChoice best_rival(const ForwardProblem& problem, const ForwardPlan& plan) {
   const BestChoices best = best_choices(problem, plan.multiprocessors);
   const bool shares = plan.pack.heads > 1 || plan.slot_rows > 0;
   const ForwardChoice& choice = (shares ? best.plain : best.sharing).choice;

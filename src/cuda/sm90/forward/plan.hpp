@@ -48,14 +48,14 @@ struct ForwardPlan {
   int grid = 0;   // blocks
 };
 
-// A choice, and the estimate that it was compared by.
-struct ComparedChoice {
+struct EstimatedChoice {
   ForwardChoice choice;  // no kernel: there is none
-  Estimate compared;
+  Estimate estimate;
 };
-// Of the choices whose tiles are one head's, of one sequence, the best, and the best of the others.
+// Of the choices whose tiles are one head's, of one sequence, the best, and the best of the others;
+// with the estimates that they were compared by.
 struct BestChoices {
-  ComparedChoice plain, sharing;
+  EstimatedChoice plain, sharing;
 
   bool any() const { return plain.choice.kernel || sharing.choice.kernel; }
 };
@@ -79,13 +79,9 @@ void explain(const ForwardProblem& problem, const ForwardPlan& plan, Explanation
 Status prepare(const ForwardProblem& problem, const TensorView& q, const ForwardPlan& plan,
                Launches* launches);
 
-// If the plan shares tiles, the best choice that does not; otherwise the best that does. No kernel:
-// there is none.
-struct ForwardRival {
-  ForwardChoice choice;
-  Estimate estimate;
-};
-ForwardRival best_rival(const ForwardProblem& problem, const ForwardPlan& plan);
+// If the plan shares tiles, the best choice that does not; otherwise the best that does. Its
+// estimate is that of the problem.
+EstimatedChoice best_rival(const ForwardProblem& problem, const ForwardPlan& plan);
 
 // The plan's work tiles, in order; without the counter, which belongs to a launch, and the list of
 // a ragged batch.

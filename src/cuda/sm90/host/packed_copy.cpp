@@ -41,11 +41,8 @@ TensorView input_view(const Problem& problem, const TensorView& source, const Pa
 void prepare_copy(const Problem& problem, const TensorView& source, const PackedCopy& copy,
                   Launches* launches) {
   if (!copy.needed) return;
-  launches->add([source, packed = input_view(problem, source, copy),
-                 bytes = copy.element_bytes](void* stream) {
-    return cuda_status(launch_pack_rows(source, packed, bytes, static_cast<cudaStream_t>(stream)),
-                       "launching the copy");
-  });
+  launches->add(runtime_launch<launch_pack_rows>(
+      "launching the copy", source, input_view(problem, source, copy), copy.element_bytes));
 }
 
 }  // namespace flash3::cuda::sm90

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+// A call's tensors as the kernels take them.
 #pragma once
 
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/host/element_type.hpp"
 
 namespace flash3::cuda {
+
+inline SinkRow sink_row(const SinkView& view) { return {view.data, float_type(view.dtype)}; }
 
 // Whether all rows begin at multiples of so many bytes and are whole pieces of them.
 inline bool in_pieces(const TensorView& t, int element_bytes = 2, int piece_bytes = 16) {

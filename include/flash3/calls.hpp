@@ -64,6 +64,7 @@ struct Forward {
   void* workspace = nullptr;
   size_t workspace_size = 0;
   Tensor qv{};
+  flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   /// @}
 
   /// The C struct of this call.
@@ -116,6 +117,7 @@ struct Forward {
     p.workspace = workspace;
     p.workspace_size = workspace_size;
     p.qv = qv;
+    p.mask_alignment = mask_alignment;
     return p;
   }
 };
@@ -157,6 +159,7 @@ struct Backward {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_size = 0;
+  flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   /// @}
 
   /// The C struct of this call.
@@ -195,6 +198,7 @@ struct Backward {
     p.stream = stream;
     p.workspace = workspace;
     p.workspace_size = workspace_size;
+    p.mask_alignment = mask_alignment;
     return p;
   }
 };

@@ -51,6 +51,12 @@ typedef enum flash3_fp8_sums FLASH3_ENUM_INT32 {
   FLASH3_FP8_SUMS_TWO_LEVELS = 2 /**< float32 sums take over what those have every few tiles */
 } flash3_fp8_sums;
 
+/** Which diagonal a mask goes along (flash3_forward_params.mask_alignment). */
+typedef enum flash3_mask_alignment FLASH3_ENUM_INT32 {
+  FLASH3_ALIGN_BOTTOM_RIGHT = 0, /**< i' = i + seq_k − seq_q: the last query's is the last key */
+  FLASH3_ALIGN_TOP_LEFT = 1      /**< i' = i: the first query's is the first key */
+} flash3_mask_alignment;
+
 /** Work that a call need not list again: schedule.h. */
 typedef struct flash3_schedule flash3_schedule;
 
@@ -77,14 +83,16 @@ typedef struct flash3_forward_params {
   /** @name Mask
    * The mask is a band around the diagonal, aligned to the bottom right corner: with i' = i + seq_k
    * − seq_q, query i sees key j if  i' − window_left ≤ j ≤ i' + window_right. A negative window is
-   * unbounded on that side. causal = 1 adds j ≤ i'. A query that sees no key gets out = 0 and lse =
-   * −∞.
+   * unbounded on that side. causal = 1 adds j ≤ i'. mask_alignment says i' = i instead, aligned to
+   * the top left. A query that sees no key gets out = 0 and lse = −∞.
    *
    * What a key holds that no query of its sequence sees (behind seqused, in front of the first
    * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some
    * query sees reaches that query; on Hopper, in v, it can also reach queries that do not see the
-   * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few). The
-   * CPU keeps those clean. In a backward call likewise q, k, v and dout, and the gradients. @{ */
+   * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few);
+   * under FLASH3_ALIGN_TOP_LEFT keys behind the last query's window count there as keys that it
+   * sees. The CPU keeps those clean. In a backward call likewise q, k, v and dout, and the
+   * gradients. @{ */
   int32_t causal;       /**< 1: no key behind i' */
   int32_t window;       /**< 1: window_left and window_right count; 0: they are ignored */
   int64_t window_left;  /**< keys in front of i'; < 0: all */
@@ -258,6 +266,7 @@ typedef struct flash3_forward_params {
   /** 1: rows of no token, those that cu_seqlens_q leaves out and those from seqused_q on, become 0,
    * and −∞ of lse, for results in uninitialised memory; 0: they stay as they are. */
   int32_t fill_padding;
+  int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; unless it is FLASH3_OK, with the
@@ -351,6 +360,7 @@ typedef struct flash3_backward_params {
 
   flash3_tensor dsink;  /**< [heads_q], dtype of sink, which must be given; all zero: not wanted */
   int32_t fill_padding; /**< 1: rows of dq, dk and dv that belong to no sequence become 0 */
+  int32_t mask_alignment; /**< as in flash3_forward_params */
 } flash3_backward_params;
 
 /** @{ @name Backward calls */

@@ -128,7 +128,9 @@ std::string describe_mask(const Problem& p) {
     append(text, message(left || right ? " and " : "", "j / ", rule.chunk, " = ",
                          p.is_ragged() ? "i'" : message("(i + ", p.mask().row_shift, ")"), " / ",
                          rule.chunk, ", rounded down"));
-  if (p.is_ragged()) append(text, ", with i' = i + the sequence's keys - its queries");
+  if (p.is_ragged())
+    append(text,
+           rule.top_left ? ", with i' = i" : ", with i' = i + the sequence's keys - its queries");
   return text;
 }
 

@@ -59,6 +59,7 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(tree_mask, .dtype = FLASH3_INT64),
     FLASH3_FIELD(rotate, .is_flag = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
+    FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
 };
@@ -100,6 +101,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(chunk),
     FLASH3_FIELD(dsink, .is_written = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
+    FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
 };

@@ -52,24 +52,28 @@ template <class Index>
 struct MaskRuleOf {
   Index window_left = -1, window_right = -1;  // negative: unbounded
   Index chunk = 0;                            // 0: none
+  bool top_left = false;                      // the diagonal begins in the first query's first key
   FLASH3_HOST_DEVICE constexpr bool is_none() const {
     return window_left < 0 && window_right < 0 && chunk == 0;
   }
 
   // Row i's diagonal, i', is i plus this.
-  FLASH3_HOST_DEVICE constexpr Index shift(Index seq_q, Index seq_k) const { return seq_k - seq_q; }
+  FLASH3_HOST_DEVICE constexpr Index shift(Index seq_q, Index seq_k) const {
+    return top_left ? 0 : seq_k - seq_q;
+  }
 
   // In integers that hold lengths below `longest`: a window or a chunk as wide as that is none.
   template <class Narrow>
   constexpr MaskRuleOf<Narrow> narrowed(Narrow longest) const {
     const auto window = [=](Index w) { return w < longest ? Narrow(w) : Narrow(-1); };
-    return {window(window_left), window(window_right), chunk < longest ? Narrow(chunk) : longest};
+    return {window(window_left), window(window_right), chunk < longest ? Narrow(chunk) : longest,
+            top_left};
   }
 
   // Calls visit(…) with all that a rule is made of.
   template <class Visit>
   constexpr void visit(const Visit& visit) const {
-    visit(window_left, window_right, chunk);
+    visit(window_left, window_right, chunk, top_left);
   }
 };
 

@@ -38,6 +38,13 @@ Status check_options(const Params& p) {
   FLASH3_CHECK(check_factor("softcap", p.softcap, "none"));
   if (p.chunk < 0)
     return invalid_argument(message("chunk = ", p.chunk, " but it must be at least 0 (0: none)"));
+  if (p.mask_alignment < FLASH3_ALIGN_BOTTOM_RIGHT || p.mask_alignment > FLASH3_ALIGN_TOP_LEFT)
+    return invalid_argument(message("mask_alignment = ", p.mask_alignment,
+                                    " but it must be 0 (bottom right) or 1 (top left)"));
+  if constexpr (requires { p.tree_mask; })
+    if (is_given(p.tree_mask) && p.mask_alignment != FLASH3_ALIGN_BOTTOM_RIGHT)
+      return invalid_argument(message("mask_alignment = ", p.mask_alignment, " and tree_mask is ",
+                                      "given; a tree's queries are those of the last keys"));
   return {};
 }
 
@@ -246,6 +253,7 @@ MaskRule mask_rule_of(const Params& p) {
   // causal is window_right = 0, the narrowest bound that a window can have on that side.
   if (p.causal) rule.window_right = 0;
   rule.chunk = std::min(p.chunk, kMaxSize);  // no sequence is longer
+  rule.top_left = p.mask_alignment == FLASH3_ALIGN_TOP_LEFT;
   return rule;
 }
 template MaskRule mask_rule_of(const flash3_forward_params& p);

@@ -21,6 +21,7 @@ struct VisibleKeys {
   int64_t window_left = -1, window_right = -1;  // negative: unbounded
   int64_t chunk = 0;                            // 0: none
   const uint64_t* tree = nullptr;               // a word for each query, or none
+  bool top_left = false;                        // where the diagonal begins
 
   // What the params of a call say.
   template <class Params>
@@ -29,6 +30,7 @@ struct VisibleKeys {
     if (p.window) mask.window_left = p.window_left, mask.window_right = p.window_right;
     // causal = 1 adds j ≤ i', and a window reaches at least to there.
     if (p.causal) mask.window_right = 0;
+    mask.top_left = p.mask_alignment == 1;
     return mask;
   }
   // What a problem's rule says (core/mask.hpp).
@@ -38,11 +40,12 @@ struct VisibleKeys {
             .seq_k = seq_k,
             .window_left = rule.window_left,
             .window_right = rule.window_right,
-            .chunk = rule.chunk};
+            .chunk = rule.chunk,
+            .top_left = rule.top_left};
   }
 
   // i' of query i.
-  int64_t diagonal_of(int64_t i) const { return i + seq_k - seq_q; }
+  int64_t diagonal_of(int64_t i) const { return top_left ? i : i + seq_k - seq_q; }
 
   // Whether query i sees key j.
   bool sees(int64_t i, int64_t j) const {

@@ -58,8 +58,8 @@ def attention(q, k, v, **options):
         k: [batch, seq_k, heads_k, head_dim] of the same dtype; heads_q is a multiple of heads_k (GQA, MQA).
         v: [batch, seq_k, heads_k, head_dim_v] of the same dtype. Both head dims are from
             1 to 256, and on the CPU, without gradients and FP8, head_dim to 576 and head_dim_v to 512.
-        causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner. (torch's
-            scaled_dot_product_attention aligns it to the top left one: flash3.sdpa.)
+        causal: query i sees keys up to i' = i + seq_k - seq_q: the mask is aligned to the bottom right corner, unless
+            mask_alignment says otherwise.
         window: (left, right): query i sees keys from i' - left to i' + right. None or a negative number: unbounded on that
             side.
         softmax_scale: from 1e-18 to 1e18; None: 1/sqrt(head_dim).
@@ -90,6 +90,9 @@ def attention(q, k, v, **options):
         return_lse: return (out, lse); lse is [batch, heads_q, seq_q] float32, the natural logarithm of the softmax's sum.
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
+
+        mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
+            torch's scaled_dot_product_attention and JAX mean them.
 
     Returns:
         out [batch, seq_q, heads_q, head_dim_v] of q's dtype or out_dtype; with return_lse, (out, lse). A query that sees no key

@@ -24,7 +24,7 @@ class ForwardParams(ctypes.Structure):
                 ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor), ("cu_seqlens_k_new", Tensor),
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
-                ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32)]
+                ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -35,7 +35,7 @@ class BackwardParams(ctypes.Structure):
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
                 ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
                 ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
-                ("fill_padding", ctypes.c_int32)]
+                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32)]
 
 
 class QuantizeParams(ctypes.Structure):
@@ -60,6 +60,7 @@ WORDS = {
     "backend": {"auto": 0, "hopper": 1, "cpu": 2},
     "compute": {None: 0, "fp8": 1},
     "fp8_sums": {"auto": 0, "one": 1, "two": 2},
+    "mask_alignment": {"bottom_right": 0, "top_left": 1},
 }
 
 # What each option is, and which tensors there are; those that a call writes apart.
@@ -67,10 +68,10 @@ OPTIONS = {
     "forward": {"softmax_scale": "number", "causal": "flag", "window_left": "int64", "window_right": "int64", "backend": "enumeration",
                 "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number", "chunk": "int64",
                 "compute": "enumeration", "rotation_seed": "uint64", "rotary_interleaved": "flag", "sm_margin": "int32",
-                "fp8_sums": "enumeration", "rotate": "flag", "fill_padding": "flag"},
+                "fp8_sums": "enumeration", "rotate": "flag", "fill_padding": "flag", "mask_alignment": "enumeration"},
     "backward": {"softmax_scale": "number", "causal": "flag", "deterministic": "flag", "window_left": "int64", "window_right": "int64",
                  "backend": "enumeration", "num_threads": "int32", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "softcap": "number",
-                 "chunk": "int64", "fill_padding": "flag"},
+                 "chunk": "int64", "fill_padding": "flag", "mask_alignment": "enumeration"},
     "quantize": {"rotary_interleaved": "flag", "rotate": "flag", "rotary_offset_q": "int64", "rotary_offset_k": "int64",
                  "rotation_seed": "uint64", "max_seqlen_q": "int64", "max_seqlen_k": "int64", "backend": "enumeration",
                  "num_threads": "int32"},
@@ -105,14 +106,16 @@ SIGNATURES = {
     "attention": {"causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None, "cu_seqlens_q": None,
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
-                  "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None},
+                  "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None,
+                  "mask_alignment": "bottom_right"},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
-                           "seqused_k": None, "deterministic": False},
+                           "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right"},
     "attention_with_kv_cache": {"seqused_k": None, "page_table": None, "cache_batch_idx": None, "leftpad_k": None, "k_new": None,
                                 "v_new": None, "cu_seqlens_k_new": None, "rotary_cos": None, "rotary_sin": None, "rotary_offsets": None,
                                 "rotary_interleaved": False, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0,
                                 "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
-                                "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None},
+                                "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
+                                "mask_alignment": "bottom_right"},
 }

@@ -36,6 +36,13 @@ struct ModOf<ScoreKind::kSoftcap> {
     const float size = fabsf(s);  // a NaN stays one
     return size > cap.range ? copysignf(remapped(size), s) : s;
   }
+
+  // OnlineSoftmax::begin_tile of scores as they come; mask() masks them where `masked`, once they
+  // are remapped: scores stay raw until the exponentials, and so do maxima.
+  template <class Softmax, int N, class Mask>
+  static __device__ __forceinline__ bool begin_tile(Softmax& softmax, float (&r_s)[N],
+                                                    float (&alpha)[2], bool masked,
+                                                    const Mask& mask);
 };
 
 static_assert(ScoreMod<ModOf<ScoreKind::kSoftcap>, QueriesByKeys<8>> &&
@@ -87,13 +94,10 @@ __device__ __forceinline__ void remap_tile(const ModOf<ScoreKind::kSoftcap>& mod
   if (__any_sync(~0u, beyond)) remap_scores(mod, r_s, {true, true});
 }
 
-// OnlineSoftmax::begin_tile of scores as they come; mask() masks them where `masked`, once they are
-// remapped: scores stay raw until the exponentials, and so do maxima. The usual tile has one branch
-// for it all: no score beyond the range, no mask, no maximum raised.
+// The usual tile has one branch for it all: no score beyond the range, no mask, no maximum raised.
 template <class Softmax, int N, class Mask>
-__device__ __forceinline__ bool begin_capped_tile(Softmax& softmax, float (&r_s)[N],
-                                                  float (&alpha)[2], bool masked,
-                                                  const Mask& mask) {
+__device__ __forceinline__ bool ModOf<ScoreKind::kSoftcap>::begin_tile(
+    Softmax& softmax, float (&r_s)[N], float (&alpha)[2], bool masked, const Mask& mask) {
   const auto& score = softmax.score;
   const float range = score.mod.cap.range;
   float largest[2];

@@ -326,7 +326,7 @@ struct Consumer {
     const auto mask = [&] { mask_keys(tile); };
     const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
     if constexpr (Score::kCapped) {
-      return begin_capped_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
+      return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
       if (masked) mask();
       return tile.softmax.begin_tile(tile.scores, tile.alpha);

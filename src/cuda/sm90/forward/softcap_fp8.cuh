@@ -2,8 +2,8 @@
 // What FP8 kernels with a softcap include beside instance_fp8.cuh.
 #pragma once
 
-#include "cuda/sm90/forward/operands_fp8.cuh"
 #include "cuda/device/score/softcap.cuh"
+#include "cuda/sm90/forward/operands_fp8.cuh"
 
 namespace flash3::cuda::sm90 {
 

@@ -36,9 +36,9 @@ class Backend {
   // The largest head dims that it takes; all smaller ones too.
   virtual DimLimits head_dims(flash3_head_dims_of calls) const { return limits_of(calls); }
 
-  // The one entry for each kind of problem; fails where this backend cannot run it, and says why. A
-  // problem that it is given never quantizes and never fills padding: core/quantized_forward.hpp
-  // and core/padded_plan.hpp make of it what does.
+  // The one entry for each kind of problem; fails where this backend cannot run it, and says why:
+  // what available() says comes first. A problem that it is given never quantizes and never fills
+  // padding: core/quantized_forward.hpp and core/padded_plan.hpp make of it what does.
   virtual Status plan(const ForwardProblem& problem, PlanPointer<ForwardProblem>* plan) const = 0;
   virtual Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const = 0;
   virtual Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const = 0;

@@ -63,12 +63,16 @@ Status plan_attention_on(const Backend& backend, const P& problem, PlanPointer<P
 
 template <AnyProblem P>
 Status plan_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
-  FLASH3_CHECK(check_memory(backend, problem));
+  if (Status memory = check_memory(backend, problem); !memory.ok()) {
+    FLASH3_CHECK(backend.available());  // why not, if it is not, comes first
+    return memory;
+  }
   if constexpr (HasPadding<P>)
     if (problem.fills_padding) {
       const P attention = without_padding(problem);
       PlanPointer<P> planned;
-      if (!attention.is_empty()) FLASH3_CHECK(plan_attention_on(backend, attention, &planned));
+      FLASH3_CHECK(attention.is_empty() ? backend.available()
+                                        : plan_attention_on(backend, attention, &planned));
       *plan = std::make_unique<PaddedPlan<P>>(backend, std::move(planned));
       return {};
     }
@@ -131,7 +135,7 @@ Status plan_call(const P& problem, flash3_backend id, PlannedCall<P>* call) {
   *call = {};
   if (id != FLASH3_BACKEND_AUTO) {
     const Backend* backend = nullptr;
-    FLASH3_CHECK(available_backend(id, &backend));
+    FLASH3_CHECK(built_in_backend(id, &backend));
     FLASH3_CHECK(plan_on(*backend, problem, &call->plan));
     call->backend = backend;
     return {};

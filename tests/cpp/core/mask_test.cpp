@@ -16,9 +16,9 @@ namespace {
 Index floor_div(Index a, Index b) { return a >= 0 ? a / b : (a - b + 1) / b; }
 
 // i' − window_left ≤ j ≤ i' + window_right and floor(j / chunk) = floor(i' / chunk), with i' = i +
-// seq_k − seq_q.
+// seq_k − seq_q, or i.
 bool defined_to_see(Index i, Index j, Index seq_q, Index seq_k, const MaskRule& rule) {
-  const Index aligned = i + seq_k - seq_q;
+  const Index aligned = rule.top_left ? i : i + seq_k - seq_q;
   return (rule.window_left < 0 || aligned - rule.window_left <= j) &&
          (rule.window_right < 0 || j <= aligned + rule.window_right) &&
          (rule.chunk == 0 || floor_div(j, rule.chunk) == floor_div(aligned, rule.chunk));
@@ -38,7 +38,7 @@ class MaskProperty : public testing::Test {
     };
     return {pick(1, 40),
             pick(0, 40),
-            {pick(-2, 45), pick(-2, 45), pick(0, 2) * pick(1, 21)},
+            {pick(-2, 45), pick(-2, 45), pick(0, 2) * pick(1, 21), pick(0, 3) == 0},
             pick(1, 12),
             pick(1, 12)};
   }
@@ -180,6 +180,11 @@ TEST(Mask, RangesOfTheLargestProblemDoNotOverflow) {
       EXPECT_EQ(mask.keys({0, 1}, seq_k).empty(), seq_q > seq_k);
     }
 }
+
+// As kernels have it: a rule in 32 bits, of lengths below 100.
+constexpr auto kNarrow = MaskRule{1 << 20, 3, 1 << 20, true}.narrowed(100);
+static_assert(kNarrow.window_left == -1 && kNarrow.window_right == 3 && kNarrow.chunk == 100);
+static_assert(MaskOf<int>::make(10, 4, kNarrow).sees(0, 3) && kNarrow.shift(10, 4) == 0);
 
 // Usable in constant expressions, as device code needs.
 static_assert(Mask::make(8, 8, {-1, 0, 4}).sees(5, 4) && !Mask::make(8, 8, {-1, 0, 4}).sees(5, 3));

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdint>
 

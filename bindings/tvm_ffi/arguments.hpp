@@ -40,6 +40,7 @@ struct ArgumentList {
   Argument arguments[64] = {};
   size_t count = 0;
 
+  // NOLINTNEXTLINE(google-explicit-constructor): a list is its arguments
   constexpr operator std::span<const Argument>() const { return {arguments, count}; }
 };
 

@@ -35,12 +35,14 @@ struct ParamField {
   template <class T>
   T get(const void* params) const {
     T value;
-    std::memcpy(&value, static_cast<const char*>(params) + offset, sizeof value);
+    std::memcpy(static_cast<void*>(&value), static_cast<const char*>(params) + offset,
+                sizeof value);
     return value;
   }
   template <class T>
   void set(void* params, T value) const {
-    std::memcpy(static_cast<char*>(params) + offset, &value, sizeof value);
+    std::memcpy(static_cast<char*>(params) + offset, static_cast<const void*>(&value),
+                sizeof value);
   }
   flash3_tensor* tensor(void* params) const {
     return reinterpret_cast<flash3_tensor*>(static_cast<char*>(params) + offset);

@@ -76,7 +76,7 @@ class Added(unittest.TestCase):
         written = {**calls.WRITTEN, "forward": calls.WRITTEN["forward"] + " most"}
         with unittest.mock.patch.object(calls, "WRITTEN", written):
             headers = generator.Headers(text)
-            self.assertIn("bool fill_padding=False, Tensor(c!)? most=None) -> ()", generator.schema(headers, "forward_out"))
+            self.assertTrue(generator.schema(headers, "forward_out").endswith(", Tensor(c!)? most=None) -> ()"))
             self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
 
     def test_what_cannot_be_read(self):

@@ -149,7 +149,7 @@ def test_errors(module, named):
              "compute = 'a long name of a dtype' but it must be 'fp8' or None"),
             (lambda: named.forward(q, k, v, out, workspace=np.empty((4, 4))[:, ::2]), ValueError,
              "workspace.strides[1] = 2 but it must have no gaps: 1"),
-            (lambda: module.forward(*[None] * 40), TypeError, "40 arguments are given but the function has 28"),
+            (lambda: module.forward(*[None] * 60), TypeError, "60 arguments are given but the function has "),
             (lambda: module.arguments("atention"), ValueError, "name = 'atention' but it must be one of 'forward', "),
             (lambda: module.arguments(), TypeError, "arguments has one argument, the name of a function")):
         with pytest.raises(error, match=re.escape(message)):

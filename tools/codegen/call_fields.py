@@ -242,11 +242,10 @@ def schema(headers, operator):
         type = torch_type(headers, call, name)[0].rstrip("?")
         alias = f"({next(letters)}!)" if "!" in argument else ""
         parts.append(f"{type}{alias}{'?' * argument.endswith('?')} {name}")
-    for name in headers.expanded(call, options, False):
+    added = {f.name for f in headers.added(call) if f.written}  # what a call writes beside its results, where it is wanted
+    for name in headers.expanded(call, options, operator.endswith("_out")):
         type, default = torch_type(headers, call, name)
-        parts.append(f"{type} {name}={default}")
-    if "…" in options and operator.endswith("_out"):  # what a call writes beside its results, where it is wanted
-        parts += [f"Tensor({next(letters)}!)? {f.name}=None" for f in headers.added(call) if f.written]
+        parts.append(f"{f'Tensor({next(letters)}!)?' if name in added else type} {name}={default}")
     return f"{operator}({', '.join(parts)}) -> {results}"
 
 

@@ -16,6 +16,7 @@ function made stays there as it was.
 Options of forward and backward, all by keyword, as in flash3/flash3.h::
 
     causal=False                  query i sees keys up to i + seq_k - seq_q (aligned to the bottom right corner)
+    mask_alignment="bottom_right" "top_left": up to i, and i' = i for window and chunk
     window=None                   (left, right): keys from i' - left to i' + right, with i' = i + seq_k - seq_q; None or a
                                   negative number: unbounded on that side
     softmax_scale=None            from 1e-18 to 1e18; None: 1/sqrt(head_dim)

@@ -27,7 +27,7 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool "
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
-    "fill_padding=False, int mask_alignment=0) -> ()");
+    "fill_padding=False, int mask_alignment=0, Tensor(c!)? max_logits=None) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
@@ -87,7 +87,7 @@ inline constexpr Schema<flash3_forward_params> kAttentionWithKvCacheOut(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? schedule=None, SymInt schedule_key=0, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, "
-    "SymInt rotation_seed=0, bool fill_padding=False, int mask_alignment=0) -> ()");
+    "SymInt rotation_seed=0, bool fill_padding=False, int mask_alignment=0, Tensor(e!)? max_logits=None) -> ()");
 
 inline constexpr Schema<flash3_forward_params> kKvCacheSchedule(
     "kv_cache_schedule(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? k_new, Tensor? v_new, Tensor? "
@@ -108,7 +108,7 @@ inline constexpr Schema<flash3_forward_params> kKvCacheScheduleOut(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "ScalarType? out_dtype=None, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt "
-    "rotation_seed=0, int mask_alignment=0) -> ()");
+    "rotation_seed=0, int mask_alignment=0, Tensor(b!)? max_logits=None) -> ()");
 
 inline constexpr Schema<flash3_merge_params> kMerge(
     "merge(Tensor out_parts, Tensor lse_parts, Tensor? sink=None, ScalarType? out_dtype=None) -> (Tensor, "
@@ -128,12 +128,12 @@ inline constexpr const char* kSchemas[] = {kForward.text, kInference.text, kForw
 inline constexpr char kAttentionOptions[] =
     "causal window softmax_scale softcap chunk sink cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     "seqused_q seqused_k deterministic q_scale k_scale v_scale out_dtype compute rotation_seed sm_margin "
-    "fp8_sums return_lse qv mask_alignment";
+    "fp8_sums return_lse qv mask_alignment max_logits";
 
 inline constexpr char kAttentionWithKvCacheOptions[] =
     "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
     "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q "
     "max_seqlen_q max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule "
-    "tree_mask out_dtype return_lse qv mask_alignment";
+    "tree_mask out_dtype return_lse qv mask_alignment max_logits";
 
 }  // namespace flash3_torch

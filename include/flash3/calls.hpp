@@ -65,6 +65,7 @@ struct Forward {
   size_t workspace_size = 0;
   Tensor qv{};
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
+  Tensor max_logits{};
   /// @}
 
   /// The C struct of this call.
@@ -118,6 +119,7 @@ struct Forward {
     p.workspace_size = workspace_size;
     p.qv = qv;
     p.mask_alignment = mask_alignment;
+    p.max_logits = max_logits;
     return p;
   }
 };

@@ -267,6 +267,11 @@ typedef struct flash3_forward_params {
    * and −∞ of lse, for results in uninitialised memory; 0: they stay as they are. */
   int32_t fill_padding;
   int32_t mask_alignment; /**< flash3_mask_alignment, for each sequence; not with tree_mask */
+  /** The largest scaled and capped score that each row saw, or each head, float32: of the shape of
+   * lse, or [heads_q]; −∞ where none was seen. The sink is no score; where a score is NaN that of
+   * its row, and of its head, is undefined. On Hopper k and v are not FP8, nor become it, and out
+   * and lse may differ in their last bits from those of a call without. All zero: not wanted. */
+  flash3_tensor max_logits;
 } flash3_forward_params;
 
 /** What flash3_forward() would return, given memory and workspace; unless it is FLASH3_OK, with the

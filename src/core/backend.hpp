@@ -46,6 +46,11 @@ class Backend {
 
   // Fills rows of no token, after what is on the stream.
   virtual Status fill_padding(const Padding& padding, void* stream) const = 0;
+
+  // Writes the largest of so many rows of each head, −∞ if there are none, after what is on the
+  // stream; a NaN is passed over. rows: those of a head side by side.
+  virtual Status max_of_rows(const LseView& rows, int64_t count, int64_t heads, const LseView& out,
+                             void* stream) const = 0;
 };
 
 // Built-in backends, best first: [hopper,] cpu.

@@ -7,6 +7,7 @@
 
 #include "core/alias_checks.hpp"
 #include "core/backend.hpp"
+#include "core/max_logits.hpp"
 #include "core/message.hpp"
 #include "core/padded_plan.hpp"
 #include "core/params.hpp"
@@ -56,8 +57,18 @@ const char* workspace_function(const MergeProblem&) { return "flash3_merge_works
 
 template <AnyProblem P>
 Status plan_attention_on(const Backend& backend, const P& problem, PlanPointer<P>* plan) {
-  if constexpr (std::same_as<P, ForwardProblem>)
+  if constexpr (std::same_as<P, ForwardProblem>) {
+    if (problem.max_of_heads) {
+      const ForwardProblem rows = row_maxima(problem, 0).attention;
+      PlanPointer<ForwardProblem> planned;
+      if (!rows.is_empty()) FLASH3_CHECK(plan_attention_on(backend, rows, &planned));
+      auto made = std::make_unique<HeadMaximaPlan>(backend, std::move(planned));
+      made->measure(problem);
+      *plan = std::move(made);
+      return {};
+    }
     if (problem.quantizes) return plan_quantized_forward(backend, problem, plan);
+  }
   return backend.plan(problem, plan);
 }
 

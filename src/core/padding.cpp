@@ -14,19 +14,31 @@ void add(const TensorView& view, const Sequences& sequences, int element_bytes, 
   padding->tensors[padding->count++] = {view, sequences, element_bytes, bits};
 }
 
+// A float32 of each row and head, which becomes −∞.
+void add_rows(const ForwardProblem& p, const LseView& rows, Padding* padding) {
+  TensorView view = p.out;
+  view.data = rows.data;
+  view.dim = view.stride_seq = 1;
+  view.stride_batch = rows.stride_batch;
+  view.stride_head = rows.stride_head;
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  add(view, p.sequences_q, sizeof(float), std::bit_cast<uint32_t>(kNothing), padding);
+}
+
 }  // namespace
 
 Padding padding_of(const ForwardProblem& p) {
-  Padding padding;
+  Padding padding = p.max_of_heads ? Padding{} : padding_of_max_logits(p);
   padding.batch = p.batch;
   add(p.out, p.sequences_q, dtype_size(p.out_dtype), 0, &padding);
-  TensorView lse = p.out;
-  lse.data = p.lse.data;
-  lse.dim = lse.stride_seq = 1;
-  lse.stride_batch = p.lse.stride_batch;
-  lse.stride_head = p.lse.stride_head;
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  add(lse, p.sequences_q, sizeof(float), std::bit_cast<uint32_t>(kNothing), &padding);
+  add_rows(p, p.lse, &padding);
+  return padding;
+}
+
+Padding padding_of_max_logits(const ForwardProblem& p) {
+  Padding padding;
+  padding.batch = p.batch;
+  add_rows(p, p.max_logits, &padding);
   return padding;
 }
 

@@ -30,8 +30,11 @@ struct Padding {
 template <class P>
 concept HasPadding = std::same_as<P, ForwardProblem> || std::same_as<P, BackwardProblem>;
 
-// out becomes 0 and lse −∞, as a query's that sees no key.
+// out becomes 0, and lse and max_logits −∞, as a query's that sees no key.
 Padding padding_of(const ForwardProblem& problem);
+
+// The rows of max_logits alone.
+Padding padding_of_max_logits(const ForwardProblem& problem);
 
 // dq, dk and dv become 0. Those of unused tokens of a sequence are 0 already.
 Padding padding_of(const BackwardProblem& problem);

@@ -85,6 +85,7 @@ Status visit_pointers(P& p, const Visit& visit) {
   FLASH3_CHECK(visit("qv", &Params::qv, p.qv.data, kRead));
   FLASH3_CHECK(visit_cache(p, visit));
   FLASH3_CHECK(visit("tree_mask", &Params::tree_mask, p.tree.words, kRead));
+  FLASH3_CHECK(visit("max_logits", &Params::max_logits, p.max_logits.data, kWrite));
   FLASH3_CHECK(visit("q_scale", &Params::q_scale, p.q_scale.data, kRead));
   FLASH3_CHECK(visit("k_scale", &Params::k_scale, p.k_scale.data, kRead));
   return visit("v_scale", &Params::v_scale, p.v_scale.data, kRead);

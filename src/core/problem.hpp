@@ -154,6 +154,10 @@ struct Problem : ExecutionContext {
 
 struct ForwardProblem : Problem {
   ScaleView q_scale, k_scale, v_scale;  // of FP8 tensors
+  // The largest logit of each row, laid out as an LSE; or of each head, of [heads_q], which no
+  // backend sees: core/max_logits.hpp makes rows of it.
+  LseView max_logits;
+  bool max_of_heads = false;
 
   int sm_margin = 0;
   const flash3_schedule* schedule = nullptr;  // the caller's; null: the call makes its own
@@ -173,7 +177,8 @@ struct ForwardProblem : Problem {
   }
   // No element of out or of the cache is to be written: nothing to run.
   bool is_empty() const {
-    return !has_output() && !has_tokens_to_append() && !has_padding_to_fill();
+    return !has_output() && !has_tokens_to_append() && !has_padding_to_fill() &&
+           !(max_of_heads && heads_q > 0);
   }
   bool has_padding_to_fill() const { return fills_padding && sequences_q.rows > 0 && heads_q > 0; }
 

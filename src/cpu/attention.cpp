@@ -163,6 +163,8 @@ void merge_row(const ForwardProblem& p, const AttentionPlan& plan, const Attenti
                 end.sum == 0 ? 0.f : out[d] * end.scale / end.sum);
   if (p.lse.data)
     p.lse.data[row_offset(p.lse, sequence, at.query, at.head)] = log_sum_exp(end.max, end.sum);
+  if (p.max_logits.data)
+    p.max_logits.data[row_offset(p.max_logits, sequence, at.query, at.head)] = max_logit(max);
 }
 
 void merge(const ForwardProblem& p, const AttentionPlan& plan, const WorkList& list) {

@@ -35,6 +35,11 @@ inline float log_sum_exp(double max, float sum) {
   return static_cast<float>((max + std::log2(static_cast<double>(sum))) * 0.69314718055994531);
 }
 
+// The largest logit, from the former; −∞ where nothing was seen.
+inline float max_logit(float max) {
+  return static_cast<float>(static_cast<double>(max) * 0.69314718055994531);
+}
+
 // What a row comes to when all its keys are summed up: out = scale · Σ exp2(score − max) · v / sum,
 // lse = log_sum_exp(max, sum).
 struct RowEnd {

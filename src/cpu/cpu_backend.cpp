@@ -3,6 +3,7 @@
 // plan_quantize and plan_merge.
 #include <algorithm>
 #include <cctype>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -160,6 +161,16 @@ class CpuBackend final : public Backend {
     return {};
   }
 
+  Status max_of_rows(const LseView& rows, int64_t count, int64_t heads, const LseView& out,
+                     void*) const override {
+    for (int64_t head = 0; head < heads; ++head) {
+      float largest = -std::numeric_limits<float>::infinity();
+      for (int64_t row = 0; row < count; ++row)
+        largest = std::max(largest, rows.data[head * rows.stride_head + row]);
+      out.data[head * out.stride_head] = largest;
+    }
+    return {};
+  }
   Status fill_padding(const Padding& padding, void*) const override {
     cpu::fill_padding(padding);
     return {};

@@ -9,6 +9,7 @@
 #include "cuda/host/family.hpp"
 #include "cuda/host/route.hpp"
 #include "cuda/memory.hpp"
+#include "cuda/merge/max_of_rows.hpp"
 #include "cuda/merge/merge.hpp"
 #include "cuda/quantize/plan.hpp"
 #include "cuda/sm90/family.hpp"
@@ -76,6 +77,10 @@ class CudaBackend final : public Backend {
     });
   }
 
+  Status max_of_rows(const LseView& rows, int64_t count, int64_t heads, const LseView& out,
+                     void* stream) const override {
+    return launch_max_of_rows(rows, count, heads, out, stream);
+  }
   Status fill_padding(const Padding& padding, void* stream) const override {
     return launch_fill_padding(padding, stream);
   }

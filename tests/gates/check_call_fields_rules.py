@@ -76,7 +76,7 @@ class Added(unittest.TestCase):
         written = {**calls.WRITTEN, "forward": calls.WRITTEN["forward"] + " most"}
         with unittest.mock.patch.object(calls, "WRITTEN", written):
             headers = generator.Headers(text)
-            self.assertTrue(generator.schema(headers, "forward_out").endswith(", Tensor(c!)? most=None) -> ()"))
+            self.assertTrue(generator.schema(headers, "forward_out").endswith("!)? most=None) -> ()"))
             self.assertEqual(generator.schema(headers, "forward"), generator.schema(self.before, "forward"))
 
     def test_what_cannot_be_read(self):

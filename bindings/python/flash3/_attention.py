@@ -4,7 +4,7 @@ import importlib.util
 from typing import NamedTuple
 
 from . import arrays
-from ._fields import OPTIONS, SIGNATURES, TENSORS
+from ._fields import OPTIONS, RESULTS, SIGNATURES, TENSORS
 from ._options import computes_fp8, given_options, takes_options
 from ._results import check_dims as _check_dims, dtype_of_out as _dtype_of_out
 from ._support import support_of
@@ -91,6 +91,8 @@ def attention(q, k, v, **options):
         qv: [batch, seq_q, heads_q, head_dim_v], or packed as q: a second part of q, which meets v. Scores are then
             softmax_scale * (q @ k^T + qv @ v^T), and the default softmax_scale is 1/sqrt(head_dim + head_dim_v). No gradients, no FP8.
 
+        max_logits: float32, [heads_q] or of the shape of lse, of the caller: becomes the largest scaled and capped score that each head,
+            or each row, saw; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 
@@ -195,7 +197,7 @@ def _question(ask_forward, ask_backward, q, k, v, backward, options):
 
 
 # What attention() takes and its gradients do not depend on, and what it has no gradients of.
-_FORWARD_ALONE = set(OPTIONS["forward"]) - set(OPTIONS["backward"])
+_FORWARD_ALONE = {*OPTIONS["forward"], *RESULTS["forward"]} - {*OPTIONS["backward"]}
 _WITHOUT_GRADIENTS = [name for name in TENSORS["forward"] if name in SIGNATURES["attention"] and name not in TENSORS["backward"]]
 
 

@@ -24,7 +24,8 @@ class ForwardParams(ctypes.Structure):
                 ("cache_batch_idx", Tensor), ("leftpad_k", Tensor), ("k_new", Tensor), ("v_new", Tensor), ("cu_seqlens_k_new", Tensor),
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
-                ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32)]
+                ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32),
+                ("max_logits", Tensor)]
 
 
 class BackwardParams(ctypes.Structure):
@@ -86,7 +87,7 @@ TENSORS = {
     "merge": ("out_parts", "lse_parts", "sink"),
 }
 RESULTS = {
-    "forward": ("out", "lse"),
+    "forward": ("out", "lse", "max_logits"),
     "backward": ("dq", "dk", "dv", "dsink"),
     "quantize": ("q_out", "k_out", "v_out", "q_scale", "k_scale", "v_scale"),
     "merge": ("out", "lse"),
@@ -98,7 +99,7 @@ DTYPE_OF = {
     "page_table": "int32", "cache_batch_idx": "int32", "leftpad_k": "int32", "rotary_offsets": "int32",
     "tree_mask": "int64",
     "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "lse": "float32", "dlse": "float32", "lse_parts": "float32",
-    "out_parts": "float32",
+    "out_parts": "float32", "max_logits": "float32",
 }
 
 # The options of Python's functions, in their order, with their defaults.
@@ -106,8 +107,8 @@ SIGNATURES = {
     "attention": {"causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None, "cu_seqlens_q": None,
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
-                  "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None,
-                  "mask_alignment": "bottom_right"},
+                  "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None, "mask_alignment": "bottom_right",
+                  "max_logits": None, "max_logits": None},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
                            "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right"},
@@ -117,5 +118,5 @@ SIGNATURES = {
                                 "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
-                                "mask_alignment": "bottom_right"},
+                                "mask_alignment": "bottom_right", "max_logits": None, "max_logits": None},
 }

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from ._arguments import arguments_of, signed, with_defaults
 from ._build import NAME
-from ._fields import TENSORS
+from ._fields import RESULTS, TENSORS
 from ._library import CANCELLED, CUDA_ERROR, FOLDER, INTERNAL_ERROR, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, exception
 from ._limits import WITH_GRADIENTS
 from ._options import scale_shape
@@ -32,6 +32,7 @@ _forward = operators.forward.default
 _inference = operators.inference.default
 # The same without a call of Python.
 _forward_now, _inference_now = _forward._op, _inference._op
+_forward_out = operators.forward_out.default
 _backward = operators.backward.default
 _quantize = operators.quantize.default
 FP8 = torch.float8_e4m3fn
@@ -200,14 +201,34 @@ torch.library.register_autograd(f"{NAME}::quantize", _no_gradient_of_codes)
 torch.library.register_autograd(f"{NAME}::inference", _no_gradient_of_inference)
 
 
+def _attend_now(q, k, v, arguments):
+    """(out, lse); what else a call writes is the caller's memory, which forward_out alone takes."""
+    if not any(name in arguments for name in RESULTS["forward"]):
+        return _forward_now(q, k, v, **arguments)
+    arguments = dict(arguments)
+    out, lse = empty_results(q, v, arguments.pop("out_dtype", None))
+    _forward_out(q, k, v, out, lse, **arguments, fill_padding=True)
+    return out, lse
+
+
+def empty_results(q, v, out_dtype):
+    """Memory for (out, lse)."""
+    for name, x in (("q", q), ("v", v)):
+        if x.dim() not in (3, 4):
+            raise ValueError(f"{name}.ndim = {x.dim()} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, dim]")
+    *batch, seq, heads = q.shape[:-1]
+    dtype = out_dtype or (torch.bfloat16 if q.dtype == FP8 else q.dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), q.new_empty((*batch, heads, seq), dtype=torch.float32)
+
+
 class _Recorded(torch.autograd.Function):
     """What the operator's own autograd kernel does, at a third of its cost: torch makes that one for any operator."""
 
     @staticmethod
     def forward(ctx, q, k, v, sink, arguments):  # the sink is in arguments too, where autograd does not see it
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _forward_now(q, k, v, **arguments)
-        save_forward(ctx, q, k, v, arguments, out, lse)
+            out, lse = _attend_now(q, k, v, arguments)
+        save_forward(ctx, q, k, v, {name: x for name, x in arguments.items() if name not in RESULTS["forward"]}, out, lse)
         return out, lse
 
     @staticmethod
@@ -324,17 +345,20 @@ def run_forward(q, k, v, arguments, with_lse=True):
     sink, qv = arguments.get("sink"), arguments.get("qv")
     if qv is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
+    writes_more = any(name in arguments for name in RESULTS["forward"])
     if torch.compiler.is_compiling():
-        return _forward(q, k, v, **arguments)
+        return _attend_now(q, k, v, arguments) if writes_more else _forward(q, k, v, **arguments)
     try:
         if is_differentiated(q, k, v, sink):
             _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
+                if writes_more:
+                    raise NotImplementedError("max_logits is given but torch.func's transforms have no gradients of a call that writes it")
                 return _Transformed.apply(q, k, v, *with_defaults(_forward, arguments, 3))
             return _record(q, k, v, sink, arguments)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
             if with_lse or not _OF_INFERENCE.issuperset(arguments):
-                return _forward_now(q, k, v, **arguments)
+                return _attend_now(q, k, v, arguments)
             return _inference_now(q, k, v, **arguments), None
     except RuntimeError as error:
         raise translated(error) from None

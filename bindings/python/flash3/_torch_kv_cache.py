@@ -5,8 +5,8 @@ from torch.autograd import forward_ad
 
 from ._arguments import arguments_of, schedule_parts
 from ._build import NAME
-from ._fields import SIGNATURES, TENSORS
-from ._torch import check_companions, operators, register_fake, translated
+from ._fields import RESULTS, SIGNATURES, TENSORS
+from ._torch import check_companions, empty_results, operators, register_fake, translated
 from .arrays import Schedule
 
 try:
@@ -137,11 +137,12 @@ def attention_with_kv_cache(q, k_cache, v_cache, options, with_lse):
     _check_not_recorded(q=q, k_cache=k_cache, v_cache=v_cache, **{
         name: arguments[name] for name in TENSORS["forward"] if arguments.get(name) is not None})
     is_unrounded = out_dtype is not None and out_dtype != q.dtype  # or of an FP8 q
-    given = _results(q, v_cache, out_dtype) if is_unrounded else (None, None)
+    takes_memory = is_unrounded or any(name in arguments for name in RESULTS["forward"])
+    given = empty_results(q, v_cache, out_dtype) if takes_memory else (None, None)
     return run(q, k_cache, v_cache, arguments, *given, fill_padding=True)
 
 
-_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse"}
+_OF_SCHEDULES = set(SIGNATURES["attention_with_kv_cache"]) - {"schedule", "return_lse", *RESULTS["forward"]}
 
 
 def kv_cache_schedule(q, k_cache, v_cache, out, options):
@@ -155,18 +156,6 @@ def kv_cache_schedule(q, k_cache, v_cache, out, options):
     data, key = schedule_parts(out)
     _run(_schedule_out, q, k_cache, v_cache, data, key, **arguments)
     return out
-
-
-def _results(q, v_cache, out_dtype):
-    """Memory for (out, lse)."""
-    if q.dim() not in (3, 4):
-        raise ValueError(f"q.ndim = {q.dim()} but it must be 4, [batch, seq, heads, dim], or packed 3, [total, heads, dim]")
-    if v_cache.dim() != 4:
-        raise ValueError(f"v_cache.ndim = {v_cache.dim()} but it must be 4, [batch, rows, heads, dim] or [pages, page_size, heads, "
-                         "dim]")
-    *batch, seq, heads = q.shape[:-1]
-    out = torch.empty((*q.shape[:-1], v_cache.shape[-1]), dtype=out_dtype, device=q.device)
-    return out, torch.empty((*batch, heads, seq), dtype=torch.float32, device=q.device)
 
 
 def merge(out_parts, lse_parts, sink, out_dtype):

@@ -97,10 +97,11 @@ class _Call:
         for name, x in tensors.items():
             self._set_tensor(name, x, name in written)
         for name, value in options.items():
-            if name in tensors or name in _NO_OPTIONS or name not in kinds and name not in inputs and not self._has_other(name):
+            if name in tensors or name in _NO_OPTIONS or name not in kinds and name not in inputs and name not in results and \
+                    not self._has_other(name):
                 raise UnexpectedArgument(f"unexpected argument {name!r}")
-            if name in inputs:
-                self._set_tensor(name, value, False)
+            if name in inputs or name in results and name not in tensors:
+                self._set_tensor(name, value, name in results)
             elif name in kinds and not (value is None and name in MAY_BE_NONE):
                 setattr(self.params, name, value_in_c(name, kinds[name], value))
         self._set_others(options)

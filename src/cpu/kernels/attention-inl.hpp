@@ -420,6 +420,8 @@ class TaskRunner {
       store_row(row, factor, static_cast<float*>(p_.out.data) + offset);
     if (p_.lse.data)
       p_.lse.data[row_offset(p_.lse, sequence_, at.query, at.head)] = log_sum_exp(end.max, end.sum);
+    if (p_.max_logits.data)
+      p_.max_logits.data[row_offset(p_.max_logits, sequence_, at.query, at.head)] = max_logit(max);
   }
 };
 

@@ -51,7 +51,7 @@ struct ThreeStageConsumer : Base {
   // True if O must be rescaled.
   __device__ __forceinline__ bool exponentiate(Tile& tile) {
     const bool raised = this->begin_softmax(tile);
-    tile.softmax.exponentiate(tile.scores);
+    tile.softmax.exponentiate(tile.view(), tile.scores);
     order_before(tile.softmax.row_sum[0] + tile.softmax.row_sum[1]);  // not behind the next wait
     return raised;
   }

@@ -106,7 +106,10 @@ __device__ __forceinline__ bool ModOf<ScoreKind::kSoftcap>::begin_tile(
                 (largest[1] <= fminf(softmax.limit(1), range));
   if (softmax.must_remap_negative) within &= !any_below(r_s, range);
   alpha[0] = alpha[1] = 1.f;
-  if (!masked && __all_sync(~0u, within)) return false;
+  if (!masked && __all_sync(~0u, within)) {
+    softmax.keep_largest(largest);
+    return false;
+  }
   remap_scores(score.mod, r_s,
                {score.must_remap_negative(softmax.row_max[0]),
                 score.must_remap_negative(softmax.row_max[1])});

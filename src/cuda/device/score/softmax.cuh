@@ -38,16 +38,18 @@ struct Score {
   using Mod = ModOf<kKind>;
   static_assert(KeepsOrder<Mod>);
   static constexpr bool kCapped = Mod::kRemaps;
+  static constexpr bool kKeepsLargest = true;  // the largest score of a row, for max_logits
 
-  Mod mod;      // to base 2
-  float slack;  // by how much a score may exceed its row's maximum
+  Mod mod;                  // to base 2
+  float slack;              // by how much a score may exceed its row's maximum
+  float least_exact = 0.f;  // under a lower maximum a tile's largest score must be exact
 
   template <class Params>
   static __device__ __forceinline__ Score of(const Params& params) {
     if constexpr (kCapped)
-      return {{params.softcap}, params.score_slack};
+      return {{params.softcap}, params.score_slack, params.least_exact};
     else
-      return {{params.scale_log2}, params.score_slack};
+      return {{params.scale_log2}, params.score_slack, params.least_exact};
   }
 
   // The score in base 2, less a shift.
@@ -59,6 +61,7 @@ struct Score {
   // max_of: m, by a tile's largest score. limit: the largest of those that m serves; a softcap is
   // nowhere steeper than at 0.
   __device__ __forceinline__ float limit(float m) const { return m + slack; }
+  __device__ __forceinline__ bool needs_exact(float m) const { return m < least_exact; }
   __device__ __forceinline__ float max_of(float largest, int) const { return largest; }
   __device__ __forceinline__ float shift_of(float m) const { return mod.value(m); }
   __device__ __forceinline__ float max_above(float m, float shift) const {
@@ -125,12 +128,15 @@ __device__ __forceinline__ bool all_within(const Score& score, const typename Vi
 
 template <class Score>
 struct OnlineSoftmax {
+  static constexpr bool kKeepsLargest = Score::kKeepsLargest;
+
   Score score;
-  float row_max[2] = {-kInfinity, -kInfinity};  // m; −∞: no key seen yet
-  float row_shift[2] = {0.f, 0.f};              // c·m or P(m); 0 if m is −∞
-  float row_sum[2] = {0.f, 0.f};                // l, this thread's columns only
-  bool negative_limit = true;                   // of any row of the warp
-  bool must_remap_negative = true;              // of any row of the warp, under a softcap
+  float row_max[2] = {-kInfinity, -kInfinity};      // m; −∞: no key seen yet
+  float row_shift[2] = {0.f, 0.f};                  // c·m or P(m); 0 if m is −∞
+  float row_sum[2] = {0.f, 0.f};                    // l, this thread's columns only
+  float row_largest[2] = {-kInfinity, -kInfinity};  // score, this thread's columns only
+  bool needs_exact = true;                          // of any row of the warp
+  bool must_remap_negative = true;                  // of any row of the warp, under a softcap
 
   // Raises m where a tile's scores demand it; true if that is so for any row of the warp. alpha[h]
   // is what row h's earlier output must be multiplied by.
@@ -138,6 +144,7 @@ struct OnlineSoftmax {
   __device__ __forceinline__ bool begin_tile(float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
     find_max_above_limit(r_s, largest);
+    keep_largest(largest);
     // A NaN is not within the limit.
     const bool within =
         score.max_of(largest[0], 0) <= limit(0) && score.max_of(largest[1], 1) <= limit(1);
@@ -200,17 +207,29 @@ struct OnlineSoftmax {
     }
   }
 
+  // After the last tile: the row's largest score, scaled and capped; −∞ for a row that saw no key.
+  __device__ __forceinline__ float max_logit(int h) const {
+    const float largest = quad_max(row_largest[h]);
+    return largest == -kInfinity ? -kInfinity : score.shift_of(largest) * kLn2;
+  }
+
   // ---- for begin_tile, and for what takes its place under a softcap ----
 
   // The largest maximum that row h's m serves.
   __device__ __forceinline__ float limit(int h) const { return score.limit(row_max[h]); }
 
-  // The largest score of each row among this thread's keys; if that is negative, and no row's limit
-  // is, maybe another negative one.
+  __device__ __forceinline__ void keep_largest(const float (&largest)[2]) {
+    if constexpr (Score::kKeepsLargest)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_largest[h] = fmaxf(row_largest[h], largest[h]);
+  }
+
+  // The largest score of each row among this thread's keys; if that is negative, and no row needs
+  // it exactly, maybe another negative one.
   template <int N>
   __device__ __forceinline__ void find_max_above_limit(const float (&r_s)[N],
                                                        float (&largest)[2]) const {
-    if (negative_limit) {
+    if (needs_exact) {
       find_max<QueriesByKeys<N>>(r_s, largest);
     } else {
       find_max_of_positive(r_s, largest);
@@ -232,7 +251,8 @@ struct OnlineSoftmax {
   __device__ __forceinline__ void raise_max(const float (&r_s)[N], float (&alpha)[2]) {
     float largest[2];
     find_max<QueriesByKeys<N>>(r_s, largest);
-    bool negative = false, low = false;
+    if constexpr (Score::kCapped) keep_largest(largest);
+    bool exact = false, low = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float new_max = raised_max(row_max[h], limit(h), score.max_of(quad_max(largest[h]), h));
@@ -240,10 +260,10 @@ struct OnlineSoftmax {
       alpha[h] = rescaling(score, row_max[h], new_max, row_shift[h]);
       row_max[h] = new_max;
       row_sum[h] *= alpha[h];
-      negative |= limit(h) < 0.f;
+      exact |= score.needs_exact(new_max);
       if constexpr (Score::kCapped) low |= score.must_remap_negative(new_max);
     }
-    negative_limit = __any_sync(~0u, negative);
+    needs_exact = __any_sync(~0u, exact);
     if constexpr (Score::kCapped) must_remap_negative = __any_sync(~0u, low);
   }
 };

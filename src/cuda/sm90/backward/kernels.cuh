@@ -2,6 +2,7 @@
 // Every backward kernel: what a file of instances includes (cmake/kernel_instances.cmake).
 #pragma once
 
+#include "cuda/device/score/softcap.cuh"
 #include "cuda/sm90/backward/consume.cuh"
 #include "cuda/sm90/backward/consume_wide.cuh"
 #include "cuda/sm90/backward/kernel.cuh"

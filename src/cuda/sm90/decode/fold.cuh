@@ -135,6 +135,13 @@ __device__ __forceinline__ void store_row_lse(const DecodeParams& params, const 
              row.query] = lse;
 }
 
+// The row's largest logit, of its maximum in base 2.
+__device__ __forceinline__ void store_max_logit(const DecodeParams& params, const DecodeRun& run,
+                                                const QueryRow& row, float max) {
+  params.max_logits[run.batch * params.max_logits_stride_batch +
+                    row.head * params.max_logits_stride_head + run.q_row + row.query] = max * kLn2;
+}
+
 // Stores the result of a consumer warpgroup's rows of a whole item, as store_part. sums.sum is
 // already that of all warps.
 template <class Traits>
@@ -156,6 +163,12 @@ __device__ __forceinline__ void store_result(const DecodeParams& params, const D
         out.store(64 * b + dim + Traits::dim_of(lane / 4, h),
                   sums.out[b][c / 2 * 4 + 2 * h + c % 2] * result.inverse_sum);
     if (thread < 4) store_row_lse(params, run, at, result.lse);
+  }
+  if (params.max_logits == nullptr || thread >= 4) return;
+#pragma unroll
+  for (int c = 0; c < Traits::kColumns; ++c) {
+    const int row = first_row + c / 2 * 8 + lane * 2 + c % 2;
+    if (row < rows) store_max_logit(params, run, query_row(params, run, row), sums.max[c]);
   }
 }
 

@@ -92,7 +92,9 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
     out.store(dim + Traits::dim_of(lane % 8, 0), all.out[2 * b] * result.inverse_sum);
     out.store(dim + Traits::dim_of(lane % 8, 1), all.out[2 * b + 1] * result.inverse_sum);
   }
-  if (lane == 0) store_row_lse(params, run, at, result.lse);
+  if (lane != 0) return;
+  store_row_lse(params, run, at, result.lse);
+  if (params.max_logits != nullptr) store_max_logit(params, run, at, all.max);
 }
 
 // Merges a row of the fold that a block ends and others begin, if there is one, and of the item, if

@@ -54,6 +54,10 @@ struct DecodeSchedule {
   MergeLists* lists;  // of each block
 };
 
+// By how much, in base 2, a score may exceed its row's maximum before that is raised: p stays far
+// from the largest float16.
+inline constexpr float kDecodeSlack = 8.f;
+
 struct DecodeParams {
   TensorMap k, v;  // boxes of box_rows rows; unless rows are gathered
   CacheView k_rows, v_rows;
@@ -70,10 +74,14 @@ struct DecodeParams {
   bool out_float32;  // otherwise of q's dtype
   float* lse;        // or null
   long long lse_stride_batch, lse_stride_head;
+  float* max_logits;  // or null; with it slack is 0
+  long long max_logits_stride_batch, max_logits_stride_head;
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  Softcap softcap;   // unit: softcap · log2 e
+  float
+      slack;  // by how much, in base 2, a score may exceed its row's maximum before that is raised
+  Softcap softcap;  // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.
   const int* page_table;  // [batch, pages of a sequence], or null

@@ -33,7 +33,6 @@ class DecodeSoftmax {
   using KvState = typename Traits::KvState;
   static constexpr int kRows = Traits::kRows, kColumns = Traits::kColumns,
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
-  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
   using View = KeyBlocks<kKeyBlocks, kRows / 2>;
   using Scores = typename View::Scores;
 
@@ -99,7 +98,7 @@ class DecodeSoftmax {
   using Score = cuda::Score<ScoreKind::kPlain>;
   __device__ __forceinline__ Score score() const {
     const float scale_log2 = Traits::kFp8 ? 1.f : params_.scale_log2;
-    return {{scale_log2}, kSlack / scale_log2};
+    return {{scale_log2}, params_.slack / scale_log2};
   }
 
   // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.

@@ -245,6 +245,7 @@ struct Consumer {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
       store_lse(params, output(), row, lse);  // under the product
+      if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
       tile.operands.scale_normalisation(inverse_sum, v_state);
     }
     if constexpr (!Store::kInPlaceOfQ) {
@@ -266,7 +267,10 @@ struct Consumer {
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);
-      if constexpr (Traits::kSplit) store_lse(params, output(), row, lse);
+      if constexpr (Traits::kSplit) {
+        store_lse(params, output(), row, lse);
+        if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
+      }
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
     }

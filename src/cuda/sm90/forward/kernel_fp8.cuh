@@ -59,7 +59,7 @@ struct Fp8Score;
 
 template <bool kRowScales>
 struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
-  static constexpr bool kCapped = false;
+  static constexpr bool kCapped = false, kKeepsLargest = false;
 
   ScoreScale<kRowScales> scale;
 
@@ -74,6 +74,7 @@ struct Fp8Score<ScoreKind::kPlain, kRowScales> : Fp8Maximum {
     return fmaf(s, scale.of_row(at.r), -shift);
   }
   __device__ __forceinline__ float limit(float m) const { return m + kFp8Slack; }
+  __device__ __forceinline__ bool needs_exact(float m) const { return limit(m) < 0.f; }
   __device__ __forceinline__ float max_of(float largest, int h) const {
     return largest * scale.of_row(h);
   }

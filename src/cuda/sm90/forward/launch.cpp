@@ -112,6 +112,9 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   params.lse = problem.lse.data;
   params.lse_stride_batch = problem.lse.stride_batch;
   params.lse_stride_head = problem.lse.stride_head;
+  params.max_logits = problem.max_logits.data;
+  params.max_logits_stride_batch = problem.max_logits.stride_batch;
+  params.max_logits_stride_head = problem.max_logits.stride_head;
   params.sink = sink_row(problem.sink);
   params.scale_log2 = problem.softmax_scale * float(kLog2E);
   const float slack = config.operands == Operands::kE4m3 ? kFp8Slack : kSlack;
@@ -124,6 +127,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
     params.softcap = make_softcap(problem.softmax_scale, problem.softcap, problem.softcap * kLog2E);
     params.score_slack = slack / params.softcap.a;  // P is nowhere steeper than at 0
   }
+  params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 
   if (config.paged) params.pages = key_pages(problem, plan);
   if (config.split) params.parts = part_slots(problem, plan);

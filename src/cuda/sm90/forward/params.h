@@ -73,11 +73,14 @@ struct ForwardParams {
   long long out_stride_batch, out_stride_seq, out_stride_head;
   float* lse;  // [batch, heads_q, seq_q] or null
   long long lse_stride_batch, lse_stride_head;
+  float* max_logits;  // [batch, heads_q, seq_q] or null
+  long long max_logits_stride_batch, max_logits_stride_head;
 
   SinkRow sink;
 
   float scale_log2;   // softmax_scale · log2 e
   float score_slack;  // kSlack or kFp8Slack in units of a score
+  float least_exact;  // where a row's maximum is lower the largest score of a tile must be exact
   int head_dim_v;
   HeadPack pack;           // of each warpgroup
   int groups_per_kv_head;  // head groups: pack.heads query heads each

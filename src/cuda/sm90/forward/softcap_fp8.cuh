@@ -12,6 +12,7 @@ namespace flash3::cuda::sm90 {
 template <bool kRowScales>
 struct Fp8Score<ScoreKind::kSoftcap, kRowScales> : Score<ScoreKind::kSoftcap> {
   using Capped = Score<ScoreKind::kSoftcap>;
+  static constexpr bool kKeepsLargest = false;
   static constexpr float kOffset = kFp8Offset;
 
   ScoreScale<kRowScales> scale;

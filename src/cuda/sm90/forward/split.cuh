@@ -173,9 +173,15 @@ struct PartRows {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i)
       quads[i * kThreads] = {r_o[4 * i], r_o[4 * i + 1], r_o[4 * i + 2], r_o[4 * i + 3]};
-    *max_and_sum(part.slot) = {softmax.row_max[0], softmax.row_max[1], quad_sum(softmax.row_sum[0]),
-                               quad_sum(softmax.row_sum[1])};
+    float4 x = {softmax.row_max[0], softmax.row_max[1], quad_sum(softmax.row_sum[0]),
+                quad_sum(softmax.row_sum[1])};
+    const float largest[2] = {quad_max(softmax.row_largest[0]), quad_max(softmax.row_largest[1])};
+    if (Softmax::kKeepsLargest && has_largest()) x.z = largest[0], x.w = largest[1];
+    *max_and_sum(part.slot) = x;
   }
+
+  // A quad has its sums once: in the place of them its second thread has the largest scores.
+  __device__ __forceinline__ bool has_largest() const { return thread % 4 == 1; }
 
   // Counts the warpgroup in; whether all parts are there.
   __device__ __forceinline__ bool is_last() const {
@@ -200,7 +206,9 @@ struct PartRows {
       const float4 x = __ldcg(max_and_sum(slot_of(p)));
       max[0] = fmaxf(max[0], x.x), max[1] = fmaxf(max[1], x.y);
     }
-    float sum[2] = {0.f, 0.f};
+    // The second thread of a quad has largest scores there.
+    const bool largest = has_largest();
+    float sum[2] = {largest ? -kInfinity : 0.f, largest ? -kInfinity : 0.f};
 #pragma unroll
     for (float& x : r_o) x = 0.f;
 #pragma unroll 1
@@ -209,7 +217,8 @@ struct PartRows {
       const float4 x = __ldcg(max_and_sum(slot));
       const float factor[2] = {weight_of(softmax.score, x.x, max[0]),
                                weight_of(softmax.score, x.y, max[1])};
-      sum[0] = fmaf(x.z, factor[0], sum[0]), sum[1] = fmaf(x.w, factor[1], sum[1]);
+      sum[0] = largest ? fmaxf(sum[0], x.z) : fmaf(x.z, factor[0], sum[0]);
+      sum[1] = largest ? fmaxf(sum[1], x.w) : fmaf(x.w, factor[1], sum[1]);
       // From global memory by way of the L2 cache, where the other blocks' parts are.
       const float4* const quads = first_quad(slot);
 #pragma unroll
@@ -221,6 +230,7 @@ struct PartRows {
     for (int h = 0; h < 2; ++h) {
       softmax.row_max[h] = max[h];
       softmax.row_sum[h] = thread % 4 == 0 ? sum[h] : 0.f;  // of the quad
+      softmax.row_largest[h] = largest ? sum[h] : -kInfinity;
     }
   }
 };

@@ -136,6 +136,11 @@ struct WarpOutput {
     return params.lse + queries.sequence.batch * params.lse_stride_batch +
            head(row) * params.lse_stride_head + queries.sequence.q_first + token(row);
   }
+  // Where its largest logit goes, likewise.
+  __device__ __forceinline__ float* max_logit(int row) const {
+    return params.max_logits + queries.sequence.batch * params.max_logits_stride_batch +
+           head(row) * params.max_logits_stride_head + queries.sequence.q_first + token(row);
+  }
 };
 
 // lse[h] belongs to row_in_warpgroup + 8·h; each quad has its rows four times over, one thread
@@ -147,6 +152,21 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const War
   for (int h = 0; h < 2; ++h) {
     const int row = row_in_warpgroup + 8 * h;
     if (output.exists(row)) *output.lse(row) = lse[h];
+  }
+}
+
+// Stores the largest logits of a thread's two rows, likewise.
+template <class Softmax>
+__device__ __forceinline__ void store_max_logits(const ForwardParams& params,
+                                                 const WarpOutput& output, int row_in_warpgroup,
+                                                 const Softmax& softmax) {
+  if (params.max_logits == nullptr) return;
+  const float largest[2] = {softmax.max_logit(0), softmax.max_logit(1)};  // of whole quads
+  if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row_in_warpgroup + 8 * h;
+    if (output.exists(row)) *output.max_logit(row) = largest[h];
   }
 }
 
@@ -183,6 +203,8 @@ __device__ __forceinline__ void store_empty(const ForwardParams& params, const W
   if (params.lse != nullptr && lane < kWarpRows && output.exists(row))
     *output.lse(row) =
         params.sink.data != nullptr ? load_sink(params.sink, output.head(row)) : -kInfinity;
+  if (params.max_logits != nullptr && lane < kWarpRows && output.exists(row))
+    *output.max_logit(row) = -kInfinity;
 }
 
 }  // namespace flash3::cuda::sm90

@@ -195,7 +195,9 @@ __global__ void __launch_bounds__(kLatentMergeThreads)
     for (int i = 0; i < 4; i += 2)
       out.store_pair(quarter * kQuarter + 4 * lane + i, all.out[i] * result.inverse_sum,
                      all.out[i + 1] * result.inverse_sum);
-    if (quarter == 0 && lane == 0) store_row_lse(params, run, at, result.lse);
+    if (quarter != 0 || lane != 0) continue;
+    store_row_lse(params, run, at, result.lse);
+    if (params.max_logits != nullptr) store_max_logit(params, run, at, all.max);
   }
 }
 

@@ -23,14 +23,13 @@ class LatentSoftmax {
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(thread_in_warpgroup()),
-        score_{{params.scale_log2}, kSlack / params.scale_log2} {}
+        score_{{params.scale_log2}, params.slack / params.scale_log2} {}
 
  protected:
   using KvState = typename Traits::KvState;
   using View = QueriesByKeys<Traits::kTileN / 2>;
   using Scores = typename View::Scores;
   using Probabilities = uint32_t[Traits::kTileN / 4];  // packed, as a product takes them
-  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
   struct Sums {
     float out[Traits::kDims / 2];
@@ -215,8 +214,10 @@ class LatentSoftmax {
     for (int h = 0; h < 2; ++h) {
       const QueryRow at = query_row(params_, run, row_of(h));
       const RowResult result = finish_row(params_, sums.max[h], sums.sum[h], at.head);
-      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows)
+      if (warpgroup_ == 0 && thread_ % 4 == 0 && row_of(h) < run.rows) {
         store_row_lse(params_, run, at, result.lse);
+        if (params_.max_logits != nullptr) store_max_logit(params_, run, at, sums.max[h]);
+      }
 #pragma unroll
       for (int i = 2 * h; i < Traits::kDims / 2; i += i % 2 == 0 ? 1 : 3)
         sums.out[i] *= result.inverse_sum;

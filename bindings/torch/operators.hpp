@@ -108,7 +108,7 @@ inline constexpr Schema<flash3_forward_params> kKvCacheScheduleOut(
     "Tensor? leftpad_k=None, Tensor? cu_seqlens_q=None, Tensor? seqused_q=None, SymInt max_seqlen_q=0, SymInt "
     "max_seqlen_k=0, SymInt sm_margin=0, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "ScalarType? out_dtype=None, Tensor? qv=None, Tensor? tree_mask=None, bool rotate=False, SymInt "
-    "rotation_seed=0, int mask_alignment=0, Tensor(b!)? max_logits=None) -> ()");
+    "rotation_seed=0, int mask_alignment=0) -> ()");
 
 inline constexpr Schema<flash3_merge_params> kMerge(
     "merge(Tensor out_parts, Tensor lse_parts, Tensor? sink=None, ScalarType? out_dtype=None) -> (Tensor, "

@@ -243,7 +243,8 @@ def schema(headers, operator):
         alias = f"({next(letters)}!)" if "!" in argument else ""
         parts.append(f"{type}{alias}{'?' * argument.endswith('?')} {name}")
     added = {f.name for f in headers.added(call) if f.written}  # what a call writes beside its results, where it is wanted
-    for name in headers.expanded(call, options, operator.endswith("_out")):
+    given = {argument.rstrip("?!") for argument in required.split() if "!" in argument}
+    for name in headers.expanded(call, options, bool(given & set(calls.WRITTEN[call].split()))):
         type, default = torch_type(headers, call, name)
         parts.append(f"{f'Tensor({next(letters)}!)?' if name in added else type} {name}={default}")
     return f"{operator}({', '.join(parts)}) -> {results}"

@@ -90,7 +90,7 @@ typedef struct flash3_forward_params {
    * query's window or chunk) reaches no result, be it NaN. A NaN or infinity at a key that some
    * query sees reaches that query; on Hopper, in v, it can also reach queries that do not see the
    * key but share a tile with one that does (0 · ∞; at most 256 rows of one head or of a few);
-   * under FLASH3_ALIGN_TOP_LEFT keys behind the last query's window count there as keys that it
+   * under FLASH3_ALIGN_TOP_LEFT keys after the last query's window count there as keys that it
    * sees. The CPU keeps those clean. In a backward call likewise q, k, v and dout, and the
    * gradients. @{ */
   int32_t causal;       /**< 1: no key behind i' */

@@ -79,7 +79,7 @@ constexpr const ParamField* find_field(std::string_view name) {
   return nullptr;
 }
 
-// The fields behind those that tools/codegen/calls.py places: what only hands fields on takes each
+// The fields after those that tools/codegen/calls.py places: what only hands fields on takes each
 // of these by its name.
 template <class Params>
 constexpr std::span<const ParamField> added_fields() {

@@ -78,7 +78,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     all without batch; float16, bfloat16, float8_e4m3fn, or on a CPU float32. heads_q is a multiple of heads_k.
 
     is_causal and local_window_size have JAX's meaning: query i sees keys j <= i, and i - left <= j <= i + right. return_residual
-    adds the LSE, [batch, seq_q, heads_q] float32, which has gradients. A query that sees no key, or is behind its sequence's
+    adds the LSE, [batch, seq_q, heads_q] float32, which has gradients. A query that sees no key, or comes after its sequence's
     length, gets 0 and an LSE of -inf.
 
     flash3's own: softcap, sink ([heads_q] float32, one more logit for each head) and deterministic gradients. For FP8, as in

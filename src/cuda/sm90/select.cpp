@@ -72,8 +72,7 @@ bool has_decode(const ForwardProblem& problem) {
          queries_differ && keys_are_a_cache(problem);
 }
 
-// A row's maximum is that of its scores where there is no slack, which costs FP8 kernels a tenth of
-// their speed; and some keep it of scores that have the scale of a value in them.
+// FP8 kernels keep no largest score, and those on an FP8 cache have a value's scale in each score.
 Status check_max_logits(const ForwardProblem& problem) {
   if (!problem.max_logits.wanted || !problem.has_fp8_keys()) return {};
   return unsupported(

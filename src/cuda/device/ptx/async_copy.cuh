@@ -7,7 +7,7 @@
 
 namespace flash3::cuda {
 
-// 16 bytes, of which those behind the first `bytes` are not read, and become 0.
+// 16 bytes, of which those after the first `bytes` are not read, and become 0.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                    uint32_t(__cvta_generic_to_shared(shared))),

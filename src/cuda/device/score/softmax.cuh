@@ -32,7 +32,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // Scores as the online softmax takes them, and in what form it keeps the maximum of a row of them:
 // here m is of raw scores, remapped ones under a softcap. Where rows differ in that, r tells which
-// of the thread's it is. FP8 has scores of its own (forward/operands_fp8.cuh).
+// of the thread's it is. FP8 has scores of its own (forward/kernel_fp8.cuh).
 template <ScoreKind kKind>
 struct Score {
   using Mod = ModOf<kKind>;

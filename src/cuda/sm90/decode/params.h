@@ -79,8 +79,7 @@ struct DecodeParams {
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  float
-      slack;  // by how much, in base 2, a score may exceed its row's maximum before that is raised
+  float slack;  // kDecodeSlack, or 0
   Softcap softcap;  // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.

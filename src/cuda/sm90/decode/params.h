@@ -79,8 +79,8 @@ struct DecodeParams {
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  float slack;  // kDecodeSlack, or 0
-  Softcap softcap;  // unit: softcap · log2 e
+  float slack;       // kDecodeSlack, or 0
+  Softcap softcap;   // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.
   const int* page_table;  // [batch, pages of a sequence], or null

@@ -12,6 +12,7 @@
 #include "core/fp8.hpp"
 #include "core/kv_cache.hpp"
 #include "core/mask.hpp"
+#include "core/mask_problem.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "core/tensor_view.hpp"
@@ -112,6 +113,7 @@ struct Problem : ExecutionContext {
   float softcap = 0.f;        // 0: none
   SinkView sink;
   MaskRule mask_rule;
+  MaskLists mask_lists;        // the whole mask, mask_rule included, where one is given
   bool fills_padding = false;  // core/padding.hpp; no backend sees it
 
   // Forward calls alone have these. `qv`: what of the queries meets v; without dimensions: none.

@@ -136,9 +136,28 @@ struct TreeMask {
   }
 };
 
+// Rows that see the keys whose bits are set: bit k of words[r] is the view's key k of its row r.
+struct BitMask {
+  const uint32_t (&words)[2];
+
+  template <int N>
+  __device__ __forceinline__ void apply(const QueriesByKeys<N>&, float (&r_s)[N]) const {
+    using View = QueriesByKeys<N>;
+    static_assert(View::kKeys <= 32);
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) {
+        float& x = View::at(r_s, r, k);
+        x = words[r] & 1u << k ? x : -kInfinity;
+      }
+  }
+};
+
 static_assert(ScoreMask<RangeMask<RowKeys (*)(int)>, QueriesByKeys<8>> &&
               ScoreMask<RangeMask<RowKeys (*)(int)>, KeyBlocks<2, 8>> &&
               ScoreMask<RangeMaskByBits<RowKeys (*)(int)>, QueriesByKeys<8>> &&
+              ScoreMask<BitMask, QueriesByKeys<8>> &&
               ScoreMask<TreeMask<KeyBits (*)(int)>, QueriesByKeys<8>> &&
               ScoreMask<TreeMask<KeyBits (*)(int)>, KeyBlocks<2, 8>>);
 

@@ -3,6 +3,7 @@
 // NVRTC-clean: host and kernels have it alike.
 #pragma once
 
+#include "core/mask_lists.hpp"
 #include "core/scales.hpp"
 #include "cuda/device/kinds.hpp"
 
@@ -35,7 +36,8 @@ FLASH3_HOST_DEVICE constexpr RegisterSplit register_split(bool more_for_producer
 struct ForwardConfig {
   int head_dim = 0;
   int head_dim_v = 0;
-  bool band = false;  // masks by the band; otherwise only the end of the keys
+  bool band = false;   // masks by the band; otherwise only the end of the keys
+  bool lists = false;  // walks the lists of a mask (load_lists.cuh)
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
   bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
@@ -118,7 +120,8 @@ struct ForwardConfig {
                        : widened() ? (2 * stages + raw_stages) * 8
                                    : 0;
     const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
-    return 8 * barriers + tile_ring + rows + scales + parts;
+    const int blocks = lists ? 8 * stages : 0;                // forward/load_lists.cuh
+    return 8 * barriers + tile_ring + rows + scales + parts + blocks;
   }
   FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
@@ -146,6 +149,8 @@ struct ForwardConfig {
 constexpr bool is_valid(const ForwardConfig& c) {
   const int probability_registers = c.tile_n / 8 * c.element_bytes();
   return (!c.paged || c.band) && (!c.split || c.paged) &&
+         (!c.lists || (c.operands == Operands::k16Bit && !c.band && !c.paged &&
+                       c.tile_m() == kMaskBlock && kMaskBlock % c.tile_n == 0)) &&
          (!c.widened() ||
           (c.paged && c.raw_rows() % 16 == 0 && int(kScaleBlock) % c.tile_n == 0)) &&
          c.shared_bytes() <= kMostSharedBytes && c.tile_n % 16 == 0 && c.tile_n <= 256 &&

@@ -43,7 +43,7 @@ struct Consumer {
   using Softmax = OnlineSoftmax<Score>;
   static constexpr int kStages = Traits::kStages, kTileN = Traits::kTileN;
   static constexpr bool kOneSoftmax = Operands::kOneSoftmax;
-  static constexpr bool kSplit = Traits::kSplit;
+  static constexpr bool kLists = Traits::kLists, kSplit = Traits::kSplit;
   // Two warpgroups leave time beside the first scores of a work tile, and registers for a second
   // mask, but for those of split kernels.
   static constexpr bool kDescribeUnderScores = Traits::kWarpgroups == 2 && !kSplit;
@@ -70,8 +70,13 @@ struct Consumer {
     Output& output;
     float (&alpha)[2];     // what the thread's two rows of `output` are to be multiplied by
     int row, key_in_tile;  // of element 0 of `scores`
+    KeysOfTile<kLists> listed;
 
-    __device__ __forceinline__ View view() const { return {row, n * kTileN + key_in_tile}; }
+    __device__ __forceinline__ View view() const {
+      int key_tile = n;
+      if constexpr (kLists) key_tile = listed.seen.tile;
+      return {row, key_tile * kTileN + key_in_tile};
+    }
   };
 
   const ForwardParams& params;
@@ -125,6 +130,7 @@ struct Consumer {
     const TileMask::Range queries = warpgroup_queries(params, work, warpgroup);
     const int k_length = work.sequence.k_length;
     TileMask::Range seen = loaded;
+    if constexpr (kLists) return {loaded, seen, {}};  // each key tile tells
     if constexpr (Traits::kSkipMaskedTiles)
       seen = seen_tiles(mask, k_length, queries, loaded, kTileN);
     const bool in_slots = kSlots && params.schedule.slot_rows != 0;
@@ -137,7 +143,9 @@ struct Consumer {
   template <class Tiles>
   __device__ __forceinline__ void describe_rows(const Tiles& source) const {
     const WorkTile& work = source.tile();
-    if (has_chunks(work)) {
+    if constexpr (kLists) {
+      describe_rows<false, false>(source, {});
+    } else if (has_chunks(work)) {
       describe_rows<Traits::kSlots, true>(source, work.mask);
     } else {
       describe_rows<false, true>(source, work.mask.without_chunks());
@@ -170,6 +178,22 @@ struct Consumer {
     source.release();
   }
 
+  __device__ __forceinline__ KeysOfTile<kLists> listed_keys() const {
+    if constexpr (!kLists) {
+      return {};
+    } else {
+      static_assert(kDescribeUnderScores, "the work tile is still there");
+      const WorkTile& work = tiles.tile();
+      return {{params.mask, work.sequence.batch, work.head_group, work.query,
+               warpgroup * kWarpgroupRows + row, warpgroup * kWarpgroupThreads + thread}};
+    }
+  }
+  // Finds out what is seen of the key tile at this stage of K, while its scores are under way.
+  __device__ __forceinline__ void read_listed_keys(Tile& tile, int stage) const {
+    if constexpr (kLists)
+      tile.listed.seen.template read<kTileN>(params.mask, tile.listed.rows, shared.listed[stage]);
+  }
+
   __device__ __forceinline__ Operands make_operands() const {
     return {params, shared, q_state.stage, warpgroup};
   }
@@ -190,6 +214,7 @@ struct Consumer {
     wait(&shared.k_barriers.full[k_state.stage], k_state.phase, "k_full");
     issue_scores(tile.scores, tile.q, k_state.stage);
     if (kHoldQ && previous_q_is_held) release_q(1 - q_state.stage);
+    read_listed_keys(tile, k_state.stage);
     meanwhile();
     tile.operands.begin_key_tile(tile, k_state, k_state);
     wgmma_wait<0>();
@@ -204,6 +229,7 @@ struct Consumer {
     ping_pong.wait();
     issue_scores(tile.scores, tile.q, stage);
     issue_output(tile, v_state_at(stage));
+    read_listed_keys(tile, stage);
   }
 
   // P of this key tile; O of the one before it comes in between.
@@ -328,7 +354,7 @@ struct Consumer {
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
     const auto mask = [&] { mask_keys(tile); };
-    const bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+    const bool masked = is_masked(tile);
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
@@ -337,7 +363,19 @@ struct Consumer {
     }
   }
 
+  __device__ __forceinline__ bool is_masked(const Tile& tile) const {
+    if constexpr (kLists)
+      return tile.listed.seen.masked;
+    else
+      return tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+  }
   __device__ __forceinline__ void mask_keys(Tile& tile) const {
+    if constexpr (kLists)
+      tile.listed.seen.apply(tile.view(), tile.scores);
+    else
+      mask_keys_by_range(tile);
+  }
+  __device__ __forceinline__ void mask_keys_by_range(Tile& tile) const {
     const RowKeys(&rows)[kWarpRows] = shared.row_keys[warp];
     const RowKeys &upper = rows[row % kWarpRows], &lower = rows[row % kWarpRows + 8];
     const auto seen = [&](int r) { return Traits::kBand && r == 1 ? lower : upper; };
@@ -403,7 +441,8 @@ __device__ __forceinline__ void consume(Consumer& c) {
                                  .output = output,
                                  .alpha = alpha,
                                  .row = c.row,
-                                 .key_in_tile = c.key_in_tile};
+                                 .key_in_tile = c.key_in_tile,
+                                 .listed = c.listed_keys()};
     c.first_key_tile(tile, [&] {
       if constexpr (!Consumer::kDescribeUnderScores) return;
       c.describe_rows(c.tiles);

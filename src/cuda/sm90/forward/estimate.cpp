@@ -20,7 +20,7 @@ KeyTiles count_key_tiles(const Mask& mask, int64_t seq_q, int64_t seq_k,
                          const ForwardConfig& config, int64_t tile_queries, int64_t m_tiles) {
   // Enough for a sum of a few straight pieces, and cheap enough for every call.
   constexpr int64_t kMaxSamples = 16;
-  const int64_t samples = std::min(m_tiles, config.band ? kMaxSamples : 1);
+  const int64_t samples = std::min(m_tiles, config.band || config.lists ? kMaxSamples : 1);
   const double step = samples > 1 ? double(m_tiles - 1) / double(samples - 1) : 0;
   int64_t sum = 0, most = 0;
   for (int64_t i = 0; i < samples; ++i) {
@@ -61,9 +61,9 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
   const KeyTiles keys = count_key_tiles(Mask::make(seq_q, seq_k, problem.mask_rule), seq_q, seq_k,
                                         config, tile_queries, e.m_tiles);
   const double rounds = double(e.tiles) / multiprocessors;
-  e.us = problem.is_ragged() ? rounds * us(keys.mean)
-         : config.band       ? std::max(rounds * us(keys.mean), us(double(keys.most)))
-                             : std::ceil(rounds) * us(keys.mean);
+  e.us = problem.is_ragged()           ? rounds * us(keys.mean)
+         : config.band || config.lists ? std::max(rounds * us(keys.mean), us(double(keys.most)))
+                                       : std::ceil(rounds) * us(keys.mean);
   return e;
 }
 

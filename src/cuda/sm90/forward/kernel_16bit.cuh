@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What 16-bit kernels are put together from. load_pages.cuh adds the paged ones,
-// device/score/softcap.cuh those with a softcap.
+// load_lists.cuh those that walk lists, device/score/softcap.cuh those with a softcap.
 //
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once

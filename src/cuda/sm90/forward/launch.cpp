@@ -130,6 +130,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   params.least_exact = problem.max_logits.wanted ? 0.f : -params.score_slack;
 
   if (config.paged) params.pages = key_pages(problem, plan);
+  if (config.lists) params.mask = problem.mask_lists.memory();
   if (config.split) params.parts = part_slots(problem, plan);
   if (config.operands != Operands::k16Bit)
     params.fp8 = fp8_params(problem, plan, params.scale_log2);

@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_paged_tiles(const ForwardParams& params, co
 }
 
 template <class Traits>
-struct TmaProducer<Traits, true> : TmaBarriers<Traits> {
+struct TmaProducer<Traits, true, false> : TmaBarriers<Traits> {
   static __device__ __forceinline__ void run(const ForwardParams& params,
                                              typename Traits::Shared& shared) {
     const ProducerWarp role{warp_in_warpgroup()};

@@ -3,6 +3,7 @@
 // host and device, so no <cstdint>.
 #pragma once
 
+#include "core/mask_lists.hpp"
 #include "core/scales.hpp"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/device/views.h"
@@ -92,6 +93,7 @@ struct ForwardParams {
   Fp8Params fp8;    // only of a kernel whose keys are FP8
   KeyPages pages;   // only of a paged kernel
   PartSlots parts;  // only of a split kernel
+  MaskMemory mask;  // only of a kernel that walks lists
 };
 
 }  // namespace flash3::cuda::sm90

@@ -137,9 +137,10 @@ void plan_sums(const ForwardProblem& problem, size_t* workspace, ForwardPlan* pl
 void plan_order(const ForwardProblem& problem, size_t* workspace, ForwardPlan* plan) {
   const ForwardConfig& config = plan->kernel->config;
   // Tiles of equal length need no counter, nor does a single round of them.
-  plan->dynamic = (config.band || problem.is_ragged()) && plan->tiles > plan->grid;
+  const bool tiles_differ = config.band || config.lists;
+  plan->dynamic = (tiles_differ || problem.is_ragged()) && plan->tiles > plan->grid;
   if (plan->dynamic) plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), workspace);
-  if (!config.band) return;
+  if (!tiles_differ) return;
   const int64_t kv_bytes = std::max<int64_t>(
       1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
   const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *

@@ -55,6 +55,8 @@ std::string kernel_id(const char* family, Element element, const Config& c, int 
            : c.split   ? "_split"
            : c.paged   ? "_paged"
                        : "";
+  if constexpr (requires { c.lists; })
+    if (c.lists) keys = "_lists";
   const char* kind = c.score == ScoreKind::kSoftcap ? "_softcap"
                      : *keys                        ? ""
                      : c.band                       ? "_band"

@@ -354,7 +354,8 @@ struct Consumer {
   __device__ __forceinline__ bool begin_softmax(Tile& tile) {
     tile.operands.scale_scores(tile);
     const auto mask = [&] { mask_keys(tile); };
-    const bool masked = is_masked(tile);
+    bool masked = tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
+    if constexpr (kLists) masked = tile.listed.seen.masked;
     if constexpr (Score::kCapped) {
       return Score::Mod::begin_tile(tile.softmax, tile.scores, tile.alpha, masked, mask);
     } else {
@@ -363,12 +364,6 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ bool is_masked(const Tile& tile) const {
-    if constexpr (kLists)
-      return tile.listed.seen.masked;
-    else
-      return tile.n < tile.keys.unmasked.begin || tile.n >= tile.keys.unmasked.end;
-  }
   __device__ __forceinline__ void mask_keys(Tile& tile) const {
     if constexpr (kLists)
       tile.listed.seen.apply(tile.view(), tile.scores);

@@ -49,6 +49,15 @@ __device__ __forceinline__ float2 load_shared(const float* from) {
 }
 
 // Loads again each time.
+__device__ __forceinline__ uint32_t load_shared_word(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];"
+               : "=r"(x)
+               : "r"(uint32_t(__cvta_generic_to_shared(from)))
+               : "memory");
+  return x;
+}
+
 __device__ __forceinline__ void load_shared_volatile(const uint4* from, uint32_t (&r)[2][2]) {
   asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0][0]), "=r"(r[0][1]), "=r"(r[1][0]), "=r"(r[1][1])

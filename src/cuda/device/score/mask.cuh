@@ -136,7 +136,8 @@ struct TreeMask {
   }
 };
 
-// Rows that see the keys whose bits are set: bit k of words[r] is the view's key k of its row r.
+// Rows that see the keys whose bits are set, of which a word has 16 of each row: those of its
+// second row come after those of the first.
 struct BitMask {
   const uint32_t (&words)[2];
 
@@ -149,7 +150,7 @@ struct BitMask {
 #pragma unroll
       for (int k = 0; k < View::kKeys; ++k) {
         float& x = View::at(r_s, r, k);
-        x = words[r] & 1u << k ? x : -kInfinity;
+        x = words[k / 16] & 1u << (16 * r + k % 16) ? x : -kInfinity;
       }
   }
 };

@@ -62,8 +62,8 @@ __device__ __forceinline__ void accumulate_dq(const BackwardParams& params,
                                  thread_in_warpgroup(),
                                  descriptor(Traits::KTile::kMajorMN, shared.k[0]),
                                  descriptor(Traits::DsTile::kMajorK, shared.ds)};
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
-  QueryPlace at(params, work);
+  const int tiles = query_steps<Traits>(params, work);
+  SequentialPlace<Traits> at(params, work);
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     dq.add_tile(tile, at);

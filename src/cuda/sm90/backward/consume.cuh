@@ -155,10 +155,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
 
   const int thread = thread_in_warpgroup();
   const auto [k_slot, k_phase] = Traits::KeyState::at(walked.key_tiles);
-  const KeysMask<Traits> mask(shared, work, warpgroup * kWarpgroupRows, thread);
+  KeysMask<Traits> mask(shared, work, warpgroup * kWarpgroupRows, thread);
   const Operands<Traits> operand(shared, k_slot, warpgroup);
   float r_dk[Traits::kHeadDim / 2] = {}, r_dv[Traits::kHeadDimV / 2] = {};
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   int m = work.query_tile_begin;
   wait(&shared.k_barriers.full[k_slot], k_phase, "k_full");
   wait(&shared.v_full, SingleState::at(walked.key_tiles).phase, "v_full");
@@ -170,6 +170,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     const int ds_stage = DsState::at(step).stage;
     float r_s[kTileM / 2], r_dp[kTileM / 2];
     wait(&shared.q_barriers.full[stage], phase, "q_full");
+    if constexpr (Traits::kLists) m = mask.query_tile(stage);
     issue_transposed_scores<kElement, KTile, QTile>(r_s, operand.k_rows,
                                                     operand.q_rows + stage * QTile::kBytes);
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
@@ -213,7 +214,7 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
       finish_dq<Traits, 1>(shared, r_dq, step, warpgroup, late_warpgroup, late_thread);
       complete_gradient<0>(r_dk, r_ds, &shared.q_barriers.empty[stage]);
     }
-    m = work.next(m);
+    if constexpr (!Traits::kLists) m = work.next(m);
     is_first = false;
   }
   if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);

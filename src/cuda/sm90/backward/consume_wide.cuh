@@ -64,7 +64,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   using DoutTile = typename Traits::DoutTile;
   constexpr Element kElement = Traits::kElement;
 
-  const KeysMask<Traits> mask(shared, work, 0, thread);
+  KeysMask<Traits> mask(shared, work, 0, thread);
   const Descriptor k_rows = descriptor(KTile::kMajorK, shared.k[0]);
   const Descriptor q_rows = descriptor(QTile::kMajorK, shared.q);
   const Descriptor dout_columns = descriptor(DoutTile::kMajorMN, shared.dout);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     load_query_pairs(r_lse, shared.lse[at.stage], thread);
   };
 
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   int m = work.query_tile_begin;
   wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {
@@ -94,6 +94,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
   for (int tile = 0; tile < tiles; ++tile) {
     const auto [stage, phase] = QueryState::at(tile);
     const QueryState next = QueryState::at(tile + 1);
+    if constexpr (Traits::kLists) m = mask.query_tile(stage);
     Probabilities<Traits>::remap(params, r_s);
     mask.apply(r_s, m * Traits::kTileM, thread);
     Probabilities<Traits>::compute(
@@ -115,7 +116,7 @@ __device__ __forceinline__ void accumulate_dv(const BackwardParams& params,
     arrive(&shared.dout_barriers.empty[stage]);
     wgmma_wait<0>();
     fence_operand(r_s);
-    m = work.next(m);
+    if constexpr (!Traits::kLists) m = work.next(m);
   }
 
   // dV takes the place of V: the other warpgroup must have read it, as this one K.
@@ -151,7 +152,7 @@ __device__ __forceinline__ void accumulate_dk(const BackwardParams& params,
                                                        dout_rows + at.stage * DoutTile::kBytes);
   };
 
-  const int tiles = work.query_tiles() * params.heads_per_kv_head;
+  const int tiles = query_steps<Traits>(params, work);
   wait(&shared.v_full, 0, "v_full");
   wait(&shared.k_barriers.full[0], 0, "k_full");
   if (tiles > 0) {

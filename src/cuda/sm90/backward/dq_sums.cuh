@@ -3,6 +3,7 @@
 // semaphore that orders them.
 #pragma once
 
+#include "cuda/sm90/backward/lists.cuh"
 #include "cuda/sm90/backward/load.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 
@@ -33,21 +34,20 @@ struct DqSums {
   const BackwardParams& params;
   const KeyTile& work;
   int part;
+  int head;   // among all query heads
   int tile;   // in the sequence
   int index;  // among all query tiles in the workspace
 
   __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
-                                    int i)
-      : DqSums(p, w, which_part, QueryPlace(p, w, i)) {}
-  __device__ __forceinline__ DqSums(const BackwardParams& p, const KeyTile& w, int which_part,
                                     const QueryPlace& at)
-      : params(p), work(w), part(which_part), tile(at.tile), index(at.index) {}
+      : params(p), work(w), part(which_part), head(at.head), tile(at.tile), index(at.index) {}
 
   __device__ __forceinline__ float* begin() const {
     return params.workspace.dq + int64_t(index) * (Traits::kTileM * Traits::kConfig.dq_columns());
   }
   // Deterministic: how many blocks add before this one.
   __device__ __forceinline__ int order() const {
+    if constexpr (Traits::kLists) return listed_dq_order<Traits>(params, work, head, tile);
     return dq_order(params.schedule, work, Traits::kTileN, Traits::kBand, tile);
   }
   __device__ __forceinline__ DqSemaphore semaphore() const {

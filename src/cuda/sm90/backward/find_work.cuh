@@ -3,6 +3,7 @@
 // finds key tiles, and all others read them in a ring of two.
 #pragma once
 
+#include "cuda/sm90/backward/lists.cuh"
 #include "cuda/sm90/backward/traits.cuh"
 #include "cuda/varlen/find_sequence.cuh"
 
@@ -26,7 +27,13 @@ __device__ __forceinline__ void find_work(const BackwardParams& params, int befo
     index = found.index;
     heads = schedule.heads_k;
   }
+  // Key tiles with lists differ in length, as those under a band.
   if (leader) work = key_tile_at(schedule, sequence, heads, Traits::kTileN, Traits::kBand, index);
+  if constexpr (Traits::kLists) {
+    __syncwarp();
+    const int steps = work.valid ? listed_steps<Traits>(params, work) : 0;
+    if (leader) work.query_tile_begin = 0, work.query_tile_end = steps;
+  }
 }
 
 // The threads that read a key tile beside the warp that finds it: the consumers, and three threads

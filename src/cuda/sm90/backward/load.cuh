@@ -9,12 +9,20 @@
 
 namespace flash3::cuda::sm90 {
 
+// Query tiles that a block walks over.
+template <class Traits>
+__device__ __forceinline__ int query_steps(const BackwardParams& params, const KeyTile& work) {
+  if constexpr (Traits::kLists) return work.query_tile_end;  // of all heads
+  return work.query_tiles() * params.heads_per_kv_head;
+}
+
 // A block walks over the query tiles of every query head of its KV head. This is the i-th one.
 struct QueryPlace {
   int head;   // among all query heads
   int tile;   // in the sequence
   int index;  // among all query tiles in the workspace
 
+  QueryPlace() = default;
   // The first one.
   __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
       : head(work.kv_head * params.heads_per_kv_head),
@@ -39,25 +47,46 @@ struct QueryPlace {
   }
 };
 
-// Loads the i-th query tile of Q or dOut, and one float a query beside it.
-template <class Tile>
-__device__ __forceinline__ void load_queries(const BackwardParams& params, const KeyTile& work,
-                                             Walked& walked, int i, const TensorMap* map,
+// The walk of a role that goes from place to place by itself: lists.cuh has that over lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct QueryWalk;
+template <class Traits>
+struct QueryWalk<Traits, false> {
+  using Place = QueryPlace;
+  const BackwardParams& params;
+  const KeyTile& work;
+
+  // The i-th place. i: 0, 1, 2 …
+  __device__ __forceinline__ QueryPlace operator()(int i) const { return {params, work, i}; }
+};
+
+// What else goes with a query tile: note(stage), before the tile is loaded, tells its bytes, and
+// load(stage, full) loads them.
+struct NothingBeside {
+  __device__ __forceinline__ int note(int) const { return 0; }
+  __device__ __forceinline__ void load(int, uint64_t*) const {}
+};
+
+// Loads a query tile of Q or dOut, and one float a query beside it.
+template <class Tile, class Beside = NothingBeside>
+__device__ __forceinline__ void load_queries(const KeyTile& work, Walked& walked,
+                                             const QueryPlace& at, const TensorMap* map,
                                              const RowMap& map_rows, const float* floats,
                                              uint8_t (&tiles)[kQueryStages][Tile::kBytes],
                                              float (&float_stages)[kQueryStages][Tile::kRows],
                                              RingBarriers<kQueryStages>& barriers,
-                                             const char* empty) {
-  const QueryPlace at(params, work, i);
+                                             const char* empty, const Beside& beside = {}) {
   const auto [stage, phase] = QueryState::at(walked.query_tiles);
   wait(&barriers.empty[stage], phase ^ 1, empty);
   uint64_t* full = &barriers.full[stage];
-  arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4);
+  const int more = beside.note(stage);
+  arrive_expect_bytes(full, Tile::kBytes + Tile::kRows * 4 + more);
   const ListedSequence& s = work.sequence;
   load_box<Tile>(tiles[stage], map,
                  box_at(map_rows, s.batch, s.q_first, s.q_length, at.tile * Tile::kRows, at.head),
                  full);
   bulk_load(float_stages[stage], floats + int64_t(at.index) * Tile::kRows, Tile::kRows * 4, full);
+  beside.load(stage, full);
   ++walked.query_tiles;
 }
 
@@ -97,20 +126,21 @@ __device__ __forceinline__ void load_v(const BackwardParams& params,
                                             &shared.v_full, &shared.v_loaded);
 }
 
-template <class Traits>
+template <class Traits, class Beside = NothingBeside>
 __device__ __forceinline__ void load_q(const BackwardParams& params,
                                        typename Traits::Shared& shared, const KeyTile& work,
-                                       Walked& walked, int i) {
-  load_queries<typename Traits::QTile>(params, work, walked, i, &params.q, params.q_rows,
+                                       Walked& walked, const QueryPlace& at,
+                                       const Beside& beside = {}) {
+  load_queries<typename Traits::QTile>(work, walked, at, &params.q, params.q_rows,
                                        params.workspace.lse_log2, shared.q, shared.lse,
-                                       shared.q_barriers, "q_empty");
+                                       shared.q_barriers, "q_empty", beside);
 }
 
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BackwardParams& params,
                                           typename Traits::Shared& shared, const KeyTile& work,
-                                          Walked& walked, int i) {
-  load_queries<typename Traits::DoutTile>(params, work, walked, i, &params.dout, params.dout_rows,
+                                          Walked& walked, const QueryPlace& at) {
+  load_queries<typename Traits::DoutTile>(work, walked, at, &params.dout, params.dout_rows,
                                           params.workspace.delta, shared.dout, shared.delta,
                                           shared.dout_barriers, "dout_empty");
 }

@@ -3,6 +3,7 @@
 // so no <cstdint>.
 #pragma once
 
+#include "core/mask_lists.hpp"
 #include "core/seq_info.hpp"
 #include "cuda/device/views.h"
 #include "cuda/sm90/backward/key_schedule.hpp"
@@ -69,6 +70,7 @@ struct BackwardParams {
   KeySchedule schedule;
   int* ticket;      // the index of the next key tile. Null: block b has the b-th one alone
   Softcap softcap;  // kernels with a softcap; unit: 1
+  MaskMemory mask;  // kernels that walk lists
 };
 
 }  // namespace flash3::cuda::sm90

@@ -11,9 +11,12 @@
 
 namespace flash3::cuda::sm90 {
 
-// Masks a warpgroup's 64 keys in the query tiles that need it.
+// Masks a warpgroup's 64 keys in the query tiles that need it. lists.cuh has that of kernels that
+// walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct KeysMask;
 template <class Traits>
-struct KeysMask {
+struct KeysMask<Traits, false> {
   typename Traits::Shared& shared;
   int first_row;     // of the 64 keys, in the block's tile
   int keys;          // from the first of the 64 to the end of the sequence

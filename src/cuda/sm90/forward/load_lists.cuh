@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_listed_tiles(const ForwardParams& params, c
   constexpr int kTiles = kBlockTiles<Traits>;
   const auto listed = [&](int n) {
     const int2 block = __ldg(reinterpret_cast<const int2*>(params.mask.blocks) + n / kTiles);
-    return ListedTile::of<kTiles>({block.x, block.y}, n % kTiles);
+    return MaskTile::of<kTiles>({block.x, block.y}, n % kTiles);
   };
   TileReader tiles{ring};
   prefetch(map);
@@ -43,10 +43,10 @@ __device__ __forceinline__ void load_listed_tiles(const ForwardParams& params, c
     const WorkTile& work = tiles.tile();
     const int begin = work.key_tile_begin, end = work.key_tile_end, ask = ask_at(work);
     if (wanted != nullptr && !work.has_keys()) arrive(wanted);
-    ListedTile next{};
+    MaskTile next{};
     if (work.has_keys()) next = listed(end - 1);
     for (int n = end - 1; n >= begin; --n) {
-      const ListedTile tile = next;
+      const MaskTile tile = next;
       if (n > begin) next = listed(n - 1);  // it comes while a stage is awaited
       wait(&barriers.empty[state.stage], state.phase ^ 1, empty);
       note(state.stage, tile);
@@ -73,11 +73,11 @@ struct TmaProducer<Traits, false, true> : TmaBarriers<Traits> {
         load_listed_tiles<Traits, typename Traits::KTile>(
             params, &params.k, params.k_rows, shared.k, shared.k_barriers, "k_empty", shared.tiles,
             &shared.tiles.wanted,
-            [&](int stage, const ListedTile& tile) { shared.listed[stage] = tile; });
+            [&](int stage, const MaskTile& tile) { shared.listed[stage] = tile; });
       if (role == ProducerWarp::kLoadV)
         load_listed_tiles<Traits, typename Traits::VTile>(
             params, &params.v, params.v_rows, shared.v, shared.v_barriers, "v_empty", shared.tiles,
-            nullptr, [](int, const ListedTile&) {});
+            nullptr, [](int, const MaskTile&) {});
     }
   }
 };

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/sm90/device/mask_tile.cuh"
 #include "cuda/sm90/device/pipeline.cuh"
 #include "cuda/sm90/device/scheduler.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/config.hpp"
-#include "cuda/sm90/forward/listed_tile.cuh"
 #include "cuda/sm90/forward/warp_rows.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -56,14 +56,6 @@ struct WithParts;
 template <class WholeTiles, int kWarps>
 struct WithParts<WholeTiles, kWarps, false> : WholeTiles {};
 
-// Likewise that of a kernel that walks lists: which block each stage of K is of.
-template <class WholeTiles, int kStages, bool kLists>
-struct WithBlocks : WholeTiles {};
-template <class WholeTiles, int kStages>
-struct WithBlocks<WholeTiles, kStages, true> : WholeTiles {
-  ListedTile listed[kStages];
-};
-
 template <ForwardConfig kRow, Element kElement>
 struct ForwardTraits : ForwardConstants<kRow, kElement> {
   using Constants = ForwardConstants<kRow, kElement>;
@@ -87,8 +79,8 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
-  using Shared =
-      WithParts<WithBlocks<WholeTiles, kStages, kConfig.lists>, 4 * kWarpgroups, kConfig.split>;
+  using Shared = WithParts<WithListed<WholeTiles, MaskTile, kStages, kConfig.lists>,
+                           4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -1,38 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel that walks the lists of a mask knows of a key tile: which keys it has, and which of
-// them a thread's two rows see. core/mask_lists.hpp draws the lists.
+// What a consumer knows of a listed key tile: which of its keys a thread's two rows see.
+// core/mask_lists.hpp draws the lists.
 #pragma once
 
 #include "core/mask_lists.hpp"
 #include "cuda/device/score/mask.cuh"
+#include "cuda/sm90/device/mask_tile.cuh"
 
 namespace flash3::cuda::sm90 {
-
-// A key tile of a block of keys. The loader of K notes it beside the tile.
-struct alignas(8) ListedTile {
-  int tile_and_kind;  // key tile · 4 + MaskKind
-  int data;           // the block's
-
-  // Tile `part` of the block's kBlockTiles.
-  template <int kBlockTiles>
-  static __device__ __forceinline__ ListedTile of(const MaskBlock& block, int part) {
-    return {(block.block() * kBlockTiles + part) << 2 | block.kind(), block.data};
-  }
-  __device__ __forceinline__ int tile() const { return tile_and_kind >> 2; }
-  __device__ __forceinline__ int kind() const { return tile_and_kind & 3; }
-};
 
 // Where a thread finds what its two rows see, in each work tile.
 struct RowsOfMask {
   const MaskRange* range;  // of its first row, in the first range; the second row is 8 rows on
-  const uint2* words;      // of the thread, in the first slot
+  const unsigned* words;   // of the thread, in the first slot
 
   // of: the first row of the work tile, the thread's first row in it, the thread among those of two
   // warpgroups.
   __device__ __forceinline__ RowsOfMask(const MaskMemory& mask, int batch, int head, int first_row,
                                         int row, int thread)
-      : range(mask.range(0, batch, head, first_row + row)),
-        words(reinterpret_cast<const uint2*>(mask.words) + thread) {}
+      : range(mask.range(0, batch, head, first_row + row)), words(mask.words + thread) {}
 };
 
 // What a thread's two rows see of a key tile. It is read while the scores are under way.
@@ -40,20 +26,24 @@ struct SeenKeys {
   int tile = 0;                   // the key tile
   bool masked = false;            // else all is seen
   bool by_bits = false;           // else by ranges
-  uint32_t a[2] = {}, b[2] = {};  // a row's words of bits in a; or the ranges of the two rows
+  uint32_t a[2] = {}, b[2] = {};  // words of bits in a; or the ranges of the two rows
 
   template <int kTileN>
   __device__ __forceinline__ void read(const MaskMemory& mask, const RowsOfMask& rows,
-                                       const ListedTile& listed) {
+                                       const MaskTile& listed) {
     tile = listed.tile();
     masked = listed.kind() != kMaskFull;
     by_bits = listed.kind() == kMaskBits;
     if (!masked) return;
     if (by_bits) {
-      constexpr int kBlockTiles = kMaskBlock / kTileN;
-      const uint2 words = __ldg(rows.words + (long long)listed.data * (kMaskWords / 2));
-      const int shift = kBlockTiles == 1 ? 0 : tile % kBlockTiles * (kTileN / 4);
-      a[0] = words.x >> shift, a[1] = words.y >> shift;
+      // 64 keys have 256 words, one of each thread.
+      const unsigned* const words = rows.words + (long long)listed.data * kMaskWords;
+      if constexpr (kTileN == kMaskBlock) {
+        a[0] = __ldg(words), a[1] = __ldg(words + 256);
+      } else {
+        static_assert(2 * kTileN == kMaskBlock);
+        a[0] = __ldg(words + tile % 2 * 256);
+      }
     } else {
       const MaskShape& shape = mask.shape;
       const auto* at = reinterpret_cast<const uint2*>(

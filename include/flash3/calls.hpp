@@ -66,6 +66,7 @@ struct Forward {
   Tensor qv{};
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
   Tensor max_logits{};
+  const flash3_mask* mask = nullptr;
   /// @}
 
   /// The C struct of this call.
@@ -120,6 +121,7 @@ struct Forward {
     p.qv = qv;
     p.mask_alignment = mask_alignment;
     p.max_logits = max_logits;
+    p.mask = mask;
     return p;
   }
 };
@@ -162,6 +164,7 @@ struct Backward {
   void* workspace = nullptr;
   size_t workspace_size = 0;
   flash3_mask_alignment mask_alignment = FLASH3_ALIGN_BOTTOM_RIGHT;
+  const flash3_mask* mask = nullptr;
   /// @}
 
   /// The C struct of this call.
@@ -201,6 +204,7 @@ struct Backward {
     p.workspace = workspace;
     p.workspace_size = workspace_size;
     p.mask_alignment = mask_alignment;
+    p.mask = mask;
     return p;
   }
 };

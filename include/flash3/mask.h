@@ -77,16 +77,16 @@ typedef struct flash3_mask_params {
   /** @} */
 } flash3_mask_params;
 
-/** A mask. The caller sets data and size; flash3_mask() sets all else, and a call that is given the
+/** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is given the
  * mask refuses it where any of that has changed or does not fit the call. The memory holds, for
  * each block of queries, the blocks of keys that any of them sees, and of each whether all pairs
  * are seen, or a range of keys of each query, or which bits tell; and the same the other way round
- * for a backward call. Calls may share a mask while its memory stays as it is, on any streams
- * behind the one that made it. */
-typedef struct flash3_mask {
+ * for a backward call. Calls may share a mask while its memory stays as it is, on any streams,
+ * after the one that made it. */
+struct flash3_mask {
   void* data;             /**< the caller's, in the tensors' kind of memory, at a multiple of 256 */
   size_t size;            /**< bytes of it */
-  uint64_t key;           /**< tells whether the following belong together */
+  uint64_t key;           /**< tells whether what follows belongs together; from 1 to INT64_MAX */
   int64_t batch;          /**< 1: the same for all */
   int64_t heads;          /**< 1: the same for all */
   int64_t seq_q;          /**< of the calls */
@@ -98,7 +98,7 @@ typedef struct flash3_mask {
   int32_t ranges;         /**< ranges of keys that it holds of each query */
   int64_t blocks;         /**< room of the lists */
   int64_t partial_blocks; /**< room for bits */
-} flash3_mask;
+};
 
 /** @{ @name Making a mask */
 /** Bytes that a mask of these params takes. */

@@ -10,6 +10,7 @@
 #include "core/backend.hpp"
 #include "core/explain.hpp"
 #include "core/interrupt.hpp"
+#include "core/kept_mask.hpp"
 #include "core/kept_plan.hpp"
 #include "core/message.hpp"
 #include "core/schedule.hpp"
@@ -155,6 +156,38 @@ flash3_status schedule(const flash3_forward_params* params, flash3_schedule* mad
   });
 }
 
+// ---- masks ----
+
+flash3_status answer_mask_size(const flash3_mask_params* params, size_t* bytes) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(bytes, "bytes"));
+    MaskProblem problem;
+    FLASH3_CHECK(make_mask_problem(params, Pointers::kOptional, &problem));
+    *bytes = mask_bytes(problem.shape);
+    return {};
+  });
+}
+
+flash3_status mask(const flash3_mask_params* params, flash3_mask* made) {
+  return guarded([&]() -> Status {
+    FLASH3_CHECK(check_result(made, "mask"));
+    return make_mask(params, made);
+  });
+}
+
+flash3_status answer_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
+                               int64_t* partial_blocks) {
+  return guarded([&]() -> Status {
+    if (!mask) return invalid_argument("mask is null; it must be one that was made");
+    FLASH3_CHECK(check_result(blocks, "blocks"));
+    FLASH3_CHECK(check_result(partial_blocks, "partial_blocks"));
+    MaskCounts counts{};
+    FLASH3_CHECK(count_mask(*mask, stream, &counts));
+    *blocks = counts.blocks, *partial_blocks = counts.partial_blocks;
+    return {};
+  });
+}
+
 // ---- plans that the caller keeps ----
 
 template <AnyProblem P, class Params>
@@ -261,6 +294,19 @@ flash3_status flash3_forward_schedule_size(const flash3_forward_params* params, 
 flash3_status flash3_forward_schedule(const flash3_forward_params* params,
                                       flash3_schedule* schedule) {
   return flash3::schedule(params, schedule);
+}
+
+flash3_status flash3_mask_size(const flash3_mask_params* params, size_t* bytes) {
+  return flash3::answer_mask_size(params, bytes);
+}
+
+flash3_status flash3_mask_make(const flash3_mask_params* params, flash3_mask* mask) {
+  return flash3::mask(params, mask);
+}
+
+flash3_status flash3_mask_used(const flash3_mask* mask, void* stream, int64_t* blocks,
+                               int64_t* partial_blocks) {
+  return flash3::answer_mask_used(mask, stream, blocks, partial_blocks);
 }
 
 flash3_status flash3_forward_plan(const flash3_forward_params* params, flash3_plan** plan) {

@@ -61,6 +61,7 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
     FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32),
+    FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
 };
@@ -103,6 +104,7 @@ struct FieldsOf<flash3_backward_params> {
     FLASH3_FIELD(dsink, .is_written = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
+    FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 33;  // those that calls.py places
 };

@@ -10,6 +10,7 @@
 #include "core/alias_checks.hpp"
 #include "core/explain.hpp"
 #include "core/latent_checks.hpp"
+#include "core/mask_checks.hpp"
 #include "core/message.hpp"
 #include "core/params.hpp"
 #include "core/pointers.hpp"
@@ -49,6 +50,30 @@ Status check_address(const char* name, const flash3_tensor& planned, const flash
   if (aligned(given.data) || !aligned(planned.data)) return {};
   return invalid_argument(message(name, ".data = ", hex(given.data),
                                   " but the plan was made for a multiple of ", kAlignment));
+}
+
+// A mask of the same sizes and band, whose lists may say something else.
+Status take_same_mask(const flash3_mask* given, Problem* problem) {
+  MaskLists& planned = problem->mask_lists;
+  if (planned.given != (given != nullptr))
+    return differs("mask", planned.given ? "given" : "null", given ? "given" : "null");
+  if (!given) return {};
+  const MaskLists lists = mask_lists(*given);
+  const auto check = [](const char* name, int64_t of_plan, int64_t own) {
+    return of_plan == own ? Status() : differs(name, of_plan, own);
+  };
+  const MaskShape &plan = planned.shape, &own = lists.shape;
+  FLASH3_CHECK(check("mask->batch", plan.batch, own.batch));
+  FLASH3_CHECK(check("mask->heads", plan.heads, own.heads));
+  FLASH3_CHECK(check("mask->seq_q", plan.seq_q, own.seq_q));
+  FLASH3_CHECK(check("mask->seq_k", plan.seq_k, own.seq_k));
+  FLASH3_CHECK(check("mask->window_left", planned.rule.window_left, lists.rule.window_left));
+  FLASH3_CHECK(check("mask->window_right", planned.rule.window_right, lists.rule.window_right));
+  FLASH3_CHECK(check("mask->chunk", planned.rule.chunk, lists.rule.chunk));
+  FLASH3_CHECK(check("mask->mask_alignment", planned.rule.top_left, lists.rule.top_left));
+  FLASH3_CHECK(check_mask_shape(own));
+  planned = lists;
+  return {};
 }
 
 }  // namespace
@@ -105,6 +130,7 @@ Status KeptPlan<P>::run(const Params* params) const {
   problem.workspace = given.workspace;
   problem.workspace_size = given.workspace_size;
   if constexpr (std::same_as<P, ForwardProblem>) problem.schedule = given.schedule;
+  if constexpr (requires { given.mask; }) FLASH3_CHECK(take_same_mask(given.mask, &problem));
   FLASH3_CHECK(check_aliases(given, problem));
   if (call_.plan) FLASH3_CHECK(check_memory(*call_.backend, problem));
   FLASH3_CHECK(check_workspace(problem, call_));
@@ -127,6 +153,7 @@ bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
   take(&Params::workspace);
   take(&Params::workspace_size);
   if constexpr (std::same_as<P, ForwardProblem>) take(&Params::schedule);
+  if constexpr (requires { given.mask; }) take(&Params::mask);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&planned);
   return std::equal(bytes, bytes + sizeof planned, reinterpret_cast<const unsigned char*>(&given));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
+#include "oracle/mask_pairs.hpp"
 
 namespace flash3 {
 
@@ -25,7 +26,9 @@ struct ReferenceForward {
 };
 
 // Reads q, k, v, sink, lengths and what belongs to a cache (host memory, any strides); out, lse and
-// the cache of the problem are not touched. num_threads 0: all cores.
-ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0);
+// the cache of the problem are not touched. num_threads 0: all cores. mask: what the call's mask,
+// if it has one, was made from; its lists are not read.
+ReferenceForward attention_ref(const ForwardProblem& problem, int num_threads = 0,
+                               const MaskPairs* mask = nullptr);
 
 }  // namespace flash3

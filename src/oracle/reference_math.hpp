@@ -9,6 +9,7 @@
 
 #include "core/convert.hpp"
 #include "core/problem.hpp"
+#include "oracle/mask_pairs.hpp"
 #include "oracle/visible.hpp"
 
 namespace flash3 {
@@ -18,6 +19,13 @@ inline VisibleKeys visible_keys(const Problem& p) {
   VisibleKeys mask = VisibleKeys::of_rule(p.mask_rule, p.seq_q, p.seq_k);
   mask.tree = p.tree.words;
   return mask;
+}
+
+// The same of one sequence and head, where the call has a mask; null: it has none.
+inline VisibleKeys visible_keys(const Problem& p, const MaskPairs* mask, int64_t b, int64_t h) {
+  VisibleKeys keys = visible_keys(p);
+  if (mask) keys.pairs = mask->of(b, h);
+  return keys;
 }
 
 // A query head's sink; −∞ if there is none, which is as a sink of that value.

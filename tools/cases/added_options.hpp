@@ -39,8 +39,11 @@ struct AddedOptions {
     return found;
   }
   int64_t operator[](std::string_view name) const {
-    const int64_t* const found = AddedOptions(*this).find(name);
-    return found ? *found : 0;
+    int64_t found = 0;
+    visit(*this, [&](const ParamField& field, int64_t value) {
+      if (field.name == name) found = value;
+    });
+    return found;
   }
   // Writes them into the params that have these fields.
   template <class Params>

@@ -321,6 +321,20 @@ void draw_tree(Draw& d, Case* c) {
   c->max_known = true;
 }
 
+// A mask as data, of which the band that has been drawn is a part.
+void draw_data_mask(Draw& d, Case* c) {
+  constexpr int64_t kBlocks[] = {8, 16, 24, 64, 64, 128, 128, 128, 256};
+  c->mask.source =
+      d.of({CaseMaskSource::kBand, CaseMaskSource::kRanges, CaseMaskSource::kRanges,
+            CaseMaskSource::kDocuments, CaseMaskSource::kDense, CaseMaskSource::kBlocks});
+  if (c->mask.source == CaseMaskSource::kBand) return;
+  c->mask.of_batch = d.percent(50);
+  if (c->mask.source != CaseMaskSource::kDocuments) c->mask.of_heads = d.percent(50);
+  if (c->mask.source == CaseMaskSource::kRanges) c->mask.ranges = d.between(1, 8);
+  if (c->mask.source == CaseMaskSource::kBlocks)
+    c->mask.block_rows = d.of(kBlocks), c->mask.block_keys = d.of(kBlocks);
+}
+
 // Options without a member of a case, flags and values of enums. A tree is a mask of its own.
 void draw_added(Draw& d, Case* c) {
   if (c->quantize || c->tree) return;
@@ -391,6 +405,10 @@ Case random_case(uint64_t seed, uint64_t index) {
   if (may_be_cache && may_rotate(c)) c.rotate = d.percent(c.has_cache() || c.kv8 ? 25 : 4);
   if (!c.quantize && c.is_ragged()) c.fill = d.percent(30);
   draw_added(d, &c);
+  const bool may_have_mask = !c.quantize && !c.is_ragged() && !c.has_cache() && !c.qv &&
+                             !c.latent && !c.tree && !c.fp8 &&
+                             c.distribution != Distribution::kSpecial;
+  if (may_have_mask && d.percent(25)) draw_data_mask(d, &c);
   return c;
 }
 

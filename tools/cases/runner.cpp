@@ -28,12 +28,12 @@ Expected expect(const Case& c, const ForwardTensors& t, const RunOptions& option
     *failure = s.message();
     return e;
   }
-  e.ref = attention_ref(problem, options.oracle_threads);
+  e.ref = attention_ref(problem, options.oracle_threads, t.extra.mask_pairs());
   if (!options.naive && !needs_naive(c)) return e;
   if (problem.quantizes)
     attention_naive_fp8(problem, options.oracle_threads);
   else
-    attention_naive(problem, options.oracle_threads);
+    attention_naive(problem, options.oracle_threads, t.extra.mask_pairs());
   e.naive_out = std::move(out), e.naive_lse = std::move(lse);
   return e;
 }
@@ -51,7 +51,7 @@ CheckResult run_case(const Case& c, Memory& memory, const RunOptions& options) {
   const ForwardTensors host = make_forward_tensors(c);
   Upload q(memory, host.q), k(memory, host.k), v(memory, host.v), out(memory, host.out),
       lse(memory, host.lse);
-  const ExtraUploads extra(memory, host.extra);
+  const ExtraUploads extra(memory, c, host.extra);
   if (!call.prepare(
           make_params(c, q.view(), k.view(), v.view(), out.view(), lse.view(), extra.views())))
     return result;

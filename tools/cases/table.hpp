@@ -39,6 +39,9 @@ std::vector<Case> fp8_case_table(Level level, bool ragged);
 // A KV cache: pages of every size, padding, appended keys and rotary embeddings.
 std::vector<Case> cache_case_table(Level level, std::span<const flash3_dtype> dtypes);
 
+// Masks as data: every source under every band, shared by sequences and heads or not.
+std::vector<Case> mask_case_table(Level level, std::span<const flash3_dtype> dtypes, bool backward);
+
 // flash3_quantize: every kind of scale, rotated or not, with rotary embeddings, dense and ragged.
 std::vector<Case> quantize_case_table(Level level, std::span<const flash3_dtype> dtypes);
 

@@ -11,6 +11,7 @@
 
 #include "cases/cache_tensors.hpp"
 #include "cases/internals.hpp"
+#include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/split_mix.hpp"
 #include "cases/tree_mask.hpp"
@@ -244,9 +245,20 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed) {
 }
 
 ExtraViews ExtraTensors::views() const {
-  return {sink.view,    cu_seqlens_q.view, cu_seqlens_k.view, seqused_q.view, seqused_k.view,
-          q_scale.view, k_scale.view,      v_scale.view,      qv.view,        tree_mask.view};
+  return {sink.view,
+          cu_seqlens_q.view,
+          cu_seqlens_k.view,
+          seqused_q.view,
+          seqused_k.view,
+          q_scale.view,
+          k_scale.view,
+          v_scale.view,
+          qv.view,
+          tree_mask.view,
+          mask ? &mask->mask : nullptr};
 }
+
+const MaskPairs* ExtraTensors::mask_pairs() const { return mask ? &mask->pairs : nullptr; }
 
 uint64_t fill_scales(const Case& c, uint64_t first, const flash3_tensor& scales) {
   for_each_row(scales, [&](int64_t row) {
@@ -276,6 +288,7 @@ ExtraTensors make_extra_tensors(const Case& c, const CaseSequences& sequences) {
   t.cu_seqlens_q = index(sequences.q.cu), t.cu_seqlens_k = index(sequences.k.cu);
   t.seqused_q = index(sequences.q.used), t.seqused_k = index(sequences.k.used);
   if (c.tree) t.tree_mask = make_tree_mask(c, sequences);
+  t.mask = make_host_mask(c);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     t.q_scale = make_scales(c, TensorName::kQ, sequences.q, c.heads_q);
     t.k_scale = make_scales(c, TensorName::kK, sequences.k, c.heads_k);
@@ -346,6 +359,7 @@ flash3_forward_params make_question(const Case& c) {
         vector_view(c.sink == Sink::kFloat32 ? FLASH3_FLOAT32 : c.dtype_of_out(), c.heads_q);
   if (c.qv) extra.qv = rows_view(c, TensorName::kQ, s.q, c.heads_q, c.head_dim_v, c.dtype);
   if (c.tree) extra.tree_mask = tree_mask_view(c, s);
+  extra.mask = question_mask(c);
   if (c.dtype_of_kv() == FLASH3_FLOAT8_E4M3) {
     extra.q_scale = scales_view(c, TensorName::kQ, s.q, c.heads_q);
     extra.k_scale = scales_view(c, TensorName::kK, s.k, c.heads_k);

@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cases/case.hpp"
 #include "cases/sequences.hpp"
+#include "oracle/mask_pairs.hpp"
 
 namespace flash3::cases {
 
@@ -88,12 +90,17 @@ void fill_normal(void* data, flash3_dtype dtype, int64_t count, uint64_t seed);
 struct ExtraViews {
   flash3_tensor sink{}, cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
   flash3_tensor q_scale{}, k_scale{}, v_scale{}, qv{}, tree_mask{};
+  const flash3_mask* mask = nullptr;
 };
+struct HostMask;  // mask.hpp
 struct ExtraTensors {
   GuardedTensor sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   GuardedTensor q_scale, k_scale, v_scale;  // any, not powers of two alone
   GuardedTensor qv, tree_mask;
+  std::shared_ptr<const HostMask> mask;
   ExtraViews views() const;
+  // What an oracle takes; null: the case has no mask of this kind.
+  const MaskPairs* mask_pairs() const;
 };
 
 // Fills scales with values that are no powers of two, from this number of a sequence on; returns
@@ -132,6 +139,7 @@ void set_options(const Case& c, const ExtraViews& extra, Params* p) {
   p->window_right = c.window_right;
   p->softcap = c.softcap;
   p->chunk = c.chunk;
+  p->mask = extra.mask;
   p->sink = extra.sink;
   p->cu_seqlens_q = extra.cu_seqlens_q, p->cu_seqlens_k = extra.cu_seqlens_k;
   p->seqused_q = extra.seqused_q, p->seqused_k = extra.seqused_k;

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cases/mask.hpp"
 #include "cases/memory.hpp"
 #include "cases/tensors.hpp"
 
@@ -69,9 +72,56 @@ class Upload {
   mutable std::shared_ptr<void> pristine_;
 };
 
+// A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
+// 1, 1, n/2] of 16-bit elements says the same.
+inline GuardedTensor make_workspace(size_t bytes) {
+  return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,
+                     Layout::kBatchSeq);
+}
+
+// The mask of a case, made where the call runs: from sources there, and between guards.
+class MaskUpload {
+ public:
+  MaskUpload(Memory& memory, const Case& c, std::shared_ptr<const HostMask> host)
+      : host_(std::move(host)),
+        ranges_(memory, host_->sources.ranges),
+        documents_(memory, host_->sources.documents),
+        dense_(memory, host_->sources.dense),
+        block_counts_(memory, host_->sources.block_counts),
+        block_indices_(memory, host_->sources.block_indices),
+        bytes_(make_workspace(host_->mask.size)),
+        memory_(memory, bytes_) {
+    flash3_mask_params p = MaskSources::params(c, ranges_.view(), documents_.view(), dense_.view(),
+                                               block_counts_.view(), block_indices_.view());
+    p.stream = memory.stream();
+    mask_.data = memory_.view().data, mask_.size = host_->mask.size;
+    if (flash3_mask_make(&p, &mask_) != FLASH3_OK) throw std::runtime_error(flash3_last_error());
+    memory.finish();
+    if (!memory_.is_unchanged_around())
+      throw std::runtime_error("flash3_mask_make has written outside of the mask's memory");
+    memory_.keep();
+  }
+  const flash3_mask& mask() const { return mask_; }
+  bool is_as_made() const { return memory_.is_as_kept(); }
+  std::vector<std::pair<const char*, const Upload*>> sources() const {
+    return {{"ranges", &ranges_},
+            {"documents", &documents_},
+            {"dense", &dense_},
+            {"block_counts", &block_counts_},
+            {"block_indices", &block_indices_}};
+  }
+
+ private:
+  std::shared_ptr<const HostMask> host_;
+  Upload ranges_, documents_, dense_, block_counts_, block_indices_;
+  GuardedTensor bytes_;
+  Upload memory_;
+  flash3_mask mask_{};
+};
+
 class ExtraUploads {
  public:
-  ExtraUploads(Memory& memory, const ExtraTensors& host)
+  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host)
       : sink_(memory, host.sink),
         cu_q_(memory, host.cu_seqlens_q),
         cu_k_(memory, host.cu_seqlens_k),
@@ -81,20 +131,37 @@ class ExtraUploads {
         k_scale_(memory, host.k_scale),
         v_scale_(memory, host.v_scale),
         qv_(memory, host.qv),
-        tree_mask_(memory, host.tree_mask) {}
+        tree_mask_(memory, host.tree_mask) {
+    if (host.mask) mask_.emplace(memory, c, host.mask);
+  }
   ExtraViews views() const {
-    return {sink_.view(),    cu_q_.view(),    cu_k_.view(),    used_q_.view(), used_k_.view(),
-            q_scale_.view(), k_scale_.view(), v_scale_.view(), qv_.view(),     tree_mask_.view()};
+    return {sink_.view(),
+            cu_q_.view(),
+            cu_k_.view(),
+            used_q_.view(),
+            used_k_.view(),
+            q_scale_.view(),
+            k_scale_.view(),
+            v_scale_.view(),
+            qv_.view(),
+            tree_mask_.view(),
+            mask_ ? &mask_->mask() : nullptr};
   }
   std::vector<std::pair<const char*, const Upload*>> inputs() const {
-    return {{"sink", &sink_},          {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
-            {"seqused_q", &used_q_},   {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
-            {"k_scale", &k_scale_},    {"v_scale", &v_scale_},   {"qv", &qv_},
-            {"tree_mask", &tree_mask_}};
+    std::vector<std::pair<const char*, const Upload*>> all = {
+        {"sink", &sink_},          {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
+        {"seqused_q", &used_q_},   {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
+        {"k_scale", &k_scale_},    {"v_scale", &v_scale_},   {"qv", &qv_},
+        {"tree_mask", &tree_mask_}};
+    if (mask_)
+      for (const auto& source : mask_->sources()) all.push_back(source);
+    return all;
   }
+  bool mask_is_as_made() const { return !mask_ || mask_->is_as_made(); }
 
  private:
   Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_, qv_, tree_mask_;
+  std::optional<MaskUpload> mask_;
 };
 
 using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
@@ -103,6 +170,7 @@ using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
 // Which input a call has overwritten, in words; "" if none.
 inline std::string find_overwritten(NamedUploads inputs, const ExtraUploads& extra) {
   for (const auto& input : extra.inputs()) inputs.push_back(input);
+  if (!extra.mask_is_as_made()) return "the mask is an input and was overwritten";
   for (const auto& [name, upload] : inputs)
     if (!upload->is_unchanged()) return std::string(name) + " is an input and was overwritten";
   return "";
@@ -131,13 +199,6 @@ inline std::string find_difference(int run, const NamedUploads& outputs, const U
   }
   if (!workspace.is_unchanged_around()) return "workspace: written outside its elements";
   return find_overwritten(inputs, extra);
-}
-
-// A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
-// 1, 1, n/2] of 16-bit elements says the same.
-inline GuardedTensor make_workspace(size_t bytes) {
-  return make_tensor(FLASH3_FLOAT16, 1, 1, 1, static_cast<int64_t>(bytes + 1) / 2,
-                     Layout::kBatchSeq);
 }
 
 }  // namespace flash3::cases

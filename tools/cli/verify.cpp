@@ -44,6 +44,7 @@ std::vector<Case> table_of(const VerifyOptions& options, flash3_backend backend,
   if (options.accuracy) return cases::accuracy_cases(level, options.lengths);
   if (options.quantize) return cases::quantize_case_table(level, dtypes);
   if (options.decode) return cases::cache_case_table(level, dtypes);
+  if (options.masks) return cases::mask_case_table(level, dtypes, options.backward);
   if (options.backward)
     return options.ragged ? cases::ragged_backward_case_table(level, dtypes)
                           : cases::backward_case_table(level, dtypes);

@@ -28,7 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 bool is_wanted(const VerifyOptions& options, const Case& c) {
   if ((options.backward && !c.backward) || (options.ragged && !c.is_ragged()) ||
-      (options.quantize && !c.quantize) || (options.decode && !c.has_cache()))
+      (options.quantize && !c.quantize) || (options.decode && !c.has_cache()) ||
+      (options.masks && !c.mask.given()))
     return false;
   return matches(options.filters, c);
 }

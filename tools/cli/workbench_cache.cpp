@@ -92,7 +92,7 @@ void Workbench::add_cache_inputs(PreparedCase* p) {
   if (c.want_lse) f.lse.data = add_buffer(f.lse, &p->buffers);
   const cases::ExtraTensors besides = c.has_cache() ? make_cache_extra(c, cases::make_cache_plan(c))
                                                     : make_extra_tensors(c, make_sequences(c));
-  const cases::ExtraViews extra = add_extra(besides, &p->buffers);
+  const cases::ExtraViews extra = add_extra(c, besides, &p->buffers);
   f.sink = extra.sink;
   f.cu_seqlens_q = extra.cu_seqlens_q, f.seqused_q = extra.seqused_q;
   f.qv = extra.qv;

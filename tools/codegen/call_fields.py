@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTICE = "Written by tools/codegen/call_fields.py from the C headers and tools/codegen/calls.py; not to be edited."
 
 KINDS = {"flash3_tensor": "tensor", "float": "number", "int32_t": "int32", "int64_t": "int64", "uint64_t": "uint64", "size_t": "size",
-         "void*": "pointer", "const flash3_schedule*": "schedule"}
+         "void*": "pointer", "const flash3_schedule*": "schedule", "const flash3_mask*": "mask"}
 
 
 class Field(NamedTuple):
@@ -121,13 +121,14 @@ class Headers:
         names = [f.name for f in self.fields[call]]
         return self.fields[call][names.index(calls.LISTED[call]) + 1:]
 
-    def expanded(self, call, names, results):
-        """A list of calls.py, with what the headers have gained since; results: tensors that the call writes too."""
+    def expanded(self, call, names, results, context=False):
+        """A list of calls.py, with what the headers have gained since; results: tensors that the call writes too; context: what is no
+        option too."""
         for name in names.split():
             if name != "…":
                 yield name
                 continue
-            yield from (f.name for f in self.added(call) if results or not f.written)
+            yield from (f.name for f in self.added(call) if (results or not f.written) and (context or f.name not in calls.CONTEXT.split()))
 
 
 # ---- C++ ----
@@ -159,7 +160,7 @@ def words(headers, field):
 
 CPP_TYPES = {"tensor": ("Tensor", "{}"), "flag": ("bool", " = false"), "number": ("float", " = 0.f"), "int32": ("int", " = 0"),
              "int64": ("int64_t", " = 0"), "uint64": ("uint64_t", " = 0"), "size": ("size_t", " = 0"), "pointer": ("void*", " = nullptr"),
-             "schedule": ("const flash3_schedule*", " = nullptr")}
+             "schedule": ("const flash3_schedule*", " = nullptr"), "mask": ("const flash3_mask*", " = nullptr")}
 CPP_OPTIONAL = {"softmax_scale": "0.f", "window_left": "-1", "window_right": "-1"}
 CPP_ABOUT = {
     "forward": ("Forward", "The arguments of a forward call; unset optionals take the default in flash3.h."),
@@ -177,7 +178,7 @@ def cpp_structs(headers):
     for call in calls.CALLS:
         name, about = CPP_ABOUT[call]
         lines += [f"/// {about}", f"struct {name} {{", "  /// @{ @name Fields", "", f"  /// The field of this name in flash3_{call}_params."]
-        names = list(headers.expanded(call, calls.CPP[call], True))
+        names = list(headers.expanded(call, calls.CPP[call], True, context=True))
         for f in (headers.field(call, name) for name in names):
             if f.enum:
                 lines.append(f"  {f.enum} {f.name} = {headers.values[f.enum][0]};")
@@ -280,7 +281,15 @@ def split(text, indent):
 
 CTYPES = {"tensor": "Tensor", "number": "ctypes.c_float", "size": "ctypes.c_size_t", "pointer": "ctypes.c_void_p", "flag": "ctypes.c_int32",
           "int32": "ctypes.c_int32", "enumeration": "ctypes.c_int32", "int64": "ctypes.c_int64", "uint64": "ctypes.c_uint64",
-          "schedule": "ctypes.POINTER(Schedule)"}
+          "schedule": "ctypes.POINTER(Schedule)", "mask": "ctypes.POINTER(Mask)"}
+
+
+def python_struct(name, struct, header):
+    """A struct of plain fields, for ctypes."""
+    text = (ROOT / "include/flash3" / header).read_text(encoding="utf-8")
+    fields = declarations(re.search(rf"^struct {struct} \{{(.*?)^\}};", text, re.S | re.M)[1])
+    return [f"class {name}(ctypes.Structure):",
+            *filled("    _fields_ = [", [f'("{field}", {CTYPES[KINDS[type]]})' for type, field, _ in fields], "]")]
 
 
 def python_fields(headers):
@@ -289,7 +298,7 @@ def python_fields(headers):
     lines += ["class Tensor(ctypes.Structure):",
               '    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("ndim", ctypes.c_int32),',
               '                ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]', "", "", "class Schedule(ctypes.Structure):",
-              '    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]', "", ""]
+              '    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]', "", "", *python_struct("Mask", "flash3_mask", "mask.h"), "", ""]
     for call, fields in headers.fields.items():
         lines.append(f"class {call.capitalize()}Params(ctypes.Structure):")
         lines += filled("    _fields_ = [", [f'("{f.name}", {CTYPES[f.kind]})' for f in fields], "]") + ["", ""]

@@ -26,7 +26,7 @@ DTYPES = {"int32": "cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused
 WORDS = {"flash3_fp8_sums": ("auto", "one", "two"), "flash3_compute": ("", "fp8")}
 
 # What is no option of the caller's: how large the struct is, and where the call runs.
-CONTEXT = "struct_size stream workspace workspace_size schedule"
+CONTEXT = "struct_size stream workspace workspace_size schedule mask"
 
 # ---- torch.ops.flash3 ----
 # Arguments that are no field of the params: (type in torch's schema, its default).

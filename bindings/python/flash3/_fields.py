@@ -13,6 +13,13 @@ class Schedule(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64)]
 
 
+class Mask(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("key", ctypes.c_uint64), ("batch", ctypes.c_int64),
+                ("heads", ctypes.c_int64), ("seq_q", ctypes.c_int64), ("seq_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
+                ("window_right", ctypes.c_int64), ("chunk", ctypes.c_int64), ("mask_alignment", ctypes.c_int32), ("ranges", ctypes.c_int32),
+                ("blocks", ctypes.c_int64), ("partial_blocks", ctypes.c_int64)]
+
+
 class ForwardParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("out", Tensor), ("lse", Tensor),
                 ("softmax_scale", ctypes.c_float), ("causal", ctypes.c_int32), ("window", ctypes.c_int32), ("window_left", ctypes.c_int64),
@@ -25,7 +32,7 @@ class ForwardParams(ctypes.Structure):
                 ("rotary_cos", Tensor), ("rotary_sin", Tensor), ("rotary_offsets", Tensor), ("rotary_interleaved", ctypes.c_int32),
                 ("sm_margin", ctypes.c_int32), ("schedule", ctypes.POINTER(Schedule)), ("qv", Tensor), ("fp8_sums", ctypes.c_int32),
                 ("tree_mask", Tensor), ("rotate", ctypes.c_int32), ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32),
-                ("max_logits", Tensor)]
+                ("max_logits", Tensor), ("mask", ctypes.POINTER(Mask))]
 
 
 class BackwardParams(ctypes.Structure):
@@ -36,7 +43,7 @@ class BackwardParams(ctypes.Structure):
                 ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("cu_seqlens_q", Tensor), ("cu_seqlens_k", Tensor),
                 ("seqused_q", Tensor), ("seqused_k", Tensor), ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64),
                 ("sink", Tensor), ("softcap", ctypes.c_float), ("chunk", ctypes.c_int64), ("dsink", Tensor),
-                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32)]
+                ("fill_padding", ctypes.c_int32), ("mask_alignment", ctypes.c_int32), ("mask", ctypes.POINTER(Mask))]
 
 
 class QuantizeParams(ctypes.Structure):

@@ -135,10 +135,12 @@ using Store = std::function<void(int64_t, int64_t, int64_t, const Real*, Real)>;
 template <class Real>
 class RowGroup {
  public:
-  RowGroup(const ForwardProblem& problem, Precision precision, const Store<Real>& store)
+  RowGroup(const ForwardProblem& problem, Precision precision, const MaskPairs* pairs,
+           const Store<Real>& store)
       : problem_(problem),
         precision_(precision),
         store_(store),
+        pairs_(pairs),
         kv_(problem, precision == Precision::kFp8 && problem.backend == FLASH3_BACKEND_HOPPER),
         mask_(visible_keys(problem)) {
     for (auto& row : scores_) row.resize((problem.seq_k + Kv::kLanes - 1) / Kv::kLanes);
@@ -148,6 +150,7 @@ class RowGroup {
   void compute(int64_t batch, int64_t head, IndexRange rows) {
     const ForwardProblem& p = problem_;
     kv_.load(batch, head / p.queries_per_kv_head());
+    mask_ = visible_keys(p, pairs_, batch, head);
     const int64_t q_head = batch * p.q.stride_batch + head * p.q.stride_head;
     for (int64_t i = rows.begin; i < rows.end; ++i) {
       const Real scale = p.q_scale.at(batch, head, i / kScaleBlock);
@@ -211,30 +214,33 @@ class RowGroup {
   const ForwardProblem& problem_;
   const Precision precision_;
   const Store<Real>& store_;
+  const MaskPairs* const pairs_;
   Kv kv_;
-  const VisibleKeys mask_;
+  VisibleKeys mask_;
   std::vector<typename Kv::Vector> scores_[kRows];
   Real q_[kRows][kMaxScoreDim] = {};
   typename Kv::Vector out_[kRows][kMaxValueDim / Kv::kLanes];
 };
 
-void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, int num_threads,
-                                const Store<float>& store) {
-  for_each_row_group<kRows>(p, num_threads, [&] { return RowGroup<float>(p, precision, store); });
+void for_each_row_of_one_length(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+                                int num_threads, const Store<float>& store) {
+  for_each_row_group<kRows>(p, num_threads,
+                            [&] { return RowGroup<float>(p, precision, mask, store); });
 }
 
 // Every row of every sequence. row counts from the first one of its sequence.
-void for_each_row(const ForwardProblem& p, Precision precision, int num_threads,
-                  const Store<float>& store) {
+void for_each_row(const ForwardProblem& p, Precision precision, const MaskPairs* mask,
+                  int num_threads, const Store<float>& store) {
   if (!p.is_ragged() && !p.tree.given)
-    return for_each_row_of_one_length(p, precision, num_threads, store);
+    return for_each_row_of_one_length(p, precision, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
-    for_each_row_of_one_length(one_sequence(p, b), precision, num_threads,
+    for_each_row_of_one_length(one_sequence(p, b), precision, nullptr, num_threads,
                                [&](int64_t, int64_t row, int64_t head, const float* out,
                                    float lse) { store(b, row, head, out, lse); });
 }
 
-void naive(const ForwardProblem& p, Precision precision, int num_threads) {
+void naive(const ForwardProblem& p, Precision precision, int num_threads,
+           const MaskPairs* mask = nullptr) {
   const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
@@ -242,17 +248,18 @@ void naive(const ForwardProblem& p, Precision precision, int num_threads) {
     for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
     if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
   };
-  for_each_row(p, precision, num_threads, store);
+  for_each_row(p, precision, mask, num_threads, store);
 }
 
 }  // namespace
 
-void attention_naive(const ForwardProblem& p, int num_threads) {
-  if (p.has_cache() || p.rotates) return attention_naive(GatheredCache(p).problem(), num_threads);
+void attention_naive(const ForwardProblem& p, int num_threads, const MaskPairs* mask) {
+  if (p.has_cache() || p.rotates)
+    return attention_naive(GatheredCache(p).problem(), num_threads, mask);
   switch (p.dtype) {
-    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads);
-    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads);
-    default: return naive(p, Precision::kRounded, num_threads);
+    case FLASH3_FLOAT32: return naive(p, Precision::kExact, num_threads, mask);
+    case FLASH3_FLOAT8_E4M3: return naive(p, Precision::kFp8, num_threads, mask);
+    default: return naive(p, Precision::kRounded, num_threads, mask);
   }
 }
 

@@ -25,7 +25,7 @@ inline constexpr int kMaskWords = kMaskBlock * kMaskBlock / 32;
 
 // How the pairs of a block are told.
 enum MaskKind : int {
-  kMaskFull = 0,   // all are seen
+  kMaskFull = 0,   // all are seen, by the queries that exist; no key lies past the end
   kMaskRange = 1,  // query i sees the keys of range `data`, of its block's, in this block
   kMaskBits = 2    // by the words of slot `data`
 };

@@ -11,7 +11,7 @@
 #include <cstdint>
 #endif
 
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

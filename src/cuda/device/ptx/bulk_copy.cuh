@@ -7,7 +7,7 @@
 
 namespace flash3::cuda {
 
-struct TensorMap;  // cuda/device/views.h
+struct TensorMap;  // cuda/device/types.hpp
 
 // ---- boxes of a tensor map, by their coordinates ----
 // The map is untyped: nvcc keeps the address of a typed one in registers across the epilogue.

@@ -51,7 +51,7 @@ __device__ __forceinline__ int exchange_if(int* address, int from, int x) {
   return old;
 }
 
-struct TensorMap;  // cuda/device/views.h
+struct TensorMap;  // cuda/device/types.hpp
 
 // Brings a tensor map into the cache of the copy engine.
 __device__ __forceinline__ void prefetch(const TensorMap* map) {

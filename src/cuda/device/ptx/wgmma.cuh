@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/kinds.hpp"
 #include "cuda/device/ptx/arithmetic.cuh"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

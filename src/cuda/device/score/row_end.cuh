@@ -5,7 +5,7 @@
 
 #include "core/arithmetic.hpp"
 #include "cuda/device/ptx/arithmetic.cuh"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda {
 

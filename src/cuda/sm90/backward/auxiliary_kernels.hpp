@@ -5,8 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/device/kinds.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {

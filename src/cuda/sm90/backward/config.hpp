@@ -3,7 +3,7 @@
 // NVRTC-clean, like the forward's.
 #pragma once
 
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/backward/key_schedule.hpp"
 
 namespace flash3::cuda::sm90 {

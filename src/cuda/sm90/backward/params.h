@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/seq_info.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/backward/key_schedule.hpp"
 
 namespace flash3::cuda::sm90 {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/plan.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 #include "cuda/host/device_info.hpp"
 #include "cuda/host/launches.hpp"
 #include "cuda/sm90/backward/config.hpp"

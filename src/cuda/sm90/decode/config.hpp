@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 

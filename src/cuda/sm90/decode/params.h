@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/work.hpp"
 

@@ -13,7 +13,7 @@
 #include "cuda/device/ptx/bulk_copy.cuh"
 #include "cuda/device/ptx/compiler.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/device/pipeline.cuh"
 
 namespace flash3::cuda::sm90 {

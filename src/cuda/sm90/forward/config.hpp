@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "cuda/device/kinds.hpp"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 

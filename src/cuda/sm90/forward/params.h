@@ -5,7 +5,7 @@
 
 #include "core/scales.hpp"
 #include "cuda/device/tile_schedule.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 
 namespace flash3::cuda::sm90 {
 

@@ -18,6 +18,19 @@ FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
 using TileMask = MaskOf<int>;
 using TileMaskRule = MaskRuleOf<int>;
 
+// The keys that a row sees: [first, end), also outside the tensor.
+struct RowKeys {
+  int first, end;
+};
+
+// What a query of a sequence with seq_k keys sees; mask: the sequence's.
+template <bool kBand>
+FLASH3_HOST_DEVICE constexpr RowKeys keys_of_row(const TileMask& mask, int seq_k, int row) {
+  if constexpr (!kBand) return {0, seq_k};
+  const int first = mask.first(row), end = mask.end(row);
+  return {first, seq_k < end ? seq_k : end};
+}
+
 // The sequences of a ragged batch are listed by a small kernel (varlen/varlen_schedule.cu) before
 // the kernels that compute on them, which read no length themselves.
 

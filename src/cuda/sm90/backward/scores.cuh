@@ -5,11 +5,47 @@
 
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/device/score/mask.cuh"
 #include "cuda/device/score/mod.cuh"
+#include "cuda/device/score/view.hpp"
 #include "cuda/sm90/backward/traits.cuh"
 
 namespace flash3::cuda::sm90 {
+
+// A bit for each key before `end` that a thread has of a row: key k is bit k, of QueriesByKeys.
+template <int kKeys>
+__device__ __forceinline__ uint32_t keys_before(int end) {
+  const int inside = min(max(end, 0), 4 * kKeys);
+  return (1u << (inside / 8 * 2 + min(inside % 8, 2))) - 1;
+}
+
+// As RangeMask (device/score/mask.cuh), by bits: one instruction makes seven predicates of them,
+// where two comparisons a score take longer.
+template <class Rows>
+struct RangeMaskByBits {
+  const Rows& rows;
+
+  template <int N>
+  __device__ __forceinline__ void apply(const QueriesByKeys<N>& view, float (&r_s)[N]) const {
+    using View = QueriesByKeys<N>;
+    constexpr int kSlices = (N + 61) / 62, kSlice = View::kKeys / kSlices;  // 31 bits at most
+    static_assert(kSlice * kSlices == View::kKeys && kSlice % 2 == 0);
+#pragma unroll
+    for (int r = 0; r < View::kRows; ++r) {
+      const RowKeys& seen = rows(r);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const int first = view.key(slice * kSlice);
+        const uint32_t visible =
+            keys_before<kSlice>(seen.end - first) & ~keys_before<kSlice>(seen.first - first);
+#pragma unroll
+        for (int i = 0; i < kSlice; ++i) {
+          float& x = View::at(r_s, r, slice * kSlice + i);
+          x = visible & 1u << i ? x : -kInfinity;
+        }
+      }
+    }
+  }
+};
 
 // Masks a warpgroup's 64 keys in the query tiles that need it.
 template <class Traits>

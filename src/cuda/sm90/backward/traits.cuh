@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/device/pipeline.cuh"

@@ -30,6 +30,21 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// The largest of elements first, first + 4, first + 8, … as integers of this type. Integers have a
+// maximum of three operands in one instruction (VIMNMX3), and floats of one sign are ordered as
+// their bits are: the positive ones as signed integers, the negative ones by their distance from 0
+// as unsigned integers. A NaN is furthest out.
+template <class Int, int N>
+__device__ __forceinline__ Int max_of_bits(const float (&r)[N], int first) {
+  Int bits = Int(__float_as_int(r[first]));
+#pragma unroll
+  for (int j = 4; j < N; j += 8) {
+    const Int next = Int(__float_as_int(r[j + first]));
+    bits = max(bits, j + 4 < N ? max(next, Int(__float_as_int(r[j + 4 + first]))) : next);
+  }
+  return bits;
+}
+
 // Scores as the online softmax takes them, and in what form it keeps the maximum of a row of them:
 // here m is of raw scores, remapped ones under a softcap. Where rows differ in that, r tells which
 // of the thread's it is. FP8 has scores of its own (forward/kernel_fp8.cuh).

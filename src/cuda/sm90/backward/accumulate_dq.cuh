@@ -3,8 +3,7 @@
 // and adds it to the sums in global memory from its registers.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/products.cuh"

@@ -3,7 +3,7 @@
 // group.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {

@@ -3,7 +3,6 @@
 // and dS = P ∘ (dP − delta).
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/device/score/mod.cuh"
 #include "cuda/device/score/view.hpp"

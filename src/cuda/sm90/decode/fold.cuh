@@ -7,7 +7,6 @@
 // the same arithmetic, to folds and then to the item.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/row_end.cuh"
 #include "cuda/sm90/decode/traits.cuh"

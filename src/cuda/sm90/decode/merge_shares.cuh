@@ -8,7 +8,7 @@
 // it. So every block ends, however many run at a time.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/sm90/decode/share.cuh"
 
 namespace flash3::cuda::sm90 {

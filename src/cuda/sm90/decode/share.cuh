@@ -8,8 +8,7 @@
 // because a replay of a captured launch has the same one.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/shares.hpp"
 

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
 
 #if defined(FLASH3_DEBUG_BARRIERS)

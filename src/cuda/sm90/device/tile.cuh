@@ -10,8 +10,8 @@
 //                    + 16 · ((col % kChunk / kPiece) ^ xor(row)) + kElementBytes · (col % kPiece)
 #pragma once
 
-#include "cuda/device/ptx/bulk_copy.cuh"
 #include "cuda/device/ptx/compiler.cuh"
+#include "cuda/device/ptx/copies.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/types.hpp"
 #include "cuda/sm90/device/pipeline.cuh"

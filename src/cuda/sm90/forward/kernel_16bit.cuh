@@ -5,7 +5,7 @@
 // Operands of a consumer (consume.cuh): float16 and bfloat16.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"

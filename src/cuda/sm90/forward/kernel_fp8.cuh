@@ -9,7 +9,7 @@
 // registers of P are free behind it, and rounding fills the gaps between the exponentials.
 #pragma once
 
-#include "cuda/device/ptx/e4m3.cuh"
+#include "cuda/device/ptx/arithmetic.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/device/tile.cuh"
 #include "cuda/sm90/forward/kernel.cuh"

@@ -6,7 +6,7 @@
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
-#include "cuda/sm90/backward/products.cuh"
+#include "cuda/sm90/backward/scores.cuh"
 
 namespace flash3::cuda::sm90 {
 

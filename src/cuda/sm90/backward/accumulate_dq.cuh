@@ -4,9 +4,9 @@
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/produce_wide.cuh"
 #include "cuda/sm90/backward/scores.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 

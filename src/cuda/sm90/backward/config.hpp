@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/device/types.hpp"
-#include "cuda/sm90/backward/key_schedule.hpp"
+#include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
 

@@ -4,40 +4,10 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
-
-// A block walks over the query tiles of every query head of its KV head. This is the i-th one.
-struct QueryPlace {
-  int head;   // among all query heads
-  int tile;   // in the sequence
-  int index;  // among all query tiles in the workspace
-
-  // The first one.
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
-      : head(work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_begin),
-        index(work.first_query_tile + head * params.schedule.query_tiles.tiles + tile) {}
-
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
-    const int tiles = work.query_tiles(), own_head = i / tiles;
-    head = work.kv_head * params.heads_per_kv_head + own_head;
-    tile = work.query_tile_begin + (i - own_head * tiles);
-    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
-  }
-
-  // Goes on to the next one, without a division.
-  __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
-    ++tile, ++index;
-    if (tile == work.query_tile_end) {
-      tile = work.query_tile_begin;
-      index += params.schedule.query_tiles.tiles - work.query_tiles();
-      ++head;
-    }
-  }
-};
 
 // Loads the i-th query tile of Q or dOut, and one float a query beside it.
 template <class Tile>

@@ -5,9 +5,8 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
-#include "cuda/sm90/backward/find_work.cuh"
 #include "cuda/sm90/backward/load.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 

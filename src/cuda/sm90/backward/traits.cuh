@@ -26,14 +26,6 @@ using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
 
-// What a role of a block has behind it; where its rings stand follows. A block that is not
-// persistent has nothing behind it.
-struct Walked {
-  int key_tiles = 0;
-  int query_tiles = 0;
-  int cleared = 0;  // a loader's: key tiles with hidden keys
-};
-
 template <BackwardConfig kRow, Element kElement_>
 struct BackwardTraits {
   static constexpr BackwardConfig kConfig = kRow;

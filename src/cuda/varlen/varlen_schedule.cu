@@ -93,14 +93,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(VarlenScheduleParams par
 }  // namespace
 
 Status launch_varlen_schedule(const VarlenScheduleParams& params, void* stream) {
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(1);
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute overlap = programmatic_launch();
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&launch, list_kernel, params),
+  return cuda_status(launch_overlapping(list_kernel, dim3(1), kThreads, stream, params),
                      "launching the kernel that lists the sequences");
 }
 

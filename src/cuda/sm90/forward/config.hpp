@@ -39,7 +39,7 @@ struct ForwardConfig {
   ScoreKind score = ScoreKind::kPlain;
   Operands operands = Operands::k16Bit;
   bool paged = false;  // a table may tell where keys lie (load_pages.cuh, load_fp8_pages.cuh)
-  bool split = false;  // the keys of a work tile may be parts of several blocks (split.cuh)
+  bool split = false;  // several blocks may share the keys of a work tile (split.cuh)
   int tile_n = 0;
   int warpgroups = 0;
   int stages = 0;
@@ -79,7 +79,7 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr int threads() const { return 128 * (warpgroups + 1); }
   FLASH3_HOST_DEVICE constexpr int accumulators() const { return (tile_n + head_dim_v) / 2; }
   // FP8's producer transposes V as well, and where keys lie in pages it looks them up; another
-  // widens K and V; a split kernel's finds and awaits parts.
+  // widens K and V; a split kernel's finds and awaits splits.
   FLASH3_HOST_DEVICE constexpr bool needs_producer_registers() const {
     return split || widened() || (fp8() && (paged || accumulators() < 160));
   }
@@ -117,8 +117,8 @@ struct ForwardConfig {
     const int scales = fp8()       ? 2 * stages * 8 + q_scales
                        : widened() ? (2 * stages + raw_stages) * 8
                                    : 0;
-    const int parts = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_parts.hpp
-    return 8 * barriers + tile_ring + rows + scales + parts;
+    const int splits_bytes = split ? 16 * (4 + 4 * warpgroups) : 0;  // device/key_splits.hpp
+    return 8 * barriers + tile_ring + rows + scales + splits_bytes;
   }
   FLASH3_HOST_DEVICE constexpr int bytes_beside_sums() const {
     return q_stages * q_bytes() +
@@ -132,11 +132,11 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
     return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
   }
-  // Bytes of a part's O in the workspace, of its rows' maxima and sums, and how many counters go
+  // Bytes of a split's O in the workspace, of its rows' maxima and sums, and how many counters go
   // with it (split.cuh).
-  FLASH3_HOST_DEVICE constexpr int part_out_bytes() const { return tile_m() * head_dim_v * 4; }
-  FLASH3_HOST_DEVICE constexpr int part_sum_bytes() const { return tile_m() * 32; }
-  FLASH3_HOST_DEVICE constexpr int part_counters() const { return warpgroups + 1; }
+  FLASH3_HOST_DEVICE constexpr int split_out_bytes() const { return tile_m() * head_dim_v * 4; }
+  FLASH3_HOST_DEVICE constexpr int split_sum_bytes() const { return tile_m() * 32; }
+  FLASH3_HOST_DEVICE constexpr int split_counters() const { return warpgroups + 1; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
            (sums_in_shared() ? sums_bytes() : 0);

@@ -42,15 +42,15 @@ struct KeyPages {
   FLASH3_HOST_DEVICE constexpr int rows_left(const ListedSequence& sequence, int key) const;
 };
 
-// What split kernels alone have: the ring of slots in which parts lie, in the workspace. Each has
+// What split kernels alone have: the ring of slots in which splits lie, in the workspace. Each has
 // float4 [warpgroups][head_dim_v / 8][128] of O and float4 [warpgroups][128] of maxima and sums, as
 // threads hold them.
-struct PartSlots {
-  int most;        // parts of a work tile; 1: all else is unused
+struct SplitSlots {
+  int most;        // splits of a work tile; 1: all else is unused
   int bits, mask;  // there are 2^bits slots; mask: that less one
   void *out, *max_and_sum;
-  int* arrived;  // [slots, warpgroups]: parts that are there of the tile that begins in it
-  int* freed;    // [slots]: warpgroups that have done with the parts that lay in the slot, in all
+  int* arrived;  // [slots, warpgroups]: splits that are there of the tile that begins in it
+  int* freed;    // [slots]: warpgroups that have done with the splits that lay in the slot, in all
 };
 
 // By how much, in base 2, a score may exceed its row's maximum before that is raised. p stays below
@@ -88,10 +88,10 @@ struct ForwardParams {
 
   TileSchedule schedule;  // with the shape of the problem
 
-  Softcap softcap;  // only of a kernel with one; unit: softcap · log2 e
-  Fp8Params fp8;    // only of a kernel whose keys are FP8
-  KeyPages pages;   // only of a paged kernel
-  PartSlots parts;  // only of a split kernel
+  Softcap softcap;    // only of a kernel with one; unit: softcap · log2 e
+  Fp8Params fp8;      // only of a kernel whose keys are FP8
+  KeyPages pages;     // only of a paged kernel
+  SplitSlots splits;  // only of a split kernel
 };
 
 }  // namespace flash3::cuda::sm90

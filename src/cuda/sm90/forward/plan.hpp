@@ -14,8 +14,8 @@
 
 namespace flash3::cuda::sm90 {
 
-// How a split kernel splits keys (device/key_parts.hpp), and where parts lie in the workspace.
-struct KeyPartsPlan {
+// How a split kernel splits keys (device/key_splits.hpp), and where splits lie in the workspace.
+struct KeySplitsPlan {
   int most = 1;       // of a work tile
   int slot_bits = 0;  // there are 2^slot_bits slots
   size_t out_offset = 0, sums_offset = 0, counters_offset = 0;
@@ -38,7 +38,7 @@ struct ForwardPlan {
   bool dynamic = false;           // blocks take tiles from a counter in the workspace
   size_t counter_offset = 0;
   size_t list_offset = 0, first_tile_offset = 0;  // of a ragged batch: SequenceList
-  KeyPartsPlan parts;
+  KeySplitsPlan splits;
 
   // See device/tile_schedule.hpp.
   int m_tiles = 0;

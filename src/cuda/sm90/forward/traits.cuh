@@ -108,9 +108,9 @@ struct ForwardConstants {
 
 // Shared memory: that of a split kernel has more behind that of any other (split.cuh).
 template <class WholeTiles, int kWarps, bool kSplit>
-struct WithParts;
+struct WithSplits;
 template <class WholeTiles, int kWarps>
-struct WithParts<WholeTiles, kWarps, false> : WholeTiles {};
+struct WithSplits<WholeTiles, kWarps, false> : WholeTiles {};
 
 template <ForwardConfig kRow, Element kElement>
 struct ForwardTraits : ForwardConstants<kRow, kElement> {
@@ -135,7 +135,7 @@ struct ForwardTraits : ForwardConstants<kRow, kElement> {
     RowKeys row_keys[4 * kWarpgroups][kWarpRows];  // what each row sees
     uint64_t v_loaded;                             // but not cleared yet
   };
-  using Shared = WithParts<WholeTiles, 4 * kWarpgroups, kConfig.split>;
+  using Shared = WithSplits<WholeTiles, 4 * kWarpgroups, kConfig.split>;
   static_assert(sizeof(Shared) == kConfig.shared_bytes());
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/device/score/key_bits.hpp"
+#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/partial.hpp"
 #include "cuda/device/score/view.hpp"
 #include "cuda/device/sequence.hpp"

@@ -186,7 +186,7 @@ TEST(KeyParts, TheWorkspaceDoesNotGrowWithTheBatch) {
     const size_t slots = size_t(1) << plan.splits.slot_bits;
     EXPECT_EQ(plan.splits.sums_offset, plan.splits.out_offset + slots * 128 * 128 * 4);
     EXPECT_EQ(plan.splits.counters_offset, plan.splits.sums_offset + slots * 128 * 2 * 16);
-    EXPECT_EQ(c.split_counters(), 3);
+    EXPECT_EQ(split_counters(c), 3);
     EXPECT_GE(plan.list_offset, plan.splits.counters_offset + slots * 3 * 4);
     EXPECT_GT(plan.workspace_bytes, plan.list_offset);
     EXPECT_LT(plan.workspace_bytes, size_t(20) << 20);
@@ -219,9 +219,9 @@ TEST(KeyParts, PartsAndSumsOfFp8LieApart) {
       EXPECT_NE(plan.flush_tiles, kNeverFlush) << id;
       const size_t slots = size_t(1) << plan.splits.slot_bits;
       std::vector<Range> ranges = {
-          {plan.splits.out_offset, slots * size_t(c.split_out_bytes())},
-          {plan.splits.sums_offset, slots * size_t(c.split_sum_bytes())},
-          {plan.splits.counters_offset, slots * size_t(c.split_counters()) * 4},
+          {plan.splits.out_offset, slots * size_t(split_out_bytes(c))},
+          {plan.splits.sums_offset, slots * size_t(split_sum_bytes(c))},
+          {plan.splits.counters_offset, slots * size_t(split_counters(c)) * 4},
           {plan.list_offset, size_t(problem_of(id).batch) * sizeof(ListedSequence)},
           {plan.workspace_bytes, 0}};
       if (!c.sums_in_shared())

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/score/key_bits.hpp"
+#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/mask.cuh"
 
 namespace flash3::cuda {
@@ -60,7 +61,8 @@ struct TreeMask {
   }
 };
 
-static_assert(ScoreMask<TreeMask<KeyBits (*)(int)>, QueriesByKeys<8>> &&
+static_assert(ScoreMask<RangeMask<RowKeys (*)(int)>, KeyBlocks<2, 8>> &&
+              ScoreMask<TreeMask<KeyBits (*)(int)>, QueriesByKeys<8>> &&
               ScoreMask<TreeMask<KeyBits (*)(int)>, KeyBlocks<2, 8>>);
 
 }  // namespace flash3::cuda

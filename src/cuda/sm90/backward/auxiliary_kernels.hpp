@@ -10,6 +10,12 @@
 
 namespace flash3::cuda::sm90 {
 
+// A strided view of floats, [batch, head, seq]; data null: not given.
+struct RowView {
+  const float* data;
+  long long stride_batch, stride_head;
+};
+
 // Before the main kernel: writes lse in base 2 and delta = rowsum(dOut ∘ Out) − dlse, and clears
 // the semaphores of dQ, or its sums if they are zero-initialised.
 struct PreprocessParams {

@@ -162,12 +162,6 @@ struct ElementView {
   bool aligned;  // base and strides are multiples of 16 bytes
 };
 
-// A strided view of floats, [batch, head, seq]; data null: not given.
-struct RowView {
-  const float* data;
-  long long stride_batch, stride_head;
-};
-
 // The workspace: query tiles, and what the kernels keep of every query of these.
 struct BackwardWorkspace {
   QueryTiles tiles;

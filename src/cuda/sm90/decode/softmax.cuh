@@ -4,6 +4,7 @@
 // memory.
 #pragma once
 
+#include "cuda/device/score/key_blocks.hpp"
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/sm90/decode/fold.cuh"

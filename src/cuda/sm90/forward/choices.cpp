@@ -149,7 +149,7 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
     if (has_block_scales(problem) && int(kScaleBlock) % c.tile_n != 0) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (c.paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : c.band != band) continue;
+    if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : c.band != band) continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
     if (c.fp8() && !c.row_scales()) continue;  // a warpgroup's rows have one scale
     const int64_t most = std::min<int64_t>(problem.queries_per_kv_head(), HeadPack::kRows);

@@ -11,9 +11,6 @@ namespace flash3::cuda::sm90 {
 // Columns of FP8's transposed tile of V: 16-byte pieces are swizzled in groups of four or eight.
 FLASH3_HOST_DEVICE constexpr int transposed_v_cols(int tile_n) { return round_up(tile_n, 64); }
 
-// flush_tiles of a call that never flushes.
-inline constexpr int kNeverFlush = 1 << 30;
-
 // What Q, K and V are: float16 or bfloat16; FP8; or FP8 keys and values under a Q of 16 bits, which
 // become 16-bit on their way to the tensor cores.
 enum class Operands { k16Bit, kE4m3, kWidened };
@@ -66,10 +63,6 @@ struct ForwardConfig {
   }
   FLASH3_HOST_DEVICE constexpr bool widened() const { return operands == Operands::kWidened; }
   FLASH3_HOST_DEVICE constexpr int element_bytes() const { return fp8() ? 1 : 2; }
-  // Of K and V in memory.
-  FLASH3_HOST_DEVICE constexpr int key_element_bytes() const {
-    return operands == Operands::k16Bit ? 2 : 1;
-  }
 
   // Parts in which a tile of V comes: with room for one tile alone, one part of it is loaded while
   // the other is transposed.
@@ -103,8 +96,6 @@ struct ForwardConfig {
   // FP8: whether each row of Q has a scale of its own, so that rows may be of several heads
   // (HeadPack). Otherwise a warpgroup's rows have one.
   FLASH3_HOST_DEVICE constexpr bool row_scales() const { return fp8() && paged; }
-  // Keys that boxes of pages must divide.
-  FLASH3_HOST_DEVICE constexpr int rows_at_once() const { return widened() ? raw_rows() : tile_n; }
   FLASH3_HOST_DEVICE constexpr int transposed_v_bytes() const {
     return transposed_v_cols(tile_n) * head_dim_v;
   }
@@ -132,11 +123,6 @@ struct ForwardConfig {
   FLASH3_HOST_DEVICE constexpr bool sums_in_shared() const {
     return two_level && bytes_beside_sums() + factors_bytes() + sums_bytes() <= kMostSharedBytes;
   }
-  // Bytes of a split's O in the workspace, of its rows' maxima and sums, and how many counters go
-  // with it (split.cuh).
-  FLASH3_HOST_DEVICE constexpr int split_out_bytes() const { return tile_m() * head_dim_v * 4; }
-  FLASH3_HOST_DEVICE constexpr int split_sum_bytes() const { return tile_m() * 32; }
-  FLASH3_HOST_DEVICE constexpr int split_counters() const { return warpgroups + 1; }
   FLASH3_HOST_DEVICE constexpr int shared_bytes() const {
     return bytes_beside_sums() + (two_level ? factors_bytes() : 0) +
            (sums_in_shared() ? sums_bytes() : 0);

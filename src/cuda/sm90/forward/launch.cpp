@@ -20,7 +20,7 @@ Status encode_maps(const ForwardProblem& problem, const TensorView& given_q,
   const ForwardConfig& config = plan.kernel->config;
   const int bytes = config.element_bytes(), columns = box_columns(config.head_dim, bytes),
             columns_v = box_columns(config.head_dim_v, bytes),
-            key_bytes = config.key_element_bytes();
+            key_bytes = key_element_bytes(config);
   const int box_queries = plan.slot_rows > 0 ? plan.slot_rows : plan.pack.queries;
   const TensorView q = input_view(problem, tensor_rows(given_q, problem.sequences_q), plan.q);
   // q has rows, or there would be no call.

@@ -18,28 +18,14 @@ struct Fp8Params {
   void* sums;               // where they go, if there is no room in shared memory
 };
 
-struct PagePlace;  // key_pages.hpp
-
-// What paged kernels alone have: key j of sequence b lies in element table[b][j / page_size] of K
-// and V.
+// What paged kernels alone have (key_pages.hpp): key j of sequence b lies in element table[b][j /
+// page_size] of K and V.
 struct KeyPages {
   const int* table;
   long long stride_table;  // from sequence to sequence
   int page_size;
   int elements;  // of K and V
   int box_rows;  // rows of a key tile that TMA loads at once: they never lie in two elements
-
-  // Where a key lies. kMayLackTable: without a table, sequence b has element b.
-  template <bool kMayLackTable = false>
-  FLASH3_HOST_DEVICE constexpr PagePlace place_of_key(const ListedSequence& sequence,
-                                                      int key) const;
-  // The same as a row counted over all elements, as `rows` has them.
-  template <bool kMayLackTable = false>
-  FLASH3_HOST_DEVICE constexpr int row_of_key(const RowMap& rows, const ListedSequence& sequence,
-                                              int key) const;
-  // Rows of the box that begins at a key in front of the sequence's end: what comes behind it must
-  // read as zeros.
-  FLASH3_HOST_DEVICE constexpr int rows_left(const ListedSequence& sequence, int key) const;
 };
 
 // What split kernels alone have: the ring of slots in which splits lie, in the workspace. Each has

@@ -53,9 +53,9 @@ void plan_splits(const ForwardProblem& problem, int64_t tiles_of_sequence, int b
   const auto reserve = [&](int bytes) {
     return reserve_workspace(size_t(slots) * size_t(bytes), workspace);
   };
-  splits.out_offset = reserve(config.split_out_bytes());
-  splits.sums_offset = reserve(config.split_sum_bytes());
-  splits.counters_offset = reserve(config.split_counters() * int(sizeof(int)));
+  splits.out_offset = reserve(split_out_bytes(config));
+  splits.sums_offset = reserve(split_sum_bytes(config));
+  splits.counters_offset = reserve(split_counters(config) * int(sizeof(int)));
 }
 
 Estimate estimate_choice(const ForwardProblem& problem, int multiprocessors,
@@ -96,14 +96,14 @@ void plan_tensors(const ForwardProblem& problem, const TensorView& given_q, size
   const ForwardConfig& config = plan->kernel->config;
   plan->rows = indexing_of(problem);
   plan->box_keys = plan->slot_rows > 0 ? plan->slot_rows
-                   : config.paged      ? cache_box_rows(problem.cache, config.rows_at_once())
+                   : config.paged      ? cache_box_rows(problem.cache, rows_at_once(config))
                                        : config.tile_n;
   const auto copy_of = [&](const TensorView& view, const Sequences& sequences, int element_bytes) {
     return plan_copy(tensor_rows(view, sequences), plan->rows, workspace, element_bytes);
   };
   plan->q = copy_of(given_q, problem.sequences_q, config.element_bytes());
-  plan->k = copy_of(problem.k, problem.sequences_k, config.key_element_bytes());
-  plan->v = copy_of(problem.v, problem.sequences_k, config.key_element_bytes());
+  plan->k = copy_of(problem.k, problem.sequences_k, key_element_bytes(config));
+  plan->v = copy_of(problem.v, problem.sequences_k, key_element_bytes(config));
   // TMA stores rows in pieces of 16 bytes: one that ends in between would write past its end.
   plan->out_by_tma = !config.fp8() && problem.out_dtype == problem.dtype &&
                      tma_can_address(tensor_rows(problem.out, problem.sequences_q), plan->rows) &&
@@ -142,7 +142,7 @@ void plan_order(const ForwardProblem& problem, size_t* workspace, ForwardPlan* p
   if (plan->dynamic) plan->counter_offset = reserve_workspace(sizeof(TileCounterMemory), workspace);
   if (!config.band) return;
   const int64_t kv_bytes = std::max<int64_t>(
-      1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * config.key_element_bytes());
+      1, problem.seq_k * (problem.head_dim + problem.head_dim_v) * key_element_bytes(config));
   const int64_t at_a_time = std::max<int64_t>(1, kL2Budget / kv_bytes) *
                             (problem.queries_per_kv_head() / plan->pack.heads);
   plan->groups_at_a_time = int(std::min<int64_t>(at_a_time, plan->groups));
@@ -259,11 +259,11 @@ VarlenScheduleParams varlen_schedule_params(const ForwardProblem& problem,
   list.groups = int(problem.heads_q) / plan.pack.heads;
   list.most_splits = plan.splits.most;
   if (plan.splits.most > 1)
-    list.counter_count = plan.kernel->config.split_counters() << plan.splits.slot_bits;
+    list.counter_count = split_counters(plan.kernel->config) << plan.splits.slot_bits;
   if (plan.kernel->config.band) {
     list.bytes_at_a_time = kL2Budget;
     list.bytes_per_row =
-        Index{problem.head_dim + problem.head_dim_v} * plan.kernel->config.key_element_bytes();
+        Index{problem.head_dim + problem.head_dim_v} * key_element_bytes(plan.kernel->config);
     list.group_step = int(problem.queries_per_kv_head()) / plan.pack.heads;
   }
   return list;

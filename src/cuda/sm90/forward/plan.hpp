@@ -14,6 +14,20 @@
 
 namespace flash3::cuda::sm90 {
 
+// flush_tiles of a call that never flushes.
+inline constexpr int kNeverFlush = 1 << 30;
+
+// Bytes of an element of K and V in memory.
+constexpr int key_element_bytes(const ForwardConfig& c) {
+  return c.operands == Operands::k16Bit ? 2 : 1;
+}
+
+// Bytes of a split's O in the workspace, of its rows' maxima and sums, and how many counters go
+// with it (split.cuh).
+constexpr int split_out_bytes(const ForwardConfig& c) { return c.tile_m() * c.head_dim_v * 4; }
+constexpr int split_sum_bytes(const ForwardConfig& c) { return c.tile_m() * 32; }
+constexpr int split_counters(const ForwardConfig& c) { return c.warpgroups + 1; }
+
 // How a split kernel splits keys (device/key_splits.hpp), and where splits lie in the workspace.
 struct KeySplitsPlan {
   int most = 1;       // of a work tile

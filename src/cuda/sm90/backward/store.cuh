@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/wgmma.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {

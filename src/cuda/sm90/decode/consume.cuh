@@ -35,6 +35,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using typename Base::KvState;
   using typename Base::Parts;
   using typename Base::Scores;
+  using typename Base::Split;
   using typename Base::Sums;
   using typename Base::View;
 
@@ -60,7 +61,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
     if (begin < end) {
       const Descriptor q = descriptor(Traits::QTile::kMajorK, shared_.q[consumer_]);
       Scores r_s;
-      Sums sums;
+      Split sums;
       int split = begin / split_tiles, split_end = (split + 1) * split_tiles;
       wait_for(shared_.k_barriers.full[state_.stage], state_.phase, "k_full");
       issue_scores<Traits>(r_s, key_tile(state_.stage), q);
@@ -81,7 +82,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
           softmax<false>(run, tile + 1, r_s, sums);
         } else {
           end_output(sums, stage_before_);
-          this->end_split(run, split++, sums, parts);
+          this->end_split(run, split++, false, sums, parts);
           split_end += split_tiles;
           softmax<true>(run, tile + 1, r_s, sums);
         }
@@ -89,7 +90,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
       issue_output_of(end - 1, sums);
       end_output(sums, state_.stage);
       state_.advance();
-      this->end_split(run, split, sums, parts);
+      this->end_split(run, split, true, sums, parts);
     }
   }
 
@@ -124,7 +125,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
   // of the tile before, whose V is in stage_before_, is done when this ends, for all consumers.
   template <bool kFirst>
   __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s,
-                                          Sums& sums) const {
+                                          Split& sums) const {
     const int first_key = tile * Traits::kTileN;
     const View view = this->view_of(first_key);
     if constexpr (Traits::kCapped) cap_scores(r_s);
@@ -135,17 +136,17 @@ class DecodeConsumer : DecodeSplits<Traits> {
     uint8_t* const p = shared_.p[consumer_][tile % 2];
     float added[kColumns];
     bool must_raise = true;
-    if constexpr (kFirst) {
-      sums.clear();
-    } else {
-      const bool within = all_within<View>(this->score(), r_s, sums.max);
+    if constexpr (kFirst) sums.clear();
+    keep_largest<View>(r_s, sums.largest);
+    if constexpr (!kFirst) {
+      const bool within = this->is_within(sums);
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);
       must_raise = named_barrier_any(this->barrier(), kWarpgroupThreads, !within);
     }
     if (must_raise) {
-      this->template raise_max<kFirst>(r_s, sums);
+      this->template raise_max<kFirst>(sums);
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       sync_consumers();

@@ -35,6 +35,18 @@ class DecodeSoftmax {
                        kKeyBlocks = Traits::kKeyBlocks, kDimBlocks = Traits::kDimBlocks;
   using View = KeyBlocks<kKeyBlocks, kRows / 2>;
   using Scores = typename View::Scores;
+  static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
+
+  // A split so far.
+  struct Split : Sums {
+    float largest[kColumns];  // score of a row, among this thread's keys
+
+    __device__ __forceinline__ void clear() {
+      Sums::clear();
+#pragma unroll
+      for (float& x : largest) x = -kInfinity;
+    }
+  };
 
   __device__ __forceinline__ int barrier() const {
     static_assert(Traits::kConsumers <= 2);
@@ -98,7 +110,7 @@ class DecodeSoftmax {
   using Score = cuda::Score<ScoreKind::kPlain>;
   __device__ __forceinline__ Score score() const {
     const float scale_log2 = Traits::kFp8 ? 1.f : params_.scale_log2;
-    return {{scale_log2}, params_.slack / scale_log2};
+    return {{scale_log2}, kSlack / scale_log2};
   }
 
   // P = 2^(c·s − c·m), rounded, to shared memory; added: this thread's sums of them.
@@ -170,18 +182,32 @@ class DecodeSoftmax {
     return shared_.reduction[consumer_][warp][c / 2 * 8 + thread_ % 4 * 2 + c % 2];
   }
 
+  __device__ __forceinline__ float largest_of_warps(int c) const {
+    return fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
+  }
+
+  // Whether the maxima serve all of this thread's scores of the split. Those of earlier tiles they
+  // do.
+  __device__ __forceinline__ bool is_within(const Split& split) const {
+    bool within = true;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) within &= split.largest[c] <= score().limit(split.max[c]);
+    return within;
+  }
+
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
+  // A score that demands it is the largest of the split.
   template <bool kFirst>
-  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
+  __device__ __forceinline__ void raise_max(Split& split) const {
     float largest[kColumns];
-    find_max<View>(r_s, largest);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) largest[c] = split.largest[c];
     // Before it is written again all have passed the barrier behind P.
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);
     float alpha[kColumns];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      largest[c] = fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
+    for (int c = 0; c < kColumns; ++c) largest[c] = largest_of_warps(c);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float old = split.max[c];

@@ -23,7 +23,7 @@ class LatentSoftmax {
         shared_(shared),
         warpgroup_(warpgroup),
         thread_(thread_in_warpgroup()),
-        score_{{params.scale_log2}, params.slack / params.scale_log2} {}
+        score_{{params.scale_log2}, 8.f / params.scale_log2} {}
 
  protected:
   using KvState = typename Traits::KvState;

@@ -120,20 +120,6 @@ __device__ __forceinline__ void find_max(const typename View::Scores& r_s,
   keep_largest<View>(r_s, largest);
 }
 
-// Whether the rows' maxima serve all of their scores.
-template <ScoreView View, class Score>
-__device__ __forceinline__ bool all_within(const Score& score, const typename View::Scores& r_s,
-                                           const float (&max)[View::kRows]) {
-  bool within = true;
-#pragma unroll
-  for (int r = 0; r < View::kRows; ++r) {
-    const float limit = score.limit(max[r]);
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) within &= View::at(r_s, r, k) <= limit;  // a NaN is not
-  }
-  return within;
-}
-
 template <class Score>
 struct OnlineSoftmax {
   static constexpr bool kKeepsLargest = Score::kKeepsLargest;

@@ -67,6 +67,12 @@ __device__ __forceinline__ float sum_of_warps(const float (&sum)[4]) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+// Whether the call wants the largest scores of rows.
+template <class Traits>
+__device__ __forceinline__ bool wants_largest(const DecodeParams& params) {
+  return Traits::kMaxLogits && params.rows.max_logits.data != nullptr;
+}
+
 struct RowResult {
   float inverse_sum;
   RowValues values;

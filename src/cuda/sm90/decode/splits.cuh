@@ -52,13 +52,8 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
                        consumer_ * kRows, rows, thread_);
   }
 
-  // Whether the call wants the largest scores of rows.
-  __device__ __forceinline__ bool wants_largest() const {
-    return Traits::kMaxLogits && params_.rows.max_logits.data != nullptr;
-  }
-
-  // Those of the run, in base 2, of this thread's keys to begin with. Nobody has yet to read what
-  // the warps exchange when this returns.
+  // The largest scores of rows in the run, in base 2; of this thread's keys to begin with. Nobody
+  // has yet to read what the warps exchange when this returns.
   __device__ __forceinline__ void find_largest(float (&largest)[kColumns]) const {
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);
@@ -163,7 +158,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   }
 
   __device__ __forceinline__ void end_run(const DecodeRun& run, Parts& parts) const {
-    if (wants_largest()) find_largest(parts.largest);
+    if (wants_largest<Traits>(params_)) find_largest(parts.largest);
     if (run.is_whole)
       store_whole(run, parts);
     else
@@ -174,7 +169,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   // What remains at the end of a run that others share: finished folds and the one begun.
   __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
     Sums all = all_of(parts);
-    const bool has_largest = wants_largest() && thread_ / 32 == kLargestWarp;
+    const bool has_largest = wants_largest<Traits>(params_) && thread_ / 32 == kLargestWarp;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       float beside_sum[kColumns];

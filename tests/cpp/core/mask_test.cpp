@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mask with chunks, and its tile ranges, against brute force over the definition in flash3.h;
 // and without chunks against the band.
-#include "core/mask.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
+
+#include "core/mask_rule.hpp"
 
 namespace flash3 {
 namespace {

@@ -120,7 +120,7 @@ TEST(Mask, KernelsBoundsOfTheLongestSequencesDoNotOverflow) {
   constexpr int kMax = BandOf<int>::kUnbounded - 256, kTile = 191;
   const auto check = [](int seq_q, int seq_k, const MaskRule& rule) {
     const auto mask = MaskOf<int>::make(seq_q, seq_k, rule.narrowed(BandOf<int>::kUnbounded));
-    const Mask wide = Mask::make(seq_q, seq_k, rule);
+    const Mask exact = Mask::make(seq_q, seq_k, rule);
     const auto same = [](const auto& narrow, const Mask& wide, int rows, int columns) {
       for (const int i : {0, rows / 2, rows - 1, rows + kTile}) {
         const auto in_tensor = [&](auto x) { return std::clamp<Index>(x, 0, columns + kTile); };
@@ -129,8 +129,8 @@ TEST(Mask, KernelsBoundsOfTheLongestSequencesDoNotOverflow) {
         EXPECT_GE(narrow.first(i) - Index(columns), std::numeric_limits<int>::min()) << i;
       }
     };
-    same(mask, wide, seq_q, seq_k);
-    same(mask.transposed(), wide.transposed(), seq_k, seq_q);
+    same(mask, exact, seq_q, seq_k);
+    same(mask.transposed(), exact.transposed(), seq_k, seq_q);
   };
   for (const bool top_left : {false, true})
     for (const Index left : {Index{-1}, Index{0}, Index{kMax - 1}, Index{1} << 31})

@@ -35,7 +35,6 @@ class DecodeConsumer : DecodeSplits<Traits> {
   using typename Base::KvState;
   using typename Base::Parts;
   using typename Base::Scores;
-  using typename Base::Split;
   using typename Base::Sums;
   using typename Base::View;
 
@@ -61,13 +60,13 @@ class DecodeConsumer : DecodeSplits<Traits> {
     if (begin < end) {
       const Descriptor q = descriptor(Traits::QTile::kMajorK, shared_.q[consumer_]);
       Scores r_s;
-      Split sums;
+      Sums sums;
       int split = begin / split_tiles, split_end = (split + 1) * split_tiles;
       wait_for(shared_.k_barriers.full[state_.stage], state_.phase, "k_full");
       issue_scores<Traits>(r_s, key_tile(state_.stage), q);
       wgmma_wait<0>();
       end_scores(r_s, state_.stage);
-      softmax<true>(run, begin, r_s, sums);
+      softmax<true>(run, begin, r_s, sums, parts);
       for (int tile = begin; tile + 1 < end; ++tile) {
         KvState next = state_;
         next.advance();
@@ -79,12 +78,12 @@ class DecodeConsumer : DecodeSplits<Traits> {
         stage_before_ = state_.stage;
         state_ = next;
         if (tile + 1 < split_end) {
-          softmax<false>(run, tile + 1, r_s, sums);
+          softmax<false>(run, tile + 1, r_s, sums, parts);
         } else {
           end_output(sums, stage_before_);
           this->end_split(run, split++, false, sums, parts);
           split_end += split_tiles;
-          softmax<true>(run, tile + 1, r_s, sums);
+          softmax<true>(run, tile + 1, r_s, sums, parts);
         }
       }
       issue_output_of(end - 1, sums);
@@ -124,8 +123,8 @@ class DecodeConsumer : DecodeSplits<Traits> {
   // Turns the scores of a tile into P in shared memory. kFirst: of a split; otherwise the product
   // of the tile before, whose V is in stage_before_, is done when this ends, for all consumers.
   template <bool kFirst>
-  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s,
-                                          Split& sums) const {
+  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Sums& sums,
+                                          Parts& parts) const {
     const int first_key = tile * Traits::kTileN;
     const View view = this->view_of(first_key);
     if constexpr (Traits::kCapped) cap_scores(r_s);
@@ -137,16 +136,15 @@ class DecodeConsumer : DecodeSplits<Traits> {
     float added[kColumns];
     bool must_raise = true;
     if constexpr (kFirst) sums.clear();
-    keep_largest<View>(r_s, sums.largest);
+    const bool within = this->take_largest(r_s, sums, parts.largest);
     if constexpr (!kFirst) {
-      const bool within = this->is_within(sums);
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);
       must_raise = named_barrier_any(this->barrier(), kWarpgroupThreads, !within);
     }
     if (must_raise) {
-      this->template raise_max<kFirst>(sums);
+      this->template raise_max<kFirst>(r_s, sums);
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       sync_consumers();

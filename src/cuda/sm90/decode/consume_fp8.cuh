@@ -30,7 +30,6 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   using typename Base::KvState;
   using typename Base::Parts;
   using typename Base::Scores;
-  using typename Base::Split;
   using typename Base::Sums;
   using typename Base::View;
 
@@ -53,7 +52,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
   __device__ __forceinline__ void compute(const DecodeRun& run, Parts& parts) {
     const int begin = uniform(run.tiles.begin), end = uniform(run.tiles.end),
               split_tiles = uniform(run.split_tiles);
-    Split sums;
+    Sums sums;
     int split = begin / split_tiles, split_end = (split + 1) * split_tiles;
     bool is_first = true;  // of a split
 #pragma unroll 1
@@ -109,7 +108,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       for (int i = 0; i < kRows / 2; ++i) r_s[b][i] += scales_of(b, i / 2 % 2).log2_v;
   }
   // Turns the scores of a tile into P in shared memory.
-  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Split& sums,
+  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Sums& sums,
                                           bool is_first) {
     const int first_key = tile * Traits::kTileN;
     const View view = this->view_of(first_key);
@@ -118,13 +117,12 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       clear_hidden_values(run, first_key);
     }
     if (is_first) sums.clear();
-    keep_largest<View>(r_s, sums.largest);
-    const bool within = this->is_within(sums);
+    const bool within = this->all_within(r_s, sums);
     float added[kColumns];
     bool raises = is_first;
 #pragma unroll 1
     for (bool again = true; again;) {
-      if (raises) this->template raise_max<false>(sums);
+      if (raises) this->template raise_max<false>(r_s, sums);
       store_probabilities(view, r_s, sums.max, added, shared_.p[0][tile % 2]);
       fence_shared_for_async_proxy();
       again = named_barrier_any(this->barrier(), kWarpgroupThreads, !within) && !raises;

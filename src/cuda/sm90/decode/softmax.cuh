@@ -37,17 +37,6 @@ class DecodeSoftmax {
   using Scores = typename View::Scores;
   static constexpr float kSlack = 8.f;  // in powers of two: p stays far from the largest float16
 
-  // A split so far.
-  struct Split : Sums {
-    float largest[kColumns];  // score of a row, among this thread's keys
-
-    __device__ __forceinline__ void clear() {
-      Sums::clear();
-#pragma unroll
-      for (float& x : largest) x = -kInfinity;
-    }
-  };
-
   __device__ __forceinline__ int barrier() const {
     static_assert(Traits::kConsumers <= 2);
     return int(consumer_ == 0 ? DecodeBarrier::kConsumers : DecodeBarrier::kSecondConsumers);
@@ -186,22 +175,38 @@ class DecodeSoftmax {
     return fmaxf(fmaxf(of_warp(0, c), of_warp(1, c)), fmaxf(of_warp(2, c), of_warp(3, c)));
   }
 
-  // Whether the maxima serve all of this thread's scores of the split. Those of earlier tiles they
-  // do.
-  __device__ __forceinline__ bool is_within(const Split& split) const {
+  // Whether the maxima serve all of this thread's scores.
+  __device__ __forceinline__ bool all_within(const Scores& r_s, const Sums& split) const {
     bool within = true;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) within &= split.largest[c] <= score().limit(split.max[c]);
+    for (int c = 0; c < kColumns; ++c) {
+      const float limit = score().limit(split.max[c]);
+#pragma unroll
+      for (int k = 0; k < View::kKeys; ++k) within &= View::at(r_s, c, k) <= limit;  // a NaN is not
+    }
+    return within;
+  }
+
+  // The same, by the largest of them, which become the largest of the run where they are.
+  __device__ __forceinline__ bool take_largest(const Scores& r_s, const Sums& split,
+                                               float (&of_run)[kColumns]) const {
+    bool within = true;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      float largest = View::at(r_s, c, 0);
+#pragma unroll
+      for (int k = 1; k < View::kKeys; ++k) largest = fmaxf(largest, View::at(r_s, c, k));
+      within &= largest <= score().limit(split.max[c]);
+      of_run[c] = fmaxf(of_run[c], largest);
+    }
     return within;
   }
 
   // Raises the maxima that a tile demands, and only those, so that no row's bits depend on others.
-  // A score that demands it is the largest of the split.
   template <bool kFirst>
-  __device__ __forceinline__ void raise_max(Split& split) const {
+  __device__ __forceinline__ void raise_max(const Scores& r_s, Sums& split) const {
     float largest[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) largest[c] = split.largest[c];
+    find_max<View>(r_s, largest);
     // Before it is written again all have passed the barrier behind P.
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);

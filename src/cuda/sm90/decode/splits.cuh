@@ -24,7 +24,6 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   using Base::score;
   using Base::sync_consumers;
   using Base::thread_;
-  using typename Base::Split;
   using typename Base::Sums;
 
   static constexpr int kRows = Base::kRows;
@@ -119,13 +118,11 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2. What the run's
   // last one makes whole end_run() stores.
   __device__ __forceinline__ void end_split(const DecodeRun& run, int index, bool is_last,
-                                            Split& split, Parts& parts) const {
+                                            Sums& split, Parts& parts) const {
     reduce_lanes(split.sum, [](float x, float y) { return x + y; });
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kColumns; ++c)
       if (split.max[c] != -kInfinity) split.max[c] = score().shift_of(split.max[c]);
-      parts.largest[c] = fmaxf(parts.largest[c], split.largest[c]);
-    }
     const int in_item = index - run.splits.begin;
     const bool ends_fold =
         in_item % kSplitsPerFold == kSplitsPerFold - 1 || index + 1 == run.splits.end;

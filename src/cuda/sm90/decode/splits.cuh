@@ -51,8 +51,8 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
                        consumer_ * kRows, rows, thread_);
   }
 
-  // The largest scores of rows in the run, in base 2; of this thread's keys to begin with. Nobody
-  // has yet to read what the warps exchange when this returns.
+  // The largest scores of rows in the run, in base 2; of this thread's keys to begin with. All have
+  // read what the warps exchange when this returns.
   __device__ __forceinline__ void find_largest(float (&largest)[kColumns]) const {
     reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
     exchange(largest);

@@ -11,7 +11,7 @@
 #include "core/arithmetic.hpp"
 #include "core/fp8.hpp"
 #include "core/kv_cache.hpp"
-#include "core/mask.hpp"
+#include "core/mask_rule.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "core/tensor_view.hpp"

@@ -9,6 +9,7 @@ namespace flash3::cuda {
 
 // Rows, keys, the mask's bounds and their sums are 32-bit in the kernels.
 inline constexpr int kMaxLength = 1 << 30;
+static_assert(kMaxLength <= BandOf<int>::kUnbounded);
 // Any size that kernels count in 32 bits is at most this, so that a tile fits behind it.
 inline constexpr int kMostCounted = kMaxLength - 256;
 FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
@@ -16,7 +17,7 @@ FLASH3_HOST_DEVICE constexpr int clamped(int x, int least, int most) {
 }
 
 using TileMask = MaskOf<int>;
-using TileMaskRule = MaskRuleOf<int>;
+using TileMaskRule = NarrowMaskRuleOf<int>;
 
 // The keys that a row sees: [first, end), also outside the tensor.
 struct RowKeys {

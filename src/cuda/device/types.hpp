@@ -46,6 +46,17 @@ struct SinkRow {
   FloatType type;
 };
 
+// A number of each row, [batch, heads_q, rows]: data null where the call does not want it.
+struct RowOutput {
+  float* data;
+  long long stride_batch, stride_head;
+};
+
+// All that a call may want of its rows beside their output (score/row_end.cuh).
+struct RowOutputs {
+  RowOutput lse, max_logits;
+};
+
 // What a soft-capped score is computed from, and how (softcap.hpp).
 struct Softcap {
   float a, b, c;  // P · unit = s·(a + s²·(b + s²·c))

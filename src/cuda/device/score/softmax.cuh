@@ -114,31 +114,25 @@ __device__ __forceinline__ float rescaling(const Score& score, float from, float
 
 // ---- of a tile ----
 
-// The largest score of each row among this thread's keys.
+// Raises the largest scores of rows so far to those of a tile, among this thread's keys.
 template <ScoreView View>
-__device__ __forceinline__ void find_max(const typename View::Scores& r_s,
-                                         float (&largest)[View::kRows]) {
+__device__ __forceinline__ void keep_largest(const typename View::Scores& r_s,
+                                             float (&largest)[View::kRows]) {
 #pragma unroll
   for (int r = 0; r < View::kRows; ++r) {
-    largest[r] = -kInfinity;
 #pragma unroll
     for (int k = 0; k < View::kKeys; k += 2)
       largest[r] = fmaxf(largest[r], fmaxf(View::at(r_s, r, k), View::at(r_s, r, k + 1)));
   }
 }
 
-// Whether the rows' maxima serve all of their scores.
-template <ScoreView View, class Score>
-__device__ __forceinline__ bool all_within(const Score& score, const typename View::Scores& r_s,
-                                           const float (&max)[View::kRows]) {
-  bool within = true;
+// The largest score of each row among this thread's keys.
+template <ScoreView View>
+__device__ __forceinline__ void find_max(const typename View::Scores& r_s,
+                                         float (&largest)[View::kRows]) {
 #pragma unroll
-  for (int r = 0; r < View::kRows; ++r) {
-    const float limit = score.limit(max[r]);
-#pragma unroll
-    for (int k = 0; k < View::kKeys; ++k) within &= View::at(r_s, r, k) <= limit;  // a NaN is not
-  }
-  return within;
+  for (float& x : largest) x = -kInfinity;
+  keep_largest<View>(r_s, largest);
 }
 
 template <class Score>

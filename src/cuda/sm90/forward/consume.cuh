@@ -244,8 +244,7 @@ struct Consumer {
     } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
-      store_lse(params, output(), row, lse);  // under the product
-      if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
+      store_rows(params, output(), row, tile.softmax, lse);  // under the product
       tile.operands.scale_normalisation(inverse_sum, v_state);
     }
     if constexpr (!Store::kInPlaceOfQ) {
@@ -267,10 +266,7 @@ struct Consumer {
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);
-      if constexpr (Traits::kSplit) {
-        store_lse(params, output(), row, lse);
-        if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
-      }
+      if constexpr (Traits::kSplit) store_rows(params, output(), row, tile.softmax, lse);
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
     }

@@ -109,12 +109,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& q, const Forward
   params.out_stride_batch = problem.out.stride_batch;
   params.out_stride_seq = problem.out.stride_seq;
   params.out_stride_head = problem.out.stride_head;
-  params.lse = problem.lse.data;
-  params.lse_stride_batch = problem.lse.stride_batch;
-  params.lse_stride_head = problem.lse.stride_head;
-  params.max_logits = problem.max_logits.data;
-  params.max_logits_stride_batch = problem.max_logits.stride_batch;
-  params.max_logits_stride_head = problem.max_logits.stride_head;
+  params.rows = row_outputs(problem);
   params.sink = sink_row(problem.sink);
   params.scale_log2 = problem.softmax_scale * float(kLog2E);
   const float slack = config.operands == Operands::kE4m3 ? kFp8Slack : kSlack;

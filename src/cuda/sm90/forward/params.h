@@ -57,10 +57,7 @@ struct ForwardParams {
   FloatType out_type;
   bool out_in_quads;
   long long out_stride_batch, out_stride_seq, out_stride_head;
-  float* lse;  // [batch, heads_q, seq_q] or null
-  long long lse_stride_batch, lse_stride_head;
-  float* max_logits;  // [batch, heads_q, seq_q] or null
-  long long max_logits_stride_batch, max_logits_stride_head;
+  RowOutputs rows;
 
   SinkRow sink;
 

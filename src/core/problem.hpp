@@ -13,6 +13,7 @@
 #include "core/kv_cache.hpp"
 #include "core/mask.hpp"
 #include "core/mask_problem.hpp"
+#include "core/mask_rule.hpp"
 #include "core/seq_info.hpp"
 #include "core/status.hpp"
 #include "core/tensor_view.hpp"

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/mask_lists.hpp"
-#include "cuda/device/kinds.hpp"
-#include "cuda/sm90/backward/key_schedule.hpp"
+#include "cuda/device/types.hpp"
+#include "cuda/sm90/backward/params.h"
 
 namespace flash3::cuda::sm90 {
 

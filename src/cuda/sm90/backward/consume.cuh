@@ -24,7 +24,6 @@
 
 #include "cuda/device/ptx/vectors.cuh"
 #include "cuda/sm90/backward/produce.cuh"
-#include "cuda/sm90/backward/products.cuh"
 #include "cuda/sm90/backward/scores.cuh"
 #include "cuda/sm90/backward/store.cuh"
 
@@ -171,11 +170,10 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
     float r_s[kTileM / 2], r_dp[kTileM / 2];
     wait(&shared.q_barriers.full[stage], phase, "q_full");
     if constexpr (Traits::kLists) m = mask.query_tile(stage);
-    issue_transposed_scores<kElement, KTile, QTile>(r_s, operand.k_rows,
-                                                    operand.q_rows + stage * QTile::kBytes);
+    issue_abt<kElement, KTile, QTile>(r_s, operand.k_rows, operand.q_rows + stage * QTile::kBytes);
     wait(&shared.dout_barriers.full[stage], phase, "dout_full");
-    issue_transposed_scores<kElement, VTile, DoutTile>(
-        r_dp, operand.v_rows, operand.dout_rows + stage * DoutTile::kBytes);
+    issue_abt<kElement, VTile, DoutTile>(r_dp, operand.v_rows,
+                                         operand.dout_rows + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) hand_over_last_dq<Traits>(shared, warpgroup, !is_first);
     wgmma_wait<1>();  // S
     fence_operand(r_s);
@@ -193,11 +191,11 @@ __device__ __forceinline__ void accumulate(const BackwardParams& params,
               late_warpgroup = Traits::kCapped ? hide_from_optimizer(warpgroup) : warpgroup;
     store_ds<DsTile>(shared.ds[ds_stage], r_ds, late_warpgroup, late_thread);
     const auto issue_dk = [&]() __attribute__((always_inline)) {
-      issue_gradient<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
+      issue_add_ab<kElement, QTile>(r_dk, r_ds, operand.q_columns + stage * QTile::kBytes);
     };
     // dV, and dK where dQ is last, run under the fence and the meeting; issued earlier they would
     // hold the stores up.
-    issue_gradient<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
+    issue_add_ab<kElement, DoutTile>(r_dv, r_p, operand.dout_columns + stage * DoutTile::kBytes);
     if constexpr (Traits::kDqLast) issue_dk();
     fence_shared_for_async_proxy();
     sync(BackwardBarrier::kDsStored, 0, kConsumerThreads);

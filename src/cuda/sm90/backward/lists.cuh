@@ -84,21 +84,9 @@ struct QueryWalk<Traits, true> {
   }
 };
 
-// A place that advances by itself.
-template <class Traits, bool kLists = Traits::kLists>
-struct SequentialPlaceOf {
-  using Place = QueryPlace;
-};
-template <class Traits>
-struct SequentialPlaceOf<Traits, true> {
-  using Place = ListedPlace<Traits>;
-};
-template <class Traits>
-using SequentialPlace = typename SequentialPlaceOf<Traits>::Place;
-
 // Loads what tells who sees what of a listed query tile: words of 64 by 64 pairs, or ranges.
 template <class Traits>
-struct MaskBeside {
+struct MaskBeside<Traits, true> {
   static constexpr int kWords = 64 * 64 / 32;  // that lie together
   static constexpr int kQueryParts = Traits::kTileM / 64, kKeyParts = Traits::kTileN / 64;
   static constexpr int kRangeBytes = Traits::kTileM * int(sizeof(MaskRange));
@@ -106,6 +94,10 @@ struct MaskBeside {
   typename Traits::Shared& shared;
   const KeyTile& work;
   const ListedPlace<Traits>& at;
+
+  __device__ __forceinline__ MaskBeside(const BackwardParams& p, typename Traits::Shared& s,
+                                        const KeyTile& w, const ListedPlace<Traits>& place)
+      : params(p), shared(s), work(w), at(place) {}
 
   __device__ __forceinline__ int note(int stage) const {
     const MaskKind kind = at.block.kind();
@@ -134,16 +126,6 @@ struct MaskBeside {
                 kQueryParts * kWords * 4, full);
   }
 };
-
-template <class Traits, class Place>
-__device__ __forceinline__ auto mask_beside(const BackwardParams& params,
-                                            typename Traits::Shared& shared, const KeyTile& work,
-                                            const Place& at) {
-  if constexpr (Traits::kLists)
-    return MaskBeside<Traits>{params, shared, work, at};
-  else
-    return NothingBeside{};
-}
 
 // Deterministic: how many blocks add to this query tile before the block of this work, which take
 // the key tiles of a head from the first on: those of the blocks before in the list of its queries.
@@ -218,7 +200,7 @@ struct KeysMask<Traits, true> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const uint32_t word =
-            load_shared_word(words + queries / 4 * 128 + queries % 4 * 32 + e * 4) >> bit;
+            load_shared(words + queries / 4 * 128 + queries % 4 * 32 + e * 4) >> bit;
 #pragma unroll
         for (int half = 0; half < 2; ++half)  // queries 8 apart
 #pragma unroll

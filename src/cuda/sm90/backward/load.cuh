@@ -4,67 +4,25 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/traits.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
 namespace flash3::cuda::sm90 {
-
-// Query tiles that a block walks over.
-template <class Traits>
-__device__ __forceinline__ int query_steps(const BackwardParams& params, const KeyTile& work) {
-  if constexpr (Traits::kLists) return work.query_tile_end;  // of all heads
-  return work.query_tiles() * params.heads_per_kv_head;
-}
-
-// A block walks over the query tiles of every query head of its KV head. This is the i-th one.
-struct QueryPlace {
-  int head;   // among all query heads
-  int tile;   // in the sequence
-  int index;  // among all query tiles in the workspace
-
-  QueryPlace() = default;
-  // The first one.
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work)
-      : head(work.kv_head * params.heads_per_kv_head),
-        tile(work.query_tile_begin),
-        index(work.first_query_tile + head * params.schedule.query_tiles.tiles + tile) {}
-
-  __device__ __forceinline__ QueryPlace(const BackwardParams& params, const KeyTile& work, int i) {
-    const int tiles = work.query_tiles(), own_head = i / tiles;
-    head = work.kv_head * params.heads_per_kv_head + own_head;
-    tile = work.query_tile_begin + (i - own_head * tiles);
-    index = work.first_query_tile + head * params.schedule.query_tiles.tiles + tile;
-  }
-
-  // Goes on to the next one, without a division.
-  __device__ __forceinline__ void advance(const BackwardParams& params, const KeyTile& work) {
-    ++tile, ++index;
-    if (tile == work.query_tile_end) {
-      tile = work.query_tile_begin;
-      index += params.schedule.query_tiles.tiles - work.query_tiles();
-      ++head;
-    }
-  }
-};
-
-// The walk of a role that goes from place to place by itself: lists.cuh has that over lists.
-template <class Traits, bool kLists = Traits::kLists>
-struct QueryWalk;
-template <class Traits>
-struct QueryWalk<Traits, false> {
-  using Place = QueryPlace;
-  const BackwardParams& params;
-  const KeyTile& work;
-
-  // The i-th place. i: 0, 1, 2 …
-  __device__ __forceinline__ QueryPlace operator()(int i) const { return {params, work, i}; }
-};
 
 // What else goes with a query tile: note(stage), before the tile is loaded, tells its bytes, and
 // load(stage, full) loads them.
 struct NothingBeside {
   __device__ __forceinline__ int note(int) const { return 0; }
   __device__ __forceinline__ void load(int, uint64_t*) const {}
+};
+
+// What goes with a tile of Q: lists.cuh has that of kernels that walk lists.
+template <class Traits, bool kLists = Traits::kLists>
+struct MaskBeside;
+template <class Traits>
+struct MaskBeside<Traits, false> : NothingBeside {
+  __device__ __forceinline__ MaskBeside(const BackwardParams&, typename Traits::Shared&,
+                                        const KeyTile&, const QueryPlace&) {}
 };
 
 // Loads a query tile of Q or dOut, and one float a query beside it.

@@ -5,10 +5,8 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
-#include "cuda/sm90/backward/find_work.cuh"
-#include "cuda/sm90/backward/lists.cuh"
 #include "cuda/sm90/backward/load.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -90,7 +88,7 @@ __device__ __forceinline__ void load_q_side(const BackwardParams& params,
   QueryWalk<Traits> walk{params, work};
   for (int i = 0; i < tiles; ++i) {
     const typename QueryWalk<Traits>::Place at = walk(i);
-    load_q<Traits>(params, shared, work, walked, at, mask_beside<Traits>(params, shared, work, at));
+    load_q<Traits>(params, shared, work, walked, at, MaskBeside<Traits>(params, shared, work, at));
   }
 }
 

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "cuda/device/ptx/vectors.cuh"
-#include "cuda/sm90/backward/dq_sums.cuh"
 #include "cuda/sm90/backward/load.cuh"
+#include "cuda/sm90/backward/walk.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_all_queries(const BackwardParams& params, c
                                                  RingBarriers<kQueryStages>& barriers,
                                                  const char* empty, const BesideOf& beside_of) {
   const ListedSequence& s = work.sequence;
-  SequentialPlace<Traits> at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const auto [stage, phase] = QueryState::at(i);
     const BoxAt box =  // ahead of the wait
@@ -42,7 +42,7 @@ template <class Traits>
 __device__ __forceinline__ void wait_for_semaphores(const BackwardParams& params,
                                                     typename Traits::Shared& shared,
                                                     const KeyTile& work, int tiles) {
-  SequentialPlace<Traits> at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     const DqSums<Traits> sums(params, work, 0, at);
     sums.semaphore().wait(sums.order());
@@ -57,7 +57,7 @@ template <class Traits>
 __device__ __forceinline__ void release_semaphores(const BackwardParams& params,
                                                    typename Traits::Shared& shared,
                                                    const KeyTile& work, int tiles) {
-  SequentialPlace<Traits> at(params, work);
+  typename QueryWalk<Traits>::Place at(params, work);
   if (tiles > 0) arrive(&shared.dq_ready);
   for (int i = 0; i < tiles; ++i, at.advance(params, work)) {
     wait(&shared.dq_added, SingleState::at(i).phase, "dq_added");
@@ -76,8 +76,8 @@ __device__ __forceinline__ void produce_wide(const BackwardParams& params,
     load_k<Traits>(params, shared, work, walked);
     load_all_queries<Traits, typename Traits::QTile>(
         params, work, tiles, &params.q, params.q_rows, params.workspace.lse_log2, shared.q,
-        shared.lse, shared.q_barriers, "q_empty", [&](const SequentialPlace<Traits>& at) {
-          return mask_beside<Traits>(params, shared, work, at);
+        shared.lse, shared.q_barriers, "q_empty", [&](const typename QueryWalk<Traits>::Place& at) {
+          return MaskBeside<Traits>(params, shared, work, at);
         });
   }
   if (role == WideProducerWarp::kLoadDout && elect_one()) {

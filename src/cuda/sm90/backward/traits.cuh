@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/device/ptx/compiler.cuh"
-#include "cuda/device/score/mask.cuh"
 #include "cuda/sm90/backward/config.hpp"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/device/mask_tile.cuh"
@@ -27,14 +26,6 @@ enum class BackwardBarrier : int {
 using QueryState = PipelineState<kQueryStages>;
 using DsState = PipelineState<kDsStages>;
 using SingleState = PipelineState<1>;
-
-// What a role of a block has behind it; where its rings stand follows. A block that is not
-// persistent has nothing behind it.
-struct Walked {
-  int key_tiles = 0;
-  int query_tiles = 0;
-  int cleared = 0;  // a loader's: key tiles with hidden keys
-};
 
 // What goes with a listed query tile: which it is, and the words or ranges that tell who sees the
 // block's keys, in the order of core/mask_lists.hpp.

@@ -66,7 +66,7 @@ class DecodeConsumer : DecodeSplits<Traits> {
       issue_scores<Traits>(r_s, key_tile(state_.stage), q);
       wgmma_wait<0>();
       end_scores(r_s, state_.stage);
-      softmax<true>(run, begin, r_s, sums);
+      softmax<true>(run, begin, r_s, sums, parts);
       for (int tile = begin; tile + 1 < end; ++tile) {
         KvState next = state_;
         next.advance();
@@ -78,18 +78,18 @@ class DecodeConsumer : DecodeSplits<Traits> {
         stage_before_ = state_.stage;
         state_ = next;
         if (tile + 1 < split_end) {
-          softmax<false>(run, tile + 1, r_s, sums);
+          softmax<false>(run, tile + 1, r_s, sums, parts);
         } else {
           end_output(sums, stage_before_);
-          this->end_split(run, split++, sums, parts);
+          this->end_split(run, split++, false, sums, parts);
           split_end += split_tiles;
-          softmax<true>(run, tile + 1, r_s, sums);
+          softmax<true>(run, tile + 1, r_s, sums, parts);
         }
       }
       issue_output_of(end - 1, sums);
       end_output(sums, state_.stage);
       state_.advance();
-      this->end_split(run, split, sums, parts);
+      this->end_split(run, split, true, sums, parts);
     }
   }
 
@@ -123,8 +123,8 @@ class DecodeConsumer : DecodeSplits<Traits> {
   // Turns the scores of a tile into P in shared memory. kFirst: of a split; otherwise the product
   // of the tile before, whose V is in stage_before_, is done when this ends, for all consumers.
   template <bool kFirst>
-  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s,
-                                          Sums& sums) const {
+  __device__ __forceinline__ void softmax(const DecodeRun& run, int tile, Scores& r_s, Sums& sums,
+                                          Parts& parts) const {
     const int first_key = tile * Traits::kTileN;
     const View view = this->view_of(first_key);
     if constexpr (Traits::kCapped) cap_scores(r_s);
@@ -135,10 +135,9 @@ class DecodeConsumer : DecodeSplits<Traits> {
     uint8_t* const p = shared_.p[consumer_][tile % 2];
     float added[kColumns];
     bool must_raise = true;
-    if constexpr (kFirst) {
-      sums.clear();
-    } else {
-      const bool within = all_within<View>(this->score(), r_s, sums.max);
+    if constexpr (kFirst) sums.clear();
+    const bool within = this->take_largest(r_s, sums, parts.largest);
+    if constexpr (!kFirst) {
       store_probabilities(view, r_s, sums.max, added, p);
       fence_shared_for_async_proxy();
       end_output(sums, stage_before_);

@@ -65,7 +65,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       state_.advance();
       is_first = tile + 1 == split_end || tile + 1 == end;
       if (!is_first) continue;
-      this->end_split(run, split++, sums, parts);
+      this->end_split(run, split++, tile + 1 == end, sums, parts);
       split_end += split_tiles;
     }
   }
@@ -117,7 +117,7 @@ class Fp8DecodeConsumer : DecodeSplits<Traits> {
       clear_hidden_values(run, first_key);
     }
     if (is_first) sums.clear();
-    const bool within = all_within<View>(this->score(), r_s, sums.max);
+    const bool within = this->all_within(r_s, sums);
     float added[kColumns];
     bool raises = is_first;
 #pragma unroll 1

@@ -8,7 +8,7 @@
 // it. So every block ends, however many run at a time.
 #pragma once
 
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/sm90/decode/share.cuh"
 
 namespace flash3::cuda::sm90 {
@@ -72,9 +72,10 @@ __device__ __forceinline__ void store_fold(const DecodeParams& params, int block
   for (int b = 0; b < Traits::kDimBlocks; ++b)
     store_relaxed(of_row + 32 * b + lane,
                   part_unit(fold.out[2 * b], fold.out[2 * b + 1], params.ticket));
+  const bool has_largest = Traits::kMaxLogits && lane == kLargestWarp;
   if (lane < 4)
     store_relaxed(of_row + Traits::kHeadDimV / 2 + lane,
-                  part_unit(fold.sum, fold.max, params.ticket));
+                  part_unit(fold.sum, has_largest ? fold.largest : fold.max, params.ticket));
 }
 
 template <class Traits>
@@ -84,7 +85,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
 #pragma unroll
   for (int w = 0; w < 4; ++w) sums[w] = __shfl_sync(~0u, all.sum, w);
   const QueryRow at = query_row(params, run, row);
-  const RowResult result = finish_row(params, all.max, sum_of_warps(sums), at.head);
+  const RowResult result = finish_row(params, all.max, sum_of_warps(sums), all.largest, at.head);
   const OutRow<Traits> out(params, run, at);
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b) {
@@ -92,9 +93,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
     out.store(dim + Traits::dim_of(lane % 8, 0), all.out[2 * b] * result.inverse_sum);
     out.store(dim + Traits::dim_of(lane % 8, 1), all.out[2 * b + 1] * result.inverse_sum);
   }
-  if (lane != 0) return;
-  store_row_lse(params, run, at, result.lse);
-  if (params.max_logits != nullptr) store_max_logit(params, run, at, all.max);
+  if (lane == 0) store_values<Traits::kMaxLogits>(params, run, at, result.values);
 }
 
 // Merges a row of the fold that a block ends and others begin, if there is one, and of the item, if

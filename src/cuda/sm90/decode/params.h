@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/scales.hpp"
-#include "cuda/device/views.h"
+#include "cuda/device/types.hpp"
 #include "cuda/sm90/decode/config.hpp"
 #include "cuda/sm90/decode/work.hpp"
 
@@ -54,10 +54,6 @@ struct DecodeSchedule {
   MergeLists* lists;  // of each block
 };
 
-// By how much, in base 2, a score may exceed its row's maximum before that is raised: p stays far
-// from the largest float16.
-inline constexpr float kDecodeSlack = 8.f;
-
 struct DecodeParams {
   TensorMap k, v;  // boxes of box_rows rows; unless rows are gathered
   CacheView k_rows, v_rows;
@@ -72,14 +68,10 @@ struct DecodeParams {
   long long out_stride_batch, out_stride_row, out_stride_head;
   int head_dim_v;
   bool out_float32;  // otherwise of q's dtype
-  float* lse;        // or null
-  long long lse_stride_batch, lse_stride_head;
-  float* max_logits;  // or null; with it slack is 0
-  long long max_logits_stride_batch, max_logits_stride_head;
+  RowOutputs rows;
   SinkRow sink;
 
   float scale_log2;  // softmax_scale · log2 e; under a softcap 1
-  float slack;       // kDecodeSlack, or 0
   Softcap softcap;   // unit: softcap · log2 e
 
   // Which element of K and V the keys of a sequence lie in: pages, or one.

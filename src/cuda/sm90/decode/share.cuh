@@ -8,15 +8,16 @@
 // because a replay of a captured launch has the same one.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
-#include "cuda/device/ptx/vectors.cuh"
+#include "cuda/device/ptx/words.cuh"
 #include "cuda/sm90/decode/fold.cuh"
 #include "cuda/sm90/decode/shares.hpp"
 
 namespace flash3::cuda::sm90 {
 
-// A query row has units of O, then one for each warp w with its sum and the row's max. Unit
-// 32·b + 8·w + l of O holds the head dims 64·b + 16·w + dim_of(l, 0) and … + dim_of(l, 1).
+// A query row has units of O, then one for each warp w with its sum and the row's max, or in the
+// place of that kLargestWarp's the largest score, where the call wants it. Unit 32·b + 8·w + l of O
+// holds the head dims 64·b + 16·w + dim_of(l, 0) and … + dim_of(l, 1).
+inline constexpr int kLargestWarp = 1;
 template <class Traits>
 __device__ __forceinline__ Bits128* part_at(const DecodeParams& params, int slot) {
   return static_cast<Bits128*>(params.parts) + int64_t(slot) * Traits::kConfig.part_units();
@@ -30,10 +31,13 @@ __device__ __forceinline__ float2 floats_of(const Bits128& unit) {
 }
 
 // Stores a consumer warpgroup's rows of a part, from first_row on, as far as there are `rows`.
+// beside_sum: the max, or the largest score. A max is no larger than that, so a part without it is
+// as good as one of which the largest score is lower.
 template <class Traits>
-__device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128* part,
-                                           unsigned long long ticket, int first_row, int rows,
-                                           int thread) {
+__device__ __forceinline__ void store_part(const RowSums<Traits>& sums,
+                                           const float (&beside_sum)[Traits::kColumns],
+                                           Bits128* part, unsigned long long ticket, int first_row,
+                                           int rows, int thread) {
   constexpr int kOfRow = Traits::kConfig.units_of_row();
   const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
@@ -49,7 +53,7 @@ __device__ __forceinline__ void store_part(const RowSums<Traits>& sums, Bits128*
     }
     if (lane < 4)
       store_relaxed(of_row + Traits::kHeadDimV / 2 + warp,
-                    part_unit(sums.sum[c], sums.max[c], ticket));
+                    part_unit(sums.sum[c], beside_sum[c], ticket));
   }
 }
 
@@ -101,10 +105,14 @@ struct RowParts {
       for (int b = 0; b < Traits::kDimBlocks; ++b) at[n][32 * b].high = 0;
   }
 
-  // The row's sum of warp lane % 4 in part n, and its max.
-  __device__ __forceinline__ float2 sum_and_max(int n, int lane) const {
+  // The row's sum of warp lane % 4 in part n, its max, and its largest score or no larger one.
+  struct Numbers {
+    float sum, max, largest;
+  };
+  __device__ __forceinline__ Numbers numbers(int n, int lane) const {
     const float2 x = floats_of(sum);
-    return {__shfl_sync(~0u, x.x, 4 * n + lane % 4), __shfl_sync(~0u, x.y, 4 * n)};
+    return {__shfl_sync(~0u, x.x, 4 * n + lane % 4), __shfl_sync(~0u, x.y, 4 * n),
+            Traits::kMaxLogits ? __shfl_sync(~0u, x.y, 4 * n + kLargestWarp) : -kInfinity};
   }
 
  private:
@@ -118,12 +126,15 @@ struct RowParts {
 template <class Traits>
 struct MergedRow : Partial<2 * Traits::kDimBlocks> {
   bool is_empty = true;
+  float largest = -kInfinity;  // score
 
   __device__ __forceinline__ void add(const MergedRow& x) {
+    const float larger = fmaxf(largest, x.largest);
     if (is_empty)
       *this = x;
     else
       this->merge(x, Exp2{});
+    largest = larger;
   }
 };
 
@@ -137,8 +148,8 @@ __device__ __forceinline__ void merge_parts(const DecodeParams& params, const in
   for (int n = 0; n < kAtOnce; ++n) {
     if (n >= count) break;
     MergedRow<Traits> x;
-    const float2 sum_and_max = parts.sum_and_max(n, lane);
-    x.sum = sum_and_max.x, x.max = sum_and_max.y;
+    const auto numbers = parts.numbers(n, lane);
+    x.sum = numbers.sum, x.max = numbers.max, x.largest = numbers.largest;
     x.is_empty = false;
 #pragma unroll
     for (int b = 0; b < Traits::kDimBlocks; ++b) {

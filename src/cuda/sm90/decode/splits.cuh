@@ -17,10 +17,12 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   using Base::exchange;
   using Base::kColumns;
   using Base::kDimBlocks;
+  using Base::largest_of_warps;
   using Base::of_warp;
   using Base::params_;
   using Base::reduce_lanes;
   using Base::score;
+  using Base::sync_consumers;
   using Base::thread_;
   using typename Base::Sums;
 
@@ -32,12 +34,34 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     Sums fold;
     Choice<kParks, typename Traits::Nothing, Sums> all;  // or parked
     bool no_fold = true, no_all = true;                  // nothing there yet
-    int slot = 0;  // of the next part, of a run that begins inside the item
+    float largest[kColumns];  // score of a row in the run, among this thread's keys, for max_logits
+    int slot = 0;             // of the next part, of a run that begins inside the item
+
+    __device__ __forceinline__ Parts() {
+#pragma unroll
+      for (float& x : largest) x = -kInfinity;
+    }
   };
 
-  __device__ __forceinline__ void store(const Sums& sums, int rows, int slot) const {
-    store_part<Traits>(sums, part_at<Traits>(params_, blockIdx.x * params_.slots + slot),
-                       params_.ticket, consumer_ * kRows, rows, thread_);
+  // beside_sum: as store_part has it.
+  __device__ __forceinline__ void store(const Sums& sums, const float (&beside_sum)[kColumns],
+                                        int rows, int slot) const {
+    store_part<Traits>(sums, beside_sum,
+                       part_at<Traits>(params_, blockIdx.x * params_.slots + slot), params_.ticket,
+                       consumer_ * kRows, rows, thread_);
+  }
+
+  // The largest scores of rows in the run, in base 2; of this thread's keys to begin with. All have
+  // read what the warps exchange when this returns.
+  __device__ __forceinline__ void find_largest(float (&largest)[kColumns]) const {
+    reduce_lanes(largest, [](float x, float y) { return fmaxf(x, y); });
+    exchange(largest);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float x = largest_of_warps(c);
+      largest[c] = x == -kInfinity ? x : score().shift_of(x);
+    }
+    sync_consumers();
   }
 
   __device__ __forceinline__ Sums all_of(const Parts& parts) const {
@@ -91,9 +115,10 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     return sums;
   }
 
-  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2.
-  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, Sums& split,
-                                            Parts& parts) const {
+  // A split as fold.cuh has it: sums of the warp's keys, and the maximum in base 2. What the run's
+  // last one makes whole end_run() stores.
+  __device__ __forceinline__ void end_split(const DecodeRun& run, int index, bool is_last,
+                                            Sums& split, Parts& parts) const {
     reduce_lanes(split.sum, [](float x, float y) { return x + y; });
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
@@ -106,7 +131,7 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
     const bool is_single = !has_first && in_item / kSplitsPerFold * kSplitsPerFold <
                                              run.first_split - run.splits.begin;
     fold<Traits>(parts.fold, split, parts.no_fold);
-    parts.no_fold = ends_fold || is_single;
+    parts.no_fold = (ends_fold || is_single) && (has_first || !is_last);
     if (!parts.no_fold) return;
     if (has_first) {
       if constexpr (kParks)
@@ -115,21 +140,22 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
         fold<Traits>(parts.all, parts.fold, parts.no_all);
       parts.no_all = false;
     } else {
-      store(parts.fold, run.rows, parts.slot++);
+      store(parts.fold, parts.fold.max, run.rows, parts.slot++);
     }
   }
 
-  __device__ __forceinline__ void store_whole(const DecodeRun& run, Parts& parts) const {
+  __device__ __forceinline__ void store_whole(const DecodeRun& run, const Parts& parts) const {
     Sums all = all_of(parts);
     if (parts.no_all) all.clear();
     exchange(all.sum);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
       all.sum[c] = sum_of_warps({of_warp(0, c), of_warp(1, c), of_warp(2, c), of_warp(3, c)});
-    store_result<Traits>(params_, run, all, consumer_ * kRows, run.rows, thread_);
+    store_result<Traits>(params_, run, all, parts.largest, consumer_ * kRows, run.rows, thread_);
   }
 
   __device__ __forceinline__ void end_run(const DecodeRun& run, Parts& parts) const {
+    if (wants_largest<Traits>(params_)) find_largest(parts.largest);
     if (run.is_whole)
       store_whole(run, parts);
     else
@@ -140,10 +166,15 @@ class DecodeSplits : protected DecodeSoftmax<Traits> {
   // What remains at the end of a run that others share: finished folds and the one begun.
   __device__ __forceinline__ void store_parts(const DecodeRun& run, Parts& parts) const {
     Sums all = all_of(parts);
+    const bool has_largest = wants_largest<Traits>(params_) && thread_ / 32 == kLargestWarp;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
+      float beside_sum[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        beside_sum[c] = has_largest ? parts.largest[c] : all.max[c];
       if (!parts.no_all)
-        store(all, run.rows,
+        store(all, beside_sum, run.rows,
               run.has_first ? params_.slots - (i == 0 ? kFirstFoldsSlot : kBegunFoldSlot)
                             : parts.slot);
       all = parts.fold;

@@ -6,7 +6,6 @@
 // so after its first each block takes the next one from a counter in global memory.
 #pragma once
 
-#include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/device/tile_schedule.hpp"
 #include "cuda/sm90/device/pipeline.cuh"

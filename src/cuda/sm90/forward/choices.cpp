@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 #include "cuda/sm90/forward/estimate.hpp"
 #include "cuda/sm90/forward/tile_table.hpp"
 #include "cuda/sm90/host/kernel_kind.hpp"
@@ -84,7 +84,7 @@ bool reads_cache(const ForwardProblem& problem) {
 bool has_few_tiles(const ForwardProblem& problem) {
   constexpr int64_t kTileQueries = 128;
   return reads_cache(problem) && problem.sequences_q.bounded && slot_rows_of(problem) == 0 &&
-         most_key_parts(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
+         most_key_splits(problem.heads_q * ceil_div(problem.seq_q, kTileQueries)) > 1;
 }
 
 // Whether the call runs in a split kernel. None is wider than the kernel that takes the call
@@ -151,7 +151,7 @@ void for_each_choice(const ForwardProblem& problem,
     if (c.fp8() && two_levels && has_two_level_rival(c)) continue;
     if (has_block_scales(problem) && int(kScaleBlock) % c.tile_n != 0) continue;
     if (slot_rows > 0 && holds_slots(c, slot_rows)) visit(ForwardChoice{&kernel, {}, slot_rows});
-    if (c.paged ? cache_box_rows(problem.cache, c.rows_at_once()) == 0 : !lists && c.band != band)
+    if (c.paged ? cache_box_rows(problem.cache, rows_at_once(c)) == 0 : !lists && c.band != band)
       continue;
     if (c.paged == paged) visit(ForwardChoice{&kernel, HeadPack{}});
     if (c.fp8() && !c.row_scales()) continue;  // a warpgroup's rows have one scale

@@ -21,9 +21,9 @@
 
 namespace flash3::cuda::sm90 {
 
-// What becomes of a split kernel's part of a work tile: split.cuh.
+// What becomes of a block's split of a work tile's keys: split.cuh.
 template <class Traits>
-struct PartRows;
+struct SplitRows;
 
 // Key tiles of a work tile, from one warpgroup's point of view.
 struct KeyTileRanges {
@@ -170,11 +170,11 @@ struct Consumer {
       note_keys<Traits::kBand>(params, work, mask, rows, warp_in_warpgroup, lane,
                                shared.row_keys[warp]);
   }
-  // Notes the part of a split kernel too; nobody reads the description any more.
+  // Notes the split too, in a split kernel; nobody reads the description any more.
   template <class Tiles>
   __device__ __forceinline__ void hand_back(Tiles& source) const {
     if constexpr (Traits::kSplit)
-      if (thread % 32 == 0) shared.warp_parts[warp] = shared.parts[source.stage()];
+      if (thread % 32 == 0) shared.warp_splits[warp] = shared.splits[source.stage()];
     __syncwarp();
     source.release();
   }
@@ -271,8 +271,7 @@ struct Consumer {
     } else {
       tile.softmax.finish(inverse_sum, lse);
       add_sinks(params, output(), row, inverse_sum, lse);
-      store_lse(params, output(), row, lse);  // under the product
-      if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
+      store_rows(params, output(), row, tile.softmax, lse);  // under the product
       tile.operands.scale_normalisation(inverse_sum, v_state);
     }
     if constexpr (!Store::kInPlaceOfQ) {
@@ -287,17 +286,14 @@ struct Consumer {
 
     bool is_whole = true;
     if constexpr (Traits::kSplit) {
-      is_whole = part().merge(tile.softmax, tile.output, unit);
+      is_whole = split().merge(tile.softmax, tile.output, unit);
       tile.softmax.finish(inverse_sum, lse);
       if (is_whole) add_sinks(params, output(), row, inverse_sum, lse);
       inverse_sum[0] *= unit[0], inverse_sum[1] *= unit[1];
     }
     if (is_whole) {
       Softmax::scale_rows(tile.output, inverse_sum);
-      if constexpr (Traits::kSplit) {
-        store_lse(params, output(), row, lse);
-        if constexpr (Score::kKeepsLargest) store_max_logits(params, output(), row, tile.softmax);
-      }
+      if constexpr (Traits::kSplit) store_rows(params, output(), row, tile.softmax, lse);
       Store::store(params, output(), shared.q[q_state.stage][warpgroup], tile.output, warpgroup,
                    thread);
     }
@@ -308,8 +304,8 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ PartRows<Traits> part() const {
-    return {params.parts, shared.warp_parts[warp], warpgroup, thread};
+  __device__ __forceinline__ SplitRows<Traits> split() const {
+    return {params.splits, shared.warp_splits[warp], warpgroup, thread};
   }
 
   // Key tiles that other warpgroups' rows see and these do not: their stages go back unread.
@@ -418,7 +414,7 @@ __device__ __forceinline__ void consume(Consumer& c) {
     if (!Consumer::kDescribeUnderScores || is_empty) c.hand_back(c.tiles);
     if (is_empty) {
       store_empty(c.params, c.output(), c.thread);
-      if constexpr (Consumer::kSplit) c.part().free();
+      if constexpr (Consumer::kSplit) c.split().free();
       continue;
     }
     c.skip_masked_tiles(keys.loaded.end - keys.seen.end);

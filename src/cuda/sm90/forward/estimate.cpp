@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/arithmetic.hpp"
-#include "cuda/device/key_parts.hpp"
+#include "cuda/device/key_splits.hpp"
 
 namespace flash3::cuda::sm90 {
 namespace {
@@ -67,19 +67,20 @@ Estimate estimate_forward(const ForwardProblem& problem, const ForwardConfig& co
   return e;
 }
 
-int most_key_parts(int64_t tiles) {
-  // Of 16384 keys at head dim 128; what a part adds to its keys, and what a tile takes for each
-  // part to be merged.
+int most_key_splits(int64_t tiles) {
+  // Of 16384 keys at head dim 128; what a split adds to its keys, and what a tile takes for each
+  // split to be merged.
   constexpr int64_t kBlocks = 132, kEnough = 128;
-  constexpr double kKeysUs = 211, kPartUs = 5, kMergeUs = 0.8;
+  constexpr double kKeysUs = 211, kSplitUs = 5, kMergeUs = 0.8;
   if (tiles >= kEnough) return 1;
-  const auto us = [&](int parts) {
-    const auto rounds = double(ceil_div(tiles * parts, kBlocks));
-    return parts == 1 ? kKeysUs + kPartUs : rounds * (kKeysUs / parts + kPartUs) + parts * kMergeUs;
+  const auto us = [&](int splits) {
+    const auto rounds = double(ceil_div(tiles * splits, kBlocks));
+    return splits == 1 ? kKeysUs + kSplitUs
+                       : rounds * (kKeysUs / splits + kSplitUs) + splits * kMergeUs;
   };
   int best = 1;
-  for (int parts = 2; parts <= kMostKeyParts; ++parts)
-    if (us(parts) < us(best)) best = parts;
+  for (int splits = 2; splits <= kMostKeySplits; ++splits)
+    if (us(splits) < us(best)) best = splits;
   return best;
 }
 

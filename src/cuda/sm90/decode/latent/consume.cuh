@@ -76,7 +76,7 @@ class LatentConsumer : LatentSoftmax<Traits> {
     wgmma_wait<0>();
     fence_operand(r_s);
     this->softmax(run, unmasked, tile, state_.stage, r_s, r_p, sums);
-    issue_pv<Traits::kElement, HalfTile>(sums.out, r_p, values());
+    issue_add_ab<Traits::kElement, HalfTile>(sums.out, r_p, values());
     end_output(sums);
   }
 

@@ -64,6 +64,18 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 // A quarter of a row, merged so far: a lane has four head dims.
 struct Quarter : Partial<4> {
+  float largest = -kInfinity;  // score, where the call wants it
+
+  __device__ __forceinline__ void add(const Quarter& other) {
+    merge(other, Exp2{});
+    largest = fmaxf(largest, other.largest);
+  }
+
+  __device__ __forceinline__ void add_largest(unsigned have, const float* of_part) {
+    const int lane = threadIdx.x % 32;
+    largest = fmaxf(largest, warp_max(have >> lane & 1 ? *of_part : -kInfinity));
+  }
+
   // Merges a part of each lane that has one: where its maximum and sum lie, and its quarter.
   __device__ __forceinline__ void add(unsigned have, const float2* of_part, const float* from) {
     constexpr int kAtOnce = 8;  // loads in flight
@@ -145,6 +157,8 @@ __device__ __forceinline__ Quarter merge_quarter(const DecodeParams& params, int
     const LatentSlot slot = own >> lane & 1 ? LatentSlot::kBegun : LatentSlot::kContinued;
     all.add(have, part_sum(params, blocks, block, slot, row),
             part_row(params, blocks, block, slot, row) + first_dim);
+    if (params.rows.max_logits.data != nullptr)
+      all.add_largest(have, part_largest(params, blocks, block, slot, row));
   }
   return all;
 }
@@ -157,7 +171,7 @@ __device__ __forceinline__ void merge_warps(Quarter& all) {
   __syncthreads();
   if (warp > 0) return;
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) all.merge(quarters[w][lane], Exp2{});
+  for (int w = 1; w < kWarps; ++w) all.add(quarters[w][lane]);
 }
 
 template <Element kElement>
@@ -189,15 +203,13 @@ __global__ void __launch_bounds__(kLatentMergeThreads)
     run.head_group = item.head_group;
     run.q_row = item.q_row;
     const QueryRow at = query_row(params, run, row);
-    const RowResult result = finish_row(params, all.max, all.sum, at.head);
+    const RowResult result = finish_row(params, all.max, all.sum, all.largest, at.head);
     const OutRow<Traits> out(params, run, at);
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
       out.store_pair(quarter * kQuarter + 4 * lane + i, all.out[i] * result.inverse_sum,
                      all.out[i + 1] * result.inverse_sum);
-    if (quarter != 0 || lane != 0) continue;
-    store_row_lse(params, run, at, result.lse);
-    if (params.max_logits != nullptr) store_max_logit(params, run, at, all.max);
+    if (quarter == 0 && lane == 0) store_values<Traits::kMaxLogits>(params, run, at, result.values);
   }
 }
 

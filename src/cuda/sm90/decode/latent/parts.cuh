@@ -36,4 +36,12 @@ __device__ __forceinline__ float2* part_sum(const DecodeParams& params, int bloc
          (int64_t(block) * kLatentSlots + int(slot)) * kLatentConfig.rows + row;
 }
 
+// The largest score of a query row of a block's part, in base 2, where the call wants it.
+__device__ __forceinline__ float* part_largest(const DecodeParams& params, int blocks, int block,
+                                               LatentSlot slot, int row) {
+  float2* const sums = part_sum(params, blocks, blocks, LatentSlot::kContinued, 0);
+  return reinterpret_cast<float*>(sums) +
+         (int64_t(block) * kLatentSlots + int(slot)) * kLatentConfig.rows + row;
+}
+
 }  // namespace flash3::cuda::sm90

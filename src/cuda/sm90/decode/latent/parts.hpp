@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the parts of shared items lie in the workspace: headers of all blocks, then their rows of O,
-// then their sums. Host and device.
+// then their sums, then their largest scores. Host and device.
 #pragma once
 
 #include "cuda/sm90/decode/config.hpp"
@@ -25,7 +25,7 @@ FLASH3_HOST_DEVICE constexpr int latent_headers_bytes(int blocks) {
 
 FLASH3_HOST_DEVICE constexpr long long latent_parts_bytes(int blocks) {
   return latent_headers_bytes(blocks) + static_cast<long long>(blocks) * kLatentSlots *
-                                            (kLatentPartFloats + 2 * kLatentConfig.rows) * 4;
+                                            (kLatentPartFloats + 3 * kLatentConfig.rows) * 4;
 }
 
 }  // namespace flash3::cuda::sm90

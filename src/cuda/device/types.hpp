@@ -1,10 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of what kernels are launched with. Plain data: host and device.
+// What kernels are compiled for, columns of the tile tables; and parts of what they are launched
+// with. Plain data: host and device.
 #pragma once
 
 #include "core/arithmetic.hpp"
 
 namespace flash3::cuda {
+
+// A block can have so much shared memory, in bytes.
+inline constexpr int kMostSharedBytes = 227 * 1024;
+
+// The element types of q, k and v.
+enum class Element { kFloat16, kBFloat16, kE4m3 };
+
+constexpr int element_bytes(Element e) { return e == Element::kE4m3 ? 1 : 2; }
+
+// What a kernel makes of q·k.
+enum class ScoreKind {
+  kPlain,   // softmax_scale · q·k
+  kSoftcap  // softcap · tanh(softmax_scale · q·k / softcap)
+};
 
 // The copy engine's description of a tensor: a CUtensorMap that host and device can hold without
 // the driver's header.
@@ -29,6 +44,17 @@ enum class FloatType { kFloat32, kFloat16, kBFloat16 };
 struct SinkRow {
   const void* data;
   FloatType type;
+};
+
+// A number of each row, [batch, heads_q, rows]: data null where the call does not want it.
+struct RowOutput {
+  float* data;
+  long long stride_batch, stride_head;
+};
+
+// All that a call may want of its rows beside their output (score/row_end.cuh).
+struct RowOutputs {
+  RowOutput lse, max_logits;
 };
 
 // What a soft-capped score is computed from, and how (softcap.hpp).

@@ -1,23 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one query row sees: a range of keys, or the bits of a word. Integers only, host and device.
+// The bits of keys that a query row sees under a tree mask. Integers only, host and device.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "core/arithmetic.hpp"
 
 namespace flash3::cuda {
-
-// The keys that a row sees: [first, end), also outside the tensor.
-struct RowKeys {
-  int first, end;
-};
-
-// What a query of a sequence with seq_k keys sees; mask: the sequence's.
-template <bool kBand>
-FLASH3_HOST_DEVICE constexpr RowKeys keys_of_row(const TileMask& mask, int seq_k, int row) {
-  if constexpr (!kBand) return {0, seq_k};
-  const int first = mask.first(row), end = mask.end(row);
-  return {first, seq_k < end ? seq_k : end};
-}
 
 // A bit for each of 64 keys, key first_bit and on: whether a row sees it.
 struct KeyBits {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/mask.hpp"
 #include "core/mask_lists.hpp"
+#include "core/mask_rule.hpp"
 #include "core/status.hpp"
 #include "flash3/mask.h"
 

@@ -22,10 +22,10 @@ struct Walked {
 // Query tiles that the block of a key tile with lists walks over, of all heads, and how many blocks
 // add to one of these before: lists.cuh.
 template <class Traits>
-__device__ int listed_steps(const BackwardParams& params, const KeyTile& work);
+__device__ __forceinline__ int listed_steps(const BackwardParams& params, const KeyTile& work);
 template <class Traits>
-__device__ int listed_dq_order(const BackwardParams& params, const KeyTile& work, int head,
-                               int tile);
+__device__ __forceinline__ int listed_dq_order(const BackwardParams& params, const KeyTile& work,
+                                               int head, int tile);
 
 // Writes the block's next work; `before`: how many key tiles it has had. Without a ticket a block
 // has one. A whole warp calls this.

@@ -28,6 +28,8 @@ struct ParamField {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
+  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them, likewise.
+  std::string_view shapes = {};
 
   // Whether it is a number that says what a call computes, or on which backend.
   constexpr bool is_option() const { return kind != FieldKind::kTensor && !is_context; }
@@ -84,6 +86,14 @@ constexpr const ParamField* find_field(std::string_view name) {
 template <class Params>
 constexpr std::span<const ParamField> added_fields() {
   return std::span<const ParamField>(FieldsOf<Params>::kFields).subspan(FieldsOf<Params>::kListed);
+}
+
+template <class Params>
+consteval size_t count_tensors() {
+  size_t count = 0;
+  for (const ParamField& field : FieldsOf<Params>::kFields)
+    count += field.kind == FieldKind::kTensor;
+  return count;
 }
 
 // Calls visit(value of a, value of b) with an option's own type.

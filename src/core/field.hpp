@@ -62,6 +62,17 @@ constexpr FieldKind field_kind() {
   return FieldKind::kSize;
 }
 
+// Of `words` and `shapes`: how many there are, and one of them.
+constexpr int64_t count_words(std::string_view words) {
+  int64_t count = !words.empty();
+  for (const char c : words) count += c == ' ';
+  return count;
+}
+constexpr std::string_view word_at(std::string_view words, int64_t i) {
+  for (; i > 0; --i) words.remove_prefix(words.find(' ') + 1);
+  return words.substr(0, words.find(' '));
+}
+
 // FLASH3_FIELD(causal, .is_flag = true), where Params is the struct.
 #define FLASH3_FIELD(member, ...)                                    \
   ParamField {                                                       \

@@ -32,7 +32,7 @@ struct ReferenceForward {
   std::vector<float> out_bound, lse_bound;
 
   // What the call writes besides, by the name of its field in flash3_forward_params.
-  std::map<std::string_view, ReferenceValues> added;
+  std::map<std::string_view, ReferenceValues> added = {};
 };
 
 // Reads q, k, v, sink, lengths and what belongs to a cache (host memory, any strides); out, lse and

@@ -176,10 +176,12 @@ def test_compiled(device, fullgraph):
     torch.testing.assert_close(got, wanted, atol=5e-2, rtol=5e-2)
 
 
-def test_transforms_have_no_gradients(device):
+def test_transforms(device):
     q, k, v = make(device, torch.bfloat16, 1, 5, 6, 2, 2, 64)
     with pytest.raises(NotImplementedError, match="max_logits is given but torch.func's transforms have no gradients"):
         torch.func.grad(lambda q: flash3.attention(q, k, v, max_logits=poisoned(2, device=device)).float().sum())(q)
+    with pytest.raises(NotImplementedError, match="max_logits is given but torch.vmap cannot batch"):
+        torch.vmap(lambda q: flash3.attention(q, k, v, max_logits=poisoned(2, device=device)))(q[None])
 
 
 def test_several_devices_say_what_they_lack():

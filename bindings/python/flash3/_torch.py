@@ -384,6 +384,8 @@ def run_forward(q, k, v, arguments, with_lse=True):
                 return _attend_now(q, k, v, arguments)
             return _inference_now(q, k, v, **arguments), None
     except RuntimeError as error:
+        if writes and "Batching rule not implemented" in str(error):
+            raise NotImplementedError(f"{writes[0]} is given but torch.vmap cannot batch a call that writes it") from None
         raise translated(error) from None
 
 

@@ -28,7 +28,7 @@ struct ParamField {
   flash3_dtype dtype = FLASH3_DTYPE_NONE;  // the only one that a tensor may have; none: a float's
   // What bindings call the values 0, 1 … of an enum, with a space between; "-": nothing is given.
   std::string_view words = {};
-  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them, likewise.
+  // Of a tensor of added_fields(): the shapes that it may have, as calls.py calls them.
   std::string_view shapes = {};
 
   // Whether it is a number that says what a call computes, or on which backend.

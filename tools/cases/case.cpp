@@ -276,7 +276,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
-      "<q, k or v>:<scales>)"};
+      "<q, k or v>:<scales>, <option>=<n>, <tensor>=<heads or rows>)"};
   constexpr size_t kRequired = 7;
 
   Case c;

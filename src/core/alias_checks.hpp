@@ -3,6 +3,7 @@
 // other tensor, and in neither its workspace nor its schedule nor its mask.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,8 @@ class CallMemory {
   static bool share_page(const Part& a, const Part& b);
 
   // The tensors of the largest params, the workspace, the schedule and the mask.
-  static constexpr size_t kMost = 32;
+  static constexpr size_t kMost =
+      std::max(count_tensors<flash3_forward_params>(), count_tensors<flash3_backward_params>()) + 3;
   std::array<Part, kMost> parts_;  // NOLINT: only the first count_ are ever looked at
   size_t count_ = 0;
 };

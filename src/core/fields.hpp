@@ -60,10 +60,16 @@ struct FieldsOf<flash3_forward_params> {
     FLASH3_FIELD(rotate, .is_flag = true),
     FLASH3_FIELD(fill_padding, .is_flag = true),
     FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
-    FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32),
+    FLASH3_FIELD(max_logits, .is_written = true, .dtype = FLASH3_FLOAT32, .shapes = "heads rows"),
     FLASH3_FIELD(mask, .is_context = true),
   };
   static constexpr size_t kListed = 47;  // those that calls.py places
+  // Calls visit(field, member, address) for each tensor after those, until one returns false; a problem has its
+  // address in the member of the same name.
+  template <class Problem, class Visit>
+  static bool visit_added_tensors(Problem& problem, const Visit& visit) {
+    return visit(kFields[48], &Params::max_logits, problem.max_logits.data);
+  }
 };
 
 template <>

@@ -56,6 +56,7 @@ class KeptPlan final : public flash3_plan {
   Params params_;
   P problem_;
   uint32_t given_ = 0;  // tensors, a bit each in the order of visit_pointers()
+  static_assert(count_tensors<Params>() <= 32);
   PlannedCall<P> call_;
 };
 

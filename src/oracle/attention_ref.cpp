@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "oracle/gathered_cache.hpp"
 #include "oracle/one_sequence.hpp"
@@ -23,6 +24,7 @@ struct RowResult {
   const double* out;
   const float* out_bound;
   double lse, lse_bound;
+  double largest, largest_bound;  // of the scores
 };
 
 // Called with batch, row, head and what the row has.
@@ -117,6 +119,7 @@ class RowGroup {
       p[j] = score_of(p[j], p_, [](double x) { return x; });
     mask_.for_each_hidden(row, [&](int64_t j) { p[j] = -std::numeric_limits<double>::infinity(); });
     const double sink = sink_of(p_, head);
+    result->largest = largest_of(p, seen);
     result->lse = softmax(p, seen, sink);
 
     double keys = 0, largest_norm = 0;
@@ -124,8 +127,9 @@ class RowGroup {
       keys += static_cast<double>(range.size());
       largest_norm = std::max<double>(largest_norm, k_.largest_norm(range));
     });
-    const double error =
-        bound_.score(p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm, keys, sink);
+    const double most = p_.softmax_scale * norm(q_[r], p_.score_dim()) * largest_norm;
+    const double error = bound_.score(most, keys, sink);
+    result->largest_bound = bound_.score(most, 0, 0);
     result->lse_bound = bound_.lse(error, result->lse, keys);
     double largest = 0;
     for (int64_t j = seen.begin; j < seen.end; ++j) largest = std::max(largest, p[j]);
@@ -168,6 +172,24 @@ void for_each_row(const ForwardProblem& p, const MaskPairs* mask, int num_thread
         [&](int64_t, int64_t row, int64_t head, const RowResult& x) { store(b, row, head, x); });
 }
 
+// Rows are those of `lse_rows` of each head. The largest of them errs by no more than lies between
+// it and the largest that one of them may become.
+ReferenceValues largest_of_heads(const ReferenceValues& rows, int64_t heads, int64_t lse_rows) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  std::vector<double> largest(static_cast<size_t>(heads), kNothing), upper = largest;
+  for (size_t i = 0; i < rows.values.size(); ++i) {
+    const auto head = i / static_cast<size_t>(lse_rows) % largest.size();
+    if (std::isnan(rows.values[i]) || rows.values[i] > largest[head])
+      largest[head] = rows.values[i];
+    upper[head] = std::max(upper[head], rows.values[i] + rows.bound[i]);
+  }
+  ReferenceValues made{std::move(largest), {}};
+  for (size_t head = 0; head < upper.size(); ++head)
+    made.bound.push_back(
+        std::isfinite(made.values[head]) ? static_cast<float>(upper[head] - made.values[head]) : 0);
+  return made;
+}
+
 }  // namespace
 
 ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const MaskPairs* mask) {
@@ -179,6 +201,11 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const M
   result.out_bound.resize(result.out.size());
   result.lse.resize(rows * p.heads_q);
   result.lse_bound.resize(result.lse.size());
+  ReferenceValues logits;
+  if (p.max_logits.wanted) {
+    logits.values.assign(result.lse.size(), -std::numeric_limits<double>::infinity());
+    logits.bound.resize(result.lse.size());
+  }
   // lse is [batch, heads, rows of one], or packed [heads, rows].
   const int64_t lse_rows = p.sequences_q.rows, lse_batches = p.sequences_q.packed ? 0 : 1;
   for_each_row(p, mask, num_threads,
@@ -191,7 +218,13 @@ ReferenceForward attention_ref(const ForwardProblem& p, int num_threads, const M
                                         lse_batches * batch * lse_rows;
                  result.lse[at_lse] = x.lse;
                  result.lse_bound[at_lse] = static_cast<float>(x.lse_bound);
+                 if (!p.max_logits.wanted) return;
+                 logits.values[at_lse] = x.largest;
+                 logits.bound[at_lse] = static_cast<float>(x.largest_bound);
                });
+  if (p.max_logits.wanted)
+    result.added["max_logits"] =
+        p.max_of_heads ? largest_of_heads(logits, p.heads_q, lse_rows) : std::move(logits);
   return result;
 }
 

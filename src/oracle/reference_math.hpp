@@ -34,6 +34,15 @@ inline float sink_of(const Problem& p, int64_t head) {
                      : -std::numeric_limits<float>::infinity();
 }
 
+// The largest of scores[keys], −∞ of none; NaN if one of them is.
+template <class Real>
+Real largest_of(const Real* scores, IndexRange keys) {
+  Real largest = -std::numeric_limits<Real>::infinity();
+  for (int64_t j = keys.begin; j < keys.end; ++j)
+    if (std::isnan(scores[j]) || scores[j] > largest) largest = scores[j];
+  return largest;
+}
+
 // Softmax of scores[keys] in place, with one more logit that has no place there; returns the
 // log-sum-exp. Where every weight is zero they stay zero, and the log-sum-exp is −∞; a score of NaN
 // or +∞ makes the whole row NaN.

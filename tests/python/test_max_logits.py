@@ -202,6 +202,63 @@ def test_gradients_are_those_of_the_call_without(device):
     check(heads_of, logits_of(q.detach(), k.detach(), causal=True).amax((0, 2, 3)), bound(q.detach(), k.detach()))
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(device, fullgraph):
+    """No gradient is lost: a graph has none, and what can leave it does."""
+    q, k, v = make(device, torch.bfloat16, 1, 50, 60, 2, 2, 64)
+    heads_of = poisoned(2, device=device)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: flash3.attention(q, k, v, causal=True, max_logits=heads_of), backend="aot_eager", fullgraph=fullgraph)
+    torch.testing.assert_close(compiled(q), flash3.attention(q, k, v, causal=True), atol=2e-2, rtol=2e-2)
+    check(heads_of, logits_of(q, k, causal=True).amax((0, 2, 3)), bound(q, k))
+    q.requires_grad_()
+    if fullgraph:
+        with pytest.raises(Exception, match="max_logits is given but a graph of torch.compile has no gradients"):
+            compiled(q)
+        return
+    got, = torch.autograd.grad(compiled(q).float().square().sum(), q)
+    wanted, = torch.autograd.grad(flash3.attention(q, k, v, causal=True).float().square().sum(), q)
+    torch.testing.assert_close(got, wanted, atol=5e-2, rtol=5e-2)
+
+
+def test_transforms(device):
+    q, k, v = make(device, torch.bfloat16, 1, 5, 6, 2, 2, 64)
+    with pytest.raises(NotImplementedError, match="max_logits is given but torch.func's transforms have no gradients"):
+        torch.func.grad(lambda q: flash3.attention(q, k, v, max_logits=poisoned(2, device=device)).float().sum())(q)
+    with pytest.raises(NotImplementedError, match="max_logits is given but torch.vmap cannot batch"):
+        torch.vmap(lambda q: flash3.attention(q, k, v, max_logits=poisoned(2, device=device)))(q[None])
+
+
+def test_several_devices_say_what_they_lack():
+    """Each option of one device's functions that those of several lack, in a message that names it."""
+    distributed = pytest.importorskip("flash3.distributed")
+    q, k, v = make("cpu", torch.float32, 1, 5, 5, 2, 2, 16)
+    lengths = torch.ones(1, dtype=torch.int32)
+    for options in ({"max_logits": torch.empty(2)}, {"max_logits": torch.empty(2), "compute": "fp8"}, {"mask_alignment": "top_left"},
+                    {"seqused_k": lengths}, {"qv": q}, {"fp8_sums": "one"}):
+        with pytest.raises(NotImplementedError, match=f"{next(iter(options))} is given but attention over several devices does not take it"):
+            distributed.attention(q, k, v, **options)
+    for options in ({"max_logits": torch.empty(2)}, {"mask_alignment": "top_left"}, {"seqused_k": lengths}, {"leftpad_k": lengths}):
+        with pytest.raises(NotImplementedError, match=f"{next(iter(options))} is given but attention_with_kv_cache over several devices"):
+            distributed.attention_with_kv_cache(q, k, v, lengths, **options)
+    with distributed.context_parallel():
+        for options in ({"max_logits": torch.empty(2)}, {"max_logits": torch.empty(2), "compute": "fp8"}, {"mask_alignment": "top_left"}):
+            with pytest.raises(NotImplementedError, match=f"{next(iter(options))} is given but attention over several devices does not take it"):
+                flash3.attention(q, k, v, **options)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_logit'"):
+        distributed.attention(q, k, v, max_logit=None)
+
+
+def test_schedules_are_the_same_with_it(device):
+    q, k, v = make(device, torch.bfloat16, 1, 2, 90, 2, 2, 64)
+    heads_of = poisoned(2, device=device)
+    arguments = {"seqused_k": torch.tensor([77], dtype=torch.int32, device=device), "causal": True}
+    schedule = flash3.kv_cache_schedule(q, k, v, max_logits=heads_of, **arguments)
+    assert schedule.key == flash3.kv_cache_schedule(q, k, v, **arguments).key
+    flash3.attention_with_kv_cache(q, k, v, schedule=schedule, max_logits=heads_of, **arguments)
+    check(heads_of, logits_of(q, k[:, :77], causal=True).amax((0, 2, 3)), bound(q, k))
+
+
 def test_no_rows_at_all(device):
     q, k, v = make(device, torch.bfloat16, 2, 0, 9, 3, 3, 64)
     heads_of = poisoned(3, device=device)

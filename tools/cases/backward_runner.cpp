@@ -108,13 +108,9 @@ CheckResult run_backward_case(const Case& c, Memory& memory, const RunOptions& o
     device.dk.download(&now.dk);
     device.dv.download(&now.dv);
     device.dsink.download(&now.dsink);
-    const GuardedTensor scratch = call.downloaded_workspace();
-    result.failure = find_damage({{"dq", &now.dq},
-                                  {"dk", &now.dk},
-                                  {"dv", &now.dv},
-                                  {"dsink", &now.dsink},
-                                  {"workspace", &scratch}},
-                                 device.inputs(), device.extra);
+    result.failure =
+        find_damage({{"dq", &now.dq}, {"dk", &now.dk}, {"dv", &now.dv}, {"dsink", &now.dsink}},
+                    call.downloaded_workspace(), device.inputs(), device.extra);
     if (!result.passed()) return result;
     keep_worse(check_gradients(c, with_gradients(host.views(), now), ref), &result);
     if (!result.passed()) return result;

@@ -117,8 +117,7 @@ flash3_backward_params make_backward_question(const Case& c) {
   const flash3_forward_params g = make_question(gradients);
   views.dq = g.q, views.dk = g.k, views.dv = g.v, views.dout = g.out;
   if (c.want_dlse) views.dlse = g.lse;
-  views.extra = {f.sink, f.cu_seqlens_q, f.cu_seqlens_k, f.seqused_q, f.seqused_k};
-  views.extra.mask = f.mask;
+  views.extra = extra_of(f);
   if (c.want_dsink) views.dsink = f.sink;
   return make_backward_params(c, views);
 }

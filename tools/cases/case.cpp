@@ -143,14 +143,6 @@ bool own_option(std::string_view text, Case* c) {
   return true;
 }
 
-// "<field>=<n>".
-bool added_option(std::string_view text, Case* c) {
-  const size_t equals = text.find('=');
-  if (equals == std::string_view::npos) return false;
-  int64_t* const value = c->added.find(text.substr(0, equals));
-  return value && number(text.substr(equals + 1), value);
-}
-
 bool data_mask(std::string_view text, Case* c) {
   if (!eat("mask:", &text)) return false;
   const auto mask = parse_mask(text);
@@ -159,7 +151,7 @@ bool data_mask(std::string_view text, Case* c) {
 
 bool option(std::string_view text, Case* c) {
   if (const auto layout = parse_layout(text)) return c->layout = *layout, true;
-  if (own_option(text, c) || added_option(text, c) || data_mask(text, c)) return true;
+  if (own_option(text, c) || parse_added(text, &c->added) || data_mask(text, c)) return true;
   if (const auto inputs = value_in(kDistributions, text)) return c->distribution = *inputs, true;
   if (text == "nolse") return c->want_lse = false, true;
   if (text == "bwd") return c->backward = true;
@@ -243,9 +235,7 @@ std::string to_id(const Case& c) {
   if (c.sink != Sink::kNone) id += c.sink == Sink::kFloat32 ? "/sink" : "/sink16";
   if (c.softcap != 0.f) id.append("/softcap").append(float_name(c.softcap));
   if (c.chunk != 0) id += "/chunk" + std::to_string(c.chunk);
-  AddedOptions::visit(c.added, [&](const ParamField& field, int64_t value) {
-    if (value != 0) id.append("/").append(field.name).append("=").append(std::to_string(value));
-  });
+  id += to_text(c.added);
   if (c.mask.given()) id.append("/mask:").append(to_text(c.mask));
   if (c.scales != Scales::kNone) id += std::string("/") + name_in(kScales, c.scales);
   for (size_t i = 0; i < c.own_scales.size(); ++i)
@@ -293,7 +283,7 @@ std::optional<Case> parse_id(std::string_view id, std::string* error) {
       "rotary2, bwd, dlse, "
       "deterministic, nodsink, gradfp32, "
       "<tensor>:<layout>[.at<n>][.gap<n>][.batch0][.rows0][.heads0][.wild], "
-      "<q, k or v>:<scales>)"};
+      "<q, k or v>:<scales>, <option>=<n>, <tensor>=<heads or rows>)"};
   constexpr size_t kRequired = 7;
 
   Case c;

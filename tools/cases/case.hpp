@@ -19,6 +19,7 @@
 //   bf16/b9/q1/k300/h16x1/d64x512/full/usedk/paged64/qv    the same with q in two parts
 //   bf16/b2/q129/k1000/h4x2/d128/causal/mask:ranges2.h    a mask as data (case_mask.hpp)
 //   bf16/b2/q129/k1000/h4x2/d128/full/k:bhsd.at4/v:odd.heads0    k and v with layouts of their own
+//   bf16/b2/q129/k1000/h4x2/d128/causal/max_logits=rows    a tensor of that name, with this shape
 //
 // The mask is full | causal | w<left>:<right> | causal+w<left>: (an empty side is unbounded). What
 // follows it is optional and takes the defaults below.
@@ -113,7 +114,7 @@ struct Case {
   Sink sink = Sink::kNone;
   float softcap = 0.f;  // "softcap<x>"; 0: none
   int64_t chunk = 0;    // "chunk<n>"; 0: none
-  AddedOptions added;   // "<field>=<n>"
+  AddedOptions added;   // "<field>=<n>", "<field>=<shape>"
   CaseMask mask;        // "mask:<source>"; what is above of a mask is the band of it
 
   Scales scales = Scales::kNone;

@@ -243,15 +243,13 @@ CheckResult run_quantize_case(const Case& c, Memory& memory, const RunOptions& o
       uploads.out[i].download(&out[i]);
       uploads.scale[i].download(&scale[i]);
     }
-    const GuardedTensor scratch = call.downloaded_workspace();
     result.failure = find_damage({{"q_out", &out[0]},
                                   {"k_out", &out[1]},
                                   {"v_out", &out[2]},
                                   {"q_scale", &scale[0]},
                                   {"k_scale", &scale[1]},
-                                  {"v_scale", &scale[2]},
-                                  {"workspace", &scratch}},
-                                 uploads.inputs(), uploads.extra);
+                                  {"v_scale", &scale[2]}},
+                                 call.downloaded_workspace(), uploads.inputs(), uploads.extra);
     if (!result.passed()) return result;
     if (options.repeat > 1)
       for (int i = 0; i < 3; ++i) uploads.out[i].keep(), uploads.scale[i].keep();

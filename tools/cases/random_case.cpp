@@ -335,11 +335,14 @@ void draw_data_mask(Draw& d, Case* c) {
     c->mask.block_rows = d.of(kBlocks), c->mask.block_keys = d.of(kBlocks);
 }
 
-// Options without a member of a case, flags and values of enums. A tree is a mask of its own.
+// Options and tensors without a member of a case: flags, values of enums, shapes. A tree is a mask
+// of its own.
 void draw_added(Draw& d, Case* c) {
-  if (c->quantize || c->tree) return;
+  if (c->quantize) return;
   AddedOptions::visit(c->added, [&](const ParamField& field, int64_t& value) {
-    const int64_t values = field.is_flag ? 2 : 1 + std::ranges::count(field.words, ' ');
+    if (c->tree && field.kind != FieldKind::kTensor) return;
+    if (c->backward && !find_field<flash3_backward_params>(field.name)) return;
+    const int64_t values = count_values(field);
     if (values > 1 && d.percent(30)) value = d.between(1, values - 1);
   });
 }

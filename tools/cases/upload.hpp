@@ -119,53 +119,91 @@ class MaskUpload {
   flash3_mask mask_{};
 };
 
+using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
+using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
+
 class ExtraUploads {
  public:
-  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host)
-      : sink_(memory, host.sink),
-        cu_q_(memory, host.cu_seqlens_q),
-        cu_k_(memory, host.cu_seqlens_k),
-        used_q_(memory, host.seqused_q),
-        used_k_(memory, host.seqused_k),
-        q_scale_(memory, host.q_scale),
-        k_scale_(memory, host.k_scale),
-        v_scale_(memory, host.v_scale),
-        qv_(memory, host.qv),
-        tree_mask_(memory, host.tree_mask) {
+  ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host) {
+    ExtraTensors::visit(
+        [&](const ParamField& field, const GuardedTensor& tensor) {
+          parts_.push_back({field.name.data(), field.is_written, Upload(memory, tensor)});
+        },
+        host);
     if (host.mask) mask_.emplace(memory, c, host.mask);
   }
   ExtraViews views() const {
-    return {sink_.view(),
-            cu_q_.view(),
-            cu_k_.view(),
-            used_q_.view(),
-            used_k_.view(),
-            q_scale_.view(),
-            k_scale_.view(),
-            v_scale_.view(),
-            qv_.view(),
-            tree_mask_.view(),
-            mask_ ? &mask_->mask() : nullptr};
+    ExtraViews views;
+    size_t i = 0;
+    ExtraViews::visit(
+        [&](const ParamField&, flash3_tensor& view) { view = parts_[i++].upload.view(); }, views);
+    views.mask = mask_ ? &mask_->mask() : nullptr;
+    return views;
   }
-  std::vector<std::pair<const char*, const Upload*>> inputs() const {
-    std::vector<std::pair<const char*, const Upload*>> all = {
-        {"sink", &sink_},          {"cu_seqlens_q", &cu_q_}, {"cu_seqlens_k", &cu_k_},
-        {"seqused_q", &used_q_},   {"seqused_k", &used_k_},  {"q_scale", &q_scale_},
-        {"k_scale", &k_scale_},    {"v_scale", &v_scale_},   {"qv", &qv_},
-        {"tree_mask", &tree_mask_}};
+  NamedUploads inputs() const {
+    NamedUploads inputs;
+    for (const Part& part : parts_)
+      if (!part.is_written) inputs.emplace_back(part.name, &part.upload);
     if (mask_)
-      for (const auto& source : mask_->sources()) all.push_back(source);
-    return all;
+      for (const auto& source : mask_->sources()) inputs.push_back(source);
+    return inputs;
+  }
+  // Those that the call has.
+  template <class Visit>
+  void visit_outputs(const Visit& visit) {
+    for (Part& part : parts_)
+      if (part.is_written && !part.upload.host().bytes.empty()) visit(part.name, part.upload);
   }
   bool mask_is_as_made() const { return !mask_ || mask_->is_as_made(); }
 
  private:
-  Upload sink_, cu_q_, cu_k_, used_q_, used_k_, q_scale_, k_scale_, v_scale_, qv_, tree_mask_;
+  struct Part {
+    const char* name;
+    bool is_written;
+    Upload upload;
+  };
+  std::vector<Part> parts_;  // in the order of Extra::visit
   std::optional<MaskUpload> mask_;
 };
 
-using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
-using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
+// The outputs of a call: where they lie, and on the host as the first run has left them.
+class Outputs {
+ public:
+  void add(const char* name, Upload& upload) {
+    parts_.push_back({name, &upload, clone(upload.host())});
+  }
+  void add(ExtraUploads& extra) {
+    extra.visit_outputs([&](const char* name, Upload& upload) { add(name, upload); });
+  }
+
+  void restore() {
+    for (Part& part : parts_) part.upload->restore();
+  }
+  void download() {
+    for (Part& part : parts_) part.upload->download(&part.got);
+  }
+  void keep() {
+    for (Part& part : parts_) part.upload->keep();
+  }
+  NamedUploads uploads() const {
+    NamedUploads uploads;
+    for (const Part& part : parts_) uploads.emplace_back(part.name, part.upload);
+    return uploads;
+  }
+  NamedTensors got() const {
+    NamedTensors tensors;
+    for (const Part& part : parts_) tensors.emplace_back(part.name, &part.got);
+    return tensors;
+  }
+
+ private:
+  struct Part {
+    const char* name;
+    Upload* upload;
+    GuardedTensor got;
+  };
+  std::vector<Part> parts_;
+};
 
 // Which input a call has overwritten, in words; "" if none.
 inline std::string find_overwritten(NamedUploads inputs, const ExtraUploads& extra) {
@@ -176,10 +214,11 @@ inline std::string find_overwritten(NamedUploads inputs, const ExtraUploads& ext
   return "";
 }
 
-// What a call has written where it must not, in words; "" if nothing: around its outputs, as they
-// came back, or to its inputs.
-inline std::string find_damage(const NamedTensors& outputs, const NamedUploads& inputs,
-                               const ExtraUploads& extra) {
+// What a call has written where it must not, in words; "" if nothing: around its outputs and its
+// workspace, as they came back, or to its inputs.
+inline std::string find_damage(NamedTensors outputs, const GuardedTensor& workspace,
+                               const NamedUploads& inputs, const ExtraUploads& extra) {
+  outputs.emplace_back("workspace", &workspace);
   for (const auto& [name, tensor] : outputs)
     if (const std::string what = tensor->bytes.empty() ? "" : tensor->damage(); !what.empty())
       return std::string(name) + ": " + what;

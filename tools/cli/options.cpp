@@ -34,7 +34,8 @@ constexpr const char* kCaseHelp =
     "quantize, with rotate rotary rotary2 noq nok nov; one tensor's layout: <tensor>:<layout>,\n"
     "then .at<n> (elements off an aligned address) .gap<n> (between rows) .batch0 .rows0 .heads0\n"
     "(stride 0) .wild (strides that are never used), e.g. k:bhsd.at3.heads0; one tensor's scales,\n"
-    "e.g. v:onescale";
+    "e.g. v:onescale; other fields of the call: <option>=<n>, <tensor>=<shape>, as in\n"
+    "mask_alignment=1, max_logits=rows or max_logits=heads";
 constexpr const char* kBackendHelp = "auto (Hopper if there is one, else the CPU), hopper or cpu";
 constexpr int kMostJobs = 1 << 16;
 

@@ -33,6 +33,8 @@ class Field(NamedTuple):
     kind: str  # of KINDS, or flag, enumeration
     enum: str  # of an enumeration
     written: bool
+    dtype: str = ""  # of a tensor that has one alone
+    shapes: str = ""  # of a tensor that calls.py describes
 
     @property
     def is_option(self):
@@ -100,8 +102,23 @@ def fields_of(text, enums):
         if kind == "int32" and comments.get(name, "").startswith("1:"):
             kind = "flag"
         enum = enum[0] if kind == "int32" and enum and enum[0] in enums else ""
-        return Field(name, type, "enumeration" if enum else kind, enum, name in calls.WRITTEN[call].split())
+        if tensor := calls.ADDED_TENSORS[call].get(name):
+            return Field(name, type, kind, "", tensor.written, tensor.dtype, tensor.shapes)
+        dtype = next((dtype for dtype, names in calls.DTYPES.items() if name in names.split()), "")
+        return Field(name, type, "enumeration" if enum else kind, enum, name in calls.WRITTEN[call].split(), dtype)
     return {call: [field(call, type, name) for type, name, _ in struct] for call, struct in structs.items()}
+
+
+def check_added_tensors(headers):
+    """calls.py describes the tensors that the headers have gained, and no others."""
+    for call in calls.CALLS:
+        added = {f.name: f for f in headers.added(call) if f.kind == "tensor"}
+        for name in sorted(added.keys() ^ calls.ADDED_TENSORS[call].keys()):
+            raise SystemExit(f"flash3_{call}_params.{name} is " + ("a tensor that calls.ADDED_TENSORS lacks" if name in added else
+                                                                 "no tensor after those of calls.LISTED, but calls.ADDED_TENSORS has it"))
+        for f in added.values():
+            if not f.shapes.split() or set(f.shapes.split()) - set(calls.SHAPES):
+                raise SystemExit(f"calls.ADDED_TENSORS gives flash3_{call}_params.{f.name} the shapes {f.shapes!r}; there are {', '.join(calls.SHAPES)}")
 
 
 class Headers:
@@ -112,12 +129,13 @@ class Headers:
         used = {f.enum for fields in self.fields.values() for f in fields if f.enum}
         self.values = {enum: [name for name, _ in enums[enum]] for enum in used}
         self.words = {enum: words_of(enum, enums[enum]) for enum in sorted(used)}
+        check_added_tensors(self)
 
     def field(self, call, name):
         return next((f for f in self.fields[call] if f.name == name), None)
 
     def added(self, call):
-        """The fields behind those that calls.py lists."""
+        """The fields after those that calls.py lists."""
         names = [f.name for f in self.fields[call]]
         return self.fields[call][names.index(calls.LISTED[call]) + 1:]
 
@@ -134,7 +152,6 @@ class Headers:
 # ---- C++ ----
 
 def field_table(headers):
-    dtypes = {name: f"FLASH3_{dtype.upper()}" for dtype, names in calls.DTYPES.items() for name in names.split()}
     lines = [f"// {NOTICE}", "// The params of each call as a table, so that what treats all fields alike is one loop.",
              "#pragma once", "", "#include \"core/field.hpp\"", "", "namespace flash3 {", ""]
     for call, fields in headers.fields.items():
@@ -144,10 +161,24 @@ def field_table(headers):
             options = "".join(f", .{key} = {value}" for key, value in (
                 ("is_written", "true" if f.written else ""), ("is_context", "true" if f.name in calls.CONTEXT.split() else ""),
                 ("is_flag", "true" if f.kind == "flag" else ""), ("is_rows", "true" if f.name in calls.ROWS.split() else ""),
-                ("dtype", dtypes.get(f.name, "")), ("words", f'"{words(headers, f)}"' if f.enum else "")) if value)
+                ("dtype", f"FLASH3_{f.dtype.upper()}" if f.dtype else ""), ("words", f'"{words(headers, f)}"' if f.enum else ""),
+                ("shapes", f'"{f.shapes}"' if f.shapes else "")) if value)
             lines.append(f"    FLASH3_FIELD({f.name}{options}),")
-        lines += ["  };", f"  static constexpr size_t kListed = {len(fields) - len(headers.added(call))};  // those that calls.py places", "};", ""]
+        listed = len(fields) - len(headers.added(call))
+        lines += ["  };", f"  static constexpr size_t kListed = {listed};  // those that calls.py places", *added_tensors(fields, listed), "};", ""]
     return "\n".join([*lines, "}  // namespace flash3", ""])
+
+
+def added_tensors(fields, listed):
+    """The visitor of the tensors after those that calls.py places."""
+    tensors = [(i, f) for i, f in enumerate(fields) if i >= listed and f.kind == "tensor"]
+    if not tensors:
+        return []
+    visits = [f"visit(kFields[{i}], &Params::{f.name}, problem.{f.name}.data)" for i, f in tensors]
+    return ["  // Calls visit(field, member, address) for each tensor after those, until one returns false; a problem has its",
+            "  // address in the member of the same name.", "  template <class Problem, class Visit>",
+            "  static bool visit_added_tensors(Problem& problem, const Visit& visit) {",
+            "    return " + " &&\n           ".join(visits) + ";", "  }"]
 
 
 def constant(name):
@@ -261,7 +292,7 @@ def torch_operators(headers):
     lines += ["// What flash3._eager takes: Python's options, a name each.", ""]
     for function in ("attention", "attention_with_kv_cache"):
         call, names = calls.PYTHON[function]
-        listed = wrapped(headers.expanded(call, names, False), 4)
+        listed = wrapped(headers.expanded(call, names, True), 4)
         lines += [f"inline constexpr char {constant(function)}Options[] =", *listed[:-1], f"{listed[-1]};", ""]
     return "\n".join([*lines, "}  // namespace flash3_torch", ""])
 
@@ -319,8 +350,9 @@ def python_fields(headers):
                 lines += filled(f'    "{call}": (', [f'"{f.name}"' for f in chosen], "),")
         lines.append("}")
     lines += ["", "# Tensors of one dtype alone.", "DTYPE_OF = {"]
-    lines += [line for dtype, names in calls.DTYPES.items() for line in filled(
-        "    ", [f'"{name}": "{dtype}"' for name in names.split()], ",")]
+    dtypes = {f.name: f.dtype for fields in headers.fields.values() for f in fields if f.dtype}
+    lines += [line for each in dict.fromkeys(dtypes.values()) for line in filled(
+        "    ", [f'"{name}": "{dtype}"' for name, dtype in dtypes.items() if dtype == each], ",")]
     lines += ["}", "", "# The options of Python's functions, in their order, with their defaults.", "SIGNATURES = {"]
     for function, (call, names) in calls.PYTHON.items():
         entries = [f'"{name}": {python_default(headers, call, name)!r}'.replace("'", '"') for name in headers.expanded(call, names, True)]

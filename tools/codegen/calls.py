@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the bindings' functions take of a call's fields, and in which order: the one table that call_fields.py reads beside the C headers.
 
-A field that the headers gain behind those of LISTED needs no line here: every function of its call takes it last, in the headers' order,
-under its own name. What a line says is an order that callers depend on, or what a C type cannot say.
+A field that the headers gain after those of LISTED has no place here: every function of its call takes it last, in the headers' order, under
+its own name. Of a number nothing else need be said, and a tensor has its line in ADDED_TENSORS. What any other line says is an order that callers
+depend on, or what a C type cannot say.
 """
+from typing import NamedTuple
 
 HEADERS = ("types.h", "flash3.h", "quantize.h", "merge.h")
 CALLS = ("forward", "backward", "quantize", "merge")
@@ -11,16 +13,30 @@ CALLS = ("forward", "backward", "quantize", "merge")
 # The last field of each call whose place in the functions below is written out.
 LISTED = {"forward": "fill_padding", "backward": "fill_padding", "quantize": "workspace_size", "merge": "workspace_size"}
 
-# Tensors that a call writes; k and v are only written by a call with k_new.
-WRITTEN = {"forward": "out lse max_logits", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse"}
+
+
+class AddedTensor(NamedTuple):
+    shapes: str  # those that it may have, of SHAPES
+    dtype: str = ""  # the only one that it may have; "": any float's
+    written: bool = False  # a result, in memory that the caller gives where it is wanted; else an input
+
+
+# The tensors after those of LISTED.
+ADDED_TENSORS = {"forward": {"max_logits": AddedTensor("heads rows", "float32", written=True)},
+                 "backward": {}, "quantize": {}, "merge": {}}
+# "heads": [heads_q]; "rows": as lse, [batch, heads_q, seq_q] or packed [heads_q, total_q].
+SHAPES = ("heads", "rows")
+
+# The others that a call writes; k and v are only written by a call with k_new.
+WRITTEN = {"forward": "out lse", "backward": "dq dk dv dsink", "quantize": "q_out k_out v_out q_scale k_scale v_scale", "merge": "out lse"}
 
 # Tensors with a row for each token and head, which torch's operators also take with the heads first.
 ROWS = "q k v qv out dout dq dk dv"
 
-# The dtype of tensors that have one alone; all others are of a floating point type.
+# The dtype of those others that have one alone; the rest are of a floating point type.
 DTYPES = {"int32": "cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q seqused_k page_table cache_batch_idx leftpad_k rotary_offsets",
           "int64": "tree_mask",
-          "float32": "q_scale k_scale v_scale lse dlse lse_parts out_parts max_logits"}
+          "float32": "q_scale k_scale v_scale lse dlse lse_parts out_parts"}
 
 # Python's words for an enum's values where they are not the C names in lower case; "": the value that None stands for.
 WORDS = {"flash3_fp8_sums": ("auto", "one", "two"), "flash3_compute": ("", "fp8")}
@@ -104,12 +120,12 @@ CPP = {
 _PYTHON_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k"
 PYTHON = {
     "attention": ("forward", f"causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic q_scale k_scale v_scale out_dtype "
-                  "compute rotation_seed sm_margin fp8_sums return_lse qv … max_logits"),
+                  "compute rotation_seed sm_margin fp8_sums return_lse qv …"),
     "attention_backward": ("backward", f"dlse causal window softmax_scale softcap chunk sink {_PYTHON_LENGTHS} deterministic …"),
     "attention_with_kv_cache": ("forward", "seqused_k page_table cache_batch_idx leftpad_k k_new v_new cu_seqlens_k_new rotary_cos rotary_sin "
                                 "rotary_offsets rotary_interleaved causal window softmax_scale softcap chunk sink cu_seqlens_q max_seqlen_q "
                                 "max_seqlen_k seqused_q q_scale k_scale v_scale rotate rotation_seed sm_margin schedule tree_mask out_dtype "
-                                "return_lse qv … max_logits"),
+                                "return_lse qv …"),
 }
 # Those that are no field, with their defaults.
 PYTHON_EXTRAS = {"window": None, "out_dtype": None, "return_lse": False, "deterministic": False, "schedule": None}

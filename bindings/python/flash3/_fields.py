@@ -102,11 +102,11 @@ RESULTS = {
 
 # Tensors of one dtype alone.
 DTYPE_OF = {
-    "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "cu_seqlens_k_new": "int32", "seqused_q": "int32", "seqused_k": "int32",
-    "page_table": "int32", "cache_batch_idx": "int32", "leftpad_k": "int32", "rotary_offsets": "int32",
+    "lse": "float32", "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "max_logits": "float32", "dlse": "float32",
+    "out_parts": "float32", "lse_parts": "float32",
+    "cu_seqlens_q": "int32", "cu_seqlens_k": "int32", "seqused_q": "int32", "seqused_k": "int32", "page_table": "int32",
+    "cache_batch_idx": "int32", "leftpad_k": "int32", "cu_seqlens_k_new": "int32", "rotary_offsets": "int32",
     "tree_mask": "int64",
-    "q_scale": "float32", "k_scale": "float32", "v_scale": "float32", "lse": "float32", "dlse": "float32", "lse_parts": "float32",
-    "out_parts": "float32", "max_logits": "float32",
 }
 
 # The options of Python's functions, in their order, with their defaults.
@@ -115,7 +115,7 @@ SIGNATURES = {
                   "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None, "seqused_k": None,
                   "deterministic": False, "q_scale": None, "k_scale": None, "v_scale": None, "out_dtype": None, "compute": None,
                   "rotation_seed": 0, "sm_margin": 0, "fp8_sums": "auto", "return_lse": False, "qv": None, "mask_alignment": "bottom_right",
-                  "max_logits": None, "max_logits": None},
+                  "max_logits": None},
     "attention_backward": {"dlse": None, "causal": False, "window": None, "softmax_scale": None, "softcap": 0.0, "chunk": 0, "sink": None,
                            "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None, "seqused_q": None,
                            "seqused_k": None, "deterministic": False, "mask_alignment": "bottom_right"},
@@ -125,5 +125,5 @@ SIGNATURES = {
                                 "chunk": 0, "sink": None, "cu_seqlens_q": None, "max_seqlen_q": None, "max_seqlen_k": None,
                                 "seqused_q": None, "q_scale": None, "k_scale": None, "v_scale": None, "rotate": False, "rotation_seed": 0,
                                 "sm_margin": 0, "schedule": None, "tree_mask": None, "out_dtype": None, "return_lse": False, "qv": None,
-                                "mask_alignment": "bottom_right", "max_logits": None, "max_logits": None},
+                                "mask_alignment": "bottom_right", "max_logits": None},
 }

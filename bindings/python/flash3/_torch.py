@@ -335,6 +335,22 @@ def why_not_kind(kind):
 why_not_kind._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does, which would import all of the compiler
 
 
+def _is_sharded(kind):
+    return f"{kind.__module__}.{kind.__qualname__}" == "torch.distributed.tensor.DTensor"
+
+
+_is_sharded._dynamo_marked_constant = True
+
+
+def _refuse_shards(**tensors):
+    """Of a call that writes memory of the caller's."""
+    written = next(name for name in RESULTS["forward"] if name in tensors)
+    for name, x in tensors.items():
+        if _is_sharded(type(x)):
+            raise NotImplementedError(f"{name} is a DTensor but {written} is given; calls with {written} are for plain tensors: give "
+                                      "to_local() of each")
+
+
 def run_forward(q, k, v, arguments, with_lse=True):
     """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given besides the tensors, by name.
 
@@ -345,15 +361,22 @@ def run_forward(q, k, v, arguments, with_lse=True):
     sink, qv = arguments.get("sink"), arguments.get("qv")
     if qv is not None:
         _refuse_qv_gradients(q=q, k=k, v=v, sink=sink, qv=qv)
-    writes_more = any(name in arguments for name in RESULTS["forward"])
+    writes = [name for name in RESULTS["forward"] if name in arguments]
+    if writes:
+        _refuse_shards(q=q, k=k, v=v, **arguments)
     if torch.compiler.is_compiling():
-        return _attend_now(q, k, v, arguments) if writes_more else _forward(q, k, v, **arguments)
+        if not writes:
+            return _forward(q, k, v, **arguments)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink)):
+            raise NotImplementedError(f"{writes[0]} is given but a graph of torch.compile has no gradients of a call that writes it; "
+                                      "without fullgraph the call runs outside of the graph")
+        return _attend_now(q, k, v, arguments)
     try:
         if is_differentiated(q, k, v, sink):
             _refuse_wide_gradients(q=q, v=v)
             if torch._C._are_functorch_transforms_active():
-                if writes_more:
-                    raise NotImplementedError("max_logits is given but torch.func's transforms have no gradients of a call that writes it")
+                if writes:
+                    raise NotImplementedError(f"{writes[0]} is given but torch.func's transforms have no gradients of a call that writes it")
                 return _Transformed.apply(q, k, v, *with_defaults(_forward, arguments, 3))
             return _record(q, k, v, sink, arguments)
         with torch._C._AutoDispatchBelowAutograd():  # spares the operator's autograd kernel, which is Python
@@ -361,6 +384,8 @@ def run_forward(q, k, v, arguments, with_lse=True):
                 return _attend_now(q, k, v, arguments)
             return _inference_now(q, k, v, **arguments), None
     except RuntimeError as error:
+        if writes and "Batching rule not implemented" in str(error):
+            raise NotImplementedError(f"{writes[0]} is given but torch.vmap cannot batch a call that writes it") from None
         raise translated(error) from None
 
 

@@ -127,9 +127,15 @@ class Head {
 // Hopper sums are those of its tensor cores; plainly in FP8 the probabilities as they are.
 enum class Precision { kExact, kRounded, kFp8, kPlainFp8 };
 
-// Called with batch, row, head, out and lse of the row.
 template <class Real>
-using Store = std::function<void(int64_t, int64_t, int64_t, const Real*, Real)>;
+struct RowResult {
+  const Real* out;
+  Real lse, largest;  // of the scores
+};
+
+// Called with batch, row, head and what the row has.
+template <class Real>
+using Store = std::function<void(int64_t, int64_t, int64_t, const RowResult<Real>&)>;
 
 // Computes rows and hands each to store.
 template <class Real>
@@ -165,7 +171,7 @@ class RowGroup {
 
     IndexRange seen[kRows], seen_by_all{0, rows.size() == kRows ? p.seq_k : 0};
     const Real* weights[kRows];
-    Real lse[kRows];
+    Real lse[kRows], largest[kRows];
     for (int row = 0; row < rows.size(); ++row) {
       Real* s = scores_[row].empty() ? nullptr : reinterpret_cast<Real*>(scores_[row].data());
       seen[row] = mask_.keys(rows.begin + row);
@@ -173,6 +179,7 @@ class RowGroup {
         s[j] = score_of(s[j], p, [&](Real x) { return round(x); });
       mask_.for_each_hidden(rows.begin + row,
                             [&](int64_t j) { s[j] = -std::numeric_limits<Real>::infinity(); });
+      largest[row] = largest_of(s, seen[row]);
       const Real sink = static_cast<Real>(sink_of(p, head));
       if (precision_ == Precision::kFp8) {
         lse[row] = fp8_softmax(s, seen[row], sink);
@@ -197,7 +204,8 @@ class RowGroup {
         kv_.template weighted_sum<1>(weights, row, {seen[row].begin, seen_by_all.begin}, out_);
         kv_.template weighted_sum<1>(weights, row, {seen_by_all.end, seen[row].end}, out_);
       }
-      store_(batch, rows.begin + row, head, reinterpret_cast<const Real*>(out_[row]), lse[row]);
+      store_(batch, rows.begin + row, head,
+             {reinterpret_cast<const Real*>(out_[row]), lse[row], largest[row]});
     }
   }
 
@@ -235,20 +243,53 @@ void for_each_row(const ForwardProblem& p, Precision precision, const MaskPairs*
     return for_each_row_of_one_length(p, precision, mask, num_threads, store);
   for (int64_t b = 0; b < p.batch; ++b)
     for_each_row_of_one_length(one_sequence(p, b), precision, nullptr, num_threads,
-                               [&](int64_t, int64_t row, int64_t head, const float* out,
-                                   float lse) { store(b, row, head, out, lse); });
+                               [&](int64_t, int64_t row, int64_t head, const RowResult<float>& x) {
+                                 store(b, row, head, x);
+                               });
 }
+
+// The largest logits of rows, by way of which those of heads are made.
+class MaxLogits {
+ public:
+  explicit MaxLogits(const ForwardProblem& p) : p_(p), rows_(p.max_logits) {
+    if (!p.max_of_heads || !p.max_logits.data) return;
+    const Sequences& q = p.sequences_q;
+    const int64_t count = rows_in_batch(q, p.batch);
+    values_.assign(static_cast<size_t>(count * p.heads_q), kNothing);
+    rows_ = {values_.data(), true, q.packed ? 0 : q.rows, count};
+  }
+  void store(int64_t batch, int64_t row, int64_t head, float largest) {
+    if (rows_.data)
+      rows_.data[batch * rows_.stride_batch + head * rows_.stride_head + row] = largest;
+  }
+  void finish() const {
+    if (!p_.max_of_heads || !p_.max_logits.data) return;
+    for (int64_t h = 0; h < p_.heads_q; ++h)
+      p_.max_logits.data[h] =
+          largest_of(values_.data() + h * rows_.stride_head, {0, rows_.stride_head});
+  }
+
+ private:
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  const ForwardProblem& p_;
+  LseView rows_;
+  std::vector<float> values_;
+};
 
 void naive(const ForwardProblem& p, Precision precision, int num_threads,
            const MaskPairs* mask = nullptr) {
-  const auto store = [&](int64_t batch, int64_t i, int64_t head, const float* out, float lse) {
+  MaxLogits max_logits(p);
+  const auto store = [&](int64_t batch, int64_t i, int64_t head, const RowResult<float>& x) {
     const int64_t row = rows_of(p.sequences_q, batch).first + i;
     const int64_t first =
         batch * p.out.stride_batch + row * p.out.stride_seq + head * p.out.stride_head;
-    for (int d = 0; d < p.head_dim_v; ++d) store_float(p.out.data, p.out_dtype, first + d, out[d]);
-    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = lse;
+    for (int d = 0; d < p.head_dim_v; ++d)
+      store_float(p.out.data, p.out_dtype, first + d, x.out[d]);
+    if (p.lse.data) p.lse.data[batch * p.lse.stride_batch + head * p.lse.stride_head + row] = x.lse;
+    max_logits.store(batch, row, head, x.largest);
   };
   for_each_row(p, precision, mask, num_threads, store);
+  max_logits.finish();
 }
 
 }  // namespace

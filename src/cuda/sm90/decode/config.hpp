@@ -67,10 +67,10 @@ struct DecodeConfig {
     return tiles + operands + reductions + 4 * stages * 8 + kWorkBytes + fp8 + parked;
   }
 
-  // A block leaves a part of an item that it shares. A part has so many units of 16 bytes
-  // (share.cuh).
+  // A block leaves a partial of an item that it shares. A partial has so many units of 16 bytes
+  // (partials.cuh).
   FLASH3_HOST_DEVICE constexpr int units_of_row() const { return head_dim_v / 2 + 4; }
-  FLASH3_HOST_DEVICE constexpr int part_units() const { return rows * units_of_row(); }
+  FLASH3_HOST_DEVICE constexpr int partial_units() const { return rows * units_of_row(); }
 
   static constexpr int kWorkBytes = 3072;  // work.cuh
   static constexpr int kLatentWorkBytes = 1024;

@@ -3,8 +3,8 @@
 //
 // The order is fixed (work.hpp): eight splits are merged into a fold, and an item's folds into the
 // item, both from the first to the last. A block merges what its splits hold whole and leaves the
-// rest as partials in the workspace (share.cuh). Blocks behind those that compute merge these with
-// the same arithmetic, to folds and then to the item.
+// rest as partials in the workspace (partials.cuh). Blocks behind those that compute merge these
+// with the same arithmetic, to folds and then to the item.
 #pragma once
 
 #include "cuda/device/score/partial.hpp"
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_values(const DecodeParams& params, const D
   store_row_values<kMaxLogits>(params.rows, run.batch, row.head, run.q_row + row.query, values);
 }
 
-// Stores the result of a consumer warpgroup's rows of a whole item, as store_part. sums.sum is
+// Stores the result of a consumer warpgroup's rows of a whole item, as store_partial. sums.sum is
 // already that of all warps; largest: as finish_row has it.
 template <class Traits>
 __device__ __forceinline__ void store_result(const DecodeParams& params, const DecodeRun& run,

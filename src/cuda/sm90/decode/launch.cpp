@@ -127,7 +127,7 @@ Status prepare(const ForwardProblem& problem, const TensorView& given_q, const D
 
   char* const workspace = static_cast<char*>(problem.workspace);
   params.schedule = schedule_at(schedule_data(problem, plan), plan);
-  params.parts = workspace + plan.parts_offset;
+  params.partials = workspace + plan.partials_offset;
   params.slots = plan.slots;
   params.ticket = new_ticket();
   params.blocks = plan.grid;
@@ -159,7 +159,7 @@ void prepare_schedule(const ForwardProblem& problem, const DecodePlan& plan, voi
   params.groups_per_kv = plan.groups_per_kv;
   params.blocks = plan.grid / plan.cluster;
   params.slots = plan.slots;
-  params.lists_parts = plan.slots > 0 && !plan.kernel->config.latent;
+  params.lists_partials = plan.slots > 0 && !plan.kernel->config.latent;
   params.schedule = schedule_at(data, plan);
   launches->add_kernel({decode_schedule_function(), params.blocks, kDecodeScheduleThreads, 0, true},
                        &params, "launching the schedule of a decode call");

@@ -32,19 +32,19 @@ struct alignas(128) DecodeRun {
   TileMask::Range splits;  // of the item
   int first_split;         // of the run
   short has_first, is_whole;
-  short merges, folds;          // whether it ends an item that others begin; of so many folds
-  short fold_parts, ends_item;  // parts of the fold that it ends and others begin; whether that is
-                                // the item's last
-  int next;                     // the block's next run
+  short merges, folds;             // whether it ends an item that others begin; of so many folds
+  short fold_partials, ends_item;  // partials of the fold that it ends and others begin; whether
+                                   // that is the item's last
+  int next;  // the block's next run
 };
 static_assert(sizeof(DecodeRun) == 128);
 inline constexpr int kHeadGroupWord = 2;  // of a run: launch.cpp, which has offsetof, checks it
 
-// The parts of what a block ends, in order. A part has the number of its slot among all blocks'
-// slots.
+// The partials of what a block ends, in order. A partial has the number of its slot among all
+// blocks' slots.
 struct MergeLists {
   int rows;                     // of the block's first run, if there is something to merge, or 0
-  int fold[kSplitsPerFold];     // parts of the fold that it shares with blocks before it
+  int fold[kSplitsPerFold];     // partials of the fold that it shares with blocks before it
   int folds[kMostDecodeFolds];  // folds of the item
 };
 
@@ -85,9 +85,9 @@ struct DecodeParams {
   int heads;  // query heads of an item
   DecodeSchedule schedule;
 
-  // Shared items: what blocks have computed of them (share.cuh).
-  void* parts;
-  int slots;                  // parts of a block
+  // Shared items: what blocks have computed of them (partials.cuh).
+  void* partials;
+  int slots;                  // partials of a block
   unsigned long long ticket;  // of this launch
   int blocks;                 // that compute; those behind them merge
 
@@ -115,7 +115,8 @@ struct DecodeScheduleParams {
   int groups_per_kv;  // groups of so many heads that a KV head has
   int blocks;         // of the decode kernel
   int slots;
-  bool lists_parts;  // otherwise ends_item of a run says only whether it has the item's last split
+  bool lists_partials;  // otherwise ends_item of a run says only whether it has the item's last
+                        // split
   DecodeSchedule schedule;
 };
 

@@ -6,7 +6,7 @@
 
 #include "cuda/device/score/softcap.cuh"
 #include "cuda/device/score/softmax.cuh"
-#include "cuda/sm90/decode/latent/parts.cuh"
+#include "cuda/sm90/decode/latent/partials.cuh"
 #include "cuda/sm90/decode/latent/traits.cuh"
 #include "cuda/sm90/device/tile.cuh"
 
@@ -106,21 +106,22 @@ class LatentSoftmax {
 
   // ---- the end of a run ----
 
-  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums, LatentParts& parts) {
+  __device__ __forceinline__ void end_run(const DecodeRun& run, Sums& sums,
+                                          LatentPartials& partials) {
     end_sums(sums);
     if (run.is_whole) return store_result(run, sums);
     const bool begins = run.has_first;
     if (begins) {
-      parts.begins = 1;
-      parts.batch = run.batch;
-      parts.head_group = run.head_group;
-      parts.q_row = run.q_row;
-      parts.rows = run.rows;
+      partials.begins = 1;
+      partials.batch = run.batch;
+      partials.head_group = run.head_group;
+      partials.q_row = run.q_row;
+      partials.rows = run.rows;
     } else {
-      parts.continues = 1;
-      parts.ends = run.ends_item;
+      partials.continues = 1;
+      partials.ends = run.ends_item;
     }
-    store_part(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
+    store_partial(run, sums, begins ? LatentSlot::kBegun : LatentSlot::kContinued);
   }
 
   const DecodeParams& params_;
@@ -292,22 +293,22 @@ class LatentSoftmax {
     }
   }
 
-  __device__ __forceinline__ void store_part(const DecodeRun& run, const Sums& sums,
-                                             LatentSlot slot) const {
-    const int block = part_block(params_);
+  __device__ __forceinline__ void store_partial(const DecodeRun& run, const Sums& sums,
+                                                LatentSlot slot) const {
+    const int block = partial_block(params_);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_of(h);
       if (row >= run.rows) continue;
-      float* const out = part_row(params_, params_.blocks, block, slot, row) + first_dim();
+      float* const out = partial_row(params_, params_.blocks, block, slot, row) + first_dim();
 #pragma unroll
       for (int j = 0; j < Traits::kDims / 8; ++j)
         *reinterpret_cast<float2*>(out + 8 * j) = {sums.out[4 * j + 2 * h],
                                                    sums.out[4 * j + 2 * h + 1]};
       if (warpgroup_ != 0 || thread_ % 4 != 0) continue;
-      *part_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
+      *partial_sum(params_, params_.blocks, block, slot, row) = {sums.max[h], sums.sum[h]};
       if (wants_largest<Traits>(params_))
-        *part_largest(params_, params_.blocks, block, slot, row) = sums.largest[h];
+        *partial_largest(params_, params_.blocks, block, slot, row) = sums.largest[h];
     }
   }
 };

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several blocks may share an item. This file says which parts each leaves in the workspace, and
+// Several blocks may share an item. This file says which partials each leaves in the workspace, and
 // which of them make up a fold, and the item. Integers only, host and device: the schedule lists
 // it, and the tests try it out.
 //
 // Merging a fold belongs to the block that ends it, merging the item to the one with its last split
-// (merge_shares.cuh). So all parts are of blocks with lower numbers, or its own.
+// (merge_splits.cuh). So all partials are of blocks with lower numbers, or its own.
 #pragma once
 
 #include "cuda/sm90/decode/work.hpp"
 
 namespace flash3::cuda::sm90 {
 
-// A part lies in a slot of its block. Slots from 0 on hold single splits and then whole folds. The
-// last three, counted from the end, hold the shared fold that the block ends, merged, and, of the
-// block with the sequence's first split, the folds that it has finished and the one that it began.
+// A partial lies in a slot of its block. Slots from 0 on hold single splits and then whole folds.
+// The last three, counted from the end, hold the shared fold that the block ends, merged, and, of
+// the block with the sequence's first split, the folds that it has finished and the one that it
+// began.
 inline constexpr int kMergedFoldSlot = 3, kFirstFoldsSlot = 2, kBegunFoldSlot = 1;
 
 constexpr int slots_of_block(int most_splits) {
@@ -29,21 +30,21 @@ struct BlockSlots {
 };
 
 // The splits of an item that a block computes, counted from the item's first, and the slots that it
-// leaves them in. The block with the sequence's first split leaves its finished folds as one part
-// and the one that it began as another. Any other block leaves single splits up to the next fold,
-// then folds.
-struct BlockShare {
+// leaves them in. The block with the sequence's first split leaves its finished folds as one
+// partial and the one that it began as another. Any other block leaves single splits up to the next
+// fold, then folds.
+struct BlockSplits {
   int begin, end;
   bool is_first;
 
-  // The share in an item of these splits, where the block has the sequence's from `from` to `to`.
-  FLASH3_HOST_DEVICE static constexpr BlockShare of(const TileMask::Range& splits, bool is_first,
-                                                    int from, int to) {
+  // Of an item of these splits, where the block has the sequence's from `from` to `to`.
+  FLASH3_HOST_DEVICE static constexpr BlockSplits of(const TileMask::Range& splits, bool is_first,
+                                                     int from, int to) {
     const int begin = clamped(from - splits.begin, 0, splits.size());
     return {begin, clamped(to - splits.begin, begin, splits.size()), is_first};
   }
 
-  // How many folds end in this share or before it, if the item has so many splits.
+  // How many folds end in these splits or before them, if the item has so many splits.
   FLASH3_HOST_DEVICE constexpr int ended(int splits) const {
     return end == splits ? ceil_div(end, kSplitsPerFold) : end / kSplitsPerFold;
   }
@@ -52,7 +53,7 @@ struct BlockShare {
     return begin < end && begin % kSplitsPerFold != 0 && begin / kSplitsPerFold < ended(splits);
   }
 
-  // The slots with its parts of a fold that no block has whole.
+  // The slots with its partials of a fold that no block has whole.
   FLASH3_HOST_DEVICE constexpr BlockSlots slots_of_fold(int fold, int slots) const {
     const int fold_begin = fold * kSplitsPerFold, fold_end = fold_begin + kSplitsPerFold;
     if (begin == end || end <= fold_begin || begin >= fold_end) return {};
@@ -71,7 +72,7 @@ struct BlockShare {
   }
 
  private:
-  // The slot of a fold that begins in this share.
+  // The slot of a fold that begins in these splits.
   FLASH3_HOST_DEVICE constexpr int fold_slot(int fold) const {
     const int whole = ceil_div(begin, kSplitsPerFold);
     return whole * kSplitsPerFold - begin + fold - whole;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The blocks of a launch behind those that compute: they merge what these share. A warp has a row
 // at a time, of a fold that a block ends and others begin, or of an item. So merging takes as many
-// multiprocessors as there are rows, and those that have nothing to compute wait for the parts.
+// multiprocessors as there are rows, and those that have nothing to compute wait for the partials.
 //
 // A warp waits only for blocks that compute and for rows in front of its own, of which a block has
 // consecutive ones: for blocks with lower numbers, which were launched before, or for warps beside
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cuda/device/ptx/words.cuh"
-#include "cuda/sm90/decode/share.cuh"
+#include "cuda/sm90/decode/partials.cuh"
 
 namespace flash3::cuda::sm90 {
 
@@ -62,20 +62,21 @@ class SharedRows {
   int own_ = 0, before_, count_;
 };
 
-// Stores a row of a merged fold as a part, for whoever merges the item. block: that ends the fold.
+// Stores a row of a merged fold as a partial, for whoever merges the item. block: that ends the
+// fold.
 template <class Traits>
 __device__ __forceinline__ void store_fold(const DecodeParams& params, int block,
                                            const MergedRow<Traits>& fold, int row, int lane) {
   const int slot = (block + 1) * params.slots - kMergedFoldSlot;
-  Bits128* const of_row = part_at<Traits>(params, slot) + row * Traits::kConfig.units_of_row();
+  Bits128* const of_row = partial_at<Traits>(params, slot) + row * Traits::kConfig.units_of_row();
 #pragma unroll
   for (int b = 0; b < Traits::kDimBlocks; ++b)
     store_relaxed(of_row + 32 * b + lane,
-                  part_unit(fold.out[2 * b], fold.out[2 * b + 1], params.ticket));
+                  partial_unit(fold.out[2 * b], fold.out[2 * b + 1], params.ticket));
   const bool has_largest = Traits::kMaxLogits && lane == kLargestWarp;
   if (lane < 4)
     store_relaxed(of_row + Traits::kHeadDimV / 2 + lane,
-                  part_unit(fold.sum, has_largest ? fold.largest : fold.max, params.ticket));
+                  partial_unit(fold.sum, has_largest ? fold.largest : fold.max, params.ticket));
 }
 
 template <class Traits>
@@ -101,7 +102,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& params, const Deco
 template <class Traits>
 __device__ __forceinline__ void merge_shared_row(const DecodeParams& params, const DecodeRun& run,
                                                  const MergeLists& lists, const SharedRow& at) {
-  const int lane = threadIdx.x % 32, fold_parts = uniform(run.fold_parts),
+  const int lane = threadIdx.x % 32, fold_partials = uniform(run.fold_partials),
             folds = uniform(run.folds);
   const bool merges = uniform(run.merges) != 0, ends_item = uniform(run.ends_item) != 0;
   MergedRow<Traits> fold;
@@ -109,10 +110,10 @@ __device__ __forceinline__ void merge_shared_row(const DecodeParams& params, con
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {
     MergedRow<Traits> merged = merge_row<Traits>(params, step == 0 ? lists.fold : lists.folds,
-                                                 step == 0 ? fold_parts : folds, at.row, lane);
+                                                 step == 0 ? fold_partials : folds, at.row, lane);
     if (step == 0) {
       fold = merged;
-      if (fold_parts > 0 && !ends_item) store_fold(params, at.block, fold, at.row, lane);
+      if (fold_partials > 0 && !ends_item) store_fold(params, at.block, fold, at.row, lane);
       if (!merges) break;
     } else {
       if (ends_item) merged.add(fold);

@@ -241,19 +241,17 @@ Workspace allocate(size_t bytes, DLDevice device) {
 
 // Whether the call ran: what the library refuses is left to the operator, which says why.
 bool run(flash3_forward_params* params, DLDevice device) {
-  flash3_plan* made = nullptr;
-  if (flash3_forward_plan(params, &made) != FLASH3_OK) return false;
-  const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
-  size_t bytes = 0;
-  if (flash3_plan_workspace(made, &bytes) != FLASH3_OK) return false;
-  Workspace workspace;
-  if (bytes > 0) {
-    workspace = allocate(bytes, device);
-    if (!workspace) return false;
-    params->workspace = flash3_torch::align_workspace(workspace->dl_tensor.data);
-    params->workspace_size = bytes;
-  }
-  return flash3_forward_run(made, params) == FLASH3_OK;
+  struct Context {
+    DLDevice device;
+    Workspace workspace;
+  } context{device, nullptr};
+  const auto give = [](size_t bytes, void* given) -> void* {
+    auto* const of_call = static_cast<Context*>(given);
+    of_call->workspace = allocate(bytes, of_call->device);
+    return of_call->workspace ? flash3_torch::align_workspace(of_call->workspace->dl_tensor.data)
+                              : nullptr;
+  };
+  return flash3_forward_allocating(params, give, &context) == FLASH3_OK;
 }
 
 bool run_without_lock(flash3_forward_params* params, DLDevice device) {

@@ -178,6 +178,18 @@ void* current_stream(int32_t device_index) {
   return stream;
 }
 
+void* Workspace::give(size_t bytes, void* context) noexcept {
+  auto* const workspace = static_cast<Workspace*>(context);
+  try {
+    workspace->memory = empty({static_cast<int64_t>(workspace_allocation(bytes))},
+                              aoti_torch_dtype_uint8(), workspace->device);
+    return align_workspace(workspace->memory->data_ptr());
+  } catch (...) {
+    workspace->error = std::current_exception();
+    return nullptr;
+  }
+}
+
 void describe(std::string_view name, const Tensor& t, std::string_view first_name,
               const Device& device, const ParamField& field, flash3_tensor* described) {
   const Device own = device_of(name, t);

@@ -11,7 +11,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -92,6 +92,16 @@ void take_extra(std::string_view name, const Type type, Value& value, Extras* ex
 // Refuses a number that does not fit into its field.
 [[noreturn]] void refuse_number(const Argument& argument, const Value& value);
 
+// The workspace of a call. torch's allocators know when the stream is done with it.
+struct Workspace {
+  Device device;
+  std::optional<Tensor> memory;
+  std::exception_ptr error;
+
+  // What the library calls for it.
+  static void* give(size_t bytes, void* context) noexcept;
+};
+
 // One call: its params, of an operator's arguments, and the copies that they point to.
 template <class Params>
 class Call {
@@ -141,23 +151,14 @@ class Call {
     return guard;
   }
 
-  // make_plan, run_plan: flash3_forward_plan and flash3_forward_run, or those of another call.
-  template <class MakePlan, class RunPlan>
-  void run(const MakePlan& make_plan, const RunPlan& run_plan) {
+  // run_allocating: flash3_forward_allocating, or that of another call.
+  template <class RunAllocating>
+  void run(const RunAllocating& run_allocating) {
     const auto guard = on_device();
-    flash3_plan* made = nullptr;
-    check(make_plan(&params, &made));
-    const std::unique_ptr<flash3_plan, void (*)(flash3_plan*)> plan(made, flash3_plan_destroy);
-    size_t bytes = 0;
-    check(flash3_plan_workspace(plan.get(), &bytes));
-    std::optional<Tensor> workspace;  // torch's allocators know when the stream is done with it
-    if (bytes > 0) {
-      workspace = empty({static_cast<int64_t>(workspace_allocation(bytes))},
-                        aoti_torch_dtype_uint8(), device);
-      params.workspace = align_workspace(workspace->data_ptr());
-      params.workspace_size = bytes;
-    }
-    check(run_plan(plan.get(), &params));
+    Workspace workspace{device, {}, {}};
+    const flash3_status status = run_allocating(&params, &Workspace::give, &workspace);
+    if (workspace.error) std::rethrow_exception(workspace.error);  // torch's own
+    check(status);
   }
 
   Params params{};

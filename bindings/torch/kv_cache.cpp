@@ -34,7 +34,7 @@ void run(CacheCall* call) {
     schedule = schedule_of(*call->extras.schedule, call->extras.schedule_key, call->device);
     call->params.schedule = &schedule;
   }
-  call->run(flash3_forward_plan, flash3_forward_run);
+  call->run(flash3_forward_allocating);
 }
 
 void check_cache_dims(const Tensor& v_cache) {
@@ -73,7 +73,7 @@ void describe_for_schedule(CacheCall* call) {
     out.stride[d] = step;
 }
 
-void run_merge(Call<flash3_merge_params>* call) { call->run(flash3_merge_plan, flash3_merge_run); }
+void run_merge(Call<flash3_merge_params>* call) { call->run(flash3_merge_allocating); }
 
 }  // namespace
 

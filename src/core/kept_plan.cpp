@@ -2,7 +2,10 @@
 #include "core/kept_plan.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cassert>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -103,6 +106,7 @@ Status KeptPlan<P>::make(const Params* params, std::unique_ptr<flash3_plan>* pla
                                 tensor *= 2;
                                 return {};
                               }));
+  made->find_compared();
   *plan = std::move(made);
   return {};
 }
@@ -138,24 +142,44 @@ Status KeptPlan<P>::run(const Params* params) const {
   return call_.plan ? call_.plan->launch(problem) : Status();
 }
 
-// Two calls mostly differ in nothing else: one comparison of all bytes then takes the place of one
-// a field. Where bytes differ that mean nothing, check_same_call() has the answer.
+template <AnyProblem P>
+void KeptPlan<P>::find_compared() {
+  static_assert(sizeof params_ <= UINT16_MAX);
+  std::array<uint16_t, kMostCompared> changing{};  // where fields begin that may
+  size_t count = 0;
+  const auto add = [&](const void* field) {
+    assert(count + 1 < kMostCompared);
+    changing[count++] = static_cast<uint16_t>(static_cast<const char*>(field) -
+                                              reinterpret_cast<const char*>(&params_));
+  };
+  static_cast<void>(visit_given(problem_, [&](const char*, auto member, const auto&) -> Status {
+    add(&(params_.*member).data);
+    return {};
+  }));
+  add(&params_.stream);
+  add(&params_.workspace);
+  add(&params_.workspace_size);
+  if constexpr (std::same_as<P, ForwardProblem>) add(&params_.schedule);
+  if constexpr (requires { params_.mask; }) add(&params_.mask);
+  std::sort(changing.begin(), changing.begin() + count);
+  static_assert(sizeof params_.workspace_size == sizeof(void*));  // all are of one size
+  uint16_t begin = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (begin < changing[i]) compared_[compared_count_++] = {begin, changing[i]};
+    begin = static_cast<uint16_t>(changing[i] + sizeof(void*));
+  }
+  if (begin < sizeof params_) compared_[compared_count_++] = {begin, sizeof params_};
+}
+
+// Two calls mostly differ in nothing else: a comparison of all other bytes then takes the place of
+// one a field. Where bytes differ that mean nothing, check_same_call() has the answer.
 template <AnyProblem P>
 bool KeptPlan<P>::differs_in_addresses_alone(const Params& given) const {
-  Params planned = params_;
-  const auto take = [&](auto member) { planned.*member = given.*member; };
-  const auto take_address = [&](const char*, auto member, const auto&) -> Status {
-    (planned.*member).data = (given.*member).data;
-    return {};
-  };
-  if (!visit_given(problem_, take_address).ok()) return false;
-  take(&Params::stream);
-  take(&Params::workspace);
-  take(&Params::workspace_size);
-  if constexpr (std::same_as<P, ForwardProblem>) take(&Params::schedule);
-  if constexpr (requires { given.mask; }) take(&Params::mask);
-  const auto* const bytes = reinterpret_cast<const unsigned char*>(&planned);
-  return std::equal(bytes, bytes + sizeof planned, reinterpret_cast<const unsigned char*>(&given));
+  const auto* const planned = reinterpret_cast<const char*>(&params_);
+  const auto* const now = reinterpret_cast<const char*>(&given);
+  return std::all_of(compared_.begin(), compared_.begin() + compared_count_, [&](Bytes bytes) {
+    return std::memcmp(planned + bytes.begin, now + bytes.begin, bytes.end - bytes.begin) == 0;
+  });
 }
 
 template <AnyProblem P>

@@ -13,10 +13,12 @@ struct MaskRule {
   constexpr bool is_none() const { return window_left < 0 && window_right < 0 && chunk == 0; }
 
   // Row i's diagonal, i', is i plus this.
-  constexpr Index shift(Index seq_q, Index seq_k) const { return top_left ? 0 : seq_k - seq_q; }
+  FLASH3_HOST_DEVICE constexpr Index shift(Index seq_q, Index seq_k) const {
+    return top_left ? 0 : seq_k - seq_q;
+  }
 
   // The windows around the diagonal that is row i, column i + shift.
-  constexpr BandOf<Index> band(Index shift) const {
+  FLASH3_HOST_DEVICE constexpr BandOf<Index> band(Index shift) const {
     BandOf<Index> band;
     if (window_left >= 0 && window_left < band.kUnbounded && shift - window_left > band.lo)
       band.lo = shift - window_left;

@@ -44,7 +44,10 @@ struct MaskProblem {
 struct MaskLists {
   bool given = false;
   MaskShape shape;
+  MaskRule rule;  // the band that it was made with
   const void* data = nullptr;
+  size_t size = 0;   // of the memory
+  uint64_t key = 0;  // what the caller's mask says it is
 
   MaskMemory memory() const { return MaskMemory::of(shape, const_cast<void*>(data)); }
 };

@@ -8,7 +8,7 @@
 namespace flash3::cuda {
 
 struct ByBlocks {
-  static constexpr int kMostRanges = 1, kThreads = 256, kMostBlocks = 4096;
+  static constexpr int kMostRanges = 1, kThreads = 256, kMostBlocks = 2048;
   static constexpr bool kNeedsBits = true;
   static constexpr int kMostGroups = kMaskBlock / 8;  // rows of caller's blocks in a block
   static constexpr int kMostOctets = 8192;            // words of 16 bits

@@ -9,7 +9,7 @@ namespace flash3::cuda {
 
 struct ByDense {
   // Blocks of queries are few where they are large: each has many loads under way.
-  static constexpr int kMostRanges = 1, kThreads = 512, kMostBlocks = 2048;
+  static constexpr int kMostRanges = 1, kThreads = 512, kMostBlocks = 1024;
   static constexpr bool kNeedsBits = true;
   using Ranges = RowRanges<kMostRanges>;
   struct Shared {

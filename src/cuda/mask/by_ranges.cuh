@@ -9,7 +9,7 @@ namespace flash3::cuda {
 // The union of ranges. Where there is one, no block needs bits.
 template <int kMost>
 struct OfRanges {
-  static constexpr int kMostRanges = kMost, kThreads = 256, kMostBlocks = 4096;
+  static constexpr int kMostRanges = kMost, kThreads = 256, kMostBlocks = 2048;
   static constexpr bool kNeedsBits = kMost > 1;
   using Ranges = RowRanges<kMost>;
 

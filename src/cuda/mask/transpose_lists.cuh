@@ -32,7 +32,7 @@ __device__ __forceinline__ bool find_block(const MaskMemory& memory, const MaskL
 }
 
 struct ListTransposer {
-  static constexpr int kThreads = kTransposeThreads, kMostBlocks = 4096;
+  static constexpr int kThreads = kTransposeThreads, kMostBlocks = 2048;
   static constexpr int kNotSeen = 3;
 
   struct Shared {

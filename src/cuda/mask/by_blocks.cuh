@@ -51,11 +51,11 @@ struct ByBlocks {
     __syncthreads();
   }
 
-  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock&,
-                                             long long seq_k, int block, KeyBits (&seen)[4]) const {
+  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock&, int block,
+                                             KeyBits (&seen)[4]) const {
     const int first_key = block * kMaskBlock, lane = threadIdx.x % 32;
     const bool listed = lane < groups && octets(lane, block) != 0;
-    if (!__any_sync(~0u, listed)) return Seen::nothing();
+    if (!__any_sync(~0u, listed)) return Seen{kNotSeen};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = row_of_lane(lane, i);
@@ -65,7 +65,7 @@ struct ByBlocks {
       seen[i] = KeyBits::of_octets(octets(group, block));
       seen[i].keep(ranges.bits(0, row, first_key));
     }
-    return kind_of(ranges, of, seq_k, first_key, 1, seen);
+    return kind_of(ranges, of, first_key, 1, seen);
   }
 
  private:

@@ -26,11 +26,11 @@ struct ByDense {
   __device__ __forceinline__ int most_blocks() const { return kMostBlocks; }
   __device__ __forceinline__ void prepare(int, int) const {}
 
-  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock&,
-                                             long long seq_k, int block, KeyBits (&seen)[4]) const {
+  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock&, int block,
+                                             KeyBits (&seen)[4]) const {
     const int first_key = block * kMaskBlock;
     __syncwarp();  // the rows of the last block have been read
-    if (p.in_vectors && seq_k - first_key >= kMaskBlock)
+    if (p.in_vectors && p.memory.shape.seq_k - first_key >= kMaskBlock)
       read_vectors(first_key);
     else
       read_bytes(first_key);
@@ -43,7 +43,7 @@ struct ByDense {
       seen[i] = rows[row];
       seen[i].keep(ranges.bits(0, row, first_key));
     }
-    return kind_of(ranges, of, seq_k, first_key, 1, seen);
+    return kind_of(ranges, of, first_key, 1, seen);
   }
 
  private:

@@ -88,8 +88,8 @@ struct ByDocuments : OfRanges<1> {
   __device__ __forceinline__ int most_blocks() const { return kMostBlocks; }
   __device__ __forceinline__ void prepare(int, int) const {}
   __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock& rows,
-                                             long long seq_k, int block, KeyBits (&seen)[4]) const {
-    return look(ranges, rows, seq_k, block * kMaskBlock, seen);
+                                             int block, KeyBits (&seen)[4]) const {
+    return look(ranges, rows, block * kMaskBlock, seen);
   }
 
  private:

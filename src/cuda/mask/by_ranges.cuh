@@ -14,27 +14,29 @@ struct OfRanges {
   using Ranges = RowRanges<kMost>;
 
   __device__ __forceinline__ static Seen look(const Ranges& ranges, const QueryBlock& of,
-                                              long long seq_k, int first_key, KeyBits (&seen)[4]) {
+                                              int first_key, KeyBits (&seen)[4]) {
+    for (int r = 0; r < ranges.count; ++r)
+      if (ranges.covers(r, first_key)) return Seen{kMaskFull};
     if constexpr (kMost == 1) {
-      return look_at_one(ranges, of, seq_k, first_key);
+      return look_at_one(ranges, of, first_key);
     } else {
       unsigned reached = 0;
       for (int r = 0; r < ranges.count; ++r) reached |= unsigned(ranges.reaches(r, first_key)) << r;
-      if (reached == 0) return Seen::nothing();
+      if (reached == 0) return Seen{kNotSeen};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         seen[i] = {};
         for (unsigned left = reached; left != 0; left &= left - 1)
           seen[i].add(ranges.bits(__ffs(left) - 1, row_of_lane(threadIdx.x % 32, i), first_key));
       }
-      return kind_of(ranges, of, seq_k, first_key, reached, seen);
+      return kind_of(ranges, of, first_key, reached, seen);
     }
   }
 
  private:
   __device__ __forceinline__ static Seen look_at_one(const Ranges& ranges, const QueryBlock& of,
-                                                     long long seq_k, int first_key) {
-    bool any = false, full = seq_k - first_key >= kMaskBlock;
+                                                     int first_key) {
+    bool any = false, full = true;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;
@@ -42,8 +44,8 @@ struct OfRanges {
       any |= own.end > first_key && own.begin - first_key < kMaskBlock && own.begin < own.end;
       full &= row >= of.rows || (own.begin <= first_key && own.end - first_key >= kMaskBlock);
     }
-    if (!__any_sync(~0u, any)) return Seen::nothing();
-    return Seen::of(__all_sync(~0u, full) ? kMaskFull : kMaskRange);
+    if (!__any_sync(~0u, any)) return Seen{kNotSeen};
+    return Seen{__all_sync(~0u, full) ? kMaskFull : kMaskRange};
   }
 };
 
@@ -54,9 +56,9 @@ struct ByBand : OfRanges<1> {
   __device__ __forceinline__ MaskRange range(int, int) const { return {0, kMostInt}; }
   __device__ __forceinline__ int most_blocks() const { return kMostBlocks; }
   __device__ __forceinline__ void prepare(int, int) const {}
-  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock& of,
-                                             long long seq_k, int block, KeyBits (&seen)[4]) const {
-    return look(ranges, of, seq_k, block * kMaskBlock, seen);
+  __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock& of, int block,
+                                             KeyBits (&seen)[4]) const {
+    return look(ranges, of, block * kMaskBlock, seen);
   }
 };
 
@@ -78,8 +80,8 @@ struct ByRanges : OfRanges<kMost> {
   __device__ __forceinline__ int most_blocks() const { return this->kMostBlocks; }
   __device__ __forceinline__ void prepare(int, int) const {}
   __device__ __forceinline__ Seen operator()(const Ranges& ranges, const QueryBlock& rows,
-                                             long long seq_k, int block, KeyBits (&seen)[4]) const {
-    return this->look(ranges, rows, seq_k, block * kMaskBlock, seen);
+                                             int block, KeyBits (&seen)[4]) const {
+    return this->look(ranges, rows, block * kMaskBlock, seen);
   }
 };
 

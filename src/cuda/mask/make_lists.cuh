@@ -5,7 +5,6 @@
 
 #include "cuda/device/ptx/sync.cuh"
 #include "cuda/mask/query_block.cuh"
-#include "cuda/mask/threads_before.cuh"
 
 namespace flash3::cuda {
 
@@ -53,13 +52,10 @@ struct ListMaker {
   struct Shared {
     typename Source::Ranges ranges;
     typename Source::Shared source;
-    MaskBlock blocks[Source::kMostBlocks];  // those looked at; kind kNotSeen: not listed
+    KeptBlocks<kThreads, Source::kMostBlocks> kept;
     int found;
     unsigned begin;
-    ThreadsBefore<kThreads> before;
   };
-  static constexpr int kNotSeen = 3;
-
   const MaskParams& p;
   Shared& shared;
 
@@ -71,31 +67,14 @@ struct ListMaker {
     int found = 0;
     for (int i = threadIdx.x / 32; i < count; i += kWarps) {
       KeyBits rows[4];
-      const Seen seen = source(shared.ranges, of, p.memory.shape.seq_k, first + i, rows);
-      MaskBlock block{(first + i) << 2 | kNotSeen, 0};
-      if (seen.kind_and_range != Seen::kNothing) {
-        ++found;
-        const auto kind = MaskKind(seen.kind_and_range & 3);
-        block = MaskBlock::make(first + i, kind, seen.kind_and_range >> 2);
-        if constexpr (Source::kNeedsBits)
-          if (kind == kMaskBits && writes) block.data = write_bits(p.memory, rows);
-      }
-      if (threadIdx.x % 32 == 0) shared.blocks[i] = block;
+      const Seen seen = source(shared.ranges, of, first + i, rows);
+      found += seen.kind != kNotSeen;
+      int data = seen.range;
+      if constexpr (Source::kNeedsBits)
+        if (seen.kind == kMaskBits && writes) data = write_bits(p.memory, rows);
+      if (threadIdx.x % 32 == 0) shared.kept.keep(i, first + i, seen.kind, data);
     }
     return found;
-  }
-
-  // Writes the listed ones of those that were looked at; where the next ones go.
-  __device__ __forceinline__ MaskBlock* write(int count, MaskBlock* to) const {
-    for (int first = 0; first < count; first += kThreads) {
-      const int i = first + threadIdx.x;
-      const bool listed = i < count && int(shared.blocks[i].kind()) != kNotSeen;
-      int all = 0;
-      const int before = shared.before.count(listed, &all);
-      if (listed) to[before] = shared.blocks[i];
-      to += all;
-    }
-    return to;
   }
 
   __device__ __forceinline__ void make(long long list) const {
@@ -135,7 +114,7 @@ struct ListMaker {
         look(source, of, at, count, true);
         __syncthreads();
       }
-      to = write(count, to);
+      to = shared.kept.write(count, to);
     }
   }
 };
@@ -146,11 +125,7 @@ __global__ void __launch_bounds__(Source::kThreads)
   __shared__ typename ListMaker<Source>::Shared shared;
   wait_for_previous_kernel();
   launch_dependents();
-  const ListMaker<Source> maker{p, shared};
-  for (long long list = blockIdx.x; list < p.memory.shape.lists(); list += gridDim.x) {
-    __syncthreads();  // nothing of the last list is read any more
-    maker.make(list);
-  }
+  ListMaker<Source>{p, shared}.make(blockIdx.x);
 }
 
 }  // namespace flash3::cuda

@@ -16,7 +16,6 @@ namespace flash3::cuda {
 namespace {
 
 constexpr int kBeginThreads = 256;
-constexpr long long kMostGrid = 1 << 20;  // blocks; lists beyond them are made in turns
 
 // Clears the counts and, of documents, notes where runs begin: a warp a block of keys.
 __global__ void __launch_bounds__(kBeginThreads)
@@ -32,12 +31,16 @@ __global__ void __launch_bounds__(kBeginThreads)
     note_runs(p, int(i / k_blocks), i % k_blocks);
 }
 
+// A block a list of queries: as many as a grid has would take terabytes. Lists of keys and what
+// else takes less is done in turns.
+constexpr long long kMostInTurns = 1 << 20;
+
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), long long blocks, int threads, void* stream,
               const char* what, const Arguments&... arguments) {
   if (blocks == 0) return {};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(std::min(blocks, kMostGrid)));
+  launch.gridDim = dim3(unsigned(blocks));
   launch.blockDim = dim3(unsigned(threads));
   launch.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute overlap = programmatic_launch();
@@ -89,12 +92,13 @@ Status launch_make_mask(const MaskProblem& problem) {
 
   const bool documents = problem.source == MaskSource::kDocuments;
   const long long key_lists = problem.shape.key_lists();
-  const long long blocks = documents ? std::max(1ll, ceil_div(key_lists, kBeginThreads / 32)) : 1;
+  const long long blocks =
+      documents ? std::clamp(ceil_div(key_lists, kBeginThreads / 32), 1ll, kMostInTurns) : 1;
   FLASH3_CHECK(launch(begin_kernel, blocks, kBeginThreads, problem.stream,
                       "launching the kernel that begins a mask", params, documents));
   FLASH3_CHECK(launch_lists(problem.source, params, problem.stream));
-  return launch(transpose_kernel, key_lists, kTransposeThreads, problem.stream,
-                "launching the kernel that transposes a mask's lists", params);
+  return launch(transpose_kernel, std::min(key_lists, kMostInTurns), kTransposeThreads,
+                problem.stream, "launching the kernel that transposes a mask's lists", params);
 }
 
 Status read_mask_counts(const MaskShape& shape, const void* data, void* stream,

@@ -2,6 +2,7 @@
 // A block of queries as a thread block sees it: which range of keys each query can see.
 #pragma once
 
+#include "cuda/mask/kept_blocks.cuh"
 #include "cuda/mask/key_bits.hpp"
 #include "cuda/mask/mask_params.h"
 
@@ -24,15 +25,10 @@ struct QueryBlock {
   }
 };
 
-// What is seen of a block of keys, as a warp finds it: the kind and the range, or that nothing is.
+// What is seen of a block of keys, as a warp finds it.
 struct Seen {
-  int kind_and_range;  // range · 4 + kind, or kNothing
-
-  static constexpr int kNothing = -1;
-  __device__ __forceinline__ static Seen nothing() { return {kNothing}; }
-  __device__ __forceinline__ static Seen of(MaskKind kind, int range = 0) {
-    return {range << 2 | kind};
-  }
+  int kind;  // or kNotSeen
+  int range = 0;
 };
 
 // What the queries of a block can see, in shared memory.
@@ -40,6 +36,7 @@ template <int kMostRanges>
 struct RowRanges {
   MaskRange rows[kMostRanges][kMaskBlock];
   int begin[kMostRanges], end[kMostRanges];  // of all rows; begin ≥ end: no row sees any key
+  int last_begin[kMostRanges], first_end[kMostRanges];  // each row sees the keys between them
   int count;
 
   // Keys [begin, end), so that all that is seen lies among them.
@@ -50,6 +47,9 @@ struct RowRanges {
   }
   __device__ __forceinline__ bool reaches(int r, int first_key) const {
     return end[r] > first_key && begin[r] - first_key < kMaskBlock;
+  }
+  __device__ __forceinline__ bool covers(int r, int first_key) const {
+    return last_begin[r] <= first_key && first_end[r] - first_key >= kMaskBlock;
   }
   __device__ __forceinline__ KeyBits bits(int r, int row, int first_key) const {
     const MaskRange seen = rows[r][row];
@@ -65,7 +65,10 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
                                             const SourceRange& source_range) {
   const MaskShape& shape = p.memory.shape;
   const int count = int(shape.ranges);
-  if (threadIdx.x < kMostRanges) found.begin[threadIdx.x] = kMostInt, found.end[threadIdx.x] = 0;
+  if (threadIdx.x < kMostRanges) {
+    found.begin[threadIdx.x] = found.first_end[threadIdx.x] = kMostInt;
+    found.end[threadIdx.x] = found.last_begin[threadIdx.x] = 0;
+  }
   if (threadIdx.x == 0) found.count = count;
   __syncthreads();
   const Mask band = Mask::make(shape.seq_q, shape.seq_k, p.rule);
@@ -81,10 +84,14 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
     }
     found.rows[r][row] = seen;
     *p.memory.range(r, of.batch, of.head, query) = seen;
-    const bool sees = seen.begin < seen.end;
-    const int begin = __reduce_min_sync(~0u, sees ? seen.begin : kMostInt),
-              end = __reduce_max_sync(~0u, seen.end);
-    if (threadIdx.x % 32 == 0) atomicMin(&found.begin[r], begin), atomicMax(&found.end[r], end);
+    const bool sees = seen.begin < seen.end, is_row = row < of.rows;
+    const int first = sees ? seen.begin : kMostInt;
+    const int begin = __reduce_min_sync(~0u, first), end = __reduce_max_sync(~0u, seen.end),
+              last_begin = __reduce_max_sync(~0u, is_row ? first : 0),
+              first_end = __reduce_min_sync(~0u, is_row ? seen.end : kMostInt);
+    if (threadIdx.x % 32 != 0) continue;
+    atomicMin(&found.begin[r], begin), atomicMax(&found.end[r], end);
+    atomicMax(&found.last_begin[r], last_begin), atomicMin(&found.first_end[r], first_end);
   }
   __syncthreads();
 }
@@ -93,9 +100,8 @@ __device__ __forceinline__ void find_ranges(const MaskParams& p, const QueryBloc
 // sees. In `reached` is a bit for each range that reaches into the block.
 template <int kMostRanges>
 __device__ __forceinline__ Seen kind_of(const RowRanges<kMostRanges>& ranges, const QueryBlock& of,
-                                        long long seq_k, int first_key, unsigned reached,
-                                        const KeyBits (&seen)[4]) {
-  bool any = false, full = seq_k - first_key >= kMaskBlock;
+                                        int first_key, unsigned reached, const KeyBits (&seen)[4]) {
+  bool any = false, full = true;
   unsigned same = reached;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -108,10 +114,10 @@ __device__ __forceinline__ Seen kind_of(const RowRanges<kMostRanges>& ranges, co
       if (!(ranges.bits(r, row, first_key) == seen[i])) same &= ~(1u << r);
     }
   }
-  if (!__any_sync(~0u, any)) return Seen::nothing();
-  if (__all_sync(~0u, full)) return Seen::of(kMaskFull);
+  if (!__any_sync(~0u, any)) return Seen{kNotSeen};
+  if (__all_sync(~0u, full)) return Seen{kMaskFull};
   same = __reduce_and_sync(~0u, same);
-  return same != 0 ? Seen::of(kMaskRange, __ffs(same) - 1) : Seen::of(kMaskBits);
+  return same != 0 ? Seen{kMaskRange, __ffs(int(same)) - 1} : Seen{kMaskBits};
 }
 
 }  // namespace flash3::cuda

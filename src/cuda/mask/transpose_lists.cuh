@@ -4,8 +4,8 @@
 #pragma once
 
 #include "cuda/device/ptx/sync.cuh"
+#include "cuda/mask/kept_blocks.cuh"
 #include "cuda/mask/mask_params.h"
-#include "cuda/mask/threads_before.cuh"
 
 namespace flash3::cuda {
 
@@ -33,12 +33,10 @@ __device__ __forceinline__ bool find_block(const MaskMemory& memory, const MaskL
 
 struct ListTransposer {
   static constexpr int kThreads = kTransposeThreads, kMostBlocks = 2048;
-  static constexpr int kNotSeen = 3;
 
   struct Shared {
-    MaskBlock blocks[kMostBlocks];  // of queries, those looked at; kind kNotSeen: not listed
+    KeptBlocks<kThreads, kMostBlocks> kept;  // of queries
     int found, begin;
-    ThreadsBefore<kThreads> before;
   };
 
   const MaskMemory& memory;
@@ -51,21 +49,9 @@ struct ListTransposer {
       MaskBlock of{};
       const bool sees = find_block(memory, *memory.list(batch, head, first + i), block, &of);
       found += sees;
-      shared.blocks[i] = {(first + i) << 2 | (sees ? int(of.kind()) : kNotSeen), of.data};
+      shared.kept.keep(i, first + i, sees ? int(of.kind()) : kNotSeen, of.data);
     }
     return found;
-  }
-
-  __device__ __forceinline__ MaskBlock* write(int count, MaskBlock* to) const {
-    for (int first = 0; first < count; first += kThreads) {
-      const int i = first + threadIdx.x;
-      const bool listed = i < count && int(shared.blocks[i].kind()) != kNotSeen;
-      int all = 0;
-      const int before = shared.before.count(listed, &all);
-      if (listed) to[before] = shared.blocks[i];
-      to += all;
-    }
-    return to;
   }
 
   __device__ __forceinline__ void make(long long list) const {
@@ -97,7 +83,7 @@ struct ListTransposer {
         look(batch, head, block, at, count);
         __syncthreads();
       }
-      to = write(count, to);
+      to = shared.kept.write(count, to);
     }
   }
 };

@@ -204,6 +204,24 @@ TEST_F(MakeMask, WithoutRoomIsEmpty) {
   }
 }
 
+// 2^32 blocks, which would count as none.
+TEST_F(MakeMask, CountsNoFurtherThanAnInt) {
+  MaskShape shape{1, 1, int64_t{1} << 24, int64_t{1} << 22, 1};
+  ASSERT_EQ(shape.all_blocks(), int64_t{1} << 32);
+  shape.blocks = 40000;  // the first list has room
+  const Made made = make_problem(MaskInput({}, 1), shape);
+  ASSERT_TRUE(cuda::launch_make_mask(made.problem).ok());
+  MaskCounts counts{};
+  ASSERT_TRUE(cuda::read_mask_counts(shape, made.problem.data, made.problem.stream, &counts).ok());
+  EXPECT_EQ(counts.blocks, std::numeric_limits<int>::max());
+  EXPECT_EQ(counts.key_blocks, std::numeric_limits<int>::max());
+  EXPECT_EQ(counts.overflow, 1);
+  std::vector<MaskList> lists(size_t(shape.lists()), MaskList{1, 1});
+  memory_->copy_out(lists.data(), MaskMemory::of(shape, made.problem.data).lists,
+                    lists.size() * sizeof(MaskList));
+  EXPECT_TRUE(std::all_of(lists.begin(), lists.end(), [](MaskList l) { return l.count == 0; }));
+}
+
 // A graph makes the mask anew from what its source holds by then.
 TEST_F(MakeMask, CanBeCaptured) {
   for (MaskSource source : {MaskSource::kDocuments, MaskSource::kDense, MaskSource::kBlocks}) {

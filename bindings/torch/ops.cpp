@@ -91,6 +91,7 @@ void backward_out(StableIValue* stack, uint64_t, uint64_t) {
 
 FLASH3_TORCH_LIBRARY(FLASH3_TORCH_NAME, m) {
   for (const char* schema : flash3_torch::kSchemas) m.def(schema);
+  m.def("mask_used(Tensor mask, int[] mask_fields) -> (int, int)");
 }
 
 namespace {
@@ -110,6 +111,8 @@ void add_kernels(auto& library) {
   library.impl("kv_cache_schedule_out", flash3_torch::kv_cache_schedule_out);
   library.impl("merge", flash3_torch::merge);
   library.impl("merge_out", flash3_torch::merge_out);
+  library.impl("mask_make", flash3_torch::mask_make);
+  library.impl("mask_used", flash3_torch::mask_used);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "flash3/flash3.h"
+#include "flash3/mask.h"
 
 namespace flash3 {
 

@@ -170,4 +170,35 @@ struct FieldsOf<flash3_merge_params> {
   static constexpr size_t kListed = 11;  // those that calls.py places
 };
 
+template <>
+struct FieldsOf<flash3_mask_params> {
+  using Params = flash3_mask_params;
+  static constexpr ParamField kFields[] = {
+    FLASH3_FIELD(struct_size, .is_context = true),
+    FLASH3_FIELD(batch),
+    FLASH3_FIELD(heads_q),
+    FLASH3_FIELD(seq_q),
+    FLASH3_FIELD(seq_k),
+    FLASH3_FIELD(causal, .is_flag = true),
+    FLASH3_FIELD(window, .is_flag = true),
+    FLASH3_FIELD(window_left),
+    FLASH3_FIELD(window_right),
+    FLASH3_FIELD(chunk),
+    FLASH3_FIELD(mask_alignment, .words = "bottom_right top_left"),
+    FLASH3_FIELD(ranges, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(documents, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(dense, .dtype = FLASH3_UINT8),
+    FLASH3_FIELD(block_counts, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(block_indices, .dtype = FLASH3_INT32),
+    FLASH3_FIELD(block_rows),
+    FLASH3_FIELD(block_keys),
+    FLASH3_FIELD(max_blocks),
+    FLASH3_FIELD(max_partial_blocks),
+    FLASH3_FIELD(backend, .words = "auto hopper cpu"),
+    FLASH3_FIELD(num_threads),
+    FLASH3_FIELD(stream, .is_context = true),
+  };
+  static constexpr size_t kListed = 23;  // those that calls.py places
+};
+
 }  // namespace flash3

@@ -23,10 +23,11 @@ inline constexpr int kMaskBlock = 128;     // queries, and keys, of a block
 inline constexpr int kMostMaskRanges = 8;  // of a query
 inline constexpr int kMaskWords = kMaskBlock * kMaskBlock / 32;
 
-// How the pairs of a block are told.
+// How the pairs of a block are told. Those outside of the sequences, where blocks reach past their
+// ends, do not count: no range nor bit shows them.
 enum MaskKind : int {
   kMaskFull = 0,   // all are seen, by the queries that exist; no key lies past the end
-  kMaskRange = 1,  // query i sees the keys of range `data`, of its block's, in this block
+  kMaskRange = 1,  // query i sees the keys of its range `data`, in this block: the first that tells
   kMaskBits = 2    // by the words of slot `data`
 };
 
@@ -45,7 +46,8 @@ struct alignas(8) MaskList {
   int begin, count;  // in the blocks of its direction
 };
 
-// Keys [begin, end) of a query, inside its sequence; begin ≥ end: none.
+// Keys [begin, end) of a query, inside its sequence; begin ≥ end: none. What the band and the
+// source's range or document let it see; of a source that has no ranges the band alone, as range 0.
 struct alignas(8) MaskRange {
   int begin, end;
 };

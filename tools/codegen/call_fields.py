@@ -199,12 +199,13 @@ CPP_ABOUT = {
                              "/// lse, and every option of the mask, are those of the forward call."),
     "quantize": ("Quantize", "The arguments of a call that brings q, k and v to FP8; of each that is set, its _out and _scale\n/// are too."),
     "merge": ("Merge", "The arguments of a merge of parts."),
+    "mask": ("MaskArguments", "What a mask is made from; unset optionals take the default in mask.h."),
 }
 
 
 def cpp_structs(headers):
     lines = [f"// {NOTICE}", "/// @file", "/// The arguments of each call. A part of flash3.hpp, which includes it.",
-             "#pragma once", "", "#include <cstddef>", "#include <cstdint>", "#include <optional>", "", '#include "flash3/flash3.h"',
+             "#pragma once", "", "#include <cstddef>", "#include <cstdint>", "#include <optional>", "", '#include "flash3/flash3.h"', '#include "flash3/mask.h"',
              '#include "flash3/tensors.hpp"', "", "namespace flash3 {", ""]
     for call in calls.CALLS:
         name, about = CPP_ABOUT[call]

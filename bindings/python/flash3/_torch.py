@@ -122,7 +122,7 @@ def _names(operator):
     return tuple(a.name for a in operator._schema.arguments)
 
 
-_TENSORS = frozenset(TENSORS["forward"])
+_TENSORS = frozenset((*TENSORS["forward"], "mask"))
 _OF_FORWARD, _OF_INFERENCE, _OF_BACKWARD = _names(_forward), frozenset(_names(_inference)), frozenset(_names(_backward))
 
 

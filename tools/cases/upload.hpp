@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,15 +70,15 @@ class Upload {
   mutable std::shared_ptr<void> pristine_;
 };
 
-using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
-using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
+using NamedTensors = std::vector<std::pair<std::string_view, const GuardedTensor*>>;
+using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
 
 class ExtraUploads {
  public:
   ExtraUploads(Memory& memory, const ExtraTensors& host) {
     ExtraTensors::visit(
         [&](const ParamField& field, const GuardedTensor& tensor) {
-          parts_.push_back({field.name.data(), field.is_written, Upload(memory, tensor)});
+          parts_.push_back({field.name, field.is_written, Upload(memory, tensor)});
         },
         host);
   }
@@ -103,7 +104,7 @@ class ExtraUploads {
 
  private:
   struct Part {
-    const char* name;
+    std::string_view name;
     bool is_written;
     Upload upload;
   };
@@ -113,11 +114,11 @@ class ExtraUploads {
 // The outputs of a call: where they lie, and on the host as the first run has left them.
 class Outputs {
  public:
-  void add(const char* name, Upload& upload) {
+  void add(std::string_view name, Upload& upload) {
     parts_.push_back({name, &upload, clone(upload.host())});
   }
   void add(ExtraUploads& extra) {
-    extra.visit_outputs([&](const char* name, Upload& upload) { add(name, upload); });
+    extra.visit_outputs([&](std::string_view name, Upload& upload) { add(name, upload); });
   }
 
   void restore() {
@@ -142,7 +143,7 @@ class Outputs {
 
  private:
   struct Part {
-    const char* name;
+    std::string_view name;
     Upload* upload;
     GuardedTensor got;
   };

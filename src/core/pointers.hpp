@@ -45,10 +45,11 @@ Status visit_added(P& p, const Visit& visit) {
   using Fields = FieldsOf<typename ParamsOf<P>::type>;
   Status status;
   if constexpr (requires { Fields::visit_added_tensors(p, visit); })
-    Fields::visit_added_tensors(p, [&](const ParamField& field, auto member, auto& pointer) {
-      status = visit(field.name.data(), member, pointer, field.is_written ? kWrite : kRead);
-      return status.ok();
-    });
+    Fields::visit_added_tensors(
+        p, [&](const char* name, auto member, auto& pointer, bool is_written) {
+          status = visit(name, member, pointer, is_written ? kWrite : kRead);
+          return status.ok();
+        });
   return status;
 }
 

@@ -55,7 +55,7 @@ class Added(unittest.TestCase):
         self.assertEqual(text.count('FLASH3_FIELD(side, .words = "left far_right")'), 2)
         self.assertEqual(text.count("FLASH3_FIELD(plain, .is_flag = true)"), 2)
         self.assertEqual(text.count('FLASH3_FIELD(slopes, .dtype = FLASH3_FLOAT32, .shapes = "heads")'), 2)
-        self.assertEqual(text.count("], &Params::slopes, problem.slopes.data)"), 2)
+        self.assertEqual(text.count('visit("slopes", &Params::slopes, problem.slopes.data, false)'), 2)
 
     def test_schemas(self):
         added = ", int side=0, bool plain=False, Tensor? slopes=None)"

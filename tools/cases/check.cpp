@@ -339,12 +339,11 @@ TensorCheck check_added(const Case& c, const char* name, const flash3_tensor& go
 }  // namespace
 
 void check_forward(const Case& c,
-                   const std::vector<std::pair<const char*, const GuardedTensor*>>& got,
+                   const std::vector<std::pair<std::string_view, const GuardedTensor*>>& got,
                    const ExpectedForward& expected, CheckResult* result) {
   const std::vector<RowRule> rules = output_rules(c, make_sequences(c));
   const ExtraViews naive = expected.naive_extra.views();
-  for (const auto& [field, tensor] : got) {
-    const std::string_view name = field;
+  for (const auto& [name, tensor] : got) {
     TensorCheck check;
     if (name == "out") {
       check = result->out =
@@ -352,12 +351,13 @@ void check_forward(const Case& c,
     } else if (name != "lse") {
       flash3_tensor of_naive{};
       ExtraViews::visit(
-          [&](const ParamField& each, const flash3_tensor& view) {
-            if (each.name == name) of_naive = view;
+          [&, field = name](const ParamField& each, const flash3_tensor& view) {
+            if (each.name == field) of_naive = view;
           },
           naive);
-      check = check_added(c, field, tensor->view, expected.ref, rules, of_naive);
-      result->added.emplace_back(field, check);
+      check =
+          check_added(c, std::string(name).c_str(), tensor->view, expected.ref, rules, of_naive);
+      result->added.emplace_back(name, check);
     } else if (c.want_lse) {
       check = result->lse =
           check_lse(c, tensor->view, expected.ref, rules, expected.naive_lse.view);

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,7 +45,7 @@ struct TensorCheck {
 
 struct CheckResult {
   TensorCheck out, lse;                                    // of a forward case
-  std::vector<std::pair<const char*, TensorCheck>> added;  // and what else its call writes, by name
+  std::vector<std::pair<std::string, TensorCheck>> added;  // and what else its call writes, by name
   TensorCheck dq, dk, dv, dsink;                           // of a backward case
   TensorCheck q, k, v;                                     // of what flash3_quantize makes
   std::string failure;  // the first thing that went wrong; "" if the case passed
@@ -76,7 +77,7 @@ struct ExpectedForward {
 
 // The checks of all that a forward call has written: `got` names each tensor by its field.
 void check_forward(const Case& c,
-                   const std::vector<std::pair<const char*, const GuardedTensor*>>& got,
+                   const std::vector<std::pair<std::string_view, const GuardedTensor*>>& got,
                    const ExpectedForward& expected, CheckResult* result);
 
 // The check of a case, in FP8 or not. naive: where needs_naive(c).

@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,7 @@ class Upload {
   mutable std::shared_ptr<void> pristine_;
 };
 
+<<<<<<< HEAD
 // A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
 // 1, 1, n/2] of 16-bit elements says the same.
 inline GuardedTensor make_workspace(size_t bytes) {
@@ -121,13 +123,17 @@ class MaskUpload {
 
 using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
 using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
+=======
+using NamedTensors = std::vector<std::pair<std::string_view, const GuardedTensor*>>;
+using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
+>>>>>>> main
 
 class ExtraUploads {
  public:
   ExtraUploads(Memory& memory, const Case& c, const ExtraTensors& host) {
     ExtraTensors::visit(
         [&](const ParamField& field, const GuardedTensor& tensor) {
-          parts_.push_back({field.name.data(), field.is_written, Upload(memory, tensor)});
+          parts_.push_back({field.name, field.is_written, Upload(memory, tensor)});
         },
         host);
     if (host.mask) mask_.emplace(memory, c, host.mask);
@@ -158,7 +164,7 @@ class ExtraUploads {
 
  private:
   struct Part {
-    const char* name;
+    std::string_view name;
     bool is_written;
     Upload upload;
   };
@@ -169,11 +175,11 @@ class ExtraUploads {
 // The outputs of a call: where they lie, and on the host as the first run has left them.
 class Outputs {
  public:
-  void add(const char* name, Upload& upload) {
+  void add(std::string_view name, Upload& upload) {
     parts_.push_back({name, &upload, clone(upload.host())});
   }
   void add(ExtraUploads& extra) {
-    extra.visit_outputs([&](const char* name, Upload& upload) { add(name, upload); });
+    extra.visit_outputs([&](std::string_view name, Upload& upload) { add(name, upload); });
   }
 
   void restore() {
@@ -198,7 +204,7 @@ class Outputs {
 
  private:
   struct Part {
-    const char* name;
+    std::string_view name;
     Upload* upload;
     GuardedTensor got;
   };

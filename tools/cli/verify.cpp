@@ -90,7 +90,7 @@ std::string report(const Case& c, const CheckResult& v) {
   } else {
     line += part("out", v.out);
     if (c.want_lse) line += "  " + part("lse", v.lse);
-    for (const auto& [name, check] : v.added) line += "  " + part(name, check);
+    for (const auto& [name, check] : v.added) line += "  " + part(name.c_str(), check);
   }
   return line + " of its bound";
 }

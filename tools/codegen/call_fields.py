@@ -171,11 +171,11 @@ def field_table(headers):
 
 def added_tensors(fields, listed):
     """The visitor of the tensors after those that calls.py places."""
-    tensors = [(i, f) for i, f in enumerate(fields) if i >= listed and f.kind == "tensor"]
+    tensors = [f for f in fields[listed:] if f.kind == "tensor"]
     if not tensors:
         return []
-    visits = [f"visit(kFields[{i}], &Params::{f.name}, problem.{f.name}.data)" for i, f in tensors]
-    return ["  // Calls visit(field, member, address) for each tensor after those, until one returns false; a problem has its",
+    visits = [f'visit("{f.name}", &Params::{f.name}, problem.{f.name}.data, {str(f.written).lower()})' for f in tensors]
+    return ["  // Calls visit(name, member, address, is_written) for each tensor after those, until one returns false; a problem has its",
             "  // address in the member of the same name.", "  template <class Problem, class Visit>",
             "  static bool visit_added_tensors(Problem& problem, const Visit& visit) {",
             "    return " + " &&\n           ".join(visits) + ";", "  }"]

@@ -73,7 +73,6 @@ class Upload {
   mutable std::shared_ptr<void> pristine_;
 };
 
-<<<<<<< HEAD
 // A workspace of so many bytes, filled with the pattern and guarded like a tensor of bytes; [1,
 // 1, 1, n/2] of 16-bit elements says the same.
 inline GuardedTensor make_workspace(size_t bytes) {
@@ -121,12 +120,8 @@ class MaskUpload {
   flash3_mask mask_{};
 };
 
-using NamedTensors = std::vector<std::pair<const char*, const GuardedTensor*>>;
-using NamedUploads = std::vector<std::pair<const char*, const Upload*>>;
-=======
 using NamedTensors = std::vector<std::pair<std::string_view, const GuardedTensor*>>;
 using NamedUploads = std::vector<std::pair<std::string_view, const Upload*>>;
->>>>>>> main
 
 class ExtraUploads {
  public:

@@ -2,8 +2,8 @@
 // What the kernels that make a mask are told. Host and device.
 #pragma once
 
-#include "core/mask.hpp"
 #include "core/mask_lists.hpp"
+#include "core/mask_rule.hpp"
 
 namespace flash3::cuda {
 

@@ -391,7 +391,9 @@ flash3_forward_params make_question(const Case& c) {
     return values.empty() ? flash3_tensor{}
                           : vector_view(FLASH3_INT32, static_cast<int64_t>(values.size()));
   };
-  ExtraViews extra{{}, index(s.q.cu), index(s.k.cu), index(s.q.used), index(s.k.used)};
+  ExtraViews extra;
+  extra.cu_seqlens_q = index(s.q.cu), extra.cu_seqlens_k = index(s.k.cu);
+  extra.seqused_q = index(s.q.used), extra.seqused_k = index(s.k.used);
   visit_added(c, s.q, &extra,
               [](const ParamField&, const flash3_tensor& view, auto& to) { to = view; });
   if (c.sink != Sink::kNone)

@@ -21,16 +21,38 @@ __device__ __forceinline__ MaskList read_list(const MaskList* list) {
   return {x.x, x.y};
 }
 
+// The list of a block's keys that a query head has, by the query tiles of its blocks of queries: of
+// the sequence's last block the second half may lie past the end.
+struct ListedTiles {
+  int begin, end;
+};
+template <class Traits>
+__device__ __forceinline__ ListedTiles listed_tiles(const BackwardParams& params,
+                                                    const KeyTile& work, int head) {
+  constexpr int kTiles = kQueryTilesOfBlock<Traits>;
+  const MaskList list =
+      read_list(params.mask.key_list(work.sequence.batch, head, work.key / kMaskBlock));
+  ListedTiles tiles{list.begin * kTiles, (list.begin + list.count) * kTiles};
+  if constexpr (kTiles > 1) {
+    const int all = params.schedule.query_tiles.tiles;
+    if (all % kTiles != 0 && list.count > 0) {
+      const int last = __ldg(&params.mask.key_blocks[list.begin + list.count - 1].block_and_kind);
+      if (last >> 2 == all / kTiles) tiles.end -= kTiles - all % kTiles;
+    }
+  }
+  return tiles;
+}
+
 // Query tiles that the block of this work walks over, of all heads. By a whole warp.
 template <class Traits>
 __device__ __forceinline__ int listed_steps(const BackwardParams& params, const KeyTile& work) {
-  int blocks = 0;
+  int steps = 0;
   for (int own = int(threadIdx.x % 32); own < params.heads_per_kv_head; own += 32) {
-    const int head = work.kv_head * params.heads_per_kv_head + own;
-    blocks +=
-        read_list(params.mask.key_list(work.sequence.batch, head, work.key / kMaskBlock)).count;
+    const ListedTiles tiles =
+        listed_tiles<Traits>(params, work, work.kv_head * params.heads_per_kv_head + own);
+    steps += tiles.end - tiles.begin;
   }
-  return __reduce_add_sync(~0u, blocks) * kQueryTilesOfBlock<Traits>;
+  return __reduce_add_sync(~0u, steps);
 }
 
 // A place in that walk.
@@ -51,10 +73,9 @@ struct ListedPlace : QueryPlace {
 
  private:
   __device__ __forceinline__ void open_list(const BackwardParams& params, const KeyTile& work) {
-    const MaskList list =
-        read_list(params.mask.key_list(work.sequence.batch, head, work.key / kMaskBlock));
-    n = list.begin * kQueryTilesOfBlock<Traits>;
-    end = n + list.count * kQueryTilesOfBlock<Traits>;
+    const ListedTiles tiles = listed_tiles<Traits>(params, work, head);
+    n = tiles.begin;
+    end = tiles.end;
   }
   __device__ __forceinline__ void find_tile(const BackwardParams& params, const KeyTile& work) {
     const int last_head = (work.kv_head + 1) * params.heads_per_kv_head - 1;

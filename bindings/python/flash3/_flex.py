@@ -111,6 +111,8 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     if return_lse and return_aux is not None:
         raise ValueError("return_lse = True and return_aux is given; they are two ways to say one thing")
     if (reason := _why_not(query, key, value, score_mod, kernel_options, return_aux)) is not None:
+        if block_mask is not None and not isinstance(block_mask, _torch_flex.BlockMask):
+            raise NotImplementedError(f"block_mask is a {type(block_mask).__name__}, which torch does not take, but this call is torch's: {reason}")
         if not torch.compiler.is_compiling():
             _say_once(reason)
         named = {} if return_aux is None else {"return_aux": return_aux}

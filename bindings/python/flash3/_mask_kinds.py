@@ -56,7 +56,7 @@ def _ids_of_lengths(lengths, seq, device):
     if seq is None:
         seq = int(ends[:, -1].max()) if ends.numel() else 0
     places = torch.arange(size_of("seq_k", seq), device=ends.device)
-    return torch.searchsorted(ends, places.expand(len(ends), -1), right=True)
+    return torch.searchsorted(ends, places.repeat(len(ends), 1), right=True)
 
 
 def _ids(ids, lengths, seq, device):
@@ -164,7 +164,7 @@ def ranges(tensor, *, seq_k=None, causal=False, window=None, chunk=0, mask_align
                       seq_k=None if seq_k is None else size_of("seq_k", seq_k))
 
 
-def _check_block(name, size):
+def check_block(name, size):
     if size_of(name, size) == 0 or size % 8:
         raise ValueError(f"{name} = {size} but it must be a positive multiple of 8")
     return int(size)
@@ -187,14 +187,14 @@ def blocks(counts, indices=None, block_rows=128, block_keys=128, *, seq_q=None, 
         TypeError: a dtype breaks a rule.
         ValueError: a size does.
     """
-    block_rows, block_keys = _check_block("block_rows", block_rows), _check_block("block_keys", block_keys)
+    block_rows, block_keys = check_block("block_rows", block_rows), check_block("block_keys", block_keys)
     if indices is None:
         if not isinstance(counts, torch.Tensor) or counts.dtype != torch.bool:
             raise TypeError("indices is None, and then counts must be a bool tensor of the blocks that are seen")
         check_dims("counts", counts, "[1 or batch, 1 or heads_q, blocks of queries, blocks of keys]", 4)
         if seq_k is not None and counts.shape[3] != -(-seq_k // block_keys):
             raise ValueError(f"counts.shape[3] = {counts.shape[3]} but ceil(seq_k / block_keys) = {-(-seq_k // block_keys)}; they must be the same")
-        counts, indices = counts.sum(-1), (~counts).to(torch.uint8).argsort(-1, stable=True)
+        counts, indices = counts.sum(-1), (~counts).to(torch.uint8).argsort(dim=-1, stable=True)
     counts, indices = integers("counts", counts), integers("indices", indices)
     check_dims("counts", counts, "[1 or batch, 1 or heads_q, blocks of queries]", 3)
     check_dims("indices", indices, "[1 or batch, 1 or heads_q, blocks of queries, most]", 4)

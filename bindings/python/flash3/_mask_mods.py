@@ -3,8 +3,7 @@
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
-
-from ._mask_kinds import blocks, size_of
+from ._mask_kinds import blocks, check_block, size_of
 from ._mask_sources import of_rows
 
 
@@ -94,13 +93,19 @@ def from_block_mask(block_mask, batch=None, heads=None):
 
     Raises:
         TypeError: block_mask is not a BlockMask.
-        ValueError: its block sizes are not multiples of 8.
-        RuntimeError: it was sliced, and torch wants its mask_mod to be set.
+        ValueError: its block sizes are not multiples of 8; or it is a slice of queries, and its seq_lengths are still those of all.
+        RuntimeError: it is a slice, and torch wants its mask_mod to be set.
     """
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask is a {type(block_mask).__name__} but it must be a BlockMask of torch.nn.attention.flex_attention")
-    (seq_q, seq_k), fn = block_mask.seq_lengths, block_mask.mask_mod
-    sizes = (*block_mask.BLOCK_SIZE, int(seq_q), int(seq_k))
+    (seq_q, seq_k), fn = (int(n) for n in block_mask.seq_lengths), block_mask.mask_mod
+    sizes = (*block_mask.BLOCK_SIZE, seq_q, seq_k)
+    for n, size in enumerate(block_mask.BLOCK_SIZE):
+        check_block(f"block_mask.BLOCK_SIZE[{n}]", size)
+    listed, needed = block_mask.kv_num_blocks.shape[-1], -(-seq_q // sizes[0])
+    if listed != needed:
+        raise ValueError(f"block_mask.kv_num_blocks.shape[-1] = {listed} but ceil(seq_lengths[0] / BLOCK_SIZE[0]) = {needed}; they must be "
+                         "the same (torch leaves seq_lengths of a slice as they are)")
     partial = _lists(block_mask.kv_num_blocks, block_mask.kv_indices, *sizes)
     full = None if block_mask.full_kv_num_blocks is None else _lists(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, *sizes)
     if fn is noop_mask:

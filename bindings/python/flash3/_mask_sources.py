@@ -199,10 +199,10 @@ class MaskSource:
         return out.expand(*shape, me.seq_q, me.seq_k)
 
     def arguments(self):
-        """What flash3_mask_make takes, by its fields' names; tensors for those that are given. Bits become a dense mask here, of one
-        byte for each pair."""
-        named = {"window_left": self.band.left, "window_right": self.band.right, "chunk": self.band.chunk,
-                 "mask_alignment": "top_left" if self.band.top_left else "bottom_right"}
+        """What a mask is made from, by the names of flash3/mask.h: the source's tensors, the sizes of blocks, and the band as
+        flash3.attention takes it. Bits become a dense mask here, of one byte for each pair."""
+        left, right = (None if side < 0 else side for side in self.band[:2])
+        named = {"window": (left, right), "chunk": self.band.chunk, "mask_alignment": "top_left" if self.band.top_left else "bottom_right"}
         if self.kind == "blocks":
             return {"block_counts": self.block_counts, "block_indices": self.block_indices, "block_rows": self.block_rows,
                     "block_keys": self.block_keys, **named}

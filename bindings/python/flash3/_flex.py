@@ -6,7 +6,9 @@ import torch
 from torch.nn.attention import flex_attention as _torch_flex
 
 from . import _attention
+from ._mask_kept import kept
 from ._mask_mods import from_block_mask
+from ._mask_sources import MaskSource
 from ._torch import autocast
 
 _NO_LISTS = 1 << 30  # the block size of torch's mask of nothing
@@ -57,26 +59,39 @@ def _check_tensors(query, key, value, block_mask, enable_gqa):
                          "key's 1")
 
 
-def _source(query, key, block_mask):
-    """What flash3.attention takes as its mask; None: none."""
-    if not isinstance(block_mask, _torch_flex.BlockMask):
-        return block_mask
-    if tuple(block_mask.BLOCK_SIZE) == (_NO_LISTS, _NO_LISTS) and block_mask.mask_mod is _torch_flex.noop_mask:
-        return None
+def _check_block_mask(query, key, block_mask):
     for n, (name, size) in enumerate((("query.shape[2]", query.shape[2]), ("key.shape[2]", key.shape[2]))):
         if (own := block_mask.seq_lengths[n]) != size:
             raise ValueError(f"{name} = {size} but block_mask.seq_lengths[{n}] = {own}; a BlockMask is for calls of one size")
+    for n, (name, size) in enumerate((("query.shape[0]", query.shape[0]), ("query.shape[1]", query.shape[1]))):
+        own = block_mask.kv_num_blocks.shape[n] if block_mask.kv_num_blocks.dim() == 3 else 1
+        if own not in (1, size):
+            raise ValueError(f"{name} = {size} but block_mask.kv_num_blocks.shape[{n}] = {own}; it must be 1, for all, or the same")
     if block_mask.kv_num_blocks.device != query.device:
         raise ValueError(f"block_mask's device = {block_mask.kv_num_blocks.device} but query.device = {query.device}; all must be on one device")
-    return from_block_mask(block_mask, query.shape[0], query.shape[1])
 
 
-def attend(query, key, value, source, scale, return_lse):
-    """(out, lse) of tensors [batch, heads, seq, dim]; source: a mask or what it is made from, or None. lse is None where it is not wanted."""
+@torch.compiler.disable
+def made_of(block_mask, query, key):
+    """What attend() takes of a BlockMask; None of one that torch makes where there is none."""
+    if tuple(block_mask.BLOCK_SIZE) == (_NO_LISTS, _NO_LISTS) and block_mask.mask_mod is _torch_flex.noop_mask:
+        return None
+    _check_block_mask(query, key, block_mask)
+    batch, heads = query.shape[:2]
+    return kept(block_mask, (batch, heads), lambda: made(from_block_mask(block_mask, batch, heads), query, key))
+
+
+def made(source, query, key):
+    """The mask of a MaskSource, for calls with these tensors."""
+    return source.make(query.shape[2], key.shape[2], device=query.device)
+
+
+def attend(query, key, value, mask, scale, return_lse):
+    """(out, lse) of tensors [batch, heads, seq, dim]; lse is None where it is not wanted. mask: as flash3.attention takes it."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    options = {} if source is None else {"mask": source}
-    made = _attention.attention(q, k, v, softmax_scale=scale, return_lse=return_lse, **options)
-    out, lse = made if return_lse else (made, None)
+    options = {} if mask is None else {"mask": mask}
+    found = _attention.attention(q, k, v, softmax_scale=scale, return_lse=return_lse, **options)
+    out, lse = found if return_lse else (found, None)
     return out.transpose(1, 2), lse
 
 
@@ -90,9 +105,10 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         value: [batch, heads_k, seq_k, dim_v].
         score_mod: None, or a function that returns the score as it is. A call with any other goes to torch's own flex_attention, with one
             warning.
-        block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. A BlockMask is brought into flash3's form at
-            each call (flash3.masks.from_block_mask), which evaluates its mask_mod for all pairs: a loop over layers or steps does
-            that once before, and so does who compiles with fullgraph=True.
+        block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. What flash3 makes of a BlockMask
+            (flash3.masks.from_block_mask) is kept with it, and made again where its tensors, its mask_mod or tensors that this
+            reaches have changed; at each call where the mask_mod reaches objects in which a change is not seen, as an instance
+            of a class. To make one is not for torch.compile(fullgraph=True): give it a mask that is made.
         scale: what scores are multiplied by; None: 1/sqrt(dim).
         enable_gqa: query may have a multiple of key's heads.
         return_lse: return (out, lse); torch prefers return_aux.
@@ -118,12 +134,16 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         named = {} if return_aux is None else {"return_aux": return_aux}
         return _torch_flex.flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **named)
     _check_tensors(query, key, value, block_mask, enable_gqa)
-    source = _source(query, key, block_mask)
+    mask = block_mask
+    if isinstance(block_mask, _torch_flex.BlockMask):
+        mask = made_of(block_mask, query, key)
+    elif isinstance(block_mask, MaskSource):
+        mask = made(block_mask, query, key)
     if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    out, lse = attend(query, key, value, source, scale, return_lse or return_aux is not None and return_aux.lse)
+    out, lse = attend(query, key, value, mask, scale, return_lse or return_aux is not None and return_aux.lse)
     if return_aux is not None:
         return out, _torch_flex.AuxOutput(lse=lse)
     return (out, lse) if return_lse else out

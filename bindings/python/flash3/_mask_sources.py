@@ -210,6 +210,26 @@ class MaskSource:
             return {"dense": dataclasses.replace(self, band=Band()).to_dense().view(torch.uint8), **named}
         return named if self.kind == "band" else {self.kind: self._tensor, **named}
 
+    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
+        """The mask, for mask= of flash3.attention.
+
+        Args:
+            seq_q, seq_k: of the calls; None: as this knows them.
+            device: of a band's mask; None: torch's default. Any other mask is where its tensors are.
+            max_blocks, max_partial_blocks: room, as in flash3.masks; None: as many as there are, which is waited for.
+
+        Returns:
+            A flash3.Mask. Raises what flash3.attention raises.
+        """
+        from . import masks
+        me = self.sized(self._known().seq_q if seq_q is None else seq_q, self._known().seq_k if seq_k is None else seq_k)
+        given = me.arguments()
+        sizes = {"batch": self.shape[0], "heads_q": self.shape[1], "seq_q": me.seq_q, "seq_k": me.seq_k}
+        sizes |= {name: given.pop(name) for name in ("block_rows", "block_keys") if name in given}
+        tensors = {name: given.pop(name) for name in list(given) if isinstance(given[name], torch.Tensor)}
+        like = next(iter(tensors.values())) if tensors else torch.empty(0, device=device)
+        return masks._made(like, tensors, sizes, **given, max_blocks=max_blocks, max_partial_blocks=max_partial_blocks)
+
     # ---- operators ----
 
     def _checked_with(self, other):

@@ -295,7 +295,7 @@ def test_what_cannot_be_seen_is_not_kept(counted):
                                               mask_mod=fn, seq_lengths=(200, 200))
         for bound in (9, 40):
             mod.bound = bound
-            check(q, k, v, create_mask(fn.__call__, 1, 1, 200, 200, "cpu"), flex_attention(q, k, v, block_mask=block_mask))
+            check(q, k, v, create_mask(lambda b, h, i, j: fn(b, h, i, j), 1, 1, 200, 200, "cpu"), flex_attention(q, k, v, block_mask=block_mask))
         assert len(counted) == 2
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import (AuxOutput, AuxRequest, BlockMask,
                                                flex_attention as torch_flex, noop_mask, or_masks)
 
 import oracle
-from flash3 import _attention, _flex, _mask_kept, _mask_kinds as kinds
+from flash3 import _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes
 from flash3._fields import SIGNATURES
 from flash3._flex import flex_attention
 from flash3._mask_sources import MaskSource
@@ -147,6 +147,39 @@ def test_masks_of_its_own():
     for source in (kinds.band(causal=True, window=(50, None)), kinds.dense(seen)):
         check(q, k, v, seen, flex_attention(q, k, v, block_mask=source, enable_gqa=True))
         check(q, k, v, seen, flex_attention(q, k, v, block_mask=source.make(200, 200), enable_gqa=True))
+
+
+@pytest.mark.skipif(not AS_DATA, reason="the library takes no mask")
+@pytest.mark.parametrize("name", ("band", "documents", "prefix", "ranges", "dense", "blocks", "bits", "neighborhood", "tiles"))
+def test_masks_that_are_made(name):
+    """What the library makes of each kind of source is what the source means."""
+    g = torch.Generator().manual_seed(7)
+    source = {
+        "band": lambda: kinds.band(causal=True, chunk=70),
+        "documents": lambda: kinds.documents(lengths=[[50, 100, 50], [1, 0, 199]], causal=True),
+        "prefix": lambda: kinds.prefix([30, 150], 200, 200),
+        "ranges": lambda: kinds.ranges(torch.randint(-5, 230, (1, 4, 16, 200), generator=g), window=(120, 40)),
+        "dense": lambda: kinds.dense(torch.rand(2, 4, 200, 200, generator=g) < 0.3),
+        "blocks": lambda: kinds.blocks(torch.rand(2, 1, 5, 9, generator=g) < 0.5, None, 40, 24, causal=True),
+        "bits": lambda: ~(mods.from_mask_mod(scattered, None, None, 200, 200, "cpu") & kinds.band(window=(60, 60))),
+        "neighborhood": lambda: shapes.neighborhood((10, 20), (5, 4), (2, 1), (1, 2)),
+        "tiles": lambda: shapes.tiles((8, 24), (4, 4), (1, 3), text=8)}[name]()
+    q, k, v = random()
+    out, lse = flex_attention(q, k, v, block_mask=source, enable_gqa=True, return_lse=True)
+    check(q, k, v, source.sized(200, 200).to_dense(2, 4), out, lse)
+
+
+@pytest.mark.skipif(not AS_DATA, reason="the library takes no mask")
+def test_compiled():
+    """A mask that is made is an argument of a whole graph; a BlockMask is brought over outside of it."""
+    q, k, v = random()
+    block_mask = create_block_mask(window, None, None, 200, 200, "cpu")
+    wanted = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+    compiled = torch.compile(lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask, enable_gqa=True), backend="eager")
+    assert torch.equal(compiled(q, k, v, block_mask), wanted)
+    whole = torch.compile(lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask, enable_gqa=True), backend="eager", fullgraph=True)
+    assert torch.equal(whole(q, k, v, mods.from_block_mask(block_mask).make()), wanted)
+    assert torch.equal(whole(q, k, v, None), flex_attention(q, k, v, enable_gqa=True))
 
 
 def test_one_batch_of_keys_for_all():

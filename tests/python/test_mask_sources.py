@@ -475,8 +475,14 @@ def test_source_is_frozen_and_says_what_it_is():
     assert repr(source) == "MaskSource(kind='band', batch=1, heads=1, seq_q=None, seq_k=None, band=(-1, 0, 0, False))"
 
 
-def kinds_in(svg):
-    return {rect.get("class") for rect in xml.etree.ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")}
+def area_in(svg):
+    """How many pairs lie in squares of each kind."""
+    area = {}
+    for path in xml.etree.ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+        squares = re.findall(r"M(\d+) (\d+)h(\d+)v(\d+)h-(\d+)z", path.get("d"))
+        assert path.get("d") == "".join("M{} {}h{}v{}h-{}z".format(*square) for square in squares)
+        area[path.get("class")] = sum(int(width) * int(rows) for _, _, width, rows, _ in squares)
+    return area
 
 
 def test_draw(tmp_path):
@@ -484,17 +490,34 @@ def test_draw(tmp_path):
     text = source.draw(tmp_path / "mask.svg")
     assert (tmp_path / "mask.svg").read_text(encoding="utf-8") == text
     assert "1000 queries by 1300 keys" in text and "21 × 21 pairs a square" in text
-    root = xml.etree.ElementTree.fromstring(text)
-    squares = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("x") and r.get("y")]
-    unit = 384 / 1300
-    area = {kind: sum(float(r.get("width")) * float(r.get("height")) for r in squares if r.get("class") == kind) / unit**2
-            for kind in ("full", "partial")}
-    seen = int(source.to_dense().sum())
-    assert area["full"] < seen < area["full"] + area["partial"] and area["partial"] < 0.1 * seen
+    area, seen = area_in(text), int(source.to_dense().sum())
+    assert area["full"] < seen < area["full"] + area["partial"] and area["partial"] <= 2 * 48 * 21 * 21
     for mask in sources().values():
-        assert kinds_in(mask.sized(60, 70).draw()) <= {"frame", "full", "partial"}
+        for b, h in itertools.product(*map(range, mask.shape)):
+            seen = int(mask.sized(60, 70).to_dense()[b, h].sum())
+            assert area_in(mask.sized(60, 70).draw(batch=b, head=h, block=1)) == {"full": seen, "partial": 0}
+            area = area_in(mask.sized(60, 70).draw(batch=b, head=h, block=13))
+            assert area["full"] <= seen <= area["full"] + area["partial"]
     assert "a square is a pair" in kinds.dense(torch.eye(5, dtype=torch.bool)).draw()
-    assert kinds_in(kinds.documents([]).draw()) == {"frame", "full", "partial"}
+    assert area_in(kinds.documents([]).draw()) == {"full": 0, "partial": 0}
+
+
+def test_draw_in_parts(small_parts):
+    source = sources()["many"].sized(60, 70)
+    text = source.draw(head=2, block=8)
+    _mask_rows._AT_ONCE = 1 << 25
+    assert source.draw(head=2, block=8) == text
+
+
+def test_pictures_of_the_documents():
+    """docs/images/mask_*.svg are what draw() makes."""
+    images = pathlib.Path(__file__).parents[2] / "docs" / "images"
+    ids = [0] * 300 + [1] * 500 + [2] * 224
+    drawn = {"documents": kinds.prefix([[100, 150, 0]], ids=ids), "neighborhood": shapes.neighborhood((16, 16), 7),
+             "sinks": kinds.window_with_sinks(192, 48, 1024)}
+    assert {path.name for path in images.glob("mask_*.svg")} == {f"mask_{name}.svg" for name in drawn}
+    for name, source in drawn.items():
+        assert (images / f"mask_{name}.svg").read_text(encoding="utf-8") == source.draw(), f"source.draw('docs/images/mask_{name}.svg') writes it"
 
 
 # ---- errors ----

@@ -81,6 +81,7 @@ def made_of(block_mask, query, key):
     return kept(block_mask, (batch, heads), lambda: made(from_block_mask(block_mask, batch, heads), query, key))
 
 
+@torch.compiler.disable
 def made(source, query, key):
     """The mask of a MaskSource, for calls with these tensors."""
     return source.make(query.shape[2], key.shape[2], device=query.device)
@@ -108,7 +109,8 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. What flash3 makes of a BlockMask
             (flash3.masks.from_block_mask) is kept with it, and made again where its tensors, its mask_mod or tensors that this
             reaches have changed; at each call where the mask_mod reaches objects in which a change is not seen, as an instance
-            of a class. To make one is not for torch.compile(fullgraph=True): give it a mask that is made.
+            of a class. A MaskSource is made at each call. To make one is not for torch.compile(fullgraph=True): give it a mask
+            that is made.
         scale: what scores are multiplied by; None: 1/sqrt(dim).
         enable_gqa: query may have a multiple of key's heads.
         return_lse: return (out, lse); torch prefers return_aux.

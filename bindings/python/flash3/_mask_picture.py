@@ -53,6 +53,18 @@ def _kind(seen, pairs):
     return "full" if seen == pairs else "partial" if seen else ""
 
 
+def _paths(source, b, h, block):
+    """The squares of each kind, neighbours in one rectangle, in queries and keys."""
+    paths = {"full": [], "partial": []}
+    for row, line in enumerate(_squares(source, b, h, block)):
+        rows = min(block, source.seq_q - row * block)
+        kinds = [_kind(seen, rows * min(block, source.seq_k - column * block)) for column, seen in enumerate(line)]
+        for begin, end, kind in _runs(kinds):
+            width = min(end * block, source.seq_k) - begin * block
+            paths[kind].append(f"M{begin * block} {row * block}h{width}v{rows}h-{width}z")
+    return [f'<path class="{kind}" d="{"".join(path)}"/>' for kind, path in paths.items()]
+
+
 def picture(source, b, h, block):
     """The text of the SVG; source knows its sizes."""
     for name, index, size in zip(("batch", "head"), (b, h), source.shape):
@@ -62,24 +74,16 @@ def picture(source, b, h, block):
     seq_q, seq_k = source.seq_q, source.seq_k
     block = _block_of(block, seq_q, seq_k)
     unit = _SIDE / max(1, seq_q, seq_k)
-    width, height = seq_k * unit, seq_q * unit
-    squares = []
-    for row, line in enumerate(_squares(source, b, h, block)):
-        rows = min(block, seq_q - row * block)
-        kinds = [_kind(seen, rows * min(block, seq_k - column * block)) for column, seen in enumerate(line)]
-        for begin, end, kind in _runs(kinds):
-            left, right = begin * block * unit, min(end * block, seq_k) * unit
-            squares.append(f'<rect class="{kind}" x="{left:.2f}" y="{row * block * unit:.2f}" width="{right - left:.2f}" '
-                           f'height="{rows * unit:.2f}"/>')
+    width, height = max(seq_k * unit, 180), seq_q * unit
     pairs = f"{block} × {block} pairs a square" if block > 1 else "a square is a pair"
     return "\n".join((
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 40:.0f} {height + 80:.0f}" width="{width + 40:.0f}" '
-        f'height="{height + 80:.0f}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 32:.0f} {height + 72:.0f}" width="{width + 32:.0f}" '
+        f'height="{height + 72:.0f}" role="img">',
         f"<title>{seq_q} queries by {seq_k} keys</title>", _STYLE,
         f'<text x="24" y="16">{seq_k} keys →</text>',
         f'<text x="16" y="{24 + height / 2:.0f}" transform="rotate(-90 16 {24 + height / 2:.0f})" text-anchor="middle">← {seq_q} queries</text>',
-        f'<g transform="translate(24 24)" shape-rendering="crispEdges"><rect class="frame" width="{width:.2f}" height="{height:.2f}"/>',
-        *squares, "</g>",
+        f'<rect class="frame" x="24" y="24" width="{seq_k * unit:.2f}" height="{height:.2f}"/>',
+        f'<g transform="translate(24 24) scale({unit:.6g})" shape-rendering="crispEdges">', *_paths(source, b, h, block), "</g>",
         f'<g transform="translate(24 {height + 34:.0f})"><rect class="full" width="12" height="12"/><text x="18" y="10">all seen</text>'
         '<rect class="partial" x="84" width="12" height="12"/><text x="102" y="10">some seen</text>'
         f'<text x="0" y="30">{pairs}</text></g>',

@@ -11,9 +11,8 @@ from torch.nn.attention.flex_attention import (AuxOutput, AuxRequest, BlockMask,
                                                flex_attention as torch_flex, noop_mask, or_masks)
 
 import oracle
-from flash3 import _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes
+from flash3 import flex_attention, _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes
 from flash3._fields import SIGNATURES
-from flash3._flex import flex_attention
 from flash3._mask_sources import MaskSource
 
 torch_flex_module = _flex._torch_flex

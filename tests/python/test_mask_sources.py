@@ -85,6 +85,14 @@ def test_documents(options, seq_q):
     assert source.kind == "documents" and source.documents.dtype == torch.int32
     check(source, pairs(3, 1, seq_q, 11, sees))
     check(kinds.documents(IDS[0], seq_q=seq_q, **options), pairs(1, 1, seq_q, 11, sees))
+    small = kinds.documents(torch.tensor(IDS, dtype=torch.int32), seq_q=seq_q, **options)
+    assert small.documents.tolist() == IDS
+    check(small, pairs(3, 1, seq_q, 11, sees))
+
+
+def test_documents_of_large_numbers():
+    ids = torch.tensor([2**40, 2**40, 2**40 + 1, 2**62, -2**62, -2**62])
+    check(kinds.documents(ids), ids[:, None].eq(ids)[None, None])
 
 
 def test_documents_of_lengths():
@@ -201,7 +209,8 @@ NEIGHBORHOODS = [
     ((6, 7), 3, 1, 1, False), ((6, 7), (4, 3), (2, 1), (1, 2), False), ((6, 7), (2, 7), 1, 1, False), ((6, 7), (6, 7), 1, 1, False),
     ((6, 7), 3, 1, 2, (True, False)), ((6, 7), (6, 3), 3, 1, (False, True)), ((9, 10), 9, 1, 1, False), ((9, 10), (8, 3), 1, 1, (True, True)),
     ((4, 5, 6), (2, 3, 3), (1, 2, 1), 1, False), ((4, 5, 6), (3, 5, 6), 1, 1, False), ((4, 5, 6), (2, 2, 2), 1, (2, 1, 3), (True, False, True)),
-    ((4, 5, 6), 3, 3, 1, (True, False, False)), ((4, 1, 6), (2, 1, 6), 1, 1, (True, False, False))]
+    ((4, 5, 6), 3, 3, 1, (True, False, False)), ((4, 1, 6), (2, 1, 6), 1, 1, (True, False, False)),
+    ((4, 6), (2, 6), 1, 1, (False, True)), ((3, 2, 5), (2, 2, 5), 1, 1, (False, True, False))]
 
 
 @pytest.mark.parametrize("shape, kernel, stride, dilation, causal", NEIGHBORHOODS, ids=str)

@@ -76,7 +76,7 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
     """Packed documents: a query sees the keys of its own one.
 
     Args:
-        ids: [seq_k] or [1 or batch, seq_k] integers of 32 bits: a number for each key. A document is a run of equal numbers: the same
+        ids: [seq_k] or [1 or batch, seq_k] integers: a number for each key. A document is a run of equal numbers: the same
             number further on is another document. Query i is of the document that key i + seq_k - seq_q is of, and sees
             nothing where that is no key.
         lengths: in place of ids: [documents] or [batch, documents] integers, the documents' lengths, one after the other. Keys after the
@@ -90,9 +90,12 @@ def documents(ids=None, *, lengths=None, seq_q=None, seq_k=None, causal=False, w
         TypeError: ids and lengths are both given or neither is, or one is not of integers.
         ValueError: a shape breaks a rule.
     """
+    given = ids if isinstance(ids, torch.Tensor) else None
     ids = _ids(ids, lengths, seq_k, device)
     seq_k = ids.shape[1]
-    return MaskSource("documents", documents=int32(ids).contiguous(), band=Band.of(causal, window, chunk),
+    if given is None or given.dtype == torch.int64:  # numbers of 64 bits: those of the runs mean the same
+        ids = _mask_ranges.runs(ids)[2]
+    return MaskSource("documents", documents=ids.to(torch.int32).contiguous(), band=Band.of(causal, window, chunk),
                       seq_q=seq_k if seq_q is None else size_of("seq_q", seq_q), seq_k=seq_k)
 
 

@@ -31,7 +31,7 @@ def from_mask_mod(fn, batch, heads, seq_q, seq_k, device=None):
 
     Returns:
         A mask of ranges where no query sees more than 8 of them, otherwise of blocks of bits. What fn gives for 32 Mi pairs, or for the
-        rows of one block of 128 queries, is in memory at once, never all of it; a number is read from the device for each part.
+        rows of one block of 128 queries, is in memory at once, never all of it; numbers are read from the device for each part.
         fn runs a second time where the first finds too many ranges.
 
     Raises:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of keys, as masks hold them: int32 [1 or batch, 1 or heads, 2 * n, seq_q]; query i sees key j if row 2r, column i holds at most j
-and row 2r + 1 holds more than j for any r. All that is here stays on the tensors' device and never waits for it."""
+and row 2r + 1 holds more than j for any r. All that is here stays on the tensors' device, and all but of_rows() never waits for it."""
 import torch
 
 MOST = 8  # of a query: FLASH3_MASK_MOST_RANGES
@@ -107,14 +107,18 @@ def of_places(begins, ends, seq_q):
 
 
 def of_rows(visible):
-    """(ranges, how many each row takes) of rows of booleans [batch, heads, rows, keys]; of a row that takes more than MOST the first ones."""
-    keys = visible.shape[3]
-    before = torch.nn.functional.pad(visible[..., :-1], (1, 0))
-    opens = visible & ~before
-    places = torch.arange(keys, dtype=torch.int32, device=visible.device)
-    most = min(MOST, keys)
-    begins = torch.where(opens, places, keys).topk(most, -1, largest=False).values
-    # A range ends where the next key is not seen.
-    ends = torch.where(before & ~visible, places, keys).topk(most, -1, largest=False).values
-    made = pack(*(x.transpose(2, 3) for x in (begins, ends)))
-    return torch.nn.functional.pad(made, (0, 0, 0, 2 * (MOST - most))), opens.sum(-1)
+    """(ranges, the most that a row takes) of rows of booleans [batch, heads, rows, keys], in ranges for MOST; None where a row takes more.
+    Reads that number from the device, and then how many places there are where a range begins or ends."""
+    made = torch.zeros(*visible.shape[:3], 2 * MOST, dtype=torch.int32, device=visible.device)
+    if visible.numel() == 0:
+        return made.transpose(2, 3), 0
+    framed = torch.nn.functional.pad(visible, (1, 1))
+    edges = (framed[..., 1:] ^ framed[..., :-1]).flatten(0, 2)
+    counts = edges.sum(1)
+    most = int(counts.max()) // 2
+    if most > MOST:
+        return None
+    row, key = edges.nonzero(as_tuple=True)
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    made.view(-1, 2 * MOST)[row, place] = key.int()
+    return made.transpose(2, 3), most

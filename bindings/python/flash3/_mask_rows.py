@@ -30,8 +30,8 @@ class Bits(NamedTuple):
 
 def packed(booleans):
     """Eight booleans of the last dimension to a byte, the first one lowest."""
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=booleans.device)
-    return (booleans.unflatten(-1, (-1, 8)) * weights).sum(-1, dtype=torch.uint8)
+    # As an int64 they are a bit in each byte, which the product moves into the highest one: that of byte i to bit 56 + i.
+    return ((booleans.contiguous().view(torch.int64) * 0x0102040810204080) >> 56 & 255).to(torch.uint8)
 
 
 def unpacked(words):
@@ -52,16 +52,14 @@ def parts(batch, heads, seq_q, seq_k):
 
 
 def ranges_of(rows, batch, heads, seq_q, seq_k, device):
-    """The mask as ranges, normalised; None where a query has more than _mask_ranges.MOST. Reads a number from the device for each part."""
+    """The mask as ranges, normalised; None where a query has more than _mask_ranges.MOST. Reads two numbers from the device for each part."""
     made = torch.zeros(batch, heads, 2 * _mask_ranges.MOST, seq_q, dtype=torch.int32, device=device)
     most = 1
     for b, h, i in parts(batch, heads, seq_q, seq_k):
-        if seq_k == 0:
-            break
-        made[b, h, :, i], counts = _mask_ranges.of_rows(rows(b, h, i))
-        most = max(most, int(counts.max()))
-        if most > _mask_ranges.MOST:
+        found = _mask_ranges.of_rows(rows(b, h, i))
+        if found is None:
             return None
+        made[b, h, :, i], most = found[0], max(most, found[1])
     return _mask_ranges.normalised(_mask_ranges.cut(made, most))
 
 
@@ -81,11 +79,11 @@ def bits_of(rows, batch, heads, seq_q, seq_k, device):
     words = []
     for b, h, i in parts(batch, heads, seq_q, seq_k):
         blocks = _blocks_of(rows(b, h, i))
-        some, all_ = blocks.flatten(-2).any(-1), blocks.flatten(-2).all(-1)
-        partial = some & ~all_
+        seen = blocks.sum(-1, dtype=torch.uint8).sum(-1, dtype=torch.int32)
+        partial = (seen > 0) & (seen < BLOCK * BLOCK)
         words.append(packed(blocks[partial]))
         first = sum(len(x) for x in words[:-1])
         numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + first
-        slots[b, h, i.start // BLOCK:-(-i.stop // BLOCK)] = torch.where(partial, numbers, torch.where(all_, _FULL, _HIDDEN)).int()
+        slots[b, h, i.start // BLOCK:-(-i.stop // BLOCK)] = torch.where(partial, numbers, torch.where(seen > 0, _FULL, _HIDDEN)).int()
     words.append(torch.zeros(1, BLOCK, BLOCK // 8, dtype=torch.uint8, device=device))  # one to point at where there is none
     return Bits(slots, torch.cat(words))

@@ -61,7 +61,7 @@ class MaskSource:
 
     A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
     either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
-    result is found in parts of 32 Mi pairs, with a number read from the device for each, and becomes ranges if it can, otherwise
+    result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise
     blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head.
     """
     kind: str  #: "ranges", "documents", "dense", "blocks", "bits", or "band" for a band alone

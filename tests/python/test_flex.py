@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import (AuxOutput, AuxRequest, BlockMask,
                                                flex_attention as torch_flex, noop_mask, or_masks)
 
 import oracle
-from flash3 import flex_attention, _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes
+from flash3 import flex_attention, _attention, _flex, _mask_kept, _mask_kinds as kinds, _mask_mods as mods, _mask_shapes as shapes, _sdpa
 from flash3._fields import SIGNATURES
 from flash3._mask_sources import MaskSource
 
@@ -179,6 +179,8 @@ def test_compiled():
     whole = torch.compile(lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask, enable_gqa=True), backend="eager", fullgraph=True)
     assert torch.equal(whole(q, k, v, mods.from_block_mask(block_mask).make()), wanted)
     assert torch.equal(whole(q, k, v, None), flex_attention(q, k, v, enable_gqa=True))
+    with_score_mod = torch.compile(lambda q, k, v: flex_attention(q, k, v, renamed, enable_gqa=True), backend="eager", fullgraph=True)
+    assert torch.equal(with_score_mod(q, k, v), flex_attention(q, k, v, enable_gqa=True))
 
 
 def test_one_batch_of_keys_for_all():
@@ -206,7 +208,7 @@ def test_identity_is_recognised():
         assert _flex.is_identity(fn)
     slope = torch.ones(4)
     for fn in (lambda score, b, h, q, k: score * 2, lambda score, b, h, q, k: q, lambda score, b, h, q, k: score + slope[h],
-               functools.partial(renamed), type("Mod", (), {"__call__": renamed})()):
+               lambda *arguments: arguments, functools.partial(renamed), type("Mod", (), {"__call__": renamed})(), Mod().itself):
         assert not _flex.is_identity(fn)
 
 
@@ -222,7 +224,7 @@ def test_calls_left_to_torch(monkeypatch, named, reason):
         return "torch's"
 
     monkeypatch.setattr(torch_flex_module, "flex_attention", recorded)
-    monkeypatch.setattr(_flex, "_said", set())
+    monkeypatch.setattr(_sdpa, "_said", set())
     block_mask = create_block_mask(causal, None, None, 200, 200, "cpu")
     with pytest.warns(UserWarning, match=re.escape("flash3.flex_attention leaves this call to torch: ") + ".*" + re.escape(reason)):
         assert flex_attention(q, k, v, block_mask=block_mask, scale=0.5, **named) == "torch's"
@@ -238,7 +240,7 @@ def test_calls_left_to_torch(monkeypatch, named, reason):
 def test_max_scores_are_torchs(monkeypatch):
     q, k, v = random(heads_k=4)
     monkeypatch.setattr(torch_flex_module, "flex_attention", lambda *arguments, return_aux: return_aux)
-    monkeypatch.setattr(_flex, "_said", set())
+    monkeypatch.setattr(_sdpa, "_said", set())
     with pytest.warns(UserWarning, match="max_scores"):
         assert flex_attention(q, k, v, return_aux=AuxRequest(max_scores=True)) == AuxRequest(max_scores=True)
 
@@ -315,6 +317,9 @@ class Mod:
 
     def __call__(self, b, h, i, j):
         return (i - j).abs() < self.bound
+
+    def itself(self, score, b, h, i, j):
+        return self
 
 
 def test_what_cannot_be_seen_is_not_kept(counted):

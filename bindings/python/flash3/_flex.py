@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.attention.flex_attention by flash3."""
-import warnings
+import types
 
 import torch
 from torch.nn.attention import flex_attention as _torch_flex
@@ -9,18 +9,10 @@ from . import _attention
 from ._mask_kept import kept
 from ._mask_mods import from_block_mask
 from ._mask_sources import MaskSource
+from ._sdpa import say_once
 from ._torch import autocast
 
 _NO_LISTS = 1 << 30  # the block size of torch's mask of nothing
-_said = set()
-
-
-def _say_once(reason):
-    """One warning in the life of the process for each reason."""
-    if reason not in _said:
-        _said.add(reason)
-        warnings.warn(f"flash3.flex_attention leaves this call to torch: {reason}", stacklevel=3)
-
 
 # A function that returns its first argument and does nothing else is compiled to these bytes, whatever its names are.
 _IDENTITY = (lambda score, batch, head, query, key: score).__code__.co_code
@@ -28,7 +20,8 @@ _IDENTITY = (lambda score, batch, head, query, key: score).__code__.co_code
 
 def is_identity(score_mod):
     """Whether a score_mod is none, or a plain function that returns the score as it is."""
-    return score_mod is None or getattr(getattr(score_mod, "__code__", None), "co_code", None) == _IDENTITY
+    return score_mod is None or isinstance(score_mod, types.FunctionType) and score_mod.__code__.co_code == _IDENTITY and \
+        score_mod.__code__.co_argcount >= 5
 
 
 def _why_not(query, key, value, score_mod, kernel_options, return_aux):
@@ -132,7 +125,7 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
         if block_mask is not None and not isinstance(block_mask, _torch_flex.BlockMask):
             raise NotImplementedError(f"block_mask is a {type(block_mask).__name__}, which torch does not take, but this call is torch's: {reason}")
         if not torch.compiler.is_compiling():
-            _say_once(reason)
+            say_once(reason, "flex_attention")
         named = {} if return_aux is None else {"return_aux": return_aux}
         return _torch_flex.flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **named)
     _check_tensors(query, key, value, block_mask, enable_gqa)

@@ -49,7 +49,7 @@ def test_sdpa_leaves_to_torch_what_has_no_gradients(monkeypatch):
     for dim, theirs in ((_sdpa._MOST, False), (_sdpa._MOST + 1, True)):
         called = []
         monkeypatch.setattr(_sdpa, "_torch_sdpa", lambda *given, **options: called.append(given))
-        monkeypatch.setattr(_sdpa, "_say_once", lambda reason: None)
+        monkeypatch.setattr(_sdpa, "say_once", lambda reason: None)
         flash3.sdpa(*(torch.randn(1, 2, 5, dim) for _ in range(3)))
         assert bool(called) == theirs
 

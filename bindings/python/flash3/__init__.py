@@ -5,6 +5,7 @@ It holds::
 
     attention            softmax(q k^T) v with its masks and options; differentiable for torch tensors
     sdpa, sdpa_override  torch's scaled_dot_product_attention
+    flex_attention       torch's flex_attention, with its BlockMasks
     attention_backward   the gradients without autograd
     attention_with_kv_cache
                          keys in a cache, in pages or not, to which the newest are appended: decoding
@@ -39,6 +40,7 @@ __all__ = ["attention", "attention_backward", "attention_with_kv_cache", "kv_cac
 
 if _torch_operators is not None:
     from . import masks
+    from ._flex import flex_attention
     from ._sdpa import sdpa, sdpa_override
 
-    __all__ += ["sdpa", "sdpa_override", "masks"]
+    __all__ += ["sdpa", "sdpa_override", "flex_attention", "masks"]

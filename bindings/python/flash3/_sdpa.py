@@ -15,11 +15,11 @@ _DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch
 _said = set()
 
 
-def _say_once(reason):
-    """One warning in the life of the process for each reason."""
-    if reason not in _said:
-        _said.add(reason)
-        warnings.warn(f"flash3.sdpa leaves this call to torch: {reason}", stacklevel=3)
+def say_once(reason, function="sdpa"):
+    """One warning in the life of the process for each reason for which a function leaves a call to torch."""
+    if (function, reason) not in _said:
+        _said.add((function, reason))
+        warnings.warn(f"flash3.{function} leaves this call to torch: {reason}", stacklevel=3)
 
 
 _capabilities = {}  # torch takes microseconds for each answer
@@ -135,7 +135,7 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
     if reason is not None:
         _check_lengths(key, value)
         if not torch.compiler.is_compiling():
-            _say_once(reason)
+            say_once(reason)
         return _torch_sdpa(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
                            enable_gqa=enable_gqa)
     shape, q, k, v = query.shape, query, key, value

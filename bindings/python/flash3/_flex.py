@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn.attention.flex_attention by flash3."""
+import types
+
+import torch
+from torch.nn.attention import flex_attention as _torch_flex
+
+from . import _attention
+from ._mask_kept import kept
+from ._mask_mods import from_block_mask
+from ._mask_sources import MaskSource
+from ._sdpa import say_once
+from ._torch import autocast
+
+_NO_LISTS = 1 << 30  # the block size of torch's mask of nothing
+
+# A function that returns its first argument and does nothing else is compiled to these bytes, whatever its names are.
+_IDENTITY = (lambda score, batch, head, query, key: score).__code__.co_code
+
+
+def is_identity(score_mod):
+    """Whether a score_mod is none, or a plain function that returns the score as it is."""
+    return score_mod is None or isinstance(score_mod, types.FunctionType) and score_mod.__code__.co_code == _IDENTITY and \
+        score_mod.__code__.co_argcount >= 5
+
+
+def _why_not(query, key, value, score_mod, kernel_options, return_aux):
+    """Why torch must do this call; None: flash3 does it."""
+    if not is_identity(score_mod):
+        return "score_mod is given; flash3 changes no scores but by its softcap, which flash3.attention takes"
+    if any(getattr(x, "is_nested", False) for x in (query, key, value)):
+        return "query, key or value is a nested tensor"
+    if (backend := (kernel_options or {}).get("BACKEND", "AUTO")) != "AUTO":
+        return f"torch was told which backend to use, kernel_options['BACKEND'] = {backend!r}"
+    if return_aux is not None and return_aux.max_scores:
+        return "return_aux asks for max_scores"
+    return None
+
+
+def _check_tensors(query, key, value, block_mask, enable_gqa):
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__} but it must be a torch tensor")
+        if x.dim() != 4:
+            raise ValueError(f"{name}.ndim = {x.dim()} but it must be 4, [batch, heads, seq, dim]")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(f"key.shape = {tuple(key.shape)} but value.shape = {tuple(value.shape)}; they must be the same but for the last size")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError(f"query.shape[1] = {query.shape[1]} but key.shape[1] = {key.shape[1]}; without enable_gqa they must be the same")
+    if query.shape[0] != key.shape[0] and (key.shape[0] != 1 or block_mask is None):
+        raise ValueError(f"query.shape[0] = {query.shape[0]} but key.shape[0] = {key.shape[0]}; they must be the same, or with a block_mask "
+                         "key's 1")
+
+
+def _check_block_mask(query, key, block_mask):
+    for n, (name, size) in enumerate((("query.shape[2]", query.shape[2]), ("key.shape[2]", key.shape[2]))):
+        if (own := block_mask.seq_lengths[n]) != size:
+            raise ValueError(f"{name} = {size} but block_mask.seq_lengths[{n}] = {own}; a BlockMask is for calls of one size")
+    for n, (name, size) in enumerate((("query.shape[0]", query.shape[0]), ("query.shape[1]", query.shape[1]))):
+        own = block_mask.kv_num_blocks.shape[n] if block_mask.kv_num_blocks.dim() == 3 else 1
+        if own not in (1, size):
+            raise ValueError(f"{name} = {size} but block_mask.kv_num_blocks.shape[{n}] = {own}; it must be 1, for all, or the same")
+    if block_mask.kv_num_blocks.device != query.device:
+        raise ValueError(f"block_mask's device = {block_mask.kv_num_blocks.device} but query.device = {query.device}; all must be on one device")
+
+
+@torch.compiler.disable
+def made_of(block_mask, query, key):
+    """What attend() takes of a BlockMask; None of one that torch makes where there is none."""
+    if tuple(block_mask.BLOCK_SIZE) == (_NO_LISTS, _NO_LISTS) and block_mask.mask_mod is _torch_flex.noop_mask:
+        return None
+    _check_block_mask(query, key, block_mask)
+    batch, heads = query.shape[:2]
+    return kept(block_mask, (batch, heads), lambda: made(from_block_mask(block_mask, batch, heads), query, key))
+
+
+@torch.compiler.disable
+def made(source, query, key):
+    """The mask of a MaskSource, for calls with these tensors."""
+    return source.make(query.shape[2], key.shape[2], device=query.device)
+
+
+def attend(query, key, value, mask, scale, return_lse):
+    """(out, lse) of tensors [batch, heads, seq, dim]; lse is None where it is not wanted. mask: as flash3.attention takes it."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    options = {} if mask is None else {"mask": mask}
+    found = _attention.attention(q, k, v, softmax_scale=scale, return_lse=return_lse, **options)
+    out, lse = found if return_lse else (found, None)
+    return out.transpose(1, 2), lse
+
+
+def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, kernel_options=None, *,
+                   return_aux=None):
+    """torch.nn.attention.flex_attention.flex_attention, computed by flash3 where it can be.
+
+    Args:
+        query: [batch, heads, seq_q, dim], of a dtype that flash3.attention takes; so are the others.
+        key: [batch, heads_k, seq_k, dim]; with a block_mask its batch may be 1, for all.
+        value: [batch, heads_k, seq_k, dim_v].
+        score_mod: None, or a function that returns the score as it is. A call with any other goes to torch's own flex_attention, with one
+            warning.
+        block_mask: None; torch's BlockMask; or a mask of flash3.masks, made or not. What flash3 makes of a BlockMask
+            (flash3.masks.from_block_mask) is kept with it, and made again where its tensors, its mask_mod or tensors that this
+            reaches have changed; at each call where the mask_mod reaches objects in which a change is not seen, as an instance
+            of a class. A MaskSource is made at each call. To make one is not for torch.compile(fullgraph=True): give it a mask
+            that is made.
+        scale: what scores are multiplied by; None: 1/sqrt(dim).
+        enable_gqa: query may have a multiple of key's heads.
+        return_lse: return (out, lse); torch prefers return_aux.
+        kernel_options: of torch's kernels. They change no result, and flash3's have none; with a "BACKEND" other than "AUTO" the
+            call goes to torch, with one warning.
+        return_aux: an AuxRequest; return (out, AuxOutput). With max_scores the call goes to torch, with one warning.
+
+    Returns:
+        out, [batch, heads, seq_q, dim_v] of query's dtype; lse is [batch, heads, seq_q] float32, the natural logarithm of the softmax's
+        sum. A query that sees no key gets 0, and lse = -inf. Unlike torch's, it is differentiable on a CPU too.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as flash3.attention does; and where block_mask is for other sizes, or on another device.
+        RuntimeError: torch refuses a call that is left to it.
+    """
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse = True and return_aux is given; they are two ways to say one thing")
+    if (reason := _why_not(query, key, value, score_mod, kernel_options, return_aux)) is not None:
+        if block_mask is not None and not isinstance(block_mask, _torch_flex.BlockMask):
+            raise NotImplementedError(f"block_mask is a {type(block_mask).__name__}, which torch does not take, but this call is torch's: {reason}")
+        if not torch.compiler.is_compiling():
+            say_once(reason, "flex_attention")
+        named = {} if return_aux is None else {"return_aux": return_aux}
+        return _torch_flex.flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **named)
+    _check_tensors(query, key, value, block_mask, enable_gqa)
+    mask = block_mask
+    if isinstance(block_mask, _torch_flex.BlockMask):
+        mask = made_of(block_mask, query, key)
+    elif isinstance(block_mask, MaskSource):
+        mask = made(block_mask, query, key)
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        query, key, value = autocast(query, key, value)
+    if key.shape[0] != query.shape[0]:
+        key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    out, lse = attend(query, key, value, mask, scale, return_lse or return_aux is not None and return_aux.lse)
+    if return_aux is not None:
+        return out, _torch_flex.AuxOutput(lse=lse)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks made of a BlockMask, kept for as long as it lives and all that it depends on stays as it is."""
+import functools
+import inspect
+import types
+import weakref
+
+import torch
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_PACKAGES = {"torch", "math", "builtins", "operator", "functools"}  # whose modules, classes and functions stay as they are
+_made = weakref.WeakKeyDictionary()  # BlockMask: (what it depended on, {for how many sequences and heads: mask})
+
+
+class _Unknown(Exception):
+    """Something may change without being seen."""
+
+
+class _Same:
+    """Equal to that of the same object alone, while it lives."""
+
+    def __init__(self, x):
+        self.of = weakref.ref(x)
+
+    def __eq__(self, other):
+        return self.of() is not None and self.of() is other.of()
+
+
+def _is_fixed(x):
+    """Whether x is a module, a class or a function of C that stays as it is."""
+    if isinstance(x, types.BuiltinFunctionType):
+        return x.__self__ is None or isinstance(x.__self__, (types.ModuleType, type))
+    name = x.__name__ if isinstance(x, types.ModuleType) else x.__module__ if isinstance(x, type) else ""
+    return name.partition(".")[0] in _PACKAGES or isinstance(x, types.MethodDescriptorType)
+
+
+def _names_in(code):
+    yield from code.co_names
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _names_in(constant)
+
+
+def _function(fn, seen):
+    cells = tuple(cell.cell_contents for cell in fn.__closure__ or ())
+    named = {name: fn.__globals__[name] for name in _names_in(fn.__code__) if name in fn.__globals__}
+    return fn.__code__, *(_state(x, seen) for x in (cells, fn.__defaults__, fn.__kwdefaults__, named))
+
+
+def _state(x, seen):
+    """What to compare to see whether anything has changed that x reaches."""
+    if isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor or x.is_inference():
+            raise _Unknown
+        return _Same(x), x._version
+    if isinstance(x, _CONSTANTS):
+        return type(x), x
+    if _is_fixed(x):
+        return id(x)
+    if id(x) in seen:
+        return id(x)
+    seen = {*seen, id(x)}
+    if isinstance(x, types.FunctionType):
+        of_package = (x.__module__ or "").partition(".")[0] in _PACKAGES and x.__closure__ is None
+        return id(x) if of_package else _function(x, seen)
+    if isinstance(x, functools.partial):
+        return tuple(_state(part, seen) for part in (x.func, x.args, x.keywords))
+    if type(x) in (tuple, list):
+        return type(x), *(_state(part, seen) for part in x)
+    if type(x) is dict:
+        return tuple((key, _state(part, seen)) for key, part in x.items())
+    raise _Unknown
+
+
+def _depends_on(block_mask):
+    """A state to compare; None: there is none, as the mask_mod reaches what may change unseen, as an object of one's own."""
+    tensors = tuple(getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"))
+    try:
+        return _state((tensors, tuple(block_mask.seq_lengths), tuple(block_mask.BLOCK_SIZE), block_mask.mask_mod), set())
+    except (_Unknown, ValueError):  # a cell without a value is a ValueError
+        return None
+
+
+def kept(block_mask, key, make):
+    """make(), or what it gave for the same BlockMask and key, as long as nothing that it depends on has changed."""
+    state = _depends_on(block_mask)
+    if state is None:
+        return make()
+    if (found := _made.get(block_mask)) is None or found[0] != state:
+        _made[block_mask] = found = state, {}
+    if key not in found[1]:
+        found[1][key] = make()
+    return found[1][key]

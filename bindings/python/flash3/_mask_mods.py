@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of torch's FlexAttention: of a mask_mod, and of a BlockMask."""
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
+
+from ._mask_kinds import blocks, check_block, size_of
+from ._mask_sources import of_rows
+
+
+def _rows_of_mod(fn, seq_k, device):
+    """A function of three slices (_mask_rows) that evaluates a mask_mod as torch does."""
+    def rows(b, h, i):
+        # torch counts batch, heads and queries from 0
+        moved = lambda batch, head, query, key: fn(batch + b.start, head + h.start, query + i.start, key)
+        seen = create_mask(moved, b.stop - b.start, h.stop - h.start, i.stop - i.start, seq_k, device)
+        if seen.dtype != torch.bool:
+            raise TypeError(f"the mask_mod returns {str(seen.dtype).removeprefix('torch.')} but it must return bool")
+        return seen
+    return rows
+
+
+def from_mask_mod(fn, batch, heads, seq_q, seq_k, device=None):
+    """The mask that a mask_mod of torch's FlexAttention means.
+
+    Args:
+        fn: fn(batch, head, query, key) -> bool, of scalar tensors of integers; as torch.nn.attention.flex_attention.create_block_mask
+            takes it, which evaluates it for every pair as well.
+        batch, heads: for how many it is evaluated; None: once, for a mask that is the same for all.
+        seq_q, seq_k: queries and keys.
+        device: where it is evaluated; None: torch's current accelerator, or the CPU.
+
+    Returns:
+        A mask of ranges where no query sees more than 8 of them, otherwise of blocks of bits. What fn gives for 32 Mi pairs, or for the
+        rows of one block of 128 queries, is in memory at once, never all of it; numbers are read from the device for each part.
+        fn runs a second time where the first finds too many ranges.
+
+    Raises:
+        TypeError: fn is not callable, or does not return bool.
+        ValueError: a size is negative.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__} but it must be a function of batch, head, query and key")
+    batch, heads = (1 if size is None else size_of(name, size) for name, size in (("batch", batch), ("heads", heads)))
+    seq_q, seq_k = size_of("seq_q", seq_q), size_of("seq_k", seq_k)
+    device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+    return of_rows(_rows_of_mod(fn, seq_k, device), batch, heads, seq_q, seq_k, device)
+
+
+def _depends_on(fn, which, device):
+    """Whether what a mask_mod gives depends on its argument number `which`, the batch or the head."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    found = []
+
+    def watched(*arguments):
+        seen = fn(*arguments)
+        found.append(torch._C._functorch.is_batchedtensor(seen))
+        return seen
+
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    arguments = [zero] * 4
+    arguments[which] = zero[None]
+    with TransformGetItemToIndex():
+        torch.vmap(watched, in_dims=tuple(0 if n == which else None for n in range(4)))(*arguments)
+    return found[0]
+
+
+def _lists(counts, indices, block_rows, block_keys, seq_q, seq_k):
+    """Lists of a BlockMask as a mask; batch and heads of 1 where there are fewer dimensions."""
+    shape = (1,) * (4 - indices.dim()) + tuple(indices.shape)
+    return blocks(counts.reshape(shape[:3]), indices.reshape(shape), block_rows, block_keys, seq_q=seq_q, seq_k=seq_k)
+
+
+def _all_listed(partial, full):
+    """One list of both kinds of blocks: where a place of a list does not count there is a number that is no block."""
+    listed = [torch.where(torch.arange(x.block_indices.shape[3], device=x.device) < x.block_counts[..., None], x.block_indices, -1)
+              for x in (partial, full)]
+    indices = torch.cat(listed, 3)
+    counts = torch.full(indices.shape[:3], indices.shape[3], device=indices.device)
+    return blocks(counts, indices, partial.block_rows, partial.block_keys, seq_q=partial.seq_q, seq_k=partial.seq_k)
+
+
+def from_block_mask(block_mask, batch=None, heads=None):
+    """The mask that a BlockMask of torch's FlexAttention means: its full blocks, and what its mask_mod lets see of the others.
+
+    Args:
+        block_mask: a torch.nn.attention.flex_attention.BlockMask, with block sizes that are multiples of 8.
+        batch, heads: of the calls; where the BlockMask has one list for all and its mask_mod tells sequences or heads apart, the mask is
+            made for so many. None: as many as the BlockMask has.
+
+    Returns:
+        A mask of seq_lengths queries and keys. Without a mask_mod it is block lists, and nothing is read from the device; otherwise
+        the mask_mod is evaluated as from_mask_mod() does.
+
+    Raises:
+        TypeError: block_mask is not a BlockMask.
+        ValueError: its block sizes are not multiples of 8; or it is a slice of queries, and its seq_lengths are still those of all.
+        RuntimeError: it is a slice, and torch wants its mask_mod to be set.
+    """
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask is a {type(block_mask).__name__} but it must be a BlockMask of torch.nn.attention.flex_attention")
+    (seq_q, seq_k), fn = (int(n) for n in block_mask.seq_lengths), block_mask.mask_mod
+    sizes = (*block_mask.BLOCK_SIZE, seq_q, seq_k)
+    for n, size in enumerate(block_mask.BLOCK_SIZE):
+        check_block(f"block_mask.BLOCK_SIZE[{n}]", size)
+    listed, needed = block_mask.kv_num_blocks.shape[-1], -(-seq_q // sizes[0])
+    if listed != needed:
+        raise ValueError(f"block_mask.kv_num_blocks.shape[-1] = {listed} but ceil(seq_lengths[0] / BLOCK_SIZE[0]) = {needed}; they must be "
+                         "the same (torch leaves seq_lengths of a slice as they are)")
+    partial = _lists(block_mask.kv_num_blocks, block_mask.kv_indices, *sizes)
+    full = None if block_mask.full_kv_num_blocks is None else _lists(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, *sizes)
+    if fn is noop_mask:
+        return partial if full is None else _all_listed(partial, full)
+    shape = [partial.shape[n] if size is None or partial.shape[n] != 1 or not _depends_on(fn, n, partial.device) else size_of(name, size)
+             for n, (name, size) in enumerate((("batch", batch), ("heads", heads)))]
+    rows = _rows_of_mod(fn, seq_k, partial.device)
+
+    def seen(b, h, i):
+        visible = partial._rows(b, h, i) & rows(b, h, i)
+        return visible if full is None else visible | full._rows(b, h, i)
+
+    return of_rows(seen, *shape, seq_q, seq_k, partial.device)

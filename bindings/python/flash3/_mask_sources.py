@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mask is made from (flash3/mask.h), as torch tensors, before it is made."""
+import dataclasses
+from typing import NamedTuple
+
+import torch
+
+from . import _mask_ranges, _mask_rows
+from ._options import int64_of, number_of_word, window_sides
+
+KINDS = ("ranges", "documents", "dense", "blocks", "bits", "band")
+_RANGES_ALONE = ("ranges", "documents", "band")  # kinds that are ranges of keys, whatever they hold
+
+
+class Band(NamedTuple):
+    """causal, window, chunk and mask_alignment of flash3.attention; without arguments no bound."""
+    left: int = -1  #: keys before i'; negative: all
+    right: int = -1  #: keys after i'; negative: all; 0 of a causal mask
+    chunk: int = 0  #: 0: none
+    top_left: bool = False  #: i' = i, not i + seq_k - seq_q
+
+    @classmethod
+    def of(cls, causal=False, window=None, chunk=0, mask_alignment="bottom_right"):
+        left, right = (max(side, -1) for side in window_sides(window) or (-1, -1))
+        chunk = int64_of("chunk", 0 if chunk is None else chunk)
+        if chunk < 0:
+            raise ValueError(f"chunk = {chunk} but it must be at least 0")
+        return cls(left, 0 if causal else right, chunk, number_of_word("mask_alignment", mask_alignment) != 0)
+
+    def is_none(self):
+        return self[:3] == (-1, -1, 0)
+
+    def both(self, other):
+        """The band that lets a query see what both let it see; None where that is no band."""
+        if self.is_none() or other.is_none():
+            return self if other.is_none() else other
+        chunks = {self.chunk, other.chunk} - {0}
+        if self.top_left != other.top_left or len(chunks) > 1:
+            return None
+        narrower = lambda a, b: max(a, b) if min(a, b) < 0 else min(a, b)
+        return Band(narrower(self.left, other.left), narrower(self.right, other.right), max(chunks, default=0), self.top_left)
+
+    def ranges(self, seq_q, seq_k, device):
+        """[1, 1, 2, seq_q] int32: the keys of each query."""
+        own = torch.arange(seq_q, device=device) + (0 if self.top_left else seq_k - seq_q)
+        begins, ends = torch.zeros_like(own), torch.full_like(own, seq_k)
+        if self.left >= 0:
+            begins = (own - min(self.left, 2**32)).clamp(min=0)
+        if self.right >= 0:
+            ends = (own + min(self.right, 2**32) + 1).clamp(0, seq_k)
+        if self.chunk:
+            chunk = min(self.chunk, 2**32)
+            first = own.div(chunk, rounding_mode="floor") * chunk
+            begins, ends = torch.maximum(begins, first), torch.minimum(ends, first + chunk)
+        return _mask_ranges.pack(begins.clamp(0, seq_k)[None, None, None], ends.clamp(0, seq_k)[None, None, None])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MaskSource:
+    """Which keys each query sees, as data, before flash3 makes a mask of it; the functions of flash3.masks return one.
+
+    A query sees a key if the source and the band let it. Sources combine: ``a & b`` lets a query see what both let it see, ``a | b`` what
+    either does, ``~a`` what a hides. What ranges of keys can say, at most 8 for each query, stays ranges, which take 8 bytes each. Any other
+    result is found in parts of 32 Mi pairs, with numbers read from the device for each, and becomes ranges if it can, otherwise
+    blocks of 128 x 128 with 2 KiB for each that is neither hidden nor full: at most seq_q * seq_k / 8 bytes a head.
+    """
+    kind: str  #: "ranges", "documents", "dense", "blocks", "bits", or "band" for a band alone
+    ranges: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, 2 * n, seq_q] int32
+    documents: torch.Tensor | None = None  #: [1 or batch, seq_k] int32
+    dense: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, seq_q, seq_k] uint8; 0: hidden
+    block_counts: torch.Tensor | None = None  #: [1 or batch, 1 or heads_q, blocks of queries] int32
+    block_indices: torch.Tensor | None = None  #: the same and a fourth dimension, int32
+    block_rows: int = 0  #: queries of a block
+    block_keys: int = 0  #: keys of a block
+    bits: _mask_rows.Bits | None = None  #: blocks of bits
+    band: Band = Band()  #: what else a query does not see
+    seq_q: int | None = None  #: queries; None: not known
+    seq_k: int | None = None  #: keys; None: not known
+
+    def __repr__(self):
+        batch, heads = self.shape
+        return (f"MaskSource(kind={self.kind!r}, batch={batch}, heads={heads}, seq_q={self.seq_q}, seq_k={self.seq_k}, "
+                f"band={tuple(self.band)})")
+
+    @property
+    def _tensor(self):
+        return {"blocks": self.block_counts, "bits": self.bits and self.bits.slots, "band": None}.get(self.kind, getattr(self, self.kind, None))
+
+    @property
+    def shape(self):
+        """(batch, heads) that have a mask of their own; 1: the same for all."""
+        if self._tensor is None:
+            return 1, 1
+        return self._tensor.shape[0], 1 if self.kind == "documents" else self._tensor.shape[1]
+
+    @property
+    def device(self):
+        """Where its tensors are; None of a band."""
+        return None if self._tensor is None else self._tensor.device
+
+    def sized(self, seq_q, seq_k):
+        """The same for calls with so many queries and keys.
+
+        Raises:
+            ValueError: it is for others.
+        """
+        for name, size in (("seq_q", seq_q), ("seq_k", seq_k)):
+            own = getattr(self, name)
+            if int64_of(name, size) < 0:
+                raise ValueError(f"{name} = {size} but it must be at least 0")
+            if own is not None and own != size:
+                raise ValueError(f"{name} = {size} but the mask's {name} = {own}; a mask is for calls of one size")
+        made = dataclasses.replace(self, seq_q=seq_q, seq_k=seq_k)
+        made.check_blocks()
+        return made
+
+    def check_blocks(self):
+        """That there are as many blocks of queries as there must be, where that is known."""
+        if self.kind == "blocks" and self.seq_q is not None and self.block_counts.shape[2] != (needed := -(-self.seq_q // self.block_rows)):
+            raise ValueError(f"counts.shape[2] = {self.block_counts.shape[2]} but ceil(seq_q / block_rows) = {needed}; they must be the same")
+
+    def _known(self):
+        for name in ("seq_q", "seq_k"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} of the mask is not known; sized(seq_q, seq_k) says for which calls it is")
+        return self
+
+    def _on(self, device):
+        return self.device or device or torch.empty(0).device
+
+    # ---- what it lets a query see ----
+
+    def as_ranges(self, device=None):
+        """int32 [1 or batch, 1 or heads_q, 2 * n, seq_q], its band included; None where it is no ranges, or too many.
+
+        device: where those of a band are made; None: torch's default.
+        """
+        if self.kind not in _RANGES_ALONE:
+            return None
+        if self.kind != "ranges" or not self.band.is_none():
+            self._known()
+        band = None if self.kind != "band" and self.band.is_none() else self.band.ranges(self.seq_q, self.seq_k, self._on(device))
+        if self.kind == "band":
+            return band
+        made = self.ranges
+        if self.kind == "documents":
+            begins, ends, _ = _mask_ranges.runs(self.documents)
+            made = _mask_ranges.of_places(begins, ends, self.seq_q)
+        return made if band is None else _mask_ranges.intersection(made, band, self.seq_k)
+
+    def _rows(self, b, h, i):
+        """[…, len(i), seq_k] bool of these slices of batch, heads and queries; 1 in place of a dimension that is the same for all."""
+        b, h = (slice(0, 1) if size == 1 else s for s, size in zip((b, h), self.shape))
+        keys = torch.arange(self.seq_k, device=self._on(None))
+        if self.kind in _RANGES_ALONE:
+            return _mask_ranges.sees(self._kept_ranges()[b, h, :, i], keys)
+        if self.kind == "dense":
+            seen = self.dense[b, h, i] != 0
+        elif self.kind == "bits":
+            seen = self.bits.rows(b, h, i, self.seq_k)
+        else:
+            queries = torch.arange(i.start, i.stop, device=keys.device)
+            seen = self._block_matrix(b, h)[:, :, queries // self.block_rows][..., keys // self.block_keys]
+        if self.band.is_none():
+            return seen
+        return seen & _mask_ranges.sees(self.band.ranges(self.seq_q, self.seq_k, keys.device)[..., i], keys)
+
+    def _kept_ranges(self):
+        if "_found" not in self.__dict__:
+            object.__setattr__(self, "_found", self.as_ranges())
+        return self._found
+
+    def _block_matrix(self, b, h):
+        """[batch, heads, blocks of queries, blocks of keys] bool."""
+        counts, indices = self.block_counts[b, h, :, None], self.block_indices[b, h].long()
+        columns = -(-self.seq_k // self.block_keys)
+        listed = torch.arange(indices.shape[3], device=indices.device) < counts
+        places = torch.where(listed & (indices >= 0) & (indices < columns), indices, columns)
+        return torch.zeros(*places.shape[:3], columns + 1, dtype=torch.bool, device=indices.device).scatter(3, places, True)[..., :columns]
+
+    def to_dense(self, batch=None, heads=None, seq_q=None, seq_k=None):
+        """[batch, heads, seq_q, seq_k] bool, all at once: what the mask means, for tests and small sizes.
+
+        Args:
+            batch, heads: of the result; None: 1 where the mask is the same for all.
+            seq_q, seq_k: of the calls; None: as the mask knows them.
+
+        Raises:
+            ValueError: the mask is for other sizes, or does not know them.
+        """
+        me = self.sized(self._known().seq_q if seq_q is None else seq_q, self._known().seq_k if seq_k is None else seq_k)
+        shape = tuple(own if size is None else size for own, size in zip(self.shape, (batch, heads)))
+        for name, size, own in zip(("batch", "heads"), shape, self.shape):
+            if own not in (1, size):
+                raise ValueError(f"{name} = {size} but the mask's {name} = {own}; it must be 1, for all, or {name}")
+        out = torch.zeros(*self.shape, me.seq_q, me.seq_k, dtype=torch.bool, device=self._on(None))
+        for b, h, i in _mask_rows.parts(*self.shape, me.seq_q, me.seq_k):
+            out[b, h, i] = me._rows(b, h, i)
+        return out.expand(*shape, me.seq_q, me.seq_k)
+
+    def arguments(self):
+        """What a mask is made from, by the names of flash3/mask.h: the source's tensors, the sizes of blocks, and the band as
+        flash3.attention takes it. Bits become a dense mask here, of one byte for each pair."""
+        left, right = (None if side < 0 else side for side in self.band[:2])
+        named = {"window": (left, right), "chunk": self.band.chunk, "mask_alignment": "top_left" if self.band.top_left else "bottom_right"}
+        if self.kind == "blocks":
+            return {"block_counts": self.block_counts, "block_indices": self.block_indices, "block_rows": self.block_rows,
+                    "block_keys": self.block_keys, **named}
+        if self.kind == "bits":
+            return {"dense": dataclasses.replace(self, band=Band()).to_dense().view(torch.uint8), **named}
+        return named if self.kind == "band" else {self.kind: self._tensor, **named}
+
+    def make(self, seq_q=None, seq_k=None, *, device=None, max_blocks=None, max_partial_blocks=None):
+        """The mask, for mask= of flash3.attention.
+
+        Args:
+            seq_q, seq_k: of the calls; None: as this knows them.
+            device: of a band's mask; None: torch's default. Any other mask is where its tensors are.
+            max_blocks, max_partial_blocks: room, as in flash3.masks; None: as many as there are, which is waited for.
+
+        Returns:
+            A flash3.Mask. Raises what flash3.attention raises.
+        """
+        from . import masks
+        me = self.sized(self._known().seq_q if seq_q is None else seq_q, self._known().seq_k if seq_k is None else seq_k)
+        given = me.arguments()
+        sizes = {"batch": self.shape[0], "heads_q": self.shape[1], "seq_q": me.seq_q, "seq_k": me.seq_k}
+        sizes |= {name: given.pop(name) for name in ("block_rows", "block_keys") if name in given}
+        tensors = {name: given.pop(name) for name in list(given) if isinstance(given[name], torch.Tensor)}
+        like = next(iter(tensors.values())) if tensors else torch.empty(0, device=device)
+        return masks._made(like, tensors, sizes, **given, max_blocks=max_blocks, max_partial_blocks=max_partial_blocks)
+
+    # ---- operators ----
+
+    def _checked_with(self, other):
+        """Both, each with the sizes that either knows."""
+        sizes = {}
+        for name in ("seq_q", "seq_k"):
+            a, b = getattr(self, name), getattr(other, name)
+            if a is not None and b is not None and a != b:
+                raise ValueError(f"{name} = {a} but the other mask's {name} = {b}; masks that are combined must be of one size")
+            sizes[name] = b if a is None else a
+        for name, a, b in zip(("batch", "heads"), self.shape, other.shape):
+            if a != b and 1 not in (a, b):
+                raise ValueError(f"{name} = {a} but the other mask's {name} = {b}; they must be the same, or one of them 1")
+        if self.device is not None and other.device is not None and self.device != other.device:
+            raise ValueError(f"device = {self.device} but the other mask's device = {other.device}; masks that are combined must be on one")
+        return dataclasses.replace(self, **sizes), dataclasses.replace(other, **sizes)
+
+    def __and__(self, other):
+        if not isinstance(other, MaskSource):
+            return NotImplemented
+        a, b = self._checked_with(other)
+        if "band" in (a.kind, b.kind) and (band := a.band.both(b.band)) is not None:
+            return dataclasses.replace(a if b.kind == "band" else b, band=band)
+        return _combined(a, b, _mask_ranges.intersection, torch.logical_and)
+
+    def __or__(self, other):
+        if not isinstance(other, MaskSource):
+            return NotImplemented
+        return _combined(*self._checked_with(other), _mask_ranges.union, torch.logical_or)
+
+    def __invert__(self):
+        self._known()
+        ranges = self.as_ranges()
+        if ranges is not None and (made := _of_ranges(_mask_ranges.complement(ranges, self.seq_k), self.seq_q, self.seq_k)) is not None:
+            return made
+        return of_rows(lambda b, h, i: ~self._rows(b, h, i), *self.shape, self.seq_q, self.seq_k, self._on(None))
+
+    def draw(self, path=None, *, batch=0, head=0, block=None):
+        """A picture of the mask: blocks of queries, from top to bottom, by keys, in SVG.
+
+        Args:
+            path: a file that is written too; None: none.
+            batch, head: of which sequence and head.
+            block: queries and keys of a square; None: as many as make at most 64 squares a side.
+
+        Returns:
+            The SVG's text.
+
+        Raises:
+            ValueError: the mask does not know its sizes, or has no such head.
+        """
+        from ._mask_picture import picture
+        text = picture(self._known(), batch, head, block)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        return text
+
+
+def _of_ranges(ranges, seq_q, seq_k):
+    """A mask of normalised ranges; None if there are too many of them, which is read from the device where it is not sure."""
+    n = _mask_ranges.count(ranges)
+    if n > _mask_ranges.MOST:
+        begins, ends = _mask_ranges.unpack(ranges)
+        counts = (begins < ends).sum(2)
+        n = max(1, int(counts.max()) if counts.numel() else 0)
+        if n > _mask_ranges.MOST:
+            return None
+    return MaskSource("ranges", ranges=_mask_ranges.cut(ranges, n).contiguous(), seq_q=seq_q, seq_k=seq_k)
+
+
+def of_rows(rows, batch, heads, seq_q, seq_k, device):
+    """A mask of ranges or of bits, from a function of three slices (_mask_rows)."""
+    ranges = _mask_rows.ranges_of(rows, batch, heads, seq_q, seq_k, device)
+    if ranges is not None:
+        return MaskSource("ranges", ranges=ranges, seq_q=seq_q, seq_k=seq_k)
+    return MaskSource("bits", bits=_mask_rows.bits_of(rows, batch, heads, seq_q, seq_k, device), seq_q=seq_q, seq_k=seq_k)
+
+
+def _combined(a, b, of_ranges, of_booleans):
+    device = a._on(b.device)
+    ranges = [x.as_ranges(device) for x in (a, b)] if {a.kind, b.kind} <= set(_RANGES_ALONE) else [None]
+    if all(x is not None for x in ranges) and (made := _of_ranges(of_ranges(*ranges, a.seq_k), a.seq_q, a.seq_k)) is not None:
+        return made
+    a._known(), b._known()
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    a, b = (MaskSource("ranges", ranges=x.as_ranges(device), seq_q=x.seq_q, seq_k=x.seq_k) if x.kind in _RANGES_ALONE else x for x in (a, b))
+    return of_rows(lambda *part: of_booleans(a._rows(*part), b._rows(*part)), *shape, a.seq_q, a.seq_k, device)

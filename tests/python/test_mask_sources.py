@@ -1,0 +1,596 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What masks are made from: each constructor against its definition, pair by pair, and operators against those of booleans."""
+import itertools
+import math
+import pathlib
+import re
+import xml.etree.ElementTree
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, or_masks
+
+from flash3 import _mask_kinds as kinds
+from flash3 import _mask_mods as mods
+from flash3 import _mask_ranges, _mask_rows
+from flash3 import _mask_shapes as shapes
+from flash3._mask_sources import Band, MaskSource
+
+
+def pairs(batch, heads, seq_q, seq_k, sees):
+    """[batch, heads, seq_q, seq_k] bool of a function of four numbers."""
+    return torch.tensor([[[[bool(sees(b, h, i, j)) for j in range(seq_k)] for i in range(seq_q)] for h in range(heads)] for b in range(batch)],
+                        dtype=torch.bool).view(batch, heads, seq_q, seq_k)
+
+
+def check(source, wanted, device="cpu"):
+    got = source.to_dense(*wanted.shape)
+    assert got.shape == wanted.shape and got.device.type == device
+    assert torch.equal(got.cpu(), wanted), (got.cpu() != wanted).nonzero()[:5].tolist()
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Rows are made and read a block at a time."""
+    monkeypatch.setattr(_mask_rows, "_AT_ONCE", 1)
+
+
+# ---- the band ----
+
+@pytest.mark.parametrize("top_left", (False, True))
+@pytest.mark.parametrize("sizes", ((7, 7), (5, 12), (12, 5), (1, 9), (0, 4), (4, 0)), ids=str)
+@pytest.mark.parametrize("options", ({}, {"causal": True}, {"window": (2, 1)}, {"window": (None, 0)}, {"window": (-1, 3)}, {"chunk": 4},
+                                     {"causal": True, "chunk": 3}, {"window": (2**62, 2)}, {"causal": True, "window": (3, 5)}), ids=str)
+def test_band(options, sizes, top_left):
+    seq_q, seq_k = sizes
+    left, right = options.get("window", (None, None))
+    chunk = options.get("chunk", 0)
+
+    def sees(b, h, i, j):
+        own = i + (0 if top_left else seq_k - seq_q)
+        return not (options.get("causal") and j > own or left is not None and left >= 0 and j < own - left or
+                    right is not None and right >= 0 and j > own + right or chunk and j // chunk != own // chunk)
+
+    source = kinds.band(**options, mask_alignment="top_left" if top_left else "bottom_right")
+    check(source.sized(seq_q, seq_k), pairs(1, 1, seq_q, seq_k, sees))
+    everything = kinds.dense(torch.ones(seq_q, seq_k, dtype=torch.bool))
+    check(everything & source, pairs(1, 1, seq_q, seq_k, sees))
+
+
+# ---- documents and prefixes ----
+
+def run_of(ids, place):
+    """The places of the run of equal numbers that a place is in."""
+    begin = end = place
+    while begin > 0 and ids[begin - 1] == ids[place]:
+        begin -= 1
+    while end + 1 < len(ids) and ids[end + 1] == ids[place]:
+        end += 1
+    return range(begin, end + 1)
+
+
+IDS = [[0, 0, 0, 4, 4, 2, 2, 2, 0, 0, 7], [3] * 11, [1, 2, 3, 4, 5, 6, 6, 8, 9, 1, 1]]
+
+
+@pytest.mark.parametrize("seq_q", (11, 4, 15, 0))
+@pytest.mark.parametrize("options", ({}, {"causal": True}, {"window": (1, 2)}, {"chunk": 4}), ids=str)
+def test_documents(options, seq_q):
+    def sees(b, h, i, j):
+        own = i + 11 - seq_q
+        left, right = options.get("window", (99, 99))
+        return 0 <= own < 11 and j in run_of(IDS[b], own) and not (options.get("causal") and j > own) and own - left <= j <= own + right and \
+            (not options.get("chunk") or j // 4 == own // 4)
+
+    source = kinds.documents(torch.tensor(IDS), seq_q=seq_q, **options)
+    assert source.kind == "documents" and source.documents.dtype == torch.int32
+    check(source, pairs(3, 1, seq_q, 11, sees))
+    check(kinds.documents(IDS[0], seq_q=seq_q, **options), pairs(1, 1, seq_q, 11, sees))
+    small = kinds.documents(torch.tensor(IDS, dtype=torch.int32), seq_q=seq_q, **options)
+    assert small.documents.tolist() == IDS
+    check(small, pairs(3, 1, seq_q, 11, sees))
+
+
+def test_documents_of_large_numbers():
+    ids = torch.tensor([2**40, 2**40, 2**40 + 1, 2**62, -2**62, -2**62])
+    check(kinds.documents(ids), ids[:, None].eq(ids)[None, None])
+
+
+def test_documents_of_lengths():
+    lengths = [[3, 0, 4], [1, 1, 1]]
+    ids = [[0, 0, 0, 2, 2, 2, 2, 9, 9], [0, 1, 2] + [9] * 6]
+    wanted = pairs(2, 1, 9, 9, lambda b, h, i, j: ids[b][i] == ids[b][j])
+    check(kinds.documents(lengths=lengths, seq_k=9), wanted)
+    check(kinds.documents(lengths=torch.tensor(lengths)), wanted[:, :, :7, :7])
+    assert kinds.documents(lengths=[]).seq_k == 0 and kinds.documents([]).to_dense().shape == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("seq_q", (9, 4, 13, 0))
+def test_prefix(seq_q):
+    lengths = [0, 4, 30, -2]
+    wanted = pairs(4, 1, seq_q, 9, lambda b, h, i, j: j < lengths[b] or j <= i + 9 - seq_q)
+    check(kinds.prefix(lengths, seq_q, 9), wanted)
+    check(kinds.prefix(torch.tensor(lengths, dtype=torch.int32), seq_q, 9), wanted)
+    check(kinds.prefix(4, seq_q, 9), wanted[1:2])
+
+
+@pytest.mark.parametrize("seq_q", (11, 6, 13))
+def test_prefix_of_documents(seq_q):
+    lengths = [[2, 1, 0], [5, 5, 5], [0, 1, 1]]
+
+    def sees(b, h, i, j):
+        own = i + 11 - seq_q
+        if not 0 <= own < 11:
+            return False
+        run = run_of(IDS[b], own)
+        which = len({run_of(IDS[b], place)[0] for place in range(run[0])})
+        length = lengths[b][which] if which < 3 else 0
+        return j in run and (j < run[0] + length or j <= own)
+
+    check(kinds.prefix(lengths, seq_q, ids=IDS), pairs(3, 1, seq_q, 11, sees))
+    check(kinds.prefix(lengths[1:2], seq_q, ids=IDS[1]), pairs(3, 1, seq_q, 11, sees)[1:2])
+
+
+# ---- ranges, blocks, booleans, sinks ----
+
+def test_ranges():
+    g = torch.Generator().manual_seed(1)
+    for n, (batch, heads) in itertools.product((1, 2, 8), ((1, 1), (2, 3))):
+        bounds = torch.randint(-5, 25, (batch, heads, 2 * n, 13), generator=g)
+        wanted = pairs(batch, heads, 13, 20, lambda b, h, i, j: any(bounds[b, h, 2 * r, i] <= j < bounds[b, h, 2 * r + 1, i] for r in range(n)))
+        check(kinds.ranges(bounds), wanted)
+        check(kinds.ranges(bounds, seq_k=20, causal=True), wanted & torch.ones(13, 20, dtype=torch.bool).tril(7))
+    assert kinds.ranges(torch.tensor([2**40, -2**40]).view(1, 1, 2, 1)).ranges.flatten().tolist() == [2**31 - 1, -2**31]
+
+
+@pytest.mark.parametrize("sizes", ((64, 64), (61, 70), (8, 100)), ids=str)
+def test_blocks(sizes):
+    seq_q, seq_k = sizes
+    g = torch.Generator().manual_seed(2)
+    rows, keys, most = 16, 24, 4
+    counts = torch.randint(-1, most + 3, (2, 3, -(-seq_q // rows)), generator=g)
+    indices = torch.randint(-1, 5, (*counts.shape, most), generator=g)
+    wanted = pairs(2, 3, seq_q, seq_k, lambda b, h, i, j: j // keys in indices[b, h, i // rows, :max(counts[b, h, i // rows], 0)].tolist())
+    source = kinds.blocks(counts, indices, rows, keys)
+    check(source, wanted)
+    assert source.block_counts.dtype == source.block_indices.dtype == torch.int32
+    seen = torch.rand(1, 2, -(-seq_q // rows), -(-seq_k // keys), generator=g) < 0.4
+    check(kinds.blocks(seen, None, rows, keys, seq_k=seq_k), pairs(1, 2, seq_q, seq_k, lambda b, h, i, j: seen[b, h, i // rows, j // keys]))
+
+
+def test_dense():
+    mask = torch.rand(2, 3, 5, 7) < 0.5
+    check(kinds.dense(mask), mask)
+    check(kinds.dense(mask.to(torch.uint8) * 3), mask)
+    check(kinds.dense(mask[0, 0]), mask[:1, :1])
+    check(kinds.dense(mask[:, :1, :, :], causal=True), mask[:, :1] & torch.ones(5, 7, dtype=torch.bool).tril(2))
+    assert kinds.dense(mask).arguments()["dense"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("window, sinks", ((3, 2), (0, 4), (5, 0), (50, 50), (1, 1)))
+@pytest.mark.parametrize("sizes", ((12, 12), (5, 12), (12, 5)), ids=str)
+def test_window_with_sinks(window, sinks, sizes):
+    def sees(b, h, i, j):
+        own = i + sizes[1] - sizes[0]
+        return j <= own and (j < sinks or j > own - window)
+    check(kinds.window_with_sinks(window, sinks, *sizes), pairs(1, 1, *sizes, sees))
+
+
+# ---- neighborhoods and tiles ----
+
+def natten(shape, kernel, stride, dilation, causal):
+    """NATTEN's definition (arXiv:2504.16922), place by place: for each place along one dimension the keys that it sees."""
+    along = []
+    for length, k, s, d, only_before in zip(shape, kernel, stride, dilation, causal):
+        seen = []
+        for place in range(length):
+            line = list(range(place % d, length, d))  # what a dilation lets it see at all
+            own = line.index(place)
+            group = [n for n in range(len(line)) if n // s == own // s]
+            if only_before:
+                leader = group[-1]
+                window = [n for n in range(leader - k + 1, own + 1) if n >= 0]
+            else:
+                leader = group[s // 2] if s // 2 < len(group) else group[-1]
+                begin = leader - k // 2
+                while begin < 0:
+                    begin += 1
+                while begin + k > len(line):
+                    begin -= 1
+                window = range(begin, begin + k)
+            seen.append({line[n] for n in window})
+        along.append(seen)
+    tokens = list(itertools.product(*map(range, shape)))
+    return torch.tensor([[all(y in seen[x] for seen, x, y in zip(along, q, k)) for k in tokens] for q in tokens], dtype=torch.bool)[None, None]
+
+
+NEIGHBORHOODS = [
+    ((13,), 5, 1, 1, False), ((13,), 4, 1, 1, False), ((13,), 1, 1, 1, False), ((13,), 5, 2, 2, False), ((14,), 4, 4, 3, False),
+    ((13,), 13, 1, 1, False), ((13,), 5, 3, 1, True), ((13,), 4, 2, 3, True), ((13,), 6, 5, 1, False), ((13,), 9, 1, 1, True),
+    ((6, 7), 3, 1, 1, False), ((6, 7), (4, 3), (2, 1), (1, 2), False), ((6, 7), (2, 7), 1, 1, False), ((6, 7), (6, 7), 1, 1, False),
+    ((6, 7), 3, 1, 2, (True, False)), ((6, 7), (6, 3), 3, 1, (False, True)), ((9, 10), 9, 1, 1, False), ((9, 10), (8, 3), 1, 1, (True, True)),
+    ((4, 5, 6), (2, 3, 3), (1, 2, 1), 1, False), ((4, 5, 6), (3, 5, 6), 1, 1, False), ((4, 5, 6), (2, 2, 2), 1, (2, 1, 3), (True, False, True)),
+    ((4, 5, 6), 3, 3, 1, (True, False, False)), ((4, 1, 6), (2, 1, 6), 1, 1, (True, False, False)),
+    ((4, 6), (2, 6), 1, 1, (False, True)), ((3, 2, 5), (2, 2, 5), 1, 1, (False, True, False))]
+
+
+@pytest.mark.parametrize("shape, kernel, stride, dilation, causal", NEIGHBORHOODS, ids=str)
+def test_neighborhood(shape, kernel, stride, dilation, causal):
+    each = lambda x: x if isinstance(x, tuple) else (x,) * len(shape)
+    source = shapes.neighborhood(shape, kernel, stride, dilation, causal)
+    assert source.seq_q == source.seq_k == math.prod(shape)
+    check(source, natten(shape, each(kernel), each(stride), each(dilation), each(causal)))
+
+
+def test_neighborhoods_of_few_lines_are_ranges():
+    assert shapes.neighborhood((32, 32), 7).kind == "ranges"
+    assert shapes.neighborhood((8, 20, 20), (3, 20, 20)).ranges.shape == (1, 1, 2, 3200)
+    assert shapes.neighborhood(100, (3,), dilation=5).ranges.shape[2] == 6
+    assert shapes.neighborhood((12, 12), (9, 3)).kind == "bits"
+
+
+@pytest.mark.parametrize("shape, tile, window, text", (
+    ((8, 12), (2, 4), (3, 2), 0), ((8, 12), (2, 4), 1, 11), ((4, 4, 8), (2, 2, 2), (1, 2, 3), 0), ((4, 4, 8), (2, 2, 2), (2, 1, 4), 5),
+    ((24,), 8, 2, 3), ((6, 6), (3, 3), (1, 2), 4), ((6, 6), 2, 3, 0)), ids=str)
+def test_tiles(shape, tile, window, text):
+    each = lambda x: x if isinstance(x, tuple) else (x,) * len(shape)
+    tile, window = each(tile), each(window)
+    coordinates = list(itertools.product(*map(range, shape)))
+    order = shapes.tile_order(shape, tile).tolist()
+    numbered = sorted(range(len(coordinates)), key=lambda n: ([x // t for x, t in zip(coordinates[n], tile)], n))
+    assert order == numbered
+
+    def sees(b, h, i, j):
+        if i >= len(order) or j >= len(order):
+            return True
+        for x, y, t, w, n in zip(coordinates[order[i]], coordinates[order[j]], tile, window, shape):
+            begin = min(max(x // t - w // 2, 0), n // t - w)
+            if not begin <= y // t < begin + w:
+                return False
+        return True
+
+    source = shapes.tiles(shape, tile, window, text=text)
+    assert (source.kind == "blocks") == (math.prod(tile) % 8 == 0)
+    check(source, pairs(1, 1, len(order) + text, len(order) + text, sees))
+
+
+# ---- torch's mask_mods and BlockMasks ----
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def window(b, h, q, k):
+    return (q - k).abs() <= 20
+
+
+def prefix(b, h, q, k):
+    return or_masks(lambda b, h, q, k: k < 30, causal)(b, h, q, k)
+
+
+DOCUMENT_IDS = torch.tensor([0] * 50 + [1] * 100 + [2] * 3 + [3] * 147)
+
+
+def document(b, h, q, k):
+    return and_masks(causal, lambda b, h, q, k: DOCUMENT_IDS[q] == DOCUMENT_IDS[k])(b, h, q, k)
+
+
+def natten_2d(b, h, q, k):  # 15 × 20
+    (q_y, q_x), (k_y, k_x) = (q // 20, q % 20), (k // 20, k % 20)
+    return ((q_y.clamp(2, 12) - k_y).abs() <= 2) & ((q_x.clamp(3, 16) - k_x).abs() <= 3)
+
+
+def self_attention_tiles(b, h, q, k):  # stand-alone self-attention: blocks of 5 × 5 of a picture of 15 × 20, and a margin of 2
+    (q_y, q_x), (k_y, k_x) = (q // 20, q % 20), (k // 20, k % 20)
+    top, left = q_y // 5 * 5, q_x // 5 * 5
+    return (k_y >= top - 2) & (k_y < top + 7) & (k_x >= left - 2) & (k_x < left + 7)
+
+
+SPANS = torch.tensor([[20, 60], [130, 200]])
+
+
+def transfusion(b, h, q, k):
+    seen = q >= k
+    for begin, end in SPANS:
+        seen = seen | (q >= begin) & (q < end) & (k >= begin) & (k < end)
+    return seen
+
+
+def by_batch_and_head(b, h, q, k):
+    return (q + b * 7 >= k) & (h + 1 > (q - k) // 40)
+
+
+def scattered(b, h, q, k):
+    return (q * 7 + k * 13) % 5 < 2
+
+
+MODS = (causal, window, prefix, document, natten_2d, self_attention_tiles, transfusion, by_batch_and_head, scattered)
+
+
+@pytest.mark.parametrize("fn", MODS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("batch, heads", ((None, None), (2, 3)), ids=str)
+def test_from_mask_mod(fn, batch, heads):
+    wanted = create_mask(fn, batch, heads, 300, 300, "cpu")
+    source = mods.from_mask_mod(fn, batch, heads, 300, 300, "cpu")
+    assert (source.kind == "bits") == (fn in (self_attention_tiles, scattered))
+    check(source, wanted)
+
+
+def test_parts(small_parts):
+    """A block of 128 queries of one head at a time gives what all give at once."""
+    asked = []
+
+    def watched(b, h, q, k):
+        asked.append(1)
+        return by_batch_and_head(b, h, q, k) ^ ((k % 64 == 0) & (q > 250))
+
+    source = mods.from_mask_mod(watched, 2, 3, 300, 290, "cpu")
+    assert len(asked) == 2 * 3 * 3 + 1  # and first those in the middle
+    check(source, create_mask(watched, 2, 3, 300, 290, "cpu"))
+    source = mods.from_mask_mod(scattered, 2, 1, 300, 1000, "cpu")
+    check(source, create_mask(scattered, 2, 1, 300, 1000, "cpu"))
+    # a pair past the end is no reason to keep bits
+    corner = mods.from_mask_mod(lambda b, h, q, k: ((q >= 128) & (k >= 128)) | (scattered(b, h, q, k) & (q < 64)), 1, 1, 200, 200, "cpu")
+    assert corner.bits.slots.tolist() == [[[[0, 1], [-2, -1]]]] and len(corner.bits.words) == 3
+
+
+@pytest.mark.parametrize("sizes", ((0, 5), (5, 0), (1, 1), (129, 1)), ids=str)
+def test_from_mask_mod_of_odd_sizes(sizes):
+    check(mods.from_mask_mod(causal, None, None, *sizes, "cpu"), pairs(1, 1, *sizes, lambda b, h, i, j: i >= j))
+
+
+def meaning(block_mask, batch, heads):
+    """What a BlockMask means, read from its tensors."""
+    seq_q, seq_k = block_mask.seq_lengths
+    rows, keys = block_mask.BLOCK_SIZE
+    seen = torch.zeros(batch, heads, seq_q, seq_k, dtype=torch.bool)
+    fn = create_mask(block_mask.mask_mod, batch, heads, seq_q, seq_k, "cpu")
+    for counts, indices, is_full in ((block_mask.kv_num_blocks, block_mask.kv_indices, False),
+                                     (block_mask.full_kv_num_blocks, block_mask.full_kv_indices, True)):
+        if counts is None:
+            continue
+        for b, h, row in itertools.product(range(batch), range(heads), range(counts.shape[2])):
+            own = b % counts.shape[0], h % counts.shape[1], row
+            for column in indices[own][:counts[own]].tolist():
+                block = b, h, slice(row * rows, (row + 1) * rows), slice(column * keys, (column + 1) * keys)
+                seen[block] |= True if is_full else fn[block]
+    return seen
+
+
+@pytest.mark.parametrize("block_size", (128, 64, (32, 128), (256, 8)), ids=str)
+@pytest.mark.parametrize("fn", MODS, ids=lambda fn: fn.__name__)
+def test_from_block_mask(fn, block_size):
+    for batch, heads in ((None, None), (2, 3)) if fn is by_batch_and_head else ((None, None),):
+        block_mask = create_block_mask(fn, batch, heads, 300, 300, "cpu", block_size)
+        check(mods.from_block_mask(block_mask), meaning(block_mask, batch or 1, heads or 1))
+        assert torch.equal(meaning(block_mask, batch or 1, heads or 1), create_mask(fn, batch or 1, heads or 1, 300, 300, "cpu"))
+
+
+def test_a_block_mask_counts_and_not_its_mask_mod():
+    """Blocks that are not listed are hidden, whatever the mask_mod says, and full ones are seen."""
+    counts, indices = torch.tensor([[[1, 2]]], dtype=torch.int32), torch.tensor([[[[1, 0], [0, 1]]]], dtype=torch.int32)
+    full_counts, full_indices = torch.tensor([[[1, 0]]], dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    for fn in (causal, scattered):
+        block_mask = BlockMask.from_kv_blocks(counts, indices, full_counts, full_indices, (64, 32), fn, seq_lengths=(100, 60))
+        check(mods.from_block_mask(block_mask), meaning(block_mask, 1, 1))
+
+
+@pytest.mark.parametrize("with_full", (False, True))
+def test_block_lists_alone(with_full):
+    """Without a mask_mod a BlockMask stays block lists."""
+    g = torch.Generator().manual_seed(3)
+    lists = []
+    for _ in range(1 + with_full):
+        counts = torch.randint(0, 4, (2, 1, 4), generator=g, dtype=torch.int32)
+        lists += [counts, torch.stack([torch.randperm(5, generator=g) for _ in range(8)]).view(2, 1, 4, 5).int()]
+    block_mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(64, 32), seq_lengths=(250, 150))
+    source = mods.from_block_mask(block_mask)
+    assert source.kind == "blocks"
+    check(source, meaning(block_mask, 2, 1))
+
+
+def test_a_shared_block_mask_whose_mask_mod_tells_heads_apart():
+    block_mask = BlockMask.from_kv_blocks(torch.full((1, 1, 3), 3, dtype=torch.int32), torch.arange(3, dtype=torch.int32).expand(1, 1, 3, 3),
+                                          mask_mod=by_batch_and_head, seq_lengths=(300, 300))
+    check(mods.from_block_mask(block_mask, 2, 3), create_mask(by_batch_and_head, 2, 3, 300, 300, "cpu"))
+    offsets = torch.tensor([0, 30, 60])
+    block_mask.mask_mod = lambda b, h, q, k: q + offsets[h] >= k
+    source = mods.from_block_mask(block_mask, 2, 3)
+    assert source.shape == (1, 3)
+    check(source, create_mask(block_mask.mask_mod, 2, 3, 300, 300, "cpu"))
+    block_mask.mask_mod = causal
+    assert mods.from_block_mask(block_mask, 2, 3).shape == (1, 1)
+
+
+def test_slices_of_a_block_mask():
+    block_mask = create_block_mask(by_batch_and_head, 2, 3, 300, 300, "cpu")
+    with pytest.raises(RuntimeError, match="sliced BlockMask"):
+        mods.from_block_mask(block_mask[:1])
+    last = block_mask[:, :, 2:]
+    last.mask_mod = lambda b, h, q, k: by_batch_and_head(b, h, q + 256, k)
+    with pytest.raises(ValueError, match=re.escape("kv_num_blocks.shape[-1] = 1 but ceil(seq_lengths[0] / BLOCK_SIZE[0]) = 3")):
+        mods.from_block_mask(last)
+    last.seq_lengths = (44, 300)
+    check(mods.from_block_mask(last), create_mask(by_batch_and_head, 2, 3, 300, 300, "cpu")[:, :, 256:])
+
+
+# ---- operators ----
+
+def sources():
+    """Masks of every kind for 2 sequences, 1 or 3 heads, 60 queries and 70 keys."""
+    g = torch.Generator().manual_seed(4)
+    bounds = torch.randint(-5, 75, (2, 1, 6, 60), generator=g)
+    return {
+        "band": kinds.band(window=(9, 4)).sized(60, 70),
+        "top left": kinds.band(causal=True, mask_alignment="top_left").sized(60, 70),
+        "ranges": kinds.ranges(bounds),
+        "many": kinds.ranges(torch.randint(-5, 75, (1, 3, 16, 60), generator=g), seq_k=70, window=(50, 3)),
+        "documents": kinds.documents(torch.arange(140).view(2, 70) // 9, seq_q=60, causal=True),
+        "dense": kinds.dense(torch.rand(1, 3, 60, 70, generator=g) < 0.8, causal=True),
+        "blocks": kinds.blocks(torch.rand(2, 1, 4, 3, generator=g) < 0.5, None, 16, 24, seq_q=60, seq_k=70),
+        "bits": mods.from_mask_mod(scattered, None, None, 60, 70, "cpu"),
+        "nothing": kinds.ranges(torch.zeros(1, 1, 2, 60).long(), seq_k=70),
+    }
+
+
+@pytest.mark.parametrize("a, b", list(itertools.product(sources(), sources())))
+def test_operators(a, b):
+    a, b = sources()[a].sized(60, 70), sources()[b].sized(60, 70)
+    for made, wanted in ((a & b, a.to_dense(2, 3) & b.to_dense(2, 3)), (a | b, a.to_dense(2, 3) | b.to_dense(2, 3))):
+        check(made, wanted)
+        assert made.seq_q == 60 and made.seq_k == 70
+
+
+@pytest.mark.parametrize("name", sources())
+def test_inversion(name):
+    source = sources()[name].sized(60, 70)
+    check(~source, ~source.to_dense())
+    check(~~source, source.to_dense())
+
+
+def test_what_operators_make():
+    all_kinds = sources()
+    assert (all_kinds["documents"] & kinds.band(window=(5, 5))).kind == "documents"
+    assert (all_kinds["dense"] & kinds.band(window=(5, 5))).band == Band(5, 0)
+    assert (kinds.band(causal=True) & kinds.band(window=(3, None))).band == Band(3, 0)
+    assert (all_kinds["documents"] | kinds.band(window=(1, 1))).ranges.shape == (2, 1, 4, 60)
+    assert (all_kinds["documents"] & all_kinds["ranges"].sized(60, 70)).ranges.shape == (2, 1, 6, 60)
+    assert (all_kinds["many"] | all_kinds["top left"]).kind in ("ranges", "bits")
+    assert (all_kinds["blocks"] | all_kinds["band"]).kind == "ranges"  # at most three blocks of keys and a band
+
+
+def test_normalised_ranges():
+    bounds = torch.tensor([5, 9, 0, 2, 8, 12, 7, 7, 2, 3, 40, 50, -9, -3]).view(1, 1, 14, 1)
+    assert _mask_ranges.normalised(bounds, 45).flatten().tolist() == [0, 3, 5, 12, 40, 45] + [0] * 8
+    assert _mask_ranges.complement(bounds, 45).flatten().tolist()[:4] == [3, 5, 12, 40]
+
+
+# ---- what a mask is asked ----
+
+def test_arguments_are_those_of_the_library():
+    header = (pathlib.Path(__file__).parents[2] / "include" / "flash3" / "mask.h").read_text(encoding="utf-8")
+    names = set(re.findall(r"^  \S+ (\w+);", header[:header.index("} flash3_mask_params")], re.M))
+    assert "ranges" in names and "block_keys" in names
+    for source in sources().values():
+        assert {*source.arguments()} <= names
+    assert torch.equal(sources()["bits"].arguments()["dense"].bool(), sources()["bits"].to_dense())
+    assert kinds.band(causal=True, window=(3, 5), chunk=9, mask_alignment="top_left").arguments() == \
+        {"window": (3, 0), "chunk": 9, "mask_alignment": "top_left"}
+
+
+def test_source_is_frozen_and_says_what_it_is():
+    source = kinds.band(causal=True)
+    with pytest.raises(AttributeError):
+        source.kind = "dense"
+    assert repr(source) == "MaskSource(kind='band', batch=1, heads=1, seq_q=None, seq_k=None, band=(-1, 0, 0, False))"
+
+
+def area_in(svg):
+    """How many pairs lie in squares of each kind."""
+    area = {}
+    for path in xml.etree.ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+        squares = re.findall(r"M(\d+) (\d+)h(\d+)v(\d+)h-(\d+)z", path.get("d"))
+        assert path.get("d") == "".join("M{} {}h{}v{}h-{}z".format(*square) for square in squares)
+        area[path.get("class")] = sum(int(width) * int(rows) for _, _, width, rows, _ in squares)
+    return area
+
+
+def test_draw(tmp_path):
+    source = kinds.band(causal=True).sized(1000, 1300)
+    text = source.draw(tmp_path / "mask.svg")
+    assert (tmp_path / "mask.svg").read_text(encoding="utf-8") == text
+    assert "1000 queries by 1300 keys" in text and "21 × 21 pairs a square" in text
+    area, seen = area_in(text), int(source.to_dense().sum())
+    assert area["full"] < seen < area["full"] + area["partial"] and area["partial"] <= 2 * 48 * 21 * 21
+    for mask in sources().values():
+        for b, h in itertools.product(*map(range, mask.shape)):
+            seen = int(mask.sized(60, 70).to_dense()[b, h].sum())
+            assert area_in(mask.sized(60, 70).draw(batch=b, head=h, block=1)) == {"full": seen, "partial": 0}
+            area = area_in(mask.sized(60, 70).draw(batch=b, head=h, block=13))
+            assert area["full"] <= seen <= area["full"] + area["partial"]
+    assert "a square is a pair" in kinds.dense(torch.eye(5, dtype=torch.bool)).draw()
+    assert area_in(kinds.documents([]).draw()) == {"full": 0, "partial": 0}
+
+
+def test_draw_in_parts(small_parts):
+    source = sources()["many"].sized(60, 70)
+    text = source.draw(head=2, block=8)
+    _mask_rows._AT_ONCE = 1 << 25
+    assert source.draw(head=2, block=8) == text
+
+
+def test_pictures_of_the_documents():
+    """docs/images/mask_*.svg are what draw() makes."""
+    images = pathlib.Path(__file__).parents[2] / "docs" / "images"
+    ids = [0] * 300 + [1] * 500 + [2] * 224
+    drawn = {"documents": kinds.prefix([[100, 150, 0]], ids=ids), "neighborhood": shapes.neighborhood((16, 16), 7),
+             "sinks": kinds.window_with_sinks(192, 48, 1024)}
+    assert {path.name for path in images.glob("mask_*.svg")} == {f"mask_{name}.svg" for name in drawn}
+    for name, source in drawn.items():
+        assert (images / f"mask_{name}.svg").read_text(encoding="utf-8") == source.draw(), f"source.draw('docs/images/mask_{name}.svg') writes it"
+
+
+# ---- errors ----
+
+@pytest.mark.parametrize("make, error, message", (
+    (lambda: kinds.band(chunk=-1), ValueError, "chunk = -1 but it must be at least 0"),
+    (lambda: kinds.band(mask_alignment="left"), ValueError, "mask_alignment = 'left'"),
+    (lambda: kinds.band(window=3), ValueError, "window = 3 but it must be a pair"),
+    (lambda: kinds.documents(), TypeError, "ids or lengths, and one of them"),
+    (lambda: kinds.documents([1], lengths=[1]), TypeError, "ids or lengths, and one of them"),
+    (lambda: kinds.documents(torch.zeros(3)), TypeError, "ids.dtype = float32 but it must be an integer type"),
+    (lambda: kinds.documents(torch.zeros(1, 2, 3).long()), ValueError, "ids.ndim = 3 but it must be 1 or 2"),
+    (lambda: kinds.documents([1, 2], seq_k=3), ValueError, "ids.shape[-1] = 2 but seq_k = 3; they must be the same"),
+    (lambda: kinds.documents([1, 2], seq_q=-3), ValueError, "seq_q = -3 but it must be from 0"),
+    (lambda: kinds.prefix(3, 5), ValueError, "seq_k = None but without ids it must be given"),
+    (lambda: kinds.prefix([[3]], 5, 5), ValueError, "lengths.ndim = 2 but it must be 1"),
+    (lambda: kinds.prefix([[3], [2], [1]], ids=[[1, 1], [2, 2]]), ValueError, "lengths.shape[0] = 3 but ids.shape[0] = 2"),
+    (lambda: kinds.ranges(torch.zeros(1, 1, 3, 4).long()), ValueError, "ranges.shape[2] = 3 but it must be 2 * n, with n from 1 to 8"),
+    (lambda: kinds.ranges(torch.zeros(1, 1, 18, 4).long()), ValueError, "ranges.shape[2] = 18 but it must be 2 * n"),
+    (lambda: kinds.ranges(torch.zeros(2, 4).long()), ValueError, "ranges.ndim = 2 but it must be 4"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2).long()), TypeError, "indices is None, and then counts must be a bool tensor"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2).long(), torch.ones(1, 1, 3, 2).long()), ValueError, "indices.shape[2] = 3 but counts.shape[2] = 2"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), None, 20), ValueError, "block_rows = 20 but it must be a positive multiple of 8"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), None, 16, 0), ValueError, "block_keys = 0 but it must be a positive multiple of 8"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_q=300), ValueError, "counts.shape[2] = 2 but ceil(seq_q / block_rows) = 3"),
+    (lambda: kinds.blocks(torch.ones(1, 1, 2, 2).bool(), seq_k=300), ValueError, "counts.shape[3] = 2 but ceil(seq_k / block_keys) = 3"),
+    (lambda: kinds.dense(torch.zeros(3, 3)), TypeError, "mask is of float32 but it must be a tensor of bool or uint8"),
+    (lambda: kinds.dense([[1]]), TypeError, "mask is of list"),
+    (lambda: kinds.dense(torch.zeros(3).bool()), ValueError, "mask.ndim = 1 but it must be 2 or 4"),
+    (lambda: kinds.window_with_sinks(-1, 2, 5), ValueError, "window = -1 but it must be from 0"),
+    (lambda: kinds.window_with_sinks(1, 2.5, 5), TypeError, "sinks is a float but it must be an integer"),
+    (lambda: shapes.neighborhood((4, 4, 4, 4), 3), ValueError, "len(shape) = 4 but it must be 1, 2 or 3"),
+    (lambda: shapes.neighborhood((4, 4), (3, 3, 3)), ValueError, "len(kernel) = 3 but len(shape) = 2"),
+    (lambda: shapes.neighborhood((4, 4), 3, 4), ValueError, "stride[0] = 4 but kernel[0] = 3; a stride is at most the kernel"),
+    (lambda: shapes.neighborhood((4, 9), 3, 1, (1, 4)), ValueError, "kernel[1] * dilation[1] = 12 but shape[1] = 9"),
+    (lambda: shapes.neighborhood((4, 9), 0), ValueError, "kernel[0] = 0 but it must be from 1"),
+    (lambda: shapes.neighborhood((4, 9), 3, is_causal=(True,)), ValueError, "len(is_causal) = 1 but len(shape) = 2"),
+    (lambda: shapes.tiles((4, 9), 2, 1), ValueError, "shape[1] = 9 but tile[1] = 2; a shape is a multiple of its tile"),
+    (lambda: shapes.tiles((4, 8), 2, (3, 1)), ValueError, "window[0] = 3 but there are 2 tiles"),
+    (lambda: mods.from_mask_mod(3, 1, 1, 4, 4), TypeError, "fn is a int but it must be a function"),
+    (lambda: mods.from_mask_mod(lambda b, h, q, k: q + k, 1, 1, 4, 4, "cpu"), TypeError, "the mask_mod returns int64 but it must return bool"),
+    (lambda: mods.from_mask_mod(causal, 1, 1, -4, 4, "cpu"), ValueError, "seq_q = -4 but it must be from 0"),
+    (lambda: mods.from_block_mask(torch.zeros(3)), TypeError, "block_mask is a Tensor but it must be a BlockMask"),
+    (lambda: mods.from_block_mask(create_block_mask(causal, 1, 1, 50, 50, "cpu", 10)), ValueError,
+     "block_mask.BLOCK_SIZE[0] = 10 but it must be a positive multiple"),
+    (lambda: kinds.band().to_dense(), ValueError, "seq_q of the mask is not known; sized(seq_q, seq_k) says"),
+    (lambda: ~kinds.band(causal=True), ValueError, "seq_q of the mask is not known"),
+    (lambda: kinds.band(causal=True) | kinds.band(chunk=3), ValueError, "seq_q of the mask is not known"),
+    (lambda: kinds.documents([1, 2]).sized(3, 2), ValueError, "seq_q = 3 but the mask's seq_q = 2"),
+    (lambda: kinds.documents([1, 2]) & kinds.documents([1, 2, 3]), ValueError, "seq_q = 2 but the other mask's seq_q = 3"),
+    (lambda: kinds.documents([[1], [2]]) | kinds.documents([[1], [2], [3]]), ValueError, "batch = 2 but the other mask's batch = 3"),
+    (lambda: kinds.documents([[1], [2]]).to_dense(3), ValueError, "batch = 3 but the mask's batch = 2; it must be 1, for all, or batch"),
+    (lambda: kinds.dense(torch.ones(2, 1, 3, 3).bool()).draw(batch=2), ValueError, "batch = 2 but the mask has 2; it must be from 0 to 1"),
+    (lambda: kinds.dense(torch.ones(3, 3).bool()).draw(block=0), ValueError, "block = 0 but it must be at least 1"),
+    (lambda: kinds.documents(torch.tensor([1])) & kinds.documents(torch.empty(1, dtype=torch.int32, device="meta")), ValueError,
+     "device = cpu but the other mask's device = meta")), ids=lambda x: None)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+def test_other_things_are_no_masks():
+    with pytest.raises(TypeError):
+        kinds.band() & True
+    with pytest.raises(TypeError):
+        kinds.band() | torch.ones(3, 3)
+    assert MaskSource("band").shape == (1, 1)

@@ -24,9 +24,9 @@ inline constexpr int kMostMaskRanges = 8;  // of a query
 inline constexpr int kMaskWords = kMaskBlock * kMaskBlock / 32;
 
 // How the pairs of a block are told. Those outside of the sequences, where blocks reach past their
-// ends, do not count: no range nor bit shows them, and a full block may have them.
+// ends, do not count: no range nor bit shows them.
 enum MaskKind : int {
-  kMaskFull = 0,   // all are seen
+  kMaskFull = 0,   // all are seen, by the queries that exist; no key lies past the end
   kMaskRange = 1,  // query i sees the keys of its range `data`, in this block: the first that tells
   kMaskBits = 2    // by the words of slot `data`
 };
@@ -59,15 +59,15 @@ struct MaskCounts {
   int overflow;                // 1: there was no room
 };
 
-// The bit of a pair. The words of a block are in the order in which the threads of two warpgroups
-// hold a tile of scores (device/score/view.hpp: QueriesByKeys), so that a thread finds the bits of
-// its 32 keys of a row in one word, and those of its two rows side by side.
+// The bit of a pair. A word has the bits of two queries, 8 apart, with 16 keys each, as a thread of
+// a warpgroup holds them in a tile of scores (device/score/view.hpp); words of 64 by 64 pairs lie
+// together, those of the block's first 64 keys first.
 struct MaskBit {
   int word, bit;
 };
 FLASH3_HOST_DEVICE constexpr MaskBit mask_bit(int row, int key) {
   const int thread = row % 64 / 16 * 32 + row % 8 * 4 + key % 8 / 2;
-  return {(row / 64 * 128 + thread) * 2 + row % 16 / 8, key / 8 * 2 + key % 2};
+  return {(key / 64 * 2 + row / 64) * 128 + thread, row % 16 / 8 * 16 + key % 64 / 8 * 2 + key % 2};
 }
 
 // The shape of a mask, from which the places follow.

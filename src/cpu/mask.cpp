@@ -224,7 +224,7 @@ class MaskMaker {
   MaskKind kind_of(const QueryBlock& of, const MaskMemory& made, Index block, const BlockBits& bits,
                    int* range) const {
     const Index first = block * kMaskBlock, rows = of.queries.size();
-    const KeyBits all = KeyBits::of(0, p_.shape.seq_k - first);
+    const KeyBits all = KeyBits::of(0, kMaskBlock);  // a block that reaches past the end has fewer
     const auto equal = [&](const auto& expected) {
       for (Index r = 0; r < rows; ++r)
         if (bits.rows[r] != expected(of.queries.begin + r)) return false;

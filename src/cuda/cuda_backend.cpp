@@ -65,9 +65,6 @@ class CudaBackend final : public Backend {
     return choose([&](const Family& f, const Device& d) { return f.forward(problem, d, plan); });
   }
   Status plan(const BackwardProblem& problem, PlanPointer<BackwardProblem>* plan) const override {
-    if (problem.mask_lists.given)
-      return unsupported(
-          "mask is given, which the hopper backend's backward cannot take; the cpu backend's can");
     return choose([&](const Family& f, const Device& d) { return f.backward(problem, d, plan); });
   }
   Status plan(const QuantizeProblem& problem, PlanPointer<QuantizeProblem>* plan) const override {

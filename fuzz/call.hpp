@@ -220,12 +220,12 @@ flash3_status ask(const Functions<Params>& f, const Params& given, size_t* works
   return status;
 }
 
-// A struct's own bytes, but for a pointer that the library follows as it follows that to the
-// struct.
+// A struct's own bytes, but for pointers that the library follows as it follows that to the struct.
 template <class Params>
 Params raw_params(Bytes* bytes) {
   auto p = bytes->raw<Params>();
   if constexpr (requires { p.schedule; }) p.schedule = nullptr;
+  if constexpr (requires { p.mask; }) p.mask = nullptr;
   return p;
 }
 
@@ -240,6 +240,7 @@ void patch(Bytes* bytes, Params* p) {
                 word + 1 < sizeof *p / 4 && bytes->flag() ? 8 : 4);
   }
   if constexpr (requires { p->schedule; }) p->schedule = before.schedule;
+  if constexpr (requires { p->mask; }) p->mask = before.mask;
 }
 
 // A call on its memory, twice. whole: no element of an output may be left as it was.

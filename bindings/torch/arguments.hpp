@@ -25,7 +25,15 @@ constexpr std::string_view take_word(std::string_view* text, std::string_view be
   return word;
 }
 
-enum class Type : unsigned char { kTensor, kMaybeTensor, kFloat, kFlag, kInteger, kIntegers, kDtype };
+enum class Type : unsigned char {
+  kTensor,
+  kMaybeTensor,
+  kFloat,
+  kFlag,
+  kInteger,
+  kIntegers,
+  kDtype
+};
 
 struct Argument {
   std::string_view name;

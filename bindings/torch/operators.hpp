@@ -14,8 +14,8 @@ inline constexpr Schema<flash3_forward_params> kForward(
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, "
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, Tensor? q_scale=None, Tensor? "
     "k_scale=None, Tensor? v_scale=None, bool compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, "
-    "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, int mask_alignment=0, Tensor? mask=None, "
-    "int[] mask_fields=[]) -> (Tensor, Tensor)");
+    "int fp8_sums=0, ScalarType? out_dtype=None, Tensor? qv=None, Tensor? mask=None, int[] mask_fields=[], int "
+    "mask_alignment=0) -> (Tensor, Tensor)");
 
 inline constexpr Schema<flash3_forward_params> kInference(
     "inference(Tensor q, Tensor k, Tensor v, float softmax_scale=0., bool causal=False, bool "
@@ -28,15 +28,15 @@ inline constexpr Schema<flash3_forward_params> kForwardOut(
     "seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool "
     "deterministic=False, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, bool "
     "compute_fp8=False, SymInt rotation_seed=0, SymInt sm_margin=0, int fp8_sums=0, Tensor? qv=None, bool "
-    "fill_padding=False, int mask_alignment=0, Tensor(c!)? max_logits=None, Tensor? mask=None, int[] "
-    "mask_fields=[]) -> ()");
+    "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0, Tensor(c!)? "
+    "max_logits=None) -> ()");
 
 inline constexpr Schema<flash3_backward_params> kBackward(
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float "
     "softmax_scale=0., bool causal=False, bool heads_first=False, SymInt window_left=-1, SymInt "
     "window_right=-1, float softcap=0., SymInt chunk=0, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? "
     "cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, SymInt "
-    "max_seqlen_k=0, bool deterministic=False, int mask_alignment=0, Tensor? mask=None, int[] mask_fields=[]) "
+    "max_seqlen_k=0, bool deterministic=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0) "
     "-> (Tensor, Tensor, Tensor, Tensor)");
 
 inline constexpr Schema<flash3_backward_params> kBackwardOut(
@@ -45,7 +45,7 @@ inline constexpr Schema<flash3_backward_params> kBackwardOut(
     "heads_first=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0., SymInt chunk=0, "
     "Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? "
     "seqused_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, bool deterministic=False, bool "
-    "fill_padding=False, int mask_alignment=0, Tensor? mask=None, int[] mask_fields=[]) -> ()");
+    "fill_padding=False, Tensor? mask=None, int[] mask_fields=[], int mask_alignment=0) -> ()");
 
 inline constexpr Schema<flash3_quantize_params> kQuantize(
     "quantize(Tensor? q=None, Tensor? k=None, Tensor? v=None, int scale_ndim=3, SymInt heads_k=0, Tensor? "

@@ -77,12 +77,12 @@ typedef struct flash3_mask_params {
   /** @} */
 } flash3_mask_params;
 
-/** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is given the
- * mask refuses it where any of that has changed or does not fit the call. The memory holds, for
- * each block of queries, the blocks of keys that any of them sees, and of each whether all pairs
- * are seen, or a range of keys of each query, or which bits tell; and the same the other way round
- * for a backward call. Calls may share a mask while its memory stays as it is, on any streams,
- * after the one that made it. */
+/** A mask. The caller sets data and size; flash3_mask_make() sets all else, and a call that is
+ * given the mask refuses it where any of that has changed or does not fit the call. The memory
+ * holds, for each block of queries, the blocks of keys that any of them sees, and of each whether
+ * all pairs are seen, or a range of keys of each query, or which bits tell; and the same the other
+ * way round for a backward call. Calls may share a mask while its memory stays as it is, on any
+ * streams, after the one that made it. */
 struct flash3_mask {
   void* data;             /**< the caller's, in the tensors' kind of memory, at a multiple of 256 */
   size_t size;            /**< bytes of it */

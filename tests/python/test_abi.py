@@ -17,7 +17,8 @@ import abi  # noqa: E402
 
 STRUCTS = {"flash3_tensor": _library.Tensor, "flash3_forward_params": _library.ForwardParams,
            "flash3_backward_params": _library.BackwardParams, "flash3_quantize_params": _library.QuantizeParams,
-           "flash3_merge_params": _library.MergeParams, "flash3_schedule": _library.Schedule}
+           "flash3_merge_params": _library.MergeParams, "flash3_schedule": _library.Schedule,
+           "flash3_mask_params": _fields.MaskParams, "flash3_mask": _fields.Mask}
 SCALARS = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t}
 
@@ -109,7 +110,8 @@ def test_values(header):
     assert without_prefix(header.values("flash3_fp8_sums"), "FLASH3_FP8_SUMS_") == {
         "AUTO": _fields.WORDS["fp8_sums"]["auto"], "ONE_LEVEL": _fields.WORDS["fp8_sums"]["one"], "TWO_LEVELS": _fields.WORDS["fp8_sums"]["two"]}
     assert without_prefix(header.values("abi_constants"), "abi_constant_FLASH3_") == {
-        "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT}
+        "FP8_BLOCK": _library.FP8_BLOCK, "WORKSPACE_ALIGNMENT": _library.WORKSPACE_ALIGNMENT,
+        "MASK_BLOCK": _library.MASK_BLOCK, "MASK_MOST_RANGES": _library.MASK_MOST_RANGES}
 
 
 def test_signatures(header):

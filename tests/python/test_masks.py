@@ -144,6 +144,16 @@ def test_errors():
         masks.dense([[True]])
 
 
+def test_sharded_tensors_take_none():
+    class DTensor:  # the check goes by the name of torch's class, which takes processes to make
+        device, dtype, requires_grad = torch.device("cpu"), torch.float32, False
+    from flash3 import _torch
+    mask = masks.dense(torch.ones(150, 270).bool())
+    with pytest.raises(NotImplementedError, match="mask is given and q is a DTensor"):
+        _torch.run_forward(DTensor(), None, None, {"mask": mask.data, "mask_fields": mask.fields})
+    _torch.run_forward(*inputs(), {"mask": mask.data, "mask_fields": mask.fields})
+
+
 def test_questions():
     q, k, v = inputs()
     mask = masks.documents(torch.zeros(270, dtype=torch.int32), 150)

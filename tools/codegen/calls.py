@@ -71,11 +71,11 @@ _DATA_MASK = "mask mask_fields"
 # name: (call, required arguments, options, results). "?": None may be given; "!": the operator writes it; "…": what the headers have
 # gained since. The order of what is given often goes first: each argument costs time, those before it too.
 TORCH = {
-    "forward": ("forward", "q k v", f"{_OPTIONS} {_FORWARD} out_dtype qv … {_DATA_MASK}", "(Tensor, Tensor)"),
+    "forward": ("forward", "q k v", f"{_OPTIONS} {_FORWARD} out_dtype qv {_DATA_MASK} …", "(Tensor, Tensor)"),
     "inference": ("forward", "q k v", _PLAIN, "Tensor"),
-    "forward_out": ("forward", "q k v out! lse!?", f"{_OPTIONS} {_FORWARD} qv fill_padding … {_DATA_MASK}", "()"),
-    "backward": ("backward", "dout dlse? q k v out lse", f"{_OPTIONS} … {_DATA_MASK}", "(Tensor, Tensor, Tensor, Tensor)"),
-    "backward_out": ("backward", "dout dlse? q k v out lse dq! dk! dv! dsink!?", f"{_OPTIONS} fill_padding … {_DATA_MASK}", "()"),
+    "forward_out": ("forward", "q k v out! lse!?", f"{_OPTIONS} {_FORWARD} qv fill_padding {_DATA_MASK} …", "()"),
+    "backward": ("backward", "dout dlse? q k v out lse", f"{_OPTIONS} {_DATA_MASK} …", "(Tensor, Tensor, Tensor, Tensor)"),
+    "backward_out": ("backward", "dout dlse? q k v out lse dq! dk! dv! dsink!?", f"{_OPTIONS} fill_padding {_DATA_MASK} …", "()"),
     "quantize": ("quantize", "", f"q k v scale_ndim heads_k {_QUANTIZE} …", "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"),
     "quantize_out": ("quantize", "q? k? v? q_out!? k_out!? v_out!? q_scale!? k_scale!? v_scale!?", f"{_QUANTIZE} …", "()"),
     "attention_with_kv_cache": ("forward", "q k_cache v_cache", f"{_CACHE} schedule schedule_key {_MORE} …", "(Tensor, Tensor)"),

@@ -94,7 +94,7 @@ def attention(q, k, v, **options):
         max_logits: float32, [heads_q] or of the shape of lse, of the caller: becomes the largest scaled and capped score that each head,
             or each row, saw; -inf for none. On a GPU of 16-bit k and v. Results may then differ in their last bits. No gradients.
         mask: a Mask of flash3.masks, of this call's sizes: query i sees what it lists. The band (causal, window, chunk) is none, or the one
-            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, and on a GPU without gradients.
+            that the mask was made with. For torch tensors; neither with cu_seqlens, seqused, qv nor compute, nor, on a GPU, with FP8.
         mask_alignment: "bottom_right"; "top_left": i' = i for causal, window and chunk, for each sequence, as
             torch's scaled_dot_product_attention and JAX mean them.
 

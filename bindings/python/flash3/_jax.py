@@ -71,7 +71,7 @@ def register():
 
 
 def _described(name, x):
-    if x.dtype.name not in _c.DTYPES:
+    if not _c.takes_dtype(name, x.dtype.name):
         raise TypeError(f"{name}.dtype = {x.dtype.name} but it must be {_c.dtypes_of(name)}")
     if x.ndim > 4:
         raise ValueError(f"{name}.ndim = {x.ndim} but a tensor has at most 4 dimensions")

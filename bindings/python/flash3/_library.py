@@ -10,10 +10,11 @@ from ._fields import DTYPE_OF, WORDS, BackwardParams, ForwardParams, MergeParams
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, CUDA_ERROR, OUT_OF_MEMORY, INTERNAL_ERROR, CANCELLED = range(7)
-DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5, "int64": 6}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "float8_e4m3fn": 5, "int64": 6, "uint8": 7}
 BACKENDS = WORDS["backend"]
 FP8_BLOCK = 128  # tokens that share a scale
 WORKSPACE_ALIGNMENT = 256
+MASK_BLOCK, MASK_MOST_RANGES = 128, 8  # queries and keys of a mask's block; ranges that it holds of a query at most
 
 
 def _load():
@@ -51,6 +52,11 @@ def version():
     return lib.flash3_version().decode()
 
 
+def takes_dtype(name, dtype):
+    """Whether a tensor argument may be of this dtype at all; some are of one argument alone."""
+    return dtype in DTYPES and (dtype not in ("int64", "uint8") or DTYPE_OF.get(name) == dtype)
+
+
 def dtypes_of(name):
     """What the dtype of this argument may be, in words."""
     return DTYPE_OF.get(name, "one of float16, bfloat16, float32, float8_e4m3fn")
@@ -62,7 +68,7 @@ def _word(match):
 
 
 # What the C interface numbers, as Python has it: "k.dtype = 4", "1 (float16)", "compute = 1 (fp8)".
-_DTYPE_NAMES = {str(number): name for name, number in DTYPES.items()} | {"7": "uint8"}
+_DTYPE_NAMES = {str(number): name for name, number in DTYPES.items()}
 _C_WORDS = [
     (re.compile(r"\.dtype = (\d+)\b"), lambda m: f".dtype = {_DTYPE_NAMES.get(m[1], 'unknown')}"),
     (re.compile(r"\b\d \((float16|bfloat16|float32|int32|int64|uint8|float8_e4m3)\)"), lambda m: m[1]),

@@ -9,7 +9,7 @@ import math
 import sys
 
 from . import _streams
-from ._library import DTYPES, Tensor, dtypes_of
+from ._library import DTYPES, Tensor, dtypes_of, takes_dtype
 
 _NUMPY_KINDS = {"|u1": "uint8", "<f2": "float16", "<f4": "float32", "<i4": "int32", "<i8": "int64"}
 _DLPACK_KINDS = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8",
@@ -34,7 +34,7 @@ class E4M3:
 
 
 def _make(name, data, dtype, shape, strides, device, owner):
-    if dtype not in DTYPES or dtype == "int64" and name != "tree_mask":
+    if not takes_dtype(name, dtype):
         raise TypeError(f"{name}.dtype = {dtype} but it must be {dtypes_of(name)}")
     if len(shape) > 4:
         raise ValueError(f"{name}.ndim = {len(shape)} but a tensor has at most 4 dimensions")

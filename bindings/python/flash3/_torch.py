@@ -367,12 +367,19 @@ def _refuse_shards(**tensors):
                                       "to_local() of each")
 
 
+def _refuse_sharded_mask(q, arguments):
+    if arguments.get("mask") is not None and _is_sharded(type(q)):
+        raise NotImplementedError("mask is given and q is a DTensor; a mask is of whole tensors: give it the local parts, and each a mask of "
+                                  "its own sizes")
+
+
 def run_forward(q, k, v, arguments, with_lse=True):
     """torch.ops.flash3.forward, with its gradients and flash3's exceptions; arguments: what is given besides the tensors, by name.
 
     Without with_lse the second result may be None.
     """
     if type(q) is not torch.Tensor:
+        _refuse_sharded_mask(q, arguments)
         why_not_kind(type(q))
     sink, qv = arguments.get("sink"), arguments.get("qv")
     if qv is not None:
@@ -417,6 +424,7 @@ def attention(q, k, v, options, with_lse):
 def attention_backward(dout, q, k, v, out, lse, options):
     """flash3.attention_backward for torch tensors."""
     arguments = arguments_of("attention_backward", options)
+    _refuse_sharded_mask(q, arguments)
     why_not_kind(type(q))
     try:
         dq, dk, dv, dsink = _backward(dout, arguments.pop("dlse", None), q, k, v, out, lse, **arguments)

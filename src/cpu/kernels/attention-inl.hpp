@@ -36,62 +36,12 @@
 #include "cpu/kernels/amx-inl.hpp"
 #endif
 #include "cpu/kernels/words-inl.hpp"
+#include "cpu/kernels/attention_buffers-inl.hpp"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace flash3::cpu {
 namespace {
-
-// Up to so many rows read K and V in place, in strips of kFewRows.
-constexpr int kInPlaceRows = 8;
-constexpr int kFewRows = 4;
-
-// The buffers of one task, cut from the thread's scratch.
-struct Buffers {
-  int q_words, v_words;  // per row; v_words in whole vectors of columns
-  int k_words;           // of q_words those that meet k; the others, those of qv, meet v
-  float *q, *k, *v, *scores, *weights, *out, *max, *sum, *stage;
-  float *k_scales, *v_scales;  // of the rows of an FP8 tile
-  void *k_rows, *v_rows;       // of a paged tile: where its rows lie
-
-  // Returns the bytes used; without a base it only measures.
-  template <class Words>
-  size_t cut(const ForwardProblem& p, TileShape tile, char* base) {
-    size_t used = 0;
-    const auto take = [&](int64_t words) {
-      float* at = base ? reinterpret_cast<float*>(base + used) : nullptr;
-      used += (static_cast<size_t>(words) * sizeof(float) + 63) / 64 * 64;
-      return at;
-    };
-    constexpr int kElements = Words::kElements, kStripRows = Words::kStripRows;
-    constexpr int kWhole = kStripRows * kFewRows;  // a whole number of either strip
-    const int rows = round_up(tile.rows, kWhole);
-    const auto words = [](int dim) {
-      return ceil_div(dim, kElements * Words::kDepth) * Words::kDepth;
-    };
-    k_words = words(p.head_dim);
-    q_words = k_words + words(static_cast<int>(p.qv.dim));
-    v_words = round_up(p.head_dim_v, kLanes);
-    q = take(int64_t{rows} * q_words);
-    k = take(int64_t{tile.keys} * q_words);
-    v = take(int64_t{tile.keys} / kElements * v_words);
-    scores = take(int64_t{kStripRows} * tile.keys);
-    weights = take(int64_t{kStripRows} * tile.keys / kElements);
-    out = take(int64_t{rows} * v_words);
-    max = take(rows);
-    sum = take(rows);
-    stage = take(int64_t{kLanes} * round_up(q_words, kBlock));
-    const int64_t scaled = Words::kScaled ? tile.keys : 0;
-    k_scales = take(scaled);
-    v_scales = take(scaled);
-    // One more than the tile has: a word of V is read with the row behind it.
-    const int64_t listed =
-        p.cache.paged ? (tile.keys + 1) * int64_t{sizeof(void*) / sizeof(float)} : 0;
-    k_rows = take(listed);
-    v_rows = take(listed);
-    return used;
-  }
-};
 
 template <class Words>
 class TaskRunner {

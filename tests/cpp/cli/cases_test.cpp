@@ -137,6 +137,26 @@ TEST(CaseTable, Fp8CasesReadBackAndAreMixed) {
   EXPECT_GE(kinds.size(), 15u);
 }
 
+TEST(CaseTable, MaskCasesReadBackAndAreMixed) {
+  const std::string head = "bf16/b2/q9/k9/h4x2/d8/causal/mask:";
+  const Case c = parsed(head + "blocks64x128.b.h");
+  EXPECT_TRUE(c.mask.source == CaseMaskSource::kBlocks && c.mask.of_batch && c.mask.of_heads);
+  EXPECT_TRUE(c.mask.block_rows == 64 && c.mask.block_keys == 128 && c.causal);
+  EXPECT_EQ(parsed(head + "ranges3").mask.ranges, 3);
+  for (const char* wrong : {"", "tree", "ranges", "blocks64", "band.b", "documents.h", "dense3",
+                            "dense.b.b", "dense.x"})
+    EXPECT_NE(error_of(head + wrong).find("an option"), std::string::npos) << wrong;
+  std::set<std::string> masks;
+  for (const bool backward : {false, true})
+    for (const Case& of : mask_case_table(Level::kQuick, dtypes_of(FLASH3_BACKEND_CPU), backward)) {
+      EXPECT_TRUE(parsed(to_id(of)) == of && of.mask.given() && of.backward == backward)
+          << to_id(of);
+      masks.insert(to_text(of.mask));
+    }
+  EXPECT_EQ(masks.size(),
+            1u + 2u + 8u * 4u);  // documents have no heads, and a band nothing of its own
+}
+
 TEST(CaseTable, CacheCasesReadBackAndAreMixed) {
   const Case c = parsed(
       "bf16/b9/q1/k300/h8x2/d128/causal/random/paged16/leftpad/append3/packednew/rotary/offsets");

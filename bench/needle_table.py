@@ -50,8 +50,8 @@ def long_sums(points, names):
     return table(["values of one sign", "keys", *(f"{LIBRARIES[name]}: gain, error" for name in names)], rows)
 
 
-def needle_tables(found, up="../"):
-    """found: (path, report), or None."""
+def needle_tables(found, up="../", full=False):
+    """found: (path, report), or None. full: needles at every length, and not at the longest alone."""
     if found is None:
         return NOT_MEASURED
     path, report = found
@@ -59,6 +59,9 @@ def needle_tables(found, up="../"):
     names = [name for name in LIBRARIES if any(name in point["libraries"] for point in points)]
     dims = sorted({point["dim"] for point in points})
     with_needle = [point for point in points if point["data"] != "one sign"]
+    if not full:
+        longest = max((point["keys"] for point in with_needle), default=0)
+        with_needle = [point for point in with_needle if point["keys"] == longest]
     without = [point for point in points if point["data"] == "one sign"]
     fa3 = f", FlashAttention-3 of {report['fa3']}" if report.get("fa3") else ""
     lines = [f"{report['device']}, torch {report['torch']}{fa3}; {report['rows'] * report['heads']} rows a point, seed {report['seed']}. Each figure is "

@@ -24,8 +24,8 @@ from cache_needle_table import cache_needle_tables
 from context_table import context_points
 from cpu_table import cpu_points, cpu_summary
 from decode_table import decode_points
-from fp8_backward_table import study_tables
-from models_table import models_tables
+from fp8_backward_table import STUDY, study_tables
+from models_table import every_model, models_tables
 from needle_table import needle_tables
 from speed_table import in_order, newest_of_each_device, short_name, speed_over_peers
 from summary_tables import cache_summary, context_summary, fp8_summary, ragged_summary
@@ -389,26 +389,31 @@ def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
     return found
 
 
-def every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, cache, context):
-    """(path, its table of every point and the text around it) of each file that has one."""
+def every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models):
+    """(path, its tables of every point and the text around them) of each file that has one."""
     for reports, write in ((gpu, gpu_points), (backward, gpu_points), (ragged, ragged_points), (fp8, fp8_points), (cache, decode_points),
                            (context, context_points), (cpu, cpu_points), (alone, alone_table), (calls, call_table), (trained, training_table)):
         for path, report in reports:
             yield path, write(path, report, "")
+    for reports, write in ((needle, needle_tables), (cache_needle, cache_needle_tables)):
+        for item in reports:
+            yield item[0], write(item, "", full=True)
+    yield RESULTS / STUDY, study_tables(full=True)
+    for path, report in models:
+        yield path, every_model(report)
 
 
 def write_csv(folder, texts):
-    """NAME.csv, the table of bench/results/NAME.json, and NAME.txt, how it was measured. texts: (path, text) as every_table gives it."""
+    """NAME.csv, the table of bench/results/NAME.json, with NAME_2.csv and so on where it has more, and NAME.txt, how it was measured.
+    texts: (path, text) as every_table gives it."""
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts:
-        lines = text.splitlines()
-        rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-        about = "\n".join(line for line in lines if not line.startswith("|"))
-        (folder / f"{path.stem}.txt").write_text(re.sub(r"\n{3,}", "\n\n", about) + "\n", encoding="utf-8")
-        if not rows:
-            continue  # a measurement of the ceiling alone, which is text
-        with open(folder / f"{path.stem}.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([rows[0], *rows[2:]])
+        about = re.sub(r"(^\|.*\n?)+", "", text, flags=re.M)
+        (folder / f"{path.stem}.txt").write_text(re.sub(r"\n{3,}", "\n\n", about).strip() + "\n", encoding="utf-8")
+        for number, lines in enumerate(re.findall(r"(?:^\|.*\n?)+", text, re.M), 1):
+            rows = [[cell.strip().strip("`").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines.splitlines()]
+            with open(folder / f"{path.stem}{f'_{number}' if number > 1 else ''}.csv", "w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([rows[0], *rows[2:]])
 
 
 def main():
@@ -418,7 +423,7 @@ def main():
     args = parser.parse_args()
     gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models, _ = load()
     if args.csv:
-        write_csv(args.csv, every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, cache, context))
+        write_csv(args.csv, every_table(gpu, backward, ragged, fp8, cpu, alone, calls, trained, needle, cache_needle, cache, context, models))
         return 0
     plain_backward = [item for item in backward if not item[1]["deterministic"]]
     status = update("README.md", "speed", speed_over_peers(gpu, plain_backward, fp8, cpu), args.check)

@@ -179,6 +179,9 @@ class Tables(unittest.TestCase):
         for table in text.split("\n\n")[1:3]:
             self.assertEqual(len({row.count("|") for row in table.splitlines()}), 1)
         self.assertEqual(needle_table.needle_tables(None), tables.NOT_MEASURED)
+        report["needle_points"].append({**report["needle_points"][0], "keys": 8192})
+        self.assertNotIn("| 8,192 |", needle_table.needle_tables((path, report)))
+        self.assertIn("| normal, just above noise | 8,192 |", needle_table.needle_tables((path, report), full=True))
 
     def test_needles_in_caches(self):
         path = ROOT / "bench/results/x.json"
@@ -198,6 +201,9 @@ class Tables(unittest.TestCase):
                      "head dims 64, 128 and of dense and paged caches", "commit abc, 2026-11-25"):
             self.assertIn(line, text)
         self.assertEqual(cache_needle_table.cache_needle_tables(None), tables.NOT_MEASURED)
+        report["cache_needle_points"].append({**report["cache_needle_points"][0], "level": "0.99"})
+        self.assertNotIn("model, 0.99", cache_needle_table.cache_needle_tables((path, report)))
+        self.assertIn("model, 0.99", cache_needle_table.cache_needle_tables((path, report), full=True))
 
     def test_what_kernels_have_passed(self):
         part = {"commit": "abc", "date": "2026-11-27T01:04:21Z", "device": "NVIDIA H100 80GB HBM3, 132 SMs", "passed": 1000, "failed": 0}
@@ -266,6 +272,9 @@ class Tables(unittest.TestCase):
             with open(folder / "new/x.csv", encoding="utf-8", newline="") as file:
                 header, row = csv.reader(file)
             cells = dict(zip(header, row, strict=True))
+            tables.write_csv(folder / "two", [(ROOT / "bench/results/x.json", "| a |\n| --- |\n| `b\\|c` |\n\nand\n\n| d | e |\n| --- | ---: |\n| f | 1,024 |")])
+            self.assertEqual([(folder / f"two/{name}").read_text(encoding="utf-8") for name in ("x.csv", "x_2.csv", "x.txt")],
+                             ["a\nb|c\n", 'd,e\nf,"1,024"\n', "and\n"])
             self.assertEqual((cells["head_dim, mask, seq"], cells["cuDNN TFLOP/s"], cells["/ cuDNN"]), ("128 causal 16384", "500.0", "1.400"))
             self.assertIn("median of 11 samples of 12 ms", (folder / "new/x.txt").read_text(encoding="utf-8"))
             self.assertIn("850 TFLOP/s", (folder / "new/c.txt").read_text(encoding="utf-8"))

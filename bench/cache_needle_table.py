@@ -6,6 +6,7 @@ from table_parts import NOT_MEASURED, source, table
 CACHES = {"bf16": "bf16", "tensor": "one scale", "tensor_rotated": "one scale, rotated", "heads": "scales of heads",
           "heads_rotated": "scales of heads, rotated", "page": "scales of pages", "page_rotated": "scales of pages, rotated"}
 HARDEST = ("noise", "0.5")
+SHOWN = ("bf16", "tensor", "tensor_rotated", "page_rotated")
 OWN = ("retrieved", 0), ("found", 0), ("error", 2)
 OF_16_BITS = ("found_unquantised", 0), ("near_unquantised", 0), ("error_unquantised", 1)
 
@@ -25,12 +26,12 @@ def of_caches(points, names, fields):
 
 
 def cache_needle_tables(found, up="../", full=False):
-    """found: (path, report), or None. full: needles of every weight, and not of the two hardest alone."""
+    """found: (path, report), or None. full: needles of every weight and scales of all kinds, and not the two hardest with one scale alone."""
     if found is None:
         return NOT_MEASURED
     path, report = found
     points = [point for point in report["cache_needle_points"] if full or point["level"] in HARDEST]
-    names = [name for name in CACHES if any(name in point["libraries"] for point in points)]
+    names = [name for name in CACHES if (full or name in SHOWN) and any(name in point["libraries"] for point in points)]
     dims, layouts = (sorted({point[field] for point in points}) for field in ("dim", "layout"))
     return "\n\n".join([
         f"{report['device']}, torch {report['torch']}; {report['rows'] * report['heads']} rows a point, {report['queries']} queries a sequence, pages "

@@ -11,6 +11,7 @@ DATA = {"normal": "N(0, 1)", "outliers": "outliers", "channels": "wide channels"
         "minilm_layer5": "MiniLM, layer 5", "gpt_layer0": "GPT, layer 0", "gpt_layer1": "GPT, layer 1"}
 PARTS = {"kernel_bf16": "flash3, bf16", "fp8": "FP8", "inputs": "of q, k, v, dOut alone", "p_ds": "of P and dS alone", "fp8_dout_e5m2": "FP8, dOut in e5m2",
          "fp8_unrotated": "FP8, not rotated", "s_dp_fp8": "S and dP alone in FP8"}
+SHOWN = ("kernel_bf16", "fp8", "inputs", "p_ds", "s_dp_fp8")
 VARIANTS = {"fp8": "a scale for each tile of dS, 64×128", "fp8_tile_128": "of 128×128", "fp8_scale_per_head": "for each head",
             "fp8_short_sums": "Hopper's sums of FP8, one a tile", "fp8_one_short_sum": "the same, dK's and dV's over all queries"}
 FORWARDS = {"kernel_bf16": "bf16 forward and backward", "kernel_fp8_forward": "`compute=\"fp8\"`: FP8 forward, bf16 backward of the 16-bit tensors",
@@ -120,7 +121,7 @@ def study_tables(full=False):
     seeds = len({run["seed"] for run in training["runs"]})
     about = (f"The GPT of `examples/07_train_gpt.py`, {size['layers']} layers of {size['heads']} heads of {size['dim'] // size['heads']}, "
              f"{size['batch']}×{size['length']} bytes a step, {training['steps']} steps, {seeds} seeds; nats per byte:")
-    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS)]
+    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS if full else {name: PARTS[name] for name in SHOWN})]
     parts += [cosine_table(points), length_table(points), variant_table(points)] if full else []
     parts += [error_table(points, FORWARDS), *([about, training_table(training), shared_table(gain["units"])] if full else []), bound_table(gain["masks"])]
     parts += [forward_text(gain["masks"]), preparing_text(gain["preparing"])] if full else []

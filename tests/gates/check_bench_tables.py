@@ -170,7 +170,7 @@ class Tables(unittest.TestCase):
         report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-22", "commit": "abc", "fa3": "a wheel", "rows": 256, "heads": 2,
                   "seed": 1, "needle_points": [point("normal", "noise", 64, 1.0, 1.0), point("normal", "noise", 128, 0.5, 1.0),
                                                point("one sign", "equal", 64, 1.0, 0.85), point("one sign", "equal", 128, 1.0, 0.9)]}
-        text = needle_table.needle_tables((path, report))
+        text = needle_table.needle_tables((path, report), full=True)
         # The worst of the head dims counts; bf16 is not compared with itself.
         for line in ("| normal, just above noise | 131,072 | 100 %, 50 %, 2.5 % | 100 %, 50 %, 2.5 % | 100 %, 100 %, 2.0 % | 75 %, 5.0 % | 75 %, 5.0 % |",
                      "| equal weights | 131,072 | 85.00 %, 2.00 % | 85.00 %, 2.00 % | 85.00 %, 2.00 % |", "512 rows a point", "head dims 64, 128.",
@@ -194,7 +194,7 @@ class Tables(unittest.TestCase):
 
         report = {"device": "NVIDIA H200", "torch": "2.11", "date": "2026-11-25", "commit": "abc", "rows": 256, "heads": 2, "queries": 4,
                   "page_size": 128, "seed": 1, "cache_needle_points": [point("dense", 64, 1.0), point("paged", 128, 0.75)]}
-        text = cache_needle_table.cache_needle_tables((path, report))
+        text = cache_needle_table.cache_needle_tables((path, report), full=True)
         for line in ("| data, needle's weight | keys | bf16 | scales of pages, rotated |",
                      "| model, just above noise | 131,072 | 100 %, 100 %, 0.20 % | 100 %, 100 %, 0.20 % |",
                      "| model, just above noise | 131,072 | 50 %, 75 %, 6.2 % | 50 %, 75 %, 6.2 % |", "512 rows a point, 4 queries a sequence",

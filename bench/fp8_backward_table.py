@@ -11,12 +11,13 @@ DATA = {"normal": "N(0, 1)", "outliers": "outliers", "channels": "wide channels"
         "minilm_layer5": "MiniLM, layer 5", "gpt_layer0": "GPT, layer 0", "gpt_layer1": "GPT, layer 1"}
 PARTS = {"kernel_bf16": "flash3, bf16", "fp8": "FP8", "inputs": "of q, k, v, dOut alone", "p_ds": "of P and dS alone", "fp8_dout_e5m2": "FP8, dOut in e5m2",
          "fp8_unrotated": "FP8, not rotated", "s_dp_fp8": "S and dP alone in FP8"}
-SHOWN = ("kernel_bf16", "fp8", "inputs", "p_ds", "s_dp_fp8")
 VARIANTS = {"fp8": "a scale for each tile of dS, 64×128", "fp8_tile_128": "of 128×128", "fp8_scale_per_head": "for each head",
             "fp8_short_sums": "Hopper's sums of FP8, one a tile", "fp8_one_short_sum": "the same, dK's and dV's over all queries"}
 FORWARDS = {"kernel_bf16": "bf16 forward and backward", "kernel_fp8_forward": "`compute=\"fp8\"`: FP8 forward, bf16 backward of the 16-bit tensors",
             "kernel_fp8_forward_dequantised": "FP8 forward, bf16 backward of its e4m3 tensors", "fp8": "FP8 forward and backward",
             "fp8_lse_of_16_bits": "exact forward, FP8 backward"}
+SHOWN = {**{name: FORWARDS[name] for name in ("kernel_bf16", "kernel_fp8_forward", "kernel_fp8_forward_dequantised", "fp8")},
+         "inputs": "the last, rounding q, k, v, dOut alone", "p_ds": "rounding P and dS alone"}
 BOUNDS = {"nothing beyond units": "nothing but the unit that binds", "as far from units as bf16": "bf16's tile by that too",
           "same cycles beyond units": "and as many cycles beyond it as bf16 has now", "the same, packing": "with the packing of P and dS",
           "the same, transposed in the kernel": "with Q and dOut transposed in the kernel",
@@ -121,9 +122,9 @@ def study_tables(full=False):
     seeds = len({run["seed"] for run in training["runs"]})
     about = (f"The GPT of `examples/07_train_gpt.py`, {size['layers']} layers of {size['heads']} heads of {size['dim'] // size['heads']}, "
              f"{size['batch']}×{size['length']} bytes a step, {training['steps']} steps, {seeds} seeds; nats per byte:")
-    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS if full else {name: PARTS[name] for name in SHOWN})]
+    parts = ["Each figure is the worst of the lengths, head dims and masks.", error_table(points, PARTS if full else SHOWN)]
     parts += [cosine_table(points), length_table(points), variant_table(points)] if full else []
-    parts += [error_table(points, FORWARDS), *([about, training_table(training), shared_table(gain["units"])] if full else []), bound_table(gain["masks"])]
+    parts += [*([error_table(points, FORWARDS), about, training_table(training), shared_table(gain["units"])] if full else []), bound_table(gain["masks"])]
     parts += [forward_text(gain["masks"]), preparing_text(gain["preparing"])] if full else []
     parts += [f"From {source(path, report, '../')}; a CPU with {report['device'].split(',')[0]}, torch {report['torch']}."]
     return "\n\n".join(parts)

@@ -177,7 +177,9 @@ def gpu_summary(path, report, up="../"):
                      f"{max(longest):.2f}.")
     if is_backward(report):
         lines.append(f"- {memory_text(report)}")
-    return "\n".join([*lines, f"- {gpu_heading(report)}", f"- From {source(path, report, up)}."])
+    clocks, watts = ([p[field] for p in points] for field in ("sm_mhz", "watts"))
+    return "\n".join([*lines, f"- {libraries(report)}; {min(clocks)} to {max(clocks)} MHz, {min(watts)} to {max(watts)} W.",
+                      f"- From {source(path, report, up)}."])
 
 
 def gpu_points(path, report, up="../"):

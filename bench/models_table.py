@@ -42,8 +42,8 @@ def summary(results):
 
 
 def lines(header, rows):
-    cells = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in cells)
+    first, *rest = ("| " + " | ".join(str(cell) for cell in row) + " |" for row in (header, *rows))
+    return "\n".join([first, "|" + "---|" * len(header), *rest])
 
 
 def names(classes):

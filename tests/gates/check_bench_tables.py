@@ -75,7 +75,7 @@ class Tables(unittest.TestCase):
         peers = {"flash3_bf16": 999.0, "cudnn": 999.0, "fp8_gemm": 999.0, "cudnn_fp8": 100.0, "fa3_fp8": 200.0}
         text = speed_table.speed_over_peers(forward, [of(h200, "b", [100.0], {"fa3": 50.0})], [of(h200, "b", [100.0, 240.0], peers, "fp8_points")], [])
         self.assertEqual([line for line in text.splitlines() if line.startswith("|")], [
-            "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "| --- | ---: | ---: | ---: |",
+            "| flash3's speed divided by | cuDNN | FlashAttention-3 | fastest at |", "|---|---:|---:|---:|",
             "| forward, H200, 2 points | – | 1.75 (0.50 … 3.00) | 1 of 2 |", "| backward, H200, 1 points | – | 2.00 (2.00 … 2.00) | 1 of 1 |",
             "| FP8 forward, H200, 2 points | 1.70 (1.00 … 2.40) | 0.85 (0.50 … 1.20) | 1 of 2 |",
             "| forward, H100, 1 points | 0.90 (0.90 … 0.90) | 1.12 (1.12 … 1.12) | 0 of 1 |"])

@@ -381,9 +381,9 @@ def summaries(gpu, backward, ragged, fp8, cpu, calls, trained, cache, context):
     devices = in_order(of_gpu, of_backward, newest_of_each_device(fp8))
     found = [("Speed beside other libraries", speed_over_peers(gpu, plain_backward, fp8, cpu))]
     for what, of_device in (("forward", of_gpu), ("backward", of_backward)):
-        for device in devices:
-            if device in of_device:
-                found.append((f"TFLOP/s, {what}, {short_name(device)}", gpu_summary(*of_device[device][0])))
+        device = next((device for device in devices if device in of_device), None)
+        if device:
+            found.append((f"TFLOP/s, {what}, {short_name(device)}", gpu_summary(*of_device[device][0])))
     found += [("FP8 beside 16 bits", fp8_summary(fp8)), ("Ragged batches", ragged_summary(ragged)), ("KV cache", cache_summary(cache)),
               ("Several GPUs", context_summary(context)), ("CPU", "\n\n".join(cpu_summary(*item) for item in cpu) or NOT_MEASURED)]
     for title, reports, write in (("What a call costs the host", calls, call_table), ("Training a small GPT", trained, training_table)):

@@ -197,7 +197,7 @@ class Tables(unittest.TestCase):
         text = cache_needle_table.cache_needle_tables((path, report), full=True)
         for line in ("| data, needle's weight | keys | bf16 | scales of pages, rotated |",
                      "| model, just above noise | 131,072 | 100 %, 100 %, 0.20 % | 100 %, 100 %, 0.20 % |",
-                     "| model, just above noise | 131,072 | 50 %, 75 %, 6.2 % | 50 %, 75 %, 6.2 % |", "512 rows a point, 4 queries a sequence",
+                     "| model, just above noise | 131,072 | 100 %, 75 %, 6.2 % | 100 %, 75 %, 6.2 % |", "512 rows a point, 4 queries a sequence",
                      "head dims 64, 128 and of dense and paged caches", "commit abc, 2026-11-25"):
             self.assertIn(line, text)
         self.assertEqual(cache_needle_table.cache_needle_tables(None), tables.NOT_MEASURED)

@@ -26,6 +26,7 @@ def reason(text):
     text = re.sub(r"^[\w' ]+: ", "", text)
     text = re.sub(r"^\w*(Error|Failed|TooLarge): ", "", text)
     text = re.sub(r"\d+ million", "… million", re.sub(r"\((\d+, )+\d+\)", "(…)", text))
+    text = re.sub(r", not the model's .*", ", not the model's own", text)  # however much of it the report holds
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
